@@ -1,0 +1,91 @@
+//! The chain: runs every plugin in the order of the list, mutation first, validation after the object
+//! has been checked. One refusal ends the request.
+
+use async_trait::async_trait;
+use serde_json::Value;
+use skiff_meta::Status;
+
+use crate::{Attributes, Operation};
+
+/// How a plugin reads other objects: the registry answers from the watch cache.
+#[async_trait]
+pub trait Lister: Send + Sync {
+    /// The object, or `None` if the cache does not have it. `namespace` is empty for cluster-scoped kinds.
+    async fn get(
+        &self,
+        group: &str,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Value>, Status>;
+
+    /// The same past the cache, for decisions that a cache a moment behind would get wrong.
+    async fn get_latest(
+        &self,
+        group: &str,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Value>, Status> {
+        self.get(group, resource, namespace, name).await
+    }
+
+    /// All objects of a resource; an empty `namespace` means all.
+    async fn list(&self, group: &str, resource: &str, namespace: &str) -> Result<Vec<Value>, Status>;
+}
+
+#[async_trait]
+pub trait Plugin: Send + Sync {
+    /// Upstream's name of the plugin, as in `--enable-admission-plugins`.
+    fn name(&self) -> &'static str;
+
+    fn handles(&self, operation: Operation) -> bool;
+
+    /// May change the object.
+    async fn admit(&self, _: &mut Attributes<'_>, _: &dyn Lister) -> Result<(), Status> {
+        Ok(())
+    }
+
+    /// May only refuse.
+    async fn validate(&self, _: &Attributes<'_>, _: &dyn Lister) -> Result<(), Status> {
+        Ok(())
+    }
+}
+
+/// The plugins in the order in which they run.
+pub struct Chain {
+    plugins: Vec<Box<dyn Plugin>>,
+}
+
+impl Chain {
+    pub fn new(plugins: Vec<Box<dyn Plugin>>) -> Self {
+        Chain { plugins }
+    }
+
+    /// Upstream's default set, in upstream's order.
+    pub fn recommended() -> Self {
+        Chain::new(crate::plugins::recommended())
+    }
+
+    pub async fn admit(&self, attributes: &mut Attributes<'_>, lister: &dyn Lister) -> Result<(), Status> {
+        for plugin in &self.plugins {
+            if plugin.handles(attributes.operation) {
+                plugin.admit(attributes, lister).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub async fn validate(&self, attributes: &Attributes<'_>, lister: &dyn Lister) -> Result<(), Status> {
+        for plugin in &self.plugins {
+            if plugin.handles(attributes.operation) {
+                plugin.validate(attributes, lister).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn names(&self) -> Vec<&'static str> {
+        self.plugins.iter().map(|p| p.name()).collect()
+    }
+}

@@ -1,0 +1,9 @@
+//! Admission: the ordered chain of plugins between authorization and the store. Plugins read other
+//! objects through [`Lister`] only, and never write: a write is the registry's business.
+
+mod attributes;
+mod chain;
+pub mod plugins;
+
+pub use attributes::{Attributes, Operation, User};
+pub use chain::{Chain, Lister, Plugin};

@@ -1,0 +1,216 @@
+//! What the front door asks of a built-in kind: one record of plain functions over `serde_json::Value`.
+//! A kind's own file fills in what is special to it and takes the rest from [`BASE`].
+//! Nothing here does I/O or reads a clock: the caller passes the time.
+//!
+//! The order of a write, which the registry follows through the methods of [`Kind`]:
+//! `default` → admission → `begin_create` / `begin_update` → `check_create` / `check_update` → store.
+
+use serde_json::Value;
+use skiff_meta::field;
+
+use crate::{object_meta, strategy};
+
+/// One column of the Table answer, as `kubectl get` prints it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Column {
+    pub name: &'static str,
+    /// OpenAPI type: `string`, `integer`, `boolean`, `date`, …
+    pub kind: &'static str,
+    /// OpenAPI format; the name column says `name`.
+    pub format: &'static str,
+    /// 0 is always shown, 1 with `-o wide`.
+    pub priority: i32,
+    pub description: &'static str,
+}
+
+/// A column of type string.
+pub const fn text(name: &'static str, description: &'static str) -> Column {
+    Column { name, kind: "string", format: "", priority: 0, description }
+}
+
+/// A column of type string that only `-o wide` shows.
+pub const fn wide(name: &'static str, description: &'static str) -> Column {
+    Column { name, kind: "string", format: "", priority: 1, description }
+}
+
+/// A column of type integer.
+pub const fn integer(name: &'static str, description: &'static str) -> Column {
+    Column { name, kind: "integer", format: "", priority: 0, description }
+}
+
+/// The name column, first in every table.
+pub const NAME: Column =
+    Column { name: "Name", kind: "string", format: "name", priority: 0, description: NAME_DESCRIPTION };
+
+const NAME_DESCRIPTION: &str = "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names";
+
+pub(crate) const CREATED_DESCRIPTION: &str = "CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata";
+
+/// The age column of built-in tables: a string, already rounded.
+pub const AGE: Column = text("Age", CREATED_DESCRIPTION);
+
+/// What a delete with options does before it removes an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Graceful {
+    /// Removed at once (finalizers aside).
+    Immediate,
+    /// Marked with this grace period in seconds; zero removes at once.
+    After(i64),
+}
+
+/// The rules of one kind. All functions see the whole object.
+pub struct Kind {
+    pub group: &'static str,
+    pub kind: &'static str,
+    /// The version whose shape `validate`, `prepare_*`, `selectable` and `row` read.
+    pub version: &'static str,
+    /// Fills in upstream's defaults; `version` is the API version the object is written in.
+    pub default: fn(version: &str, object: &mut Value),
+    /// What a create clears or sets (status, generation). Metadata is already prepared.
+    pub prepare_create: fn(object: &mut Value),
+    /// What a write of the main resource may not touch, and the generation.
+    pub prepare_update: fn(new: &mut Value, old: &Value),
+    /// What a write of the status subresource may not touch.
+    pub prepare_status_update: fn(new: &mut Value, old: &Value),
+    /// The rules of the object beside its metadata.
+    pub validate: fn(object: &Value) -> Vec<field::Error>,
+    /// The rules of a change beside metadata. Runs in place of `validate`, so it calls it where upstream does.
+    pub validate_update: fn(new: &Value, old: &Value) -> Vec<field::Error>,
+    pub validate_status_update: fn(new: &Value, old: &Value) -> Vec<field::Error>,
+    /// Field selectors beyond `metadata.name` and `metadata.namespace`. Always the same names in the same order.
+    pub selectable: fn(object: &Value) -> Vec<(&'static str, String)>,
+    pub columns: &'static [Column],
+    /// The cells of one row, in the order of `columns`; `now` is Unix seconds.
+    pub row: fn(object: &Value, now: i64) -> Vec<Value>,
+    /// How a delete treats the object; `requested` is DeleteOptions' gracePeriodSeconds.
+    pub graceful: fn(object: &Value, requested: Option<i64>) -> Graceful,
+    /// Whether the kind has a status subresource whose content the main resource may not write.
+    pub has_status: bool,
+    /// Warning headers of a write; `old` is there on update.
+    pub warnings: fn(new: &Value, old: Option<&Value>) -> Vec<String>,
+    /// The rule for names; `prefix` is true for generateName.
+    pub name_rule: fn(name: &str, prefix: bool) -> Vec<String>,
+    /// Whether PUT of a missing object creates it.
+    pub allow_create_on_update: bool,
+    /// Whether PUT without a resourceVersion overwrites.
+    pub allow_unconditional_update: bool,
+}
+
+/// The kind that asks for nothing special.
+pub const BASE: Kind = Kind {
+    group: "",
+    kind: "",
+    version: "v1",
+    default: |_, _| {},
+    prepare_create: |_| {},
+    prepare_update: |_, _| {},
+    prepare_status_update: strategy::status_only,
+    validate: |_| Vec::new(),
+    validate_update: |_, _| Vec::new(),
+    validate_status_update: |_, _| Vec::new(),
+    selectable: |_| Vec::new(),
+    columns: &[NAME, CREATED_AT],
+    row: crate::row::default,
+    graceful: |_, _| Graceful::Immediate,
+    has_status: false,
+    warnings: |_, _| Vec::new(),
+    name_rule: object_meta::dns_subdomain,
+    allow_create_on_update: false,
+    allow_unconditional_update: true,
+};
+
+/// The second column of kinds that upstream has no printer for.
+const CREATED_AT: Column =
+    Column { name: "Created At", kind: "date", format: "", priority: 0, description: CREATED_DESCRIPTION };
+
+impl Kind {
+    /// Prepares an object for creation: clears what a client may not set, then the kind's own rules.
+    /// The caller sets uid, creationTimestamp and a generated name.
+    pub fn begin_create(&self, object: &mut Value) {
+        object_meta::before_create(object);
+        (self.prepare_create)(object);
+    }
+
+    /// Prepares a write of the main resource over `old`.
+    pub fn begin_update(&self, new: &mut Value, old: &Value) {
+        object_meta::before_update(new, old);
+        (self.prepare_update)(new, old);
+    }
+
+    /// Prepares a write of the status subresource over `old`.
+    pub fn begin_status_update(&self, new: &mut Value, old: &Value) {
+        object_meta::before_update(new, old);
+        (self.prepare_status_update)(new, old);
+    }
+
+    /// All errors of a create, metadata first, as upstream orders them.
+    pub fn check_create(&self, object: &Value, namespaced: bool) -> Vec<field::Error> {
+        let mut errors = object_meta::validate(object, namespaced, self.name_rule);
+        errors.extend((self.validate)(object));
+        errors
+    }
+
+    /// All errors of an update of the main resource.
+    pub fn check_update(&self, new: &Value, old: &Value, namespaced: bool) -> Vec<field::Error> {
+        let mut errors = object_meta::validate_update(new, old, namespaced);
+        errors.extend((self.validate_update)(new, old));
+        errors
+    }
+
+    /// All errors of an update of the status subresource.
+    pub fn check_status_update(&self, new: &Value, old: &Value, namespaced: bool) -> Vec<field::Error> {
+        let mut errors = object_meta::validate_update(new, old, namespaced);
+        errors.extend((self.validate_status_update)(new, old));
+        errors
+    }
+}
+
+/// The rules of a kind; kinds without special rules get [`GENERIC`].
+pub fn kind(group: &str, kind: &str) -> &'static Kind {
+    crate::KINDS.iter().copied().find(|k| k.kind == kind && k.group == group).unwrap_or(&GENERIC)
+}
+
+/// What a kind without a file of its own gets.
+pub static GENERIC: Kind = BASE;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_is_listed_once() {
+        for (i, a) in crate::KINDS.iter().enumerate() {
+            assert!(!crate::KINDS[i + 1..].iter().any(|b| b.kind == a.kind && b.group == a.group), "{}", a.kind);
+            assert!(!a.kind.is_empty());
+        }
+    }
+
+    #[test]
+    fn rows_have_a_cell_for_every_column_even_of_an_empty_object() {
+        for k in crate::KINDS {
+            let row = (k.row)(&serde_json::json!({}), 0);
+            assert_eq!(row.len(), k.columns.len(), "{}", k.kind);
+        }
+    }
+
+    #[test]
+    fn no_rule_panics_on_an_object_of_wrong_shape() {
+        let wrong = serde_json::json!({"metadata": [], "spec": "x", "status": 4, "data": true, "rules": {"a": 1}});
+        for k in crate::KINDS {
+            for object in [serde_json::json!({}), wrong.clone()] {
+                let mut o = object.clone();
+                (k.default)(k.version, &mut o);
+                k.begin_create(&mut o);
+                k.begin_update(&mut o, &object);
+                k.begin_status_update(&mut o, &object);
+                k.check_create(&o, true);
+                k.check_update(&o, &object, true);
+                k.check_status_update(&o, &object, true);
+                (k.selectable)(&o);
+                (k.warnings)(&o, Some(&object));
+                (k.row)(&o, 0);
+                (k.graceful)(&o, None);
+            }
+        }
+    }
+}
