@@ -1,0 +1,15 @@
+//! The vocabulary every other crate speaks: group, version, kind and resource names, selectors, field paths
+//! and field errors, name rules, quantities, timestamps, and the one wire error type, [`Status`].
+//!
+//! Nothing here does I/O, reads a clock, or knows a kind.
+
+pub mod field;
+pub mod gvk;
+pub mod names;
+pub mod quantity;
+pub mod selector;
+pub mod status;
+pub mod time;
+
+pub use gvk::{GroupKind, GroupResource, GroupVersion, GroupVersionKind, GroupVersionResource};
+pub use status::Status;
