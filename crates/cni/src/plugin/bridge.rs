@@ -1,0 +1,315 @@
+//! The devices of `skiff-bridge`: one bridge a cluster and node, a veth pair a sandbox.
+//!
+//! A sandbox gets its address as a /32 with the gateway as its only neighbour, so that all traffic
+//! between pods passes the host's network layer. On a plain bridge, the answer of a service's endpoint
+//! to a client on the same bridge would take the short way past connection tracking, and the client
+//! would refuse an answer from an address it never spoke to. Ports are isolated for the same reason.
+//!
+//! Hardware addresses follow from IP addresses, so that a neighbour entry never outlives its truth:
+//! who gets an address later has the same hardware address, and the gateway's does not change with the
+//! ports of the bridge.
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use nlink::netlink::InterfaceRef;
+use nlink::netlink::addr::Ipv4Address;
+use nlink::netlink::link::{BridgeLink, BridgePortConfig, LinkCreateExt, VethLink};
+use nlink::netlink::route::Ipv4Route;
+use nlink::netlink::{Connection, Route};
+
+use super::{BridgeConf, Subnet};
+use crate::result::CniError;
+use crate::{Error, Result};
+
+type PluginResult<T> = std::result::Result<T, CniError>;
+
+fn failed(what: impl std::fmt::Display) -> impl FnOnce(nlink::Error) -> CniError {
+    move |error| CniError::new(CniError::INTERNAL, format!("{what}: {error}"))
+}
+
+/// Makes the bridge with the gateway's address, or completes one that is there.
+pub async fn ensure_bridge(conf: &BridgeConf) -> Result<()> {
+    let subnet = conf
+        .validate()
+        .map_err(|error| Error::Invalid(error.to_string()))?;
+    let host = Connection::<Route>::new()?;
+    ensure(&host, conf, subnet)
+        .await
+        .map(drop)
+        .map_err(|error| Error::Invalid(error.to_string()))
+}
+
+/// Removes the bridge; the host ends of sandboxes that still use it stay. Not having it is fine.
+pub async fn remove_bridge(conf: &BridgeConf) -> Result<()> {
+    conf.validate()
+        .map_err(|error| Error::Invalid(error.to_string()))?;
+    Connection::<Route>::new()?
+        .del_link_if_exists(conf.bridge.as_str())
+        .await?;
+    Ok(())
+}
+
+async fn ensure(host: &Connection<Route>, conf: &BridgeConf, subnet: Subnet) -> PluginResult<u32> {
+    let find = || async {
+        host.get_link_by_name(conf.bridge.as_str())
+            .await
+            .map_err(failed("look for the bridge"))
+    };
+    let mut link = find().await?;
+    if link.is_none() {
+        let mut bridge = BridgeLink::new(&conf.bridge).address(mac_of(subnet.gateway()));
+        if let Some(mtu) = conf.mtu {
+            bridge = bridge.mtu(mtu);
+        }
+        match host.add_link(bridge).await {
+            Err(error) if !error.is_already_exists() => return Err(failed("add the bridge")(error)),
+            _ => {}
+        }
+        link = find().await?;
+    }
+    let link =
+        link.ok_or_else(|| CniError::new(CniError::INTERNAL, format!("bridge {} vanished", conf.bridge)))?;
+    if link.kind() != Some("bridge") {
+        return Err(CniError::new(
+            CniError::INVALID_CONFIG,
+            format!("{} already exists and is not a bridge", conf.bridge),
+        ));
+    }
+    let index = link.ifindex();
+    host.replace_address(Ipv4Address::with_index(index, subnet.gateway(), subnet.prefix))
+        .await
+        .map_err(failed("give the bridge its address"))?;
+    set_sysctl("ip_forward", "1")?;
+    // Pods are each other's neighbours by design only through us; nobody should tell them otherwise.
+    set_sysctl(&format!("conf/{}/send_redirects", conf.bridge), "0")?;
+    // Up comes last: a bridge that is up is complete, which is all that ADD looks at.
+    host.set_link_up_by_index(index)
+        .await
+        .map_err(failed("bring the bridge up"))?;
+    Ok(index)
+}
+
+pub(super) async fn attach(
+    conf: &BridgeConf,
+    subnet: Subnet,
+    netns: &Path,
+    ifname: &str,
+    host_ifname: &str,
+    address: Ipv4Addr,
+) -> PluginResult<()> {
+    let host = Connection::<Route>::new().map_err(failed("open netlink"))?;
+    let namespace = open_namespace(netns)?;
+    let bridge = match host
+        .get_link_by_name(conf.bridge.as_str())
+        .await
+        .map_err(failed("look for the bridge"))?
+    {
+        Some(link) if link.is_up() && link.kind() == Some("bridge") => link.ifindex(),
+        _ => ensure(&host, conf, subnet).await?,
+    };
+    let pair = || {
+        let mut pair = VethLink::new(host_ifname, ifname)
+            .peer_netns_fd(&namespace)
+            .peer_address(mac_of(address));
+        if let Some(mtu) = conf.mtu {
+            pair = pair.mtu(mtu);
+        }
+        pair.master(InterfaceRef::Index(bridge)).up()
+    };
+    match host.add_link(pair()).await {
+        Err(error) if error.is_already_exists() => {
+            // Left by an ADD that was cut off, unless the sandbox has the interface for another reason.
+            host.del_link_if_exists(host_ifname)
+                .await
+                .map_err(failed("remove an old interface"))?;
+            host.add_link(pair())
+                .await
+                .map_err(failed(format_args!("add {ifname} to the sandbox")))?;
+        }
+        added => added.map_err(failed(format_args!("add {ifname} to the sandbox")))?,
+    }
+    let configured = configure(&host, subnet, namespace, ifname, host_ifname, address).await;
+    if configured.is_err() {
+        // Back in the host's namespace or not, this connection still belongs to it.
+        let _ = host.del_link_if_exists(host_ifname).await;
+    }
+    configured
+}
+
+async fn configure(
+    host: &Connection<Route>,
+    subnet: Subnet,
+    namespace: File,
+    ifname: &str,
+    host_ifname: &str,
+    address: Ipv4Addr,
+) -> PluginResult<()> {
+    host.set_bridge_port(host_ifname, BridgePortConfig::new().hairpin(true).isolated(true))
+        .await
+        .map_err(failed("configure the bridge port"))?;
+    enter(&namespace)?;
+    let sandbox = Connection::<Route>::new().map_err(failed("open netlink in the sandbox"))?;
+    let link = sandbox
+        .get_link_by_name(ifname)
+        .await
+        .map_err(failed("look into the sandbox"))?
+        .ok_or_else(|| CniError::new(CniError::INTERNAL, format!("{ifname} did not reach the sandbox")))?;
+    let index = link.ifindex();
+    // The loopback device has index 1 in every namespace.
+    sandbox
+        .set_link_up_by_index(1)
+        .await
+        .map_err(failed("bring loopback up"))?;
+    // The host forwards between pods over one bridge and may tell them of a shorter way; there is none.
+    set_sysctl("conf/all/accept_redirects", "0")?;
+    set_sysctl(&format!("conf/{ifname}/accept_redirects"), "0")?;
+    sandbox
+        .add_address(Ipv4Address::with_index(index, address, 32))
+        .await
+        .map_err(failed(format_args!("give {ifname} its address")))?;
+    sandbox
+        .set_link_up_by_index(index)
+        .await
+        .map_err(failed(format_args!("bring {ifname} up")))?;
+    sandbox
+        .add_route(
+            Ipv4Route::default_route()
+                .gateway(subnet.gateway())
+                .dev_index(index)
+                .onlink(),
+        )
+        .await
+        .map_err(failed("add the default route"))
+}
+
+/// Removes the pair by its host end. The sandbox may be gone, and the pair with it.
+pub(super) async fn detach(host_ifname: &str) -> PluginResult<()> {
+    let host = Connection::<Route>::new().map_err(failed("open netlink"))?;
+    host.del_link_if_exists(host_ifname)
+        .await
+        .map(drop)
+        .map_err(failed(format_args!("remove {host_ifname}")))
+}
+
+pub(super) async fn check(
+    conf: &BridgeConf,
+    netns: &Path,
+    ifname: &str,
+    host_ifname: &str,
+    address: Ipv4Addr,
+) -> PluginResult<()> {
+    let wrong = |what: String| Err(CniError::new(CniError::INTERNAL, what));
+    let host = Connection::<Route>::new().map_err(failed("open netlink"))?;
+    let bridge = host
+        .get_link_by_name(conf.bridge.as_str())
+        .await
+        .map_err(failed("look for the bridge"))?;
+    let Some(bridge) = bridge else {
+        return wrong(format!("bridge {} is missing", conf.bridge));
+    };
+    match host
+        .get_link_by_name(host_ifname)
+        .await
+        .map_err(failed("look for the host end"))?
+    {
+        Some(link) if link.master() == Some(bridge.ifindex()) => {}
+        Some(_) => return wrong(format!("{host_ifname} is not attached to {}", conf.bridge)),
+        None => return wrong(format!("{host_ifname} is missing")),
+    }
+    enter(&open_namespace(netns)?)?;
+    let sandbox = Connection::<Route>::new().map_err(failed("open netlink in the sandbox"))?;
+    let link = sandbox
+        .get_link_by_name(ifname)
+        .await
+        .map_err(failed("look into the sandbox"))?;
+    let Some(link) = link.filter(|link| link.is_up()) else {
+        return wrong(format!("{ifname} is missing or down"));
+    };
+    let addresses = sandbox
+        .get_addresses_by_index(link.ifindex())
+        .await
+        .map_err(failed("look into the sandbox"))?;
+    let wanted = IpAddr::V4(address);
+    if !addresses
+        .iter()
+        .any(|a| a.local() == Some(&wanted) || a.address() == Some(&wanted))
+    {
+        return wrong(format!("{ifname} has lost its address {address}"));
+    }
+    Ok(())
+}
+
+fn open_namespace(netns: &Path) -> PluginResult<File> {
+    File::open(netns).map_err(|error| {
+        CniError::new(
+            CniError::UNKNOWN_CONTAINER,
+            format!("failed to open netns {}: {error}", netns.display()),
+        )
+    })
+}
+
+/// Moves this process, which has one thread, into the sandbox's network.
+fn enter(namespace: &File) -> PluginResult<()> {
+    rustix::thread::move_into_link_name_space(
+        namespace.as_fd(),
+        Some(rustix::thread::LinkNameSpaceType::Network),
+    )
+    .map_err(|error| {
+        CniError::new(
+            CniError::INTERNAL,
+            format!("enter the sandbox's network: {error}"),
+        )
+    })
+}
+
+fn set_sysctl(name: &str, value: &str) -> PluginResult<()> {
+    let path = format!("/proc/sys/net/ipv4/{name}");
+    // Setting a value that is there already can have effects (ip_forward resets others).
+    if std::fs::read_to_string(&path).is_ok_and(|current| current.trim() == value) {
+        return Ok(());
+    }
+    std::fs::write(&path, value)
+        .map_err(|error| CniError::new(CniError::IO_FAILURE, format!("{path}: {error}")))
+}
+
+/// The same for the same sandbox, so that DEL finds it without being told.
+pub(super) fn host_ifname(network: &str, container_id: &str, ifname: &str) -> String {
+    // FNV-1a: spread is all that matters, and names are ours alone.
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    for part in [network, container_id, ifname] {
+        for byte in part.bytes().chain([0]) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+    format!("veth{:011x}", hash >> 20)
+}
+
+pub(super) fn mac_of(address: Ipv4Addr) -> [u8; 6] {
+    let [a, b, c, d] = address.octets();
+    // Locally administered, unicast.
+    [0x0a, 0x58, a, b, c, d]
+}
+
+pub(super) fn format_mac(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_and_differ() {
+        let one = host_ifname("net", "abc", "eth0");
+        assert_eq!(one.len(), 15);
+        assert_eq!(one, host_ifname("net", "abc", "eth0"));
+        assert_ne!(one, host_ifname("net", "abce", "th0"));
+        assert_eq!(
+            format_mac(mac_of(Ipv4Addr::new(10, 244, 0, 5))),
+            "0a:58:0a:f4:00:05"
+        );
+    }
+}

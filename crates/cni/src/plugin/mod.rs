@@ -1,0 +1,365 @@
+//! `skiff-bridge`: skiff's own CNI plugin. Here is the protocol of the plugin side: environment and
+//! configuration in, result or error object out. Addresses are `ipam`'s business, devices `bridge`'s.
+
+mod bridge;
+mod ipam;
+
+use std::io::Read;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::result::CniError;
+pub use bridge::{ensure_bridge, remove_bridge};
+
+/// The name the binary must be called by to act as the plugin.
+pub const PLUGIN_NAME: &str = "skiff-bridge";
+
+/// Result layouts the plugin can write.
+const PLUGIN_VERSIONS: &[&str] = &["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// A configuration is small; more than this is not one.
+const MAX_CONF: u64 = 1 << 20;
+
+/// The plugin's configuration, as it stands in a `.conflist`.
+#[derive(Debug, Clone, Deserialize)]
+pub struct BridgeConf {
+    #[serde(rename = "cniVersion", default)]
+    pub cni_version: String,
+    /// The network's name; keeps the allocations of several networks apart.
+    #[serde(default)]
+    pub name: String,
+    /// The bridge device.
+    pub bridge: String,
+    /// The node's pod addresses in CIDR notation; the first one is the gateway's.
+    pub subnet: String,
+    #[serde(default)]
+    pub mtu: Option<u32>,
+    /// Where allocations are kept.
+    #[serde(rename = "dataDir", default = "default_data_dir")]
+    pub data_dir: PathBuf,
+    #[serde(rename = "prevResult", default)]
+    prev_result: Option<Value>,
+    #[serde(rename = "cni.dev/valid-attachments", default)]
+    valid_attachments: Vec<ValidAttachment>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct ValidAttachment {
+    #[serde(rename = "containerID")]
+    container_id: String,
+    ifname: String,
+}
+
+fn default_data_dir() -> PathBuf {
+    "/var/lib/cni/networks".into()
+}
+
+impl BridgeConf {
+    pub fn new(
+        bridge: impl Into<String>,
+        subnet: impl Into<String>,
+        data_dir: impl Into<PathBuf>,
+    ) -> BridgeConf {
+        BridgeConf {
+            cni_version: String::new(),
+            name: String::new(),
+            bridge: bridge.into(),
+            subnet: subnet.into(),
+            mtu: None,
+            data_dir: data_dir.into(),
+            prev_result: None,
+            valid_attachments: Vec::new(),
+        }
+    }
+
+    pub(crate) fn parse_subnet(&self) -> Result<Subnet, CniError> {
+        let invalid = |why: &str| {
+            CniError::new(
+                CniError::INVALID_CONFIG,
+                format!("subnet {:?}: {why}", self.subnet),
+            )
+        };
+        let (address, prefix) = self
+            .subnet
+            .split_once('/')
+            .ok_or_else(|| invalid("not in CIDR notation"))?;
+        if address.parse::<std::net::Ipv6Addr>().is_ok() {
+            return Err(invalid("IPv6 is not supported yet"));
+        }
+        let address: Ipv4Addr = address.parse().map_err(|_| invalid("not an address"))?;
+        let prefix: u8 = prefix.parse().map_err(|_| invalid("not a prefix length"))?;
+        if !(8..=30).contains(&prefix) {
+            return Err(invalid("the prefix length must be from 8 to 30"));
+        }
+        let mask = u32::MAX << (32 - prefix);
+        Ok(Subnet {
+            base: u32::from(address) & mask,
+            prefix,
+        })
+    }
+
+    fn validate(&self) -> Result<Subnet, CniError> {
+        let name_ok = !self.bridge.is_empty()
+            && self.bridge.len() <= 15
+            && !self
+                .bridge
+                .contains(|c: char| c == '/' || c == ':' || c.is_whitespace());
+        if !name_ok || self.bridge == "." || self.bridge == ".." {
+            return Err(CniError::new(
+                CniError::INVALID_CONFIG,
+                format!(
+                    "bridge {:?}: not the name of an interface (1 to 15 characters)",
+                    self.bridge
+                ),
+            ));
+        }
+        self.parse_subnet()
+    }
+}
+
+/// The addresses of one node: the first is the gateway's, the last is broadcast.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Subnet {
+    base: u32,
+    prefix: u8,
+}
+
+impl Subnet {
+    fn gateway(self) -> Ipv4Addr {
+        (self.base + 1).into()
+    }
+
+    /// How many addresses pods can have.
+    fn len(self) -> u32 {
+        (1 << (32 - self.prefix)) - 3
+    }
+
+    /// The pod address with this index, from zero.
+    fn pod(self, index: u32) -> Ipv4Addr {
+        (self.base + 2 + index).into()
+    }
+
+    fn index(self, address: Ipv4Addr) -> Option<u32> {
+        u32::from(address)
+            .checked_sub(self.base + 2)
+            .filter(|index| *index < self.len())
+    }
+}
+
+/// What the runtime passes in the environment.
+struct Environment {
+    container_id: String,
+    netns: PathBuf,
+    ifname: String,
+}
+
+/// Acts as the plugin and returns its exit code, if that is what this process was started for. Must be
+/// called before any thread is started, because ADD moves the process into the sandbox's namespace.
+pub fn plugin_main() -> Option<i32> {
+    let command = std::env::var("CNI_COMMAND").ok()?;
+    let program = std::env::args_os().next()?;
+    if Path::new(&program).file_name()? != PLUGIN_NAME {
+        return None;
+    }
+    let mut version = "1.0.0".to_string();
+    let (output, code) = match act(&command, &mut version) {
+        Ok(output) => (output, 0),
+        Err(mut error) => {
+            error.cni_version = version;
+            (Some(json!(error)), 1)
+        }
+    };
+    if let Some(output) = output {
+        println!("{output}");
+    }
+    Some(code)
+}
+
+fn act(command: &str, version: &mut String) -> Result<Option<Value>, CniError> {
+    if command == "VERSION" {
+        return Ok(Some(
+            json!({"cniVersion": "1.1.0", "supportedVersions": PLUGIN_VERSIONS}),
+        ));
+    }
+    let mut input = Vec::new();
+    std::io::stdin()
+        .take(MAX_CONF)
+        .read_to_end(&mut input)
+        .map_err(|error| CniError::new(CniError::IO_FAILURE, format!("read the network config: {error}")))?;
+    let conf: BridgeConf = serde_json::from_slice(&input)
+        .map_err(|error| CniError::new(CniError::DECODING_FAILURE, format!("network config: {error}")))?;
+    if !PLUGIN_VERSIONS.contains(&conf.cni_version.as_str()) {
+        return Err(CniError::new(
+            CniError::INCOMPATIBLE_VERSION,
+            format!(
+                "incompatible CNI versions; config is {:?}, plugin supports {PLUGIN_VERSIONS:?}",
+                conf.cni_version
+            ),
+        ));
+    }
+    version.clone_from(&conf.cni_version);
+    let subnet = conf.validate()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| CniError::new(CniError::IO_FAILURE, format!("start the event loop: {error}")))?;
+    let addresses = ipam::Addresses::new(&conf, subnet);
+    match command {
+        "ADD" => runtime
+            .block_on(add(&conf, subnet, &addresses, &environment(true)?))
+            .map(Some),
+        "DEL" => runtime
+            .block_on(del(&conf, &addresses, &environment(false)?))
+            .map(|()| None),
+        "CHECK" => runtime
+            .block_on(check(&conf, &addresses, &environment(true)?))
+            .map(|()| None),
+        "GC" => runtime.block_on(gc(&conf, &addresses)).map(|()| None),
+        "STATUS" => Ok(None),
+        other => Err(CniError::new(
+            CniError::INVALID_ENVIRONMENT,
+            format!("unknown CNI_COMMAND: {other}"),
+        )),
+    }
+}
+
+fn environment(needs_netns: bool) -> Result<Environment, CniError> {
+    let get = |key: &str| std::env::var(key).ok().filter(|value| !value.is_empty());
+    let missing = |key: &str| {
+        CniError::new(
+            CniError::INVALID_ENVIRONMENT,
+            format!("required env variable {key} missing"),
+        )
+    };
+    let netns = get("CNI_NETNS");
+    if needs_netns && netns.is_none() {
+        return Err(missing("CNI_NETNS"));
+    }
+    let container_id = get("CNI_CONTAINERID").ok_or_else(|| missing("CNI_CONTAINERID"))?;
+    let ifname = get("CNI_IFNAME").ok_or_else(|| missing("CNI_IFNAME"))?;
+    // Both become parts of file names.
+    if !crate::conf::is_identifier(&container_id) || ifname.contains('/') || ifname.len() > 15 {
+        return Err(CniError::new(
+            CniError::INVALID_ENVIRONMENT,
+            "invalid CNI_CONTAINERID or CNI_IFNAME",
+        ));
+    }
+    Ok(Environment {
+        container_id,
+        netns: netns.unwrap_or_default().into(),
+        ifname,
+    })
+}
+
+async fn add(
+    conf: &BridgeConf,
+    subnet: Subnet,
+    addresses: &ipam::Addresses,
+    env: &Environment,
+) -> Result<Value, CniError> {
+    let address = addresses.allocate(&env.container_id, &env.ifname)?;
+    let host_ifname = bridge::host_ifname(&conf.name, &env.container_id, &env.ifname);
+    let attached = bridge::attach(conf, subnet, &env.netns, &env.ifname, &host_ifname, address).await;
+    if let Err(error) = attached {
+        // The error is the answer; a failing release would only hide it, and DEL comes in any case.
+        let _ = addresses.release(&env.container_id, &env.ifname);
+        return Err(error);
+    }
+    let mut ip = json!({
+        "address": format!("{address}/32"),
+        "gateway": subnet.gateway().to_string(),
+        "interface": 2,
+    });
+    if conf.cni_version.starts_with("0.") {
+        ip["version"] = "4".into();
+    }
+    Ok(json!({
+        "cniVersion": conf.cni_version,
+        "interfaces": [
+            {"name": conf.bridge, "mac": bridge::format_mac(bridge::mac_of(subnet.gateway()))},
+            {"name": host_ifname},
+            {
+                "name": env.ifname,
+                "mac": bridge::format_mac(bridge::mac_of(address)),
+                "sandbox": env.netns.to_string_lossy(),
+            },
+        ],
+        "ips": [ip],
+        "routes": [{"dst": "0.0.0.0/0", "gw": subnet.gateway().to_string()}],
+    }))
+}
+
+/// The device goes first: an address must not be given out again while its last owner can still send.
+async fn del(conf: &BridgeConf, addresses: &ipam::Addresses, env: &Environment) -> Result<(), CniError> {
+    bridge::detach(&bridge::host_ifname(&conf.name, &env.container_id, &env.ifname)).await?;
+    addresses.release(&env.container_id, &env.ifname)
+}
+
+async fn check(conf: &BridgeConf, addresses: &ipam::Addresses, env: &Environment) -> Result<(), CniError> {
+    if conf.prev_result.is_none() {
+        return Err(CniError::new(
+            CniError::INVALID_CONFIG,
+            "prevResult is required for CHECK",
+        ));
+    }
+    let address = addresses.find(&env.container_id, &env.ifname)?.ok_or_else(|| {
+        CniError::new(
+            CniError::UNKNOWN_CONTAINER,
+            format!("container {} has no address", env.container_id),
+        )
+    })?;
+    let host_ifname = bridge::host_ifname(&conf.name, &env.container_id, &env.ifname);
+    bridge::check(conf, &env.netns, &env.ifname, &host_ifname, address).await
+}
+
+async fn gc(conf: &BridgeConf, addresses: &ipam::Addresses) -> Result<(), CniError> {
+    for (container_id, ifname) in addresses.owners()? {
+        let valid = conf
+            .valid_attachments
+            .iter()
+            .any(|v| v.container_id == container_id && v.ifname == ifname);
+        if !valid {
+            bridge::detach(&bridge::host_ifname(&conf.name, &container_id, &ifname)).await?;
+            addresses.release(&container_id, &ifname)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subnets() {
+        fn check(subnet: &str, expected: Result<(&str, &str, &str), &str>) {
+            let conf = BridgeConf::new("br0", subnet, "/nowhere");
+            match (conf.validate(), expected) {
+                (Ok(got), Ok((gateway, first, last))) => {
+                    assert_eq!(got.gateway().to_string(), gateway);
+                    assert_eq!(got.pod(0).to_string(), first);
+                    assert_eq!(got.pod(got.len() - 1).to_string(), last);
+                    assert_eq!(got.index(got.pod(0)), Some(0));
+                    assert_eq!(got.index(got.gateway()), None);
+                }
+                (Err(error), Err(why)) => assert!(error.msg.contains(why), "{error}"),
+                (got, expected) => panic!("{subnet}: got {got:?}, expected {expected:?}"),
+            }
+        }
+        check("10.244.0.0/24", Ok(("10.244.0.1", "10.244.0.2", "10.244.0.254")));
+        check("10.244.3.77/24", Ok(("10.244.3.1", "10.244.3.2", "10.244.3.254")));
+        check("10.0.0.0/30", Ok(("10.0.0.1", "10.0.0.2", "10.0.0.2")));
+        check("10.0.0.0/31", Err("prefix length must be"));
+        check("10.0.0.0", Err("CIDR"));
+        check("fd00::/64", Err("IPv6"));
+        check("x/24", Err("not an address"));
+        assert!(
+            BridgeConf::new("a-name-much-too-long", "10.0.0.0/24", "/")
+                .validate()
+                .is_err()
+        );
+    }
+}

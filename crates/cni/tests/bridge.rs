@@ -1,0 +1,216 @@
+//! The plugin for real: processes, namespaces, devices. All of it happens inside a network namespace of
+//! its own, which stands for the host and takes everything with it when the test ends.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::mpsc;
+
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use skiff_cni::{Attachment, BridgeConf, Network, PodArgs};
+
+fn main() {
+    if let Some(code) = skiff_cni::plugin_main() {
+        std::process::exit(code);
+    }
+    if !rustix::process::geteuid().is_root() {
+        println!("bridge: skipped, it needs root");
+        return;
+    }
+    unshare_network();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(sandboxes_reach_each_other());
+    println!("bridge: ok");
+}
+
+fn unshare_network() {
+    // SAFETY: only the network namespace changes; no memory or descriptors are unshared.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+}
+
+/// A network namespace kept alive by a thread, which also runs what the test wants to run inside.
+struct Sandbox {
+    path: PathBuf,
+    jobs: mpsc::Sender<Box<dyn FnOnce() + Send>>,
+}
+
+impl Sandbox {
+    fn new() -> Sandbox {
+        let (jobs, queue) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            unshare_network();
+            let (pid, tid) = (rustix::process::getpid(), rustix::thread::gettid());
+            tell.send(format!(
+                "/proc/{}/task/{}/ns/net",
+                pid.as_raw_nonzero(),
+                tid.as_raw_nonzero()
+            ))
+            .unwrap();
+            for job in queue {
+                job();
+            }
+        });
+        Sandbox {
+            path: told.recv().unwrap().into(),
+            jobs,
+        }
+    }
+
+    fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let (tell, told) = mpsc::channel();
+        self.jobs
+            .send(Box::new(move || tell.send(job()).unwrap()))
+            .unwrap();
+        told.recv().unwrap()
+    }
+
+    /// Serves one connection at a time, answering with the peer's address.
+    fn listen(&self, address: IpAddr) {
+        let path = self.path.clone();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let namespace = std::fs::File::open(path).unwrap();
+            move_into_link_name_space(
+                std::os::fd::AsFd::as_fd(&namespace),
+                Some(LinkNameSpaceType::Network),
+            )
+            .unwrap();
+            let listener = TcpListener::bind((address, 8080)).unwrap();
+            tell.send(()).unwrap();
+            while let Ok((mut stream, peer)) = listener.accept() {
+                let _ = stream.write_all(peer.ip().to_string().as_bytes());
+            }
+        });
+        told.recv().unwrap();
+    }
+}
+
+fn ask(address: IpAddr) -> String {
+    let mut stream =
+        TcpStream::connect_timeout(&(address, 8080).into(), std::time::Duration::from_secs(5)).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+fn links() -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_to_string("/proc/thread-self/net/dev")
+        .unwrap()
+        .lines()
+        .skip(2)
+        .map(|line| line.split(':').next().unwrap().trim().to_string())
+        .collect();
+    names.sort();
+    names
+}
+
+async fn sandboxes_reach_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let bin = dir.path().join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    std::os::unix::fs::symlink(std::env::current_exe().unwrap(), bin.join("skiff-bridge")).unwrap();
+    let conf = dir.path().join("10-skiff.conflist");
+    std::fs::write(
+        &conf,
+        format!(
+            r#"{{"cniVersion":"1.1.0","name":"skiff","plugins":[{{"type":"skiff-bridge","bridge":"skiff0",
+                "subnet":"10.244.7.0/24","mtu":1450,"dataDir":"{}"}}]}}"#,
+            dir.path().join("data").display()
+        ),
+    )
+    .unwrap();
+    let network = Network::load(dir.path()).unwrap();
+    let sandboxes = [Sandbox::new(), Sandbox::new()];
+    let attachment = |index: usize| Attachment {
+        bin_dirs: vec![bin.clone()],
+        cache_dir: dir.path().join("cache"),
+        container_id: format!("sandbox{index}"),
+        netns: Some(sandboxes[index].path.clone()),
+        ifname: "eth0".into(),
+        pod: PodArgs {
+            namespace: "default".into(),
+            name: format!("pod{index}"),
+            uid: "u".into(),
+        },
+        runtime_config: Default::default(),
+    };
+
+    network.status(&[bin.clone()]).await.unwrap();
+    let mut ips = Vec::new();
+    for index in 0..2 {
+        let start = std::time::Instant::now();
+        let result = network.add(&attachment(index)).await.unwrap();
+        println!("bridge: ADD took {:?}", start.elapsed());
+        assert_eq!(result.interfaces[2].name, "eth0");
+        ips.extend(result.pod_ips());
+        network.check(&attachment(index)).await.unwrap();
+    }
+    assert_eq!(
+        ips,
+        [
+            "10.244.7.2".parse::<IpAddr>().unwrap(),
+            "10.244.7.3".parse().unwrap()
+        ]
+    );
+
+    // From the host, from sandbox to sandbox (through the host, with its own address), and to itself.
+    sandboxes[1].listen(ips[1]);
+    assert_eq!(ask(ips[1]), "10.244.7.1");
+    let target = ips[1];
+    assert_eq!(sandboxes[0].run(move || ask(target)), "10.244.7.2");
+    assert_eq!(sandboxes[1].run(move || ask(target)), "10.244.7.3");
+    assert_eq!(sandboxes[0].run(links), ["eth0", "lo"]);
+    assert!(links().iter().any(|name| name == "skiff0"));
+
+    // Adding again gives the same address back only if the device can be made; here it is in use.
+    let again = network.add(&attachment(0)).await;
+    assert_eq!(again.unwrap().pod_ips(), [ips[0]]);
+
+    // A namespace that does not exist is the plugin's error, and costs no address.
+    let missing = Attachment {
+        netns: Some("/nowhere".into()),
+        container_id: "x".into(),
+        ..attachment(0)
+    };
+    let error = network.add(&missing).await.unwrap_err().to_string();
+    assert!(error.contains("failed to open netns /nowhere"), "{error}");
+
+    // DEL, twice, without the namespace; then GC for the one nobody deletes.
+    for _ in 0..2 {
+        network
+            .del(&Attachment {
+                netns: None,
+                ..attachment(0)
+            })
+            .await
+            .unwrap();
+    }
+    assert!(network.check(&attachment(0)).await.is_err());
+    network
+        .gc(&[bin.clone()], &dir.path().join("cache"), &[])
+        .await
+        .unwrap();
+    assert_eq!(links(), ["lo", "skiff0"]);
+    let bridge = BridgeConf::new("skiff0", "10.244.7.0/24", dir.path());
+    skiff_cni::ensure_bridge(&bridge).await.unwrap();
+    skiff_cni::remove_bridge(&bridge).await.unwrap();
+    skiff_cni::remove_bridge(&bridge).await.unwrap();
+    assert_eq!(links(), ["lo"]);
+    let left = std::fs::read_dir(dir.path().join("data/skiff"))
+        .unwrap()
+        .filter(|entry| {
+            entry
+                .as_ref()
+                .unwrap()
+                .file_name()
+                .to_str()
+                .unwrap()
+                .starts_with("10.")
+        })
+        .count();
+    assert_eq!(left, 0);
+}
