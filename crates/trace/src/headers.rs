@@ -1,0 +1,134 @@
+//! How cause and stages travel: two request headers, set by a tower layer around a client.
+
+use crate::{Cause, Stage, Work};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
+use std::task::{Context, Poll};
+use tower::{Layer, Service};
+
+pub const CAUSE_HEADER: HeaderName = HeaderName::from_static("x-skiff-cause");
+pub const STAGES_HEADER: HeaderName = HeaderName::from_static("x-skiff-stages");
+
+/// Longer headers are ignored: marks are kept in memory and come from any client.
+const MAX_HEADER: usize = 4096;
+
+/// Adds the cause and the stages of the work around the caller to each write.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TraceHeaders;
+
+impl<S> Layer<S> for TraceHeaders {
+    type Service = TraceHeadersService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        TraceHeadersService { inner }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct TraceHeadersService<S> {
+    inner: S,
+}
+
+impl<S, B> Service<Request<B>> for TraceHeadersService<S>
+where
+    S: Service<Request<B>>,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> S::Future {
+        if request.method() != Method::GET
+            && let Some(work) = Work::current()
+        {
+            write_headers(&work, request.headers_mut());
+        }
+        self.inner.call(request)
+    }
+}
+
+fn write_headers(work: &Work, headers: &mut HeaderMap) {
+    if let Some(value) = work
+        .cause()
+        .and_then(|c| HeaderValue::from_str(&c.to_string()).ok())
+    {
+        headers.insert(CAUSE_HEADER, value);
+    }
+    let stages = work.take_stages();
+    if stages.is_empty() {
+        return;
+    }
+    let text: Vec<String> = stages
+        .iter()
+        .map(|s| format!("{}={}+{}", s.name.replace([',', '='], "_"), s.start_us, s.dur_us))
+        .collect();
+    if let Ok(value) = HeaderValue::from_str(&text.join(",")) {
+        headers.insert(STAGES_HEADER, value);
+    }
+}
+
+/// What a request says of its cause and stages. Nonsense reads as nothing: it must not fail a write.
+pub fn read_headers(headers: &HeaderMap) -> (Option<Cause>, Vec<Stage>) {
+    let text = |name: HeaderName| {
+        headers
+            .get(name)
+            .and_then(|v| v.to_str().ok())
+            .filter(|v| v.len() <= MAX_HEADER)
+    };
+    let cause = text(CAUSE_HEADER).and_then(|t| t.parse().ok());
+    let stages = text(STAGES_HEADER)
+        .map(|t| t.split(',').filter_map(read_stage).collect())
+        .unwrap_or_default();
+    (cause, stages)
+}
+
+fn read_stage(text: &str) -> Option<Stage> {
+    let (name, times) = text.split_once('=')?;
+    let (start, duration) = times.split_once('+')?;
+    let (start_us, dur_us) = (start.parse().ok()?, duration.parse().ok()?);
+    (start_us >= 0 && dur_us >= 0).then(|| Stage {
+        name: name.to_owned(),
+        start_us,
+        dur_us,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let cause: Cause = "deployments.apps/default/web@12".parse().unwrap();
+        let work = Work::new(Some(cause.clone()));
+        work.push("queue", 5, 7);
+        work.push("start web", 20, 1);
+        let mut headers = HeaderMap::new();
+        write_headers(&work, &mut headers);
+        let (read_cause, stages) = read_headers(&headers);
+        assert_eq!(read_cause, Some(cause));
+        assert_eq!(stages.len(), 2);
+        assert_eq!(
+            stages[1],
+            Stage {
+                name: "start web".into(),
+                start_us: 20,
+                dur_us: 1
+            }
+        );
+        assert!(work.take_stages().is_empty(), "stages ride on one write only");
+    }
+
+    #[test]
+    fn nonsense_is_ignored() {
+        for (cause, stages) in [("x", "y"), ("a/b/c", "a=1"), ("", "a=b+c,=,+")] {
+            let mut headers = HeaderMap::new();
+            headers.insert(CAUSE_HEADER, HeaderValue::from_static(cause));
+            headers.insert(STAGES_HEADER, HeaderValue::from_static(stages));
+            assert_eq!(read_headers(&headers), (None, vec![]));
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The marks that every hop leaves, and what is made of them.
+//!
+//! A write through the front door becomes a [`Mark`]: who wrote, what came of it, how long each gate took, and
+//! its [`Cause`], the object version that woke the writer. Controllers, scheduler and node run each piece of
+//! work inside [`scope`], so that the requests they send carry the cause and the stages of their own work
+//! ([`TraceHeaders`]). The server keeps marks in a bounded [`Recorder`]; [`waterfall`] turns them into the path
+//! from one write to the last thing it brought about.
+//!
+//! This crate knows no kind and talks to nobody.
+
+mod context;
+mod headers;
+mod recorder;
+mod waterfall;
+
+pub use context::{Work, current_cause, now_us, record_stage, scope, stage};
+pub use headers::{CAUSE_HEADER, STAGES_HEADER, TraceHeaders, TraceHeadersService, read_headers};
+pub use recorder::Recorder;
+pub use waterfall::{Step, Waterfall, waterfall};
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// An object version: what woke a writer.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Cause {
+    /// Resource and group as upstream prints them: `pods`, `deployments.apps`.
+    pub resource: String,
+    pub namespace: String,
+    pub name: String,
+    pub version: String,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}/{}/{}@{}",
+            self.resource, self.namespace, self.name, self.version
+        )
+    }
+}
+
+/// A text that is not `resource/namespace/name@version`.
+#[derive(Debug, PartialEq, Eq)]
+pub struct NotACause;
+
+impl FromStr for Cause {
+    type Err = NotACause;
+
+    fn from_str(text: &str) -> Result<Self, NotACause> {
+        let (object, version) = text.rsplit_once('@').ok_or(NotACause)?;
+        let mut parts = object.splitn(3, '/');
+        let (Some(resource), Some(namespace), Some(name)) = (parts.next(), parts.next(), parts.next()) else {
+            return Err(NotACause);
+        };
+        let own = str::to_owned;
+        Ok(Self {
+            resource: own(resource),
+            namespace: own(namespace),
+            name: own(name),
+            version: own(version),
+        })
+    }
+}
+
+/// A named stretch of time. Times are microseconds since the Unix epoch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stage {
+    pub name: String,
+    pub start_us: i64,
+    pub dur_us: i64,
+}
+
+/// What one write through the front door left behind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Mark {
+    pub start_us: i64,
+    pub dur_us: i64,
+    pub user: String,
+    pub verb: String,
+    pub resource: String,
+    pub subresource: String,
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    /// The version that the write produced; empty if it failed.
+    pub resource_version: String,
+    pub code: u16,
+    pub cause: Option<Cause>,
+    /// What the writer spent its time on before it sent the request.
+    pub client_stages: Vec<Stage>,
+    /// The gates of the front door, in order.
+    pub stages: Vec<Stage>,
+}
+
+impl Mark {
+    /// The object version that this write made, as others name it when it wakes them.
+    pub fn made(&self) -> Cause {
+        Cause {
+            resource: self.resource.clone(),
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            version: self.resource_version.clone(),
+        }
+    }
+
+    pub fn end_us(&self) -> i64 {
+        self.start_us + self.dur_us
+    }
+}
