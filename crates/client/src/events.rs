@@ -1,0 +1,392 @@
+//! The event recorder: core/v1 Events as upstream's recorder writes them. A repeated event raises the
+//! count of the first one, many similar ones are combined, and an object that talks too much is muted.
+//!
+//! Recording never blocks and never fails its caller: the queue is bounded, and what does not fit is lost.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client, Resource};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use crate::ErrorExt;
+
+const QUEUE: usize = 1000;
+const MAX_REMEMBERED: usize = 4096;
+/// More than this many messages of one reason within the interval are combined into one event.
+const SIMILAR: usize = 10;
+const SIMILAR_INTERVAL: i64 = 600;
+/// An object may send this many at once, and one more each `SPAM_REFILL` seconds.
+const SPAM_BURST: f64 = 25.0;
+const SPAM_REFILL: f64 = 300.0;
+const TRIES: u32 = 5;
+
+/// The reference that an event about `object` carries.
+pub fn reference<K: Resource<DynamicType = ()>>(object: &K) -> ObjectReference {
+    let meta = object.meta();
+    ObjectReference {
+        api_version: Some(K::api_version(&()).into_owned()),
+        kind: Some(K::kind(&()).into_owned()),
+        name: meta.name.clone(),
+        namespace: meta.namespace.clone(),
+        uid: meta.uid.clone(),
+        resource_version: meta.resource_version.clone(),
+        field_path: None,
+    }
+}
+
+struct Occurrence {
+    object: ObjectReference,
+    type_: String,
+    reason: String,
+    message: String,
+    at: Timestamp,
+}
+
+#[derive(Clone)]
+pub struct EventRecorder {
+    queue: mpsc::Sender<Occurrence>,
+}
+
+impl EventRecorder {
+    /// Starts the task that writes the events of `component` on `host`; it ends with the last recorder.
+    pub fn new(client: Client, component: &str, host: &str) -> Self {
+        let (queue, occurrences) = mpsc::channel(QUEUE);
+        let source = EventSource {
+            component: Some(component.to_owned()),
+            host: (!host.is_empty()).then(|| host.to_owned()),
+        };
+        tokio::spawn(write_events(client, source, occurrences));
+        EventRecorder { queue }
+    }
+
+    /// `type_` is `Normal` or `Warning`.
+    pub fn event(&self, object: &ObjectReference, type_: &str, reason: &str, message: String) {
+        let occurrence = Occurrence {
+            object: object.clone(),
+            type_: type_.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            at: Timestamp::now(),
+        };
+        if self.queue.try_send(occurrence).is_err() {
+            tracing::debug!(reason, "event lost: the recorder's queue is full");
+        }
+    }
+}
+
+/// What to do with one occurrence.
+#[derive(Debug, PartialEq)]
+enum Write {
+    Nothing,
+    Create(Box<Event>),
+    Update {
+        namespace: String,
+        name: String,
+        count: i32,
+        event: Box<Event>,
+    },
+}
+
+struct Written {
+    name: String,
+    count: i32,
+    first: Timestamp,
+    last: Timestamp,
+}
+
+struct Similar {
+    messages: Vec<String>,
+    last: Timestamp,
+}
+
+struct Bucket {
+    tokens: f64,
+    at: Timestamp,
+}
+
+/// Decides, without writing anything, what becomes of each occurrence.
+#[derive(Default)]
+struct Correlator {
+    written: HashMap<String, Written>,
+    similar: HashMap<String, Similar>,
+    buckets: HashMap<String, Bucket>,
+}
+
+impl Correlator {
+    fn plan(&mut self, source: &EventSource, occurrence: &Occurrence) -> Write {
+        let object = &occurrence.object;
+        let object_key = format!(
+            "{:?}/{:?}/{:?}/{:?}/{:?}/{:?}",
+            object.kind, object.namespace, object.name, object.uid, object.api_version, object.field_path
+        );
+        if !self.admit(&object_key, occurrence.at) {
+            return Write::Nothing;
+        }
+        let group = format!("{object_key}/{}/{}", occurrence.type_, occurrence.reason);
+        let combined = self.is_one_of_many(&group, occurrence);
+        let (key, message) = if combined {
+            (
+                group,
+                format!("(combined from similar events): {}", occurrence.message),
+            )
+        } else {
+            (
+                format!("{group}/{}", occurrence.message),
+                occurrence.message.clone(),
+            )
+        };
+        let namespace = object
+            .namespace
+            .clone()
+            .filter(|ns| !ns.is_empty())
+            .unwrap_or_else(|| "default".to_owned());
+        let mut event = new_event(source, occurrence, namespace.clone(), message);
+        if let Some(written) = self.written.get_mut(&key) {
+            written.count += 1;
+            written.last = occurrence.at;
+            event.metadata.name = Some(written.name.clone());
+            event.first_timestamp = Some(Time(written.first));
+            event.count = Some(written.count);
+            let (name, count) = (written.name.clone(), written.count);
+            return Write::Update {
+                namespace,
+                name,
+                count,
+                event: Box::new(event),
+            };
+        }
+        if self.written.len() >= MAX_REMEMBERED {
+            drop_older_half(&mut self.written, |written| written.last);
+        }
+        let name = event.metadata.name.clone().unwrap_or_default();
+        let (first, last) = (occurrence.at, occurrence.at);
+        self.written.insert(
+            key,
+            Written {
+                name,
+                count: 1,
+                first,
+                last,
+            },
+        );
+        Write::Create(Box::new(event))
+    }
+
+    fn admit(&mut self, object_key: &str, at: Timestamp) -> bool {
+        if self.buckets.len() >= MAX_REMEMBERED {
+            drop_older_half(&mut self.buckets, |bucket| bucket.at);
+        }
+        let bucket = self.buckets.entry(object_key.to_owned()).or_insert(Bucket {
+            tokens: SPAM_BURST,
+            at,
+        });
+        let passed = at.duration_since(bucket.at).as_secs_f64().max(0.0);
+        bucket.tokens = (bucket.tokens + passed / SPAM_REFILL).min(SPAM_BURST);
+        bucket.at = at;
+        if bucket.tokens < 1.0 {
+            return false;
+        }
+        bucket.tokens -= 1.0;
+        true
+    }
+
+    fn is_one_of_many(&mut self, group: &str, occurrence: &Occurrence) -> bool {
+        if self.similar.len() >= MAX_REMEMBERED {
+            drop_older_half(&mut self.similar, |similar| similar.last);
+        }
+        let similar = self.similar.entry(group.to_owned()).or_insert(Similar {
+            messages: Vec::new(),
+            last: occurrence.at,
+        });
+        if occurrence.at.duration_since(similar.last).as_secs() > SIMILAR_INTERVAL {
+            similar.messages.clear();
+        }
+        similar.last = occurrence.at;
+        if !similar.messages.contains(&occurrence.message) {
+            if similar.messages.len() >= SIMILAR {
+                similar.messages.remove(0);
+                similar.messages.push(occurrence.message.clone());
+                return true;
+            }
+            similar.messages.push(occurrence.message.clone());
+        }
+        similar.messages.len() >= SIMILAR
+    }
+}
+
+fn drop_older_half<V>(map: &mut HashMap<String, V>, at: impl Fn(&V) -> Timestamp) {
+    let mut times: Vec<Timestamp> = map.values().map(&at).collect();
+    times.sort_unstable();
+    let middle = times[times.len() / 2];
+    map.retain(|_, value| at(value) > middle);
+}
+
+fn new_event(source: &EventSource, occurrence: &Occurrence, namespace: String, message: String) -> Event {
+    let object_name = occurrence.object.name.clone().unwrap_or_default();
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{object_name}.{:x}", occurrence.at.as_nanosecond())),
+            namespace: Some(namespace),
+            ..Default::default()
+        },
+        involved_object: occurrence.object.clone(),
+        reason: Some(occurrence.reason.clone()),
+        message: Some(message),
+        type_: Some(occurrence.type_.clone()),
+        first_timestamp: Some(Time(occurrence.at)),
+        last_timestamp: Some(Time(occurrence.at)),
+        count: Some(1),
+        source: Some(source.clone()),
+        reporting_component: source.component.clone(),
+        reporting_instance: source.host.clone(),
+        ..Default::default()
+    }
+}
+
+async fn write_events(client: Client, source: EventSource, mut occurrences: mpsc::Receiver<Occurrence>) {
+    let mut correlator = Correlator::default();
+    while let Some(occurrence) = occurrences.recv().await {
+        let write = correlator.plan(&source, &occurrence);
+        for attempt in 1..=TRIES {
+            match perform(&client, &write).await {
+                Ok(()) => break,
+                // The server has decided: a namespace that ends takes no new events.
+                Err(kube::Error::Api(status)) if status.code != 429 && status.code < 500 => {
+                    tracing::debug!(%status, reason = occurrence.reason, "event refused");
+                    break;
+                }
+                Err(error) if attempt == TRIES => {
+                    tracing::debug!(%error, reason = occurrence.reason, "event lost");
+                }
+                Err(_) => tokio::time::sleep(Duration::from_millis(100 << attempt)).await,
+            }
+        }
+    }
+}
+
+async fn perform(client: &Client, write: &Write) -> Result<(), kube::Error> {
+    match write {
+        Write::Nothing => Ok(()),
+        Write::Create(event) => create(client, event).await,
+        Write::Update {
+            namespace,
+            name,
+            count,
+            event,
+        } => {
+            let api: Api<Event> = Api::namespaced(client.clone(), namespace);
+            let patch =
+                json!({"count": count, "lastTimestamp": event.last_timestamp, "message": event.message});
+            match api
+                .patch(name, &PatchParams::default(), &Patch::Strategic(patch))
+                .await
+            {
+                Ok(_) => Ok(()),
+                // Events expire; the next occurrence of one that is gone is a new one.
+                Err(error) if error.is_not_found() => create(client, event).await,
+                Err(error) => Err(error),
+            }
+        }
+    }
+}
+
+async fn create(client: &Client, event: &Event) -> Result<(), kube::Error> {
+    let api: Api<Event> = Api::namespaced(
+        client.clone(),
+        event.metadata.namespace.as_deref().unwrap_or("default"),
+    );
+    match api.create(&PostParams::default(), event).await {
+        Err(error) if error.is_already_exists() => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{self, Reply};
+
+    fn occurrence(message: &str, second: i64) -> Occurrence {
+        Occurrence {
+            object: ObjectReference {
+                kind: Some("Pod".into()),
+                name: Some("web".into()),
+                namespace: Some("default".into()),
+                ..Default::default()
+            },
+            type_: "Normal".into(),
+            reason: "Test".into(),
+            message: message.into(),
+            at: Timestamp::from_second(1_000_000 + second).unwrap(),
+        }
+    }
+
+    #[test]
+    fn repeats_are_counted_and_a_flood_is_combined_then_muted() {
+        let mut correlator = Correlator::default();
+        let source = EventSource::default();
+        let Write::Create(first) = correlator.plan(&source, &occurrence("same", 0)) else {
+            panic!()
+        };
+        let name = first.metadata.name.clone().unwrap();
+        assert_eq!(name, format!("web.{:x}", 1_000_000i128 * 1_000_000_000));
+        match correlator.plan(&source, &occurrence("same", 5)) {
+            Write::Update {
+                name: again,
+                count: 2,
+                event,
+                ..
+            } => {
+                assert_eq!(again, name);
+                assert_eq!(event.first_timestamp, first.first_timestamp);
+            }
+            other => panic!("{other:?}"),
+        }
+        let mut outcomes = Vec::new();
+        for number in 0..30 {
+            outcomes.push(
+                match correlator.plan(&source, &occurrence(&format!("m{number}"), 6)) {
+                    Write::Create(event) if event.message.as_deref().unwrap().starts_with("(combined") => 'C',
+                    Write::Create(_) => 'c',
+                    Write::Update { event, .. }
+                        if event.message.as_deref().unwrap().starts_with("(combined") =>
+                    {
+                        'U'
+                    }
+                    Write::Update { .. } => 'u',
+                    Write::Nothing => '-',
+                },
+            );
+        }
+        let text: String = outcomes.iter().collect();
+        assert_eq!(text, "ccccccccCUUUUUUUUUUUUUU-------");
+    }
+
+    #[tokio::test]
+    async fn an_expired_event_is_written_anew() {
+        let (client, seen) = fake::client(|request| match request.method.as_str() {
+            "PATCH" => fake::status(404, "NotFound"),
+            _ => Reply::Json(201, request.body.clone()),
+        });
+        let recorder = EventRecorder::new(client, "test", "");
+        let object = occurrence("", 0).object;
+        recorder.event(&object, "Warning", "Bad", "it broke".into());
+        recorder.event(&object, "Warning", "Bad", "it broke".into());
+        while seen.lock().len() < 3 {
+            tokio::task::yield_now().await;
+        }
+        let seen = seen.lock();
+        let methods: Vec<&str> = seen.iter().map(|request| request.method.as_str()).collect();
+        assert_eq!(methods, vec!["POST", "PATCH", "POST"]);
+        assert_eq!(seen[0].path, "/api/v1/namespaces/default/events");
+        assert_eq!(seen[1].body["count"], 2);
+        assert_eq!(seen[2].body["count"], 2);
+        assert_eq!(seen[0].body["reportingComponent"], "test");
+    }
+}

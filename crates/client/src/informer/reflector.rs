@@ -1,0 +1,366 @@
+//! The list and watch behind an informer, for as long as the informer lives.
+//!
+//! A watch that breaks is resumed from the last version seen; only a version that is too old (410) makes
+//! a new list. An object that cannot be decoded is logged and left out: one bad object must not blind a
+//! component to all others.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use futures::StreamExt;
+use http::Request;
+use http_body_util::BodyExt;
+use kube::client::Body;
+use kube::core::Status;
+use kube::core::params::{ListParams, WatchParams};
+use kube::{Client, Resource};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use super::Shared;
+
+const PAGE: u32 = 500;
+const METADATA_LIST: &str =
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+const METADATA_WATCH: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+/// The server refuses objects far smaller than this; a longer line is not a watch event.
+const MAX_EVENT: usize = 64 << 20;
+/// Short at first, so that a component that starts before its role exists catches up at once.
+const FIRST_BACKOFF: Duration = Duration::from_millis(20);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+
+/// What to list and watch.
+pub(super) struct Source {
+    url: String,
+    label_selector: Option<String>,
+    field_selector: Option<String>,
+    metadata_only: bool,
+}
+
+impl Source {
+    pub(super) fn new(url: String, label_selector: Option<&str>, field_selector: Option<&str>) -> Self {
+        Source {
+            url,
+            label_selector: label_selector.map(str::to_owned),
+            field_selector: field_selector.map(str::to_owned),
+            metadata_only: false,
+        }
+    }
+
+    pub(super) fn metadata_only(mut self) -> Self {
+        self.metadata_only = true;
+        self
+    }
+
+    pub(super) fn identity(&self) -> String {
+        format!(
+            "{} {:?} {:?} {}",
+            self.url, self.label_selector, self.field_selector, self.metadata_only
+        )
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("{0}")]
+    Api(Box<Status>),
+    #[error("{0}")]
+    Client(#[from] kube::Error),
+    #[error("building the request: {0}")]
+    Request(#[from] kube::core::request::Error),
+    #[error("the answer is not what was asked for: {0}")]
+    Decode(#[from] serde_json::Error),
+    #[error("a watch event of more than {MAX_EVENT} bytes")]
+    TooLong,
+}
+
+impl Error {
+    fn is_expired(&self) -> bool {
+        matches!(self, Error::Api(status) if status.code == 410)
+    }
+}
+
+#[derive(Deserialize)]
+struct RawList<'a> {
+    #[serde(default)]
+    metadata: RawListMeta,
+    #[serde(borrow, default)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+struct RawListMeta {
+    #[serde(default)]
+    resource_version: String,
+    #[serde(default, rename = "continue")]
+    continue_token: String,
+}
+
+#[derive(Deserialize)]
+struct RawEvent<'a> {
+    #[serde(rename = "type")]
+    event_type: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct VersionOnly {
+    metadata: VersionMeta,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct VersionMeta {
+    resource_version: String,
+}
+
+/// Splits a byte stream into lines without looking twice at a byte.
+#[derive(Default)]
+struct Lines {
+    buffer: BytesMut,
+    searched: usize,
+}
+
+impl Lines {
+    fn push(&mut self, chunk: &[u8]) {
+        self.buffer.extend_from_slice(chunk);
+    }
+
+    fn next(&mut self) -> Option<Bytes> {
+        match self.buffer[self.searched..]
+            .iter()
+            .position(|byte| *byte == b'\n')
+        {
+            Some(offset) => {
+                let line = self.buffer.split_to(self.searched + offset).freeze();
+                self.buffer.advance(1);
+                self.searched = 0;
+                Some(line)
+            }
+            None => {
+                self.searched = self.buffer.len();
+                None
+            }
+        }
+    }
+}
+
+pub(super) struct Reflector<K> {
+    client: Client,
+    source: Source,
+    shared: Arc<Shared<K>>,
+}
+
+impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
+    pub(super) fn new(client: Client, source: Source, shared: Arc<Shared<K>>) -> Self {
+        Reflector {
+            client,
+            source,
+            shared,
+        }
+    }
+
+    /// Runs until dropped.
+    pub(super) async fn run(self) {
+        let mut backoff = FIRST_BACKOFF;
+        // Any version will do for the first list; after an expired one only the newest will.
+        let mut list_at = "0";
+        loop {
+            match self.list(list_at).await {
+                Ok(version) => {
+                    backoff = FIRST_BACKOFF;
+                    self.watch_from(version).await;
+                    list_at = "";
+                }
+                Err(error) => {
+                    if error.is_expired() {
+                        list_at = "";
+                    }
+                    tracing::debug!(url = self.source.url, %error, "list failed");
+                    pause(&mut backoff).await;
+                }
+            }
+        }
+    }
+
+    /// Lists everything, page by page, puts it in the store and answers the list's version.
+    async fn list(&self, at: &str) -> Result<String, Error> {
+        let mut objects = Vec::new();
+        let mut continue_token: Option<String> = None;
+        loop {
+            let params = ListParams {
+                label_selector: self.source.label_selector.clone(),
+                field_selector: self.source.field_selector.clone(),
+                // Version 0 means the server's cache, which answers whole.
+                limit: (at != "0" || continue_token.is_some()).then_some(PAGE),
+                resource_version: (continue_token.is_none() && !at.is_empty()).then(|| at.to_owned()),
+                continue_token: continue_token.take(),
+                ..Default::default()
+            };
+            let request = kube::core::Request::new(self.source.url.clone());
+            let request = request.list(&params)?;
+            let body = self.send(request, METADATA_LIST).await?;
+            let bytes = body.collect().await?.to_bytes();
+            let list: RawList<'_> = serde_json::from_slice(&bytes)?;
+            for item in list.items.unwrap_or_default() {
+                if let Some(object) = self.decode(item) {
+                    objects.push(object);
+                }
+            }
+            if list.metadata.continue_token.is_empty() {
+                self.shared.replace(objects);
+                return Ok(list.metadata.resource_version);
+            }
+            continue_token = Some(list.metadata.continue_token);
+        }
+    }
+
+    /// Watches from `version`, again and again, until the server no longer knows that version.
+    async fn watch_from(&self, mut version: String) {
+        let mut backoff = FIRST_BACKOFF;
+        loop {
+            let started = Instant::now();
+            let before = version.clone();
+            match self.watch_once(&mut version).await {
+                Ok(()) => {}
+                Err(error) if error.is_expired() => {
+                    tracing::debug!(
+                        url = self.source.url,
+                        version,
+                        "watch version is too old, listing again"
+                    );
+                    return;
+                }
+                Err(error) => tracing::debug!(url = self.source.url, version, %error, "watch broke"),
+            }
+            // A watch that did its job is renewed at once; one that broke early waits.
+            if version != before || started.elapsed() > Duration::from_secs(10) {
+                backoff = FIRST_BACKOFF;
+            } else {
+                pause(&mut backoff).await;
+            }
+        }
+    }
+
+    async fn watch_once(&self, version: &mut String) -> Result<(), Error> {
+        let params = WatchParams {
+            label_selector: self.source.label_selector.clone(),
+            field_selector: self.source.field_selector.clone(),
+            // Not all watches of a process should end at the same moment.
+            timeout: Some(rand::random_range(240..295)),
+            bookmarks: true,
+            send_initial_events: false,
+        };
+        let request = kube::core::Request::new(self.source.url.clone()).watch(&params, version)?;
+        let mut body = self.send(request, METADATA_WATCH).await?.into_data_stream();
+        let mut lines = Lines::default();
+        while let Some(chunk) = body.next().await {
+            lines.push(&chunk?);
+            while let Some(line) = lines.next() {
+                if !line.is_empty() {
+                    self.event(&line, version)?;
+                }
+            }
+            if lines.buffer.len() > MAX_EVENT {
+                return Err(Error::TooLong);
+            }
+        }
+        Ok(())
+    }
+
+    fn event(&self, line: &[u8], version: &mut String) -> Result<(), Error> {
+        let event: RawEvent<'_> = serde_json::from_slice(line)?;
+        match event.event_type {
+            "ADDED" | "MODIFIED" | "DELETED" => {
+                if let Some(object) = self.decode(event.object) {
+                    let seen = object.meta().resource_version.clone();
+                    if event.event_type == "DELETED" {
+                        self.shared.delete(object);
+                    } else {
+                        self.shared.apply(object);
+                    }
+                    *version = seen.unwrap_or_default();
+                } else if let Ok(object) = serde_json::from_str::<VersionOnly>(event.object.get()) {
+                    *version = object.metadata.resource_version;
+                }
+            }
+            "BOOKMARK" => {
+                *version = serde_json::from_str::<VersionOnly>(event.object.get())?
+                    .metadata
+                    .resource_version;
+            }
+            "ERROR" => {
+                let status: Status = serde_json::from_str(event.object.get())?;
+                return Err(Error::Api(status.boxed()));
+            }
+            other => tracing::debug!(url = self.source.url, event = other, "unknown watch event"),
+        }
+        Ok(())
+    }
+
+    fn decode(&self, raw: &RawValue) -> Option<K> {
+        match serde_json::from_str(raw.get()) {
+            Ok(object) => Some(object),
+            Err(error) => {
+                let named = serde_json::from_str::<kube::core::PartialObjectMeta>(raw.get()).ok();
+                let name = named.and_then(|object| object.metadata.name).unwrap_or_default();
+                tracing::warn!(url = self.source.url, name, %error, "object left out: it cannot be decoded");
+                None
+            }
+        }
+    }
+
+    async fn send(&self, request: Request<Vec<u8>>, metadata_accept: &'static str) -> Result<Body, Error> {
+        let mut request = request.map(Body::from);
+        if self.source.metadata_only {
+            let accept = http::HeaderValue::from_static(metadata_accept);
+            request.headers_mut().insert(http::header::ACCEPT, accept);
+        }
+        let response = self.client.send(request).await?;
+        let code = response.status();
+        if code.is_success() {
+            return Ok(response.into_body());
+        }
+        let bytes = response.into_body().collect().await?.to_bytes();
+        let mut status = serde_json::from_slice::<Status>(&bytes).unwrap_or_else(|_not_a_status| {
+            Status::failure(
+                &String::from_utf8_lossy(&bytes),
+                code.canonical_reason().unwrap_or_default(),
+            )
+        });
+        status.code = code.as_u16();
+        Err(Error::Api(status.boxed()))
+    }
+}
+
+async fn pause(backoff: &mut Duration) {
+    let jitter = rand::random_range(1.0..1.5);
+    tokio::time::sleep(backoff.mul_f64(jitter)).await;
+    *backoff = (*backoff * 2).min(MAX_BACKOFF);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Lines;
+
+    #[test]
+    fn lines_come_whole_from_any_split() {
+        let text = b"one\n\ntwo two\nthr";
+        for split in 0..text.len() {
+            let mut lines = Lines::default();
+            let mut got = Vec::new();
+            for part in [&text[..split], &text[split..]] {
+                lines.push(part);
+                while let Some(line) = lines.next() {
+                    got.push(String::from_utf8(line.to_vec()).unwrap());
+                }
+            }
+            assert_eq!(got, vec!["one", "", "two two"], "split at {split}");
+        }
+    }
+}

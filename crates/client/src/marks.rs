@@ -1,0 +1,109 @@
+//! Clients whose writes carry the marks of the work that makes them (see `skiff_trace`).
+//!
+//! Marks are task-local. `kube::Client` hands requests to a buffer task, but it polls the answer's future
+//! in the caller's task; therefore the trace layer is called inside that future and never in `call`, where
+//! the caller's task-locals are out of reach.
+
+use http::{Request, Response};
+use kube::Client;
+use kube::client::Body;
+use skiff_trace::{Cause, TraceHeaders};
+use tower::{BoxError, Layer, Service, ServiceExt};
+
+/// The cause that an observed object makes.
+pub fn cause_of<K: kube::Resource<DynamicType = ()>>(object: &K) -> Cause {
+    let meta = object.meta();
+    let (plural, group) = (K::plural(&()), K::group(&()));
+    Cause {
+        resource: if group.is_empty() {
+            plural.into_owned()
+        } else {
+            format!("{plural}.{group}")
+        },
+        namespace: meta.namespace.clone().unwrap_or_default(),
+        name: meta.name.clone().unwrap_or_default(),
+        version: meta.resource_version.clone().unwrap_or_default(),
+    }
+}
+
+/// A client over a service in this process: no socket and no TLS, but the whole request chain.
+pub fn in_process<S, B>(service: S, default_namespace: &str) -> Client
+where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send,
+    B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let marked = TraceHeaders.layer(service);
+    let in_callers_task = tower::service_fn(move |request: Request<Body>| {
+        let marked = marked.clone();
+        async move { marked.oneshot(request).await }
+    });
+    Client::new(in_callers_task, default_namespace)
+}
+
+/// Wraps a client so that its writes carry the marks of the work that makes them.
+pub fn with_marks(client: Client, default_namespace: &str) -> Client {
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let client = client.clone();
+        async move { client.send(request).await }
+    });
+    in_process(service, default_namespace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::Method;
+    use skiff_trace::{CAUSE_HEADER, STAGES_HEADER, Work, scope, stage};
+    use std::sync::Arc;
+
+    #[tokio::test]
+    async fn writes_carry_the_marks_of_the_calling_task() {
+        let seen = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let log = seen.clone();
+        let client = in_process(
+            tower::service_fn(move |request: Request<Body>| {
+                let header = |name: http::HeaderName| {
+                    request
+                        .headers()
+                        .get(name)
+                        .map(|value| value.to_str().unwrap_or_default().to_owned())
+                };
+                log.lock()
+                    .push((header(CAUSE_HEADER), header(STAGES_HEADER).is_some()));
+                async { Ok::<_, std::convert::Infallible>(Response::new(Body::from(b"{}".to_vec()))) }
+            }),
+            "default",
+        );
+        let client = with_marks(client, "default");
+        let send = async |method: Method| {
+            let request = Request::builder()
+                .method(method)
+                .uri("/")
+                .body(Body::empty())
+                .unwrap();
+            client.send(request).await.unwrap();
+        };
+        let text = "deployments.apps/default/web@7";
+        scope(Work::new(text.parse().ok()), async {
+            stage("plan", async {}).await;
+            send(Method::GET).await;
+            send(Method::POST).await;
+            send(Method::PUT).await;
+        })
+        .await;
+        send(Method::POST).await;
+        let cause = Some(text.to_owned());
+        assert_eq!(
+            *seen.lock(),
+            vec![
+                (None, false),
+                (cause.clone(), true),
+                (cause, false),
+                (None, false)
+            ]
+        );
+    }
+}

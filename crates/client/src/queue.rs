@@ -1,0 +1,342 @@
+//! The work queue: an item is queued once however often it is added, is worked on by one worker at a
+//! time, and comes back later with a growing delay when its work failed.
+//!
+//! It knows nothing of what an item means and drops none: what is added while it is being worked on is
+//! queued again when that work ends.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use skiff_trace::Cause;
+
+use crate::Key;
+
+const BASE_DELAY: Duration = Duration::from_millis(5);
+const MAX_DELAY: Duration = Duration::from_secs(1000);
+
+/// Why and when an item was queued.
+#[derive(Clone, Debug)]
+struct Wake {
+    cause: Option<Cause>,
+    added_at: Instant,
+}
+
+struct State<T> {
+    ready: VecDeque<T>,
+    /// Everything that waits to be worked on: in `ready`, or in `processing` and due again.
+    dirty: HashMap<T, Wake>,
+    processing: HashSet<T>,
+    /// Earliest first. An entry whose time is not the one in `delayed_until` is stale.
+    delayed: BinaryHeap<Reverse<(Instant, u64)>>,
+    delayed_items: HashMap<u64, T>,
+    delayed_until: HashMap<T, (Instant, u64, Option<Cause>)>,
+    sequence: u64,
+    failures: HashMap<T, u32>,
+    closed: bool,
+}
+
+impl<T: Clone + Eq + Hash> State<T> {
+    fn add(&mut self, item: T, cause: Option<Cause>) {
+        if self.closed {
+            return;
+        }
+        if let Some(wake) = self.dirty.get_mut(&item) {
+            if cause.is_some() {
+                wake.cause = cause;
+            }
+            return;
+        }
+        self.dirty.insert(
+            item.clone(),
+            Wake {
+                cause,
+                added_at: Instant::now(),
+            },
+        );
+        if !self.processing.contains(&item) {
+            self.ready.push_back(item);
+        }
+    }
+
+    fn move_due(&mut self, now: Instant) {
+        while let Some(Reverse((at, sequence))) = self.delayed.peek().copied() {
+            if at > now {
+                break;
+            }
+            self.delayed.pop();
+            let Some(item) = self.delayed_items.remove(&sequence) else {
+                continue;
+            };
+            if self
+                .delayed_until
+                .get(&item)
+                .is_some_and(|(_, latest, _)| *latest == sequence)
+                && let Some((_, _, cause)) = self.delayed_until.remove(&item)
+            {
+                self.add(item, cause);
+            }
+        }
+    }
+}
+
+pub struct WorkQueue<T = Key> {
+    state: Mutex<State<T>>,
+    changed: Notify,
+}
+
+impl<T: Clone + Eq + Hash> Default for WorkQueue<T> {
+    fn default() -> Self {
+        WorkQueue {
+            state: Mutex::new(State {
+                ready: VecDeque::new(),
+                dirty: HashMap::new(),
+                processing: HashSet::new(),
+                delayed: BinaryHeap::new(),
+                delayed_items: HashMap::new(),
+                delayed_until: HashMap::new(),
+                sequence: 0,
+                failures: HashMap::new(),
+                closed: false,
+            }),
+            changed: Notify::new(),
+        }
+    }
+}
+
+impl<T: Clone + Eq + Hash> WorkQueue<T> {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self::default())
+    }
+
+    pub fn add(&self, item: T, cause: Option<Cause>) {
+        self.state.lock().add(item, cause);
+        self.changed.notify_one();
+    }
+
+    /// Adds `item` once `delay` has passed; an earlier time that is already set stands.
+    pub fn add_after(&self, item: T, delay: Duration, cause: Option<Cause>) {
+        if delay.is_zero() {
+            return self.add(item, cause);
+        }
+        {
+            let state = &mut *self.state.lock();
+            if state.closed {
+                return;
+            }
+            let at = Instant::now() + delay;
+            if let Some((present, _, present_cause)) = state.delayed_until.get_mut(&item)
+                && *present <= at
+            {
+                if cause.is_some() {
+                    *present_cause = cause;
+                }
+                return;
+            }
+            state.sequence += 1;
+            let sequence = state.sequence;
+            if let Some((_, stale, _)) = state.delayed_until.insert(item.clone(), (at, sequence, cause)) {
+                state.delayed_items.remove(&stale);
+            }
+            state.delayed_items.insert(sequence, item);
+            state.delayed.push(Reverse((at, sequence)));
+        }
+        self.changed.notify_one();
+    }
+
+    /// Adds `item` after a delay that doubles with each failure since the last [`forget`](Self::forget).
+    pub fn add_rate_limited(&self, item: T, cause: Option<Cause>) {
+        let delay = {
+            let mut state = self.state.lock();
+            let failures = state.failures.entry(item.clone()).or_insert(0);
+            let delay = BASE_DELAY
+                .saturating_mul(1u32.checked_shl(*failures).unwrap_or(u32::MAX))
+                .min(MAX_DELAY);
+            *failures = failures.saturating_add(1);
+            delay
+        };
+        self.add_after(item, delay, cause);
+    }
+
+    pub fn forget(&self, item: &T) {
+        self.state.lock().failures.remove(item);
+    }
+
+    /// How often `item` has failed in a row.
+    pub fn requeues(&self, item: &T) -> u32 {
+        self.state.lock().failures.get(item).copied().unwrap_or(0)
+    }
+
+    /// Items that wait now; not those that are delayed.
+    pub fn len(&self) -> usize {
+        self.state.lock().dirty.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Takes no more items; [`next`](Self::next) answers `None` at once.
+    pub fn close(&self) {
+        self.state.lock().closed = true;
+        self.changed.notify_waiters();
+        self.changed.notify_one();
+    }
+
+    /// Waits for an item. Dropping the [`Taken`] says that its work has ended.
+    pub async fn next(self: &Arc<Self>) -> Option<Taken<T>> {
+        loop {
+            let notified = self.changed.notified();
+            let wait_until = {
+                let mut state = self.state.lock();
+                if state.closed {
+                    // Pass the news on to the next waiter.
+                    self.changed.notify_one();
+                    return None;
+                }
+                state.move_due(Instant::now());
+                if let Some(item) = state.ready.pop_front() {
+                    let wake = state.dirty.remove(&item);
+                    state.processing.insert(item.clone());
+                    if !state.ready.is_empty() {
+                        self.changed.notify_one();
+                    }
+                    let (cause, added_at) =
+                        wake.map_or_else(|| (None, Instant::now()), |wake| (wake.cause, wake.added_at));
+                    return Some(Taken {
+                        item,
+                        cause,
+                        added_at,
+                        queue: self.clone(),
+                    });
+                }
+                state.delayed.peek().map(|Reverse((at, _))| *at)
+            };
+            match wait_until {
+                Some(at) => {
+                    tokio::select! {
+                        _ = notified => {}
+                        _ = tokio::time::sleep_until(at) => {}
+                    }
+                }
+                None => notified.await,
+            }
+        }
+    }
+
+    fn done(&self, item: &T) {
+        let mut state = self.state.lock();
+        state.processing.remove(item);
+        if state.dirty.contains_key(item) {
+            state.ready.push_back(item.clone());
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+}
+
+/// An item in work.
+pub struct Taken<T: Clone + Eq + Hash = Key> {
+    pub item: T,
+    /// The latest cause that was given while the item waited.
+    pub cause: Option<Cause>,
+    /// When the item was first added.
+    pub added_at: Instant,
+    queue: Arc<WorkQueue<T>>,
+}
+
+impl<T: Clone + Eq + Hash> Drop for Taken<T> {
+    fn drop(&mut self) {
+        self.queue.done(&self.item);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cause(version: &str) -> Option<Cause> {
+        Some(Cause {
+            resource: "pods".into(),
+            namespace: "a".into(),
+            name: "b".into(),
+            version: version.into(),
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_item_is_queued_once_and_keeps_its_latest_cause() {
+        let queue = WorkQueue::<&str>::new();
+        queue.add("a", cause("1"));
+        queue.add("a", cause("2"));
+        queue.add("b", None);
+        let first = queue.next().await.unwrap();
+        assert_eq!((first.item, first.cause.clone()), ("a", cause("2")));
+        // Added while in work: not handed to a second worker, but queued again after.
+        queue.add("a", cause("3"));
+        assert_eq!(queue.next().await.unwrap().item, "b");
+        assert_eq!(queue.len(), 1);
+        drop(first);
+        assert_eq!(queue.next().await.unwrap().cause, cause("3"));
+        assert!(queue.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_double_the_delay_until_forgotten() {
+        let queue = WorkQueue::<&str>::new();
+        let mut waits = Vec::new();
+        for _ in 0..4 {
+            let before = Instant::now();
+            queue.add_rate_limited("a", None);
+            drop(queue.next().await.unwrap());
+            waits.push(before.elapsed().as_millis());
+        }
+        assert_eq!(waits, vec![5, 10, 20, 40]);
+        assert_eq!(queue.requeues(&"a"), 4);
+        queue.forget(&"a");
+        assert_eq!(queue.requeues(&"a"), 0);
+        for _ in 0..40 {
+            queue.add_rate_limited("b", None);
+            drop(queue.next().await);
+        }
+        let before = Instant::now();
+        queue.add_rate_limited("b", None);
+        drop(queue.next().await);
+        assert_eq!(before.elapsed(), MAX_DELAY);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_earliest_delay_wins() {
+        let queue = WorkQueue::<&str>::new();
+        let before = Instant::now();
+        queue.add_after("a", Duration::from_secs(10), None);
+        queue.add_after("a", Duration::from_secs(2), None);
+        queue.add_after("a", Duration::from_secs(20), None);
+        drop(queue.next().await);
+        assert_eq!(before.elapsed(), Duration::from_secs(2));
+        let more = tokio::time::timeout(Duration::from_secs(60), queue.next()).await;
+        assert!(more.is_err(), "the replaced delays must not fire");
+    }
+
+    #[tokio::test]
+    async fn closing_ends_every_waiter() {
+        let queue = WorkQueue::<&str>::new();
+        let waiters: Vec<_> = (0..3)
+            .map(|_| {
+                let queue = queue.clone();
+                tokio::spawn(async move { queue.next().await.is_none() })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        queue.close();
+        for waiter in waiters {
+            assert!(waiter.await.unwrap());
+        }
+    }
+}
