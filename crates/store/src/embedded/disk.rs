@@ -1,0 +1,226 @@
+//! The data on disk: one SQLite database with a log of versions. It decides nothing; it stores what
+//! the writer decided and gives it back in order.
+//!
+//! Format 1: `kv` has one row a revision (`value` NULL: deleted), `meta` the newest revision whose
+//! history is gone. Rows up to that one are exactly the keys alive then. `user_version` is the format.
+
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
+
+use crate::{Error, Result};
+
+const FORMAT: i64 = 1;
+/// `application_id` of the database: "skif".
+const APPLICATION: i64 = 0x736b_6966;
+const FILE: &str = "store.db";
+const PAGE: u64 = 8192;
+
+/// One version of one key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    pub revision: i64,
+    pub key: std::sync::Arc<str>,
+    /// 0 in a delete.
+    pub create_revision: i64,
+    pub value: Option<Bytes>,
+    /// Unix seconds; 0: never.
+    pub expires: u64,
+}
+
+pub struct Disk {
+    connection: Connection,
+    dir: PathBuf,
+}
+
+/// Bytes on disk of the database in `dir`, with its write-ahead log.
+pub fn size(dir: &Path) -> u64 {
+    [FILE.to_owned(), format!("{FILE}-wal")]
+        .iter()
+        .filter_map(|name| fs::metadata(dir.join(name)).ok())
+        .map(|metadata| metadata.len())
+        .sum()
+}
+
+impl Disk {
+    pub fn open(dir: &Path) -> Result<Disk> {
+        let io = |error: std::io::Error| Error::Io(format!("{}: {error}", dir.display()));
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)
+            .map_err(io)?;
+        let file = dir.join(FILE);
+        // Secrets are in here. SQLite gives its log the mode of the database.
+        fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(&file)
+            .map_err(io)?;
+        let connection = Connection::open(&file).map_err(|error| translate(dir, error))?;
+        let disk = Disk {
+            connection,
+            dir: dir.to_owned(),
+        };
+        disk.prepare().map_err(|error| match error {
+            Prepare::Sqlite(error) => translate(dir, error),
+            Prepare::Refused(error) => error,
+        })?;
+        Ok(disk)
+    }
+
+    fn prepare(&self) -> std::result::Result<(), Prepare> {
+        let connection = &self.connection;
+        // One process only: the state in memory is the truth for reads. This also spares the shared
+        // memory file of the log.
+        connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+        let number = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        let (format, application) = (number("user_version")?, number("application_id")?);
+        let tables: i64 = connection.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0))?;
+        if tables > 0 && application != APPLICATION {
+            let file = self.dir.join(FILE);
+            return Err(Prepare::Refused(Error::Corrupt(format!(
+                "{} is not skiff's",
+                file.display()
+            ))));
+        }
+        if format > FORMAT {
+            let place = self.dir.display().to_string();
+            let refused = Error::NewerVersion {
+                place,
+                found: format,
+                known: FORMAT,
+                flag: "--data-dir",
+            };
+            return Err(Prepare::Refused(refused));
+        }
+        if tables == 0 {
+            connection.pragma_update(None, "page_size", PAGE as i64)?;
+        }
+        connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        connection.pragma_update(None, "journal_size_limit", 16 << 20)?;
+        connection.set_prepared_statement_cache_capacity(16);
+        if tables == 0 {
+            connection.execute_batch(&format!(
+                "BEGIN IMMEDIATE;
+                 CREATE TABLE kv (revision INTEGER PRIMARY KEY, key TEXT NOT NULL,
+                   create_revision INTEGER NOT NULL, value BLOB, expires INTEGER NOT NULL);
+                 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+                 INSERT INTO meta VALUES ('compacted', 1);
+                 PRAGMA application_id = {APPLICATION};
+                 PRAGMA user_version = {FORMAT};
+                 COMMIT;"
+            ))?;
+        }
+        Ok(())
+    }
+
+    pub fn limit_size(&mut self, bytes: u64) -> Result<()> {
+        let pages = i64::try_from(bytes / PAGE).unwrap_or(i64::MAX).max(1);
+        self.connection
+            .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
+            .map_err(|error| translate(&self.dir, error))
+    }
+
+    pub fn compacted(&self) -> Result<i64> {
+        self.connection
+            .query_row("SELECT value FROM meta WHERE name = 'compacted'", [], |row| {
+                row.get(0)
+            })
+            .map_err(|error| translate(&self.dir, error))
+    }
+
+    /// All rows in the order of their revisions.
+    pub fn load(&self, mut each: impl FnMut(Row)) -> Result<()> {
+        let mut load = || {
+            let mut statement = self
+                .connection
+                .prepare("SELECT revision, key, create_revision, value, expires FROM kv ORDER BY revision")?;
+            let mut rows = statement.query([])?;
+            while let Some(row) = rows.next()? {
+                each(Row {
+                    revision: row.get(0)?,
+                    key: row.get_ref(1)?.as_str()?.into(),
+                    create_revision: row.get(2)?,
+                    value: row.get_ref(3)?.as_blob_or_null()?.map(Bytes::copy_from_slice),
+                    expires: u64::try_from(row.get::<_, i64>(4)?).unwrap_or(0),
+                });
+            }
+            Ok(())
+        };
+        load().map_err(|error| translate(&self.dir, error))
+    }
+
+    /// All rows, or none. When this returns `Ok` they are on disk.
+    pub fn commit<'a>(&mut self, rows: impl Iterator<Item = &'a Row>) -> Result<()> {
+        let dir = &self.dir;
+        let connection = &mut self.connection;
+        let commit = || {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            {
+                let mut insert = transaction.prepare_cached("INSERT INTO kv VALUES (?, ?, ?, ?, ?)")?;
+                for row in rows {
+                    let expires = i64::try_from(row.expires).unwrap_or(i64::MAX);
+                    insert.execute(params![
+                        row.revision,
+                        &*row.key,
+                        row.create_revision,
+                        row.value.as_deref(),
+                        expires
+                    ])?;
+                }
+            }
+            transaction.commit()
+        };
+        commit().map_err(|error| translate(dir, error))
+    }
+
+    /// Removes the rows of `superseded` revisions, and records how far history is gone.
+    pub fn compact(&mut self, superseded: &[i64], compacted: i64) -> Result<()> {
+        let dir = &self.dir;
+        let connection = &mut self.connection;
+        let mut compact = || {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            {
+                let mut delete = transaction.prepare_cached("DELETE FROM kv WHERE revision = ?")?;
+                for revision in superseded {
+                    delete.execute([revision])?;
+                }
+                transaction
+                    .prepare_cached("UPDATE meta SET value = ? WHERE name = 'compacted'")?
+                    .execute([compacted])?;
+            }
+            transaction.commit()
+        };
+        compact().map_err(|error| translate(dir, error))
+    }
+}
+
+enum Prepare {
+    Sqlite(rusqlite::Error),
+    Refused(Error),
+}
+
+impl From<rusqlite::Error> for Prepare {
+    fn from(error: rusqlite::Error) -> Prepare {
+        Prepare::Sqlite(error)
+    }
+}
+
+fn translate(dir: &Path, error: rusqlite::Error) -> Error {
+    let text = format!("{}: {error}", dir.join(FILE).display());
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => Error::DiskFull(text),
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Error::InUse(dir.display().to_string()),
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Error::Corrupt(text),
+        Some(ErrorCode::TooBig) => Error::TooLarge(text),
+        Some(_) => Error::Io(text),
+        // Not SQLite's own: a row of a shape that this code did not write.
+        None => Error::Corrupt(text),
+    }
+}

@@ -1,0 +1,193 @@
+//! The embedded store: SQLite on disk, everything needed for reading in memory.
+//!
+//! Writes go to one thread ([`writer`]), which takes all that wait, decides them one after the other,
+//! commits them in one transaction with one fsync, and acknowledges them together. Reads touch memory
+//! only: the current state and the versions not yet compacted ([`state`]). On disk there is a log of
+//! versions by revision ([`disk`]), so that a write is an append and history survives a restart.
+
+mod disk;
+mod state;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use parking_lot::RwLock;
+use tokio::sync::{Semaphore, oneshot};
+
+use crate::hub::Hub;
+pub use crate::hub::Limits;
+use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
+use disk::Disk;
+use state::State;
+use writer::{Queue, Request, Write, Writer};
+
+/// Writes that may wait for the writer thread; more callers wait for a place.
+const WAITING_WRITES: usize = 4096;
+
+/// Unix time in seconds. Tests bring their own.
+pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+#[derive(Clone)]
+pub struct Options {
+    /// The directory of the database; made with mode 0700 if it is missing.
+    pub dir: PathBuf,
+    pub limits: Limits,
+    pub clock: Clock,
+    /// Refuses writes as on a full disk beyond this many bytes of database.
+    pub max_bytes: Option<u64>,
+}
+
+impl Options {
+    pub fn new(dir: impl Into<PathBuf>) -> Options {
+        let clock = || {
+            SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs())
+        };
+        Options {
+            dir: dir.into(),
+            limits: Limits::default(),
+            clock: Arc::new(clock),
+            max_bytes: None,
+        }
+    }
+}
+
+pub struct Embedded {
+    shared: Arc<Shared>,
+    places: Arc<Semaphore>,
+    dir: PathBuf,
+    writer: Option<std::thread::JoinHandle<()>>,
+}
+
+/// What readers and the writer thread share. Lock order: `state`, then the hub's.
+struct Shared {
+    /// Written by the writer thread only, after its commit.
+    state: RwLock<State>,
+    hub: Hub,
+    queue: Queue,
+    clock: Clock,
+}
+
+impl Embedded {
+    /// Opens the data in `dir`, or starts new data there. Blocks while the state is read.
+    pub fn open(dir: impl AsRef<Path>) -> Result<Embedded> {
+        Embedded::open_with(Options::new(dir.as_ref()))
+    }
+
+    pub fn open_with(options: Options) -> Result<Embedded> {
+        let mut disk = Disk::open(&options.dir)?;
+        if let Some(bytes) = options.max_bytes {
+            disk.limit_size(bytes)?;
+        }
+        let mut state = State::new(disk.compacted()?);
+        let mut history = Vec::new();
+        let mut expiries = Vec::new();
+        disk.load(|row| {
+            let recent = row.revision > state.compacted;
+            let expires = row.expires;
+            let event = state.apply(row);
+            if expires > 0 {
+                expiries.push((expires, event.key.clone()));
+            }
+            if recent {
+                history.push(event);
+            }
+        })?;
+        let now = (options.clock)();
+        let hub = Hub::new(state.revision, state.compacted, history, now);
+        let shared = Arc::new(Shared {
+            state: RwLock::new(state),
+            hub,
+            queue: Queue::default(),
+            clock: options.clock.clone(),
+        });
+        let writer = Writer::new(shared.clone(), disk, options.limits, expiries);
+        let thread = std::thread::Builder::new()
+            .name("store-writer".to_owned())
+            .spawn(move || writer.run())
+            .map_err(|error| Error::Io(format!("cannot start the writer thread: {error}")))?;
+        Ok(Embedded {
+            shared,
+            places: Arc::new(Semaphore::new(WAITING_WRITES)),
+            dir: options.dir,
+            writer: Some(thread),
+        })
+    }
+
+    /// Runs what the writer thread does by itself from time to time: expiry of leases, compaction.
+    pub async fn tick(&self) -> Result<()> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.queue.push(Request::Tick { reply })?;
+        answer.await.map_err(|_| writer::stopped())?
+    }
+}
+
+impl Drop for Embedded {
+    /// Waits for the writer, so that the data can be opened again as soon as this returns.
+    fn drop(&mut self) {
+        self.shared.queue.close();
+        if let Some(thread) = self.writer.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Embedded {
+    async fn get(&self, key: &str) -> Result<(Option<KeyValue>, i64)> {
+        let state = self.shared.state.read();
+        Ok((state.get(key), state.revision))
+    }
+
+    async fn range(
+        &self,
+        prefix: &str,
+        start_after: Option<&str>,
+        limit: usize,
+        at: Option<i64>,
+    ) -> Result<RangeResult> {
+        self.shared.state.read().range(prefix, start_after, limit, at)
+    }
+
+    async fn write(&self, key: &str, expect: Expect, op: Op, lease_seconds: Option<i64>) -> Result<Outcome> {
+        let place = self
+            .places
+            .clone()
+            .acquire_owned()
+            .await
+            .map_err(|_| writer::stopped())?;
+        let (reply, answer) = oneshot::channel();
+        let write = Write {
+            key: key.into(),
+            expect,
+            op,
+            lease_seconds,
+            reply: Some(reply),
+            _place: Some(place),
+        };
+        self.shared.queue.push(Request::Write(write))?;
+        answer.await.map_err(|_| writer::stopped())?
+    }
+
+    async fn watch(&self, prefix: &str, from: i64) -> Result<Watch> {
+        self.shared.hub.watch(prefix, from)
+    }
+
+    async fn compact(&self, revision: i64) -> Result<()> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.queue.push(Request::Compact { revision, reply })?;
+        answer.await.map_err(|_| writer::stopped())?
+    }
+
+    async fn revision(&self) -> Result<i64> {
+        Ok(self.shared.hub.revision())
+    }
+
+    async fn size(&self) -> Result<u64> {
+        Ok(disk::size(&self.dir))
+    }
+}
