@@ -1,0 +1,59 @@
+//! `cargo xtask facts`: writes the compact tables of `crates/api/data` from upstream's published
+//! OpenAPI and discovery documents and its Go API types. No prose of upstream ends up in the tables.
+
+mod go;
+mod resources;
+mod types;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+pub struct Options {
+    pub openapi: PathBuf,
+    pub discovery: PathBuf,
+    pub go: PathBuf,
+    pub out: PathBuf,
+}
+
+/// Group versions that a default v1.36 server serves: everything stable, and no alpha or beta.
+pub fn served_by_default(version: &str) -> bool {
+    !version.contains("alpha") && !version.contains("beta")
+}
+
+pub fn run(options: &Options) -> Result<()> {
+    let resources = resources::read(&options.discovery)?;
+    let definitions = read_definitions(&options.openapi)?;
+    let mut loader = go::Loader::new(&options.go)?;
+    let types = types::collect(&mut loader, &definitions, &resources)?;
+    fs::create_dir_all(&options.out)?;
+    write(&options.out.join("resources.txt"), &resources::render(&resources))?;
+    write(&options.out.join("types.txt"), &types)?;
+    Ok(())
+}
+
+/// All schemas of the v3 documents, plus which names the v2 document has.
+fn read_definitions(dir: &Path) -> Result<BTreeMap<String, Value>> {
+    let mut definitions = BTreeMap::new();
+    let v3 = dir.join("v3");
+    let mut files: Vec<_> = fs::read_dir(&v3)
+        .with_context(|| format!("read {}", v3.display()))?
+        .collect::<std::io::Result<Vec<_>>>()?;
+    files.sort_by_key(|entry| entry.file_name());
+    for entry in files {
+        let mut document: Value = serde_json::from_str(&fs::read_to_string(entry.path())?)?;
+        if let Some(Value::Object(schemas)) = document.pointer_mut("/components/schemas").map(Value::take) {
+            definitions.extend(schemas);
+        }
+    }
+    Ok(definitions)
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
+    println!("{} {} bytes", path.display(), text.len());
+    Ok(())
+}
