@@ -1,0 +1,329 @@
+//! Service-account tokens: JWTs signed by this cluster, verified locally, bound to objects that must still exist.
+
+use crate::{AuthError, UserInfo};
+use async_trait::async_trait;
+use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, encode};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// What the verifier must ask the cluster.
+#[async_trait]
+pub trait Lookup: Send + Sync {
+    /// The uid of a live object, `None` if there is none. `resource` is `serviceaccounts`, `pods`, `secrets` or
+    /// `nodes` of the core group.
+    async fn uid(&self, resource: &str, namespace: &str, name: &str) -> Option<String>;
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Claims {
+    aud: Vec<String>,
+    exp: i64,
+    iat: i64,
+    nbf: i64,
+    iss: String,
+    sub: String,
+    jti: String,
+    #[serde(rename = "kubernetes.io")]
+    kubernetes: Bound,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Bound {
+    namespace: String,
+    serviceaccount: BoundObject,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod: Option<BoundObject>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    secret: Option<BoundObject>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<BoundObject>,
+}
+
+/// Name and uid of an object that a token is bound to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoundObject {
+    pub name: String,
+    pub uid: String,
+}
+
+/// What a token shall say.
+#[derive(Debug, Clone)]
+pub struct TokenRequest {
+    pub namespace: String,
+    pub service_account: BoundObject,
+    pub pod: Option<BoundObject>,
+    pub secret: Option<BoundObject>,
+    pub node: Option<BoundObject>,
+    /// Empty means the API server's own audience.
+    pub audiences: Vec<String>,
+    pub issued_at: i64,
+    pub expires_at: i64,
+    /// A unique id.
+    pub id: String,
+}
+
+/// A signed token.
+#[derive(Debug, Clone)]
+pub struct TokenSpec {
+    pub token: String,
+    pub audiences: Vec<String>,
+}
+
+pub struct TokenIssuer {
+    key: EncodingKey,
+    key_id: String,
+    issuer: String,
+    audiences: Vec<String>,
+    jwks: Value,
+}
+
+impl TokenIssuer {
+    /// `private_key` and `public_key` are PEM, PKCS#8 and SPKI, of one P-256 pair.
+    pub fn new(
+        private_key: &str,
+        public_key: &str,
+        issuer: String,
+        audiences: Vec<String>,
+    ) -> Result<Self, AuthError> {
+        let unusable = |e: String| AuthError::Token(format!("service-account key: {e}"));
+        let key = EncodingKey::from_ec_pem(private_key.as_bytes()).map_err(|e| unusable(e.to_string()))?;
+        let (x, y) =
+            point(public_key).ok_or_else(|| unusable("the public key is not a P-256 point".to_owned()))?;
+        let key_id = x.chars().take(43).collect::<String>();
+        let jwks = json!({"keys": [{"use": "sig", "kty": "EC", "kid": key_id, "crv": "P-256", "alg": "ES256", "x": x, "y": y}]});
+        Ok(Self {
+            key,
+            key_id,
+            issuer,
+            audiences,
+            jwks,
+        })
+    }
+
+    /// The public keys as `/openid/v1/jwks` serves them.
+    pub fn jwks(&self) -> &Value {
+        &self.jwks
+    }
+
+    pub fn issuer(&self) -> &str {
+        &self.issuer
+    }
+
+    pub fn issue(&self, request: TokenRequest) -> Result<TokenSpec, AuthError> {
+        let audiences = if request.audiences.is_empty() {
+            self.audiences.clone()
+        } else {
+            request.audiences
+        };
+        let claims = Claims {
+            aud: audiences.clone(),
+            exp: request.expires_at,
+            iat: request.issued_at,
+            nbf: request.issued_at,
+            iss: self.issuer.clone(),
+            sub: format!(
+                "system:serviceaccount:{}:{}",
+                request.namespace, request.service_account.name
+            ),
+            jti: request.id,
+            kubernetes: Bound {
+                namespace: request.namespace,
+                serviceaccount: request.service_account,
+                pod: request.pod,
+                secret: request.secret,
+                node: request.node,
+            },
+        };
+        let mut header = Header::new(Algorithm::ES256);
+        header.typ = None;
+        header.kid = Some(self.key_id.clone());
+        let token = encode(&header, &claims, &self.key).map_err(|e| AuthError::Token(e.to_string()))?;
+        Ok(TokenSpec { token, audiences })
+    }
+}
+
+/// The coordinates of a P-256 public key in SPKI PEM, in base64url.
+fn point(public_key: &str) -> Option<(String, String)> {
+    use base64::Engine;
+    let (_, pem) = x509_parser::pem::parse_x509_pem(public_key.as_bytes()).ok()?;
+    // The uncompressed point is the last 65 bytes of the structure: 0x04, x, y.
+    let start = pem.contents.len().checked_sub(65)?;
+    let point = &pem.contents[start..];
+    let encode = |bytes: &[u8]| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
+    (point[0] == 4).then(|| (encode(&point[1..33]), encode(&point[33..])))
+}
+
+/// Verifies tokens of this cluster.
+pub struct TokenVerifier {
+    key: DecodingKey,
+    issuer: String,
+    audiences: Vec<String>,
+    lookup: Arc<dyn Lookup>,
+}
+
+impl TokenVerifier {
+    pub fn new(
+        public_key: &str,
+        issuer: String,
+        audiences: Vec<String>,
+        lookup: Arc<dyn Lookup>,
+    ) -> Result<Self, AuthError> {
+        let key = DecodingKey::from_ec_pem(public_key.as_bytes())
+            .map_err(|e| AuthError::Token(format!("service-account key: {e}")))?;
+        Ok(Self {
+            key,
+            issuer,
+            audiences,
+            lookup,
+        })
+    }
+
+    /// `audiences` are those the asker accepts; `None` means the API server's own.
+    pub async fn verify(&self, token: &str, audiences: Option<&[String]>) -> Result<UserInfo, AuthError> {
+        let mut validation = Validation::new(Algorithm::ES256);
+        validation.set_issuer(&[&self.issuer]);
+        validation.set_audience(audiences.unwrap_or(&self.audiences));
+        validation.set_required_spec_claims(&["exp", "iss", "sub", "aud"]);
+        validation.validate_nbf = true;
+        let claims = decode::<Claims>(token, &self.key, &validation)
+            .map_err(|e| AuthError::Token(e.to_string()))?
+            .claims;
+        let bound = &claims.kubernetes;
+        let namespace = bound.namespace.as_str();
+        self.must_live("serviceaccounts", namespace, &bound.serviceaccount)
+            .await?;
+        for (resource, object) in [("pods", &bound.pod), ("secrets", &bound.secret)] {
+            if let Some(object) = object {
+                self.must_live(resource, namespace, object).await?;
+            }
+        }
+        let mut user = UserInfo::service_account(namespace, &bound.serviceaccount.name);
+        user.uid.clone_from(&bound.serviceaccount.uid);
+        let mut note = |key: &str, value: &str| {
+            user.extra.insert(
+                format!("authentication.kubernetes.io/{key}"),
+                vec![value.to_owned()],
+            );
+        };
+        note("credential-id", &format!("JTI={}", claims.jti));
+        if let Some(pod) = &bound.pod {
+            note("pod-name", &pod.name);
+            note("pod-uid", &pod.uid);
+        }
+        if let Some(node) = &bound.node {
+            note("node-name", &node.name);
+            note("node-uid", &node.uid);
+        }
+        Ok(user)
+    }
+
+    async fn must_live(
+        &self,
+        resource: &str,
+        namespace: &str,
+        object: &BoundObject,
+    ) -> Result<(), AuthError> {
+        match self.lookup.uid(resource, namespace, &object.name).await {
+            Some(uid) if uid == object.uid => Ok(()),
+            Some(_) => Err(AuthError::Token(format!(
+                "{resource} {namespace}/{} is another object now",
+                object.name
+            ))),
+            None => Err(AuthError::Token(format!(
+                "{resource} {namespace}/{} does not exist",
+                object.name
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    struct Objects(Vec<(&'static str, &'static str)>);
+
+    #[async_trait]
+    impl Lookup for Objects {
+        async fn uid(&self, resource: &str, _namespace: &str, _name: &str) -> Option<String> {
+            self.0
+                .iter()
+                .find(|(r, _)| *r == resource)
+                .map(|(_, uid)| (*uid).to_owned())
+        }
+    }
+
+    fn now() -> i64 {
+        i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap()
+    }
+
+    fn request(expires_at: i64, audiences: &[&str]) -> TokenRequest {
+        TokenRequest {
+            namespace: "default".into(),
+            service_account: BoundObject {
+                name: "web".into(),
+                uid: "u1".into(),
+            },
+            pod: Some(BoundObject {
+                name: "p".into(),
+                uid: "u2".into(),
+            }),
+            secret: None,
+            node: None,
+            audiences: audiences.iter().map(|a| (*a).to_owned()).collect(),
+            issued_at: now(),
+            expires_at,
+            id: "id".into(),
+        }
+    }
+
+    #[tokio::test]
+    async fn tokens_hold_while_their_objects_live() {
+        let pair = rcgen::KeyPair::generate().unwrap();
+        let (private, public) = (pair.serialize_pem(), pair.public_key_pem());
+        let audiences = vec!["api".to_owned()];
+        let issuer = TokenIssuer::new(&private, &public, "iss".into(), audiences.clone()).unwrap();
+        let verifier = |objects| {
+            TokenVerifier::new(
+                &public,
+                "iss".into(),
+                audiences.clone(),
+                Arc::new(Objects(objects)),
+            )
+            .unwrap()
+        };
+        let alive = || vec![("serviceaccounts", "u1"), ("pods", "u2")];
+        let token = issuer.issue(request(now() + 60, &[])).unwrap().token;
+        let user = verifier(alive()).verify(&token, None).await.unwrap();
+        assert_eq!(user.name, "system:serviceaccount:default:web");
+        assert_eq!(user.extra["authentication.kubernetes.io/pod-name"], ["p"]);
+
+        let refused =
+            |objects, token: String| async move { verifier(objects).verify(&token, None).await.is_err() };
+        assert!(
+            refused(vec![("serviceaccounts", "u1")], token.clone()).await,
+            "pod gone"
+        );
+        assert!(
+            refused(vec![("serviceaccounts", "other"), ("pods", "u2")], token.clone()).await,
+            "another account"
+        );
+        assert!(
+            refused(alive(), issuer.issue(request(now() - 3600, &[])).unwrap().token).await,
+            "expired"
+        );
+        assert!(
+            refused(
+                alive(),
+                issuer.issue(request(now() + 60, &["other"])).unwrap().token
+            )
+            .await,
+            "audience"
+        );
+        let mut forged = token;
+        forged.replace_range(forged.len() - 4.., "AAAA");
+        assert!(refused(alive(), forged).await, "signature");
+    }
+}

@@ -1,0 +1,41 @@
+//! Users by client certificate: the common name is the user, the organisations are the groups.
+
+use crate::{AuthError, UserInfo};
+use rustls::pki_types::CertificateDer;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+pub fn user(leaf: &CertificateDer<'_>) -> Result<UserInfo, AuthError> {
+    let (_, certificate) = X509Certificate::from_der(leaf)
+        .map_err(|e| AuthError::Certificate(format!("cannot be read: {e}")))?;
+    let subject = certificate.subject();
+    let name = subject
+        .iter_common_name()
+        .next()
+        .and_then(|cn| cn.as_str().ok())
+        .filter(|cn| !cn.is_empty())
+        .ok_or_else(|| AuthError::Certificate("has no common name".to_owned()))?;
+    let groups = subject.iter_organization().filter_map(|o| o.as_str().ok());
+    Ok(UserInfo::new(name, groups))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, DnType, KeyPair};
+
+    #[test]
+    fn the_subject_is_the_user() {
+        let mut params = CertificateParams::default();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "kubernetes-admin");
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, "system:masters");
+        let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        let user = user(certificate.der()).unwrap();
+        assert_eq!(user.name, "kubernetes-admin");
+        assert_eq!(user.groups, ["system:masters", "system:authenticated"]);
+        assert!(super::user(&CertificateDer::from(vec![1, 2, 3])).is_err());
+    }
+}
