@@ -1,0 +1,352 @@
+//! The cluster's keys and certificates: made on first start, kept in one folder with safe modes, renewed when
+//! they near their end. The layout is kubeadm's (`ca.crt`, `ca.key`, `apiserver.crt`, `sa.key`, …).
+//!
+//! Knows files and X.509, nothing of Kubernetes objects.
+
+mod tls;
+
+pub use tls::{client_config, server_config};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+};
+use std::fs;
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+use time::{Duration, OffsetDateTime};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+const CA_YEARS: i64 = 10;
+const LEAF_DAYS: i64 = 365;
+/// A certificate with less left is made anew at start.
+const RENEW_DAYS: i64 = 30;
+
+#[derive(Debug, Error)]
+pub enum Error {
+    #[error("{path}: {source}")]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("{path} cannot be used: {why}")]
+    Unusable { path: PathBuf, why: String },
+    #[error("cannot make a certificate: {0}")]
+    Certificate(#[from] rcgen::Error),
+    #[error("TLS configuration: {0}")]
+    Tls(String),
+}
+
+type Result<T> = std::result::Result<T, Error>;
+
+/// A certificate and its private key, both PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    pub certificate: String,
+    pub key: String,
+}
+
+/// A folder of keys and certificates under one certificate authority.
+pub struct Pki {
+    dir: PathBuf,
+    ca: Identity,
+}
+
+impl Pki {
+    /// Opens the folder, making it and the CA if they are not there.
+    pub fn open(dir: &Path) -> Result<Self> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)
+            .map_err(|e| file(dir, e))?;
+        let ca = match load(dir, "ca")? {
+            Some(ca) => ca,
+            None => {
+                let ca = make_ca()?;
+                save(dir, "ca", &ca)?;
+                ca
+            }
+        };
+        Ok(Self {
+            dir: dir.to_owned(),
+            ca,
+        })
+    }
+
+    pub fn ca_certificate(&self) -> &str {
+        &self.ca.certificate
+    }
+
+    /// A server's certificate for these names and addresses. Reissued when they change.
+    pub fn serving(&self, name: &str, common_name: &str, hosts: &[String]) -> Result<Identity> {
+        self.leaf(
+            name,
+            Leaf {
+                common_name,
+                group: None,
+                hosts,
+                usage: ExtendedKeyUsagePurpose::ServerAuth,
+            },
+        )
+    }
+
+    /// A client's certificate: the user is the common name, the group is the organisation.
+    pub fn client(&self, name: &str, user: &str, group: Option<&str>) -> Result<Identity> {
+        let usage = ExtendedKeyUsagePurpose::ClientAuth;
+        self.leaf(
+            name,
+            Leaf {
+                common_name: user,
+                group,
+                hosts: &[],
+                usage,
+            },
+        )
+    }
+
+    /// The key pair that signs service-account tokens: private and public PEM.
+    pub fn service_account_keys(&self) -> Result<(String, String)> {
+        let (private, public) = (self.dir.join("sa.key"), self.dir.join("sa.pub"));
+        if let Some(pem) = read(&private)? {
+            let pair = KeyPair::from_pem(&pem).map_err(|e| unusable(&private, e))?;
+            return Ok((pem, pair.public_key_pem()));
+        }
+        let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        write(&public, &pair.public_key_pem(), 0o644)?;
+        write(&private, &pair.serialize_pem(), 0o600)?;
+        Ok((pair.serialize_pem(), pair.public_key_pem()))
+    }
+
+    fn leaf(&self, name: &str, leaf: Leaf<'_>) -> Result<Identity> {
+        if let Some(found) = load(&self.dir, name)?
+            && leaf.is_served_by(&found)
+        {
+            return Ok(found);
+        }
+        let ca_key_path = self.dir.join("ca.key");
+        let ca_key = KeyPair::from_pem(&self.ca.key).map_err(|e| unusable(&ca_key_path, e))?;
+        let issuer = Issuer::from_ca_cert_pem(&self.ca.certificate, ca_key)
+            .map_err(|e| unusable(&self.dir.join("ca.crt"), e))?;
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let certificate = leaf.params()?.signed_by(&key, &issuer)?;
+        let identity = Identity {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        };
+        save(&self.dir, name, &identity)?;
+        Ok(identity)
+    }
+}
+
+struct Leaf<'a> {
+    common_name: &'a str,
+    /// At most one: the certificate library keeps one value a subject field.
+    group: Option<&'a str>,
+    hosts: &'a [String],
+    usage: ExtendedKeyUsagePurpose,
+}
+
+impl Leaf<'_> {
+    fn params(&self) -> Result<CertificateParams> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, self.common_name);
+        if let Some(group) = self.group {
+            params.distinguished_name.push(DnType::OrganizationName, group);
+        }
+        for host in self.hosts {
+            params.subject_alt_names.push(match host.parse::<IpAddr>() {
+                Ok(ip) => SanType::IpAddress(ip),
+                Err(_) => SanType::DnsName(host.as_str().try_into()?),
+            });
+        }
+        params.key_usages = vec![
+            KeyUsagePurpose::DigitalSignature,
+            KeyUsagePurpose::KeyEncipherment,
+        ];
+        params.extended_key_usages = vec![self.usage.clone()];
+        params.use_authority_key_identifier_extension = true;
+        let now = OffsetDateTime::now_utc();
+        // An hour of grace for clocks that are behind.
+        params.not_before = now - Duration::hours(1);
+        params.not_after = now + Duration::days(LEAF_DAYS);
+        Ok(params)
+    }
+
+    /// Whether a certificate on disk still says what is wanted and lasts.
+    fn is_served_by(&self, identity: &Identity) -> bool {
+        let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(identity.certificate.as_bytes()) else {
+            return false;
+        };
+        let Ok((_, certificate)) = X509Certificate::from_der(&pem.contents) else {
+            return false;
+        };
+        let renew_at = (OffsetDateTime::now_utc() + Duration::days(RENEW_DAYS)).unix_timestamp();
+        if certificate.validity().not_after.timestamp() < renew_at {
+            return false;
+        }
+        let subject = certificate.subject();
+        let name = subject.iter_common_name().next().and_then(|cn| cn.as_str().ok());
+        let group = subject.iter_organization().next().and_then(|o| o.as_str().ok());
+        let mut hosts: Vec<String> = Vec::new();
+        if let Ok(Some(names)) = certificate.subject_alternative_name() {
+            hosts.extend(names.value.general_names.iter().filter_map(host_name));
+        }
+        let mut wanted = self.hosts.to_vec();
+        hosts.sort();
+        wanted.sort();
+        name == Some(self.common_name) && group == self.group && hosts == wanted
+    }
+}
+
+fn host_name(name: &GeneralName<'_>) -> Option<String> {
+    match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => match bytes.len() {
+            4 => <[u8; 4]>::try_from(*bytes)
+                .ok()
+                .map(|b| IpAddr::from(b).to_string()),
+            16 => <[u8; 16]>::try_from(*bytes)
+                .ok()
+                .map(|b| IpAddr::from(b).to_string()),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn make_ca() -> Result<Identity> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, "kubernetes");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![
+        KeyUsagePurpose::DigitalSignature,
+        KeyUsagePurpose::KeyEncipherment,
+        KeyUsagePurpose::KeyCertSign,
+    ];
+    let now = OffsetDateTime::now_utc();
+    params.not_before = now - Duration::hours(1);
+    params.not_after = now + Duration::days(CA_YEARS * 365);
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+    let certificate = params.self_signed(&key)?;
+    Ok(Identity {
+        certificate: certificate.pem(),
+        key: key.serialize_pem(),
+    })
+}
+
+fn load(dir: &Path, name: &str) -> Result<Option<Identity>> {
+    let certificate = read(&dir.join(format!("{name}.crt")))?;
+    let key = read(&dir.join(format!("{name}.key")))?;
+    Ok(certificate
+        .zip(key)
+        .map(|(certificate, key)| Identity { certificate, key }))
+}
+
+/// The key first: a certificate without its key is made anew, a key without its certificate too.
+fn save(dir: &Path, name: &str, identity: &Identity) -> Result<()> {
+    write(&dir.join(format!("{name}.key")), &identity.key, 0o600)?;
+    write(&dir.join(format!("{name}.crt")), &identity.certificate, 0o644)
+}
+
+fn read(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(file(path, e)),
+    }
+}
+
+/// Writes beside the file and renames, so that a crash leaves the old file or the new one.
+fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
+    let beside = path.with_extension("new");
+    let store = || -> std::io::Result<()> {
+        let _ = fs::remove_file(&beside);
+        let mut out = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&beside)?;
+        out.write_all(text.as_bytes())?;
+        out.sync_all()?;
+        fs::rename(&beside, path)
+    };
+    store().map_err(|e| file(path, e))
+}
+
+fn file(path: &Path, source: std::io::Error) -> Error {
+    Error::File {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn unusable(path: &Path, why: impl std::fmt::Display) -> Error {
+    Error::Unusable {
+        path: path.to_owned(),
+        why: why.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn hosts(names: &[&str]) -> Vec<String> {
+        names.iter().map(|n| (*n).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_second_opening_finds_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("pki");
+        let make = |names: &[&str]| {
+            let pki = Pki::open(&folder).unwrap();
+            (
+                pki.ca_certificate().to_owned(),
+                pki.serving("apiserver", "kube-apiserver", &hosts(names)).unwrap(),
+                pki.client("admin", "kubernetes-admin", Some("system:masters"))
+                    .unwrap(),
+                pki.service_account_keys().unwrap(),
+            )
+        };
+        let first = make(&["localhost", "127.0.0.1", "::1"]);
+        assert_eq!(first, make(&["::1", "127.0.0.1", "localhost"]));
+        let other = make(&["localhost", "10.96.0.1"]);
+        assert_ne!(first.1, other.1, "new names, new certificate");
+        assert_eq!((&first.0, &first.2, &first.3), (&other.0, &other.2, &other.3));
+    }
+
+    #[test]
+    fn keys_are_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("pki");
+        let pki = Pki::open(&folder).unwrap();
+        pki.client("admin", "a", None).unwrap();
+        pki.service_account_keys().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&folder), 0o700);
+        for name in ["ca.key", "admin.key", "sa.key"] {
+            assert_eq!(mode(&folder.join(name)), 0o600, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_broken_file_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = Pki::open(dir.path()).unwrap();
+        drop(pki);
+        fs::write(dir.path().join("sa.key"), "nonsense").unwrap();
+        let error = Pki::open(dir.path())
+            .unwrap()
+            .service_account_keys()
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("sa.key cannot be used"), "{error}");
+    }
+}
