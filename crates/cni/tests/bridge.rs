@@ -1,5 +1,9 @@
 //! The plugin for real: processes, namespaces, devices. All of it happens inside a network namespace of
 //! its own, which stands for the host and takes everything with it when the test ends.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test with a main of its own is not seen as a test"
+)]
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
