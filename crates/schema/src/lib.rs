@@ -1,6 +1,9 @@
 //! The schema machinery: type tables, strict decoding with upstream's messages, the shape of upstream's
 //! answers, patches, and OpenAPI. It knows no kind by name, does no I/O and reads no clock.
 
+pub mod decode;
+mod normalise;
 pub mod types;
 
+pub use normalise::normalise;
 pub use types::{Field, ListType, MapType, Scalar, Schema, Shape, Special, Type, TypeId};

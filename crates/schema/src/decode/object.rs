@@ -1,0 +1,154 @@
+//! Decodes the body of a create or update: finds out the kind, decodes into it, and words the refusal as
+//! upstream's handlers do.
+
+use skiff_meta::{GroupVersion, GroupVersionKind};
+
+use super::{Checked, Document, Format, Node};
+use crate::types::Schema;
+
+/// The scheme's name is part of upstream's message for unknown kinds.
+const SCHEME: &str = "k8s.io/kubernetes/pkg/api/legacyscheme/scheme.go:30";
+
+#[derive(Debug)]
+pub struct DecodedObject {
+    /// What the body says it is, completed from what was expected.
+    pub gvk: GroupVersionKind,
+    pub checked: Checked,
+}
+
+/// Decodes a body that should be `expected`. The error is the text of a 400. A body of another version
+/// of the group, or of no such kind, is refused; that the version fits the URL is the caller's to check.
+pub fn decode_object(
+    schema: &Schema,
+    body: &[u8],
+    format: Format,
+    expected: &GroupVersionKind,
+) -> Result<DecodedObject, String> {
+    let unrecognized = |error: &str| {
+        let kind = &expected.kind;
+        format!(
+            "the object provided is unrecognized (must be of type {kind}): {error} ({})",
+            summary(body)
+        )
+    };
+    let document = Document::parse(body, format).map_err(|error| {
+        let error = error.to_string();
+        unrecognized(&match format {
+            Format::Json => format!("couldn't get version/kind; json parse error: {error}"),
+            Format::Yaml => error,
+        })
+    })?;
+    let gvk = type_meta(&document.node).map_err(|error| unrecognized(&error))?;
+    let gvk = with_defaults(gvk, expected);
+    if gvk.group != expected.group || gvk.kind != expected.kind {
+        let error = match schema.by_gvk(&gvk.group, &gvk.version, &gvk.kind) {
+            None => format!(
+                "no kind {:?} is registered for version {:?} in scheme {SCHEME:?}",
+                gvk.kind,
+                gvk.api_version()
+            ),
+            Some(id) => {
+                let into = if expected.group.is_empty() {
+                    "core"
+                } else {
+                    expected.group.split('.').next().unwrap_or("")
+                };
+                let from = schema.get(id).go_type();
+                format!(
+                    "converting ({from}) to ({into}.{}): unknown conversion",
+                    expected.kind
+                )
+            }
+        };
+        return Err(not_handled_message(&gvk, &expected.kind, &error));
+    }
+    let Some(id) = schema.by_gvk(&gvk.group, &gvk.version, &gvk.kind) else {
+        let error = format!(
+            "no kind {:?} is registered for version {:?} in scheme {SCHEME:?}",
+            gvk.kind,
+            gvk.api_version()
+        );
+        return Err(not_handled_message(&gvk, &expected.kind, &error));
+    };
+    match document.check(schema, id) {
+        Ok(checked) => Ok(DecodedObject { gvk, checked }),
+        Err(error) => Err(not_handled_message(&gvk, &expected.kind, &error.to_string())),
+    }
+}
+
+/// `Deployment in version "v1" cannot be handled as a Deployment: …`
+pub fn not_handled_message(gvk: &GroupVersionKind, expected_kind: &str, error: &str) -> String {
+    format!(
+        "{} in version {:?} cannot be handled as a {expected_kind}: {error}",
+        gvk.kind, gvk.version
+    )
+}
+
+/// What a strict decode that found something is called as a whole.
+pub fn strict_decoding_message(errors: &[String]) -> String {
+    format!("strict decoding error: {}", errors.join(", "))
+}
+
+fn type_meta(node: &Node) -> Result<GroupVersionKind, String> {
+    let prefix = "couldn't get version/kind; json parse error: json: cannot unmarshal";
+    match node {
+        Node::Object(_) | Node::Null => {}
+        other => {
+            let found = super::specials::go_value(other);
+            return Err(format!(
+                "{prefix} {found} into Go value of type struct {{ APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; \
+                 Kind string \"json:\\\"kind,omitempty\\\"\" }}"
+            ));
+        }
+    }
+    let text = |key: &str| match node.get(key) {
+        None | Some(Node::Null) => Ok(""),
+        Some(Node::String(text)) => Ok(text.as_str()),
+        Some(other) => {
+            let found = super::specials::go_value(other);
+            Err(format!(
+                "{prefix} {found} into Go struct field .{key} of type string"
+            ))
+        }
+    };
+    let (api_version, kind) = (text("apiVersion")?, text("kind")?);
+    let gv = if api_version.is_empty() {
+        GroupVersion::default()
+    } else {
+        GroupVersion::parse(api_version)?
+    };
+    Ok(GroupVersionKind {
+        group: gv.group,
+        version: gv.version,
+        kind: kind.to_string(),
+    })
+}
+
+/// What the body leaves out comes from what was expected.
+fn with_defaults(mut gvk: GroupVersionKind, expected: &GroupVersionKind) -> GroupVersionKind {
+    if gvk.kind.is_empty() {
+        gvk.kind.clone_from(&expected.kind);
+    }
+    if gvk.version.is_empty() && gvk.group.is_empty() {
+        gvk.group.clone_from(&expected.group);
+        gvk.version.clone_from(&expected.version);
+    }
+    if gvk.version.is_empty() && gvk.group == expected.group {
+        gvk.version.clone_from(&expected.version);
+    }
+    gvk
+}
+
+/// The first bytes of a body, as upstream quotes them.
+fn summary(body: &[u8]) -> String {
+    let cut = &body[..body.len().min(30)];
+    let more = if body.len() > 30 { " ..." } else { "" };
+    match body.first() {
+        None => "<empty>".to_string(),
+        Some(b'{') => format!("{}{more}", String::from_utf8_lossy(cut)),
+        Some(_) => format!(
+            "{}{more}",
+            cut.iter().map(|b| format!("{b:02x}")).collect::<String>()
+        ),
+    }
+}

@@ -1,0 +1,343 @@
+//! YAML to the same tree as JSON, with the scalar rules of the YAML reader that upstream uses (YAML 1.1
+//! words such as `yes`, leading-zero octals). Only the first document counts. Aliases are bounded.
+
+use std::collections::HashMap;
+
+use granit_parser::{Event, Parser, ScalarStyle, Span, StrInput};
+
+use super::node::Node;
+
+/// Nodes that one body may make out of aliases. Upstream stops by a ratio of the same order.
+const MAX_ALIASED_NODES: usize = 100_000;
+
+struct Reader<'a> {
+    parser: Parser<'a, StrInput<'a>>,
+    anchors: HashMap<usize, Node>,
+    aliased: usize,
+    duplicates: Vec<String>,
+}
+
+pub struct Yaml {
+    pub node: Node,
+    /// What upstream's strict reader says about keys set twice, if any were.
+    pub duplicates: Option<String>,
+}
+
+pub fn parse(bytes: &[u8]) -> Result<Yaml, String> {
+    let text = std::str::from_utf8(bytes).map_err(|_| "yaml: invalid leading UTF-8 octet".to_string())?;
+    let mut reader = Reader {
+        parser: Parser::new_from_str(text),
+        anchors: HashMap::new(),
+        aliased: 0,
+        duplicates: Vec::new(),
+    };
+    let node = loop {
+        match reader.next()? {
+            Some((Event::StreamStart | Event::DocumentStart(..), _)) => {}
+            None | Some((Event::StreamEnd | Event::DocumentEnd, _)) => break Node::Null,
+            Some((event, span)) => break reader.node(event, span, 0)?,
+        }
+    };
+    let duplicates = (!reader.duplicates.is_empty())
+        .then(|| format!("yaml: unmarshal errors:\n  {}", reader.duplicates.join("\n  ")));
+    Ok(Yaml {
+        node: sort_keys(node),
+        duplicates,
+    })
+}
+
+/// Upstream goes through a Go map, so keys come out sorted, and the last of a duplicate wins.
+fn sort_keys(node: Node) -> Node {
+    match node {
+        Node::Array(nodes) => Node::Array(nodes.into_iter().map(sort_keys).collect()),
+        Node::Object(entries) => {
+            let sorted: std::collections::BTreeMap<String, Node> = entries
+                .into_iter()
+                .map(|(key, node)| (key, sort_keys(node)))
+                .collect();
+            Node::Object(sorted.into_iter().collect())
+        }
+        other => other,
+    }
+}
+
+fn count(node: &Node) -> usize {
+    1 + match node {
+        Node::Array(nodes) => nodes.iter().map(count).sum(),
+        Node::Object(entries) => entries.iter().map(|(_, node)| count(node)).sum(),
+        _ => 0,
+    }
+}
+
+impl<'a> Reader<'a> {
+    fn next(&mut self) -> Result<Option<(Event<'a>, Span)>, String> {
+        loop {
+            match self.parser.next() {
+                None => return Ok(None),
+                Some(Err(error)) => {
+                    return Err(format!("yaml: line {}: {}", error.marker().line(), error.info()));
+                }
+                Some(Ok((Event::Comment(..) | Event::Anchor(..), _))) => {}
+                Some(Ok(event)) => return Ok(Some(event)),
+            }
+        }
+    }
+
+    fn required(&mut self) -> Result<(Event<'a>, Span), String> {
+        self.next()?
+            .ok_or_else(|| "yaml: unexpected end of input".to_string())
+    }
+
+    fn node(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Node, String> {
+        if depth > super::json::MAX_DEPTH {
+            return Err("yaml: exceeded max depth of 10000".to_string());
+        }
+        let (node, anchor) = match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                let tag = tag
+                    .as_ref()
+                    .filter(|tag| tag.is_yaml_core_schema())
+                    .map(|tag| tag.suffix().to_string());
+                (scalar(&text, style, tag.as_deref())?, anchor)
+            }
+            Event::SequenceStart(_, anchor, _) => {
+                let mut nodes = Vec::new();
+                loop {
+                    match self.required()? {
+                        (Event::SequenceEnd, _) => break,
+                        (event, span) => nodes.push(self.node(event, span, depth + 1)?),
+                    }
+                }
+                (Node::Array(nodes), anchor)
+            }
+            Event::MappingStart(_, anchor, _) => (self.mapping(depth)?, anchor),
+            Event::Alias(id) => {
+                let node = self
+                    .anchors
+                    .get(&id)
+                    .cloned()
+                    .ok_or("yaml: anchor value contains itself")?;
+                self.aliased += count(&node);
+                if self.aliased > MAX_ALIASED_NODES {
+                    return Err("yaml: document contains excessive aliasing".to_string());
+                }
+                return Ok(node);
+            }
+            _ => {
+                return Err(format!(
+                    "yaml: line {}: did not find expected node content",
+                    span.start.line()
+                ));
+            }
+        };
+        if anchor != 0 {
+            self.anchors.insert(anchor, node.clone());
+        }
+        Ok(node)
+    }
+
+    fn mapping(&mut self, depth: usize) -> Result<Node, String> {
+        let mut entries: Vec<(String, Node)> = Vec::new();
+        let mut merged: Vec<(String, Node)> = Vec::new();
+        let mut seen = std::collections::HashSet::new();
+        loop {
+            let (event, span) = self.required()?;
+            let merge_key = match &event {
+                Event::MappingEnd => break,
+                Event::Scalar(text, ScalarStyle::Plain, _, _) => text == "<<",
+                _ => false,
+            };
+            let key = self.node(event, span, depth + 1)?;
+            let (event, value_span) = self.required()?;
+            let value = self.node(event, value_span, depth + 1)?;
+            if merge_key {
+                merge(value, &mut merged)?;
+                continue;
+            }
+            let key = match key {
+                Node::String(text) | Node::Number(text) => text,
+                Node::Bool(b) => b.to_string(),
+                other => return Err(format!("unsupported map key of type: {}", go_kind(&other))),
+            };
+            if !seen.insert(key.clone()) {
+                self.duplicates.push(format!(
+                    "line {}: key {key:?} already set in map",
+                    span.start.line()
+                ));
+            }
+            entries.push((key, value));
+        }
+        // Own keys win over merged ones, so they come last.
+        merged.retain(|(key, _)| !seen.contains(key));
+        merged.append(&mut entries);
+        Ok(Node::Object(merged))
+    }
+}
+
+fn merge(value: Node, into: &mut Vec<(String, Node)>) -> Result<(), String> {
+    match value {
+        Node::Object(entries) => {
+            for (key, node) in entries {
+                // The first of several merged maps wins.
+                if !into.iter().any(|(k, _)| *k == key) {
+                    into.push((key, node));
+                }
+            }
+            Ok(())
+        }
+        Node::Array(nodes) => nodes.into_iter().try_for_each(|node| match node {
+            Node::Object(_) => merge(node, into),
+            _ => Err("yaml: map merge requires map or sequence of maps as the value".to_string()),
+        }),
+        _ => Err("yaml: map merge requires map or sequence of maps as the value".to_string()),
+    }
+}
+
+fn go_kind(node: &Node) -> &'static str {
+    match node {
+        Node::Null => "<nil>",
+        Node::Array(_) => "[]interface {}",
+        _ => "map[interface {}]interface {}",
+    }
+}
+
+fn scalar(text: &str, style: ScalarStyle, tag: Option<&str>) -> Result<Node, String> {
+    match tag {
+        Some("str") => return Ok(Node::String(text.to_string())),
+        Some("binary") => {
+            use base64::Engine as _;
+            let compact: String = text.split_whitespace().collect();
+            let bytes = base64::engine::general_purpose::STANDARD
+                .decode(compact)
+                .map_err(|_| "yaml: !!binary value contains invalid base64 data".to_string())?;
+            return Ok(Node::String(String::from_utf8_lossy(&bytes).into_owned()));
+        }
+        Some(_) => return resolve(text),
+        None => {}
+    }
+    if style == ScalarStyle::Plain {
+        resolve(text)
+    } else {
+        Ok(Node::String(text.to_string()))
+    }
+}
+
+/// What a plain scalar means.
+fn resolve(text: &str) -> Result<Node, String> {
+    Ok(match text {
+        "" | "~" | "null" | "Null" | "NULL" => Node::Null,
+        "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => Node::Bool(true),
+        "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
+            Node::Bool(false)
+        }
+        ".nan" | ".NaN" | ".NAN" => return Err("json: unsupported value: NaN".to_string()),
+        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => {
+            return Err("json: unsupported value: +Inf".to_string());
+        }
+        "-.inf" | "-.Inf" | "-.INF" => return Err("json: unsupported value: -Inf".to_string()),
+        _ => match number(text) {
+            Some(text) => Node::Number(text),
+            None => Node::String(text.to_string()),
+        },
+    })
+}
+
+/// The JSON text of a YAML number, or `None` when it is a word.
+fn number(text: &str) -> Option<String> {
+    if !matches!(text.as_bytes().first()?, b'+' | b'-' | b'.' | b'0'..=b'9') {
+        return None;
+    }
+    let plain = text.replace('_', "");
+    let (negative, digits) = match plain.as_bytes().first()? {
+        b'-' => (true, &plain[1..]),
+        b'+' => (false, &plain[1..]),
+        _ => (false, plain.as_str()),
+    };
+    let radix = |digits: &str| match digits.get(..2) {
+        Some("0x" | "0X") => (16, 2),
+        Some("0b" | "0B") => (2, 2),
+        Some("0o" | "0O") => (8, 2),
+        _ if digits.len() > 1 && digits.starts_with('0') => (8, 1),
+        _ => (10, 0),
+    };
+    let (base, skip) = radix(digits);
+    let all_digits = digits.as_bytes().get(skip).is_some_and(u8::is_ascii_alphanumeric);
+    if all_digits && let Ok(n) = u64::from_str_radix(&digits[skip..], base) {
+        if !negative {
+            return Some(n.to_string());
+        }
+        if n <= 1 << 63 {
+            return Some(if n == 0 { "0".into() } else { format!("-{n}") });
+        }
+    }
+    // A float in decimal: digits with at most one point, and an exponent.
+    let (mantissa, exponent) = match digits.find(['e', 'E']) {
+        Some(at) => (&digits[..at], Some(&digits[at + 1..])),
+        None => (digits, None),
+    };
+    let points = mantissa.bytes().filter(|b| *b == b'.').count();
+    let numbers = mantissa.bytes().filter(u8::is_ascii_digit).count();
+    if numbers == 0 || points > 1 || numbers + points != mantissa.len() {
+        return None;
+    }
+    if let Some(exponent) = exponent {
+        let exponent = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
+        if exponent.is_empty() || !exponent.bytes().all(|b| b.is_ascii_digit()) {
+            return None;
+        }
+    }
+    let value: f64 = plain.parse().ok()?;
+    value.is_finite().then(|| super::go_float(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expected: &str) {
+        match parse(text.as_bytes()) {
+            Ok(yaml) => assert_eq!(yaml.node.into_value().to_string(), expected, "{text}"),
+            Err(message) => assert_eq!(message, expected, "{text}"),
+        }
+    }
+
+    #[test]
+    fn scalars_resolve_as_upstreams_reader_does() {
+        check(
+            "a: yes\nb: 'yes'\nc: 010\nd: 1_000\ne: 1.0\nf: 0x1f\ng: ~\nh: 1e3",
+            concat!(r#"{"a":true,"b":"yes","c":8,"d":1000,"e":1,"f":31,"g":null,"h":1000}"#),
+        );
+        check(
+            "a: 2024-01-01T00:00:00Z\nb: 1.2.3\nc: 100m\nd: !!str 5\ne: 09\nf: -5\n1: x\ntrue: y",
+            concat!(
+                r#"{"1":"x","a":"2024-01-01T00:00:00Z","b":"1.2.3","c":"100m","d":"5","e":9,"f":-5,"true":true}"#
+            ),
+        );
+        check("", "null");
+        check("---\na: 1\n---\nb: 2\n", r#"{"a":1}"#);
+    }
+
+    #[test]
+    fn anchors_and_merges() {
+        check(
+            "a: &x {b: 1, c: 2}\nd: *x\ne: {<<: *x, b: 3}",
+            r#"{"a":{"b":1,"c":2},"d":{"b":1,"c":2},"e":{"b":3,"c":2}}"#,
+        );
+        let mut bomb = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
+        for level in 1..12 {
+            let last = format!("*a{}", level - 1);
+            bomb.push_str(&format!("a{level}: &a{level} [{}]\n", vec![last; 10].join(",")));
+        }
+        check(&bomb, "yaml: document contains excessive aliasing");
+    }
+
+    #[test]
+    fn duplicates_are_told_and_the_last_wins() {
+        let yaml = parse(b"a: 1\nb: 2\na: 3\n").expect("parses");
+        assert_eq!(yaml.node.into_value().to_string(), r#"{"a":3,"b":2}"#);
+        assert_eq!(
+            yaml.duplicates.as_deref(),
+            Some("yaml: unmarshal errors:\n  line 3: key \"a\" already set in map")
+        );
+    }
+}
