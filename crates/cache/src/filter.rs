@@ -1,0 +1,105 @@
+//! What a list or a watch lets through, and what a change is to a watcher with such a filter.
+
+use std::sync::{Arc, OnceLock};
+
+use skiff_meta::selector::{FieldSelector, LabelSelector};
+use tokio::time::Instant;
+
+use crate::entry::{Entry, EventKind, Head, WatchEvent};
+
+#[derive(Debug, Clone)]
+pub struct Filter {
+    pub namespace: Option<String>,
+    pub labels: LabelSelector,
+    pub fields: FieldSelector,
+}
+
+impl Filter {
+    pub fn matches(&self, head: &Head) -> bool {
+        self.namespace
+            .as_ref()
+            .is_none_or(|namespace| **namespace == *head.namespace)
+            && (self.labels.is_empty() || self.labels.matches(|key| head.label(key)))
+            && (self.fields.is_empty() || self.fields.matches(|name| head.field(name)))
+    }
+
+    pub fn has_selector(&self) -> bool {
+        !self.labels.is_empty() || !self.fields.is_empty()
+    }
+
+    /// The event that `change` is here. Entering the selection is ADDED and leaving it is DELETED,
+    /// whatever happened to the object itself.
+    pub fn event(&self, change: &Change, shared: &mut SharedEvents) -> Option<Arc<WatchEvent>> {
+        let matches =
+            |entry: &Option<Arc<Entry>>| entry.as_ref().is_some_and(|entry| self.matches(&entry.head));
+        let (kind, slot) = match (matches(&change.before), matches(&change.after)) {
+            (false, false) => return None,
+            (false, true) => (EventKind::Added, &mut shared.added),
+            (true, true) => (EventKind::Modified, &mut shared.modified),
+            (true, false) => (EventKind::Deleted, &mut shared.deleted),
+        };
+        if slot.is_none() {
+            let entry = if kind == EventKind::Deleted {
+                change.gone()
+            } else {
+                change.after.clone()
+            };
+            *slot = entry.map(|entry| Arc::new(WatchEvent::new(kind, entry)));
+        }
+        slot.clone()
+    }
+}
+
+/// The events made of one change so far; at most one of each kind, however many watchers.
+#[derive(Default)]
+pub struct SharedEvents {
+    added: Option<Arc<WatchEvent>>,
+    modified: Option<Arc<WatchEvent>>,
+    deleted: Option<Arc<WatchEvent>>,
+}
+
+/// One change of one object.
+#[derive(Debug)]
+pub struct Change {
+    pub key: Arc<str>,
+    pub revision: i64,
+    pub at: Instant,
+    pub before: Option<Arc<Entry>>,
+    /// `None`: deleted.
+    pub after: Option<Arc<Entry>>,
+    gone: OnceLock<Arc<Entry>>,
+}
+
+impl Change {
+    pub fn new(
+        key: Arc<str>,
+        revision: i64,
+        at: Instant,
+        before: Option<Arc<Entry>>,
+        after: Option<Arc<Entry>>,
+    ) -> Change {
+        Change {
+            key,
+            revision,
+            at,
+            before,
+            after,
+            gone: OnceLock::new(),
+        }
+    }
+
+    /// The last state before the change with the version of the change: what DELETED shows.
+    fn gone(&self) -> Option<Arc<Entry>> {
+        let before = self.before.as_ref()?;
+        Some(
+            self.gone
+                .get_or_init(|| Arc::new(before.restamp(self.revision, EventKind::Deleted)))
+                .clone(),
+        )
+    }
+
+    /// Memory that only this remembered change holds, roughly.
+    pub fn weight(&self) -> usize {
+        128 + self.before.as_ref().map_or(0, |before| before.weight())
+    }
+}

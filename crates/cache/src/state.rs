@@ -1,0 +1,151 @@
+//! What a cache knows: the entries, the indexes over them, and the recent changes. Only ingest writes
+//! it. No waiting in here; the lock around it is held for moments.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use skiff_store::Position;
+use tokio::time::Instant;
+
+use crate::Limits;
+use crate::entry::Entry;
+use crate::fields::FieldSet;
+use crate::filter::Change;
+
+pub struct State {
+    pub entries: BTreeMap<Arc<str>, Arc<Entry>>,
+    /// For each indexed field: the keys by value.
+    index: Vec<HashMap<Arc<str>, BTreeSet<Arc<str>>>>,
+    /// Changes in order; all of those above `floor`.
+    pub ring: VecDeque<Arc<Change>>,
+    ring_bytes: usize,
+    pub floor: i64,
+    /// Everything up to here has been taken in.
+    pub revision: i64,
+    /// The position of the store's watch; `None` before the first list and while starting over.
+    pub position: Option<Arc<Position>>,
+    pub fields: Arc<FieldSet>,
+}
+
+impl State {
+    pub fn new(fields: Arc<FieldSet>) -> State {
+        State {
+            entries: BTreeMap::new(),
+            index: fields.indexed.iter().map(|_| HashMap::new()).collect(),
+            ring: VecDeque::new(),
+            ring_bytes: 0,
+            floor: 0,
+            revision: 0,
+            position: None,
+            fields,
+        }
+    }
+
+    /// The newest revision of which this state is the truth. A quiet resource keeps up with a busy
+    /// store here: what happened elsewhere did not change it.
+    pub fn known(&self) -> i64 {
+        match &self.position {
+            Some(position) => {
+                let (store, queued) = position.sync_point();
+                if self.revision >= queued {
+                    self.revision.max(store)
+                } else {
+                    self.revision
+                }
+            }
+            None => self.revision,
+        }
+    }
+
+    /// Whether everything up to `revision` is in here.
+    pub fn has(&self, revision: i64) -> bool {
+        self.position.is_some() && self.known() >= revision
+    }
+
+    /// Takes the whole state anew, as of `revision`; there are no changes before it.
+    pub fn replace(&mut self, entries: Vec<Entry>, revision: i64) {
+        let mut new = State::new(self.fields.clone());
+        for entry in entries {
+            new.put(Arc::new(entry));
+        }
+        new.floor = revision;
+        new.revision = revision;
+        *self = new;
+    }
+
+    fn put(&mut self, entry: Arc<Entry>) -> Option<Arc<Entry>> {
+        let key = entry.key.clone();
+        let before = self.entries.insert(key.clone(), entry.clone());
+        self.reindex(&key, before.as_ref(), Some(&entry));
+        before
+    }
+
+    fn reindex(&mut self, key: &Arc<str>, before: Option<&Arc<Entry>>, after: Option<&Arc<Entry>>) {
+        for (index, &place) in self.index.iter_mut().zip(&self.fields.indexed) {
+            let old = before.map(|entry| &entry.head.values[place]);
+            let new = after.map(|entry| &entry.head.values[place]);
+            if old == new {
+                continue;
+            }
+            if let Some(old) = old
+                && let Some(keys) = index.get_mut(old)
+            {
+                keys.remove(key);
+                if keys.is_empty() {
+                    index.remove(old);
+                }
+            }
+            if let Some(new) = new {
+                index.entry(new.clone()).or_default().insert(key.clone());
+            }
+        }
+    }
+
+    /// The keys whose indexed field `nth` has this value.
+    pub fn indexed(&self, nth: usize, value: &str) -> Option<&BTreeSet<Arc<str>>> {
+        self.index.get(nth)?.get(value)
+    }
+
+    /// Takes in one change; `None` when it changes nothing (the deletion of what was never here).
+    pub fn apply(
+        &mut self,
+        key: Arc<str>,
+        revision: i64,
+        after: Option<Entry>,
+        now: Instant,
+    ) -> Option<Arc<Change>> {
+        self.revision = self.revision.max(revision);
+        let after = after.map(Arc::new);
+        let before = match &after {
+            Some(entry) => self.put(entry.clone()),
+            None => {
+                let before = self.entries.remove(&key)?;
+                self.reindex(&key, Some(&before), None);
+                Some(before)
+            }
+        };
+        let change = Arc::new(Change::new(key, revision, now, before, after));
+        self.ring_bytes += change.weight();
+        self.ring.push_back(change.clone());
+        Some(change)
+    }
+
+    /// Forgets the changes that `limits` do not keep.
+    pub fn trim(&mut self, limits: &Limits, now: Instant) {
+        while let Some(oldest) = self.ring.front() {
+            let old = self.ring.len() > limits.at_least && now.duration_since(oldest.at) > limits.age;
+            if !old && self.ring.len() <= limits.changes && self.ring_bytes <= limits.bytes {
+                break;
+            }
+            self.ring_bytes -= oldest.weight();
+            self.floor = oldest.revision;
+            self.ring.pop_front();
+        }
+    }
+
+    /// The changes after `revision`, oldest first.
+    pub fn changes_after(&self, revision: i64) -> impl DoubleEndedIterator<Item = &Arc<Change>> {
+        let start = self.ring.partition_point(|change| change.revision <= revision);
+        self.ring.range(start..)
+    }
+}

@@ -1,0 +1,132 @@
+//! Continue tokens: the version of the snapshot and the last key given out. Clients must not look
+//! inside, but the form is upstream's, so that a token survives a change of server.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+const VERSION: &str = "meta.k8s.io/v1";
+/// In place of a version: continue in the newest state, whatever happened since the last page.
+const INCONSISTENT: i64 = -1;
+
+#[derive(Serialize, Deserialize)]
+struct Wire {
+    #[serde(rename = "v", default)]
+    version: String,
+    #[serde(rename = "rv", default)]
+    revision: i64,
+    #[serde(default)]
+    start: String,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct Token {
+    /// `None`: the newest state.
+    pub revision: Option<i64>,
+    /// The last key of the page before.
+    pub start_after: String,
+}
+
+pub fn encode(last_key: &str, keys: &str, revision: Option<i64>) -> String {
+    let start = format!("{}\0", last_key.strip_prefix(keys).unwrap_or(last_key));
+    let wire = Wire {
+        version: VERSION.to_owned(),
+        revision: revision.unwrap_or(INCONSISTENT),
+        start,
+    };
+    let json = serde_json::to_vec(&wire).unwrap_or_default();
+    URL_SAFE_NO_PAD.encode(json)
+}
+
+pub fn decode(token: &str, keys: &str) -> Result<Token> {
+    let invalid = |why: &str| Error::InvalidContinue(format!("continue key is not valid: {why}"));
+    let json = URL_SAFE_NO_PAD
+        .decode(token)
+        .map_err(|error| invalid(&error.to_string()))?;
+    let wire: Wire = serde_json::from_slice(&json).map_err(|error| invalid(&error.to_string()))?;
+    if wire.version != VERSION {
+        let version = wire.version;
+        return Err(invalid(&format!(
+            "server does not recognize this encoded version \"{version}\""
+        )));
+    }
+    if wire.revision == 0 || wire.revision < INCONSISTENT {
+        return Err(invalid(
+            "incorrect encoded start resourceVersion (version meta.k8s.io/v1)",
+        ));
+    }
+    let Some(start) = wire.start.strip_suffix('\0').filter(|start| !start.is_empty()) else {
+        return Err(invalid("encoded start key empty (version meta.k8s.io/v1)"));
+    };
+    // A key that steps out of the listed part was not made here.
+    if start
+        .split('/')
+        .any(|part| part.is_empty() || part == "." || part == "..")
+    {
+        return Err(invalid(&format!("{:?}", wire.start)));
+    }
+    let revision = (wire.revision != INCONSISTENT).then_some(wire.revision);
+    Ok(Token {
+        revision,
+        start_after: format!("{keys}{start}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_come_back() {
+        let token = encode("/registry/pods/ns/a", "/registry/pods/", Some(7));
+        assert_eq!(
+            String::from_utf8(URL_SAFE_NO_PAD.decode(&token).unwrap()).unwrap(),
+            r#"{"v":"meta.k8s.io/v1","rv":7,"start":"ns/a\u0000"}"#
+        );
+        let expected = Token {
+            revision: Some(7),
+            start_after: "/registry/pods/ns/a".to_owned(),
+        };
+        assert_eq!(decode(&token, "/registry/pods/").unwrap(), expected);
+        let token = encode("/registry/pods/ns/a", "/registry/pods/ns/", None);
+        let expected = Token {
+            revision: None,
+            start_after: "/registry/pods/ns/a".to_owned(),
+        };
+        assert_eq!(decode(&token, "/registry/pods/ns/").unwrap(), expected);
+    }
+
+    #[test]
+    fn bad_tokens_are_refused() {
+        let check = |json: &str, expected: &str| {
+            let error = decode(&URL_SAFE_NO_PAD.encode(json), "/p/")
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.starts_with("continue key is not valid: ") && error.contains(expected),
+                "{error}"
+            );
+        };
+        check("", "EOF");
+        check("[]", "");
+        check("{}", "encoded version \"\"");
+        check(r#"{"v":"v2","rv":1,"start":"a\u0000"}"#, "encoded version \"v2\"");
+        check(
+            r#"{"v":"meta.k8s.io/v1","start":"a\u0000"}"#,
+            "incorrect encoded start resourceVersion",
+        );
+        check(
+            r#"{"v":"meta.k8s.io/v1","rv":-2,"start":"a\u0000"}"#,
+            "incorrect encoded start",
+        );
+        check(
+            r#"{"v":"meta.k8s.io/v1","rv":1,"start":""}"#,
+            "encoded start key empty",
+        );
+        check(r#"{"v":"meta.k8s.io/v1","rv":1,"start":"../x\u0000"}"#, "../x");
+        check(r#"{"v":"meta.k8s.io/v1","rv":1,"start":"/x\u0000"}"#, "/x");
+        assert!(decode("%%%", "/p/").is_err());
+    }
+}
