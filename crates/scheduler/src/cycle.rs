@@ -1,0 +1,174 @@
+//! One scheduling cycle as a pure function of a pod and the nodes.
+
+use crate::framework::{MAX_SCORE, Plugin};
+use crate::snapshot::{NodeInfo, PodInfo};
+use rand::RngExt;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Where a pod goes, or why nowhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    Node(String),
+    Nowhere(Diagnosis),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Diagnosis {
+    pub message: String,
+    /// Plugins that turned the pod away somewhere.
+    pub rejected_by: Vec<&'static str>,
+}
+
+pub fn schedule(pod: &PodInfo, nodes: &[Arc<NodeInfo>], plugins: &[Arc<dyn Plugin>]) -> Outcome {
+    if nodes.is_empty() {
+        // COMPAT: upstream's words for a cluster without nodes; a new node is what would help.
+        let message = "no nodes available to schedule pods".to_owned();
+        return Outcome::Nowhere(Diagnosis {
+            message,
+            rejected_by: vec![],
+        });
+    }
+    let mut rejected_by: Vec<&'static str> = Vec::new();
+    let mut note = |name: &'static str| {
+        if !rejected_by.contains(&name) {
+            rejected_by.push(name);
+        }
+    };
+    let available = format!("0/{} nodes are available:", nodes.len());
+    for plugin in plugins {
+        if let Err(rejection) = plugin.pre_filter(pod, nodes) {
+            let message = format!("{available} {}.", rejection.reasons.join(", "));
+            return Outcome::Nowhere(Diagnosis {
+                message,
+                rejected_by: vec![plugin.name()],
+            });
+        }
+    }
+    let mut fitting: Vec<&Arc<NodeInfo>> = Vec::new();
+    let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
+    for node in nodes {
+        let rejection = plugins
+            .iter()
+            .find_map(|p| p.filter(pod, node).err().map(|r| (p.name(), r)));
+        match rejection {
+            None => fitting.push(node),
+            Some((plugin, rejection)) => {
+                note(plugin);
+                for reason in rejection.reasons {
+                    *reasons.entry(reason).or_default() += 1;
+                }
+            }
+        }
+    }
+    if fitting.is_empty() {
+        let mut counted: Vec<String> = reasons
+            .iter()
+            .map(|(reason, count)| format!("{count} {reason}"))
+            .collect();
+        counted.sort();
+        let mut message = format!("{available} {}.", counted.join(", "));
+        if let Some(more) = plugins.iter().find_map(|p| p.post_filter(pod, nodes)) {
+            message = format!("{message} {more}");
+        }
+        return Outcome::Nowhere(Diagnosis { message, rejected_by });
+    }
+    Outcome::Node(best(pod, &fitting, plugins))
+}
+
+/// The node with the highest weighted score; a random one among equals.
+fn best(pod: &PodInfo, fitting: &[&Arc<NodeInfo>], plugins: &[Arc<dyn Plugin>]) -> String {
+    if let [only] = fitting {
+        return only.name.clone();
+    }
+    let mut totals = vec![0_i64; fitting.len()];
+    for plugin in plugins.iter().filter(|p| p.weight() > 0 && p.pre_score(pod)) {
+        let mut scores: Vec<i64> = fitting.iter().map(|node| plugin.score(pod, node)).collect();
+        plugin.normalize_scores(&mut scores);
+        for (total, score) in totals.iter_mut().zip(scores) {
+            *total += score.clamp(0, MAX_SCORE) * plugin.weight();
+        }
+    }
+    let top = totals.iter().copied().max().unwrap_or(0);
+    let equals: Vec<&str> = fitting
+        .iter()
+        .zip(&totals)
+        .filter(|(_, t)| **t == top)
+        .map(|(n, _)| n.name.as_str())
+        .collect();
+    equals[rand::rng().random_range(0..equals.len())].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugins::default_profile;
+    use crate::snapshot::fixtures::{node, plain_node, pod};
+    use serde_json::json;
+
+    fn profile() -> Vec<Arc<dyn Plugin>> {
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        default_profile(kube::Client::try_from(config).unwrap())
+    }
+
+    #[tokio::test]
+    async fn reasons_are_counted_by_node() {
+        let nodes: Vec<Arc<NodeInfo>> = [
+            node(
+                "a",
+                json!({"unschedulable": true}),
+                json!({}),
+                json!({"cpu": "2", "memory": "1Gi", "pods": "10"}),
+            ),
+            node(
+                "b",
+                json!({}),
+                json!({}),
+                json!({"cpu": "1", "memory": "1Gi", "pods": "10"}),
+            ),
+            node(
+                "c",
+                json!({}),
+                json!({}),
+                json!({"cpu": "1", "memory": "1Gi", "pods": "10"}),
+            ),
+        ]
+        .into_iter()
+        .map(Arc::new)
+        .collect();
+        let wanting = |cpu: &str| {
+            pod(
+                "p",
+                json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}),
+            )
+        };
+        let Outcome::Nowhere(diagnosis) = schedule(&wanting("1500m"), &nodes, &profile()) else {
+            panic!("nothing fits");
+        };
+        assert_eq!(
+            diagnosis.message,
+            "0/3 nodes are available: 1 node(s) were unschedulable, 2 Insufficient cpu."
+        );
+        assert_eq!(diagnosis.rejected_by, ["NodeUnschedulable", "NodeResourcesFit"]);
+        assert!(matches!(schedule(&wanting("500m"), &nodes, &profile()), Outcome::Node(name) if name != "a"));
+        let Outcome::Nowhere(diagnosis) = schedule(&wanting("1"), &[], &profile()) else {
+            panic!("no nodes")
+        };
+        assert_eq!(diagnosis.message, "no nodes available to schedule pods");
+    }
+
+    #[tokio::test]
+    async fn the_emptier_node_wins() {
+        let mut full = plain_node("full");
+        let big =
+            json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "1", "memory": "2Gi"}}}]});
+        full.add_pod(Arc::new(pod("there", big)));
+        let nodes = vec![Arc::new(full), Arc::new(plain_node("empty"))];
+        for _ in 0..10 {
+            assert_eq!(
+                schedule(&pod("p", json!({})), &nodes, &profile()),
+                Outcome::Node("empty".into())
+            );
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The loop: informers feed cache and queue, cycles run one after another, bindings run beside them.
+
+use crate::cycle::{Outcome, schedule};
+use crate::framework::{ClusterEvent, Plugin};
+use crate::plugins::default_profile;
+use crate::queue::{Queued, SchedulingQueue};
+use crate::snapshot::{Cache, PodInfo};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, Patch, PatchParams};
+use parking_lot::Mutex;
+use serde_json::json;
+use skiff_client::{Change, Client, EventRecorder, InformerFactory, LeaderElector, cause_of, reference};
+use skiff_trace::Work;
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+
+const DEFAULT_SCHEDULER: &str = "default-scheduler";
+
+#[derive(Debug, Clone)]
+pub struct SchedulerConfig {
+    /// Pods that name this scheduler are ours.
+    pub scheduler_name: String,
+    /// With it, the lease `kube-scheduler` decides which of several schedulers works; the value is our identity.
+    pub leader_elect: Option<String>,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            scheduler_name: DEFAULT_SCHEDULER.to_owned(),
+            leader_elect: None,
+        }
+    }
+}
+
+struct Scheduler {
+    client: Client,
+    recorder: EventRecorder,
+    plugins: Vec<Arc<dyn Plugin>>,
+    queue: SchedulingQueue,
+    /// A leaf lock.
+    cache: Mutex<Cache>,
+}
+
+/// Schedules until `shutdown`.
+pub async fn run(config: SchedulerConfig, client: Client, shutdown: CancellationToken) {
+    match config.leader_elect.clone() {
+        None => lead(config, client, shutdown).await,
+        Some(identity) => {
+            let elector = LeaderElector::new("kube-system", "kube-scheduler", &identity);
+            let work_client = client.clone();
+            elector
+                .run(client, move |stop| lead(config, work_client, stop), shutdown)
+                .await;
+        }
+    }
+}
+
+async fn lead(config: SchedulerConfig, client: Client, shutdown: CancellationToken) {
+    let plugins = default_profile(client.clone());
+    let scheduler = Arc::new(Scheduler {
+        recorder: EventRecorder::new(client.clone(), &config.scheduler_name, ""),
+        queue: SchedulingQueue::new(plugins.clone()),
+        plugins,
+        client: client.clone(),
+        cache: Mutex::default(),
+    });
+    let factory = InformerFactory::new(client, shutdown.clone());
+    let nodes = factory.informer::<Node>();
+    let pods = factory.informer::<Pod>();
+    let follower = Arc::clone(&scheduler);
+    nodes.subscribe(move |change| follower.on_node(change));
+    let (follower, name) = (Arc::clone(&scheduler), config.scheduler_name);
+    pods.subscribe(move |change| follower.on_pod(change, &name));
+    tokio::select! {
+        () = shutdown.cancelled() => return,
+        () = async { nodes.synced().await; pods.synced().await } => {}
+    }
+    loop {
+        let queued = tokio::select! {
+            () = shutdown.cancelled() => break,
+            queued = scheduler.queue.next() => queued,
+        };
+        let Some(queued) = queued else { break };
+        scheduler.attempt(queued);
+    }
+    scheduler.queue.close();
+}
+
+/// The parts of a node that decide whether pods fit. Heartbeats change none of them.
+fn fits_differ(old: &Node, new: &Node) -> bool {
+    let allocatable = |n: &Node| n.status.as_ref().and_then(|s| s.allocatable.clone());
+    old.metadata.labels != new.metadata.labels || old.spec != new.spec || allocatable(old) != allocatable(new)
+}
+
+impl Scheduler {
+    fn on_node(&self, change: &Change<Node>) {
+        match change {
+            Change::Applied { old, new } => {
+                self.cache.lock().set_node(Arc::clone(new));
+                match old {
+                    None => self.queue.on_event(ClusterEvent::NodeAdded),
+                    Some(old) if fits_differ(old, new) => self.queue.on_event(ClusterEvent::NodeChanged),
+                    Some(_) => {}
+                }
+            }
+            Change::Deleted { last } => {
+                self.cache
+                    .lock()
+                    .remove_node(last.metadata.name.as_deref().unwrap_or_default());
+            }
+        }
+    }
+
+    fn on_pod(&self, change: &Change<Pod>, scheduler_name: &str) {
+        let (pod, gone) = match change {
+            Change::Applied { new, .. } => (PodInfo::new(Arc::clone(new)), false),
+            Change::Deleted { last } => (PodInfo::new(Arc::clone(last)), true),
+        };
+        let pod = Arc::new(pod);
+        if gone || pod.has_ended() {
+            self.queue.remove(&pod.uid);
+            let was_placed = {
+                let mut cache = self.cache.lock();
+                let was_placed = cache.is_placed(&pod.uid);
+                cache.remove_pod(&pod.uid);
+                was_placed
+            };
+            if was_placed {
+                self.queue.on_event(ClusterEvent::PodRemoved);
+            }
+        } else if let Some(node) = pod.node_name().map(str::to_owned) {
+            self.queue.remove(&pod.uid);
+            self.cache.lock().place(pod, &node);
+        } else if pod.pod.metadata.deletion_timestamp.is_some() {
+            self.queue.remove(&pod.uid);
+        } else {
+            let wanted = pod.pod.spec.as_ref().and_then(|s| s.scheduler_name.as_deref());
+            if wanted.unwrap_or(DEFAULT_SCHEDULER) == scheduler_name {
+                let cause = cause_of(&*pod.pod);
+                self.queue.add(pod, Some(cause));
+            }
+        }
+    }
+
+    /// One cycle. The decision is made here and now; what needs the network goes on in a task of its own.
+    fn attempt(self: &Arc<Self>, queued: Queued) {
+        let pod = Arc::clone(&queued.pod);
+        let work = Work::new(queued.cause.clone());
+        work.push(
+            "queue",
+            queued.entered_us,
+            skiff_trace::now_us() - queued.entered_us,
+        );
+        let began = skiff_trace::now_us();
+        let outcome = {
+            let mut cache = self.cache.lock();
+            if cache.is_placed(&pod.uid) {
+                return;
+            }
+            let outcome = schedule(&pod, &cache.snapshot(), &self.plugins);
+            // Assumed at once: the next cycle must not give the same room away again.
+            if let Outcome::Node(node) = &outcome {
+                cache.place(Arc::clone(&pod), node);
+            }
+            outcome
+        };
+        work.push("schedule", began, skiff_trace::now_us() - began);
+        let scheduler = Arc::clone(self);
+        tokio::spawn(skiff_trace::scope(work, async move {
+            match outcome {
+                Outcome::Node(node) => {
+                    if let Err(why) = scheduler.bind(&pod, &node).await {
+                        tracing::warn!(pod = %pod.key, node, why, "binding failed");
+                        for plugin in &scheduler.plugins {
+                            plugin.unreserve(&pod, &node);
+                        }
+                        scheduler.cache.lock().remove_pod(&pod.uid);
+                        scheduler.queue.back_off(&pod.uid);
+                    }
+                }
+                Outcome::Nowhere(diagnosis) => {
+                    // Parked first: writing the condition changes the pod, and that change must find it parked.
+                    scheduler.queue.park(&pod.uid, diagnosis.rejected_by);
+                    scheduler.report(&pod, &diagnosis.message).await;
+                }
+            }
+        }));
+    }
+
+    async fn bind(&self, pod: &Arc<PodInfo>, node: &str) -> Result<(), String> {
+        for plugin in &self.plugins {
+            plugin.reserve(pod, node).map_err(|r| r.reasons.join(", "))?;
+        }
+        for plugin in &self.plugins {
+            plugin.permit(pod, node).map_err(|r| r.reasons.join(", "))?;
+        }
+        for plugin in &self.plugins {
+            plugin
+                .pre_bind(pod, node)
+                .await
+                .map_err(|r| r.reasons.join(", "))?;
+        }
+        let mut bound = false;
+        for plugin in &self.plugins {
+            if let Some(result) = plugin.bind(pod, node).await {
+                result.map_err(|e| e.to_string())?;
+                bound = true;
+                break;
+            }
+        }
+        if !bound {
+            return Err("no plugin binds".to_owned());
+        }
+        let message = format!("Successfully assigned {} to {node}", pod.key);
+        self.recorder
+            .event(&reference(&*pod.pod), "Normal", "Scheduled", message);
+        for plugin in &self.plugins {
+            plugin.post_bind(pod, node);
+        }
+        Ok(())
+    }
+
+    /// Says why the pod waits: as an event, and as its condition.
+    async fn report(&self, pod: &PodInfo, message: &str) {
+        self.recorder.event(
+            &reference(&*pod.pod),
+            "Warning",
+            "FailedScheduling",
+            message.to_owned(),
+        );
+        let conditions = pod
+            .pod
+            .status
+            .as_ref()
+            .and_then(|s| s.conditions.as_deref())
+            .unwrap_or_default();
+        let same = |c: &k8s_openapi::api::core::v1::PodCondition| {
+            c.type_ == "PodScheduled"
+                && c.status == "False"
+                && c.reason.as_deref() == Some("Unschedulable")
+                && c.message.as_deref() == Some(message)
+        };
+        if conditions.iter().any(same) {
+            return;
+        }
+        let now = k8s_openapi::jiff::Timestamp::now();
+        let was_false = conditions
+            .iter()
+            .find(|c| c.type_ == "PodScheduled" && c.status == "False");
+        let since = was_false
+            .and_then(|c| c.last_transition_time.as_ref())
+            .map_or(now, |t| t.0);
+        let condition = json!({
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message,
+            "lastTransitionTime": skiff_meta::time::format_seconds(since),
+            "observedGeneration": pod.pod.metadata.generation,
+        });
+        let patch = json!({"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}});
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.key.namespace);
+        let written = api
+            .patch_status(&pod.key.name, &PatchParams::default(), &Patch::Strategic(patch))
+            .await;
+        if let Err(error) = written {
+            tracing::debug!(pod = %pod.key, %error, "cannot write the PodScheduled condition");
+        }
+    }
+}

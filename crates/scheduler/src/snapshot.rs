@@ -1,0 +1,257 @@
+//! What the scheduler knows of nodes and the pods on them. The cache follows informers and assumed pods; a
+//! cycle works on a snapshot of it, which shares everything that has not changed.
+
+use crate::resources::{Resources, pod_requests, scoring_requests};
+use k8s_openapi::api::core::v1::{Node, Pod, Taint};
+use skiff_client::Key;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// A pod with what the plugins keep asking about.
+#[derive(Debug, Clone)]
+pub struct PodInfo {
+    pub key: Key,
+    pub uid: String,
+    pub pod: Arc<Pod>,
+    pub requests: Resources,
+    /// CPU and memory as counted for scoring.
+    pub scoring: (i64, i64),
+    pub priority: i32,
+    /// (protocol, host address, port)
+    pub host_ports: Vec<(String, String, i32)>,
+}
+
+impl PodInfo {
+    pub fn new(pod: Arc<Pod>) -> Self {
+        let spec = pod.spec.as_ref();
+        let host_ports = spec
+            .into_iter()
+            .flat_map(|s| &s.containers)
+            .flat_map(|c| c.ports.iter().flatten());
+        let host_ports = host_ports
+            .filter_map(|p| {
+                let port = p.host_port.filter(|p| *p > 0)?;
+                let address = p
+                    .host_ip
+                    .clone()
+                    .filter(|ip| !ip.is_empty())
+                    .unwrap_or_else(|| "0.0.0.0".to_owned());
+                Some((
+                    p.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
+                    address,
+                    port,
+                ))
+            })
+            .collect();
+        Self {
+            key: Key::of(&*pod),
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            requests: spec.map(pod_requests).unwrap_or_default(),
+            scoring: spec.map(scoring_requests).unwrap_or_default(),
+            priority: spec.and_then(|s| s.priority).unwrap_or(0),
+            host_ports,
+            pod,
+        }
+    }
+
+    pub fn node_name(&self) -> Option<&str> {
+        self.pod
+            .spec
+            .as_ref()
+            .and_then(|s| s.node_name.as_deref())
+            .filter(|n| !n.is_empty())
+    }
+
+    /// Ended pods hold no resources.
+    pub fn has_ended(&self) -> bool {
+        let phase = self.pod.status.as_ref().and_then(|s| s.phase.as_deref());
+        matches!(phase, Some("Succeeded" | "Failed"))
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct NodeInfo {
+    pub name: String,
+    /// Absent while only pods of the node are known.
+    pub node: Option<Arc<Node>>,
+    pub allocatable: Resources,
+    pub max_pods: i64,
+    pub requested: Resources,
+    pub scoring: (i64, i64),
+    pub pods: HashMap<String, Arc<PodInfo>>,
+}
+
+impl NodeInfo {
+    pub fn labels(&self) -> Option<&BTreeMap<String, String>> {
+        self.node.as_ref().and_then(|n| n.metadata.labels.as_ref())
+    }
+
+    pub fn taints(&self) -> &[Taint] {
+        self.node
+            .as_ref()
+            .and_then(|n| n.spec.as_ref())
+            .and_then(|s| s.taints.as_deref())
+            .unwrap_or_default()
+    }
+
+    pub fn unschedulable(&self) -> bool {
+        self.node
+            .as_ref()
+            .and_then(|n| n.spec.as_ref())
+            .and_then(|s| s.unschedulable)
+            .unwrap_or(false)
+    }
+
+    fn set_node(&mut self, node: Arc<Node>) {
+        let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
+        self.allocatable = allocatable.map(Resources::read).unwrap_or_default();
+        self.max_pods = self.allocatable.others.remove("pods").unwrap_or(0);
+        self.node = Some(node);
+    }
+
+    pub(crate) fn add_pod(&mut self, pod: Arc<PodInfo>) {
+        self.remove_pod(&pod.uid);
+        self.requested.add(&pod.requests);
+        self.scoring.0 += pod.scoring.0;
+        self.scoring.1 += pod.scoring.1;
+        self.pods.insert(pod.uid.clone(), pod);
+    }
+
+    fn remove_pod(&mut self, uid: &str) {
+        if let Some(pod) = self.pods.remove(uid) {
+            self.requested.subtract(&pod.requests);
+            self.scoring.0 -= pod.scoring.0;
+            self.scoring.1 -= pod.scoring.1;
+        }
+    }
+}
+
+/// Nodes and where pods are, confirmed or assumed.
+#[derive(Debug, Default)]
+pub struct Cache {
+    nodes: BTreeMap<String, Arc<NodeInfo>>,
+    /// Pod uid to node name.
+    placed: HashMap<String, String>,
+}
+
+impl Cache {
+    fn entry(&mut self, name: &str) -> &mut NodeInfo {
+        let entry = self.nodes.entry(name.to_owned());
+        Arc::make_mut(entry.or_insert_with(|| {
+            Arc::new(NodeInfo {
+                name: name.to_owned(),
+                ..NodeInfo::default()
+            })
+        }))
+    }
+
+    pub fn set_node(&mut self, node: Arc<Node>) {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        self.entry(&name).set_node(node);
+    }
+
+    /// Pods may outlive the news of their node: they are kept until they go themselves.
+    pub fn remove_node(&mut self, name: &str) {
+        let entry = self.entry(name);
+        entry.node = None;
+        if entry.pods.is_empty() {
+            self.nodes.remove(name);
+        }
+    }
+
+    /// A pod that is on a node, by the API or by assumption.
+    pub fn place(&mut self, pod: Arc<PodInfo>, node: &str) {
+        self.remove_pod(&pod.uid);
+        self.placed.insert(pod.uid.clone(), node.to_owned());
+        self.entry(node).add_pod(pod);
+    }
+
+    pub fn remove_pod(&mut self, uid: &str) {
+        if let Some(node) = self.placed.remove(uid) {
+            let entry = self.entry(&node);
+            entry.remove_pod(uid);
+            if entry.pods.is_empty() && entry.node.is_none() {
+                self.nodes.remove(&node);
+            }
+        }
+    }
+
+    pub fn is_placed(&self, uid: &str) -> bool {
+        self.placed.contains_key(uid)
+    }
+
+    /// The nodes as they are now.
+    pub fn snapshot(&self) -> Vec<Arc<NodeInfo>> {
+        self.nodes
+            .values()
+            .filter(|n| n.node.is_some())
+            .cloned()
+            .collect()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod fixtures {
+    use super::*;
+    use serde_json::{Value, json};
+
+    pub fn pod(name: &str, spec: Value) -> PodInfo {
+        let mut spec = spec;
+        if spec["containers"].is_null() {
+            spec["containers"] = json!([{"name": "c"}]);
+        }
+        let object = json!({"metadata": {"name": name, "namespace": "default", "uid": name}, "spec": spec});
+        PodInfo::new(Arc::new(serde_json::from_value(object).unwrap()))
+    }
+
+    pub fn node(name: &str, spec: Value, labels: Value, allocatable: Value) -> NodeInfo {
+        let object = json!({
+            "metadata": {"name": name, "labels": labels}, "spec": spec, "status": {"allocatable": allocatable}
+        });
+        let mut info = NodeInfo {
+            name: name.to_owned(),
+            ..NodeInfo::default()
+        };
+        info.set_node(Arc::new(serde_json::from_value(object).unwrap()));
+        info
+    }
+
+    pub fn plain_node(name: &str) -> NodeInfo {
+        node(
+            name,
+            json!({}),
+            json!({}),
+            json!({"cpu": "2", "memory": "4Gi", "pods": "110"}),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fixtures::*;
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn pods_come_and_go() {
+        let mut cache = Cache::default();
+        cache.set_node(plain_node("a").node.unwrap());
+        let spec = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "500m"}}}]});
+        let pod = Arc::new(pod("p", spec));
+        cache.place(Arc::clone(&pod), "a");
+        cache.place(Arc::clone(&pod), "a");
+        let before = cache.snapshot();
+        assert_eq!(before[0].requested.milli_cpu, 500);
+        cache.remove_pod("p");
+        assert_eq!(cache.snapshot()[0].requested.milli_cpu, 0);
+        assert_eq!(before[0].requested.milli_cpu, 500, "a snapshot does not change");
+        cache.place(pod, "gone");
+        assert_eq!(
+            cache.snapshot().len(),
+            1,
+            "a node known only by its pods takes no new ones"
+        );
+        cache.remove_pod("p");
+        assert_eq!(cache.nodes.len(), 1);
+    }
+}
