@@ -20,34 +20,35 @@ pub struct Column {
     pub format: &'static str,
     /// 0 is always shown, 1 with `-o wide`.
     pub priority: i32,
+    /// Empty until descriptions come with the other prose of the schema.
     pub description: &'static str,
 }
 
 /// A column of type string.
-pub const fn text(name: &'static str, description: &'static str) -> Column {
-    Column { name, kind: "string", format: "", priority: 0, description }
+pub const fn text(name: &'static str) -> Column {
+    Column { name, kind: "string", format: "", priority: 0, description: "" }
 }
 
 /// A column of type string that only `-o wide` shows.
-pub const fn wide(name: &'static str, description: &'static str) -> Column {
-    Column { name, kind: "string", format: "", priority: 1, description }
+pub const fn wide(name: &'static str) -> Column {
+    Column { priority: 1, ..text(name) }
 }
 
 /// A column of type integer.
-pub const fn integer(name: &'static str, description: &'static str) -> Column {
-    Column { name, kind: "integer", format: "", priority: 0, description }
+pub const fn integer(name: &'static str) -> Column {
+    Column { kind: "integer", ..text(name) }
 }
 
-/// The name column, first in every table.
-pub const NAME: Column =
-    Column { name: "Name", kind: "string", format: "name", priority: 0, description: NAME_DESCRIPTION };
+/// A column of type boolean.
+pub const fn boolean(name: &'static str) -> Column {
+    Column { kind: "boolean", ..text(name) }
+}
 
-const NAME_DESCRIPTION: &str = "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names";
-
-pub(crate) const CREATED_DESCRIPTION: &str = "CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata";
+/// The name column, first in nearly every table.
+pub const NAME: Column = Column { format: "name", ..text("Name") };
 
 /// The age column of built-in tables: a string, already rounded.
-pub const AGE: Column = text("Age", CREATED_DESCRIPTION);
+pub const AGE: Column = text("Age");
 
 /// What a delete with options does before it removes an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,8 +121,7 @@ pub const BASE: Kind = Kind {
 };
 
 /// The second column of kinds that upstream has no printer for.
-const CREATED_AT: Column =
-    Column { name: "Created At", kind: "date", format: "", priority: 0, description: CREATED_DESCRIPTION };
+const CREATED_AT: Column = Column { kind: "date", ..text("Created At") };
 
 impl Kind {
     /// Prepares an object for creation: clears what a client may not set, then the kind's own rules.
@@ -175,8 +175,6 @@ pub static GENERIC: Kind = BASE;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn every_kind_is_listed_once() {
         for (i, a) in crate::KINDS.iter().enumerate() {

@@ -1,0 +1,437 @@
+//! Pods.
+
+use serde_json::{Value, json};
+use skiff_meta::field::ErrorType;
+use skiff_meta::{field, names};
+
+use super::{container, pod_defaults, pod_row, pod_spec, scheduling};
+use crate::errors::Errors;
+use crate::kind::{AGE, BASE, Graceful, Kind, NAME, text as column, wide};
+use crate::net;
+use crate::node::{Node, at, list, number, same, text};
+use crate::{object_meta, strategy, walk};
+
+pub static POD: Kind = Kind {
+    kind: "Pod",
+    default: |_, object| {
+        if let Some(spec) = walk::object(object, "spec") {
+            pod_defaults::pod_only(spec);
+            pod_defaults::pod_spec(spec);
+        }
+        walk::each(object, "status", &mut |status| {
+            for name in ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"] {
+                walk::each(status, &format!("{name}[].allocatedResources"), &mut pod_defaults::resource_list);
+            }
+        });
+    },
+    prepare_create,
+    prepare_update: |new, old| {
+        walk::each(new, "spec", &mut pod_defaults::sync_service_account);
+        strategy::update_spec(new, old);
+    },
+    prepare_status_update,
+    validate: |object| {
+        let mut errors = Errors::new();
+        let root = Node::root(object);
+        metadata_and_spec(&root, &mut errors);
+        let ephemeral = root.field("spec.ephemeralContainers");
+        if !ephemeral.is_empty() {
+            errors.forbidden(&ephemeral, "cannot be set on create");
+        }
+        let node = root.field("spec.nodeName");
+        if !node.is_empty() && !root.field("spec.schedulingGates").is_empty() {
+            errors.forbidden(&node, "cannot be set until all schedulingGates have been cleared");
+        }
+        errors.into_vec()
+    },
+    validate_update,
+    validate_status_update,
+    selectable: |object| {
+        let text = |path| text(object, path).to_owned();
+        let pod_ip = list(object, "status.podIPs").first().map_or("", |ip| self::text(ip, "ip")).to_owned();
+        vec![
+            ("spec.nodeName", text("spec.nodeName")),
+            ("spec.restartPolicy", text("spec.restartPolicy")),
+            ("spec.schedulerName", text("spec.schedulerName")),
+            ("spec.serviceAccountName", text("spec.serviceAccountName")),
+            ("spec.hostNetwork", at(object, "spec.hostNetwork").as_bool().unwrap_or(false).to_string()),
+            ("status.phase", text("status.phase")),
+            ("status.podIP", pod_ip.clone()),
+            ("status.podIPs", pod_ip),
+            ("status.nominatedNodeName", text("status.nominatedNodeName")),
+        ]
+    },
+    columns: &[
+        NAME,
+        column("Ready"),
+        column("Status"),
+        column("Restarts"),
+        AGE,
+        wide("IP"),
+        wide("Node"),
+        wide("Nominated Node"),
+        wide("Readiness Gates"),
+    ],
+    row: pod_row::row,
+    graceful,
+    has_status: true,
+    warnings: |new, old| {
+        let complaints = names::dns1123_label(text(new, "metadata.name"));
+        if old.is_some() || complaints.is_empty() {
+            return Vec::new();
+        }
+        vec![format!(
+            "metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; a DNS label is recommended: [{}]",
+            complaints.join(" ")
+        )]
+    },
+    ..BASE
+};
+
+fn prepare_create(object: &mut Value) {
+    strategy::set_generation(object, 1);
+    walk::each(object, "spec", &mut pod_defaults::sync_service_account);
+    let mut status = json!({ "phase": "Pending", "qosClass": super::qos::class(object) });
+    if !list(object, "spec.schedulingGates").is_empty() {
+        status["conditions"] = json!([{
+            "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
+            "message": "Scheduling is blocked due to non-empty scheduling gates",
+            "lastProbeTime": null, "lastTransitionTime": null,
+        }]);
+    }
+    walk::put(object, "status", status);
+}
+
+fn prepare_status_update(new: &mut Value, old: &Value) {
+    strategy::status_only(new, old);
+    if let Some(metadata) = new.get_mut("metadata") {
+        walk::copy(metadata, at(old, "metadata"), "ownerReferences");
+    }
+    let Some(status) = walk::object(new, "status") else { return };
+    if text(status, "qosClass").is_empty() {
+        walk::copy(status, at(old, "status"), "qosClass");
+    }
+    if number(status, "observedGeneration") == 0 {
+        walk::copy(status, at(old, "status"), "observedGeneration");
+    }
+    // A writer that does not know condition generations must not erase them.
+    let conditions = list(old, "status.conditions");
+    walk::each(status, "conditions[]", &mut |condition| {
+        if number(condition, "observedGeneration") == 0 {
+            let kind = text(condition, "type").to_owned();
+            if let Some(before) = conditions.iter().find(|c| text(c, "type") == kind) {
+                walk::copy(condition, before, "observedGeneration");
+            }
+        }
+    });
+}
+
+fn graceful(object: &Value, requested: Option<i64>) -> Graceful {
+    let period = requested.unwrap_or_else(|| number(object, "spec.terminationGracePeriodSeconds"));
+    let done = ["Failed", "Succeeded"].contains(&text(object, "status.phase"));
+    if text(object, "spec.nodeName").is_empty() || done {
+        return Graceful::After(0);
+    }
+    Graceful::After(if period < 0 { 1 } else { period })
+}
+
+fn metadata_and_spec(root: &Node, errors: &mut Errors) {
+    let annotations = root.field("metadata.annotations");
+    let mirror = annotations.key("kubernetes.io/config.mirror");
+    if mirror.is_set() && root.field("spec.nodeName").is_empty() {
+        errors.invalid(&mirror, "must set spec.nodeName if mirror pod annotation is set");
+    }
+    let cost = annotations.key("controller.kubernetes.io/pod-deletion-cost");
+    if cost.is_set() {
+        let text = cost.str();
+        let plain = !text.starts_with('+') && (text == "0" || !text.trim_start_matches('-').starts_with('0'));
+        if !plain || text.parse::<i32>().is_err() {
+            errors.invalid(&cost, "must be a 32bit integer");
+        }
+    }
+    let spec = root.field("spec");
+    pod_spec::validate(&spec, true, errors);
+    if spec.field("serviceAccountName").is_empty() {
+        let volumes = spec.field("volumes");
+        for volume in volumes.items() {
+            let projected = volume.field("projected");
+            let sources = projected.field("sources");
+            for source in sources.items() {
+                let token = source.field("serviceAccountToken");
+                if token.is_set() {
+                    errors.forbidden(&token, "must not be specified when serviceAccountName is not set");
+                }
+            }
+        }
+    }
+    for name in ["containers", "initContainers"] {
+        let containers = spec.field(name);
+        for container in containers.items() {
+            container::image_without_blanks(&container, errors);
+        }
+    }
+}
+
+const UPDATABLE: &str = "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
+
+fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
+    let mut errors = Errors::new();
+    let root = Node::root(new);
+    errors.extend(object_meta::validate(new, true, object_meta::dns_subdomain));
+    metadata_and_spec(&root, &mut errors);
+    let spec = root.field("spec");
+    for name in ["containers", "initContainers"] {
+        let containers = spec.field(name);
+        if containers.len() != list(at(old, "spec"), name).len() {
+            errors.forbidden(&containers, "pod updates may not add or remove containers");
+            return errors.into_vec();
+        }
+    }
+    let (deadline, before) = (spec.field("activeDeadlineSeconds"), at(old, "spec.activeDeadlineSeconds").as_i64());
+    match (deadline.int(), before) {
+        (Some(after), _) if !(0..=i64::from(i32::MAX)).contains(&after) => {
+            errors.invalid(&deadline, "must be between 0 and 2147483647, inclusive");
+            return errors.into_vec();
+        }
+        (Some(after), Some(before)) if before < after => {
+            errors.invalid(&deadline, "must be less than or equal to previous value");
+            return errors.into_vec();
+        }
+        (None, Some(_)) => errors.push(
+            ErrorType::Invalid,
+            &deadline,
+            Some(Value::Null),
+            "must not update from a positive integer to nil value",
+        ),
+        _ => {}
+    }
+    tolerations_only_added(&spec, old, &mut errors);
+    let gates = spec.field("schedulingGates");
+    for gate in gates.items() {
+        let name = gate.field("name");
+        if !list(old, "spec.schedulingGates").iter().any(|g| text(g, "name") == name.str()) {
+            let detail = format!("only deletion is allowed, but found new scheduling gate '{}'", name.str());
+            errors.forbidden(&name, detail);
+        }
+    }
+    if let Some(difference) = forbidden_change(new, old) {
+        let detail = format!("pod updates may not change fields other than {UPDATABLE}\n{difference}");
+        errors.forbidden(&spec, detail);
+    }
+    errors.into_vec()
+}
+
+/// Whether two tolerations differ in more than their seconds.
+fn same_toleration(a: &Value, b: &Value) -> bool {
+    ["key", "operator", "value", "effect"].iter().all(|f| text(a, f) == text(b, f))
+}
+
+fn tolerations_only_added(spec: &Node, old: &Value, errors: &mut Errors) {
+    let tolerations = spec.field("tolerations");
+    let now = list(spec.value, "tolerations");
+    if list(old, "spec.tolerations").iter().any(|o| !now.iter().any(|n| same_toleration(n, o))) {
+        errors.forbidden(&tolerations, "existing toleration can not be modified except its tolerationSeconds");
+    } else {
+        scheduling::tolerations(&tolerations, errors);
+    }
+}
+
+/// What of the spec changed that may not change, as a readable difference.
+fn forbidden_change(new: &Value, old: &Value) -> Option<String> {
+    let before = at(old, "spec");
+    if same(at(new, "spec"), before) {
+        return None;
+    }
+    let mut after = at(new, "spec").clone();
+    for name in ["containers", "initContainers"] {
+        let images: Vec<Value> = list(before, name).iter().map(|c| at(c, "image").clone()).collect();
+        if let Some(Value::Array(containers)) = after.get_mut(name) {
+            for (container, image) in containers.iter_mut().zip(images) {
+                walk::put(container, "image", image);
+            }
+        }
+    }
+    for name in ["activeDeadlineSeconds", "schedulingGates", "tolerations"] {
+        walk::copy(&mut after, before, name);
+    }
+    if number(before, "terminationGracePeriodSeconds") < 0 && number(&after, "terminationGracePeriodSeconds") == 1 {
+        walk::copy(&mut after, before, "terminationGracePeriodSeconds");
+    }
+    // A pod that waits at a gate may still narrow down where it runs.
+    if !list(before, "schedulingGates").is_empty() {
+        let grew = at(before, "nodeSelector")
+            .as_object()
+            .is_none_or(|m| m.iter().all(|(k, v)| at(&after, "nodeSelector").get(k) == Some(v)));
+        if grew {
+            walk::copy(&mut after, before, "nodeSelector");
+        }
+        let affinity = at(before, "affinity.nodeAffinity").clone();
+        if let Some(now) = after.get_mut("affinity") {
+            walk::put(now, "nodeAffinity", affinity);
+        }
+    }
+    (!same(&after, before)).then(|| difference("", before, &after).join("\n"))
+}
+
+/// One line a changed field.
+fn difference(path: &str, old: &Value, new: &Value) -> Vec<String> {
+    match (old, new) {
+        (Value::Object(a), Value::Object(b)) => {
+            let mut names: Vec<&String> = a.keys().chain(b.keys().filter(|k| !a.contains_key(*k))).collect();
+            names.sort();
+            names
+                .into_iter()
+                .flat_map(|k| difference(&format!("{path}.{k}"), at(old, k), at(new, k)))
+                .collect()
+        }
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => a
+            .iter()
+            .zip(b)
+            .enumerate()
+            .flat_map(|(i, (x, y))| difference(&format!("{path}[{i}]"), x, y))
+            .collect(),
+        _ if same(old, new) => Vec::new(),
+        _ => vec![format!("- spec{path}: {old}\n+ spec{path}: {new}")],
+    }
+}
+
+fn validate_status_update(new: &Value, old: &Value) -> Vec<field::Error> {
+    let mut errors = Errors::new();
+    let root = Node::root(new);
+    let status = root.field("status");
+    let conditions = status.field("conditions");
+    for condition in conditions.items() {
+        let observed = condition.field("observedGeneration");
+        if observed.int().is_some_and(|n| n < 0) {
+            errors.invalid(&observed, "must be a non-negative integer");
+        }
+    }
+    let nominated = status.field("nominatedNodeName");
+    if !nominated.is_empty() && nominated.str() != text(old, "status.nominatedNodeName") {
+        errors.rule(&nominated, names::dns1123_subdomain(nominated.str()));
+    }
+    let observed = status.field("observedGeneration");
+    if observed.int().is_some_and(|n| n < 0) {
+        errors.invalid(&observed, "must be a non-negative integer");
+    }
+    let qos = status.field("qosClass");
+    if qos.str() != text(old, "status.qosClass") {
+        errors.invalid(&qos, crate::errors::IMMUTABLE);
+    }
+    terminated_stays_terminated(&status, "containerStatuses", old, &mut errors);
+    for name in ["podIPs", "hostIPs"] {
+        let addresses = status.field(name);
+        for address in addresses.items() {
+            net::ip(&address.field("ip"), &mut errors);
+        }
+        if addresses.len() > 2 {
+            errors.invalid(&addresses, "may specify no more than one value for each IP family");
+        }
+    }
+    errors.into_vec()
+}
+
+/// A container that ended in a pod that does not restart it stays ended.
+fn terminated_stays_terminated(status: &Node, name: &'static str, old: &Value, errors: &mut Errors) {
+    let policy = text(old, "spec.restartPolicy");
+    if policy == "Always" {
+        return;
+    }
+    let statuses = status.field(name);
+    for (i, before) in list(at(old, "status"), name).iter().enumerate() {
+        let terminated = at(before, "state.terminated");
+        if terminated.is_null() || (policy == "OnFailure" && number(terminated, "exitCode") != 0) {
+            continue;
+        }
+        let own_policy = list(old, "spec.containers")
+            .iter()
+            .any(|c| text(c, "name") == text(before, "name") && !at(c, "restartPolicy").is_null());
+        if own_policy {
+            continue;
+        }
+        let after = statuses.value.as_array().into_iter().flatten().find(|s| text(s, "name") == text(before, "name"));
+        if after.is_some_and(|s| at(s, "state.terminated").is_null()) {
+            let at = statuses.index(i);
+            errors.forbidden(&at.field("state"), "may not be transitioned to non-terminated state");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod() -> Value {
+        let mut pod = json!({"metadata": {"name": "p", "namespace": "d", "resourceVersion": "1"},
+            "spec": {"containers": [{"name": "c", "image": "nginx"}]}});
+        (POD.default)("v1", &mut pod);
+        POD.begin_create(&mut pod);
+        pod
+    }
+
+    fn check(change: impl Fn(&mut Value), expected: &[&str]) {
+        let mut object = pod();
+        change(&mut object);
+        let found: Vec<String> = POD.check_create(&object, true).iter().map(ToString::to_string).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_plain_pod_is_valid() {
+        check(|_| {}, &[]);
+        assert_eq!(pod()["status"], json!({"phase": "Pending", "qosClass": "BestEffort"}));
+        assert_eq!(pod()["metadata"]["generation"], 1);
+    }
+
+    #[test]
+    fn bad_pods() {
+        check(|p| p["spec"]["containers"] = json!([]), &["spec.containers: Required value"]);
+        check(
+            |p| p["spec"]["restartPolicy"] = json!("x"),
+            &["spec.restartPolicy: Unsupported value: \"x\": supported values: \"Always\", \"OnFailure\", \"Never\""],
+        );
+        check(|p| p["spec"]["containers"][0]["image"] = json!(""), &["spec.containers[0].image: Required value"]);
+        check(
+            |p| p["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]),
+            &["spec.containers[0].volumeMounts[0].name: Not found: \"v\""],
+        );
+        check(
+            |p| p["spec"]["containers"][0]["ports"] = json!([{"containerPort": 70000, "protocol": "TCP"}]),
+            &["spec.containers[0].ports[0].containerPort: Invalid value: 70000: must be between 1 and 65535, inclusive"],
+        );
+        check(
+            |p| p["spec"]["containers"][0]["resources"] = json!({"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}),
+            &["spec.containers[0].resources.requests: Invalid value: \"2\": must be less than or equal to cpu limit of 1"],
+        );
+        check(
+            |p| p["spec"]["containers"][0]["livenessProbe"] = json!({"successThreshold": 2}),
+            &[
+                "spec.containers[0].livenessProbe: Required value: must specify a handler type",
+                "spec.containers[0].livenessProbe.successThreshold: Invalid value: 2: must be 1",
+            ],
+        );
+    }
+
+    #[test]
+    fn only_some_fields_may_change() {
+        let old = pod();
+        let mut new = old.clone();
+        new["spec"]["containers"][0]["image"] = json!("other");
+        POD.begin_update(&mut new, &old);
+        assert_eq!(POD.check_update(&new, &old, true), vec![]);
+        assert_eq!(new["metadata"]["generation"], 2);
+        new["spec"]["hostname"] = json!("h");
+        let found = POD.check_update(&new, &old, true);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].to_string().starts_with("spec: Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"), "{}", found[0]);
+    }
+
+    #[test]
+    fn deletion_grace() {
+        let mut object = pod();
+        assert_eq!(graceful(&object, None), Graceful::After(0));
+        object["spec"]["nodeName"] = json!("n");
+        assert_eq!(graceful(&object, None), Graceful::After(30));
+        assert_eq!(graceful(&object, Some(-5)), Graceful::After(1));
+    }
+}

@@ -1,0 +1,171 @@
+//! Rules of resource names and amounts: what containers, pods, quotas and nodes may name.
+
+use serde_json::Value;
+use skiff_meta::names;
+use skiff_meta::quantity::Quantity;
+
+use crate::errors::Errors;
+use crate::node::Node;
+
+const CONTAINER_RESOURCES: [&str; 3] = ["cpu", "ephemeral-storage", "memory"];
+const STANDARD_RESOURCES: [&str; 23] = [
+    "cpu", "memory", "ephemeral-storage", "requests.cpu", "requests.memory", "requests.ephemeral-storage",
+    "limits.cpu", "limits.memory", "limits.ephemeral-storage", "pods", "resourcequotas", "services",
+    "replicationcontrollers", "secrets", "configmaps", "persistentvolumeclaims", "storage", "requests.storage",
+    "services.nodeports", "services.loadbalancers", "hugepages", "requests", "limits",
+];
+
+pub fn quantity(value: &Value) -> Option<Quantity> {
+    match value {
+        Value::String(text) => Quantity::parse(text).ok(),
+        Value::Number(number) => Quantity::parse(&number.to_string()).ok(),
+        _ => None,
+    }
+}
+
+fn is_huge_page(name: &str) -> bool {
+    name.starts_with("hugepages-")
+}
+
+/// Names without a prefix, or of Kubernetes itself.
+fn is_native(name: &str) -> bool {
+    !name.contains('/') || name.contains("kubernetes.io/")
+}
+
+fn is_extended(name: &str) -> bool {
+    !is_native(name) && !name.starts_with("requests.") && names::qualified_name(&format!("requests.{name}")).is_empty()
+}
+
+/// Whole amounts only: pods, services, extended resources and the like.
+fn is_integer_resource(name: &str) -> bool {
+    const COUNTS: [&str; 9] = [
+        "pods", "resourcequotas", "services", "replicationcontrollers", "secrets", "configmaps",
+        "persistentvolumeclaims", "services.nodeports", "services.loadbalancers",
+    ];
+    COUNTS.contains(&name) || is_extended(name)
+}
+
+fn overcommit_allowed(name: &str) -> bool {
+    is_native(name) && !is_huge_page(name)
+}
+
+pub fn resource_name(at: &Node, name: &str, errors: &mut Errors) -> bool {
+    let complaints = names::qualified_name(name);
+    let bad = !complaints.is_empty();
+    for complaint in complaints {
+        errors.invalid_value(at, name, complaint);
+    }
+    if !bad && !name.contains('/') && !STANDARD_RESOURCES.contains(&name) && !is_huge_page(name) && !name.starts_with("requests.hugepages-") {
+        errors.invalid_value(at, name, "must be a standard resource type or fully qualified");
+        return false;
+    }
+    !bad
+}
+
+fn container_resource_name(at: &Node, name: &str, errors: &mut Errors) {
+    resource_name(at, name, errors);
+    if !name.contains('/') {
+        if !CONTAINER_RESOURCES.contains(&name) && !is_huge_page(name) {
+            errors.invalid_value(at, name, "must be a standard resource for containers");
+        }
+    } else if !is_native(name) && !is_extended(name) {
+        errors.invalid_value(at, name, "doesn't follow extended resource name standard");
+    }
+}
+
+fn pod_resource_name(at: &Node, name: &str, errors: &mut Errors) {
+    if resource_name(at, name, errors) && !["cpu", "memory"].contains(&name) && !is_huge_page(name) {
+        let shown = Value::from(name);
+        errors.not_supported(&at.with(&shown), &["cpu", "hugepages-", "memory"]);
+    }
+}
+
+/// An amount must not be negative, and whole where the resource is counted.
+pub fn resource_quantity(at: &Node, name: &str, errors: &mut Errors) {
+    let Some(amount) = quantity(at.value) else { return };
+    if amount.is_negative() {
+        errors.invalid_value(at, amount.to_string(), crate::errors::NOT_NEGATIVE);
+    }
+    if is_integer_resource(name) && amount.milli_value() % 1000 != 0 {
+        errors.invalid_value(at, amount.to_string(), "must be an integer");
+    }
+}
+
+/// `resources` of a container.
+pub fn container_resources(resources: &Node, claims: &[&str], errors: &mut Errors) {
+    requirements(resources, container_resource_name, claims, errors);
+}
+
+/// `resources` of a pod.
+pub fn pod_resources(resources: &Node, errors: &mut Errors) {
+    let claims = resources.field("claims");
+    if claims.is_set() {
+        errors.forbidden(&claims, "claims may not be set for Resources at pod-level");
+    }
+    requirements(resources, pod_resource_name, &[], errors);
+}
+
+/// `overhead` of a pod.
+pub fn overhead(overhead: &Node, errors: &mut Errors) {
+    for (name, amount) in overhead.entries() {
+        container_resource_name(&amount, name, errors);
+        resource_quantity(&amount, name, errors);
+    }
+}
+
+fn requirements(
+    resources: &Node,
+    name_rule: fn(&Node, &str, &mut Errors),
+    pod_claims: &[&str],
+    errors: &mut Errors,
+) {
+    let (limits, requests) = (resources.field("limits"), resources.field("requests"));
+    let (mut compute, mut huge) = (false, false);
+    for (name, amount) in limits.entries() {
+        name_rule(&amount, name, errors);
+        resource_quantity(&amount, name, errors);
+        huge |= is_huge_page(name);
+        compute |= ["cpu", "memory"].contains(&name);
+    }
+    for (name, amount) in requests.entries() {
+        name_rule(&amount, name, errors);
+        resource_quantity(&amount, name, errors);
+        huge |= is_huge_page(name);
+        compute |= ["cpu", "memory"].contains(&name);
+        let (Some(requested), limit) = (quantity(amount.value), limits.key(name)) else { continue };
+        match quantity(limit.value) {
+            Some(limit) if requested != limit && !overcommit_allowed(name) => {
+                errors.invalid_value(&requests, requested.to_string(), format!("must be equal to {name} limit of {limit}"));
+            }
+            Some(limit) if requested > limit => errors.invalid_value(
+                &requests,
+                requested.to_string(),
+                format!("must be less than or equal to {name} limit of {limit}"),
+            ),
+            None if !overcommit_allowed(name) => {
+                errors.required(&limits, "Limit must be set for non overcommitable resources");
+            }
+            _ => {}
+        }
+    }
+    if huge && !compute {
+        errors.forbidden(resources, "HugePages require cpu or memory");
+    }
+    let claims = resources.field("claims");
+    for claim in claims.items() {
+        let name = claim.field("name");
+        if name.str().is_empty() {
+            errors.required(&claim, "");
+        } else if !pod_claims.contains(&name.str()) {
+            let mut detail = "must be one of the names in pod.spec.resourceClaims".to_owned();
+            if pod_claims.is_empty() {
+                detail.push_str(" which is empty");
+            } else {
+                let mut sorted = pod_claims.to_vec();
+                sorted.sort_unstable();
+                detail.push_str(&format!(": {}", sorted.join(", ")));
+            }
+            errors.push(skiff_meta::field::ErrorType::NotFound, &claim, Some(name.value.clone()), detail);
+        }
+    }
+}

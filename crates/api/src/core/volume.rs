@@ -1,0 +1,263 @@
+//! Rules of the volumes of a pod spec. Exactly one source each; the sources of storage systems that left
+//! the tree are checked for their required fields only.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use skiff_meta::names;
+
+use super::claim;
+use super::container::{field_ref, local_path, no_backsteps, resource_field_ref};
+use super::resources::quantity;
+use crate::errors::Errors;
+use crate::node::{Node, list, text};
+
+const MODE: &str = "must be a number between 0 and 0777 (octal), both inclusive";
+const ONE_TYPE: &str = "may not specify more than 1 volume type";
+/// In upstream's order of checking.
+const SOURCES: [&str; 31] = [
+    "emptyDir", "hostPath", "gitRepo", "gcePersistentDisk", "awsElasticBlockStore", "secret", "nfs", "iscsi",
+    "glusterfs", "flocker", "persistentVolumeClaim", "rbd", "cinder", "cephfs", "quobyte", "downwardAPI", "fc",
+    "flexVolume", "configMap", "azureFile", "vsphereVolume", "photonPersistentDisk", "portworxVolume", "azureDisk",
+    "storageos", "scaleIO", "projected", "csi", "ephemeral", "image", "local",
+];
+/// What each of the older sources must have.
+const REQUIRED: [(&str, &[&str]); 13] = [
+    ("gitRepo", &["repository"]),
+    ("gcePersistentDisk", &["pdName"]),
+    ("awsElasticBlockStore", &["volumeID"]),
+    ("nfs", &["server", "path"]),
+    ("iscsi", &["targetPortal", "iqn"]),
+    ("glusterfs", &["endpoints", "path"]),
+    ("rbd", &["monitors", "image"]),
+    ("cinder", &["volumeID"]),
+    ("cephfs", &["monitors"]),
+    ("quobyte", &["registry", "volume"]),
+    ("flexVolume", &["driver"]),
+    ("azureFile", &["secretName", "shareName"]),
+    ("persistentVolumeClaim", &["claimName"]),
+];
+
+/// Checks all volumes; returns those that containers may mount.
+pub fn volumes<'v>(spec: &Node<'_, 'v>, errors: &mut Errors) -> Vec<(&'v str, &'v Value)> {
+    let volumes = spec.field("volumes");
+    let mut good: Vec<(&str, &Value)> = Vec::new();
+    for (volume, value) in volumes.items().zip(list(spec.value, "volumes")) {
+        let mut own = Errors::new();
+        source(&volume, &mut own);
+        let name = volume.field("name");
+        if own.require(&name) {
+            own.rule(&name, names::dns1123_label(name.str()));
+        }
+        if good.iter().any(|(other, _)| *other == name.str()) {
+            own.duplicate(&name);
+        }
+        if own.is_empty() {
+            good.push((text(value, "name"), value));
+        } else {
+            errors.extend(own.into_vec());
+        }
+    }
+    good
+}
+
+fn source(volume: &Node, errors: &mut Errors) {
+    let mut found = false;
+    for name in SOURCES {
+        let source = volume.field(name);
+        if !source.is_set() {
+            continue;
+        }
+        if found {
+            errors.forbidden(&source, ONE_TYPE);
+            continue;
+        }
+        found = true;
+        one_source(name, &source, errors);
+    }
+    if !found {
+        errors.required(volume, "must specify a volume type");
+    }
+}
+
+fn one_source(name: &str, source: &Node, errors: &mut Errors) {
+    match name {
+        "emptyDir" => {
+            let limit = source.field("sizeLimit");
+            if quantity(limit.value).is_some_and(|q| q.is_negative()) {
+                errors.forbidden(&limit, "SizeLimit field must be a valid resource quantity");
+            }
+        }
+        "hostPath" => host_path(source, errors),
+        "secret" => {
+            errors.require(&source.field("secretName"));
+            mode(&source.field("defaultMode"), errors);
+            items(source, errors);
+        }
+        "configMap" => {
+            errors.require(&source.field("name"));
+            mode(&source.field("defaultMode"), errors);
+            items(source, errors);
+        }
+        "downwardAPI" => {
+            mode(&source.field("defaultMode"), errors);
+            let files = source.field("items");
+            // COMPAT: the path names neither `items` nor the index.
+            for file in files.items() {
+                downward_file(&source.with(file.value), errors);
+            }
+        }
+        "projected" => projected(source, errors),
+        "csi" => {
+            let driver = source.field("driver");
+            if errors.require(&driver) {
+                errors.rule(&driver, names::dns1123_subdomain(&driver.str().to_lowercase()));
+            }
+        }
+        "ephemeral" => {
+            let template = source.field("volumeClaimTemplate");
+            if template.is_set() {
+                claim::spec(&template.field("spec"), errors);
+            } else {
+                errors.required(&template, "");
+            }
+        }
+        "image" => {
+            errors.require(&source.field("reference"));
+            errors.required_one_of(&source.field("pullPolicy"), &["Always", "IfNotPresent", "Never"]);
+        }
+        _ => older_source(name, source, errors),
+    }
+}
+
+/// The sources that have only required fields; also used for persistent volumes.
+pub fn older_source(name: &str, source: &Node, errors: &mut Errors) {
+    let Some((_, required)) = REQUIRED.iter().find(|(other, _)| *other == name) else { return };
+    for field in *required {
+        errors.require(&source.field(field));
+    }
+    if name == "nfs" {
+        let path = source.field("path");
+        if !path.str().starts_with('/') {
+            errors.invalid(&path, "must be an absolute path");
+        }
+    }
+}
+
+pub fn host_path(source: &Node, errors: &mut Errors) {
+    let path = source.field("path");
+    if !errors.require(&path) {
+        return;
+    }
+    no_backsteps(&path, errors);
+    errors.one_of_if_set(
+        &source.field("type"),
+        &["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"],
+    );
+}
+
+fn mode(mode: &Node, errors: &mut Errors) {
+    if mode.int().is_some_and(|m| !(0..=0o777).contains(&m)) {
+        errors.invalid(mode, MODE);
+    }
+}
+
+fn items(source: &Node, errors: &mut Errors) {
+    let items = source.field("items");
+    for item in items.items() {
+        key_to_path(&item, errors);
+    }
+}
+
+fn key_to_path(item: &Node, errors: &mut Errors) {
+    errors.require(&item.field("key"));
+    let path = item.field("path");
+    errors.require(&path);
+    local_path(&path, errors);
+    mode(&item.field("mode"), errors);
+}
+
+fn downward_file(file: &Node, errors: &mut Errors) {
+    let path = file.field("path");
+    errors.require(&path);
+    local_path(&path, errors);
+    let (field, resource) = (file.field("fieldRef"), file.field("resourceFieldRef"));
+    if field.is_set() {
+        field_ref(
+            &field,
+            &["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"],
+            errors,
+        );
+        if resource.is_set() {
+            errors.invalid_value(file, "resource", "fieldRef and resourceFieldRef can not be specified simultaneously");
+        }
+    } else if resource.is_set() {
+        resource_field_ref(&resource, true, errors);
+    } else {
+        errors.required(file, "one of fieldRef and resourceFieldRef is required");
+    }
+    mode(&file.field("mode"), errors);
+}
+
+fn projected(projected: &Node, errors: &mut Errors) {
+    mode(&projected.field("defaultMode"), errors);
+    let mut paths: BTreeSet<String> = BTreeSet::new();
+    let sources = projected.field("sources");
+    for source in sources.items() {
+        let mut count = 0;
+        for name in ["secret", "configMap"] {
+            let part = source.field(name);
+            if !part.is_set() {
+                continue;
+            }
+            count += 1;
+            let name = part.field("name");
+            errors.require(&name);
+            let items = part.field("items");
+            for item in items.items() {
+                key_to_path(&item, errors);
+                let path = item.field("path").str();
+                if !path.is_empty() && !paths.insert(path.to_owned()) {
+                    errors.invalid_value(projected, name.str(), "conflicting duplicate paths");
+                }
+            }
+        }
+        let downward = source.field("downwardAPI");
+        if downward.is_set() {
+            count += 1;
+            let files = downward.field("items");
+            for file in files.items() {
+                downward_file(&downward.with(file.value), errors);
+                let path = file.field("path").str();
+                if !path.is_empty() && !paths.insert(path.to_owned()) {
+                    errors.invalid_value(projected, path, "conflicting duplicate paths");
+                }
+            }
+        }
+        let token = source.field("serviceAccountToken");
+        if token.is_set() {
+            count += 1;
+            let seconds = token.field("expirationSeconds");
+            let value = seconds.int().unwrap_or(0);
+            if value < 600 {
+                errors.invalid_value(&seconds, value, "may not specify a duration less than 10 minutes");
+            }
+            if value > 1 << 32 {
+                errors.invalid(&seconds, "may not specify a duration larger than 2^32 seconds");
+            }
+            // COMPAT: the path is that of the volume, not of the source.
+            let (at, path) = (projected.field("path"), token.field("path"));
+            if path.str().is_empty() {
+                errors.required(&at, "");
+            } else {
+                local_path(&at.with(path.value), errors);
+            }
+        }
+        for name in ["clusterTrustBundle", "podCertificate"] {
+            count += usize::from(source.field(name).is_set());
+        }
+        if count > 1 {
+            errors.forbidden(&source, ONE_TYPE);
+        }
+    }
+}

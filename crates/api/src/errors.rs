@@ -1,0 +1,144 @@
+//! Collects what validation finds. Every method names a place and speaks upstream's words.
+
+use serde_json::Value;
+use skiff_meta::field::{Error, ErrorType, quote};
+
+use crate::node::Node;
+
+pub const IMMUTABLE: &str = "field is immutable";
+pub const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
+pub const POSITIVE: &str = "must be greater than zero";
+
+#[derive(Default)]
+pub struct Errors(Vec<Error>);
+
+impl Errors {
+    pub fn new() -> Self {
+        Errors::default()
+    }
+
+    pub fn into_vec(self) -> Vec<Error> {
+        self.0
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn extend(&mut self, more: Vec<Error>) {
+        self.0.extend(more);
+    }
+
+    pub fn push(&mut self, kind: ErrorType, at: &Node, value: Option<Value>, detail: impl Into<String>) {
+        let path = at.path();
+        // COMPAT: upstream prints an empty path so.
+        let path = if path.is_empty() { "<nil>".to_owned() } else { path };
+        self.0.push(Error { kind, path, value, detail: detail.into() });
+    }
+
+    pub fn required(&mut self, at: &Node, detail: impl Into<String>) {
+        self.push(ErrorType::Required, at, None, detail);
+    }
+
+    pub fn forbidden(&mut self, at: &Node, detail: impl Into<String>) {
+        self.push(ErrorType::Forbidden, at, None, detail);
+    }
+
+    /// Complains about the value at this place; an absent string shows as empty.
+    pub fn invalid(&mut self, at: &Node, detail: impl Into<String>) {
+        self.push(ErrorType::Invalid, at, Some(shown(at)), detail);
+    }
+
+    pub fn invalid_value(&mut self, at: &Node, value: impl Into<Value>, detail: impl Into<String>) {
+        self.push(ErrorType::Invalid, at, Some(value.into()), detail);
+    }
+
+    pub fn duplicate(&mut self, at: &Node) {
+        self.push(ErrorType::Duplicate, at, Some(shown(at)), "");
+    }
+
+    pub fn duplicate_value(&mut self, at: &Node, value: impl Into<Value>) {
+        self.push(ErrorType::Duplicate, at, Some(value.into()), "");
+    }
+
+    pub fn not_found(&mut self, at: &Node) {
+        self.push(ErrorType::NotFound, at, Some(shown(at)), "");
+    }
+
+    pub fn not_supported(&mut self, at: &Node, supported: &[&str]) {
+        let quoted: Vec<String> = supported.iter().map(|v| quote(v)).collect();
+        let detail = format!("supported values: {}", quoted.join(", "));
+        self.push(ErrorType::NotSupported, at, Some(shown(at)), detail);
+    }
+
+    pub fn too_long(&mut self, at: &Node, max: usize) {
+        self.push(ErrorType::TooLong, at, None, format!("may not be more than {max} bytes"));
+    }
+
+    pub fn too_many(&mut self, at: &Node, max: usize) {
+        let items = if max == 1 { "item" } else { "items" };
+        let actual = at.len();
+        self.push(ErrorType::TooMany, at, Some(actual.into()), format!("must have at most {max} {items}"));
+    }
+
+    /// One of the values, which must be there.
+    pub fn one_of(&mut self, at: &Node, supported: &[&str]) {
+        if !supported.contains(&at.str()) {
+            self.not_supported(at, supported);
+        }
+    }
+
+    /// One of the values, or unset.
+    pub fn one_of_if_set(&mut self, at: &Node, supported: &[&str]) {
+        if at.is_set() {
+            self.one_of(at, supported);
+        }
+    }
+
+    /// One of the values; absent or empty is a missing value.
+    pub fn required_one_of(&mut self, at: &Node, supported: &[&str]) {
+        if at.str().is_empty() {
+            self.required(at, "");
+        } else {
+            self.one_of(at, supported);
+        }
+    }
+
+    /// A string that must not be empty.
+    pub fn require(&mut self, at: &Node) -> bool {
+        let empty = at.is_empty();
+        if empty {
+            self.required(at, "");
+        }
+        !empty
+    }
+
+    pub fn non_negative(&mut self, at: &Node) {
+        if at.int().is_some_and(|n| n < 0) {
+            self.invalid(at, NOT_NEGATIVE);
+        }
+    }
+
+    pub fn positive(&mut self, at: &Node) {
+        if at.int().is_some_and(|n| n <= 0) {
+            self.invalid(at, POSITIVE);
+        }
+    }
+
+    /// A name rule on the string at this place.
+    pub fn rule(&mut self, at: &Node, complaints: Vec<String>) {
+        for complaint in complaints {
+            self.invalid(at, complaint);
+        }
+    }
+
+    pub fn immutable(&mut self, new: &Node, old: &Value) {
+        if !crate::node::same(new.value, old) {
+            self.push(ErrorType::Invalid, new, Some(new.value.clone()), IMMUTABLE);
+        }
+    }
+}
+
+fn shown(at: &Node) -> Value {
+    if at.is_set() { at.value.clone() } else { Value::String(String::new()) }
+}

@@ -1,0 +1,124 @@
+//! Addresses and networks in objects: strict reading with upstream's complaints.
+
+use std::net::IpAddr;
+
+use crate::errors::Errors;
+use crate::node::Node;
+
+const BAD_IP: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
+const BAD_CIDR: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
+
+/// Reads an IPv4 address whose numbers may have leading zeros, as Go once did.
+fn sloppy_v4(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('.').collect();
+    parts.len() == 4
+        && parts.iter().all(|p| {
+            !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()) && p.parse::<u32>().is_ok_and(|n| n < 256)
+        })
+}
+
+fn mapped(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some())
+}
+
+/// A plain address; other spellings of the same address are allowed in older fields.
+pub fn ip(at: &Node, errors: &mut Errors) -> Option<IpAddr> {
+    match at.str().parse::<IpAddr>() {
+        Ok(address) if mapped(address) => {
+            errors.invalid(at, "must not be an IPv4-mapped IPv6 address");
+            None
+        }
+        Ok(address) => Some(address),
+        Err(_) if sloppy_v4(at.str()) => {
+            errors.invalid(at, "must not have leading 0s");
+            None
+        }
+        Err(_) => {
+            errors.invalid(at, BAD_IP);
+            None
+        }
+    }
+}
+
+/// A plain address in its one canonical spelling, for newer fields.
+pub fn canonical_ip(at: &Node, errors: &mut Errors) -> Option<IpAddr> {
+    let address = ip(at, errors)?;
+    if address.to_string() != at.str() {
+        errors.invalid(at, format!("must be in canonical form (\"{address}\")"));
+    }
+    Some(address)
+}
+
+/// `10.0.0.0/8`: address and prefix length, if the text is that.
+pub fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, bits) = text.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    if bits.len() > 1 && bits.starts_with('0') || !bits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let bits: u8 = bits.parse().ok()?;
+    (bits <= if address.is_ipv4() { 32 } else { 128 }).then_some((address, bits))
+}
+
+fn masked(address: IpAddr, bits: u8) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.to_bits() & u32::MAX.checked_shr(bits.into()).unwrap_or(0) == 0,
+        IpAddr::V6(v6) => v6.to_bits() & u128::MAX.checked_shr(bits.into()).unwrap_or(0) == 0,
+    }
+}
+
+/// A network.
+pub fn cidr(at: &Node, errors: &mut Errors) -> Option<(IpAddr, u8)> {
+    let Some((address, bits)) = parse_cidr(at.str()) else {
+        let sloppy = at.str().split_once('/').is_some_and(|(a, b)| {
+            (sloppy_v4(a) || a.parse::<IpAddr>().is_ok())
+                && b.parse::<u8>().is_ok_and(|b| b <= if a.contains(':') { 128 } else { 32 })
+        });
+        errors.invalid(at, if sloppy { "must not have leading 0s in IP or prefix length" } else { BAD_CIDR });
+        return None;
+    };
+    if mapped(address) {
+        errors.invalid(at, "must not have an IPv4-mapped IPv6 address");
+    } else if !masked(address, bits) {
+        errors.invalid(at, "must not have bits set beyond the prefix length");
+    }
+    Some((address, bits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check(rule: fn(&Node, &mut Errors) -> bool, text: &str, expected: &str) {
+        let object = json!({ "a": text });
+        let root = Node::root(&object);
+        let mut errors = Errors::new();
+        rule(&root.field("a"), &mut errors);
+        let found: Vec<String> = errors.into_vec().iter().map(|e| e.detail.clone()).collect();
+        assert_eq!(found.join("|"), expected, "{text}");
+    }
+
+    #[test]
+    fn addresses() {
+        let rule = |n: &Node, e: &mut Errors| ip(n, e).is_some();
+        check(rule, "10.0.0.1", "");
+        check(rule, "FE80::1", "");
+        check(rule, "010.0.0.1", "must not have leading 0s");
+        check(rule, "::ffff:1.2.3.4", "must not be an IPv4-mapped IPv6 address");
+        check(rule, "x", BAD_IP);
+        let rule = |n: &Node, e: &mut Errors| canonical_ip(n, e).is_some();
+        check(rule, "FE80::1", "must be in canonical form (\"fe80::1\")");
+    }
+
+    #[test]
+    fn networks() {
+        let rule = |n: &Node, e: &mut Errors| cidr(n, e).is_some();
+        check(rule, "10.0.0.0/8", "");
+        check(rule, "0.0.0.0/0", "");
+        check(rule, "::/0", "");
+        check(rule, "10.0.0.1/8", "must not have bits set beyond the prefix length");
+        check(rule, "10.0.0.0/08", "must not have leading 0s in IP or prefix length");
+        check(rule, "10.0.0.0/33", BAD_CIDR);
+    }
+}
