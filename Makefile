@@ -1,0 +1,59 @@
+# Two commands do everything on a fresh Debian machine with Rust: `make up` and `make test`.
+
+CARGO   ?= cargo
+TARGET  := x86_64-unknown-linux-gnu
+RELEASE := target/$(TARGET)/release/skiff
+APT     := DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends
+
+# What a build needs beside Rust: a C compiler for SQLite and the TLS library.
+BUILD_PACKAGES := gcc g++ make cmake libc6-dev
+# What the tests need: the real parts they claim to work with.
+TEST_PACKAGES  := etcd-server etcd-client containerd runc containernetworking-plugins docker-registry \
+                  skopeo busybox-static iproute2 nftables
+
+.PHONY: up down build build-deps test test-deps lint unit e2e bench install clean
+
+## up: build the release binary and start a cluster with everything embedded
+up: build
+	$(RELEASE) up
+
+## down: stop that cluster and remove all of it
+down:
+	$(RELEASE) down --delete
+
+build: build-deps
+	$(CARGO) build --release --package skiff
+
+build-deps:
+	@sh tools/packages.sh $(BUILD_PACKAGES)
+
+## test: install what the tests need and run them all
+test: test-deps lint unit e2e
+
+test-deps: build-deps
+	@sh tools/packages.sh $(TEST_PACKAGES)
+	@command -v kubectl >/dev/null || sh tools/packages.sh kubernetes-client
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) xtask tidy
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check licenses bans sources; \
+	 else echo "cargo-deny is not installed: licences, bans and sources are not checked"; fi
+
+unit:
+	$(CARGO) test --workspace --exclude skiff
+	$(CARGO) test --package skiff --bins
+
+e2e:
+	$(CARGO) test --package skiff --test '*' -- --test-threads=3
+
+## bench: the figures of docs/performance.md
+bench: build
+	sh tools/bench.sh $(RELEASE)
+
+install: build
+	install -m 0755 $(RELEASE) /usr/local/bin/skiff
+
+clean:
+	$(CARGO) clean
