@@ -1,6 +1,8 @@
 //! What an admission plugin may know of a request.
 
 use serde_json::Value;
+use skiff_api::node::{at, text};
+use skiff_meta::{GroupResource, Status};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
@@ -59,12 +61,31 @@ impl Attributes<'_> {
         self.subresource.is_empty() && self.group == group && self.resource == resource
     }
 
-    /// `pods` or `deployments.apps`, as messages name a resource.
-    pub fn group_resource(&self) -> String {
-        if self.group.is_empty() {
-            self.resource.to_owned()
-        } else {
-            format!("{}.{}", self.resource, self.group)
-        }
+    pub fn group_resource(&self) -> GroupResource {
+        GroupResource::new(self.group, self.resource)
+    }
+
+    /// The 403 of a plugin that refuses. An object that has no name yet is named by its prefix.
+    pub fn forbidden(&self, why: impl std::fmt::Display) -> Status {
+        let own = self.object.as_deref().map_or("", |o| match text(o, "metadata.name") {
+            "" => text(o, "metadata.generateName"),
+            name => name,
+        });
+        let name = match (own, self.name) {
+            ("", "") => "Unknown",
+            (name, "") | (_, name) => name,
+        };
+        Status::forbidden(&self.group_resource(), name, why)
+    }
+
+    /// A string of the object, empty if there is none.
+    pub fn text(&self, path: &str) -> &str {
+        self.object.as_deref().map_or("", |o| text(o, path))
+    }
+
+    /// Whether the object is a pod that mirrors a static manifest.
+    pub fn is_mirror_pod(&self) -> bool {
+        let annotations = self.object.as_deref().map(|o| at(o, "metadata.annotations"));
+        annotations.is_some_and(|a| a.get("kubernetes.io/config.mirror").is_some())
     }
 }

@@ -1,8 +1,88 @@
 //! The plugins, one file each, and the order in which they run.
 
+mod default_ingress_class;
+mod default_storage_class;
+mod default_toleration_seconds;
+mod limit_ranger;
+mod namespace_lifecycle;
+mod priority;
+mod runtime_class;
+mod service_account;
+mod storage_object_in_use_protection;
+mod taint_nodes_by_condition;
+
+pub use default_ingress_class::DefaultIngressClass;
+pub use default_storage_class::DefaultStorageClass;
+pub use default_toleration_seconds::DefaultTolerationSeconds;
+pub use limit_ranger::LimitRanger;
+pub use namespace_lifecycle::NamespaceLifecycle;
+pub use priority::Priority;
+pub use runtime_class::RuntimeClass;
+pub use service_account::ServiceAccount;
+pub use storage_object_in_use_protection::StorageObjectInUseProtection;
+pub use taint_nodes_by_condition::TaintNodesByCondition;
+
 use crate::Plugin;
 
 /// Upstream's recommended plugins in upstream's order; what is not built yet is not listed.
 pub fn recommended() -> Vec<Box<dyn Plugin>> {
-    vec![]
+    vec![
+        Box::new(NamespaceLifecycle::default()),
+        Box::new(LimitRanger),
+        Box::new(ServiceAccount::default()),
+        Box::new(TaintNodesByCondition),
+        Box::new(Priority),
+        Box::new(DefaultTolerationSeconds),
+        Box::new(DefaultStorageClass),
+        Box::new(StorageObjectInUseProtection),
+        Box::new(RuntimeClass),
+        Box::new(DefaultIngressClass),
+    ]
+}
+
+#[cfg(test)]
+pub(crate) mod fake {
+    //! A lister over a fixed set of objects, and attributes for tests.
+
+    use crate::{Attributes, Lister, Operation, User};
+    use async_trait::async_trait;
+    use serde_json::Value;
+    use skiff_api::node::text;
+    use skiff_meta::Status;
+
+    #[derive(Default)]
+    pub struct Objects(pub Vec<(&'static str, Value)>);
+
+    #[async_trait]
+    impl Lister for Objects {
+        async fn get(&self, _: &str, resource: &str, namespace: &str, name: &str) -> Result<Option<Value>, Status> {
+            let all = self.list("", resource, namespace).await?;
+            Ok(all.into_iter().find(|o| text(o, "metadata.name") == name))
+        }
+
+        async fn list(&self, _: &str, resource: &str, namespace: &str) -> Result<Vec<Value>, Status> {
+            let here = |o: &Value| namespace.is_empty() || text(o, "metadata.namespace") == namespace;
+            Ok(self.0.iter().filter(|(r, o)| *r == resource && here(o)).map(|(_, o)| o.clone()).collect())
+        }
+    }
+
+    pub static USER: User = User { name: String::new(), uid: String::new(), groups: Vec::new() };
+
+    pub fn create<'a>(group: &'a str, resource: &'a str, kind: &'a str, object: &'a mut Value) -> Attributes<'a> {
+        Attributes {
+            user: &USER,
+            operation: Operation::Create,
+            group,
+            version: "v1",
+            resource,
+            subresource: "",
+            kind,
+            namespace: "ns",
+            name: "",
+            object: Some(object),
+            old_object: None,
+            dry_run: false,
+            options: None,
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! Defaults of a pod spec wherever it stands: in pods and in every template.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value, json};
 use skiff_meta::quantity::Quantity;
 
@@ -222,8 +224,8 @@ fn pod_level_resources(spec: &mut Value) {
     }
 }
 
-/// What all containers need together: the sum of those that run side by side, or the largest start-up step.
-fn aggregate(spec: &Value, which: &str) -> std::collections::BTreeMap<String, Quantity> {
+/// What all containers need together (`which` is `requests` or `limits`): the sum of those that run side by side, or the largest start-up step.
+pub fn aggregate(spec: &Value, which: &str) -> BTreeMap<String, Quantity> {
     let amounts = |container: &Value| -> Vec<(String, Quantity)> {
         at(container, "resources").get(which).and_then(Value::as_object).map_or_else(Vec::new, |m| {
             m.iter()
@@ -231,13 +233,13 @@ fn aggregate(spec: &Value, which: &str) -> std::collections::BTreeMap<String, Qu
                 .collect()
         })
     };
-    let mut total = std::collections::BTreeMap::<String, Quantity>::new();
+    let mut total = BTreeMap::<String, Quantity>::new();
     for container in crate::node::list(spec, "containers") {
         for (name, amount) in amounts(container) {
             total.entry(name).and_modify(|q| *q = q.plus(&amount)).or_insert(amount);
         }
     }
-    let mut sidecars = std::collections::BTreeMap::<String, Quantity>::new();
+    let mut sidecars = BTreeMap::<String, Quantity>::new();
     let mut steps = Vec::new();
     for container in crate::node::list(spec, "initContainers") {
         let restartable = text(container, "restartPolicy") == "Always";

@@ -1,0 +1,165 @@
+//! Priority: turns the name of a priority class into the number that the scheduler compares.
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+use skiff_api::node::{at, number, text};
+use skiff_api::walk;
+use skiff_meta::Status;
+
+use crate::{Attributes, Lister, Operation, Plugin};
+
+const GROUP: &str = "scheduling.k8s.io";
+const RESOURCE: &str = "priorityclasses";
+/// The classes that every cluster has, also before they have been written.
+const SYSTEM: [(&str, i64); 2] =
+    [("system-node-critical", 2_000_001_000), ("system-cluster-critical", 2_000_000_000)];
+
+pub struct Priority;
+
+struct Established {
+    name: String,
+    value: i64,
+    preemption_policy: String,
+}
+
+fn from_class(class: &Value) -> Established {
+    let policy = match text(class, "preemptionPolicy") {
+        "" => "PreemptLowerPriority",
+        policy => policy,
+    };
+    Established {
+        name: text(class, "metadata.name").to_owned(),
+        value: number(class, "value"),
+        preemption_policy: policy.to_owned(),
+    }
+}
+
+/// The default of the cluster: of several the one with the smallest value.
+async fn default_class(lister: &dyn Lister) -> Result<Option<Value>, Status> {
+    let classes = lister.list(GROUP, RESOURCE, "").await?;
+    let defaults = classes.into_iter().filter(|c| at(c, "globalDefault").as_bool() == Some(true));
+    Ok(defaults.min_by_key(|c| number(c, "value")))
+}
+
+async fn establish(a: &Attributes<'_>, lister: &dyn Lister) -> Result<Established, Status> {
+    let name = a.text("spec.priorityClassName");
+    let none = || Established {
+        name: String::new(),
+        value: 0,
+        preemption_policy: "PreemptLowerPriority".to_owned(),
+    };
+    if name.is_empty() {
+        return Ok(default_class(lister).await?.as_ref().map_or_else(none, from_class));
+    }
+    if let Some(class) = lister.get(GROUP, RESOURCE, "", name).await? {
+        return Ok(from_class(&class));
+    }
+    match SYSTEM.iter().find(|(system, _)| *system == name) {
+        Some((_, value)) => Ok(Established { name: name.to_owned(), value: *value, ..none() }),
+        None => Err(a.forbidden(format_args!("no PriorityClass with name {name} was found"))),
+    }
+}
+
+#[async_trait]
+impl Plugin for Priority {
+    fn name(&self) -> &'static str {
+        "Priority"
+    }
+
+    fn handles(&self, operation: Operation) -> bool {
+        matches!(operation, Operation::Create | Operation::Update)
+    }
+
+    async fn admit(&self, a: &mut Attributes<'_>, lister: &dyn Lister) -> Result<(), Status> {
+        if !a.is("", "pods") || a.object.is_none() {
+            return Ok(());
+        }
+        if a.operation == Operation::Update {
+            let old = a.old_object;
+            if let (Some(spec), Some(old)) = (a.object.as_deref_mut().and_then(|o| o.get_mut("spec")), old) {
+                for name in ["priority", "preemptionPolicy"] {
+                    if at(spec, name).is_null() {
+                        walk::copy(spec, at(old, "spec"), name);
+                    }
+                }
+            }
+            return Ok(());
+        }
+        let found = establish(a, lister).await?;
+        let spec = a.object.as_deref().map(|o| at(o, "spec"));
+        if let Some(given) = spec.and_then(|s| at(s, "priority").as_i64()).filter(|p| *p != found.value) {
+            return Err(a.forbidden(format_args!(
+                "the integer value of priority ({given}) must not be provided in pod spec; priority admission controller computed {} from the given PriorityClass name",
+                found.value
+            )));
+        }
+        let given = spec.map_or("", |s| text(s, "preemptionPolicy"));
+        if !given.is_empty() && given != found.preemption_policy {
+            return Err(a.forbidden(format_args!(
+                "the string value of PreemptionPolicy ({given}) must not be provided in pod spec; priority admission controller computed {} from the given PriorityClass name",
+                found.preemption_policy
+            )));
+        }
+        if let Some(spec) = a.object.as_deref_mut().and_then(|o| walk::object(o, "spec")) {
+            if !found.name.is_empty() {
+                walk::put(spec, "priorityClassName", json!(found.name));
+            }
+            walk::put(spec, "priority", json!(found.value));
+            walk::put(spec, "preemptionPolicy", json!(found.preemption_policy));
+        }
+        Ok(())
+    }
+
+    async fn validate(&self, a: &Attributes<'_>, lister: &dyn Lister) -> Result<(), Status> {
+        if !a.is(GROUP, RESOURCE) {
+            return Ok(());
+        }
+        let wants = a.object.as_deref().is_some_and(|o| at(o, "globalDefault").as_bool() == Some(true));
+        if wants && let Some(current) = default_class(lister).await? {
+            let name = text(&current, "metadata.name");
+            if a.operation == Operation::Create || name != a.text("metadata.name") {
+                return Err(a.forbidden(format_args!(
+                    "PriorityClass {name} is already marked as default. Only one default can exist"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugins::fake::{Objects, create};
+
+    async fn check(spec: Value, expected: Result<Value, &str>) {
+        let lister = Objects(vec![
+            (RESOURCE, json!({"metadata": {"name": "high"}, "value": 1000, "preemptionPolicy": "Never"})),
+        ]);
+        let mut pod = json!({"metadata": {"name": "p"}, "spec": spec});
+        match Priority.admit(&mut create("", "pods", "Pod", &mut pod), &lister).await {
+            Ok(()) => assert_eq!(Ok(pod["spec"].clone()), expected),
+            Err(status) => assert_eq!(Err(status.message.as_str()), expected),
+        }
+    }
+
+    #[tokio::test]
+    async fn classes_become_numbers() {
+        check(json!({}), Ok(json!({"priority": 0, "preemptionPolicy": "PreemptLowerPriority"}))).await;
+        check(
+            json!({"priorityClassName": "high"}),
+            Ok(json!({"priorityClassName": "high", "priority": 1000, "preemptionPolicy": "Never"})),
+        )
+        .await;
+        check(
+            json!({"priorityClassName": "none"}),
+            Err("pods \"p\" is forbidden: no PriorityClass with name none was found"),
+        )
+        .await;
+        check(
+            json!({"priority": 5}),
+            Err("pods \"p\" is forbidden: the integer value of priority (5) must not be provided in pod spec; priority admission controller computed 0 from the given PriorityClass name"),
+        )
+        .await;
+    }
+}
