@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 use skiff_meta::GroupVersionKind;
 use skiff_schema::decode::{Document, Format, decode_object, strict_decoding_message};
+use skiff_schema::patch::strategic_merge;
 use skiff_schema::{Schema, normalise};
 
 fn schema() -> &'static Schema {
@@ -74,6 +75,54 @@ fn goldens_pass_unchanged() {
         count += 1;
     }
     assert!(count > 100, "only {count} goldens were of a known kind");
+}
+
+/// The rows of a table of cases: `group/version Kind`, then the columns.
+fn rows(table: &'static str) -> impl Iterator<Item = (skiff_schema::TypeId, Vec<&'static str>)> {
+    table.lines().filter(|line| !line.starts_with('#')).map(|line| {
+        let mut columns: Vec<&str> = line.split('\t').collect();
+        let (api_version, kind) = columns.remove(0).split_once(' ').expect("a kind");
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        (
+            schema().by_gvk(group, version, kind).expect("a known kind"),
+            columns,
+        )
+    })
+}
+
+#[test]
+fn bodies_decode_as_upstream_decodes_them() {
+    for (id, columns) in rows(include_str!("data/decode.tsv")) {
+        let document = Document::parse(columns[0].as_bytes(), Format::Json).expect("json");
+        match (document.check(schema(), id), &columns[1..]) {
+            (Ok(checked), ["OK", strict, object]) => {
+                let mut value = checked.value;
+                normalise(schema(), id, &mut value);
+                assert_eq!(checked.strict_errors.join("; "), *strict, "{}", columns[0]);
+                assert_eq!(value.to_string(), *object, "{}", columns[0]);
+            }
+            (Err(error), ["ERR", message]) => assert_eq!(error.to_string(), *message, "{}", columns[0]),
+            (got, wanted) => panic!("{}: {got:?}, not {wanted:?}", columns[0]),
+        }
+    }
+}
+
+#[test]
+fn strategic_merges_are_upstreams() {
+    for (id, columns) in rows(include_str!("data/strategic.tsv")) {
+        let [current, patch, outcome, wanted] = columns[..] else {
+            panic!("four columns: {columns:?}")
+        };
+        let json = |text: &str| serde_json::from_str::<Value>(text).expect("json");
+        match (
+            strategic_merge(schema(), id, &json(current), &json(patch)),
+            outcome,
+        ) {
+            (Ok(value), "OK") => assert_eq!(value.to_string(), wanted, "{patch}"),
+            (Err(error), "ERR") => assert_eq!(error.to_string().replace('\n', "\\n"), wanted, "{patch}"),
+            (got, _) => panic!("{patch}: {got:?}, not {wanted}"),
+        }
+    }
 }
 
 #[test]

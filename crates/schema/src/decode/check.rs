@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use super::node::{Node, number};
-use super::specials;
+use super::specials::{self, Mismatch};
 use super::strict::Strict;
 use crate::types::{Field, Scalar, Schema, Shape, Special, TypeId};
 
@@ -12,13 +12,65 @@ pub(super) struct Checker<'a> {
     schema: &'a Schema,
     pub strict: Strict,
     /// The first wrong type; decoding goes on, because an error of a special type would win.
-    saved: Option<String>,
+    saved: Option<Failure>,
     /// The struct and the fields on the way, for messages.
     context: Option<&'a str>,
     stack: Vec<&'a str>,
 }
 
-type Fatal = String;
+/// Why a value does not decode. Go adds the place to type errors only, also to those that a special type
+/// found on its own.
+enum Failure {
+    Text(String),
+    Type {
+        found: String,
+        go_type: String,
+        owner: Option<String>,
+        path: String,
+    },
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failure::Text(text) => f.write_str(text),
+            Failure::Type {
+                found,
+                go_type,
+                owner: Some(owner),
+                path,
+            } => {
+                write!(
+                    f,
+                    "json: cannot unmarshal {found} into Go struct field {owner}.{path} of type {go_type}"
+                )
+            }
+            Failure::Type {
+                found,
+                go_type,
+                owner: None,
+                ..
+            } => {
+                write!(
+                    f,
+                    "json: cannot unmarshal {found} into Go value of type {go_type}"
+                )
+            }
+        }
+    }
+}
+
+impl From<Mismatch> for Failure {
+    fn from(mismatch: Mismatch) -> Failure {
+        let Mismatch { found, go_type } = mismatch;
+        Failure::Type {
+            found,
+            go_type: go_type.to_string(),
+            owner: None,
+            path: String::new(),
+        }
+    }
+}
 
 impl<'a> Checker<'a> {
     pub fn new(schema: &'a Schema) -> Checker<'a> {
@@ -31,17 +83,24 @@ impl<'a> Checker<'a> {
         }
     }
 
-    pub fn run(mut self, id: TypeId, node: Node) -> Result<(Value, Vec<String>), String> {
+    pub fn run(self, id: TypeId, node: Node) -> Result<(Value, Vec<String>), String> {
+        self.run_nested(id, node).map_err(|failure| failure.to_string())
+    }
+
+    fn run_nested(mut self, id: TypeId, node: Node) -> Result<(Value, Vec<String>), Failure> {
         let value = match node {
             Node::Null => None,
-            Node::Object(entries) => Some(self.object(entries, id)?),
+            Node::Object(entries) => match self.object(entries, id) {
+                Ok(value) => Some(value),
+                Err(failure) => return Err(self.in_context(failure)),
+            },
             other => {
                 self.mismatch(specials::go_value(&other), &Shape::Struct(id));
                 None
             }
         };
         match self.saved {
-            Some(message) => Err(message),
+            Some(failure) => Err(failure),
             None => Ok((
                 value.unwrap_or_else(|| Value::Object(Map::new())),
                 self.strict.into_errors(),
@@ -49,23 +108,44 @@ impl<'a> Checker<'a> {
         }
     }
 
+    fn in_context(&self, failure: Failure) -> Failure {
+        match (failure, self.context) {
+            (
+                Failure::Type {
+                    found, go_type, path, ..
+                },
+                Some(owner),
+            ) => {
+                let mut stack = self.stack.clone();
+                if !path.is_empty() {
+                    stack.push(&path);
+                }
+                Failure::Type {
+                    found,
+                    go_type,
+                    owner: Some(owner.to_string()),
+                    path: stack.join("."),
+                }
+            }
+            (failure, _) => failure,
+        }
+    }
+
     fn mismatch(&mut self, found: &str, shape: &Shape) {
         if self.saved.is_none() {
-            let go_type = self.schema.go_type(shape);
-            self.saved = Some(match self.context {
-                Some(name) => {
-                    let path = self.stack.join(".");
-                    format!(
-                        "json: cannot unmarshal {found} into Go struct field {name}.{path} of type {go_type}"
-                    )
-                }
-                None => format!("json: cannot unmarshal {found} into Go value of type {go_type}"),
-            });
+            let (found, go_type) = (found.to_string(), self.schema.go_type(shape));
+            let failure = Failure::Type {
+                found,
+                go_type,
+                owner: None,
+                path: String::new(),
+            };
+            self.saved = Some(self.in_context(failure));
         }
     }
 
     /// `None` is a null, which leaves the zero value in Go.
-    fn decode(&mut self, node: Node, shape: &'a Shape) -> Result<Option<Value>, Fatal> {
+    fn decode(&mut self, node: Node, shape: &'a Shape) -> Result<Option<Value>, Failure> {
         match shape {
             Shape::Special(special) => self.special(node, *special),
             Shape::Scalar(scalar, _) => Ok(self.scalar(node, *scalar, shape)),
@@ -117,7 +197,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn object(&mut self, entries: Vec<(String, Node)>, id: TypeId) -> Result<Value, Fatal> {
+    fn object(&mut self, entries: Vec<(String, Node)>, id: TypeId) -> Result<Value, Failure> {
         let schema = self.schema;
         let t = schema.get(id);
         let mut values = Map::new();
@@ -128,16 +208,19 @@ impl<'a> Checker<'a> {
                 self.strict.unknown(&key);
                 continue;
             };
-            if values.contains_key(&key) || nulls.contains(&&*field.name) {
+            let earlier = values.remove(&key);
+            if earlier.is_some() || nulls.contains(&&*field.name) {
                 self.strict.duplicate(&key);
             }
-            let value = self.field(node, field, t.short_name(), &key)?;
-            match value {
-                Some(value) => drop(values.insert(key, value)),
-                None => {
-                    values.remove(&key);
-                    nulls.push(&field.name);
+            match self.field(node, field, t.short_name(), &key)? {
+                Some(value) => {
+                    let value = match earlier {
+                        Some(earlier) => overlay(schema, &field.shape, earlier, value),
+                        None => value,
+                    };
+                    values.insert(key, value);
                 }
+                None => nulls.push(&field.name),
             }
         }
         Ok(Value::Object(values))
@@ -149,7 +232,7 @@ impl<'a> Checker<'a> {
         field: &'a Field,
         owner: &'a str,
         key: &str,
-    ) -> Result<Option<Value>, Fatal> {
+    ) -> Result<Option<Value>, Failure> {
         let (context, depth) = (self.context.replace(owner), self.stack.len());
         if let Some(embed) = field.embed() {
             self.stack.push(&embed.go_name);
@@ -171,7 +254,7 @@ impl<'a> Checker<'a> {
             (Scalar::Bytes, Node::String(text)) => match specials::bytes(text) {
                 Ok(value) => Some(value),
                 Err(message) => {
-                    self.saved.get_or_insert(message);
+                    self.saved.get_or_insert(Failure::Text(message));
                     None
                 }
             },
@@ -219,16 +302,18 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn special(&mut self, node: Node, special: Special) -> Result<Option<Value>, Fatal> {
+    fn special(&mut self, node: Node, special: Special) -> Result<Option<Value>, Failure> {
         if node == Node::Null {
             return Ok(None);
         }
         match special {
             Special::Time => time(&node, false),
             Special::MicroTime => time(&node, true),
-            Special::Duration => specials::duration(specials::text(&node)?).map(Some),
-            Special::Quantity => specials::quantity(&node).map(Some),
-            Special::IntOrString => specials::int_or_string(node).map(Some),
+            Special::Duration => Ok(Some(
+                specials::duration(specials::text(&node)?).map_err(Failure::Text)?,
+            )),
+            Special::Quantity => specials::quantity(&node).map(Some).map_err(Failure::Text),
+            Special::IntOrString => Ok(Some(specials::int_or_string(node)?)),
             // Kept as they are: whoever knows the inner type looks into them.
             Special::RawExtension | Special::FieldsV1 | Special::Json => Ok(Some(node.into_value())),
             Special::Any => {
@@ -238,7 +323,7 @@ impl<'a> Checker<'a> {
             Special::JsonSchemaPropsOrBool => match node {
                 Node::Bool(b) => Ok(Some(Value::Bool(b))),
                 Node::Object(_) => self.json_schema(node),
-                _ => Err("boolean or JSON schema expected".to_string()),
+                _ => Err(Failure::Text("boolean or JSON schema expected".to_string())),
             },
             Special::JsonSchemaPropsOrArray => match node {
                 Node::Object(_) => self.json_schema(node),
@@ -250,7 +335,7 @@ impl<'a> Checker<'a> {
                                 .json_schema(node)?
                                 .unwrap_or_else(|| Value::Object(Map::new())))
                         })
-                        .collect::<Result<_, Fatal>>()?;
+                        .collect::<Result<_, Failure>>()?;
                     Ok(Some(Value::Array(values)))
                 }
                 _ => Ok(None),
@@ -260,8 +345,8 @@ impl<'a> Checker<'a> {
                 Node::Array(nodes) => {
                     let values = nodes
                         .into_iter()
-                        .map(|node| specials::text(&node).map(Value::from))
-                        .collect::<Result<_, Fatal>>()?;
+                        .map(|node| Ok(Value::from(specials::text(&node)?)))
+                        .collect::<Result<_, Failure>>()?;
                     Ok(Some(Value::Array(values)))
                 }
                 _ => Ok(None),
@@ -271,16 +356,40 @@ impl<'a> Checker<'a> {
 
     /// A schema inside a schema. Go decodes it apart, so unknown fields in it are dropped in silence and
     /// errors begin a path of their own.
-    fn json_schema(&mut self, node: Node) -> Result<Option<Value>, Fatal> {
+    fn json_schema(&mut self, node: Node) -> Result<Option<Value>, Failure> {
         match json_schema_props(self.schema) {
-            Some(id) => Ok(Some(Checker::new(self.schema).run(id, node)?.0)),
+            Some(id) => Ok(Some(Checker::new(self.schema).run_nested(id, node)?.0)),
             None => Ok(Some(node.into_value())),
         }
     }
 }
 
-fn time(node: &Node, micro: bool) -> Result<Option<Value>, Fatal> {
-    Ok(Some(specials::time(specials::text(node)?, micro)?).filter(|value| !value.is_null()))
+/// A field given twice: Go decodes the second value over the first.
+fn overlay(schema: &Schema, shape: &Shape, earlier: Value, later: Value) -> Value {
+    match (shape, earlier, later) {
+        (Shape::Struct(id), Value::Object(mut under), Value::Object(over)) => {
+            for (key, value) in over {
+                let value = match (schema.get(*id).field(&key), under.remove(&key)) {
+                    (Some(field), Some(earlier)) => overlay(schema, &field.shape, earlier, value),
+                    _ => value,
+                };
+                under.insert(key, value);
+            }
+            Value::Object(under)
+        }
+        (Shape::Map(_), Value::Object(mut under), Value::Object(over)) => {
+            under.extend(over);
+            Value::Object(under)
+        }
+        (_, _, later) => later,
+    }
+}
+
+fn time(node: &Node, micro: bool) -> Result<Option<Value>, Failure> {
+    Ok(
+        Some(specials::time(specials::text(node)?, micro).map_err(Failure::Text)?)
+            .filter(|value| !value.is_null()),
+    )
 }
 
 pub(crate) fn json_schema_props(schema: &Schema) -> Option<TypeId> {

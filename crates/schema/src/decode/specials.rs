@@ -29,24 +29,40 @@ pub(super) fn go_value(node: &Node) -> &'static str {
     }
 }
 
-/// These types decode a string first, without knowing where they stand.
-pub(super) fn text(node: &Node) -> Result<&str, String> {
+/// A JSON value that a special type cannot read.
+pub(super) struct Mismatch {
+    pub found: String,
+    pub go_type: &'static str,
+}
+
+/// These types decode a string first.
+pub(super) fn text(node: &Node) -> Result<&str, Mismatch> {
     match node {
         Node::String(text) => Ok(text),
-        other => Err(format!(
-            "json: cannot unmarshal {} into Go value of type string",
-            go_value(other)
-        )),
+        other => Err(Mismatch {
+            found: go_value(other).to_string(),
+            go_type: "string",
+        }),
     }
 }
 
 pub(super) fn time(text: &str, micro: bool) -> Result<Value, String> {
     let layout = if micro { RFC3339_MICRO } else { RFC3339 };
     let (date_time, rest) = parse_date_time(text, layout)?;
-    let (nanos, rest) = fraction(rest);
-    if micro && nanos.is_none() {
-        return Err(complaint(text, layout, rest, ".000000", ""));
-    }
+    let (nanos, rest) = if micro {
+        // Exactly six digits, no more and no less.
+        match rest.as_bytes() {
+            [b'.' | b',', digits @ ..] if digits.len() >= 6 && digits[..6].iter().all(u8::is_ascii_digit) => {
+                (
+                    rest[1..7].parse::<u32>().ok().map(|micros| micros * 1000),
+                    &rest[7..],
+                )
+            }
+            _ => return Err(complaint(text, layout, rest, ".000000", "")),
+        }
+    } else {
+        fraction(rest)
+    };
     let offset = match rest.as_bytes() {
         [b'Z'] => 0,
         [sign @ (b'+' | b'-'), h1, h2, b':', m1, m2]
@@ -278,21 +294,20 @@ fn quantity_complaint(text: &str) -> Option<String> {
     })
 }
 
-pub(super) fn int_or_string(node: Node) -> Result<Value, String> {
+pub(super) fn int_or_string(node: Node) -> Result<Value, Mismatch> {
+    let mismatch = |found: String| {
+        Err(Mismatch {
+            found,
+            go_type: "int32",
+        })
+    };
     match node {
         Node::String(text) => Ok(Value::String(text)),
         Node::Number(text) => match text.parse::<i32>() {
             Ok(n) => Ok(n.into()),
-            Err(_) => Err(format!(
-                "json: cannot unmarshal number {text} into Go value of type int32"
-            )),
+            Err(_) => mismatch(format!("number {text}")),
         },
-        // COMPAT: null leaves the zero value, which is the number 0.
-        Node::Null => Ok(0.into()),
-        other => Err(format!(
-            "json: cannot unmarshal {} into Go value of type int32",
-            go_value(&other)
-        )),
+        other => mismatch(go_value(&other).to_string()),
     }
 }
 
@@ -413,7 +428,7 @@ mod tests {
             "\"2024-01-01T00:00:00Z\"",
         );
         check(
-            "2024-01-01T00:00:00.123456789Z",
+            "2024-01-01T00:00:00.123456Z",
             true,
             "\"2024-01-01T00:00:00.123456Z\"",
         );
