@@ -1,0 +1,184 @@
+//! Which endpoints of a service port take traffic: upstream's choice between ready endpoints and those
+//! that are on their way out, for the whole cluster and for this node.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+
+/// The service a slice belongs to.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct State {
+    ready: bool,
+    /// Still answers although its pod is being deleted.
+    serving_terminating: bool,
+    local: bool,
+}
+
+/// An address and port that traffic can go to.
+pub type Target = (Ipv4Addr, u16);
+
+/// The targets of one service port, in order of address.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Targets {
+    /// For traffic that may go to any node.
+    pub cluster: Vec<Target>,
+    /// For traffic that must stay on this node.
+    pub local: Vec<Target>,
+}
+
+type SlicePort<'a> = (&'a str, &'a str, String, &'a str);
+
+/// All endpoints by service port.
+pub struct Index<'a>(HashMap<SlicePort<'a>, BTreeMap<Target, State>>);
+
+impl<'a> Index<'a> {
+    pub fn new(slices: &'a [Arc<EndpointSlice>], node: &str) -> Index<'a> {
+        let mut index: HashMap<SlicePort<'a>, BTreeMap<Target, State>> = HashMap::new();
+        for slice in slices {
+            if slice.address_type != "IPv4" {
+                continue;
+            }
+            let (Some(namespace), Some(service)) = (
+                slice.metadata.namespace.as_deref(),
+                slice
+                    .metadata
+                    .labels
+                    .as_ref()
+                    .and_then(|labels| labels.get(SERVICE_NAME)),
+            ) else {
+                continue;
+            };
+            for port in slice.ports.iter().flatten() {
+                let Some(number) = port
+                    .port
+                    .and_then(|number| u16::try_from(number).ok())
+                    .filter(|n| *n > 0)
+                else {
+                    continue;
+                };
+                let name = port.name.clone().unwrap_or_default();
+                let protocol = port.protocol.as_deref().unwrap_or("TCP");
+                let targets = index
+                    .entry((namespace, service.as_str(), name, protocol))
+                    .or_default();
+                for endpoint in slice.endpoints.iter().flatten() {
+                    let conditions = endpoint.conditions.as_ref();
+                    let ready = conditions.and_then(|c| c.ready).unwrap_or(true);
+                    let serving = conditions.and_then(|c| c.serving).unwrap_or(ready);
+                    let terminating = conditions.and_then(|c| c.terminating).unwrap_or(false);
+                    let state = State {
+                        ready,
+                        serving_terminating: serving && terminating,
+                        local: endpoint.node_name.as_deref() == Some(node),
+                    };
+                    // The first address is the endpoint; the others are aliases nobody uses.
+                    let Some(address) = endpoint
+                        .addresses
+                        .first()
+                        .and_then(|a| a.parse::<Ipv4Addr>().ok())
+                    else {
+                        continue;
+                    };
+                    // An endpoint in two slices, as happens while one takes over from the other: the
+                    // better state counts.
+                    targets
+                        .entry((address, number))
+                        .and_modify(|known| {
+                            if !known.ready && state.ready {
+                                *known = state;
+                            }
+                        })
+                        .or_insert(state);
+                }
+            }
+        }
+        Index(index)
+    }
+
+    pub fn targets(&self, namespace: &'a str, service: &'a str, port: &str, protocol: &'a str) -> Targets {
+        let Some(endpoints) = self.0.get(&(namespace, service, port.to_string(), protocol)) else {
+            return Targets::default();
+        };
+        let pick = |among: &dyn Fn(&State) -> bool| {
+            let pick = |wanted: &dyn Fn(&State) -> bool| -> Vec<Target> {
+                endpoints
+                    .iter()
+                    .filter(|(_, s)| among(s) && wanted(s))
+                    .map(|(target, _)| *target)
+                    .collect()
+            };
+            let ready = pick(&|state| state.ready);
+            if ready.is_empty() {
+                pick(&|state| state.serving_terminating)
+            } else {
+                ready
+            }
+        };
+        Targets {
+            cluster: pick(&|_| true),
+            local: pick(&|state| state.local),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn ready_first_then_those_on_their_way_out() {
+        fn check(endpoints: Value, cluster: &[&str], local: &[&str]) {
+            let slice: EndpointSlice = serde_json::from_value(json!({
+                "metadata": {"namespace": "ns", "name": "s", "labels": {SERVICE_NAME: "web"}},
+                "addressType": "IPv4", "endpoints": endpoints, "ports": [{"name": "http", "port": 80, "protocol": "TCP"}],
+            }))
+            .unwrap();
+            let slices = [Arc::new(slice)];
+            let got = Index::new(&slices, "here").targets("ns", "web", "http", "TCP");
+            let text = |targets: &[Target]| targets.iter().map(|(a, _)| a.to_string()).collect::<Vec<_>>();
+            assert_eq!(text(&got.cluster), cluster);
+            assert_eq!(text(&got.local), local);
+        }
+        let endpoint = |address: &str, node: &str, ready: bool, serving: bool, terminating: bool| {
+            json!({"addresses": [address], "nodeName": node,
+                "conditions": {"ready": ready, "serving": serving, "terminating": terminating}})
+        };
+        check(json!([{"addresses": ["10.0.0.1"]}]), &["10.0.0.1"], &[]);
+        check(
+            json!([
+                endpoint("10.0.0.2", "here", true, true, false),
+                endpoint("10.0.0.1", "there", false, true, true)
+            ]),
+            &["10.0.0.2"],
+            &["10.0.0.2"],
+        );
+        check(
+            json!([
+                endpoint("10.0.0.1", "there", true, true, false),
+                endpoint("10.0.0.2", "here", false, true, true)
+            ]),
+            &["10.0.0.1"],
+            &["10.0.0.2"],
+        );
+        check(
+            json!([endpoint("10.0.0.1", "here", false, false, true)]),
+            &[],
+            &[],
+        );
+        check(
+            json!([endpoint("10.0.0.1", "here", false, true, false)]),
+            &[],
+            &[],
+        );
+        check(
+            json!([{"addresses": ["not an address"]}, {"addresses": []}]),
+            &[],
+            &[],
+        );
+    }
+}

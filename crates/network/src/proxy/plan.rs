@@ -1,0 +1,565 @@
+//! From services and endpoints to a table, as a pure function.
+//!
+//! The shape: a packet that opens a connection is looked up once by its destination in a map, whatever
+//! the number of services, and goes to the chain of its service port; that chain picks an endpoint at
+//! random; the endpoint's chain rewrites the destination. The kernel's connection tracking does the
+//! rest of the connection.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Service, ServicePort};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+
+use super::ProxyConfig;
+use super::endpoints::{Index, Target};
+use super::ruleset::{
+    Base, Chain, Cidr, Hook, Key, KeyKind, Kind, Map, Part, Protocol, Rule, Ruleset, Set, Verdict,
+};
+
+/// The packet mark that asks for masquerading; upstream's bit.
+const MASQUERADE_BIT: u32 = 0x4000;
+
+const SERVICE_IPS: &str = "service-ips";
+const SERVICE_NODEPORTS: &str = "service-nodeports";
+const NO_ENDPOINT_SERVICES: &str = "no-endpoint-services";
+const NO_ENDPOINT_NODEPORTS: &str = "no-endpoint-nodeports";
+const CLUSTER_IPS: &str = "cluster-ips";
+const SERVICES: &str = "services";
+const ENDPOINTS_CHECK: &str = "endpoints-check";
+const CLUSTER_IPS_CHECK: &str = "cluster-ips-check";
+const MASQUERADING: &str = "masquerading";
+const REJECT: &str = "reject-chain";
+
+const LOOPBACK: Cidr = Cidr {
+    address: Ipv4Addr::new(127, 0, 0, 0),
+    prefix: 8,
+};
+
+/// Services with this label are served by another proxy.
+const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+
+/// The whole table.
+pub fn plan(config: &ProxyConfig, services: &[Arc<Service>], slices: &[Arc<EndpointSlice>]) -> Ruleset {
+    let index = Index::new(slices, &config.node_name);
+    let mut plan = Plan {
+        config,
+        ruleset: frame(config),
+    };
+    for service in services {
+        plan.service(service, &index);
+    }
+    plan.ruleset
+}
+
+fn goto(chain: impl Into<String>) -> Part {
+    Part::Verdict(Verdict::Goto(chain.into()))
+}
+
+fn jump(chain: impl Into<String>) -> Part {
+    Part::Verdict(Verdict::Jump(chain.into()))
+}
+
+/// What is there whatever services exist.
+fn frame(config: &ProxyConfig) -> Ruleset {
+    let mut ruleset = Ruleset::default();
+    for (name, kind) in [
+        (SERVICE_IPS, KeyKind::Service),
+        (NO_ENDPOINT_SERVICES, KeyKind::Service),
+        (SERVICE_NODEPORTS, KeyKind::Port),
+        (NO_ENDPOINT_NODEPORTS, KeyKind::Port),
+    ] {
+        ruleset.maps.insert(
+            name.into(),
+            Map {
+                kind,
+                elements: BTreeMap::new(),
+            },
+        );
+    }
+    ruleset
+        .sets
+        .insert(CLUSTER_IPS.into(), Set::Listed(BTreeSet::new()));
+
+    let mut chain = |name: &str, rules: Vec<Rule>| {
+        ruleset.chains.insert(name.into(), Chain { base: None, rules });
+    };
+    chain(
+        SERVICES,
+        vec![
+            vec![Part::ServiceMap(SERVICE_IPS.into())],
+            vec![Part::DestinationLocal, Part::PortMap(SERVICE_NODEPORTS.into())],
+        ],
+    );
+    chain(
+        ENDPOINTS_CHECK,
+        vec![
+            vec![Part::ServiceMap(NO_ENDPOINT_SERVICES.into())],
+            vec![
+                Part::DestinationLocal,
+                Part::PortMap(NO_ENDPOINT_NODEPORTS.into()),
+            ],
+        ],
+    );
+    // What still goes to a service's address after translation goes to a port that it has not.
+    chain(
+        CLUSTER_IPS_CHECK,
+        vec![vec![
+            Part::DestinationIn(CLUSTER_IPS.into()),
+            Part::Verdict(Verdict::Reject),
+        ]],
+    );
+    chain(REJECT, vec![vec![Part::Verdict(Verdict::Reject)]]);
+    let mut masquerading = vec![vec![
+        Part::Marked(MASQUERADE_BIT),
+        Part::Unmark(MASQUERADE_BIT),
+        Part::Masquerade,
+    ]];
+    if let Some(pods) = config.masquerade_from {
+        // Pods keep their addresses inside the cluster and borrow the node's outside of it.
+        let mut rule = vec![Part::Source(pods)];
+        rule.extend(
+            [config.pod_cidr, config.service_cidr]
+                .into_iter()
+                .flatten()
+                .map(Part::DestinationNot),
+        );
+        if let Some(bridge) = &config.bridge {
+            rule.push(Part::OutputInterfaceNot(bridge.clone()));
+        }
+        rule.push(Part::Masquerade);
+        masquerading.push(rule);
+    }
+    chain(MASQUERADING, masquerading);
+
+    let check = || vec![Part::NewConnection, jump(ENDPOINTS_CHECK)];
+    let unknown = || vec![Part::NewConnection, jump(CLUSTER_IPS_CHECK)];
+    // -100 and 100 are the kernel's places for destination and source translation.
+    for (name, kind, hook, priority, rules) in [
+        (
+            "nat-prerouting",
+            Kind::Nat,
+            Hook::Prerouting,
+            -100,
+            vec![vec![jump(SERVICES)]],
+        ),
+        (
+            "nat-output",
+            Kind::Nat,
+            Hook::Output,
+            -100,
+            vec![vec![jump(SERVICES)]],
+        ),
+        (
+            "nat-postrouting",
+            Kind::Nat,
+            Hook::Postrouting,
+            100,
+            vec![vec![jump(MASQUERADING)]],
+        ),
+        ("filter-input", Kind::Filter, Hook::Input, -110, vec![check()]),
+        (
+            "filter-forward",
+            Kind::Filter,
+            Hook::Forward,
+            -110,
+            vec![check(), unknown()],
+        ),
+        ("filter-output", Kind::Filter, Hook::Output, -110, vec![check()]),
+        (
+            "filter-output-post-dnat",
+            Kind::Filter,
+            Hook::Output,
+            -90,
+            vec![unknown()],
+        ),
+    ] {
+        ruleset.chains.insert(
+            name.into(),
+            Chain {
+                base: Some(Base { kind, hook, priority }),
+                rules,
+            },
+        );
+    }
+    if let Some(bridge) = &config.bridge {
+        // Node ports on 127.0.0.1 need `route_localnet` on the bridge, which would also open the
+        // node's own loopback services to pods. Before translation, nothing from a pod may go there.
+        let rule = vec![
+            Part::InputInterface(bridge.clone()),
+            Part::Destination(LOOPBACK),
+            Part::Verdict(Verdict::Drop),
+        ];
+        let base = Base {
+            kind: Kind::Filter,
+            hook: Hook::Prerouting,
+            priority: -300,
+        };
+        ruleset.chains.insert(
+            "guard-loopback".into(),
+            Chain {
+                base: Some(base),
+                rules: vec![rule],
+            },
+        );
+    }
+    ruleset
+}
+
+struct Plan<'a> {
+    config: &'a ProxyConfig,
+    ruleset: Ruleset,
+}
+
+/// Where the traffic for one service port is sent: to its endpoints, or away.
+enum Destination {
+    Chain(String),
+    None(Verdict),
+}
+
+impl Plan<'_> {
+    fn service<'s>(&mut self, service: &'s Service, index: &Index<'s>) {
+        let (Some(namespace), Some(name), Some(spec)) = (
+            service.metadata.namespace.as_deref(),
+            service.metadata.name.as_deref(),
+            service.spec.as_ref(),
+        ) else {
+            return;
+        };
+        let elsewhere = service
+            .metadata
+            .labels
+            .as_ref()
+            .is_some_and(|labels| labels.contains_key(SERVICE_PROXY_NAME));
+        if elsewhere || spec.type_.as_deref() == Some("ExternalName") {
+            return;
+        }
+        let listed = spec.cluster_ips.iter().flatten().chain(spec.cluster_ip.iter());
+        // A headless service's "None" is no address and falls out here.
+        let Some(cluster_ip) = listed.filter_map(|ip| ip.parse::<Ipv4Addr>().ok()).next() else {
+            return;
+        };
+        if let Some(Set::Listed(addresses)) = self.ruleset.sets.get_mut(CLUSTER_IPS) {
+            addresses.insert(cluster_ip);
+        }
+        let affinity = (spec.session_affinity.as_deref() == Some("ClientIP")).then(|| {
+            let seconds = spec
+                .session_affinity_config
+                .as_ref()
+                .and_then(|config| config.client_ip.as_ref()?.timeout_seconds)
+                .unwrap_or(10800);
+            Duration::from_secs(u64::try_from(seconds).unwrap_or(10800).max(1))
+        });
+        let internal_local = spec.internal_traffic_policy.as_deref() == Some("Local");
+        let external_local = spec.external_traffic_policy.as_deref() == Some("Local");
+        for port in spec.ports.iter().flatten() {
+            let Some((protocol, number)) = port_of(port) else {
+                continue;
+            };
+            let port_name = port.name.as_deref().unwrap_or("");
+            let targets = index.targets(
+                namespace,
+                name,
+                port_name,
+                port.protocol.as_deref().unwrap_or("TCP"),
+            );
+            let key = format!("{namespace}/{name}/{}/{port_name}", protocol.name());
+
+            let cluster = self.pick_chain("service", &key, protocol, &targets.cluster, affinity);
+            let local = if internal_local || external_local {
+                Some(self.pick_chain("local", &key, protocol, &targets.local, affinity))
+            } else {
+                None
+            };
+            // No endpoint at all is refused; none on this node, when it must be on this node, is
+            // dropped, because another node might still answer.
+            let local_or_drop = |local: &Option<Option<String>>| match (local, &cluster) {
+                (Some(Some(chain)), _) => Destination::Chain(chain.clone()),
+                (_, Some(_)) => Destination::None(Verdict::Drop),
+                (_, None) => Destination::None(Verdict::Goto(REJECT.into())),
+            };
+            let internal = if internal_local {
+                local_or_drop(&local)
+            } else {
+                match &cluster {
+                    Some(chain) => Destination::Chain(chain.clone()),
+                    None => Destination::None(Verdict::Goto(REJECT.into())),
+                }
+            };
+            self.cluster_ip(cluster_ip, protocol, number, &key, internal);
+
+            let external_ips = external_ips(service);
+            let node_port = port
+                .node_port
+                .and_then(|n| u16::try_from(n).ok())
+                .filter(|n| *n > 0);
+            if external_ips.is_empty() && node_port.is_none() {
+                continue;
+            }
+            let external = if external_local {
+                match local_or_drop(&local) {
+                    Destination::Chain(chain) => {
+                        Destination::Chain(self.external_local(&key, &cluster, Some(&chain)))
+                    }
+                    Destination::None(Verdict::Drop) => {
+                        // The node and its pods may still use the whole cluster.
+                        Destination::Chain(self.external_local(&key, &cluster, None))
+                    }
+                    none => none,
+                }
+            } else {
+                match &cluster {
+                    Some(chain) => {
+                        let name = chain_name("external", &key);
+                        self.add_chain(&name, vec![vec![Part::Mark(MASQUERADE_BIT)], vec![goto(chain)]]);
+                        Destination::Chain(name)
+                    }
+                    None => Destination::None(Verdict::Goto(REJECT.into())),
+                }
+            };
+            if let Some(node_port) = node_port {
+                let map = match external {
+                    Destination::Chain(_) => SERVICE_NODEPORTS,
+                    Destination::None(_) => NO_ENDPOINT_NODEPORTS,
+                };
+                self.add_element(map, Key::Port(protocol, node_port), &external);
+            }
+            for (address, ranges) in external_ips {
+                let map = match external {
+                    Destination::Chain(_) => SERVICE_IPS,
+                    Destination::None(_) => NO_ENDPOINT_SERVICES,
+                };
+                let behind = match (&external, ranges) {
+                    (Destination::Chain(chain), Some(ranges)) => {
+                        Destination::Chain(self.source_ranges(&key, chain, ranges))
+                    }
+                    (Destination::Chain(chain), None) => Destination::Chain(chain.clone()),
+                    (Destination::None(verdict), _) => Destination::None(verdict.clone()),
+                };
+                self.add_element(map, Key::Service(address, protocol, number), &behind);
+            }
+        }
+    }
+
+    fn cluster_ip(&mut self, ip: Ipv4Addr, protocol: Protocol, port: u16, key: &str, to: Destination) {
+        let element = Key::Service(ip, protocol, port);
+        match to {
+            Destination::Chain(chain) => {
+                let entry = match self.config.pod_cidr {
+                    // Who is not a pod may come from an address that endpoints have no way back to.
+                    Some(pods) => {
+                        let name = chain_name("cluster-ip", key);
+                        self.add_chain(
+                            &name,
+                            vec![
+                                vec![Part::SourceNot(pods), Part::Mark(MASQUERADE_BIT)],
+                                vec![goto(&chain)],
+                            ],
+                        );
+                        name
+                    }
+                    None => chain,
+                };
+                self.add_element(SERVICE_IPS, element, &Destination::Chain(entry));
+            }
+            none => self.add_element(NO_ENDPOINT_SERVICES, element, &none),
+        }
+    }
+
+    /// The chain that picks one of `targets`, if there are any.
+    fn pick_chain(
+        &mut self,
+        prefix: &str,
+        key: &str,
+        protocol: Protocol,
+        targets: &[Target],
+        affinity: Option<Duration>,
+    ) -> Option<String> {
+        if targets.is_empty() {
+            return None;
+        }
+        let endpoints: Vec<String> = targets
+            .iter()
+            .map(|target| self.endpoint_chain(key, protocol, *target, affinity))
+            .collect();
+        let mut rules: Vec<Rule> = Vec::new();
+        if let Some(timeout) = affinity {
+            for (target, endpoint) in targets.iter().zip(&endpoints) {
+                rules.push(vec![
+                    Part::SourceIn(affinity_set(key, *target, timeout)),
+                    goto(endpoint),
+                ]);
+            }
+        }
+        match endpoints.as_slice() {
+            [only] => rules.push(vec![goto(only)]),
+            many => {
+                let map = chain_name(&format!("{prefix}-pick"), key);
+                let elements = (0..)
+                    .zip(many)
+                    .map(|(index, chain)| (Key::Index(index), Verdict::Goto(chain.clone())))
+                    .collect();
+                self.ruleset.maps.insert(
+                    map.clone(),
+                    Map {
+                        kind: KeyKind::Index,
+                        elements,
+                    },
+                );
+                rules.push(vec![Part::RandomMap {
+                    map,
+                    count: many.len() as u32,
+                }]);
+            }
+        }
+        let name = chain_name(prefix, key);
+        self.add_chain(&name, rules);
+        Some(name)
+    }
+
+    fn endpoint_chain(
+        &mut self,
+        key: &str,
+        protocol: Protocol,
+        target: Target,
+        affinity: Option<Duration>,
+    ) -> String {
+        let (address, port) = target;
+        let name = chain_name("endpoint", &format!("{key}/{address}/{port}"));
+        // A pod that reaches itself through a service would see its own address as the source.
+        let mut rules = vec![vec![
+            Part::Source(Cidr { address, prefix: 32 }),
+            Part::Mark(MASQUERADE_BIT),
+        ]];
+        if let Some(timeout) = affinity {
+            let set = affinity_set(key, target, timeout);
+            rules.push(vec![Part::Remember(set.clone())]);
+            self.ruleset.sets.insert(set, Set::Remembered(timeout));
+        }
+        rules.push(vec![Part::Protocol(protocol), Part::Dnat(address, port)]);
+        self.add_chain(&name, rules);
+        name
+    }
+
+    /// External traffic that must stay on this node and keep its source. Pods and the node itself count
+    /// as inside and may go anywhere.
+    fn external_local(&mut self, key: &str, cluster: &Option<String>, local: Option<&str>) -> String {
+        let name = chain_name("external", key);
+        let mut rules = Vec::new();
+        if let Some(cluster) = cluster {
+            if let Some(pods) = self.config.pod_cidr {
+                rules.push(vec![Part::Source(pods), goto(cluster)]);
+            }
+            rules.push(vec![Part::SourceLocal, Part::Mark(MASQUERADE_BIT)]);
+            rules.push(vec![Part::SourceLocal, goto(cluster)]);
+        }
+        rules.push(vec![match local {
+            Some(local) => goto(local),
+            None => Part::Verdict(Verdict::Drop),
+        }]);
+        self.add_chain(&name, rules);
+        name
+    }
+
+    fn source_ranges(&mut self, key: &str, behind: &str, ranges: Vec<Cidr>) -> String {
+        let name = chain_name("firewall", key);
+        let mut rules: Vec<Rule> = ranges
+            .into_iter()
+            .map(|range| vec![Part::Source(range), goto(behind)])
+            .collect();
+        rules.push(vec![Part::Verdict(Verdict::Drop)]);
+        self.add_chain(&name, rules);
+        name
+    }
+
+    fn add_chain(&mut self, name: &str, rules: Vec<Rule>) {
+        self.ruleset
+            .chains
+            .insert(name.to_string(), Chain { base: None, rules });
+    }
+
+    /// The first service keeps an address and port that two services claim.
+    fn add_element(&mut self, map: &str, key: Key, to: &Destination) {
+        let verdict = match to {
+            Destination::Chain(chain) => Verdict::Goto(chain.clone()),
+            Destination::None(verdict) => verdict.clone(),
+        };
+        if let Some(map) = self.ruleset.maps.get_mut(map) {
+            map.elements.entry(key).or_insert(verdict);
+        }
+    }
+}
+
+fn port_of(port: &ServicePort) -> Option<(Protocol, u16)> {
+    let protocol = Protocol::parse(port.protocol.as_deref().unwrap_or("TCP"))?;
+    Some((
+        protocol,
+        u16::try_from(port.port).ok().filter(|number| *number > 0)?,
+    ))
+}
+
+/// External addresses of a service, with the sources that may use them where that is limited.
+fn external_ips(service: &Service) -> Vec<(Ipv4Addr, Option<Vec<Cidr>>)> {
+    let Some(spec) = &service.spec else {
+        return Vec::new();
+    };
+    let mut addresses: Vec<_> = spec
+        .external_ips
+        .iter()
+        .flatten()
+        .filter_map(|ip| Some((ip.parse().ok()?, None)))
+        .collect();
+    if spec.type_.as_deref() != Some("LoadBalancer") {
+        return addresses;
+    }
+    let ranges: Vec<Cidr> = spec
+        .load_balancer_source_ranges
+        .iter()
+        .flatten()
+        .filter_map(|range| range.trim().parse().ok())
+        .collect();
+    let limited = spec
+        .load_balancer_source_ranges
+        .as_ref()
+        .is_some_and(|ranges| !ranges.is_empty());
+    let ingress = service
+        .status
+        .iter()
+        .flat_map(|status| &status.load_balancer)
+        .flat_map(|lb| lb.ingress.iter().flatten());
+    for ingress in ingress {
+        // With `Proxy` the load balancer answers by itself and traffic for its address must reach it.
+        if ingress.ip_mode.as_deref() == Some("Proxy") {
+            continue;
+        }
+        if let Some(Ok(IpAddr::V4(address))) = ingress.ip.as_deref().map(str::parse) {
+            addresses.push((address, limited.then(|| ranges.clone())));
+        }
+    }
+    addresses
+}
+
+/// A name within the kernel's limits that tells a reader whose it is.
+fn chain_name(prefix: &str, key: &str) -> String {
+    // FNV-1a over the whole key keeps names apart that are cut off to be equal.
+    let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let mut name = format!("{prefix}-{:08x}-{key}", (hash >> 32) ^ (hash & 0xffff_ffff));
+    name.truncate(120);
+    name
+}
+
+/// The timeout is part of the name, because a set's cannot be changed.
+fn affinity_set(key: &str, (address, port): Target, timeout: Duration) -> String {
+    chain_name(
+        "affinity",
+        &format!("{key}/{address}/{port}/{}s", timeout.as_secs()),
+    )
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

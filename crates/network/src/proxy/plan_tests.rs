@@ -1,0 +1,286 @@
+//! What services become, in nft's words.
+
+use super::*;
+use serde_json::{Value, json};
+
+fn config() -> ProxyConfig {
+    ProxyConfig {
+        table: "skiff-test".into(),
+        node_name: "here".into(),
+        pod_cidr: Some("10.244.0.0/16".parse().unwrap()),
+        service_cidr: Some("10.96.0.0/12".parse().unwrap()),
+        masquerade_from: Some("10.244.0.0/24".parse().unwrap()),
+        bridge: Some("skiff0".into()),
+    }
+}
+
+fn service(spec: Value) -> Arc<Service> {
+    Arc::new(
+        serde_json::from_value(json!({"metadata": {"namespace": "ns", "name": "web"}, "spec": spec}))
+            .unwrap(),
+    )
+}
+
+fn slice(endpoints: &[(&str, &str)]) -> Arc<EndpointSlice> {
+    let endpoints: Vec<Value> = endpoints
+        .iter()
+        .map(|(address, node)| json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true}}))
+        .collect();
+    Arc::new(
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "ns", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4", "endpoints": endpoints,
+            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+        }))
+        .unwrap(),
+    )
+}
+
+/// What the services add to an empty table.
+fn added(services: &[Arc<Service>], slices: &[Arc<EndpointSlice>]) -> String {
+    let all = plan(&config(), services, slices).to_string();
+    let frame = frame(&config()).to_string();
+    let frame: Vec<&str> = frame.lines().collect();
+    all.lines()
+        .filter(|line| !frame.contains(line))
+        .map(|line| without_hashes(line) + "\n")
+        .collect()
+}
+
+/// Names with the word HASH in the place of the hash, which says nothing to a reader.
+fn without_hashes(line: &str) -> String {
+    let is_hash = |part: &str| part.len() == 8 && part.bytes().all(|b| b.is_ascii_hexdigit());
+    line.split('-')
+        .map(|part| if is_hash(part) { "HASH" } else { part })
+        .collect::<Vec<_>>()
+        .join("-")
+}
+
+fn check(spec: Value, endpoints: &[(&str, &str)], expected: &str) {
+    let got = added(&[service(spec)], &[slice(endpoints)]);
+    let expected: String = expected
+        .lines()
+        .map(|line| line.strip_prefix("        ").unwrap_or(line).to_string() + "\n")
+        .collect();
+    let expected = expected.trim_start_matches('\n').trim_end().to_string() + "\n";
+    assert_eq!(got, expected, "got:\n{got}");
+}
+
+fn ports(node_port: Option<u16>) -> Value {
+    let mut port = json!({"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080});
+    if let Some(node_port) = node_port {
+        port["nodePort"] = node_port.into();
+    }
+    json!([port])
+}
+
+#[test]
+fn the_frame() {
+    let got = plan(&config(), &[], &[]).to_string();
+    let expected = "\
+set cluster-ips {  }
+map no-endpoint-nodeports
+map no-endpoint-services
+map service-ips
+map service-nodeports
+chain cluster-ips-check
+  ip daddr @cluster-ips reject
+chain endpoints-check
+  ip daddr . meta l4proto . th dport vmap @no-endpoint-services
+  fib daddr type local meta l4proto . th dport vmap @no-endpoint-nodeports
+chain filter-forward filter forward -110
+  ct state new jump endpoints-check
+  ct state new jump cluster-ips-check
+chain filter-input filter input -110
+  ct state new jump endpoints-check
+chain filter-output filter output -110
+  ct state new jump endpoints-check
+chain filter-output-post-dnat filter output -90
+  ct state new jump cluster-ips-check
+chain guard-loopback filter prerouting -300
+  iifname skiff0 ip daddr 127.0.0.0/8 drop
+chain masquerading
+  meta mark & 0x4000 == 0x4000 meta mark set mark and not 0x4000 masquerade fully-random
+  ip saddr 10.244.0.0/24 ip daddr != 10.244.0.0/16 ip daddr != 10.96.0.0/12 oifname != skiff0 masquerade fully-random
+chain nat-output nat output -100
+  jump services
+chain nat-postrouting nat postrouting 100
+  jump masquerading
+chain nat-prerouting nat prerouting -100
+  jump services
+chain reject-chain
+  reject
+chain services
+  ip daddr . meta l4proto . th dport vmap @service-ips
+  fib daddr type local meta l4proto . th dport vmap @service-nodeports
+";
+    assert_eq!(got, expected, "got:\n{got}");
+}
+
+#[test]
+fn a_cluster_ip_with_two_endpoints() {
+    check(
+        json!({"clusterIP": "10.96.0.10", "ports": ports(None)}),
+        &[("10.244.0.5", "here"), ("10.244.1.6", "there")],
+        "
+        set cluster-ips { 10.96.0.10 }
+          10.96.0.10 . tcp . 80 : goto cluster-ip-HASH-ns/web/tcp/http
+        map service-pick-HASH-ns/web/tcp/http
+          0 : goto endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080
+          1 : goto endpoint-HASH-ns/web/tcp/http/10.244.1.6/8080
+        chain cluster-ip-HASH-ns/web/tcp/http
+          ip saddr != 10.244.0.0/16 meta mark set mark or 0x4000
+          goto service-HASH-ns/web/tcp/http
+        chain endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080
+          ip saddr 10.244.0.5/32 meta mark set mark or 0x4000
+          meta l4proto tcp dnat to 10.244.0.5:8080
+        chain endpoint-HASH-ns/web/tcp/http/10.244.1.6/8080
+          ip saddr 10.244.1.6/32 meta mark set mark or 0x4000
+          meta l4proto tcp dnat to 10.244.1.6:8080
+        chain service-HASH-ns/web/tcp/http
+          numgen random mod 2 vmap @service-pick-HASH-ns/web/tcp/http",
+    );
+}
+
+#[test]
+fn no_endpoints_are_refused() {
+    check(
+        json!({"clusterIP": "10.96.0.10", "type": "NodePort", "ports": ports(Some(30080))}),
+        &[],
+        "
+        set cluster-ips { 10.96.0.10 }
+          tcp . 30080 : goto reject-chain
+          10.96.0.10 . tcp . 80 : goto reject-chain",
+    );
+}
+
+#[test]
+fn a_node_port() {
+    check(
+        json!({"clusterIP": "10.96.0.10", "type": "NodePort", "ports": ports(Some(30080))}),
+        &[("10.244.0.5", "here")],
+        "
+        set cluster-ips { 10.96.0.10 }
+          10.96.0.10 . tcp . 80 : goto cluster-ip-HASH-ns/web/tcp/http
+          tcp . 30080 : goto external-HASH-ns/web/tcp/http
+        chain cluster-ip-HASH-ns/web/tcp/http
+          ip saddr != 10.244.0.0/16 meta mark set mark or 0x4000
+          goto service-HASH-ns/web/tcp/http
+        chain endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080
+          ip saddr 10.244.0.5/32 meta mark set mark or 0x4000
+          meta l4proto tcp dnat to 10.244.0.5:8080
+        chain external-HASH-ns/web/tcp/http
+          meta mark set mark or 0x4000
+          goto service-HASH-ns/web/tcp/http
+        chain service-HASH-ns/web/tcp/http
+          goto endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080",
+    );
+}
+
+#[test]
+fn local_policies() {
+    // One endpoint here, one there: internal traffic stays, external traffic stays and keeps its source.
+    check(
+        json!({"clusterIP": "10.96.0.10", "type": "NodePort", "ports": ports(Some(30080)),
+            "internalTrafficPolicy": "Local", "externalTrafficPolicy": "Local"}),
+        &[("10.244.0.5", "here"), ("10.244.1.6", "there")],
+        "
+        set cluster-ips { 10.96.0.10 }
+          10.96.0.10 . tcp . 80 : goto cluster-ip-HASH-ns/web/tcp/http
+          tcp . 30080 : goto external-HASH-ns/web/tcp/http
+        map service-pick-HASH-ns/web/tcp/http
+          0 : goto endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080
+          1 : goto endpoint-HASH-ns/web/tcp/http/10.244.1.6/8080
+        chain cluster-ip-HASH-ns/web/tcp/http
+          ip saddr != 10.244.0.0/16 meta mark set mark or 0x4000
+          goto local-HASH-ns/web/tcp/http
+        chain endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080
+          ip saddr 10.244.0.5/32 meta mark set mark or 0x4000
+          meta l4proto tcp dnat to 10.244.0.5:8080
+        chain endpoint-HASH-ns/web/tcp/http/10.244.1.6/8080
+          ip saddr 10.244.1.6/32 meta mark set mark or 0x4000
+          meta l4proto tcp dnat to 10.244.1.6:8080
+        chain external-HASH-ns/web/tcp/http
+          ip saddr 10.244.0.0/16 goto service-HASH-ns/web/tcp/http
+          fib saddr type local meta mark set mark or 0x4000
+          fib saddr type local goto service-HASH-ns/web/tcp/http
+          goto local-HASH-ns/web/tcp/http
+        chain local-HASH-ns/web/tcp/http
+          goto endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080
+        chain service-HASH-ns/web/tcp/http
+          numgen random mod 2 vmap @service-pick-HASH-ns/web/tcp/http",
+    );
+    // None here: dropped, not refused.
+    let got = added(
+        &[service(
+            json!({"clusterIP": "10.96.0.10", "internalTrafficPolicy": "Local", "ports": ports(None)}),
+        )],
+        &[slice(&[("10.244.1.6", "there")])],
+    );
+    assert!(got.contains("  10.96.0.10 . tcp . 80 : drop\n"), "{got}");
+}
+
+#[test]
+fn session_affinity() {
+    let got = added(
+        &[service(
+            json!({"clusterIP": "10.96.0.10", "sessionAffinity": "ClientIP", "ports": ports(None),
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}}}),
+        )],
+        &[slice(&[("10.244.0.5", "here"), ("10.244.1.6", "there")])],
+    );
+    for line in [
+        "set affinity-HASH-ns/web/tcp/http/10.244.0.5/8080/60s timeout 60s",
+        "  ip saddr @affinity-HASH-ns/web/tcp/http/10.244.0.5/8080/60s goto endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080",
+        "  update @affinity-HASH-ns/web/tcp/http/10.244.1.6/8080/60s { ip saddr }",
+    ] {
+        assert!(got.contains(&format!("{line}\n")), "{line} not in\n{got}");
+    }
+}
+
+#[test]
+fn load_balancers_with_source_ranges() {
+    let mut with_status = (*service(
+        json!({"clusterIP": "10.96.0.10", "type": "LoadBalancer", "ports": ports(Some(30080)),
+        "externalIPs": ["192.0.2.9"], "loadBalancerSourceRanges": ["198.51.100.0/24"]}),
+    ))
+    .clone();
+    with_status.status =
+        Some(serde_json::from_value(json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}, {"ip": "192.0.2.2", "ipMode": "Proxy"}]}})).unwrap());
+    let got = added(&[Arc::new(with_status)], &[slice(&[("10.244.0.5", "here")])]);
+    for line in [
+        "  192.0.2.1 . tcp . 80 : goto firewall-HASH-ns/web/tcp/http",
+        "  192.0.2.9 . tcp . 80 : goto external-HASH-ns/web/tcp/http",
+        "  ip saddr 198.51.100.0/24 goto external-HASH-ns/web/tcp/http",
+    ] {
+        assert!(got.contains(&format!("{line}\n")), "{line} not in\n{got}");
+    }
+    assert!(!got.contains("192.0.2.2"), "{got}");
+}
+
+#[test]
+fn services_that_have_no_rules() {
+    for spec in [
+        json!({"clusterIP": "None", "ports": ports(None)}),
+        json!({"type": "ExternalName", "externalName": "example.com"}),
+        json!({"ports": ports(None)}),
+        json!({"clusterIP": "fd00::1", "ports": ports(None)}),
+        json!({"clusterIP": "10.96.0.10"}),
+    ] {
+        let got = added(&[service(spec.clone())], &[slice(&[("10.244.0.5", "here")])]);
+        assert!(!got.contains("chain"), "{spec}: {got}");
+    }
+    let mut labelled = (*service(json!({"clusterIP": "10.96.0.10", "ports": ports(None)}))).clone();
+    labelled.metadata.labels = Some([(SERVICE_PROXY_NAME.to_string(), "other".to_string())].into());
+    assert_eq!(added(&[Arc::new(labelled)], &[]), "");
+}
+
+#[test]
+fn names_stay_within_the_kernels_limits() {
+    let long = "x".repeat(300);
+    assert_eq!(chain_name("endpoint", &long).len(), 120);
+    assert_ne!(
+        chain_name("endpoint", &long),
+        chain_name("endpoint", &(long.clone() + "y"))
+    );
+}

@@ -1,0 +1,275 @@
+//! A whole nftables table as plain data: what `plan` makes, what `apply` compares and sends. It prints
+//! itself in nft's syntax, which is what tests look at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+impl Protocol {
+    pub fn parse(name: &str) -> Option<Protocol> {
+        match name {
+            "TCP" => Some(Protocol::Tcp),
+            "UDP" => Some(Protocol::Udp),
+            "SCTP" => Some(Protocol::Sctp),
+            _ => None,
+        }
+    }
+
+    pub fn number(self) -> u8 {
+        match self {
+            Protocol::Tcp => 6,
+            Protocol::Udp => 17,
+            Protocol::Sctp => 132,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+            Protocol::Sctp => "sctp",
+        }
+    }
+}
+
+/// An IPv4 network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cidr {
+    pub address: Ipv4Addr,
+    pub prefix: u8,
+}
+
+impl std::str::FromStr for Cidr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Cidr, String> {
+        let invalid = || format!("{text:?} is not an IPv4 network in CIDR notation");
+        let (address, prefix) = text.split_once('/').ok_or_else(invalid)?;
+        let address: Ipv4Addr = address.parse().map_err(|_| invalid())?;
+        let prefix: u8 = prefix
+            .parse()
+            .ok()
+            .filter(|prefix| *prefix <= 32)
+            .ok_or_else(invalid)?;
+        let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+        Ok(Cidr {
+            address: (u32::from(address) & mask).into(),
+            prefix,
+        })
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+/// One part of a rule, in the order in which the kernel looks at it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    Source(Cidr),
+    SourceNot(Cidr),
+    Destination(Cidr),
+    DestinationNot(Cidr),
+    /// The destination is an address of this machine.
+    DestinationLocal,
+    SourceLocal,
+    InputInterface(String),
+    OutputInterfaceNot(String),
+    NewConnection,
+    Protocol(Protocol),
+    /// Source address in a set.
+    SourceIn(String),
+    DestinationIn(String),
+    /// Destination address, protocol and port, looked up in a verdict map.
+    ServiceMap(String),
+    /// Protocol and port, looked up in a verdict map.
+    PortMap(String),
+    /// A random number below the count, looked up in a verdict map.
+    RandomMap {
+        map: String,
+        count: u32,
+    },
+    /// Remember the source address in a set.
+    Remember(String),
+    Marked(u32),
+    Mark(u32),
+    Unmark(u32),
+    Dnat(Ipv4Addr, u16),
+    Masquerade,
+    Verdict(Verdict),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    Drop,
+    Reject,
+    Return,
+    Jump(String),
+    Goto(String),
+}
+
+pub type Rule = Vec<Part>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Nat,
+    Filter,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hook {
+    Prerouting,
+    Input,
+    Forward,
+    Output,
+    Postrouting,
+}
+
+/// Where the kernel enters the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Base {
+    pub kind: Kind,
+    pub hook: Hook,
+    pub priority: i32,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Chain {
+    pub base: Option<Base>,
+    pub rules: Vec<Rule>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    Service(Ipv4Addr, Protocol, u16),
+    Port(Protocol, u16),
+    Index(u32),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyKind {
+    Service,
+    Port,
+    Index,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Map {
+    pub kind: KeyKind,
+    pub elements: BTreeMap<Key, Verdict>,
+}
+
+/// A set of addresses: listed here, or remembered by rules for a while.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Set {
+    Listed(BTreeSet<Ipv4Addr>),
+    Remembered(Duration),
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ruleset {
+    pub chains: BTreeMap<String, Chain>,
+    pub maps: BTreeMap<String, Map>,
+    pub sets: BTreeMap<String, Set>,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Drop => f.write_str("drop"),
+            Verdict::Reject => f.write_str("reject"),
+            Verdict::Return => f.write_str("return"),
+            Verdict::Jump(chain) => write!(f, "jump {chain}"),
+            Verdict::Goto(chain) => write!(f, "goto {chain}"),
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Service(address, protocol, port) => write!(f, "{address} . {} . {port}", protocol.name()),
+            Key::Port(protocol, port) => write!(f, "{} . {port}", protocol.name()),
+            Key::Index(index) => write!(f, "{index}"),
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Part::Source(cidr) => write!(f, "ip saddr {cidr}"),
+            Part::SourceNot(cidr) => write!(f, "ip saddr != {cidr}"),
+            Part::Destination(cidr) => write!(f, "ip daddr {cidr}"),
+            Part::DestinationNot(cidr) => write!(f, "ip daddr != {cidr}"),
+            Part::DestinationLocal => f.write_str("fib daddr type local"),
+            Part::SourceLocal => f.write_str("fib saddr type local"),
+            Part::InputInterface(name) => write!(f, "iifname {name}"),
+            Part::OutputInterfaceNot(name) => write!(f, "oifname != {name}"),
+            Part::NewConnection => f.write_str("ct state new"),
+            Part::Protocol(protocol) => write!(f, "meta l4proto {}", protocol.name()),
+            Part::SourceIn(set) => write!(f, "ip saddr @{set}"),
+            Part::DestinationIn(set) => write!(f, "ip daddr @{set}"),
+            Part::ServiceMap(map) => write!(f, "ip daddr . meta l4proto . th dport vmap @{map}"),
+            Part::PortMap(map) => write!(f, "meta l4proto . th dport vmap @{map}"),
+            Part::RandomMap { map, count } => write!(f, "numgen random mod {count} vmap @{map}"),
+            Part::Remember(set) => write!(f, "update @{set} {{ ip saddr }}"),
+            Part::Marked(bit) => write!(f, "meta mark & {bit:#x} == {bit:#x}"),
+            Part::Mark(bit) => write!(f, "meta mark set mark or {bit:#x}"),
+            Part::Unmark(bit) => write!(f, "meta mark set mark and not {bit:#x}"),
+            Part::Dnat(address, port) => write!(f, "dnat to {address}:{port}"),
+            Part::Masquerade => f.write_str("masquerade fully-random"),
+            Part::Verdict(verdict) => verdict.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Ruleset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, set) in &self.sets {
+            match set {
+                Set::Listed(addresses) => {
+                    let addresses: Vec<String> = addresses.iter().map(Ipv4Addr::to_string).collect();
+                    writeln!(f, "set {name} {{ {} }}", addresses.join(", "))?;
+                }
+                Set::Remembered(timeout) => writeln!(f, "set {name} timeout {}s", timeout.as_secs())?,
+            }
+        }
+        for (name, map) in &self.maps {
+            writeln!(f, "map {name}")?;
+            for (key, verdict) in &map.elements {
+                writeln!(f, "  {key} : {verdict}")?;
+            }
+        }
+        for (name, chain) in &self.chains {
+            match chain.base {
+                Some(base) => {
+                    let (kind, hook) = (format!("{:?}", base.kind), format!("{:?}", base.hook));
+                    writeln!(
+                        f,
+                        "chain {name} {} {} {}",
+                        kind.to_lowercase(),
+                        hook.to_lowercase(),
+                        base.priority
+                    )?
+                }
+                None => writeln!(f, "chain {name}")?,
+            }
+            for rule in &chain.rules {
+                let parts: Vec<String> = rule.iter().map(Part::to_string).collect();
+                writeln!(f, "  {}", parts.join(" "))?;
+            }
+        }
+        Ok(())
+    }
+}

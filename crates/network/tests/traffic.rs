@@ -1,0 +1,416 @@
+//! The service proxy for real: namespaces stand for pods, and packets go through the kernel's rules. All
+//! of it happens inside a network namespace of its own, which stands for the node and takes everything
+//! with it when the test ends.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test with a main of its own is not seen as a test"
+)]
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use nlink::netlink::addr::Ipv4Address;
+use nlink::netlink::link::{LinkCreateExt, VethLink};
+use nlink::netlink::route::Ipv4Route;
+use nlink::netlink::types::route::RouteScope;
+use nlink::netlink::{Connection, Route};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use serde_json::{Value, json};
+use skiff_network::proxy::{ProxyConfig, Table, plan, remove};
+
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 1);
+const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn main() {
+    if !rustix::process::geteuid().is_root() {
+        println!("traffic: skipped, it needs root");
+        return;
+    }
+    unshare_network();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(traffic());
+    println!("traffic: ok");
+}
+
+fn unshare_network() {
+    // SAFETY: only the network namespace changes; no memory or descriptors are unshared.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A namespace kept alive by a thread that runs what the test wants to run inside.
+struct Pod {
+    address: Ipv4Addr,
+    path: PathBuf,
+    jobs: mpsc::Sender<Job>,
+}
+
+impl Pod {
+    async fn new(node: &Connection<Route>, number: u8) -> Pod {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            unshare_network();
+            let (pid, tid) = (rustix::process::getpid(), rustix::thread::gettid());
+            tell.send(format!(
+                "/proc/{}/task/{}/ns/net",
+                pid.as_raw_nonzero(),
+                tid.as_raw_nonzero()
+            ))
+            .unwrap();
+            for job in queue {
+                job();
+            }
+        });
+        let path = PathBuf::from(told.recv().unwrap());
+        let address = Ipv4Addr::new(10, 244, 0, number);
+        let namespace = std::fs::File::open(&path).unwrap();
+        let name = format!("pod{number}");
+        node.add_link(VethLink::new(&name, "eth0").peer_netns_fd(&namespace).up())
+            .await
+            .unwrap();
+        let index = node
+            .get_link_by_name(name.as_str())
+            .await
+            .unwrap()
+            .unwrap()
+            .ifindex();
+        node.add_route(
+            Ipv4Route::from_addr(address, 32)
+                .dev_index(index)
+                .scope(RouteScope::Link),
+        )
+        .await
+        .unwrap();
+        std::fs::write(format!("/proc/sys/net/ipv4/conf/{name}/route_localnet"), "1").unwrap();
+        let inside = Connection::<Route>::new_in(namespace.as_fd()).unwrap();
+        let index = inside.get_link_by_name("eth0").await.unwrap().unwrap().ifindex();
+        inside.set_link_up_by_index(1).await.unwrap();
+        inside
+            .add_address(Ipv4Address::with_index(index, address, 32))
+            .await
+            .unwrap();
+        inside.set_link_up_by_index(index).await.unwrap();
+        inside
+            .add_route(
+                Ipv4Route::default_route()
+                    .gateway(GATEWAY)
+                    .dev_index(index)
+                    .onlink(),
+            )
+            .await
+            .unwrap();
+        Pod { address, path, jobs }
+    }
+
+    fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let (tell, told) = mpsc::channel();
+        self.jobs
+            .send(Box::new(move || tell.send(job()).unwrap()))
+            .unwrap();
+        told.recv().unwrap()
+    }
+
+    fn spawn_inside(&self, job: impl FnOnce(mpsc::Sender<()>) + Send + 'static) {
+        let path = self.path.clone();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let namespace = std::fs::File::open(path).unwrap();
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            job(tell);
+        });
+        told.recv().unwrap();
+    }
+
+    /// Says its own address and the client's to whoever comes, over TCP and UDP.
+    fn serve(&self) {
+        let address = self.address;
+        self.spawn_inside(move |ready| {
+            let listener = TcpListener::bind((address, 8080)).unwrap();
+            ready.send(()).unwrap();
+            while let Ok((mut stream, peer)) = listener.accept() {
+                let _ = stream.write_all(format!("{address} {}", peer.ip()).as_bytes());
+            }
+        });
+        self.spawn_inside(move |ready| {
+            let socket = UdpSocket::bind((address, 8080)).unwrap();
+            ready.send(()).unwrap();
+            let mut buffer = [0; 16];
+            while let Ok((_, peer)) = socket.recv_from(&mut buffer) {
+                let _ = socket.send_to(address.to_string().as_bytes(), peer);
+            }
+        });
+    }
+}
+
+/// Connects and reads the answer: who served, and whom it saw.
+fn ask(to: Ipv4Addr, port: u16) -> Result<(String, String), ErrorKind> {
+    let fail = |error: std::io::Error| error.kind();
+    let mut stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), PATIENCE).map_err(fail)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(fail)?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).map_err(fail)?;
+    let (server, client) = text.split_once(' ').unwrap_or(("", ""));
+    Ok((server.to_string(), client.to_string()))
+}
+
+fn servers(count: usize, port: u16) -> BTreeMap<String, usize> {
+    let mut seen = BTreeMap::new();
+    for _ in 0..count {
+        *seen.entry(ask(CLUSTER_IP, port).unwrap().0).or_default() += 1;
+    }
+    seen
+}
+
+fn service(extra: Value) -> Vec<Arc<Service>> {
+    let mut spec = json!({"clusterIP": CLUSTER_IP.to_string(), "type": "NodePort", "ports": [
+        {"name": "tcp", "port": 80, "protocol": "TCP", "nodePort": 30080},
+        {"name": "udp", "port": 80, "protocol": "UDP", "nodePort": 30080}]});
+    for (key, value) in extra.as_object().unwrap() {
+        spec[key] = value.clone();
+    }
+    vec![Arc::new(
+        serde_json::from_value(json!({"metadata": {"namespace": "ns", "name": "web"}, "spec": spec}))
+            .unwrap(),
+    )]
+}
+
+fn slices(endpoints: &[Ipv4Addr]) -> Vec<Arc<EndpointSlice>> {
+    let endpoints: Vec<Value> = endpoints
+        .iter()
+        .map(|a| json!({"addresses": [a.to_string()], "nodeName": "here"}))
+        .collect();
+    let slice = json!({
+        "metadata": {"namespace": "ns", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4", "endpoints": endpoints,
+        "ports": [{"name": "tcp", "port": 8080, "protocol": "TCP"}, {"name": "udp", "port": 8080, "protocol": "UDP"}],
+    });
+    vec![Arc::new(serde_json::from_value(slice).unwrap())]
+}
+
+async fn traffic() {
+    let config = ProxyConfig {
+        table: "skiff-test".into(),
+        node_name: "here".into(),
+        pod_cidr: Some("10.244.0.0/16".parse().unwrap()),
+        service_cidr: Some("10.96.0.0/12".parse().unwrap()),
+        masquerade_from: Some("10.244.0.0/24".parse().unwrap()),
+        bridge: None,
+    };
+    let node = Connection::<Route>::new().unwrap();
+    node.set_link_up_by_index(1).await.unwrap();
+    node.add_address(Ipv4Address::with_index(1, GATEWAY, 32))
+        .await
+        .unwrap();
+    // A node has a way out, and with it a route to service addresses.
+    node.add_link(VethLink::new("uplink", "outside").up())
+        .await
+        .unwrap();
+    node.set_link_up("outside").await.unwrap();
+    node.add_address_by_name("uplink", "192.0.2.1".parse().unwrap(), 24)
+        .await
+        .unwrap();
+    node.add_route(
+        Ipv4Route::default_route()
+            .gateway(Ipv4Addr::new(192, 0, 2, 254))
+            .dev("uplink"),
+    )
+    .await
+    .unwrap();
+    std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+    let client = Pod::new(&node, 2).await;
+    let (one, two) = (Pod::new(&node, 3).await, Pod::new(&node, 4).await);
+    one.serve();
+    two.serve();
+    let (a, b) = (one.address, two.address);
+
+    let mut table = Table::open(&config.table).unwrap();
+    let both = plan(&config, &service(json!({})), &slices(&[a, b]));
+    let start = std::time::Instant::now();
+    table.apply(&both).await.unwrap();
+    println!("traffic: first apply took {:?}", start.elapsed());
+
+    // Both endpoints, and they see the client's own address.
+    let seen = client.run(|| servers(60, 80));
+    println!("traffic: spread {seen:?}");
+    assert_eq!(
+        seen.keys().cloned().collect::<Vec<_>>(),
+        [a.to_string(), b.to_string()]
+    );
+    assert_eq!(
+        client.run(|| ask(CLUSTER_IP, 80)).unwrap().1,
+        client.address.to_string()
+    );
+    // From the node: by the cluster's address, by its own and by loopback.
+    for (address, port) in [
+        (CLUSTER_IP, 80),
+        (Ipv4Addr::new(192, 0, 2, 1), 30080),
+        (GATEWAY, 30080),
+        (Ipv4Addr::LOCALHOST, 30080),
+    ] {
+        let answer = ask(address, port);
+        assert!(answer.is_ok(), "{address}:{port}: {answer:?}");
+    }
+    assert!(client.run(|| ask(Ipv4Addr::new(192, 0, 2, 1), 30080)).is_ok());
+    // A port the service has not.
+    assert_eq!(
+        client.run(|| ask(CLUSTER_IP, 81)),
+        Err(ErrorKind::ConnectionRefused)
+    );
+    assert_eq!(ask(CLUSTER_IP, 81), Err(ErrorKind::ConnectionRefused));
+
+    // Updates are atomic: while the table changes, no connection fails and no other endpoint answers.
+    let (stop, failures, connections) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(AtomicUsize::new(0)),
+    );
+    let (stopped, failed, connected) = (stop.clone(), failures.clone(), connections.clone());
+    client.spawn_inside(move |ready| {
+        ready.send(()).unwrap();
+        while !stopped.load(Ordering::Relaxed) {
+            match ask(CLUSTER_IP, 80) {
+                Ok(_) => connected.fetch_add(1, Ordering::Relaxed),
+                Err(_) => failed.fetch_add(1, Ordering::Relaxed),
+            };
+        }
+        stopped.store(false, Ordering::Relaxed);
+    });
+    let rounds = [slices(&[a]), slices(&[a, b]), slices(&[b])];
+    let mut updates = 0;
+    while connections.load(Ordering::Relaxed) < 300 && failures.load(Ordering::Relaxed) == 0 {
+        table
+            .apply(&plan(&config, &service(json!({})), &rounds[updates % 3]))
+            .await
+            .unwrap();
+        updates += 1;
+    }
+    // A new table in the place of the old one is atomic too: that is how skiff starts again.
+    for _ in 0..10 {
+        table = Table::open(&config.table).unwrap();
+        table.apply(&both).await.unwrap();
+    }
+    stop.store(true, Ordering::Relaxed);
+    while stop.load(Ordering::Relaxed) {
+        tokio::task::yield_now().await;
+    }
+    println!(
+        "traffic: {updates} updates during {} connections",
+        connections.load(Ordering::Relaxed)
+    );
+    assert_eq!(failures.load(Ordering::Relaxed), 0);
+
+    // A pod reaches itself through its service.
+    table
+        .apply(&plan(&config, &service(json!({})), &slices(&[a])))
+        .await
+        .unwrap();
+    assert_eq!(one.run(|| ask(CLUSTER_IP, 80)).unwrap().0, a.to_string());
+
+    // A UDP client that keeps its port follows its service to another endpoint.
+    let talk = || {
+        let socket = UdpSocket::bind("0.0.0.0:4000").unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.send_to(b"hello", (CLUSTER_IP, 80)).unwrap();
+        let mut buffer = [0; 32];
+        let (count, from) = socket.recv_from(&mut buffer).unwrap();
+        assert_eq!(from.ip(), CLUSTER_IP);
+        String::from_utf8(buffer[..count].to_vec()).unwrap()
+    };
+    assert_eq!(client.run(talk), a.to_string());
+    table
+        .apply(&plan(&config, &service(json!({})), &slices(&[b])))
+        .await
+        .unwrap();
+    assert_eq!(client.run(talk), b.to_string());
+
+    // Affinity keeps a client with one endpoint, over an update that does not touch it.
+    let sticky = service(json!({"sessionAffinity": "ClientIP"}));
+    table
+        .apply(&plan(&config, &sticky, &slices(&[a, b])))
+        .await
+        .unwrap();
+    let first = client.run(|| servers(20, 80));
+    assert_eq!(first.len(), 1, "{first:?}");
+    table
+        .apply(&plan(
+            &config,
+            &sticky,
+            &slices(&[a, b, Ipv4Addr::new(10, 244, 0, 99)]),
+        ))
+        .await
+        .unwrap();
+    assert_eq!(client.run(|| servers(20, 80)), first);
+
+    // No endpoints: refused at once, inside and outside.
+    table
+        .apply(&plan(&config, &service(json!({})), &slices(&[])))
+        .await
+        .unwrap();
+    assert_eq!(
+        client.run(|| ask(CLUSTER_IP, 80)),
+        Err(ErrorKind::ConnectionRefused)
+    );
+    assert_eq!(ask(CLUSTER_IP, 80), Err(ErrorKind::ConnectionRefused));
+    assert_eq!(
+        ask(Ipv4Addr::new(192, 0, 2, 1), 30080),
+        Err(ErrorKind::ConnectionRefused)
+    );
+
+    // Somebody else's hands: noticed and repaired.
+    remove(&config).await.unwrap();
+    table.verify().await.unwrap();
+    table.apply(&both).await.unwrap();
+    assert!(client.run(|| ask(CLUSTER_IP, 80)).is_ok());
+
+    many_services(&config, &mut table).await;
+    remove(&config).await.unwrap();
+    remove(&config).await.unwrap();
+    let tables = Connection::<nlink::netlink::Nftables>::new()
+        .unwrap()
+        .list_tables()
+        .await
+        .unwrap();
+    assert!(tables.iter().all(|table| table.name != config.table));
+}
+
+/// A large cluster's services fit into one transaction, and one more costs what one costs.
+async fn many_services(config: &ProxyConfig, table: &mut Table) {
+    let (mut services, mut all) = (Vec::new(), Vec::new());
+    for number in 0..1000u32 {
+        let name = format!("svc{number}");
+        let ip = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 97, 0, 0)) + number);
+        let spec =
+            json!({"clusterIP": ip.to_string(), "ports": [{"name": "tcp", "port": 80, "protocol": "TCP"}]});
+        services.push(Arc::new(
+            serde_json::from_value(json!({"metadata": {"namespace": "ns", "name": name}, "spec": spec}))
+                .unwrap(),
+        ));
+        let mut slice = (*slices(&[Ipv4Addr::new(10, 244, 9, 1), Ipv4Addr::new(10, 244, 9, 2)])[0]).clone();
+        slice.metadata.labels = Some([("kubernetes.io/service-name".to_string(), name)].into());
+        all.push(Arc::new(slice));
+    }
+    let start = std::time::Instant::now();
+    let wanted = plan(config, &services, &all);
+    println!("traffic: planned 1000 services in {:?}", start.elapsed());
+    let start = std::time::Instant::now();
+    table.apply(&wanted).await.unwrap();
+    println!("traffic: applied 1000 services in {:?}", start.elapsed());
+    let start = std::time::Instant::now();
+    let fewer = plan(config, &services[1..], &all);
+    table.apply(&fewer).await.unwrap();
+    println!("traffic: planned and applied one change in {:?}", start.elapsed());
+}
