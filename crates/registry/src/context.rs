@@ -1,0 +1,102 @@
+//! What one request carries through the registry: options, warnings for the client, and the time
+//! that each gate took.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use serde_json::Value;
+use skiff_meta::Status;
+
+/// One gate's share of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageTime {
+    pub name: &'static str,
+    /// Unix microseconds.
+    pub start_us: u64,
+    pub dur_us: u64,
+}
+
+/// The context of one request.
+#[derive(Default)]
+pub struct Context {
+    pub dry_run: bool,
+    /// Leaf lock: held for a push only.
+    warnings: Mutex<Vec<String>>,
+    /// Leaf lock: held for a push only.
+    stages: Mutex<Vec<StageTime>>,
+}
+
+/// Unix microseconds.
+pub fn now_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
+}
+
+impl Context {
+    pub fn new(dry_run: bool) -> Self {
+        Context { dry_run, ..Context::default() }
+    }
+
+    /// Adds a warning for the client; the same text is sent once.
+    pub fn warn(&self, text: String) {
+        let mut warnings = self.warnings.lock();
+        if !warnings.contains(&text) {
+            warnings.push(text);
+        }
+    }
+
+    pub fn warnings(&self) -> Vec<String> {
+        self.warnings.lock().clone()
+    }
+
+    /// Starts to measure a gate; it ends when the returned guard is dropped.
+    pub fn stage(&self, name: &'static str) -> StageGuard<'_> {
+        StageGuard { context: self, name, start_us: now_us(), began: Instant::now() }
+    }
+
+    pub fn stages(&self) -> Vec<StageTime> {
+        self.stages.lock().clone()
+    }
+}
+
+/// Measures one gate while it lives.
+pub struct StageGuard<'a> {
+    context: &'a Context,
+    name: &'static str,
+    start_us: u64,
+    began: Instant,
+}
+
+impl Drop for StageGuard<'_> {
+    fn drop(&mut self) {
+        let dur_us = self.began.elapsed().as_micros() as u64;
+        let mut stages = self.context.stages.lock();
+        // A write that is tried again passes the same gates again: one mark, with the sum.
+        if let Some(stage) = stages.iter_mut().find(|stage| stage.name == self.name) {
+            stage.dur_us += dur_us;
+        } else {
+            stages.push(StageTime { name: self.name, start_us: self.start_us, dur_us });
+        }
+    }
+}
+
+/// The admission chain as the registry sees it. `old` absent is a create, `object` absent a delete.
+#[async_trait]
+pub trait Gate: Send + Sync {
+    async fn admit(&self, object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status>;
+    async fn validate(&self, object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status>;
+}
+
+/// The gate of writes that the server makes for itself (bootstrap objects).
+pub struct Open;
+
+#[async_trait]
+impl Gate for Open {
+    async fn admit(&self, _: Option<&mut Value>, _: Option<&Value>) -> Result<(), Status> {
+        Ok(())
+    }
+
+    async fn validate(&self, _: Option<&mut Value>, _: Option<&Value>) -> Result<(), Status> {
+        Ok(())
+    }
+}

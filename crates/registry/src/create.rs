@@ -1,0 +1,183 @@
+//! Create: mutating admission, prepare, validate, validating admission, store. The object comes
+//! decoded, defaulted and in the storage version.
+
+use serde_json::Value;
+use skiff_meta::Status;
+use skiff_store::{Expect, Op, Outcome};
+
+use crate::{Context, Gate, Registry, Resource, encode, errors, object};
+
+/// How often a generated name is drawn again when it is taken.
+const GENERATE_NAME_ATTEMPTS: usize = 8;
+/// Upstream's alphabet: no vowels, so that no words appear, and nothing that is easily misread.
+const NAME_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+const RANDOM_LENGTH: usize = 5;
+const GENERATED_NAME_MAX: usize = 63;
+
+impl Registry {
+    /// Creates an object in `namespace` (empty for cluster scope) and returns it as stored.
+    pub async fn create(
+        &self,
+        context: &Context,
+        resource: &Resource,
+        namespace: &str,
+        mut object: Value,
+        gate: &dyn Gate,
+    ) -> Result<Value, Status> {
+        ensure_namespace(resource, namespace, &mut object)?;
+        dedup_owner_references(context, &mut object, false);
+        {
+            let _stage = context.stage("mutating-admission");
+            gate.admit(Some(&mut object), None).await?;
+        }
+        dedup_owner_references(context, &mut object, true);
+        let prefix = object::text(&object, "generateName");
+        if prefix.is_empty() || !object::name(&object).is_empty() {
+            return self.create_once(context, resource, namespace, object, gate).await;
+        }
+        let prefix = prefix.to_string();
+        let mut attempt = 1;
+        loop {
+            let mut named = object.clone();
+            object::set(&mut named, "name", generate_name(&prefix));
+            match self.create_once(context, resource, namespace, named, gate).await {
+                Err(status) if errors::is_already_exists(&status) => {
+                    if attempt == GENERATE_NAME_ATTEMPTS {
+                        return Err(errors::generate_name_conflict(status));
+                    }
+                    attempt += 1;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    pub(crate) async fn create_once(
+        &self,
+        context: &Context,
+        resource: &Resource,
+        namespace: &str,
+        mut object: Value,
+        gate: &dyn Gate,
+    ) -> Result<Value, Status> {
+        let change;
+        {
+            let _stage = context.stage("prepare");
+            resource.rules.begin_create(&mut object);
+            object::set(&mut object, "uid", uuid::Uuid::new_v4().to_string());
+            object::set(&mut object, "creationTimestamp", self.now_text());
+            object::metadata_mut(&mut object).remove("resourceVersion");
+            ensure_namespace(resource, namespace, &mut object)?;
+            change = resource.hook.begin_create(&mut object, context)?;
+        }
+        {
+            let _stage = context.stage("validate");
+            let found = resource.rules.check_create(&object, resource.namespaced);
+            if !found.is_empty() {
+                return Err(Status::invalid(&resource.group_kind, object::name(&object), &found));
+            }
+            for warning in (resource.rules.warnings)(&object, None) {
+                context.warn(warning);
+            }
+        }
+        {
+            let _stage = context.stage("validating-admission");
+            gate.validate(Some(&mut object), None).await?;
+        }
+        self.normalise(resource, &mut object);
+        let bytes = encode::stored(&object, &resource.opening)?;
+        let name = object::name(&object).to_string();
+        let key = resource.key(namespace, &name);
+        let _stage = context.stage("store");
+        if context.dry_run {
+            if self.read_stored(&key).await?.is_some() {
+                return Err(Status::already_exists(&resource.group_resource, &name));
+            }
+            return Ok(object);
+        }
+        let outcome = self.store.write(&key, Expect::Absent, Op::Put(bytes), resource.ttl_seconds).await;
+        match outcome.map_err(errors::store)? {
+            Outcome::Done { revision, .. } => {
+                change.commit();
+                object::set(&mut object, "resourceVersion", revision.to_string());
+                Ok(object)
+            }
+            Outcome::Conflict { current, .. } => {
+                let status = Status::already_exists(&resource.group_resource, &name);
+                let deleting = current
+                    .and_then(|current| encode::decode(&current.value).ok())
+                    .is_some_and(|current| object::deleting(&current));
+                Err(if deleting { errors::prefixed("object is being deleted: ", status) } else { status })
+            }
+        }
+    }
+}
+
+/// Puts the request's namespace into the object, or refuses one that differs.
+pub fn ensure_namespace(resource: &Resource, namespace: &str, object: &mut Value) -> Result<(), Status> {
+    let expected = if resource.namespaced { namespace } else { "" };
+    let given = object::namespace(object);
+    if given == expected {
+        return Ok(());
+    }
+    if given.is_empty() || !resource.namespaced {
+        object::set(object, "namespace", expected);
+        return Ok(());
+    }
+    Err(Status::bad_request("the namespace of the provided object does not match the namespace sent on the request"))
+}
+
+pub fn generate_name(prefix: &str) -> String {
+    let keep = prefix
+        .char_indices()
+        .map(|(at, char)| at + char.len_utf8())
+        .take_while(|end| *end <= GENERATED_NAME_MAX - RANDOM_LENGTH)
+        .last()
+        .unwrap_or(0);
+    let mut name = prefix[..keep].to_string();
+    for _ in 0..RANDOM_LENGTH {
+        name.push(NAME_ALPHABET[rand::random_range(0..NAME_ALPHABET.len())] as char);
+    }
+    name
+}
+
+/// Removes owner references that are given twice, and tells the client.
+pub fn dedup_owner_references(context: &Context, object: &mut Value, after_admission: bool) {
+    let Some(list) = object.get_mut("metadata").and_then(|m| m.get_mut("ownerReferences")).and_then(Value::as_array_mut)
+    else {
+        return;
+    };
+    let mut kept: Vec<Value> = Vec::with_capacity(list.len());
+    let mut twice = Vec::new();
+    for reference in list.drain(..) {
+        if kept.contains(&reference) {
+            twice.push(reference.get("uid").and_then(Value::as_str).unwrap_or("").to_string());
+        } else {
+            kept.push(reference);
+        }
+    }
+    *list = kept;
+    if !twice.is_empty() {
+        let uids = twice.join(", ");
+        context.warn(if after_admission {
+            format!(".metadata.ownerReferences contains duplicate entries after mutating admission happens; API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: {uids}")
+        } else {
+            format!(".metadata.ownerReferences contains duplicate entries; API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: {uids}")
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generated_names_fit_and_use_the_alphabet() {
+        for prefix in ["web-", "", &"x".repeat(100), &"é".repeat(40)] {
+            let name = generate_name(prefix);
+            assert!(name.len() <= 63, "{name}");
+            let suffix = &name[name.len() - 5..];
+            assert!(suffix.bytes().all(|byte| NAME_ALPHABET.contains(&byte)), "{name}");
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! Delete: grace periods, finalizers and propagation first, the removal itself last. An object with
+//! finalizers is only marked; whoever removes the last finalizer removes the object (see `update`).
+
+use serde_json::Value;
+use skiff_api::kind::Graceful;
+use skiff_meta::{GroupKind, GroupResource, Status, field, time};
+use skiff_store::{Expect, KeyValue, Op, Outcome};
+
+use crate::resource::Orphan;
+use crate::{Context, Gate, Registry, Resource, encode, errors, object};
+
+const ORPHAN_FINALIZER: &str = "orphan";
+const FOREGROUND_FINALIZER: &str = "foregroundDeletion";
+const ATTEMPTS: usize = 64;
+
+/// How dependents of a deleted object fare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Propagation {
+    Orphan,
+    Background,
+    Foreground,
+}
+
+/// metav1.DeleteOptions, read and checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeleteOptions {
+    pub grace_period_seconds: Option<i64>,
+    pub uid: Option<String>,
+    pub resource_version: Option<String>,
+    pub orphan_dependents: Option<bool>,
+    pub propagation: Option<Propagation>,
+    pub dry_run: bool,
+}
+
+impl DeleteOptions {
+    /// Reads the options out of their JSON form, with upstream's checks.
+    pub fn from_value(value: &Value) -> Result<DeleteOptions, Status> {
+        let kind = GroupKind::new("meta.k8s.io", "DeleteOptions");
+        let mut found = Vec::new();
+        let text = |field: &str| value.get(field).and_then(Value::as_str);
+        let orphan_dependents = value.get("orphanDependents").and_then(Value::as_bool);
+        let policy = text("propagationPolicy");
+        let path = field::Path::new("propagationPolicy");
+        if let (Some(_), Some(policy)) = (orphan_dependents, policy) {
+            found.push(field::Error::invalid(&path, policy, "orphanDependents and deletionPropagation cannot be both set"));
+        }
+        let propagation = match policy {
+            None => None,
+            Some("Orphan") => Some(Propagation::Orphan),
+            Some("Background") => Some(Propagation::Background),
+            Some("Foreground") => Some(Propagation::Foreground),
+            Some(other) => {
+                let supported = ["Foreground", "Background", "Orphan", "nil"];
+                found.push(field::Error::not_supported(&path, other, &supported));
+                None
+            }
+        };
+        let dry_run: Vec<&Value> = value.get("dryRun").and_then(Value::as_array).into_iter().flatten().collect();
+        if dry_run.iter().any(|value| value.as_str() != Some("All")) {
+            let given = Value::Array(dry_run.iter().map(|value| (*value).clone()).collect());
+            found.push(field::Error::not_supported(&field::Path::new("dryRun"), given, &["All"]));
+        }
+        if !found.is_empty() {
+            return Err(Status::invalid(&kind, "", &found));
+        }
+        let precondition = |field: &str| object::at(value, &["preconditions", field]).and_then(Value::as_str).map(str::to_string);
+        Ok(DeleteOptions {
+            grace_period_seconds: value.get("gracePeriodSeconds").and_then(Value::as_i64),
+            uid: precondition("uid"),
+            resource_version: precondition("resourceVersion"),
+            orphan_dependents,
+            propagation,
+            dry_run: !dry_run.is_empty(),
+        })
+    }
+}
+
+/// What became of the object.
+pub struct Deleted {
+    /// Its last state.
+    pub object: Value,
+    /// False while a grace period or finalizers still hold it.
+    pub gone: bool,
+    /// The delete changed nothing: it was already under way.
+    pub pending: bool,
+}
+
+enum Step {
+    /// Nothing to do: a graceful deletion is under way.
+    Pending,
+    /// Write the changed object; then remove it if `remove`.
+    Mark { remove: bool },
+    Remove,
+}
+
+impl Registry {
+    pub async fn delete(
+        &self,
+        context: &Context,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+        options: &DeleteOptions,
+        gate: &dyn Gate,
+    ) -> Result<Deleted, Status> {
+        let key = resource.key(namespace, name);
+        let mut options = options.clone();
+        let mut found = self.read_stored(&key).await?;
+        let mut admitted = false;
+        let mut marked = false;
+        for _ in 0..ATTEMPTS {
+            let Some(current) = found.take() else {
+                return Err(Status::not_found(&resource.group_resource, name));
+            };
+            let stored = encode::decode_at(&current.value, current.mod_revision)?;
+            let mut object = stored.clone();
+            let step = if marked {
+                Step::Remove
+            } else {
+                self.plan_delete(resource, &mut object, &mut options)?
+            };
+            if let Step::Pending = step {
+                return Ok(Deleted { object, gone: false, pending: true });
+            }
+            if !admitted {
+                let _stage = context.stage("validating-admission");
+                gate.admit(None, Some(&stored)).await?;
+                gate.validate(None, Some(&stored)).await?;
+                admitted = true;
+            }
+            let _stage = context.stage("store");
+            if context.dry_run || options.dry_run {
+                let gone = matches!(step, Step::Remove | Step::Mark { remove: true });
+                return Ok(Deleted { object, gone, pending: false });
+            }
+            match step {
+                Step::Pending => {}
+                Step::Mark { remove } => match self.mark(resource, &key, &current, &mut object).await? {
+                    Some(raced) => found = raced,
+                    None if !remove => return Ok(Deleted { object, gone: false, pending: false }),
+                    None => {
+                        // Whoever removes it meanwhile did what we were about to do.
+                        marked = true;
+                        options.resource_version = None;
+                        found = self.read_stored(&key).await?;
+                        if found.is_none() {
+                            return Ok(Deleted { object, gone: true, pending: false });
+                        }
+                    }
+                },
+                Step::Remove => {
+                    let outcome = self.store.write(&key, Expect::Revision(current.mod_revision), Op::Delete, None).await;
+                    match outcome.map_err(errors::store)? {
+                        Outcome::Done { revision, .. } => {
+                            resource.hook.after_delete(&object);
+                            object::set(&mut object, "resourceVersion", revision.to_string());
+                            return Ok(Deleted { object, gone: true, pending: false });
+                        }
+                        Outcome::Conflict { current: None, .. } if marked => {
+                            return Ok(Deleted { object, gone: true, pending: false });
+                        }
+                        Outcome::Conflict { current, .. } => found = current,
+                    }
+                }
+            }
+        }
+        Err(Status::modified(&resource.group_resource, name))
+    }
+
+    /// Writes the marked object. `Some` holds what someone else wrote in between.
+    async fn mark(
+        &self,
+        resource: &Resource,
+        key: &str,
+        current: &KeyValue,
+        object: &mut Value,
+    ) -> Result<Option<Option<KeyValue>>, Status> {
+        let bytes = encode::stored(object, &resource.opening)?;
+        if bytes == current.value {
+            return Ok(None);
+        }
+        let expect = Expect::Revision(current.mod_revision);
+        match self.store.write(key, expect, Op::Put(bytes), resource.ttl_seconds).await.map_err(errors::store)? {
+            Outcome::Done { revision, .. } => {
+                object::set(object, "resourceVersion", revision.to_string());
+                Ok(None)
+            }
+            Outcome::Conflict { current, .. } => Ok(Some(current)),
+        }
+    }
+
+    /// Decides what a delete does to this state of the object, and marks it.
+    fn plan_delete(&self, resource: &Resource, object: &mut Value, options: &mut DeleteOptions) -> Result<Step, Status> {
+        check_preconditions(resource, object, options)?;
+        let now = self.now();
+        if resource.hook.mark_deleting(object, &time::format_seconds(now)) {
+            apply_finalizers(resource, object, options);
+            return Ok(Step::Mark { remove: false });
+        }
+        if options.grace_period_seconds.is_some_and(|seconds| seconds < 0) {
+            options.grace_period_seconds = Some(1);
+        }
+        let graceful = match (resource.rules.graceful)(object, options.grace_period_seconds) {
+            Graceful::Immediate => None,
+            Graceful::After(seconds) => match shorten(object, options, seconds, now) {
+                Shortened::Pending => return Ok(Step::Pending),
+                Shortened::Now => None,
+                Shortened::To(seconds) => Some(seconds),
+            },
+        };
+        apply_finalizers(resource, object, options);
+        let held = !object::finalizers(object).is_empty();
+        Ok(match graceful {
+            Some(seconds) => Step::Mark { remove: !held && seconds == 0 },
+            None if held => {
+                mark_as_deleting(object, now);
+                Step::Mark { remove: false }
+            }
+            None => Step::Remove,
+        })
+    }
+}
+
+enum Shortened {
+    Pending,
+    Now,
+    To(i64),
+}
+
+/// Sets deletionTimestamp and grace period, or shortens those of a deletion under way.
+fn shorten(object: &mut Value, options: &mut DeleteOptions, seconds: i64, now: jiff::Timestamp) -> Shortened {
+    let span = |seconds: i64| jiff::SignedDuration::from_secs(seconds);
+    if !object::deleting(object) {
+        options.grace_period_seconds = Some(seconds);
+        let at = now.checked_add(span(seconds)).unwrap_or(jiff::Timestamp::MAX);
+        object::set(object, "deletionTimestamp", time::format_seconds(at));
+        object::set(object, "deletionGracePeriodSeconds", seconds);
+        let generation = object::generation(object);
+        if generation > 0 {
+            object::set(object, "generation", generation + 1);
+        }
+        return Shortened::To(seconds);
+    }
+    let present = match object::grace_period(object) {
+        None | Some(0) => return Shortened::Now,
+        Some(present) => present,
+    };
+    let Some(mut wanted) = options.grace_period_seconds.filter(|wanted| *wanted < present) else {
+        return Shortened::Pending;
+    };
+    let at = time::parse(object::text(object, "deletionTimestamp")).unwrap_or(now);
+    let mut at = at.checked_sub(span(present)).and_then(|at| at.checked_add(span(wanted))).unwrap_or(now);
+    if at < now {
+        at = now;
+        if wanted != 0 {
+            wanted = 1;
+        }
+    }
+    object::set(object, "deletionTimestamp", time::format_seconds(at));
+    object::set(object, "deletionGracePeriodSeconds", wanted);
+    Shortened::To(wanted)
+}
+
+fn mark_as_deleting(object: &mut Value, now: jiff::Timestamp) {
+    let generation = object::generation(object);
+    if !object::deleting(object) && generation > 0 {
+        object::set(object, "generation", generation + 1);
+    }
+    let later = time::parse(object::text(object, "deletionTimestamp")).is_none_or(|at| at > now);
+    if later {
+        object::set(object, "deletionTimestamp", time::format_seconds(now));
+    }
+    object::set(object, "deletionGracePeriodSeconds", 0);
+}
+
+fn check_preconditions(resource: &Resource, object: &Value, options: &DeleteOptions) -> Result<(), Status> {
+    // COMPAT: upstream names the kind where the resource belongs.
+    let group_resource = GroupResource::new(resource.group_resource.group.as_str(), resource.kind.as_str());
+    let name = object::name(object);
+    if let Some(uid) = options.uid.as_deref().filter(|uid| *uid != object::uid(object)) {
+        let found = object::uid(object);
+        return Err(Status::conflict(&group_resource, name, format_args!(
+            "the UID in the precondition ({uid}) does not match the UID in record ({found}). The object might have been deleted and then recreated"
+        )));
+    }
+    if let Some(version) = options.resource_version.as_deref().filter(|v| *v != object::resource_version(object)) {
+        let found = object::resource_version(object);
+        return Err(Status::conflict(&group_resource, name, format_args!(
+            "the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record ({found}). The object might have been modified"
+        )));
+    }
+    Ok(())
+}
+
+/// Adds or removes the garbage collector's finalizers as the options and the kind's habit say.
+fn apply_finalizers(resource: &Resource, object: &mut Value, options: &DeleteOptions) {
+    let before = object::finalizers(object);
+    let has = |name: &str| before.iter().any(|finalizer| finalizer == name);
+    let (orphan, foreground) = if resource.orphan == Orphan::Unsupported {
+        (false, false)
+    } else if let Some(orphan) = options.orphan_dependents {
+        (orphan, false)
+    } else if let Some(propagation) = options.propagation {
+        (propagation == Propagation::Orphan, propagation == Propagation::Foreground)
+    } else if has(ORPHAN_FINALIZER) || has(FOREGROUND_FINALIZER) {
+        (has(ORPHAN_FINALIZER), has(FOREGROUND_FINALIZER))
+    } else {
+        (resource.orphan == Orphan::ByDefault, false)
+    };
+    if orphan == has(ORPHAN_FINALIZER) && foreground == has(FOREGROUND_FINALIZER) {
+        return;
+    }
+    let mut after: Vec<String> =
+        before.into_iter().filter(|name| name != ORPHAN_FINALIZER && name != FOREGROUND_FINALIZER).collect();
+    if orphan {
+        after.push(ORPHAN_FINALIZER.to_string());
+    }
+    if foreground {
+        after.push(FOREGROUND_FINALIZER.to_string());
+    }
+    object::set(object, "finalizers", after);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn options_are_checked() {
+        let check = |value: Value, expected: &str| match DeleteOptions::from_value(&value) {
+            Ok(_) => assert_eq!("", expected, "{value}"),
+            Err(status) => assert_eq!(status.message, expected, "{value}"),
+        };
+        check(json!({"propagationPolicy": "Orphan"}), "");
+        check(
+            json!({"propagationPolicy": "Never"}),
+            "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Unsupported value: \"Never\": supported values: \"Foreground\", \"Background\", \"Orphan\", \"nil\"",
+        );
+        check(
+            json!({"dryRun": ["x"]}),
+            "DeleteOptions.meta.k8s.io \"\" is invalid: dryRun: Unsupported value: [\"x\"]: supported values: \"All\"",
+        );
+    }
+
+    #[test]
+    fn a_grace_period_only_gets_shorter() {
+        let now = time::parse("2026-01-01T00:00:00Z").expect("a time");
+        let mut object = json!({"metadata": {"generation": 1}});
+        let mut options = DeleteOptions::default();
+        assert!(matches!(shorten(&mut object, &mut options, 30, now), Shortened::To(30)));
+        assert_eq!(object["metadata"], json!({"generation": 2, "deletionGracePeriodSeconds": 30, "deletionTimestamp": "2026-01-01T00:00:30Z"}));
+        options.grace_period_seconds = Some(60);
+        assert!(matches!(shorten(&mut object, &mut options, 60, now), Shortened::Pending));
+        options.grace_period_seconds = Some(5);
+        assert!(matches!(shorten(&mut object, &mut options, 5, now), Shortened::To(5)));
+        assert_eq!(object::text(&object, "deletionTimestamp"), "2026-01-01T00:00:05Z");
+        options.grace_period_seconds = None;
+        assert!(matches!(shorten(&mut object, &mut options, 30, now), Shortened::Pending));
+    }
+}

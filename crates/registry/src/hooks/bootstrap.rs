@@ -1,0 +1,108 @@
+//! The objects that every cluster has from its first moment: namespaces, priority classes, the
+//! `kubernetes` service. Missing ones are made at each start; changed ones are left as they are, except
+//! where the server itself is the owner (the endpoints of `kubernetes`).
+
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+use skiff_meta::Status;
+
+use crate::{Context, Open, Part, Registry, errors, object};
+
+const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+
+/// Where clients inside the cluster reach the API server.
+#[derive(Clone, Copy, Debug)]
+pub struct Advertise {
+    pub address: IpAddr,
+    pub port: u16,
+}
+
+impl Registry {
+    /// Makes the objects that must be there before anything else works.
+    pub async fn bootstrap(&self, advertise: Advertise) -> Result<(), Status> {
+        for name in NAMESPACES {
+            self.ensure(json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}})).await?;
+        }
+        for (name, value, description) in [
+            ("system-cluster-critical", 2_000_000_000, "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary."),
+            ("system-node-critical", 2_000_001_000, "Used for system critical pods that must not be moved from their current node."),
+        ] {
+            self.ensure(json!({"kind": "PriorityClass", "apiVersion": "scheduling.k8s.io/v1",
+                "metadata": {"name": name}, "value": value, "description": description})).await?;
+        }
+        self.kubernetes_service(advertise).await
+    }
+
+    async fn kubernetes_service(&self, advertise: Advertise) -> Result<(), Status> {
+        let labels = json!({"component": "apiserver", "provider": "kubernetes"});
+        if let Some(address) = self.services.api_server_ip() {
+            self.ensure(json!({"kind": "Service", "apiVersion": "v1",
+                "metadata": {"name": "kubernetes", "namespace": "default", "labels": labels},
+                "spec": {"clusterIP": address.to_string(), "type": "ClusterIP", "sessionAffinity": "None",
+                    "ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": advertise.port}]}}))
+            .await?;
+        }
+        let address = advertise.address.to_string();
+        let family = if advertise.address.is_ipv4() { "IPv4" } else { "IPv6" };
+        self.own(json!({"kind": "Endpoints", "apiVersion": "v1",
+            "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}},
+            "subsets": [{"addresses": [{"ip": address}], "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]}]}),
+            "subsets").await?;
+        self.own(json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1",
+            "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"kubernetes.io/service-name": "kubernetes"}},
+            "addressType": family,
+            "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+            "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]}),
+            "endpoints").await
+    }
+
+    /// Creates an object unless there is one of its name.
+    pub async fn ensure(&self, mut value: Value) -> Result<(), Status> {
+        let resource = self.resource_of(&value)?;
+        let namespace = object::namespace(&value).to_string();
+        let name = object::name(&value).to_string();
+        if self.read_stored(&resource.key(&namespace, &name)).await?.is_some() {
+            return Ok(());
+        }
+        let (_, version) = split(&resource.api_version);
+        (resource.rules.default)(version, &mut value);
+        match self.create(&Context::default(), &resource, &namespace, value, &Open).await {
+            Err(status) if errors::is_already_exists(&status) => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    /// Creates an object, or brings one field of the present one up to date.
+    async fn own(&self, mut value: Value, field: &str) -> Result<(), Status> {
+        self.ensure(value.clone()).await?;
+        let resource = self.resource_of(&value)?;
+        let (_, version) = split(&resource.api_version);
+        (resource.rules.default)(version, &mut value);
+        let mut bring = |current: Option<&Value>| {
+            let mut current = current.cloned().unwrap_or_else(|| value.clone());
+            current[field] = value[field].clone();
+            if let Some(ports) = value.get("ports") {
+                current["ports"] = ports.clone();
+            }
+            Ok(current)
+        };
+        let namespace = object::namespace(&value).to_string();
+        let name = object::name(&value).to_string();
+        let context = Context::default();
+        self.update(&context, &resource, &namespace, &name, Part::Main, true, &mut bring, &Open).await.map(drop)
+    }
+
+    fn resource_of(&self, value: &Value) -> Result<std::sync::Arc<crate::Resource>, Status> {
+        let (group, version) = split(value.get("apiVersion").and_then(Value::as_str).unwrap_or(""));
+        let kind = value.get("kind").and_then(Value::as_str).unwrap_or("");
+        let found = self.resources.all().iter().find(|r| {
+            r.facts.kind == kind && r.facts.group == group && r.facts.version == version && r.is_stored()
+        });
+        found.cloned().ok_or_else(|| Status::internal(format_args!("no resource of kind {kind} in {group}/{version}")))
+    }
+}
+
+fn split(api_version: &str) -> (&str, &str) {
+    api_version.rsplit_once('/').unwrap_or(("", api_version))
+}

@@ -1,0 +1,140 @@
+//! What the registry does specially for certain kinds: where they are stored, what a write of them
+//! allocates, how they are deleted and converted. Only this folder and `subresources` name kinds.
+
+pub mod bootstrap;
+mod convert;
+mod facts;
+pub mod ip_allocator;
+mod namespaces;
+pub mod port_allocator;
+pub mod services;
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use skiff_cache::Field;
+use skiff_meta::Status;
+
+use crate::{Context, Registry, Resource};
+
+pub use convert::{Converter, converter};
+pub use facts::{StorageFacts, storage_facts};
+pub use namespaces::Namespaces;
+
+/// Something that a write took and that goes back unless the write succeeds.
+#[must_use = "a change that is dropped is taken back"]
+pub struct Change {
+    on_commit: Option<Box<dyn FnOnce() + Send>>,
+    on_revert: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl Change {
+    pub fn none() -> Change {
+        Change { on_commit: None, on_revert: None }
+    }
+
+    pub fn new(on_commit: impl FnOnce() + Send + 'static, on_revert: impl FnOnce() + Send + 'static) -> Change {
+        Change { on_commit: Some(Box::new(on_commit)), on_revert: Some(Box::new(on_revert)) }
+    }
+
+    /// The write is in the store.
+    pub fn commit(mut self) {
+        self.on_revert = None;
+        if let Some(commit) = self.on_commit.take() {
+            commit();
+        }
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        if let Some(revert) = self.on_revert.take() {
+            revert();
+        }
+    }
+}
+
+/// The special points in the life of an object.
+pub trait Hook: Send + Sync {
+    /// Runs before validation of a create; may fill in fields.
+    fn begin_create(&self, _object: &mut Value, _context: &Context) -> Result<Change, Status> {
+        Ok(Change::none())
+    }
+
+    /// Runs before validation of an update of the main resource.
+    fn begin_update(&self, _new: &mut Value, _old: &Value, _context: &Context) -> Result<Change, Status> {
+        Ok(Change::none())
+    }
+
+    /// The object is gone from the store.
+    fn after_delete(&self, _object: &Value) {}
+
+    /// Marks an object as being deleted in the kind's own way. True: write the mark and stop there.
+    fn mark_deleting(&self, _object: &mut Value, _now: &str) -> bool {
+        false
+    }
+
+    /// Whether an update that leaves a deleted object without finalizers may remove it.
+    fn may_delete_on_update(&self, _new: &Value) -> bool {
+        true
+    }
+}
+
+/// The hook of kinds that need none.
+pub struct NoHook;
+
+impl Hook for NoHook {}
+
+/// The hook of a resource.
+pub fn hook_of(facts: &skiff_api::facts::Resource, services: &Arc<services::Services>) -> Arc<dyn Hook> {
+    match (facts.group, facts.plural) {
+        ("", "namespaces") => Arc::new(Namespaces),
+        ("", "services") => services.clone(),
+        _ => Arc::new(NoHook),
+    }
+}
+
+/// Takes the addresses and ports that stored services hold.
+pub async fn adopt_services(registry: &Registry) -> Result<(), Status> {
+    let Some(resource) = registry.resources.get("", "v1", "services") else { return Ok(()) };
+    let found = registry.store().range(&resource.prefix, None, 0, None).await.map_err(crate::store_error)?;
+    for item in found.items {
+        registry.services.adopt(&crate::encode::decode(&item.value)?);
+    }
+    Ok(())
+}
+
+/// The selectable fields of a resource as the cache wants them: by name, with the value that an object
+/// without the field has. The names are the kind's own; most are also the paths.
+pub fn cache_fields(resource: &Resource) -> Vec<Field> {
+    let empty = Value::Object(serde_json::Map::new());
+    let fields = (resource.rules.selectable)(&empty).into_iter().map(|(name, default)| {
+        let field = Field::new(name).default(default);
+        match (resource.rules.kind, name) {
+            // A node asks for its own pods only, and all the time.
+            ("Pod", "spec.nodeName") => field.indexed(),
+            ("Event", "source") => Field { paths: vec!["source.component".into(), "reportingComponent".into()], ..field },
+            ("Event", "involvedObject.name" | "involvedObject.uid") => field.indexed(),
+            _ => field,
+        }
+    });
+    fields.collect()
+}
+
+/// Field selectors of another served version, by the name that the stored version has for them.
+pub fn stored_field(resource: &Resource, name: &str) -> Option<&'static str> {
+    if (resource.facts.group, resource.facts.plural) != ("events.k8s.io", "events") {
+        return None;
+    }
+    Some(match name {
+        "regarding.kind" => "involvedObject.kind",
+        "regarding.namespace" => "involvedObject.namespace",
+        "regarding.name" => "involvedObject.name",
+        "regarding.uid" => "involvedObject.uid",
+        "regarding.apiVersion" => "involvedObject.apiVersion",
+        "regarding.resourceVersion" => "involvedObject.resourceVersion",
+        "regarding.fieldPath" => "involvedObject.fieldPath",
+        "reportingController" => "reportingComponent",
+        _ => return None,
+    })
+}

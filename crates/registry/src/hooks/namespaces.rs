@@ -1,0 +1,40 @@
+//! Namespaces: a delete only marks them, the namespace controller empties and finalizes them.
+
+use serde_json::{Value, json};
+use skiff_meta::Status;
+
+use super::{Change, Hook};
+use crate::{Context, object};
+
+pub struct Namespaces;
+
+impl Hook for Namespaces {
+    fn begin_create(&self, object: &mut Value, _: &Context) -> Result<Change, Status> {
+        let has = object::at(object, &["spec", "finalizers"])
+            .and_then(Value::as_array)
+            .is_some_and(|list| list.iter().any(|value| value == "kubernetes"));
+        if !has {
+            let mut list = object::at(object, &["spec", "finalizers"]).and_then(Value::as_array).cloned().unwrap_or_default();
+            list.push(json!("kubernetes"));
+            object::put(object, &["spec", "finalizers"], Value::Array(list));
+        }
+        object::put(object, &["status"], json!({"phase": "Active"}));
+        Ok(Change::none())
+    }
+
+    fn mark_deleting(&self, object: &mut Value, now: &str) -> bool {
+        let empty = object::at(object, &["spec", "finalizers"]).and_then(Value::as_array).is_none_or(Vec::is_empty);
+        if object::deleting(object) && empty {
+            return false;
+        }
+        if !object::deleting(object) {
+            object::set(object, "deletionTimestamp", now);
+        }
+        object::put(object, &["status", "phase"], json!("Terminating"));
+        true
+    }
+
+    fn may_delete_on_update(&self, new: &Value) -> bool {
+        object::at(new, &["spec", "finalizers"]).and_then(Value::as_array).is_none_or(Vec::is_empty)
+    }
+}

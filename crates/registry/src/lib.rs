@@ -1,0 +1,96 @@
+//! The registry: create, get, list, watch, update, patch and delete over any kind. It holds the only
+//! writing hand on the store; what clients may do, and how requests look, is the server's business.
+//! Kinds are named only in `hooks` and `subresources`.
+
+mod context;
+mod create;
+mod delete;
+pub mod encode;
+mod errors;
+pub mod hooks;
+pub mod object;
+mod read;
+mod resource;
+pub mod subresources;
+mod update;
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use skiff_api::facts;
+use skiff_cache::Cache;
+use skiff_meta::Status;
+use skiff_store::KeyValue;
+pub use skiff_store::Store;
+
+pub use context::{Context, Gate, Open, StageGuard, StageTime, now_us};
+pub use create::{dedup_owner_references, generate_name};
+pub use delete::{DeleteOptions, Deleted, Propagation};
+pub use errors::{expired, is_already_exists, is_not_found, store as store_error};
+pub use hooks::ip_allocator::{BadCidr, Cidr};
+pub use read::cache_error;
+pub use resource::{Orphan, Resource, Resources};
+pub use skiff_cache::{
+    Entry, EventKind, ListOptions, ListResult, ReadAt, WatchEvent, WatchFrom, WatchOptions, Watcher, bookmark_frame,
+};
+pub use update::{Part, Transform, Updated};
+
+use hooks::services::Services;
+
+/// What the registry is told at start.
+pub struct RegistryConfig {
+    pub store: Arc<dyn Store>,
+    /// One range a family; the first is the default family.
+    pub service_cidrs: Vec<Cidr>,
+    pub node_ports: RangeInclusive<u16>,
+}
+
+pub struct Registry {
+    pub(crate) store: Arc<dyn Store>,
+    pub resources: Resources,
+    /// By storage prefix, started at first use. Leaf lock: never held over an await.
+    caches: Mutex<HashMap<String, Arc<Cache>>>,
+    pub services: Arc<Services>,
+}
+
+impl Registry {
+    /// Opens the registry: reads the services once to know which addresses are taken.
+    pub async fn start(config: RegistryConfig) -> Result<Arc<Registry>, Status> {
+        let services = Arc::new(Services::new(&config.service_cidrs, config.node_ports.clone()));
+        let resources = Resources::new(|facts| hooks::hook_of(facts, &services));
+        let registry = Arc::new(Registry {
+            store: config.store,
+            resources,
+            caches: Mutex::new(HashMap::new()),
+            services,
+        });
+        hooks::adopt_services(&registry).await?;
+        Ok(registry)
+    }
+
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    pub fn now(&self) -> jiff::Timestamp {
+        jiff::Timestamp::now()
+    }
+
+    pub(crate) fn now_text(&self) -> String {
+        skiff_meta::time::format_seconds(self.now())
+    }
+
+    /// Gives an object the shape in which upstream would answer and store it.
+    pub fn normalise(&self, resource: &Resource, object: &mut Value) {
+        skiff_schema::normalise(facts::schema(), resource.stored_type, object);
+    }
+
+    /// The store's own state of a key.
+    pub(crate) async fn read_stored(&self, key: &str) -> Result<Option<KeyValue>, Status> {
+        let (found, _) = self.store.get(key).await.map_err(errors::store)?;
+        Ok(found)
+    }
+}

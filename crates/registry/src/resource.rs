@@ -1,0 +1,152 @@
+//! A served resource with everything the verbs need to know of it: names, rules, storage. Made once at
+//! start from the fact tables; knows no kind by name.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+use skiff_api::{facts, kind::Kind};
+use skiff_meta::{GroupKind, GroupResource};
+use skiff_schema::TypeId;
+
+use crate::hooks::{Converter, Hook, converter, storage_facts};
+use crate::{encode, object};
+
+/// What a delete without a policy does to dependents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Orphan {
+    /// They are deleted in the background.
+    Never,
+    /// They are orphaned.
+    ByDefault,
+    /// The kind has no dependents, and options about them are ignored.
+    Unsupported,
+}
+
+pub struct Resource {
+    pub facts: &'static facts::Resource,
+    pub rules: &'static Kind,
+    pub hook: Arc<dyn Hook>,
+    pub group_resource: GroupResource,
+    pub group_kind: GroupKind,
+    pub plural: String,
+    pub kind: String,
+    pub namespaced: bool,
+    /// `v1`, `apps/v1`: as this resource is served.
+    pub api_version: String,
+    /// As its objects are stored.
+    pub stored_api_version: String,
+    /// The type that objects are stored in.
+    pub stored_type: TypeId,
+    /// `/registry/pods/`; empty for what is never stored.
+    pub prefix: String,
+    /// The first bytes of every stored object (see `encode`).
+    pub opening: String,
+    pub ttl_seconds: Option<i64>,
+    pub orphan: Orphan,
+    pub returns_deleted: bool,
+    converter: Option<Converter>,
+}
+
+impl Resource {
+    pub fn new(facts: &'static facts::Resource, hook: Arc<dyn Hook>) -> Resource {
+        let kept = storage_facts(facts.group, facts.plural);
+        let (group, version) = facts.storage.as_ref().map_or((facts.group, facts.version), |s| (s.group, s.version));
+        let stored_api_version = if group.is_empty() { version.to_string() } else { format!("{group}/{version}") };
+        Resource {
+            rules: skiff_api::kind::kind(group, facts.kind),
+            hook,
+            group_resource: GroupResource::new(facts.group, facts.plural),
+            group_kind: GroupKind::new(facts.group, facts.kind),
+            plural: facts.plural.to_string(),
+            kind: facts.kind.to_string(),
+            namespaced: facts.namespaced,
+            api_version: facts.api_version(),
+            stored_type: facts::schema().by_gvk(group, version, facts.kind).unwrap_or(facts.type_id),
+            prefix: facts.storage.as_ref().map(|s| format!("/registry/{}/", s.key)).unwrap_or_default(),
+            opening: encode::opening(&stored_api_version, facts.kind),
+            ttl_seconds: kept.ttl_seconds,
+            orphan: kept.orphan,
+            returns_deleted: kept.returns_deleted,
+            converter: converter(facts.group, facts.version, facts.kind),
+            stored_api_version,
+            facts,
+        }
+    }
+
+    pub fn is_stored(&self) -> bool {
+        !self.prefix.is_empty()
+    }
+
+    /// Whether stored objects can be sent as they are.
+    pub fn served_as_stored(&self) -> bool {
+        self.api_version == self.stored_api_version
+    }
+
+    pub fn key(&self, namespace: &str, name: &str) -> String {
+        if self.namespaced {
+            format!("{}{namespace}/{name}", self.prefix)
+        } else {
+            format!("{}{name}", self.prefix)
+        }
+    }
+
+    /// Turns an object of the served version into one of the stored version.
+    pub fn to_stored(&self, value: &mut Value) {
+        if self.served_as_stored() {
+            return;
+        }
+        if let Some(converter) = &self.converter {
+            (converter.to_stored)(value);
+        }
+        object::put(value, &["apiVersion"], Value::String(self.stored_api_version.clone()));
+    }
+
+    pub fn from_stored(&self, value: &mut Value) {
+        if self.served_as_stored() {
+            return;
+        }
+        if let Some(converter) = &self.converter {
+            (converter.from_stored)(value);
+        }
+        object::put(value, &["apiVersion"], Value::String(self.api_version.clone()));
+    }
+}
+
+/// All served resources, found by group, version and plural name.
+pub struct Resources {
+    all: Vec<Arc<Resource>>,
+    /// Indexes into `all` by plural name: few resources share one.
+    by_plural: HashMap<&'static str, Vec<usize>>,
+}
+
+impl Resources {
+    pub fn new(hook_of: impl Fn(&facts::Resource) -> Arc<dyn Hook>) -> Resources {
+        let all: Vec<Arc<Resource>> =
+            facts::resources().iter().map(|facts| Arc::new(Resource::new(facts, hook_of(facts)))).collect();
+        let mut by_plural: HashMap<&'static str, Vec<usize>> = HashMap::new();
+        for (index, resource) in all.iter().enumerate() {
+            by_plural.entry(resource.facts.plural).or_default().push(index);
+        }
+        Resources { all, by_plural }
+    }
+
+    pub fn all(&self) -> &[Arc<Resource>] {
+        &self.all
+    }
+
+    pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
+        let found = self.by_plural.get(plural)?.iter().map(|index| &self.all[*index]);
+        found.into_iter().find(|r| r.facts.group == group && r.facts.version == version)
+    }
+
+    /// The resource in its preferred version.
+    pub fn preferred(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
+        let found = self.by_plural.get(plural)?.iter().map(|index| &self.all[*index]);
+        found.into_iter().find(|r| r.facts.group == group)
+    }
+
+    pub fn has_group_version(&self, group: &str, version: &str) -> bool {
+        self.all.iter().any(|r| r.facts.group == group && r.facts.version == version)
+    }
+}

@@ -1,0 +1,259 @@
+//! Update: a compare-and-swap loop around one attempt. The first attempt works on what the cache
+//! holds; whatever goes wrong with that is tried again on the store's own state before the client
+//! hears of it.
+
+use serde_json::Value;
+use skiff_meta::{Status, field};
+use skiff_store::{Expect, Op, Outcome};
+
+use crate::create::{dedup_owner_references, ensure_namespace};
+use crate::{Context, Gate, Registry, Resource, encode, object};
+
+/// A write that keeps losing the race this often gives up with a conflict.
+const ATTEMPTS: usize = 64;
+
+/// Makes the new object out of the stored one (`None`: there is none yet). Runs once an attempt.
+pub type Transform<'a> = dyn FnMut(Option<&Value>) -> Result<Value, Status> + Send + 'a;
+
+/// Which rules a write follows: what it may touch and how it is checked.
+#[derive(Clone, Copy)]
+pub enum Part {
+    Main,
+    Status,
+    /// A subresource with rules of its own.
+    Other { prepare: fn(new: &mut Value, old: &Value), validate: fn(new: &Value, old: &Value) -> Vec<field::Error> },
+}
+
+/// The result of a write.
+pub struct Updated {
+    pub object: Value,
+    pub created: bool,
+    /// The last finalizer of a deleted object went away, and the object with it.
+    pub deleted: bool,
+}
+
+/// The object as an attempt starts from it.
+struct Current {
+    object: Value,
+    revision: i64,
+}
+
+enum Attempt {
+    Done(Updated),
+    /// Someone else wrote in between; here is what they wrote.
+    Raced(Option<Current>),
+    /// The cached state made this attempt change nothing: only the store can confirm that.
+    Unsure,
+}
+
+impl Registry {
+    /// Changes the object `name`. With `allow_create` a missing one is created.
+    #[allow(clippy::too_many_arguments)]
+    pub async fn update(
+        &self,
+        context: &Context,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+        part: Part,
+        allow_create: bool,
+        transform: &mut Transform<'_>,
+        gate: &dyn Gate,
+    ) -> Result<Updated, Status> {
+        let key = resource.key(namespace, name);
+        let mut fresh = false;
+        let mut current = self.cached_current(resource, &key).await?;
+        for _ in 0..ATTEMPTS {
+            let attempt = match current.take() {
+                Some(old) => self.update_once(context, resource, namespace, name, part, fresh, old, transform, gate).await,
+                None if !fresh => Ok(Attempt::Unsure),
+                None if !allow_create => return Err(Status::not_found(&resource.group_resource, name)),
+                None => {
+                    let object = transform(None)?;
+                    let object = self.create(context, resource, namespace, object, gate).await?;
+                    return Ok(Updated { object, created: true, deleted: false });
+                }
+            };
+            match attempt {
+                Ok(Attempt::Done(updated)) => return Ok(updated),
+                Ok(Attempt::Raced(found)) => current = found,
+                Ok(Attempt::Unsure) => current = self.stored_current(&key).await?,
+                Err(status) if fresh => return Err(status),
+                Err(_) => current = self.stored_current(&key).await?,
+            }
+            fresh = true;
+        }
+        Err(Status::modified(&resource.group_resource, name))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    async fn update_once(
+        &self,
+        context: &Context,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+        part: Part,
+        fresh: bool,
+        current: Current,
+        transform: &mut Transform<'_>,
+        gate: &dyn Gate,
+    ) -> Result<Attempt, Status> {
+        let Current { object: old, revision } = current;
+        let mut new = transform(Some(&old))?;
+        ensure_namespace(resource, namespace, &mut new)?;
+        dedup_owner_references(context, &mut new, false);
+        check_uid(resource, &new, &old)?;
+        {
+            let _stage = context.stage("mutating-admission");
+            gate.admit(Some(&mut new), Some(&old)).await?;
+        }
+        check_version(resource, &mut new, &old)?;
+        let change;
+        {
+            let _stage = context.stage("prepare");
+            match part {
+                Part::Main => resource.rules.begin_update(&mut new, &old),
+                Part::Status => resource.rules.begin_status_update(&mut new, &old),
+                Part::Other { prepare, .. } => {
+                    keep_system_fields(&mut new, &old);
+                    prepare(&mut new, &old);
+                }
+            }
+            change = match part {
+                Part::Main => resource.hook.begin_update(&mut new, &old, context)?,
+                _ => crate::hooks::Change::none(),
+            };
+        }
+        {
+            let _stage = context.stage("validate");
+            let found = match part {
+                Part::Main => resource.rules.check_update(&new, &old, resource.namespaced),
+                Part::Status => resource.rules.check_status_update(&new, &old, resource.namespaced),
+                Part::Other { validate, .. } => validate(&new, &old),
+            };
+            if !found.is_empty() {
+                return Err(Status::invalid(&resource.group_kind, name, &found));
+            }
+            if matches!(part, Part::Main) {
+                for warning in (resource.rules.warnings)(&new, Some(&old)) {
+                    context.warn(warning);
+                }
+            }
+        }
+        {
+            let _stage = context.stage("validating-admission");
+            gate.validate(Some(&mut new), Some(&old)).await?;
+        }
+        self.normalise(resource, &mut new);
+
+        let _stage = context.stage("store");
+        let key = resource.key(namespace, name);
+        if self.emptied(resource, &new, &old) {
+            if context.dry_run {
+                return Ok(Attempt::Done(Updated { object: new, created: false, deleted: true }));
+            }
+            let outcome = self.store.write(&key, Expect::Revision(revision), Op::Delete, None).await;
+            return match outcome.map_err(crate::errors::store)? {
+                Outcome::Done { revision, .. } => {
+                    change.commit();
+                    resource.hook.after_delete(&old);
+                    object::set(&mut new, "resourceVersion", revision.to_string());
+                    Ok(Attempt::Done(Updated { object: new, created: false, deleted: true }))
+                }
+                Outcome::Conflict { current, .. } => Ok(Attempt::Raced(current_of(current)?)),
+            };
+        }
+        if new == old {
+            if !fresh {
+                return Ok(Attempt::Unsure);
+            }
+            change.commit();
+            return Ok(Attempt::Done(Updated { object: old, created: false, deleted: false }));
+        }
+        if context.dry_run {
+            return Ok(Attempt::Done(Updated { object: new, created: false, deleted: false }));
+        }
+        let bytes = encode::stored(&new, &resource.opening)?;
+        let outcome = self.store.write(&key, Expect::Revision(revision), Op::Put(bytes), resource.ttl_seconds).await;
+        match outcome.map_err(crate::errors::store)? {
+            Outcome::Done { revision, .. } => {
+                change.commit();
+                object::set(&mut new, "resourceVersion", revision.to_string());
+                Ok(Attempt::Done(Updated { object: new, created: false, deleted: false }))
+            }
+            Outcome::Conflict { current, .. } => Ok(Attempt::Raced(current_of(current)?)),
+        }
+    }
+
+    /// Whether this update takes the last hold on an object that is being deleted.
+    fn emptied(&self, resource: &Resource, new: &Value, old: &Value) -> bool {
+        object::finalizers(new).is_empty()
+            && object::deleting(old)
+            && object::grace_period(old).unwrap_or(0) == 0
+            && resource.hook.may_delete_on_update(new)
+    }
+
+    async fn cached_current(&self, resource: &Resource, key: &str) -> Result<Option<Current>, Status> {
+        let Some(entry) = self.cached(resource, key).await? else { return Ok(None) };
+        Ok(Some(Current { object: encode::decode(&entry.bytes)?, revision: entry.revision }))
+    }
+
+    async fn stored_current(&self, key: &str) -> Result<Option<Current>, Status> {
+        current_of(self.read_stored(key).await?)
+    }
+}
+
+fn current_of(found: Option<skiff_store::KeyValue>) -> Result<Option<Current>, Status> {
+    let Some(found) = found else { return Ok(None) };
+    let revision = found.mod_revision;
+    Ok(Some(Current { object: encode::decode_at(&found.value, revision)?, revision }))
+}
+
+/// A uid in the body is a precondition.
+fn check_uid(resource: &Resource, new: &Value, old: &Value) -> Result<(), Status> {
+    let (given, found) = (object::uid(new), object::uid(old));
+    if given.is_empty() || given == found {
+        return Ok(());
+    }
+    let name = object::name(old);
+    let key = resource.key(object::namespace(old), name);
+    Err(Status::conflict(&resource.group_resource, name, format_args!(
+        "StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {given}, UID in object meta: {found}"
+    )))
+}
+
+/// A resourceVersion in the body must be the stored one; without one the write is unconditional
+/// where the kind allows that.
+fn check_version(resource: &Resource, new: &mut Value, old: &Value) -> Result<(), Status> {
+    let found = object::resource_version(old).to_string();
+    let given = object::resource_version(new);
+    let name = object::name(old);
+    if given.is_empty() || given == "0" {
+        if !resource.rules.allow_unconditional_update {
+            let path = field::Path::new("metadata").child("resourceVersion");
+            let error = field::Error::invalid(&path, 0, "must be specified for an update");
+            // COMPAT: upstream names the resource where the kind belongs.
+            let kind = skiff_meta::GroupKind::new(resource.group_resource.group.as_str(), resource.plural.as_str());
+            return Err(Status::invalid(&kind, name, &[error]));
+        }
+        object::set(new, "resourceVersion", found);
+        return Ok(());
+    }
+    if given.parse::<u64>().is_err() {
+        // COMPAT: upstream lets its number parser's error out as it is.
+        return Err(Status::failure(500, "", format!("strconv.ParseUint: parsing \"{given}\": invalid syntax")));
+    }
+    if given == found { Ok(()) } else { Err(Status::modified(&resource.group_resource, name)) }
+}
+
+/// What no update of a subresource can change.
+fn keep_system_fields(new: &mut Value, old: &Value) {
+    let metadata = object::metadata_mut(new);
+    for field in ["uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {
+        match object::metadata(old, field) {
+            Some(value) => metadata.insert(field.to_string(), value.clone()),
+            None => metadata.remove(field),
+        };
+    }
+}

@@ -1,0 +1,290 @@
+//! The way of a request, top to bottom: authentication, impersonation, priority and fairness,
+//! authorization, and then the verb, which decodes, defaults, admits, prepares, validates and stores.
+//! Each gate leaves its time in the mark of the request.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use http::{HeaderValue, Request, header, request::Parts};
+use rustls::pki_types::CertificateDer;
+use serde_json::Value;
+use skiff_auth::{Attributes, UserInfo};
+use skiff_meta::{GroupResource, Status};
+use skiff_registry::{Context, now_us, object};
+use skiff_trace::{Mark, Stage, read_headers};
+
+use crate::body::{self, Answer, Body};
+use crate::negotiate::{self, Output};
+use crate::query::Query;
+use crate::request_info::RequestInfo;
+use crate::server::Inner;
+use crate::{paths, resource_paths};
+
+/// A request that is not a watch or a connection ends after this, as upstream's `--request-timeout`.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Who is at the other end.
+pub enum Identity {
+    /// A client in this process.
+    Fixed(Arc<UserInfo>),
+    /// A connection; the certificates were checked against the client CA by TLS.
+    Peer(Option<Arc<Vec<CertificateDer<'static>>>>),
+}
+
+/// One request on its way through the gates.
+pub struct Exchange {
+    pub parts: Parts,
+    pub info: RequestInfo,
+    pub query: Query,
+    pub user: Arc<UserInfo>,
+    pub context: Context,
+    /// The object that a write made, for the mark.
+    pub made: Option<Made>,
+}
+
+/// What the mark says of a written object.
+#[derive(Default)]
+pub struct Made {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    pub resource_version: String,
+}
+
+impl Exchange {
+    pub fn header(&self, name: header::HeaderName) -> &str {
+        self.parts.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
+    }
+
+    /// The form of the answer that the client wants.
+    pub fn output(&self, stream: bool) -> Result<Output, Status> {
+        let pretty = negotiate::pretty(self.query.get("pretty"), self.header(header::USER_AGENT));
+        negotiate::output(self.header(header::ACCEPT), pretty, stream).map_err(Status::not_acceptable)
+    }
+
+    pub fn made(&mut self, object: &Value) {
+        self.made = Some(Made {
+            namespace: object::namespace(object).to_string(),
+            name: object::name(object).to_string(),
+            uid: object::uid(object).to_string(),
+            resource_version: object::resource_version(object).to_string(),
+        });
+    }
+}
+
+impl Inner {
+    /// Answers one request. Never fails and never panics: what goes wrong inside is a `Status`.
+    pub async fn handle(self: &Arc<Self>, request: Request<Body>, identity: Identity) -> Answer {
+        let (start_us, began) = (now_us(), Instant::now());
+        let (parts, request_body) = request.into_parts();
+        let uri_query = parts.uri.query().unwrap_or("");
+        let info = RequestInfo::parse(&parts.method, parts.uri.path(), uri_query);
+        let query = Query::parse(uri_query);
+        let audit_id = audit_id(&parts);
+        let (info, broken_path) = match info {
+            Ok(info) => (info, None),
+            Err(message) => (RequestInfo::default(), Some(message)),
+        };
+        let mut exchange = Exchange {
+            parts,
+            info,
+            query,
+            user: self.anonymous.clone(),
+            context: Context::default(),
+            made: None,
+        };
+        let result = match broken_path {
+            Some(message) => Err(Status::bad_request(message)),
+            None => {
+                let gates = AssertUnwindSafe(self.gates(&mut exchange, request_body, identity));
+                gates.catch_unwind().await.unwrap_or_else(|panic| {
+                    let text = panic_text(panic.as_ref());
+                    tracing::error!(panic = text, "a request panicked");
+                    Err(Status::internal("this request caused apiserver to panic. Look in the logs for details"))
+                })
+            }
+        };
+        let mut answer = result.unwrap_or_else(|status| body::status(&status));
+        if exchange.parts.method == http::Method::HEAD {
+            *answer.body_mut() = body::full("");
+        }
+        self.finish(&mut answer, &exchange, &audit_id, start_us, began);
+        answer
+    }
+
+    async fn gates(
+        self: &Arc<Self>,
+        exchange: &mut Exchange,
+        request_body: Body,
+        identity: Identity,
+    ) -> Result<Answer, Status> {
+        // Authentication.
+        let user = {
+            let _stage = exchange.context.stage("authn");
+            match identity {
+                Identity::Fixed(user) => user,
+                Identity::Peer(certificates) => {
+                    let certificates = certificates.as_ref().map(|list| list.as_slice());
+                    match self.authenticator.authenticate(&exchange.parts, certificates).await {
+                        Ok(user) => Arc::new(user),
+                        Err(error) => {
+                            tracing::debug!(%error, path = exchange.info.path, "unauthenticated");
+                            return Err(Status::unauthorized());
+                        }
+                    }
+                }
+            }
+        };
+
+        // Impersonation: the real user must be allowed each part of the identity it takes on.
+        exchange.user = self.impersonate(&exchange.parts, user)?;
+
+        // Priority and fairness: a bounded number of requests at a time.
+        let long_running = exchange.info.long_running();
+        let _permit = if long_running || exchange.user.in_group(skiff_auth::MASTERS_GROUP) {
+            None
+        } else {
+            let _stage = exchange.context.stage("flow");
+            Some(self.in_flight.admit(exchange.info.mutating())?)
+        };
+
+        // Authorization.
+        {
+            let _stage = exchange.context.stage("authz");
+            self.authorize(exchange)?;
+        }
+
+        // The verb itself.
+        let routed = async {
+            if exchange.info.is_resource {
+                resource_paths::route(self, exchange, request_body).await
+            } else {
+                paths::route(self, exchange).await
+            }
+        };
+        if long_running {
+            return routed.await;
+        }
+        match tokio::time::timeout(REQUEST_TIMEOUT, routed).await {
+            Ok(result) => result,
+            Err(_) => Err(Status::timeout("request did not complete within the allotted timeout", 0)),
+        }
+    }
+
+    fn impersonate(&self, parts: &Parts, user: Arc<UserInfo>) -> Result<Arc<UserInfo>, Status> {
+        let wanted = match skiff_auth::requested_impersonation(&parts.headers) {
+            Ok(None) => return Ok(user),
+            Ok(Some(wanted)) => wanted,
+            Err(message) => return Err(Status::internal(message)),
+        };
+        for attributes in wanted.checks() {
+            let decision = self.authorizer.authorize(&user, &attributes);
+            if !decision.allowed {
+                return Err(forbidden(&user, &attributes, &decision.reason));
+            }
+        }
+        Ok(Arc::new(wanted.user))
+    }
+
+    fn authorize(&self, exchange: &Exchange) -> Result<(), Status> {
+        let info = &exchange.info;
+        let attributes = Attributes {
+            verb: &info.verb,
+            is_resource: info.is_resource,
+            group: &info.group,
+            version: &info.version,
+            resource: &info.resource,
+            subresource: &info.subresource,
+            namespace: &info.namespace,
+            name: &info.name,
+            path: &info.path,
+        };
+        let decision = self.authorizer.authorize(&exchange.user, &attributes);
+        if decision.allowed { Ok(()) } else { Err(forbidden(&exchange.user, &attributes, &decision.reason)) }
+    }
+
+    /// The headers that every answer has, the metrics, and the mark of a write.
+    fn finish(&self, answer: &mut Answer, exchange: &Exchange, audit_id: &str, start_us: u64, began: Instant) {
+        let code = answer.status().as_u16();
+        let headers = answer.headers_mut();
+        if let Ok(value) = HeaderValue::from_str(audit_id) {
+            headers.insert("audit-id", value);
+        }
+        headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache, private"));
+        for warning in exchange.context.warnings() {
+            if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{}\"", quoted(&warning))) {
+                headers.append("warning", value);
+            }
+        }
+        let elapsed = began.elapsed();
+        self.metrics.request(&exchange.info, exchange.context.dry_run, code, elapsed);
+        if !exchange.info.is_resource || !exchange.info.mutating() || exchange.info.long_running() {
+            return;
+        }
+        let (cause, client_stages) = read_headers(&exchange.parts.headers);
+        let info = &exchange.info;
+        let resource = GroupResource::new(info.group.as_str(), info.resource.as_str()).to_string();
+        let made = exchange.made.as_ref();
+        self.recorder.record(Mark {
+            start_us: start_us as i64,
+            dur_us: elapsed.as_micros() as i64,
+            user: exchange.user.name.clone(),
+            verb: info.verb.clone(),
+            resource,
+            subresource: info.subresource.clone(),
+            namespace: made.map_or_else(|| info.namespace.clone(), |made| made.namespace.clone()),
+            name: made.map_or_else(|| info.name.clone(), |made| made.name.clone()),
+            uid: made.map(|made| made.uid.clone()).unwrap_or_default(),
+            resource_version: made.map(|made| made.resource_version.clone()).unwrap_or_default(),
+            code,
+            cause,
+            client_stages,
+            stages: exchange
+                .context
+                .stages()
+                .into_iter()
+                .map(|stage| Stage {
+                    name: stage.name.to_string(),
+                    start_us: stage.start_us as i64,
+                    dur_us: stage.dur_us as i64,
+                })
+                .collect(),
+        });
+    }
+}
+
+/// A client may bring an id of its own; otherwise one is drawn.
+fn audit_id(parts: &Parts) -> String {
+    let given = parts.headers.get("audit-id").and_then(|value| value.to_str().ok());
+    given.filter(|id| !id.is_empty() && id.len() <= 64).map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_string)
+}
+
+pub fn forbidden(user: &UserInfo, attributes: &Attributes<'_>, reason: &str) -> Status {
+    let mut why = attributes.denied(user).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    if !reason.is_empty() {
+        why.push_str(": ");
+        why.push_str(reason);
+    }
+    Status::forbidden(&GroupResource::new(attributes.group, attributes.resource), attributes.name, why)
+}
+
+/// Text inside the quotes of a Warning header.
+fn quoted(text: &str) -> String {
+    text.chars()
+        .filter(|char| !char.is_control())
+        .flat_map(|char| match char {
+            '"' | '\\' => vec!['\\', char],
+            char => vec![char],
+        })
+        .collect()
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("unknown")
+}

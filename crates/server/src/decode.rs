@@ -1,0 +1,108 @@
+//! The body of a write: decoded, checked against the type table, defaulted, and in the stored version.
+
+use bytes::Bytes;
+use http::header;
+use serde_json::Value;
+use skiff_api::facts;
+use skiff_meta::{GroupVersionKind, Status};
+use skiff_registry::{Context, Resource, object};
+use skiff_schema::TypeId;
+use skiff_schema::decode;
+
+use crate::chain::Exchange;
+use crate::negotiate;
+use crate::query::FieldValidation;
+
+pub fn format_of(exchange: &Exchange) -> Result<decode::Format, Status> {
+    match negotiate::input(exchange.header(header::CONTENT_TYPE)).map_err(Status::unsupported_media_type)? {
+        negotiate::Format::Json => Ok(decode::Format::Json),
+        negotiate::Format::Yaml => Ok(decode::Format::Yaml),
+    }
+}
+
+/// Decodes an object of the resource, in the served version, defaulted and then converted.
+pub fn object(
+    exchange: &Exchange,
+    resource: &Resource,
+    validation: FieldValidation,
+    body: &Bytes,
+) -> Result<Value, Status> {
+    let expected = GroupVersionKind::new(resource.facts.group, resource.facts.version, resource.facts.kind);
+    let mut value = typed(exchange, &expected, validation, body)?;
+    default_and_convert(resource, &mut value);
+    Ok(value)
+}
+
+/// Decodes a body of the given kind.
+pub fn typed(
+    exchange: &Exchange,
+    expected: &GroupVersionKind,
+    validation: FieldValidation,
+    body: &Bytes,
+) -> Result<Value, Status> {
+    let format = format_of(exchange)?;
+    let _stage = exchange.context.stage("decode");
+    let decoded = decode::decode_object(facts::schema(), body, format, expected).map_err(Status::bad_request)?;
+    if decoded.gvk.group != expected.group || decoded.gvk.version != expected.version {
+        return Err(Status::bad_request(format!(
+            "the API version in the data ({}) does not match the expected API version ({})",
+            decoded.gvk.api_version(),
+            expected.api_version()
+        )));
+    }
+    let strict = decoded.checked.strict_errors;
+    report_strict(&exchange.context, validation, &strict, |message| {
+        decode::not_handled_message(&decoded.gvk, &expected.kind, message)
+    })?;
+    let mut value = decoded.checked.value;
+    object::put(&mut value, &["kind"], Value::String(expected.kind.clone()));
+    object::put(&mut value, &["apiVersion"], Value::String(expected.api_version()));
+    Ok(value)
+}
+
+/// Checks the outcome of a patch as if it had been sent.
+pub fn patched(context: &Context, resource: &Resource, validation: FieldValidation, value: Value, unknown: Vec<String>) -> Result<Value, Status> {
+    let mut value = checked(context, resource.facts.type_id, validation, value, unknown)?;
+    object::put(&mut value, &["kind"], Value::String(resource.kind.clone()));
+    object::put(&mut value, &["apiVersion"], Value::String(resource.api_version.clone()));
+    default_and_convert(resource, &mut value);
+    Ok(value)
+}
+
+pub fn checked(context: &Context, id: TypeId, validation: FieldValidation, value: Value, mut strict: Vec<String>) -> Result<Value, Status> {
+    let checked = decode::check(facts::schema(), id, value).map_err(|error| Status::bad_request(error.to_string()))?;
+    strict.extend(checked.strict_errors);
+    report_strict(context, validation, &strict, str::to_string)?;
+    Ok(checked.value)
+}
+
+fn report_strict(
+    context: &Context,
+    validation: FieldValidation,
+    found: &[String],
+    message: impl Fn(&str) -> String,
+) -> Result<(), Status> {
+    if found.is_empty() {
+        return Ok(());
+    }
+    match validation {
+        FieldValidation::Ignore => {}
+        FieldValidation::Warn => found.iter().for_each(|text| context.warn(text.clone())),
+        FieldValidation::Strict => {
+            return Err(Status::bad_request(message(&decode::strict_decoding_message(found))));
+        }
+    }
+    Ok(())
+}
+
+pub fn default_and_convert(resource: &Resource, value: &mut Value) {
+    (resource.rules.default)(resource.facts.version, value);
+    resource.to_stored(value);
+}
+
+/// Checks a value against a type, without looking at strictness.
+pub fn check_type(id: TypeId, value: Value) -> Result<Value, Status> {
+    decode::check(facts::schema(), id, value)
+        .map(|checked| checked.value)
+        .map_err(|error| Status::bad_request(error.to_string()))
+}

@@ -1,0 +1,174 @@
+//! Discovery: what groups, versions and resources there are, in the older form (one document a path) and
+//! the aggregated one. Made from the resource tables; nothing here knows a kind.
+
+use serde_json::{Value, json};
+use skiff_api::facts::{self, Resource};
+use skiff_registry::Resources;
+
+use crate::negotiate::parse_accept;
+
+/// A group with its versions, preferred first.
+struct Group {
+    name: &'static str,
+    versions: Vec<&'static str>,
+}
+
+fn groups(resources: &Resources) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for resource in resources.all() {
+        let facts = resource.facts;
+        let at = match groups.iter().position(|group| group.name == facts.group) {
+            Some(at) => at,
+            None => {
+                groups.push(Group { name: facts.group, versions: Vec::new() });
+                groups.len() - 1
+            }
+        };
+        if !groups[at].versions.contains(&facts.version) {
+            groups[at].versions.push(facts.version);
+        }
+    }
+    groups
+}
+
+fn group_version(group: &str, version: &str) -> String {
+    if group.is_empty() { version.to_string() } else { format!("{group}/{version}") }
+}
+
+/// `/api`.
+pub fn api_versions(server_address: &str) -> Value {
+    json!({"kind": "APIVersions", "versions": ["v1"],
+        "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": server_address}]})
+}
+
+fn group_value(group: &Group) -> Value {
+    let version = |version: &&str| json!({"groupVersion": group_version(group.name, version), "version": version});
+    let versions: Vec<Value> = group.versions.iter().map(version).collect();
+    json!({"name": group.name, "versions": versions, "preferredVersion": versions[0]})
+}
+
+/// `/apis`.
+pub fn api_groups(resources: &Resources) -> Value {
+    let groups: Vec<Value> = groups(resources).iter().filter(|group| !group.name.is_empty()).map(group_value).collect();
+    json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
+}
+
+/// `/apis/<group>`.
+pub fn api_group(resources: &Resources, name: &str) -> Option<Value> {
+    let group = groups(resources).into_iter().find(|group| group.name == name && !name.is_empty())?;
+    let mut value = group_value(&group);
+    value["kind"] = json!("APIGroup");
+    value["apiVersion"] = json!("v1");
+    Some(value)
+}
+
+/// `/api/v1` and `/apis/<group>/<version>`.
+pub fn api_resources(resources: &Resources, group: &str, version: &str) -> Option<Value> {
+    let mut list = Vec::new();
+    for resource in resources.all().iter().map(|resource| resource.facts) {
+        if resource.group != group || resource.version != version {
+            continue;
+        }
+        let mut value = json!({"name": resource.plural, "singularName": resource.singular,
+            "namespaced": resource.namespaced, "kind": resource.kind, "verbs": resource.verbs});
+        if !resource.short_names.is_empty() {
+            value["shortNames"] = json!(resource.short_names);
+        }
+        if !resource.categories.is_empty() {
+            value["categories"] = json!(resource.categories);
+        }
+        if let Some(storage) = &resource.storage {
+            value["storageVersionHash"] = json!(storage.version_hash);
+        }
+        list.push(value);
+        for sub in &resource.subresources {
+            let mut value = json!({"name": format!("{}/{}", resource.plural, sub.name), "singularName": "",
+                "namespaced": resource.namespaced, "kind": sub.kind, "verbs": sub.verbs});
+            if (sub.group, sub.version) != (resource.group, resource.version) {
+                value["group"] = json!(sub.group);
+                value["version"] = json!(sub.version);
+            }
+            list.push(value);
+        }
+    }
+    if list.is_empty() {
+        return None;
+    }
+    let mut value = json!({"kind": "APIResourceList", "groupVersion": group_version(group, version), "resources": list});
+    if !group.is_empty() {
+        value["apiVersion"] = json!("v1");
+    }
+    Some(value)
+}
+
+/// Which version of the aggregated form the client prefers over the older one, if any.
+pub fn aggregated_version(accept: &str) -> Option<&'static str> {
+    for clause in parse_accept(accept) {
+        let json = matches!((clause.main, clause.sub), ("application", "json" | "*") | ("*", "*"));
+        if !json {
+            continue;
+        }
+        match (clause.param("as"), clause.param("g"), clause.param("v")) {
+            ("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2") => return Some("v2"),
+            ("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2beta1") => return Some("v2beta1"),
+            ("", "", "") => return None,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// All groups (`/apis`), or the core group (`/api`), in one document.
+pub fn aggregated(resources: &Resources, core: bool, version: &str) -> Value {
+    let items: Vec<Value> = groups(resources)
+        .iter()
+        .filter(|group| group.name.is_empty() == core)
+        .map(|group| {
+            let versions: Vec<Value> = group
+                .versions
+                .iter()
+                .map(|version| {
+                    let found: Vec<Value> = facts::resources()
+                        .iter()
+                        .filter(|resource| resource.group == group.name && resource.version == *version)
+                        .map(aggregated_resource)
+                        .collect();
+                    json!({"version": version, "resources": found, "freshness": "Current"})
+                })
+                .collect();
+            let mut metadata = json!({"creationTimestamp": null});
+            if !core {
+                metadata["name"] = json!(group.name);
+            }
+            json!({"metadata": metadata, "versions": versions})
+        })
+        .collect();
+    json!({"kind": "APIGroupDiscoveryList", "apiVersion": format!("apidiscovery.k8s.io/{version}"),
+        "metadata": {}, "items": items})
+}
+
+fn aggregated_resource(resource: &Resource) -> Value {
+    let kind = |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
+    let mut value = json!({"resource": resource.plural, "responseKind": kind("", "", resource.kind),
+        "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
+        "singularResource": resource.singular, "verbs": resource.verbs});
+    if !resource.short_names.is_empty() {
+        value["shortNames"] = json!(resource.short_names);
+    }
+    if !resource.categories.is_empty() {
+        value["categories"] = json!(resource.categories);
+    }
+    let subresources: Vec<Value> = resource
+        .subresources
+        .iter()
+        .map(|sub| {
+            let own = (sub.group, sub.version) == (resource.group, resource.version);
+            let (group, version) = if own { ("", "") } else { (sub.group, sub.version) };
+            json!({"subresource": sub.name, "responseKind": kind(group, version, sub.kind), "verbs": sub.verbs})
+        })
+        .collect();
+    if !subresources.is_empty() {
+        value["subresources"] = json!(subresources);
+    }
+    value
+}

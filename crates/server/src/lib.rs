@@ -1,0 +1,36 @@
+//! The front door: HTTPS and in-process requests, from authentication to the answer. State is the
+//! registry's; the server itself keeps nothing that would be missed after a restart.
+//! Read `chain.rs` first: it is the way of a request. Kinds are named only in `subresources`.
+
+mod body;
+mod chain;
+mod compress;
+mod decode;
+mod discovery;
+mod gate;
+mod health;
+mod in_flight;
+mod list_body;
+mod listen;
+mod metrics;
+mod negotiate;
+mod openapi;
+mod paths;
+mod query;
+mod rbac_source;
+mod request_info;
+mod resource_paths;
+mod respond;
+mod server;
+mod service;
+mod subresources;
+mod table;
+mod verbs;
+mod version;
+
+pub use body::{Answer, Body, BoxError};
+pub use request_info::RequestInfo;
+pub use server::{Server, ServerConfig, ServiceAccountKey, StartError};
+pub use service::InProcess;
+pub use subresources::KubeletClient;
+pub use version::Version;

@@ -1,0 +1,168 @@
+//! Content negotiation: which form the answer takes (`Accept`), and which form the body has
+//! (`Content-Type`). It encodes and decodes nothing itself.
+
+/// The media types this server can speak, in the order in which it prefers them.
+pub const SUPPORTED: [&str; 2] = ["application/json", "application/yaml"];
+const SUPPORTED_STREAM: [&str; 1] = ["application/json;stream=watch"];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Json,
+    Yaml,
+}
+
+/// What the client wants the object turned into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Transform {
+    None,
+    /// meta.k8s.io Table, in the version asked for.
+    Table(String),
+    PartialObjectMetadata(String),
+    PartialObjectMetadataList(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    pub format: Format,
+    pub pretty: bool,
+    pub transform: Transform,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Clause<'a> {
+    pub main: &'a str,
+    pub sub: &'a str,
+    pub params: Vec<(&'a str, &'a str)>,
+    quality: f32,
+}
+
+impl<'a> Clause<'a> {
+    pub fn param(&self, name: &str) -> &'a str {
+        self.params.iter().find(|(key, _)| *key == name).map_or("", |(_, value)| *value)
+    }
+}
+
+/// The clauses of an Accept header, best first.
+pub fn parse_accept(header: &str) -> Vec<Clause<'_>> {
+    let mut clauses: Vec<Clause> = header
+        .split(',')
+        .filter_map(|text| {
+            let mut pieces = text.split(';').map(str::trim);
+            let media = pieces.next()?;
+            let (main, sub) = match media {
+                "" => return None,
+                "*" => ("*", "*"),
+                media => media.split_once('/')?,
+            };
+            let mut quality = 1.0;
+            let mut params = Vec::new();
+            for piece in pieces {
+                let Some((key, value)) = piece.split_once('=') else { continue };
+                let (key, value) = (key.trim(), value.trim().trim_matches('"'));
+                if key == "q" {
+                    quality = value.parse().unwrap_or(1.0);
+                } else {
+                    params.push((key, value));
+                }
+            }
+            Some(Clause { main: main.trim(), sub: sub.trim(), params, quality })
+        })
+        .collect();
+    // A stable sort: among equals the client's order is its preference.
+    clauses.sort_by(|a, b| {
+        b.quality
+            .total_cmp(&a.quality)
+            .then_with(|| (a.main == "*").cmp(&(b.main == "*")))
+            .then_with(|| (a.sub == "*").cmp(&(b.sub == "*")))
+    });
+    clauses
+}
+
+/// Chooses the answer's form. `Err` carries the message of the 406.
+pub fn output(accept: &str, pretty: bool, stream: bool) -> Result<Output, String> {
+    if accept.is_empty() {
+        return Ok(Output { format: Format::Json, pretty, transform: Transform::None });
+    }
+    for clause in parse_accept(accept) {
+        let format = match (clause.main, clause.sub) {
+            ("*", "*") | ("application", "*" | "json") => Format::Json,
+            ("application", "yaml") if !stream => Format::Yaml,
+            _ => continue,
+        };
+        let stream_param = clause.param("stream");
+        if !stream_param.is_empty() && stream_param != "watch" {
+            continue;
+        }
+        let (kind, group, version) = (clause.param("as"), clause.param("g"), clause.param("v"));
+        let known_version = matches!(version, "v1" | "v1beta1");
+        let transform = match kind {
+            "" if group.is_empty() && version.is_empty() => Transform::None,
+            "Table" if group == "meta.k8s.io" && known_version => Transform::Table(version.to_string()),
+            "PartialObjectMetadata" if group == "meta.k8s.io" && known_version => {
+                Transform::PartialObjectMetadata(version.to_string())
+            }
+            "PartialObjectMetadataList" if group == "meta.k8s.io" && known_version => {
+                Transform::PartialObjectMetadataList(version.to_string())
+            }
+            _ => continue,
+        };
+        return Ok(Output { format, pretty: pretty || clause.param("pretty") == "1", transform });
+    }
+    let supported: &[&str] = if stream { &SUPPORTED_STREAM } else { &SUPPORTED };
+    Err(format!("only the following media types are accepted: {}", supported.join(", ")))
+}
+
+/// Reads a Content-Type; an absent one means JSON. `Err` carries the message of the 415.
+pub fn input(content_type: &str) -> Result<Format, String> {
+    match media_type(content_type) {
+        "" | "application/json" => Ok(Format::Json),
+        "application/yaml" => Ok(Format::Yaml),
+        _ => Err(format!(
+            "the body of the request was in an unknown format - accepted media types include: {}",
+            SUPPORTED.join(", ")
+        )),
+    }
+}
+
+/// The media type without its parameters.
+pub fn media_type(content_type: &str) -> &str {
+    content_type.split(';').next().unwrap_or("").trim()
+}
+
+/// Browsers and command-line tools get indented output unless they say otherwise.
+pub fn pretty(query_value: Option<&str>, user_agent: &str) -> bool {
+    if let Some(value) = query_value.filter(|value| !value.is_empty()) {
+        return matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True");
+    }
+    ["curl", "Wget", "Mozilla/5.0"].iter().any(|prefix| user_agent.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(accept: &str, expected: Result<(Format, Transform), &str>) {
+        let got = output(accept, false, false).map(|output| (output.format, output.transform));
+        assert_eq!(got, expected.map_err(|_| "only the following media types are accepted: application/json, application/yaml".to_string()), "{accept}");
+    }
+
+    #[test]
+    fn accept() {
+        check("", Ok((Format::Json, Transform::None)));
+        check("*/*", Ok((Format::Json, Transform::None)));
+        check("application/yaml", Ok((Format::Yaml, Transform::None)));
+        check("application/vnd.kubernetes.protobuf, application/json", Ok((Format::Json, Transform::None)));
+        check("application/vnd.kubernetes.protobuf", Err("406"));
+        check("application/json;q=0.5, application/yaml", Ok((Format::Yaml, Transform::None)));
+        check(
+            "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
+            Ok((Format::Json, Transform::Table("v1".into()))),
+        );
+        check("application/json;as=Frob;v=v1;g=meta.k8s.io, */*", Ok((Format::Json, Transform::None)));
+        check(
+            "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io",
+            Ok((Format::Json, Transform::PartialObjectMetadataList("v1".into()))),
+        );
+        check("text/html", Err("406"));
+    }
+}

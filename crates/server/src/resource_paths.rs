@@ -1,0 +1,86 @@
+//! From a resource path to the verb that serves it.
+
+use std::sync::Arc;
+
+use skiff_meta::Status;
+use skiff_registry::Resource;
+
+use crate::body::{Answer, Body, not_found};
+use crate::chain::Exchange;
+use crate::server::Inner;
+use crate::{subresources, verbs};
+
+pub async fn route(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> Result<Answer, Status> {
+    let info = &exchange.info;
+    let resources = &inner.registry.resources;
+    let Some(resource) = resources.get(&info.group, &info.version, &info.resource).cloned() else {
+        if resources.has_group_version(&info.group, &info.version) {
+            return Err(Status::resource_not_found());
+        }
+        return Ok(not_found());
+    };
+    if !fits_scope(&resource, exchange) {
+        return Err(Status::resource_not_found());
+    }
+    // A cluster-scoped resource has no namespace, though its own path may look like one.
+    if !resource.namespaced {
+        exchange.info.namespace.clear();
+    }
+    if exchange.info.subresource.is_empty() {
+        main_resource(inner, exchange, &resource, body).await
+    } else {
+        subresources::route(inner, exchange, &resource, body).await
+    }
+}
+
+/// Whether such a path exists at all.
+fn fits_scope(resource: &Resource, exchange: &Exchange) -> bool {
+    let info = &exchange.info;
+    let named_by_path = info.parts.len() >= 2;
+    if !resource.namespaced {
+        // `/namespaces/x/nodes` is no path; `/namespaces/x` is.
+        return info.namespace.is_empty() || (named_by_path && info.parts[0] == "namespaces");
+    }
+    !info.namespace.is_empty() || !named_by_path || info.watch_prefix
+}
+
+async fn main_resource(
+    inner: &Arc<Inner>,
+    exchange: &mut Exchange,
+    resource: &Arc<Resource>,
+    body: Body,
+) -> Result<Answer, Status> {
+    let verb = exchange.info.verb.clone();
+    let across_namespaces = resource.namespaced && exchange.info.namespace.is_empty();
+    let fits = match verb.as_str() {
+        // Only reading works across namespaces; and a POST to a name, or a PUT to a collection, is no route.
+        "create" => !across_namespaces && exchange.info.parts.len() == 1,
+        "update" | "patch" => !exchange.info.name.is_empty(),
+        "deletecollection" => !across_namespaces,
+        _ => true,
+    };
+    if !fits || !resource.facts.can(&verb) {
+        return Err(method_not_allowed());
+    }
+    if !resource.is_stored() {
+        return subresources::virtual_resource(inner, exchange, resource, body).await;
+    }
+    match verb.as_str() {
+        "get" => verbs::read::get(inner, exchange, resource).await,
+        "list" => verbs::read::list(inner, exchange, resource).await,
+        "watch" => verbs::watch::watch(inner, exchange, resource).await,
+        "create" => verbs::write::create(inner, exchange, resource, body).await,
+        "update" => verbs::write::update(inner, exchange, resource, body, skiff_registry::Part::Main).await,
+        "patch" => verbs::patch::patch(inner, exchange, resource, body, skiff_registry::Part::Main).await,
+        "delete" => verbs::delete::delete(inner, exchange, resource, body).await,
+        "deletecollection" => verbs::delete::delete_collection(inner, exchange, resource, body).await,
+        _ => Err(method_not_allowed()),
+    }
+}
+
+/// 405, as upstream's router says it.
+pub fn method_not_allowed() -> Status {
+    let mut status = Status::method_not_allowed();
+    status.details = Some(Box::default());
+    status
+}

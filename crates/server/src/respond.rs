@@ -1,0 +1,102 @@
+//! Turns objects into answers: JSON or YAML, as they are, as a Table, or as metadata only.
+
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode, header};
+use serde_json::{Value, json};
+use skiff_meta::Status;
+use skiff_registry::{Resource, encode};
+
+use crate::body::{self, Answer};
+use crate::chain::Exchange;
+use crate::compress;
+use crate::negotiate::{Format, Output, Transform};
+use crate::table::{self, IncludeObject};
+
+/// An object on its way out, in the stored version.
+pub enum Stored {
+    /// As the cache holds it.
+    Bytes(Bytes),
+    Value(Value),
+}
+
+/// Answers with one object of a resource.
+pub fn object(exchange: &Exchange, resource: &Resource, code: StatusCode, stored: Stored) -> Result<Answer, Status> {
+    let output = exchange.output(false)?;
+    if output.transform == Transform::None
+        && output.format == Format::Json
+        && !output.pretty
+        && resource.served_as_stored()
+        && let Stored::Bytes(bytes) = &stored
+    {
+        return Ok(json_bytes(exchange, code, bytes));
+    }
+    let mut value = match stored {
+        Stored::Bytes(bytes) => encode::decode(&bytes)?,
+        Stored::Value(value) => value,
+    };
+    let opening = encode::opening(&resource.api_version, &resource.kind);
+    match &output.transform {
+        Transform::None => {
+            resource.from_stored(&mut value);
+            if output.format == Format::Json && !output.pretty {
+                return Ok(json_bytes(exchange, code, &encode::wire(&value, &opening)?));
+            }
+            raw(exchange, &output, code, &value)
+        }
+        Transform::Table(version) => {
+            let include = IncludeObject::read(&exchange.query)?;
+            let table = table::of_object(resource, &value, version, include);
+            raw(exchange, &output, code, &table)
+        }
+        Transform::PartialObjectMetadata(version) => {
+            raw(exchange, &output, code, &table::partial(&value, &format!("meta.k8s.io/{version}")))
+        }
+        Transform::PartialObjectMetadataList(_) => Err(Status::not_acceptable(
+            "you requested PartialObjectMetadataList, but the requested object is not a list",
+        )),
+    }
+}
+
+/// Answers with a value that is no stored object: discovery, reviews, Status.
+pub fn raw(exchange: &Exchange, output: &Output, code: StatusCode, value: &Value) -> Result<Answer, Status> {
+    match output.format {
+        Format::Json if output.pretty => {
+            let bytes = serde_json::to_vec_pretty(value).map_err(Status::internal)?;
+            Ok(compress::answer(exchange, code, "application/json", Bytes::from(bytes)))
+        }
+        Format::Json => Ok(json_bytes(exchange, code, value.to_string().as_bytes())),
+        Format::Yaml => {
+            let text = serde_saphyr::to_string(value).map_err(Status::internal)?;
+            Ok(compress::answer(exchange, code, "application/yaml", Bytes::from(text)))
+        }
+    }
+}
+
+fn json_bytes(exchange: &Exchange, code: StatusCode, bytes: &[u8]) -> Answer {
+    let mut out = Vec::with_capacity(bytes.len() + 1);
+    out.extend_from_slice(bytes);
+    // COMPAT: upstream's encoder ends every document with a newline.
+    out.push(b'\n');
+    compress::answer(exchange, code, "application/json", Bytes::from(out))
+}
+
+/// A `Status` in the form that the client asked for. An Accept that cannot be met gets JSON.
+pub fn status(exchange: &Exchange, status: &Status) -> Answer {
+    let json = || body::status(status);
+    let Ok(output) = exchange.output(false) else { return json() };
+    if output.format == Format::Json && !output.pretty {
+        return json();
+    }
+    let code = StatusCode::from_u16(status.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut answer = raw(exchange, &output, code, &status.to_value()).unwrap_or_else(|_| json());
+    let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+    if seconds > 0 {
+        answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    answer
+}
+
+/// A Status of success, as some subresources answer.
+pub fn success(code: u16) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": code})
+}

@@ -1,0 +1,166 @@
+//! The API server: what it is started with, what it holds, and its two doors, HTTPS and in-process.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use skiff_admission::Chain;
+use skiff_auth::{Authenticator, Authorizer, TokenIssuer, TokenVerifier, UserInfo};
+use skiff_meta::Status;
+use skiff_registry::hooks::bootstrap::Advertise;
+use skiff_registry::{BadCidr, Cidr, Registry, RegistryConfig};
+use skiff_trace::Recorder;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::in_flight::InFlight;
+use crate::metrics::Metrics;
+use crate::openapi::Documents;
+use crate::service::InProcess;
+use crate::subresources::KubeletClient;
+use crate::version::Version;
+use crate::{listen, rbac_source};
+
+/// The key of service-account tokens.
+#[derive(Clone)]
+pub struct ServiceAccountKey {
+    /// PEM, PKCS#8, P-256.
+    pub private_key: String,
+    /// PEM, SPKI.
+    pub public_key: String,
+    /// `https://kubernetes.default.svc.cluster.local`.
+    pub issuer: String,
+    /// Empty: the issuer is the only audience.
+    pub audiences: Vec<String>,
+}
+
+/// What the server is started with.
+pub struct ServerConfig {
+    /// Shared with nobody: the server is the store's only user.
+    pub store: Arc<dyn skiff_registry::Store>,
+    /// `10.96.0.0/12`, or two of different families separated by a comma.
+    pub service_cidr: String,
+    /// Upstream's default is 30000-32767.
+    pub node_ports: RangeInclusive<u16>,
+    /// Where pods and nodes reach this server: the endpoints of the `kubernetes` service.
+    pub advertise_address: IpAddr,
+    pub advertise_port: u16,
+    /// TLS of the listener, with optional client certificates checked against the client CA.
+    pub tls: Arc<rustls::ServerConfig>,
+    pub service_account: Option<ServiceAccountKey>,
+    pub anonymous: bool,
+    pub admission: Chain,
+    /// How to reach kubelets for logs, exec and the like.
+    pub kubelet: Option<KubeletClient>,
+    pub recorder: Arc<Recorder>,
+    pub version: Version,
+    /// Ends watches and the listener.
+    pub shutdown: CancellationToken,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("--service-cluster-ip-range: {0}")]
+    ServiceCidr(#[from] BadCidr),
+    #[error("service-account key: {0}")]
+    ServiceAccountKey(#[from] skiff_auth::AuthError),
+    #[error("the first objects cannot be made: {0}")]
+    Bootstrap(Status),
+}
+
+/// A running API server. Clones share it.
+#[derive(Clone)]
+pub struct Server {
+    inner: Arc<Inner>,
+}
+
+pub struct Inner {
+    pub registry: Arc<Registry>,
+    pub chain: Chain,
+    pub authorizer: Arc<Authorizer>,
+    pub authenticator: Authenticator,
+    pub issuer: Option<TokenIssuer>,
+    pub audiences: Vec<String>,
+    pub recorder: Arc<Recorder>,
+    pub metrics: Metrics,
+    pub in_flight: InFlight,
+    pub version: Version,
+    pub kubelet: Option<KubeletClient>,
+    pub documents: Documents,
+    pub anonymous: Arc<UserInfo>,
+    /// `host:port`, as discovery and OpenID show it.
+    pub server_address: String,
+    pub ready: AtomicBool,
+    pub shutdown: CancellationToken,
+    tls: Arc<rustls::ServerConfig>,
+}
+
+impl Server {
+    /// Opens the store's objects, makes the first ones, and is ready for requests when this returns.
+    pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
+        let service_cidrs: Result<Vec<Cidr>, BadCidr> =
+            config.service_cidr.split(',').map(|text| Cidr::parse(text.trim())).collect();
+        let registry = Registry::start(RegistryConfig {
+            store: config.store,
+            service_cidrs: service_cidrs?,
+            node_ports: config.node_ports,
+        })
+        .await
+        .map_err(StartError::Bootstrap)?;
+        let audiences = config
+            .service_account
+            .as_ref()
+            .map(|key| if key.audiences.is_empty() { vec![key.issuer.clone()] } else { key.audiences.clone() })
+            .unwrap_or_default();
+        let (mut tokens, mut issuer) = (None, None);
+        if let Some(key) = config.service_account {
+            let lookup = Arc::new(rbac_source::UidLookup(registry.clone()));
+            tokens = Some(TokenVerifier::new(&key.public_key, key.issuer.clone(), audiences.clone(), lookup)?);
+            issuer = Some(TokenIssuer::new(&key.private_key, &key.public_key, key.issuer, audiences.clone())?);
+        }
+        let inner = Arc::new(Inner {
+            metrics: Metrics::new(&config.version.git_version),
+            chain: config.admission,
+            authorizer: Arc::new(Authorizer::default()),
+            authenticator: Authenticator { tokens, anonymous: config.anonymous },
+            issuer,
+            audiences,
+            recorder: config.recorder,
+            in_flight: InFlight::default(),
+            version: config.version,
+            kubelet: config.kubelet,
+            documents: Documents::default(),
+            anonymous: Arc::new(UserInfo::anonymous()),
+            server_address: SocketAddr::new(config.advertise_address, config.advertise_port).to_string(),
+            ready: AtomicBool::new(false),
+            shutdown: config.shutdown,
+            tls: config.tls,
+            registry,
+        });
+        let advertise = Advertise { address: config.advertise_address, port: config.advertise_port };
+        inner.registry.bootstrap(advertise).await.map_err(StartError::Bootstrap)?;
+        rbac_source::bootstrap(&inner).await.map_err(StartError::Bootstrap)?;
+        inner.ready.store(true, Ordering::Release);
+        Ok(Server { inner })
+    }
+
+    /// The in-process door: the same chain, without TLS, for a client of known identity. Works as the
+    /// transport of `kube::Client::new`.
+    pub fn service(&self, user: UserInfo) -> InProcess {
+        InProcess::new(self.inner.clone(), Arc::new(user))
+    }
+
+    /// Serves HTTPS on the listener until `shutdown`, then waits a little for open requests.
+    pub async fn serve(&self, listener: TcpListener, shutdown: CancellationToken) {
+        listen::serve(self.inner.clone(), self.inner.tls.clone(), listener, shutdown).await;
+    }
+
+    pub fn ready(&self) -> bool {
+        self.inner.ready.load(Ordering::Acquire) && !self.inner.shutdown.is_cancelled()
+    }
+
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.inner.recorder
+    }
+}

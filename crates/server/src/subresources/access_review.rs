@@ -1,0 +1,136 @@
+//! The SubjectAccessReview family: may someone do something? Answered by the server's own authorizer.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use serde_json::{Value, json};
+use skiff_auth::{Attributes, UserInfo};
+use skiff_meta::{GroupKind, Status, field};
+use skiff_registry::{Resource, object};
+
+use super::{gvk_of, read_body};
+use crate::body::{Answer, Body};
+use crate::chain::Exchange;
+use crate::respond;
+use crate::server::Inner;
+
+pub async fn create(
+    inner: &Arc<Inner>,
+    exchange: &mut Exchange,
+    resource: &Resource,
+    body: Body,
+) -> Result<Answer, Status> {
+    let (mut review, _) = read_body(exchange, &gvk_of(resource), body).await?;
+    let status = match resource.kind.as_str() {
+        "SelfSubjectRulesReview" => rules(inner, exchange, &review)?,
+        kind => decide(inner, exchange, &review, kind)?,
+    };
+    object::put(&mut review, &["status"], status);
+    respond::raw(exchange, &exchange.output(false)?, StatusCode::CREATED, &review)
+}
+
+fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Result<Value, Status> {
+    let spec = review.get("spec").cloned().unwrap_or_else(|| json!({}));
+    let resource = spec.get("resourceAttributes").filter(|value| value.is_object());
+    let path = spec.get("nonResourceAttributes").filter(|value| value.is_object());
+    let invalid = |error: field::Error| Status::invalid(&GroupKind::new("authorization.k8s.io", kind), "", &[error]);
+    let spec_path = field::Path::new("spec");
+    let own;
+    let user = if kind == "SelfSubjectAccessReview" {
+        &*exchange.user
+    } else {
+        own = subject(&spec);
+        if own.name.is_empty() && own.groups.is_empty() {
+            return Err(invalid(field::Error::invalid(&spec_path.child("user"), "", "at least one of user or group must be specified")));
+        }
+        &own
+    };
+    match (resource, path) {
+        (Some(_), Some(_)) => {
+            return Err(invalid(field::Error::invalid(&spec_path.child("nonResourceAttributes"), "", "cannot be specified in combination with resourceAttributes")));
+        }
+        (None, None) => {
+            return Err(invalid(field::Error::invalid(&spec_path.child("resourceAttributes"), "", "exactly one of nonResourceAttributes or resourceAttributes must be specified")));
+        }
+        _ => {}
+    }
+    let text = |value: Option<&Value>, field: &str| {
+        value.and_then(|value| value.get(field)).and_then(Value::as_str).unwrap_or("").to_string()
+    };
+    let mut namespace = text(resource, "namespace");
+    if kind == "LocalSubjectAccessReview" {
+        if namespace.is_empty() {
+            namespace.clone_from(&exchange.info.namespace);
+        } else if namespace != exchange.info.namespace {
+            return Err(Status::bad_request(format!(
+                "spec.resourceAttributes.namespace must match namespace: {}",
+                exchange.info.namespace
+            )));
+        }
+    }
+    let given = resource.or(path);
+    let decision = inner.authorizer.authorize(
+        user,
+        &Attributes {
+            verb: &text(given, "verb"),
+            is_resource: resource.is_some(),
+            group: &text(resource, "group"),
+            version: &text(resource, "version"),
+            resource: &text(resource, "resource"),
+            subresource: &text(resource, "subresource"),
+            namespace: &namespace,
+            name: &text(resource, "name"),
+            path: &text(path, "path"),
+        },
+    );
+    let mut status = json!({"allowed": decision.allowed});
+    if !decision.reason.is_empty() {
+        status["reason"] = json!(decision.reason);
+    }
+    Ok(status)
+}
+
+fn subject(spec: &Value) -> UserInfo {
+    let text = |field: &str| spec.get(field).and_then(Value::as_str).unwrap_or("").to_string();
+    let list = |value: Option<&Value>| -> Vec<String> {
+        value.and_then(Value::as_array).into_iter().flatten().filter_map(|v| v.as_str().map(str::to_string)).collect()
+    };
+    UserInfo {
+        name: text("user"),
+        uid: text("uid"),
+        groups: list(spec.get("groups")),
+        extra: spec
+            .get("extra")
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten()
+            .map(|(key, value)| (key.clone(), list(Some(value))))
+            .collect(),
+    }
+}
+
+/// What the caller may do in a namespace: `kubectl auth can-i --list`.
+fn rules(inner: &Inner, exchange: &Exchange, review: &Value) -> Result<Value, Status> {
+    let namespace = object::at_str(review, &["spec", "namespace"]);
+    if namespace.is_empty() {
+        return Err(Status::bad_request("no namespace on request"));
+    }
+    let mut resource_rules = Vec::new();
+    let mut path_rules = Vec::new();
+    if exchange.user.in_group(skiff_auth::MASTERS_GROUP) {
+        resource_rules.push(json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}));
+        path_rules.push(json!({"verbs": ["*"], "nonResourceURLs": ["*"]}));
+    }
+    for rule in inner.authorizer.rbac.rules_for(&exchange.user, namespace) {
+        if rule.non_resource_urls.is_empty() {
+            let mut value = json!({"verbs": rule.verbs, "apiGroups": rule.api_groups, "resources": rule.resources});
+            if !rule.resource_names.is_empty() {
+                value["resourceNames"] = json!(rule.resource_names);
+            }
+            resource_rules.push(value);
+        } else {
+            path_rules.push(json!({"verbs": rule.verbs, "nonResourceURLs": rule.non_resource_urls}));
+        }
+    }
+    Ok(json!({"resourceRules": resource_rules, "nonResourceRules": path_rules, "incomplete": false}))
+}

@@ -1,0 +1,61 @@
+//! `pods/binding` and the older `bindings`: the scheduler's write.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use serde_json::Value;
+use skiff_meta::{GroupVersionKind, Status, field, time};
+use skiff_registry::subresources::binding::{bind, target};
+use skiff_registry::{Part, Resource, object};
+
+use super::read_body;
+use crate::body::{Answer, Body};
+use crate::chain::Exchange;
+use crate::gate::Admission;
+use crate::respond;
+use crate::server::Inner;
+
+pub async fn create(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> Result<Answer, Status> {
+    let (binding, options) = read_body(exchange, &GroupVersionKind::new("", "v1", "Binding"), body).await?;
+    let node = target(&binding)?;
+    let name = object::name(&binding).to_string();
+    if !exchange.info.name.is_empty() && name != exchange.info.name {
+        return Err(Status::bad_request(format!(
+            "name in URL does not match name in Binding object: {} != {}",
+            exchange.info.name, name
+        )));
+    }
+    let pods: Arc<Resource> = inner
+        .registry
+        .resources
+        .get("", "v1", "pods")
+        .cloned()
+        .ok_or_else(|| Status::internal("no resource pods"))?;
+    let namespace = exchange.info.namespace.clone();
+    let given = object::namespace(&binding);
+    if !given.is_empty() && given != namespace {
+        return Err(Status::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    let now = time::format_seconds(inner.registry.now());
+    let version = object::resource_version(&binding).to_string();
+    let gate = Admission::new(&inner.chain, &inner.registry, exchange, &pods, Some(&options.value));
+    let mut transform = |pod: Option<&Value>| {
+        let pod = pod.ok_or_else(|| Status::not_found(&pods.group_resource, &name))?;
+        let mut bound = bind(pod, &binding, &node, &now)?;
+        object::set(&mut bound, "resourceVersion", version.as_str());
+        Ok(bound)
+    };
+    let part = Part::Other { prepare: |_, _| {}, validate: no_errors };
+    let updated = inner
+        .registry
+        .update(&exchange.context, &pods, &namespace, &name, part, false, &mut transform, &gate)
+        .await?;
+    exchange.made(&updated.object);
+    respond::raw(exchange, &exchange.output(false)?, StatusCode::CREATED, &respond::success(201))
+}
+
+fn no_errors(_: &Value, _: &Value) -> Vec<field::Error> {
+    Vec::new()
+}

@@ -1,0 +1,87 @@
+//! `pods/log`: the kubelet's container log, passed through.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use serde_json::Value;
+use skiff_meta::Status;
+use skiff_registry::{ReadAt, Resource, object};
+
+use super::connect;
+use crate::body::{self, Answer};
+use crate::chain::Exchange;
+use crate::server::Inner;
+
+/// The options that the kubelet understands too.
+const OPTIONS: [&str; 8] =
+    ["follow", "previous", "sinceSeconds", "sinceTime", "timestamps", "tailLines", "limitBytes", "stream"];
+
+pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -> Result<Answer, Status> {
+    let info = &exchange.info;
+    let found = inner.registry.get(resource, &info.namespace, &info.name, ReadAt::Latest).await?;
+    let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
+    let container = container_of(&pod, exchange.query.text("container"))?;
+    let node = object::at_str(&pod, &["spec", "nodeName"]);
+    if node.is_empty() {
+        // COMPAT: a pod without a node has an empty log, not an error.
+        return Ok(body::text(StatusCode::OK, ""));
+    }
+    let mut query = Vec::new();
+    for option in OPTIONS {
+        if let Some(value) = exchange.query.get(option) {
+            query.push(format!("{option}={}", connect::escape(value)));
+        }
+    }
+    let path = format!("/containerLogs/{}/{}/{container}?{}", info.namespace, info.name, query.join("&"));
+    connect::to_kubelet(inner, exchange, node, &path, body::full("")).await
+}
+
+/// The container that is meant: the one named, the one annotated, or the only one.
+pub fn container_of(pod: &Value, asked: &str) -> Result<String, Status> {
+    let names = |list: &str| -> Vec<String> {
+        object::at(pod, &["spec", list])
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(|container| container["name"].as_str().map(str::to_string))
+            .collect()
+    };
+    let (containers, init, ephemeral) = (names("containers"), names("initContainers"), names("ephemeralContainers"));
+    let pod_name = object::name(pod);
+    let annotated = object::at_str(pod, &["metadata", "annotations", "kubectl.kubernetes.io/default-container"]);
+    let asked = if asked.is_empty() { annotated } else { asked };
+    if asked.is_empty() {
+        if let [only] = containers.as_slice() {
+            return Ok(only.clone());
+        }
+        let mut message = format!("a container name must be specified for pod {pod_name}, choose one of: [{}]", containers.join(" "));
+        if !init.is_empty() {
+            message.push_str(&format!(" or one of the init containers: [{}]", init.join(" ")));
+        }
+        return Err(Status::bad_request(message));
+    }
+    if [&containers, &init, &ephemeral].iter().any(|names| names.iter().any(|name| name == asked)) {
+        return Ok(asked.to_string());
+    }
+    Err(Status::bad_request(format!("container {asked} is not valid for pod {pod_name}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn containers() {
+        let one = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a"}]}});
+        let two = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]}});
+        let check = |pod: &Value, asked: &str, expected: Result<&str, &str>| {
+            let got = container_of(pod, asked).map_err(|status| status.message);
+            assert_eq!(got, expected.map(str::to_string).map_err(str::to_string));
+        };
+        check(&one, "", Ok("a"));
+        check(&two, "i", Ok("i"));
+        check(&two, "", Err("a container name must be specified for pod p, choose one of: [a b] or one of the init containers: [i]"));
+        check(&two, "x", Err("container x is not valid for pod p"));
+    }
+}

@@ -1,0 +1,103 @@
+//! Subresources, and resources that are answered but never stored. Only this folder names kinds.
+
+mod access_review;
+mod binding;
+mod component_status;
+pub mod connect;
+mod eviction;
+mod kubelet;
+mod logs;
+mod scale;
+mod token;
+mod token_review;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::Value;
+use skiff_meta::{GroupVersionKind, Status};
+use skiff_registry::subresources::finalize;
+use skiff_registry::{Part, Resource};
+
+pub use kubelet::KubeletClient;
+
+use crate::body::{self, Answer, Body};
+use crate::chain::Exchange;
+use crate::query::WriteOptions;
+use crate::resource_paths::method_not_allowed;
+use crate::server::Inner;
+use crate::{decode, verbs};
+
+pub async fn route(
+    inner: &Arc<Inner>,
+    exchange: &mut Exchange,
+    resource: &Arc<Resource>,
+    body: Body,
+) -> Result<Answer, Status> {
+    let name = exchange.info.subresource.clone();
+    let Some(facts) = resource.facts.subresource(&name) else {
+        return Err(Status::resource_not_found());
+    };
+    if exchange.info.parts.len() > 3 && name != "proxy" {
+        return Err(Status::resource_not_found());
+    }
+    let verb = exchange.info.verb.clone();
+    if !facts.verbs.iter().any(|known| *known == verb) {
+        return Err(method_not_allowed());
+    }
+    match (name.as_str(), verb.as_str()) {
+        ("status", "get") => verbs::read::get(inner, exchange, resource).await,
+        ("status", "update") => verbs::write::update(inner, exchange, resource, body, Part::Status).await,
+        ("status", "patch") => verbs::patch::patch(inner, exchange, resource, body, Part::Status).await,
+        ("finalize", "update") => {
+            let part = Part::Other { prepare: finalize::prepare, validate: finalize::validate };
+            verbs::write::update(inner, exchange, resource, body, part).await
+        }
+        ("scale", "get") => scale::get(inner, exchange, resource).await,
+        ("scale", "update") => scale::update(inner, exchange, resource, body).await,
+        ("scale", "patch") => scale::patch(inner, exchange, resource, body).await,
+        ("binding", "create") => binding::create(inner, exchange, body).await,
+        ("eviction", "create") => eviction::create(inner, exchange, resource, body).await,
+        ("token", "create") => token::create(inner, exchange, resource, body).await,
+        ("log", "get") => logs::get(inner, exchange, resource).await,
+        ("exec" | "attach" | "portforward", _) => connect::pod_stream(inner, exchange, resource, body).await,
+        ("proxy", _) => connect::proxy(inner, exchange, resource, body).await,
+        _ => Err(Status::not_built(format_args!("{} of {}/{name}", verb, resource.plural))),
+    }
+}
+
+/// Resources without storage: reviews, bindings, component statuses.
+pub async fn virtual_resource(
+    inner: &Arc<Inner>,
+    exchange: &mut Exchange,
+    resource: &Arc<Resource>,
+    body: Body,
+) -> Result<Answer, Status> {
+    match (resource.facts.group, resource.facts.plural) {
+        ("", "bindings") => binding::create(inner, exchange, body).await,
+        ("", "componentstatuses") => component_status::read(inner, exchange, resource).await,
+        ("authentication.k8s.io", "tokenreviews") => token_review::review(inner, exchange, resource, body).await,
+        ("authentication.k8s.io", "selfsubjectreviews") => token_review::self_review(exchange, resource, body).await,
+        ("authorization.k8s.io", _) => access_review::create(inner, exchange, resource, body).await,
+        _ => Err(Status::not_built(&resource.group_resource)),
+    }
+}
+
+/// Reads the body of a create of some kind.
+pub async fn read_body(
+    exchange: &mut Exchange,
+    expected: &GroupVersionKind,
+    body: Body,
+) -> Result<(Value, WriteOptions), Status> {
+    exchange.output(false)?;
+    decode::format_of(exchange)?;
+    let bytes: Bytes = body::read(body).await?;
+    let options = WriteOptions::read(&exchange.query, "CreateOptions")?;
+    exchange.context.dry_run = options.dry_run;
+    let value = decode::typed(exchange, expected, options.field_validation, &bytes)?;
+    Ok((value, options))
+}
+
+pub fn gvk_of(resource: &Resource) -> GroupVersionKind {
+    GroupVersionKind::new(resource.facts.group, resource.facts.version, resource.facts.kind)
+}

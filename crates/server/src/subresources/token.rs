@@ -1,0 +1,123 @@
+//! `serviceaccounts/token`: signs a token for a service account, bound to an object if asked.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use serde_json::{Value, json};
+use skiff_auth::{BoundObject, TokenRequest};
+use skiff_meta::{GroupKind, GroupVersionKind, Status, field, time};
+use skiff_registry::{ReadAt, Resource, object};
+
+use super::read_body;
+use crate::body::{Answer, Body};
+use crate::chain::Exchange;
+use crate::respond;
+use crate::server::Inner;
+
+const DEFAULT_SECONDS: i64 = 3600;
+const MIN_SECONDS: i64 = 600;
+const MAX_SECONDS: i64 = 1 << 32;
+
+pub async fn create(
+    inner: &Arc<Inner>,
+    exchange: &mut Exchange,
+    resource: &Resource,
+    body: Body,
+) -> Result<Answer, Status> {
+    let gvk = GroupVersionKind::new("authentication.k8s.io", "v1", "TokenRequest");
+    let (mut request, _) = read_body(exchange, &gvk, body).await?;
+    let (namespace, name) = (exchange.info.namespace.clone(), exchange.info.name.clone());
+    let seconds = object::at(&request, &["spec", "expirationSeconds"]).and_then(Value::as_i64).unwrap_or(DEFAULT_SECONDS);
+    check_seconds(seconds)?;
+    let Some(issuer) = &inner.issuer else { return Err(Status::not_built("tokens without a service-account key")) };
+    let account = inner.registry.get(resource, &namespace, &name, ReadAt::Latest).await?;
+    let account = account.ok_or_else(|| Status::not_found(&resource.group_resource, &name))?;
+    let mut token = TokenRequest {
+        namespace: namespace.clone(),
+        service_account: BoundObject { name: name.clone(), uid: object::uid(&account).to_string() },
+        pod: None,
+        secret: None,
+        node: None,
+        audiences: object::at(&request, &["spec", "audiences"])
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(|value| value.as_str().map(str::to_string))
+            .collect(),
+        issued_at: inner.registry.now().as_second(),
+        expires_at: inner.registry.now().as_second() + seconds,
+        id: uuid::Uuid::new_v4().to_string(),
+    };
+    bind(inner, &request, &namespace, &name, &mut token).await?;
+    let expires = jiff::Timestamp::from_second(token.expires_at).map_err(Status::internal)?;
+    let signed = issuer.issue(token).map_err(Status::internal)?;
+    object::put(&mut request, &["spec", "expirationSeconds"], json!(seconds));
+    object::put(&mut request, &["spec", "audiences"], json!(signed.audiences));
+    object::put(&mut request, &["status"], json!({"token": signed.token, "expirationTimestamp": time::format_seconds(expires)}));
+    object::set(&mut request, "name", name);
+    object::set(&mut request, "namespace", namespace);
+    object::set(&mut request, "creationTimestamp", time::format_seconds(inner.registry.now()));
+    respond::raw(exchange, &exchange.output(false)?, StatusCode::CREATED, &request)
+}
+
+fn check_seconds(seconds: i64) -> Result<(), Status> {
+    let path = field::Path::new("spec.expirationSeconds");
+    let detail = if seconds < MIN_SECONDS {
+        "may not specify a duration less than 10 minutes"
+    } else if seconds > MAX_SECONDS {
+        "may not specify a duration larger than 2^32 seconds"
+    } else {
+        return Ok(());
+    };
+    let error = field::Error::invalid(&path, seconds, detail);
+    Err(Status::invalid(&GroupKind::new("authentication.k8s.io", "TokenRequest"), "", &[error]))
+}
+
+/// Binds the token to the pod, secret or node that the request names.
+async fn bind(inner: &Arc<Inner>, request: &Value, namespace: &str, account: &str, token: &mut TokenRequest) -> Result<(), Status> {
+    let Some(reference) = object::at(request, &["spec", "boundObjectRef"]) else { return Ok(()) };
+    let text = |field: &str| reference.get(field).and_then(Value::as_str).unwrap_or("");
+    let (kind, version, name, uid) = (text("kind"), text("apiVersion"), text("name"), text("uid"));
+    let (plural, namespace) = match (version, kind) {
+        ("v1", "Pod") => ("pods", namespace),
+        ("v1", "Secret") => ("secrets", namespace),
+        ("v1", "Node") => ("nodes", ""),
+        _ => {
+            return Err(Status::bad_request(format!(
+                "cannot bind token to object of type {}/{}, Kind={kind}",
+                version.split_once('/').map_or("", |(group, _)| group),
+                version.rsplit('/').next().unwrap_or("")
+            )));
+        }
+    };
+    let resource = inner.registry.resources.get("", "v1", plural).ok_or_else(|| Status::internal("no such resource"))?;
+    let found = inner.registry.get(resource, namespace, name, ReadAt::Latest).await?;
+    let found = found.ok_or_else(|| Status::not_found(&resource.group_resource, name))?;
+    if !uid.is_empty() && uid != object::uid(&found) {
+        return Err(Status::conflict(&resource.group_resource, name, format_args!(
+            "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
+        )));
+    }
+    let bound = BoundObject { name: name.to_string(), uid: object::uid(&found).to_string() };
+    match kind {
+        "Secret" => token.secret = Some(bound),
+        "Node" => token.node = Some(bound),
+        _ => {
+            let runs_as = object::at_str(&found, &["spec", "serviceAccountName"]);
+            if runs_as != account {
+                return Err(Status::bad_request(format!(
+                    "cannot bind token for serviceaccount {} to pod running with different serviceaccount name.",
+                    field::quote(account)
+                )));
+            }
+            token.pod = Some(bound);
+            let node = object::at_str(&found, &["spec", "nodeName"]);
+            if !node.is_empty() {
+                let nodes = inner.registry.resources.get("", "v1", "nodes").ok_or_else(|| Status::internal("no such resource"))?;
+                let uid = inner.registry.get(nodes, "", node, ReadAt::Any).await?.map(|node| object::uid(&node).to_string());
+                token.node = Some(BoundObject { name: node.to_string(), uid: uid.unwrap_or_default() });
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! The Table form of objects, which `kubectl get` prints, and the metadata-only form.
+
+use serde_json::{Map, Value, json};
+use skiff_meta::{GroupKind, Status, field};
+use skiff_registry::{Resource, object};
+
+use crate::query::Query;
+
+/// How much of each object a row carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IncludeObject {
+    None,
+    Metadata,
+    Object,
+}
+
+impl IncludeObject {
+    pub fn read(query: &Query) -> Result<IncludeObject, Status> {
+        match query.text("includeObject") {
+            "" | "Metadata" => Ok(IncludeObject::Metadata),
+            "None" => Ok(IncludeObject::None),
+            "Object" => Ok(IncludeObject::Object),
+            other => {
+                let path = field::Path::new("includeObject");
+                let error = field::Error::invalid(&path, other, "must be 'Metadata', 'Object', 'None', or empty");
+                Err(Status::invalid(&GroupKind::new("meta.k8s.io", "TableOptions"), "", &[error]))
+            }
+        }
+    }
+}
+
+pub fn columns(resource: &Resource) -> Value {
+    let columns = resource.rules.columns.iter().map(|column| {
+        json!({"name": column.name, "type": column.kind, "format": column.format,
+            "description": column.description, "priority": column.priority})
+    });
+    Value::Array(columns.collect())
+}
+
+/// One row. `stored` is in the stored version, which is the one that the kind's columns read.
+pub fn row(resource: &Resource, stored: &Value, version: &str, include: IncludeObject, now: i64) -> Value {
+    let cells = (resource.rules.row)(stored, now);
+    let object = match include {
+        IncludeObject::None => Value::Null,
+        IncludeObject::Metadata => partial(stored, &format!("meta.k8s.io/{version}")),
+        IncludeObject::Object => {
+            let mut value = stored.clone();
+            resource.from_stored(&mut value);
+            value
+        }
+    };
+    json!({"cells": cells, "object": object})
+}
+
+pub fn of_object(resource: &Resource, stored: &Value, version: &str, include: IncludeObject) -> Value {
+    let now = jiff::Timestamp::now().as_second();
+    let metadata = json!({"resourceVersion": object::resource_version(stored)});
+    table(version, metadata, columns(resource), vec![row(resource, stored, version, include, now)])
+}
+
+pub fn table(version: &str, metadata: Value, columns: Value, rows: Vec<Value>) -> Value {
+    json!({"kind": "Table", "apiVersion": format!("meta.k8s.io/{version}"),
+        "metadata": metadata, "columnDefinitions": columns, "rows": rows})
+}
+
+/// The object's metadata alone.
+pub fn partial(stored: &Value, api_version: &str) -> Value {
+    let mut out = Map::new();
+    out.insert("kind".into(), json!("PartialObjectMetadata"));
+    out.insert("apiVersion".into(), json!(api_version));
+    out.insert("metadata".into(), stored.get("metadata").cloned().unwrap_or_else(|| json!({})));
+    Value::Object(out)
+}

@@ -1,0 +1,101 @@
+//! Delete and deletecollection.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use serde_json::Value;
+use skiff_api::facts;
+use skiff_meta::Status;
+use skiff_registry::{DeleteOptions, Deleted, Resource, encode, is_not_found, object};
+use skiff_schema::decode as schema_decode;
+
+use crate::body::{self, Answer, Body};
+use crate::chain::Exchange;
+use crate::decode;
+use crate::gate::Admission;
+use crate::query;
+use crate::respond::{self, Stored};
+use crate::server::Inner;
+use crate::verbs::read;
+
+pub async fn delete(
+    inner: &Arc<Inner>,
+    exchange: &mut Exchange,
+    resource: &Resource,
+    body: Body,
+) -> Result<Answer, Status> {
+    exchange.output(false)?;
+    let (value, options) = options(exchange, body).await?;
+    exchange.context.dry_run = options.dry_run;
+    let deleted = {
+        let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&value));
+        let info = &exchange.info;
+        inner.registry.delete(&exchange.context, resource, &info.namespace, &info.name, &options, &gate).await?
+    };
+    exchange.made(&deleted.object);
+    answer(exchange, resource, deleted, &options)
+}
+
+fn answer(exchange: &Exchange, resource: &Resource, deleted: Deleted, options: &DeleteOptions) -> Result<Answer, Status> {
+    let accepted = !deleted.gone && options.orphan_dependents == Some(false);
+    let code = if accepted { StatusCode::ACCEPTED } else { StatusCode::OK };
+    if resource.returns_deleted || !(deleted.gone || deleted.pending) {
+        return respond::object(exchange, resource, code, Stored::Value(deleted.object));
+    }
+    let object = &deleted.object;
+    let status = Status::deleted(&resource.group_resource, object::name(object), object::uid(object));
+    respond::raw(exchange, &exchange.output(false)?, code, &status.to_value())
+}
+
+/// DeleteOptions from the body, or from the query where there is no body.
+async fn options(exchange: &Exchange, body: Body) -> Result<(Value, DeleteOptions), Status> {
+    let bytes = body::read(body).await?;
+    let value = if bytes.is_empty() {
+        query::delete_options(&exchange.query)?
+    } else {
+        let format = decode::format_of(exchange)?;
+        let document = schema_decode::Document::parse(&bytes, format)
+            .map_err(|error| Status::bad_request(format!("couldn't get version/kind; json parse error: {error}")))?;
+        let schema = facts::schema();
+        let Some(id) = schema.by_name("io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions") else {
+            return Err(Status::internal("no type DeleteOptions"));
+        };
+        let checked = document.check(schema, id).map_err(|error| Status::bad_request(error.to_string()))?;
+        let kind = checked.value.get("kind").and_then(Value::as_str).unwrap_or("");
+        if !kind.is_empty() && kind != "DeleteOptions" {
+            return Err(Status::bad_request("decoded object cannot be converted to DeleteOptions"));
+        }
+        checked.value
+    };
+    let options = DeleteOptions::from_value(&value)?;
+    Ok((value, options))
+}
+
+/// Deletes what a list would return, one by one. Not atomic, as upstream.
+pub async fn delete_collection(
+    inner: &Arc<Inner>,
+    exchange: &mut Exchange,
+    resource: &Resource,
+    body: Body,
+) -> Result<Answer, Status> {
+    let output = exchange.output(false)?;
+    let list = read::list_options(exchange, resource, false)?;
+    let (value, options) = options(exchange, body).await?;
+    exchange.context.dry_run = options.dry_run;
+    let listed = inner.registry.list(resource, read::cache_list(exchange, &list)?).await?;
+    {
+        let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&value));
+        for entry in &listed.items {
+            let (namespace, name) = (&*entry.head.namespace, &*entry.head.name);
+            match inner.registry.delete(&exchange.context, resource, namespace, name, &options, &gate).await {
+                Ok(_) => {}
+                Err(status) if is_not_found(&status) => {}
+                Err(status) => return Err(status),
+            }
+        }
+    }
+    if let Some(last) = listed.items.last() {
+        exchange.made(&encode::decode(&last.bytes)?);
+    }
+    read::answer_list(exchange, resource, &output, listed)
+}

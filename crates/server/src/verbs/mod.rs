@@ -1,0 +1,7 @@
+//! The verbs of the main resources and of `status`: what happens between authorization and the answer.
+
+pub mod delete;
+pub mod patch;
+pub mod read;
+pub mod watch;
+pub mod write;

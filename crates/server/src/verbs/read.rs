@@ -1,0 +1,188 @@
+//! Get and list.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use skiff_meta::Status;
+use skiff_registry::{ListResult, ReadAt, Resource, encode, hooks};
+
+use crate::body::Answer;
+use crate::chain::Exchange;
+use crate::compress;
+use crate::list_body::{Item, ListBody};
+use crate::negotiate::{Format, Transform};
+use crate::query::{ListOptions, VersionMatch};
+use crate::respond::{self, Stored};
+use crate::server::Inner;
+use crate::table::{self, IncludeObject};
+
+pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -> Result<Answer, Status> {
+    exchange.output(false)?;
+    let info = &exchange.info;
+    let at = get_version(exchange.query.text("resourceVersion"))?;
+    let found = inner.registry.get_entry(resource, &info.namespace, &info.name, at).await?;
+    let Some(entry) = found else {
+        return Err(Status::not_found(&resource.group_resource, &info.name));
+    };
+    respond::object(exchange, resource, StatusCode::OK, Stored::Bytes(entry.bytes.clone()))
+}
+
+/// How fresh a get must be.
+fn get_version(text: &str) -> Result<ReadAt, Status> {
+    match text {
+        "" => Ok(ReadAt::Latest),
+        "0" => Ok(ReadAt::Any),
+        text => text.parse().map(ReadAt::NotOlderThan).map_err(|_| bad_version(text)),
+    }
+}
+
+pub fn bad_version(text: &str) -> Status {
+    use skiff_meta::{GroupKind, field};
+    let why = format!("strconv.ParseUint: parsing {}: invalid syntax", field::quote(text));
+    let error = field::Error::invalid(&field::Path::new("resourceVersion"), text, why);
+    Status::invalid(&GroupKind::new("", "ListOptions"), text, &[error])
+}
+
+/// The list options of a request, with the field names that the kind can be selected by.
+pub fn list_options(exchange: &Exchange, resource: &Resource, watch: bool) -> Result<ListOptions, Status> {
+    let empty = json!({});
+    let selectable: Vec<&'static str> = (resource.rules.selectable)(&empty).into_iter().map(|(name, _)| name).collect();
+    let name = if exchange.info.parts.len() >= 2 { exchange.info.name.as_str() } else { "" };
+    ListOptions::read(&exchange.query, watch, name, &selectable, |field| hooks::stored_field(resource, field))
+}
+
+/// The read that the options ask of the cache.
+pub fn cache_list(exchange: &Exchange, options: &ListOptions) -> Result<skiff_registry::ListOptions, Status> {
+    let version = options.resource_version.as_str();
+    let number = || version.parse::<i64>().map_err(|_| bad_version(version));
+    let at = match (version, options.version_match) {
+        ("", _) => ReadAt::Latest,
+        ("0", _) => ReadAt::Any,
+        (_, VersionMatch::Exact) => ReadAt::Exact(number()?),
+        // COMPAT: a first page at a version is that exact version, unless the match says otherwise.
+        (_, VersionMatch::Unset) if options.limit > 0 => ReadAt::Exact(number()?),
+        _ => ReadAt::NotOlderThan(number()?),
+    };
+    if !options.continue_token.is_empty() && !matches!(version, "" | "0") {
+        return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
+    }
+    let mut namespace = (!exchange.info.namespace.is_empty()).then(|| exchange.info.namespace.clone());
+    if namespace.is_none()
+        && let Some(selected) = options.fields.required_value("metadata.namespace")
+        && !selected.is_empty()
+    {
+        namespace = Some(selected.to_string());
+    }
+    Ok(skiff_registry::ListOptions {
+        namespace,
+        labels: options.labels.clone(),
+        fields: options.fields.clone(),
+        at,
+        limit: options.limit,
+        continue_token: (!options.continue_token.is_empty()).then(|| options.continue_token.clone()),
+    })
+}
+
+pub async fn list(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -> Result<Answer, Status> {
+    let output = exchange.output(false)?;
+    let options = list_options(exchange, resource, false)?;
+    let listed = inner.registry.list(resource, cache_list(exchange, &options)?).await?;
+    answer_list(exchange, resource, &output, listed)
+}
+
+/// Answers with a list in the form asked for.
+pub fn answer_list(
+    exchange: &Exchange,
+    resource: &Resource,
+    output: &crate::negotiate::Output,
+    listed: ListResult,
+) -> Result<Answer, Status> {
+    let metadata = list_metadata(&listed);
+    match &output.transform {
+        Transform::None if output.format == Format::Json && !output.pretty => {
+            let mut items = Vec::with_capacity(listed.items.len());
+            for entry in listed.items {
+                let item = match resource.served_as_stored().then(|| Item::cached(entry.clone(), &resource.opening)).flatten() {
+                    Some(item) => item,
+                    None => Item::Made(made_item(resource, &entry.bytes)?.to_string().into_bytes()),
+                };
+                items.push(item);
+            }
+            let head = format!(
+                "{{\"kind\":\"{}List\",\"apiVersion\":\"{}\",\"metadata\":{metadata},\"items\":[",
+                resource.kind, resource.api_version
+            );
+            Ok(stream(exchange, ListBody::new(Bytes::from(head), items)))
+        }
+        Transform::None => {
+            let items: Result<Vec<Value>, Status> =
+                listed.items.iter().map(|entry| made_item(resource, &entry.bytes)).collect();
+            let value = json!({"kind": format!("{}List", resource.kind), "apiVersion": resource.api_version,
+                "metadata": metadata, "items": items?});
+            respond::raw(exchange, output, StatusCode::OK, &value)
+        }
+        Transform::Table(version) => {
+            let include = IncludeObject::read(&exchange.query)?;
+            let now = jiff::Timestamp::now().as_second();
+            let mut rows = Vec::with_capacity(listed.items.len());
+            for entry in &listed.items {
+                rows.push(table::row(resource, &encode::decode(&entry.bytes)?, version, include, now));
+            }
+            let columns = table::columns(resource);
+            respond::raw(exchange, output, StatusCode::OK, &table::table(version, metadata, columns, rows))
+        }
+        Transform::PartialObjectMetadataList(version) | Transform::PartialObjectMetadata(version) => {
+            if let Transform::PartialObjectMetadata(_) = output.transform {
+                return Err(Status::not_acceptable(
+                    "you requested PartialObjectMetadata, but the requested object is a list",
+                ));
+            }
+            let mut items = Vec::with_capacity(listed.items.len());
+            for entry in &listed.items {
+                let mut item = table::partial(&encode::decode(&entry.bytes)?, "");
+                if let Some(map) = item.as_object_mut() {
+                    map.remove("kind");
+                    map.remove("apiVersion");
+                }
+                items.push(item);
+            }
+            let value = json!({"kind": "PartialObjectMetadataList", "apiVersion": format!("meta.k8s.io/{version}"),
+                "metadata": metadata, "items": items});
+            respond::raw(exchange, output, StatusCode::OK, &value)
+        }
+    }
+}
+
+/// An object as an item of a list: converted, without kind and apiVersion.
+fn made_item(resource: &Resource, bytes: &[u8]) -> Result<Value, Status> {
+    let mut value = encode::decode(bytes)?;
+    resource.from_stored(&mut value);
+    if let Some(map) = value.as_object_mut() {
+        map.remove("kind");
+        map.remove("apiVersion");
+    }
+    Ok(value)
+}
+
+fn list_metadata(listed: &ListResult) -> Value {
+    let mut metadata = json!({"resourceVersion": listed.revision.to_string()});
+    if let Some(token) = &listed.continue_token {
+        metadata["continue"] = json!(token);
+    }
+    if let Some(remaining) = listed.remaining.filter(|_| listed.continue_token.is_some()) {
+        metadata["remainingItemCount"] = json!(remaining);
+    }
+    metadata
+}
+
+fn stream(exchange: &Exchange, list: ListBody) -> Answer {
+    let gzip = list.len() >= compress::THRESHOLD as u64 && compress::accepted(exchange);
+    let body = if gzip { list.gzip() } else { list };
+    let mut response = Response::new(body.boxed_unsync());
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if gzip { compress::mark(response) } else { response }
+}
+

@@ -1,0 +1,94 @@
+//! Create and update.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use serde_json::Value;
+use skiff_meta::Status;
+use skiff_registry::{Part, Resource, object};
+
+use crate::body::{self, Answer, Body};
+use crate::chain::Exchange;
+use crate::decode;
+use crate::gate::Admission;
+use crate::query::WriteOptions;
+use crate::respond::{self, Stored};
+use crate::server::Inner;
+
+pub async fn create(
+    inner: &Arc<Inner>,
+    exchange: &mut Exchange,
+    resource: &Resource,
+    body: Body,
+) -> Result<Answer, Status> {
+    exchange.output(false)?;
+    decode::format_of(exchange)?;
+    let bytes = body::read(body).await?;
+    let options = WriteOptions::read(&exchange.query, "CreateOptions")?;
+    exchange.context.dry_run = options.dry_run;
+    let mut value = decode::object(exchange, resource, options.field_validation, &bytes)?;
+    // A new object has no system metadata, whatever the client sends.
+    let metadata = object::metadata_mut(&mut value);
+    for field in ["creationTimestamp", "uid", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "managedFields"] {
+        metadata.remove(field);
+    }
+    if metadata.remove("resourceVersion").is_some_and(|version| version.as_str().is_some_and(|v| !v.is_empty() && v != "0")) {
+        return Err(Status::failure(500, "", "resourceVersion should not be set on objects to be created"));
+    }
+    let namespace = exchange.info.namespace.clone();
+    let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&options.value));
+    let stored = inner.registry.create(&exchange.context, resource, &namespace, value, &gate).await?;
+    exchange.made(&stored);
+    respond::object(exchange, resource, StatusCode::CREATED, Stored::Value(stored))
+}
+
+pub async fn update(
+    inner: &Arc<Inner>,
+    exchange: &mut Exchange,
+    resource: &Resource,
+    body: Body,
+    part: Part,
+) -> Result<Answer, Status> {
+    exchange.output(false)?;
+    decode::format_of(exchange)?;
+    let bytes = body::read(body).await?;
+    let options = WriteOptions::read(&exchange.query, "UpdateOptions")?;
+    exchange.context.dry_run = options.dry_run;
+    let value = decode::object(exchange, resource, options.field_validation, &bytes)?;
+    check_name(exchange, &value)?;
+    let info = &exchange.info;
+    let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&options.value));
+    let mut transform = |_: Option<&Value>| Ok(value.clone());
+    let allow_create = resource.rules.allow_create_on_update && matches!(part, Part::Main);
+    let updated = inner
+        .registry
+        .update(&exchange.context, resource, &info.namespace, &info.name, part, allow_create, &mut transform, &gate)
+        .await?;
+    exchange.made(&updated.object);
+    let code = if updated.created { StatusCode::CREATED } else { StatusCode::OK };
+    respond::object(exchange, resource, code, Stored::Value(updated.object))
+}
+
+/// The body must be about the object that the path names.
+pub fn check_name(exchange: &Exchange, value: &Value) -> Result<(), Status> {
+    let (info, name, namespace) = (&exchange.info, object::name(value), object::namespace(value));
+    if name.is_empty() {
+        return Err(Status::bad_request(format!(
+            "the name of the object ({} based on URL) was undeterminable: name must be provided",
+            info.name
+        )));
+    }
+    if name != info.name {
+        return Err(Status::bad_request(format!(
+            "the name of the object ({name}) does not match the name on the URL ({})",
+            info.name
+        )));
+    }
+    if !info.namespace.is_empty() && !namespace.is_empty() && namespace != info.namespace {
+        return Err(Status::bad_request(format!(
+            "the namespace of the object ({namespace}) does not match the namespace on the request ({})",
+            info.namespace
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! A whole API server on a store in a temporary folder, driven through the in-process door.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, Request};
+use http_body_util::{BodyExt, Full};
+use serde_json::Value;
+use skiff_auth::UserInfo;
+use skiff_server::{Answer, Body, InProcess, Server, ServerConfig, ServiceAccountKey, Version};
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+pub struct Cluster {
+    pub server: Server,
+    pub shutdown: CancellationToken,
+    pub pki: skiff_pki::Pki,
+    dir: tempfile::TempDir,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}
+
+/// An answer that was read to its end.
+#[derive(Debug)]
+pub struct Reply {
+    pub code: u16,
+    pub headers: HeaderMap,
+    pub text: String,
+    pub json: Value,
+}
+
+impl Cluster {
+    pub async fn start() -> Cluster {
+        Cluster::open(tempfile::tempdir().expect("a folder")).await
+    }
+
+    async fn open(dir: tempfile::TempDir) -> Cluster {
+        let store = skiff_store::Embedded::open(dir.path().join("store")).expect("a store");
+        let pki = skiff_pki::Pki::open(&dir.path().join("pki")).expect("keys");
+        let (private_key, public_key) = pki.service_account_keys().expect("a key");
+        let issuer = "https://kubernetes.default.svc.cluster.local".to_string();
+        let names = ["localhost".to_string(), "127.0.0.1".to_string()];
+        let identity = pki.serving("apiserver", "kube-apiserver", &names).expect("a certificate");
+        let tls = Arc::new(skiff_pki::server_config(&identity, Some(pki.ca_certificate())).expect("TLS"));
+        let shutdown = CancellationToken::new();
+        let server = Server::start(ServerConfig {
+            store: Arc::new(store),
+            service_cidr: "10.96.0.0/16".to_string(),
+            node_ports: 30000..=32767,
+            advertise_address: "127.0.0.1".parse().expect("an address"),
+            advertise_port: 6443,
+            tls,
+            service_account: Some(ServiceAccountKey { private_key, public_key, issuer, audiences: Vec::new() }),
+            anonymous: true,
+            admission: skiff_admission::Chain::recommended(),
+            kubelet: None,
+            recorder: Arc::default(),
+            version: Version::default(),
+            shutdown: shutdown.clone(),
+        })
+        .await
+        .expect("starts");
+        Cluster { server, shutdown, pki, dir }
+    }
+
+    pub fn admin(&self) -> InProcess {
+        self.server.service(UserInfo::new("admin", ["system:masters"]))
+    }
+
+    pub async fn send(&self, method: &str, uri: &str, content_type: &str, body: impl Into<Bytes>) -> Reply {
+        self.send_as(self.admin(), method, uri, &[("content-type", content_type)], body).await
+    }
+
+    pub async fn send_as(
+        &self,
+        service: InProcess,
+        method: &str,
+        uri: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Reply {
+        let mut request = Request::builder().method(method).uri(uri);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(body.into())).expect("a request");
+        read(service.oneshot(request).await.expect("answers")).await
+    }
+
+    pub async fn get(&self, uri: &str) -> Reply {
+        self.send("GET", uri, "application/json", "").await
+    }
+
+    pub async fn post(&self, uri: &str, value: Value) -> Reply {
+        self.send("POST", uri, "application/json", value.to_string()).await
+    }
+
+    pub async fn put(&self, uri: &str, value: Value) -> Reply {
+        self.send("PUT", uri, "application/json", value.to_string()).await
+    }
+
+    pub async fn patch(&self, uri: &str, kind: &str, value: Value) -> Reply {
+        self.send("PATCH", uri, &format!("application/{kind}+json"), value.to_string()).await
+    }
+
+    pub async fn delete(&self, uri: &str, options: Value) -> Reply {
+        self.send("DELETE", uri, "application/json", options.to_string()).await
+    }
+
+    pub async fn watch(&self, uri: &str) -> Frames {
+        let request = Request::builder().uri(uri).body(Full::<Bytes>::default()).expect("a request");
+        let answer = self.admin().oneshot(request).await.expect("answers");
+        assert_eq!(answer.status(), 200);
+        Frames { body: answer.into_body(), rest: Vec::new() }
+    }
+}
+
+async fn read(answer: Answer) -> Reply {
+    let (parts, body) = answer.into_parts();
+    let bytes = body.collect().await.expect("a body").to_bytes();
+    Reply {
+        code: parts.status.as_u16(),
+        headers: parts.headers,
+        json: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+        text: String::from_utf8_lossy(&bytes).into_owned(),
+    }
+}
+
+/// The events of a watch.
+pub struct Frames {
+    body: Body,
+    rest: Vec<u8>,
+}
+
+impl Frames {
+    /// The next event; `None` when the watch ended.
+    pub async fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                return Some(serde_json::from_slice(&line).expect("JSON"));
+            }
+            match self.body.frame().await? {
+                Ok(frame) => self.rest.extend_from_slice(frame.data_ref().expect("data")),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// The next event in short: `ADDED name`.
+    pub async fn brief(&mut self) -> String {
+        let event = self.next().await.expect("an event");
+        format!("{} {}", event["type"].as_str().expect("a type"), event["object"]["metadata"]["name"].as_str().unwrap_or("-"))
+    }
+}
