@@ -1,5 +1,7 @@
 //! The cache over a real embedded store: freshness, paging, watching, and what happens to the slow.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

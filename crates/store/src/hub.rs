@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use crate::{Batch, Error, Event, Position, Result, Watch};
 
@@ -39,6 +39,7 @@ impl Default for Limits {
 pub(crate) struct Hub {
     inner: Mutex<Inner>,
     revision: Arc<AtomicI64>,
+    moved: Notify,
 }
 
 struct Inner {
@@ -105,11 +106,25 @@ impl Hub {
         Hub {
             inner: Mutex::new(inner),
             revision: Arc::new(AtomicI64::new(revision)),
+            moved: Notify::new(),
         }
     }
 
     pub fn revision(&self) -> i64 {
         self.revision.load(Ordering::Acquire)
+    }
+
+    /// Waits until this revision has been published.
+    pub async fn reached(&self, revision: i64) {
+        loop {
+            let mut moved = std::pin::pin!(self.moved.notified());
+            // Listen before looking, so that a move in between is not missed.
+            moved.as_mut().enable();
+            if self.revision() >= revision {
+                return;
+            }
+            moved.await;
+        }
     }
 
     /// Adds events in order, hands them to their subscribers, and only then lets `revision` be seen.
@@ -150,6 +165,7 @@ impl Hub {
         }
         inner.odd.retain_mut(|subscriber| subscriber.flush(revision));
         self.revision.fetch_max(revision, Ordering::AcqRel);
+        self.moved.notify_waiters();
     }
 
     pub fn watch(&self, prefix: &str, from: i64) -> Result<Watch> {
@@ -188,6 +204,15 @@ impl Hub {
             inner.odd.push(subscriber);
         }
         Ok(Watch::new(replay, live, position))
+    }
+
+    /// Whether the history has an event of exactly this revision.
+    pub fn has_event(&self, revision: i64) -> bool {
+        self.inner
+            .lock()
+            .ring
+            .binary_search_by_key(&revision, |kept| kept.event.revision)
+            .is_ok()
     }
 
     /// The revision up to which history must go for `limits` to hold, if any must.
@@ -240,6 +265,7 @@ impl Hub {
             let _ = subscriber.queue.try_send(Err(Error::Compacted { revision }));
         }
         self.revision.fetch_max(revision, Ordering::AcqRel);
+        self.moved.notify_waiters();
     }
 }
 

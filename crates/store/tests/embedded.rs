@@ -1,6 +1,8 @@
 //! The embedded store: the shared suite, and what only it promises: reopening, kill -9, a full disk,
 //! leases, its own compaction, refusal of data that is not its own.
 
+#![allow(clippy::unwrap_used)]
+
 mod suite;
 
 use std::io::{BufRead, BufReader};
@@ -19,9 +21,9 @@ use suite::{delete, events_until, put, write};
 async fn the_shared_suite() {
     let dir = tempfile::tempdir().unwrap();
     let count = AtomicU64::new(0);
-    suite::all(|| {
+    suite::all(async || {
         let dir = dir.path().join(count.fetch_add(1, Ordering::Relaxed).to_string());
-        async move { Arc::new(Embedded::open(dir).unwrap()) as Arc<dyn Store> }
+        Arc::new(Embedded::open(dir).unwrap()) as Arc<dyn Store>
     })
     .await;
 }
@@ -357,4 +359,76 @@ async fn kill_9_loses_no_acknowledged_write() {
         }
         assert!(now >= highest, "the revision never goes back");
     }
+}
+
+/// Not a test of its own: runs on the small file system that [`a_file_system_without_space`] mounts.
+#[tokio::test]
+async fn child_on_a_small_file_system() {
+    let Ok(dir) = std::env::var("SKIFF_STORE_TEST_SMALL") else {
+        return;
+    };
+    let dir = std::path::Path::new(&dir);
+    let store = Embedded::open(dir.join("data")).unwrap();
+    let mut stored = 0;
+    let error = loop {
+        let op = Op::Put(Bytes::from(vec![7; 64 << 10]));
+        match store
+            .write(&format!("/registry/{stored}"), Expect::Absent, op, None)
+            .await
+        {
+            Ok(_) => stored += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::DiskFull(_)), "{error}");
+    let revision = store.revision().await.unwrap();
+    assert_eq!(revision, 1 + stored);
+    // Space comes back: writes work again, without a restart and without a gap.
+    std::fs::remove_file(dir.join("ballast")).unwrap();
+    for n in 0..4 {
+        assert_eq!(
+            write(&store, &format!("/registry/late-{n}"), &"x".repeat(64 << 10)).await,
+            revision + 1 + n
+        );
+    }
+    drop(store);
+    let store = Embedded::open(dir.join("data")).unwrap();
+    assert_eq!(store.revision().await.unwrap(), revision + 4);
+    assert_eq!(
+        store
+            .range("/registry/", None, 0, None)
+            .await
+            .unwrap()
+            .items
+            .len() as i64,
+        stored + 4
+    );
+    println!("survived a full disk");
+}
+
+#[test]
+fn a_file_system_without_space() {
+    let dir = tempfile::tempdir().unwrap();
+    // In a mount namespace of its own: the mount goes when the process does.
+    let script = "mount -t tmpfs -o size=8m none \"$0\" 2>/dev/null || { echo no mounts here; exit 0; }
+        head -c 2097152 /dev/zero > \"$0/ballast\"
+        exec \"$1\" --exact child_on_a_small_file_system --nocapture";
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", script])
+        .arg(dir.path())
+        .arg(std::env::current_exe().unwrap())
+        .env("SKIFF_STORE_TEST_SMALL", dir.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let refused = text.contains("no mounts here")
+        || String::from_utf8_lossy(&output.stderr).contains("Operation not permitted");
+    if refused {
+        eprintln!("skipped: mounting needs root");
+        return;
+    }
+    assert!(
+        output.status.success() && text.contains("survived a full disk"),
+        "{output:?}"
+    );
 }

@@ -1,2 +1,496 @@
-//! (being written)
-pub struct Etcd;
+//! The store on a real etcd (3.4 or newer), spoken to in its gRPC API. Reads and writes go straight to
+//! the cluster; what changes comes through one watch ([`feed`]) into a hub like the embedded store's.
+//!
+//! `revision()` is a linearizable read that then waits for the watch to arrive there. Should the newest
+//! revision be a write outside of our prefix, which our watch will never show, a write of our own behind
+//! it is the fence: when the watch shows that one, everything before it has been shown. (Etcd's own
+//! progress request would do, but before 3.4.25 and 3.5.8 its answer can overtake events.)
+
+mod client;
+mod current;
+mod feed;
+mod lease;
+mod proto;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::task::AbortHandle;
+
+use crate::hub::{Hub, Limits};
+use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
+use client::{Again, Client, translate};
+use current::Current;
+use lease::Leases;
+use proto::{
+    CompactionRequest, CompactionResponse, Compare, CompareTarget, CompareValue, DeleteRangeRequest,
+    PutRequest, PutResponse, RangeRequest, RangeResponse, Request, RequestOp, Response, StatusRequest,
+    StatusResponse, TxnRequest, TxnResponse,
+};
+
+const FORMAT: i64 = 1;
+const FORMAT_KEY: &str = "/skiff/format";
+/// Keys asked for at once, so that no answer gets too large.
+const PAGE: i64 = 1000;
+/// How long `revision()` waits for the watch before it writes a fence: long while etcd is ours alone
+/// (then the event is surely on its way), short once somebody else was seen to write to it.
+const FENCE_AFTER_ALONE: u64 = 500;
+const FENCE_AFTER_SHARED: u64 = 5;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const RANGE: &str = "/etcdserverpb.KV/Range";
+const TXN: &str = "/etcdserverpb.KV/Txn";
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// `--etcd-servers`.
+    pub endpoints: Vec<String>,
+    /// `--etcd-cafile`, `--etcd-certfile`, `--etcd-keyfile`.
+    pub ca_file: Option<PathBuf>,
+    pub cert_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
+    /// `--etcd-prefix`: all keys are below it. It is a part of the keys already; here it says what to watch.
+    pub prefix: String,
+    pub limits: Limits,
+    /// `--etcd-compaction-interval`; `None`: etcd compacts itself, or somebody else sees to it.
+    pub compact_every: Option<Duration>,
+}
+
+impl Options {
+    pub fn new(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Options {
+        Options {
+            endpoints: endpoints.into_iter().map(Into::into).collect(),
+            ca_file: None,
+            cert_file: None,
+            key_file: None,
+            prefix: "/registry".to_owned(),
+            limits: Limits::default(),
+            compact_every: Some(Duration::from_secs(300)),
+        }
+    }
+}
+
+pub struct Etcd {
+    shared: Arc<Shared>,
+    leases: Leases,
+    tasks: Vec<AbortHandle>,
+}
+
+struct Shared {
+    client: Arc<Client>,
+    hub: Hub,
+    /// The prefix with its `/`.
+    root: String,
+    limits: Limits,
+    /// Milliseconds; see [`FENCE_AFTER_ALONE`].
+    fence_after: AtomicU64,
+    current: Arc<Current>,
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+/// The first key after all that start with `prefix`.
+fn prefix_end(prefix: &str) -> Bytes {
+    let mut end = prefix.as_bytes().to_vec();
+    while let Some(last) = end.pop() {
+        if last < 0xff {
+            end.push(last + 1);
+            return Bytes::from(end);
+        }
+    }
+    // All keys from the start on, in etcd's notation.
+    Bytes::from_static(&[0])
+}
+
+fn bytes(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+fn key_value(kv: proto::KeyValue) -> Result<KeyValue> {
+    let key = std::str::from_utf8(&kv.key)
+        .map_err(|_| Error::Corrupt(format!("a key in etcd is not text: {:?}", kv.key)))?;
+    Ok(KeyValue {
+        key: key.into(),
+        value: feed::detach(kv.value),
+        create_revision: kv.create_revision,
+        mod_revision: kv.mod_revision,
+    })
+}
+
+fn op(request: Request) -> RequestOp {
+    RequestOp {
+        request: Some(request),
+    }
+}
+
+fn range_of(key: &str) -> RangeRequest {
+    RangeRequest {
+        key: bytes(key),
+        ..RangeRequest::default()
+    }
+}
+
+impl Shared {
+    fn error(&self, status: tonic::Status) -> Error {
+        translate(status, 0, self.hub.revision())
+    }
+
+    /// The cluster's revision, read consistently.
+    async fn current(&self) -> Result<i64> {
+        self.current.read().await.map_err(|status| self.error(status))
+    }
+}
+
+impl Etcd {
+    /// Connects, checks that the data is of a format that this skiff knows, and starts to follow it.
+    pub async fn open(options: Options) -> Result<Etcd> {
+        let client = Arc::new(Client::new(&options)?);
+        let current = Arc::new(Current::new(client.clone()));
+        let revision = check_format(&client).await?;
+        let root = format!("{}/", options.prefix.trim_end_matches('/'));
+        let hub = Hub::new(revision, revision, Vec::new(), now());
+        let shared = Arc::new(Shared {
+            client,
+            hub,
+            root,
+            limits: options.limits,
+            fence_after: AtomicU64::new(FENCE_AFTER_ALONE),
+            current,
+        });
+        let mut tasks = vec![tokio::spawn(feed::run(Arc::downgrade(&shared))).abort_handle()];
+        if let Some(every) = options.compact_every {
+            tasks.push(tokio::spawn(keep_compact(Arc::downgrade(&shared), every)).abort_handle());
+        }
+        Ok(Etcd {
+            shared,
+            leases: Leases::default(),
+            tasks,
+        })
+    }
+
+    async fn range_page(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: i64,
+        at: Option<i64>,
+    ) -> Result<RangeResponse> {
+        let key = match after {
+            Some(after) if after >= prefix => format!("{after}\0"),
+            _ => prefix.to_owned(),
+        };
+        let revision = at.unwrap_or(0);
+        let request = RangeRequest {
+            key: bytes(&key),
+            range_end: prefix_end(prefix),
+            limit,
+            revision,
+            count_only: false,
+        };
+        let answer = self.shared.client.call(RANGE, request, Again::Yes).await;
+        answer.map_err(|status| translate(status, revision, self.shared.hub.revision()))
+    }
+
+    async fn transact(
+        &self,
+        key: &str,
+        expect: Expect,
+        success: Request,
+    ) -> Result<TxnResponse, tonic::Status> {
+        let compare = |revision: i64| Compare {
+            result: 0,
+            target: CompareTarget::Mod.into(),
+            key: bytes(key),
+            value: Some(CompareValue::ModRevision(revision)),
+        };
+        let compare = match expect {
+            Expect::Any => Vec::new(),
+            Expect::Absent => vec![compare(0)],
+            Expect::Revision(revision) => vec![compare(revision)],
+        };
+        let failure = vec![op(Request::Range(range_of(key)))];
+        let request = TxnRequest {
+            compare,
+            success: vec![op(success)],
+            failure,
+        };
+        self.shared.client.call(TXN, request, Again::Unsent).await
+    }
+}
+
+/// Records the format in data that has none; refuses a newer one. The cluster's revision.
+async fn check_format(client: &Client) -> Result<i64> {
+    let put = PutRequest {
+        key: bytes(FORMAT_KEY),
+        value: bytes(&FORMAT.to_string()),
+        ..Default::default()
+    };
+    let absent = Compare {
+        result: 0,
+        target: CompareTarget::Mod.into(),
+        key: bytes(FORMAT_KEY),
+        value: Some(CompareValue::ModRevision(0)),
+    };
+    let request = TxnRequest {
+        compare: vec![absent],
+        success: vec![op(Request::Put(put))],
+        failure: vec![op(Request::Range(range_of(FORMAT_KEY)))],
+    };
+    // Doing it twice does no harm.
+    let answer: TxnResponse = client
+        .call(TXN, request, Again::Yes)
+        .await
+        .map_err(|status| translate(status, 0, 0))?;
+    for response in answer.responses {
+        let Some(Response::Range(range)) = response.response else {
+            continue;
+        };
+        for kv in range.kvs {
+            let text = String::from_utf8_lossy(&kv.value);
+            let Ok(found) = text.trim().parse::<i64>() else {
+                return Err(Error::Corrupt(format!(
+                    "{FORMAT_KEY} in {} is {text:?}",
+                    client.place
+                )));
+            };
+            if found > FORMAT {
+                let place = client.place.clone();
+                return Err(Error::NewerVersion {
+                    place,
+                    found,
+                    known: FORMAT,
+                    flag: "--etcd-servers",
+                });
+            }
+        }
+    }
+    Ok(answer.header.unwrap_or_default().revision)
+}
+
+/// Compacts to where the store was one interval ago, as upstream's API server does. Several servers may
+/// do so at once; the later one is told that it is done already.
+async fn keep_compact(shared: std::sync::Weak<Shared>, every: Duration) {
+    let mut before = None;
+    loop {
+        tokio::time::sleep(every).await;
+        let Some(shared) = shared.upgrade() else { return };
+        if let Some(revision) = before {
+            let request = CompactionRequest { revision };
+            let done: Result<CompactionResponse, _> = shared
+                .client
+                .call("/etcdserverpb.KV/Compact", request, Again::Yes)
+                .await;
+            if let Err(status) = done {
+                tracing::debug!(revision, %status, "etcd did not compact");
+            }
+        }
+        before = shared.current().await.ok();
+    }
+}
+
+#[async_trait]
+impl Store for Etcd {
+    async fn get(&self, key: &str) -> Result<(Option<KeyValue>, i64)> {
+        let answer: RangeResponse = self
+            .shared
+            .client
+            .call(RANGE, range_of(key), Again::Yes)
+            .await
+            .map_err(|status| self.shared.error(status))?;
+        let revision = answer.header.unwrap_or_default().revision;
+        Ok((
+            answer.kvs.into_iter().next().map(key_value).transpose()?,
+            revision,
+        ))
+    }
+
+    async fn range(
+        &self,
+        prefix: &str,
+        start_after: Option<&str>,
+        limit: usize,
+        at: Option<i64>,
+    ) -> Result<RangeResult> {
+        let limit = if limit == 0 {
+            i64::MAX
+        } else {
+            i64::try_from(limit).unwrap_or(i64::MAX)
+        };
+        if at.is_some_and(|at| at <= 0) {
+            // To etcd 0 is "now".
+            return Err(Error::Compacted { revision: 0 });
+        }
+        let first = self.range_page(prefix, start_after, limit.min(PAGE), at).await?;
+        let revision = first.header.unwrap_or_default().revision;
+        let at = at.unwrap_or(revision);
+        let (count, mut more) = (first.count, first.more);
+        let mut items = first.kvs.into_iter().map(key_value).collect::<Result<Vec<_>>>()?;
+        while more && (items.len() as i64) < limit {
+            let left = limit - items.len() as i64;
+            let after = items.last().map(|kv| kv.key.clone());
+            let page = self
+                .range_page(prefix, after.as_deref(), left.min(PAGE), Some(at))
+                .await?;
+            more = page.more && !page.kvs.is_empty();
+            for kv in page.kvs {
+                items.push(key_value(kv)?);
+            }
+        }
+        Ok(RangeResult {
+            items,
+            revision,
+            more,
+            count,
+        })
+    }
+
+    async fn write(&self, key: &str, expect: Expect, op: Op, lease_seconds: Option<i64>) -> Result<Outcome> {
+        let mut tries = 0;
+        let answer = loop {
+            let mut lease = 0;
+            if let (Op::Put(_), Some(seconds)) = (&op, lease_seconds) {
+                lease = self
+                    .leases
+                    .get(&self.shared.client, seconds)
+                    .await
+                    .map_err(|status| self.shared.error(status))?;
+            }
+            let success = match &op {
+                Op::Put(value) => Request::Put(PutRequest {
+                    key: bytes(key),
+                    value: value.clone(),
+                    lease,
+                    prev_kv: true,
+                }),
+                Op::Delete => Request::DeleteRange(DeleteRangeRequest {
+                    key: bytes(key),
+                    prev_kv: true,
+                }),
+            };
+            match self.transact(key, expect, success).await {
+                Ok(answer) => break answer,
+                Err(status) if status.code() == tonic::Code::NotFound && lease != 0 && tries == 0 => {
+                    self.leases.forget(lease);
+                    tries += 1;
+                }
+                Err(status) => return Err(self.shared.error(status)),
+            }
+        };
+        let revision = answer.header.unwrap_or_default().revision;
+        let found = answer
+            .responses
+            .into_iter()
+            .next()
+            .and_then(|response| response.response);
+        let found = match found {
+            Some(Response::Put(PutResponse { prev_kv, .. })) => prev_kv,
+            Some(Response::DeleteRange(answer)) => answer.prev_kvs.into_iter().next(),
+            Some(Response::Range(answer)) => answer.kvs.into_iter().next(),
+            None => None,
+        };
+        let found = found.map(key_value).transpose()?;
+        Ok(match answer.succeeded {
+            true => Outcome::Done {
+                revision,
+                previous: found,
+            },
+            false => Outcome::Conflict {
+                current: found,
+                revision,
+            },
+        })
+    }
+
+    async fn watch(&self, prefix: &str, from: i64) -> Result<Watch> {
+        if !prefix.starts_with(&self.shared.root) {
+            let root = &self.shared.root;
+            return Err(Error::Invalid(format!(
+                "cannot watch {prefix}: it is not below {root}"
+            )));
+        }
+        let from = if from <= 0 {
+            self.shared.current().await? + 1
+        } else {
+            from
+        };
+        self.shared.hub.watch(prefix, from)
+    }
+
+    async fn compact(&self, revision: i64) -> Result<()> {
+        let request = CompactionRequest { revision };
+        let done: Result<CompactionResponse, _> = self
+            .shared
+            .client
+            .call("/etcdserverpb.KV/Compact", request, Again::Unsent)
+            .await;
+        done.map_err(|status| translate(status, revision, self.shared.hub.revision()))?;
+        // What is compacted here may still be on its way to the hub; it must not forget the future.
+        self.revision().await?;
+        self.shared.hub.forget(revision);
+        Ok(())
+    }
+
+    async fn revision(&self) -> Result<i64> {
+        let hub = &self.shared.hub;
+        let revision = self.shared.current().await?;
+        let fence_after = Duration::from_millis(self.shared.fence_after.load(Ordering::Relaxed));
+        if tokio::time::timeout(fence_after, hub.reached(revision))
+            .await
+            .is_ok()
+        {
+            return Ok(revision);
+        }
+        let fence = format!("{}skiff.io/fence", self.shared.root);
+        self.write(&fence, Expect::Any, Op::Put(Bytes::new()), None)
+            .await?;
+        if tokio::time::timeout(PATIENCE, hub.reached(revision))
+            .await
+            .is_err()
+        {
+            let place = &self.shared.client.place;
+            return Err(Error::Unavailable(format!("the watch on {place} is behind")));
+        }
+        if !hub.has_event(revision) {
+            self.shared
+                .fence_after
+                .store(FENCE_AFTER_SHARED, Ordering::Relaxed);
+        }
+        Ok(revision)
+    }
+
+    async fn size(&self) -> Result<u64> {
+        let answer: StatusResponse = self
+            .shared
+            .client
+            .call("/etcdserverpb.Maintenance/Status", StatusRequest {}, Again::Yes)
+            .await
+            .map_err(|status| self.shared.error(status))?;
+        Ok(answer.db_size.unsigned_abs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_of_prefixes() {
+        assert_eq!(&prefix_end("/registry/")[..], b"/registry0");
+        assert_eq!(&prefix_end("a")[..], b"b");
+        assert_eq!(&prefix_end("")[..], b"\0");
+    }
+}

@@ -70,11 +70,7 @@ fn brief(events: &[Event], base: i64) -> Vec<String> {
 }
 
 /// Everything that needs no restart. `fresh` gives an empty store each time.
-pub async fn all<F, Fut>(fresh: F)
-where
-    F: Fn() -> Fut,
-    Fut: Future<Output = Arc<dyn Store>>,
-{
+pub async fn all(fresh: impl AsyncFn() -> Arc<dyn Store>) {
     compare_and_swap(&*fresh().await).await;
     revisions(&*fresh().await).await;
     ranges(&*fresh().await).await;

@@ -1,0 +1,122 @@
+//! The one watch on etcd: everything below the prefix comes through it, in order, into the hub. One
+//! stream for all has a use beyond thrift: what was seen of one resource is known of all, so a quiet
+//! resource needs no progress messages to know that it is up to date.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use super::proto::{WatchCreateRequest, WatchRequest, WatchResponse};
+use super::{Shared, now, prefix_end};
+use crate::Event;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Feeds the hub until the store is gone.
+pub async fn run(shared: Weak<Shared>) {
+    let mut pause = FIRST_PAUSE;
+    while let Some(alive) = shared.upgrade() {
+        let ended = follow(&alive, &mut pause).await;
+        tracing::debug!(place = %alive.client.place, reason = %ended, "the watch on etcd ended");
+        alive.client.turn();
+        drop(alive);
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Opens the stream after what is known, and publishes what comes until it breaks; why it broke.
+async fn follow(shared: &Arc<Shared>, pause: &mut Duration) -> String {
+    // Held for as long as the stream is wanted: dropping it ends the request side.
+    let (requests, receiver) = mpsc::channel(1);
+    let create = WatchCreateRequest {
+        key: Bytes::copy_from_slice(shared.root.as_bytes()),
+        range_end: prefix_end(&shared.root),
+        start_revision: shared.hub.revision() + 1,
+        progress_notify: true,
+        fragment: true,
+    };
+    if requests.try_send(WatchRequest { create: Some(create) }).is_err() {
+        return "the request could not be queued".to_owned();
+    }
+    let mut stream = match shared.client.watch(receiver).await {
+        Ok(stream) => stream,
+        Err(status) => return status.to_string(),
+    };
+    // The parts of one answer that etcd cut up.
+    let mut parts: Vec<Event> = Vec::new();
+    loop {
+        let response = match stream.message().await {
+            Ok(Some(response)) => response,
+            Ok(None) => return "the stream ended".to_owned(),
+            Err(status) => return status.to_string(),
+        };
+        if response.compact_revision > 0 {
+            return start_over(shared, response.compact_revision).await;
+        }
+        if response.canceled {
+            return response.cancel_reason;
+        }
+        if response.created {
+            *pause = FIRST_PAUSE;
+            continue;
+        }
+        publish(shared, response, &mut parts);
+    }
+}
+
+fn publish(shared: &Shared, response: WatchResponse, parts: &mut Vec<Event>) {
+    let WatchResponse {
+        header,
+        fragment,
+        events,
+        ..
+    } = response;
+    let quiet = events.is_empty() && parts.is_empty();
+    parts.extend(events.into_iter().filter_map(event));
+    if fragment {
+        return;
+    }
+    let revision = match parts.last() {
+        // The header's revision may be ahead of what this watch has been sent.
+        Some(last) => last.revision,
+        // Only an answer without events is a promise that there are none up to its revision.
+        None if quiet => header.map_or(0, |header| header.revision),
+        None => return,
+    };
+    shared.hub.publish(std::mem::take(parts), revision, now());
+    if let Some(excess) = shared.hub.excess(&shared.limits, now()) {
+        shared.hub.forget(excess);
+    }
+}
+
+fn event(event: super::proto::Event) -> Option<Event> {
+    let kv = event.kv?;
+    let key = std::str::from_utf8(&kv.key).ok()?.into();
+    let deleted = event.kind == 1;
+    Some(Event {
+        key,
+        revision: kv.mod_revision,
+        create_revision: if deleted { 0 } else { kv.create_revision },
+        value: (!deleted).then(|| detach(kv.value)),
+    })
+}
+
+/// A value of its own: one cut from an answer would keep the whole answer in memory.
+pub fn detach(value: Bytes) -> Bytes {
+    Bytes::copy_from_slice(&value)
+}
+
+/// What happened since the last event seen is gone: everyone must list again.
+async fn start_over(shared: &Shared, compacted: i64) -> String {
+    match shared.current().await {
+        Ok(revision) => {
+            shared.hub.reset(revision);
+            format!("history up to {compacted} was compacted; starting over at {revision}")
+        }
+        Err(error) => error.to_string(),
+    }
+}
