@@ -20,7 +20,7 @@ use crate::negotiate::{self, Output};
 use crate::query::Query;
 use crate::request_info::RequestInfo;
 use crate::server::Inner;
-use crate::{paths, resource_paths};
+use crate::{paths, resource_paths, respond};
 
 /// A request that is not a watch or a connection ends after this, as upstream's `--request-timeout`.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -106,7 +106,7 @@ impl Inner {
                 })
             }
         };
-        let mut answer = result.unwrap_or_else(|status| body::status(&status));
+        let mut answer = result.unwrap_or_else(|status| respond::status(&exchange, &status));
         if exchange.parts.method == http::Method::HEAD {
             *answer.body_mut() = body::full("");
         }

@@ -28,7 +28,7 @@ pub struct Output {
     pub transform: Transform,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Clause<'a> {
     pub main: &'a str,
     pub sub: &'a str,
