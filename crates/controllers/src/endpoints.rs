@@ -1,0 +1,281 @@
+//! The Endpoints controller: the older core/v1 view of a Service's pods, for clients that still read it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service};
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use skiff_client::{Action, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, reference, run_workers};
+
+use crate::endpointslice::plan::{
+    HEADLESS, find_port, hostname, is_headless, pod_addresses, should_be_in_endpoints, target_reference,
+};
+use crate::endpointslice::{selects_pods, wake_services};
+use crate::selector::matches_map;
+use crate::{Context, Error, error_message, is_namespace_terminating, pods};
+
+const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
+const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
+const MAX_ADDRESSES: usize = 1000;
+
+struct Controller {
+    context: Context,
+    services: Informer<Service>,
+    pods: Informer<Pod>,
+    endpoints: Informer<Endpoints>,
+    queue: Arc<WorkQueue>,
+}
+
+pub(crate) async fn run(context: Context) {
+    let controller = Arc::new(Controller {
+        services: context.informers.informer(),
+        pods: context.informers.informer(),
+        endpoints: context.informers.informer(),
+        queue: WorkQueue::new(),
+        context: context.clone(),
+    });
+    let queue = controller.queue.clone();
+    controller.services.subscribe(move |change: &Change<Service>| {
+        let object = change.object();
+        queue.add(Key::of(&**object), Some(cause_of(&**object)));
+    });
+    controller.services.synced().await;
+    let watcher = controller.clone();
+    controller.pods.subscribe(move |change| {
+        let cause = Some(cause_of(&**change.object()));
+        wake_services(&watcher.services, &watcher.queue, change, cause);
+    });
+    let queue = controller.queue.clone();
+    controller.endpoints.subscribe(move |change: &Change<Endpoints>| {
+        if let Change::Deleted { last } = change {
+            queue.add(Key::of(&**last), Some(cause_of(&**last)));
+        }
+    });
+    controller.pods.synced().await;
+    controller.endpoints.synced().await;
+    // Endpoints whose Service went away while nobody was looking.
+    for left_over in controller.endpoints.list() {
+        controller.queue.add(Key::of(&*left_over), None);
+    }
+    let queue = controller.queue.clone();
+    run_workers(context.name, 5, queue, context.shutdown.clone(), move |key| {
+        let controller = controller.clone();
+        async move { controller.reconcile(key).await }
+    })
+    .await;
+}
+
+/// What the Endpoints of a Service should be. `present` keeps annotations that others set.
+pub(crate) fn plan(service: &Service, selected: &[Arc<Pod>], present: Option<&Endpoints>) -> Endpoints {
+    let spec = service.spec.clone().unwrap_or_default();
+    let publish_all = spec.publish_not_ready_addresses.unwrap_or(false);
+    let families = spec.ip_families.clone().unwrap_or_default();
+    let ipv6 = match families.first() {
+        Some(family) => family == "IPv6",
+        None => spec.cluster_ip.as_deref().is_some_and(|ip| ip.contains(':')),
+    };
+    let ports = spec.ports.clone().unwrap_or_default();
+    // Addresses with the same ports share a subset.
+    let mut subsets: BTreeMap<String, EndpointSubset> = BTreeMap::new();
+    let mut count = 0;
+    for pod in selected.iter().filter(|pod| should_be_in_endpoints(pod)) {
+        // This view has no way to say that an endpoint is going.
+        if pod.metadata.deletion_timestamp.is_some() && !publish_all {
+            continue;
+        }
+        let Some(ip) = pod_addresses(pod, ipv6).into_iter().next() else {
+            continue;
+        };
+        let found: Vec<EndpointPort> = ports
+            .iter()
+            .filter_map(|port| {
+                Some(EndpointPort {
+                    name: port.name.clone(),
+                    port: find_port(pod, port)?,
+                    protocol: Some(port.protocol.clone().unwrap_or_else(|| "TCP".into())),
+                    app_protocol: port.app_protocol.clone(),
+                })
+            })
+            .collect();
+        // A Service without ports is fine if it is headless; ports that no pod has are not.
+        if found.is_empty() && !(ports.is_empty() && is_headless(service)) {
+            continue;
+        }
+        count += 1;
+        if count > MAX_ADDRESSES {
+            break;
+        }
+        let address = EndpointAddress {
+            ip,
+            hostname: hostname(pod, service),
+            node_name: Some(pods::node_name(pod).to_owned()).filter(|name| !name.is_empty()),
+            target_ref: Some(target_reference(pod)),
+        };
+        let subset = subsets
+            .entry(format!("{found:?}"))
+            .or_insert_with(|| EndpointSubset {
+                ports: (!found.is_empty()).then(|| found.clone()),
+                ..Default::default()
+            });
+        let list = if publish_all || pods::is_ready(pod) {
+            &mut subset.addresses
+        } else {
+            &mut subset.not_ready_addresses
+        };
+        list.get_or_insert_default().push(address);
+    }
+    let mut endpoints = present.cloned().unwrap_or_default();
+    endpoints.metadata.name = service.metadata.name.clone();
+    endpoints.metadata.namespace = service.metadata.namespace.clone();
+    let mut labels = service.metadata.labels.clone().unwrap_or_default();
+    labels.remove(HEADLESS);
+    if is_headless(service) {
+        labels.insert(HEADLESS.into(), String::new());
+    }
+    labels.insert(MANAGED_BY.into(), "endpoint-controller".into());
+    endpoints.metadata.labels = Some(labels);
+    let annotations = endpoints.metadata.annotations.get_or_insert_default();
+    if count > MAX_ADDRESSES {
+        annotations.insert(OVER_CAPACITY.into(), "truncated".into());
+    } else {
+        annotations.remove(OVER_CAPACITY);
+    }
+    if annotations.is_empty() {
+        endpoints.metadata.annotations = None;
+    }
+    let mut all: Vec<EndpointSubset> = subsets.into_values().collect();
+    for subset in &mut all {
+        for list in [&mut subset.addresses, &mut subset.not_ready_addresses]
+            .into_iter()
+            .flatten()
+        {
+            list.sort_by(|left, right| left.ip.cmp(&right.ip));
+        }
+    }
+    endpoints.subsets = (!all.is_empty()).then_some(all);
+    endpoints
+}
+
+impl Controller {
+    async fn reconcile(&self, key: Key) -> Result<Action, Error> {
+        let api: Api<Endpoints> = Api::namespaced(self.context.client.clone(), &key.namespace);
+        let present = self.endpoints.get(&key.namespace, &key.name);
+        let Some(service) = self.services.get(&key.namespace, &key.name) else {
+            let ours = present.is_some_and(|present| {
+                present
+                    .metadata
+                    .labels
+                    .as_ref()
+                    .is_some_and(|labels| labels.contains_key(MANAGED_BY))
+            });
+            if ours {
+                match api.delete(&key.name, &DeleteParams::default()).await {
+                    Ok(_) => {}
+                    Err(error) if error.is_not_found() => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            return Ok(Action::Done);
+        };
+        if !selects_pods(&service) {
+            return Ok(Action::Done);
+        }
+        let selector = service
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.selector.clone())
+            .unwrap_or_default();
+        let selected: Vec<Arc<Pod>> = self
+            .pods
+            .list_namespaced(&key.namespace)
+            .into_iter()
+            .filter(|pod| matches_map(&selector, pod.metadata.labels.as_ref()))
+            .collect();
+        let wanted = plan(&service, &selected, present.as_deref());
+        let write = match &present {
+            Some(present) if **present == wanted => return Ok(Action::Done),
+            Some(_) => api.replace(&key.name, &PostParams::default(), &wanted).await,
+            None => api.create(&PostParams::default(), &wanted).await,
+        };
+        match write {
+            Ok(_) => Ok(Action::Done),
+            Err(error) if is_namespace_terminating(&error) => Ok(Action::Done),
+            Err(error) => {
+                let (reason, verb) = match present {
+                    Some(_) => ("FailedToUpdateEndpoint", "update"),
+                    None => ("FailedToCreateEndpoint", "create"),
+                };
+                if !error.is_conflict() && !error.is_already_exists() {
+                    let message = format!("Failed to {verb} endpoint {key}: {}", error_message(&error));
+                    self.context
+                        .events
+                        .event(&reference(&wanted), "Warning", reason, message);
+                }
+                Err(error.into())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn subsets_group_by_ports_and_readiness() {
+        let service: Service = serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "default", "labels": {"a": "b"}},
+            "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
+                "ports": [{"name": "http", "port": 80, "targetPort": "serve"}]}}))
+        .unwrap();
+        let pod = |name: &str, ip: &str, port: i32, ready: &str, deleted: bool| -> Arc<Pod> {
+            let deleted = if deleted {
+                json!("2026-01-01T00:00:00Z")
+            } else {
+                json!(null)
+            };
+            Arc::new(
+                serde_json::from_value(json!({
+                    "metadata": {"name": name, "namespace": "default", "uid": name, "deletionTimestamp": deleted},
+                    "spec": {"nodeName": "n", "containers": [{"name": "c", "ports": [{"name": "serve", "containerPort": port}]}]},
+                    "status": {"phase": "Running", "podIP": ip, "conditions": [{"type": "Ready", "status": ready}]}}))
+                .unwrap(),
+            )
+        };
+        let pods = [
+            pod("c", "10.1.0.3", 8080, "True", false),
+            pod("a", "10.1.0.1", 8080, "True", false),
+            pod("b", "10.1.0.2", 8080, "False", false),
+            pod("d", "10.1.0.4", 9090, "True", false),
+            pod("e", "10.1.0.5", 8080, "True", true),
+        ];
+        let endpoints = plan(&service, &pods, None);
+        let ips = |list: &Option<Vec<EndpointAddress>>| -> Vec<String> {
+            list.iter().flatten().map(|address| address.ip.clone()).collect()
+        };
+        let summary: Vec<_> = endpoints
+            .subsets
+            .iter()
+            .flatten()
+            .map(|subset| {
+                (
+                    ips(&subset.addresses),
+                    ips(&subset.not_ready_addresses),
+                    subset.ports.as_ref().unwrap()[0].port,
+                )
+            })
+            .collect();
+        let own = |list: &[&str]| list.iter().map(|ip| (*ip).to_owned()).collect::<Vec<_>>();
+        assert_eq!(
+            summary,
+            vec![
+                (own(&["10.1.0.1", "10.1.0.3"]), own(&["10.1.0.2"]), 8080),
+                (own(&["10.1.0.4"]), own(&[]), 9090)
+            ]
+        );
+        assert_eq!(plan(&service, &pods, Some(&endpoints)), endpoints);
+        assert_eq!(plan(&service, &[], Some(&endpoints)).subsets, None);
+    }
+}

@@ -1,0 +1,580 @@
+//! From a Service and its pods to the EndpointSlices there should be. No I/O.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service, ServicePort};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::ownership::{controller_of, controller_reference};
+use crate::pods;
+use crate::selector::Labels;
+
+pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
+pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
+pub(crate) const CONTROLLER: &str = "endpointslice-controller.k8s.io";
+const ZONE: &str = "topology.kubernetes.io/zone";
+const MAX_ENDPOINTS: usize = 100;
+
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Plan {
+    pub create: Vec<EndpointSlice>,
+    pub update: Vec<EndpointSlice>,
+    pub delete: Vec<String>,
+    /// Pods whose node is not known yet: they are left out until it is.
+    pub skipped: Vec<String>,
+}
+
+pub(crate) fn is_headless(service: &Service) -> bool {
+    service.spec.as_ref().and_then(|spec| spec.cluster_ip.as_deref()) == Some("None")
+}
+
+/// The port of the pod that a service port means; `None` if the pod has no port of that name.
+pub(crate) fn find_port(pod: &Pod, port: &ServicePort) -> Option<i32> {
+    let protocol = port.protocol.as_deref().unwrap_or("TCP");
+    match &port.target_port {
+        None => Some(port.port),
+        Some(IntOrString::Int(0)) => Some(port.port),
+        Some(IntOrString::Int(number)) => Some(*number),
+        Some(IntOrString::String(name)) => {
+            let spec = pod.spec.as_ref()?;
+            // Sidecars serve too; other init containers have ended.
+            let sidecars = spec
+                .init_containers
+                .iter()
+                .flatten()
+                .filter(|container| container.restart_policy.as_deref() == Some("Always"));
+            let ports = spec
+                .containers
+                .iter()
+                .chain(sidecars)
+                .flat_map(|container| container.ports.iter().flatten());
+            let mut named = ports.filter(|candidate| {
+                candidate.name.as_deref() == Some(name)
+                    && candidate.protocol.as_deref().unwrap_or("TCP") == protocol
+            });
+            named.next().map(|candidate| candidate.container_port)
+        }
+    }
+}
+
+pub(crate) fn should_be_in_endpoints(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let has_ip = status.is_some_and(|status| {
+        status.pod_ip.as_ref().is_some_and(|ip| !ip.is_empty())
+            || status.pod_ips.as_ref().is_some_and(|ips| !ips.is_empty())
+    });
+    has_ip && !pods::is_terminal(pod)
+}
+
+/// The name under which a headless Service's DNS finds the pod.
+pub(crate) fn hostname(pod: &Pod, service: &Service) -> Option<String> {
+    let spec = pod.spec.as_ref()?;
+    let wanted = spec.hostname.as_ref().filter(|hostname| !hostname.is_empty())?;
+    let ours = spec.subdomain.is_some()
+        && spec.subdomain == service.metadata.name
+        && pod.metadata.namespace == service.metadata.namespace;
+    ours.then(|| wanted.clone())
+}
+
+pub(crate) fn target_reference(pod: &Pod) -> ObjectReference {
+    ObjectReference {
+        kind: Some("Pod".into()),
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone(),
+        uid: pod.metadata.uid.clone(),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn pod_addresses(pod: &Pod, ipv6: bool) -> Vec<String> {
+    let Some(status) = &pod.status else {
+        return Vec::new();
+    };
+    let mut all: Vec<&String> = status.pod_ips.iter().flatten().map(|ip| &ip.ip).collect();
+    if all.is_empty() {
+        all.extend(&status.pod_ip);
+    }
+    all.into_iter()
+        .filter(|ip| !ip.is_empty() && ip.contains(':') == ipv6)
+        .cloned()
+        .collect()
+}
+
+/// IPv4 and IPv6, as far as the Service has them.
+fn address_types(service: &Service) -> BTreeSet<&'static str> {
+    let spec = service.spec.clone().unwrap_or_default();
+    let families = spec.ip_families.unwrap_or_default();
+    let named = |family: &str| if family == "IPv6" { "IPv6" } else { "IPv4" };
+    if !families.is_empty() {
+        return families.iter().map(|family| named(family)).collect();
+    }
+    match spec.cluster_ip.as_deref() {
+        Some(ip) if ip.contains(':') => ["IPv6"].into(),
+        _ => ["IPv4"].into(),
+    }
+}
+
+fn ports_for(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
+    let ports = service
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.ports.clone())
+        .unwrap_or_default();
+    let found = ports.iter().filter_map(|port| {
+        Some(EndpointPort {
+            name: Some(port.name.clone().unwrap_or_default()),
+            port: Some(find_port(pod, port)?),
+            protocol: Some(port.protocol.clone().unwrap_or_else(|| "TCP".into())),
+            app_protocol: port.app_protocol.clone(),
+        })
+    });
+    found.collect()
+}
+
+/// Slices with the same ports in any order belong together.
+fn port_key(ports: &[EndpointPort]) -> String {
+    let mut texts: Vec<String> = ports
+        .iter()
+        .map(|port| {
+            format!(
+                "{:?}/{:?}/{:?}/{:?}",
+                port.name, port.port, port.protocol, port.app_protocol
+            )
+        })
+        .collect();
+    texts.sort_unstable();
+    texts.join(",")
+}
+
+fn endpoint(pod: &Pod, node: Option<&Node>, service: &Service, ipv6: bool) -> Endpoint {
+    let publish_all = service
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.publish_not_ready_addresses)
+        .unwrap_or(false);
+    let serving = pods::is_ready(pod);
+    let terminating = pod.metadata.deletion_timestamp.is_some();
+    let zone = node
+        .and_then(|node| node.metadata.labels.as_ref())
+        .and_then(|labels| labels.get(ZONE));
+    Endpoint {
+        addresses: pod_addresses(pod, ipv6),
+        conditions: Some(EndpointConditions {
+            ready: Some(publish_all || (serving && !terminating)),
+            serving: Some(serving),
+            terminating: Some(terminating),
+        }),
+        hostname: hostname(pod, service),
+        node_name: Some(pods::node_name(pod).to_owned()).filter(|name| !name.is_empty()),
+        target_ref: Some(target_reference(pod)),
+        zone: zone.cloned(),
+        ..Default::default()
+    }
+}
+
+/// The Service's labels plus ours; ours cannot be overridden.
+fn labels_for(service: &Service) -> Labels {
+    let mut labels = service.metadata.labels.clone().unwrap_or_default();
+    labels.remove(HEADLESS);
+    if is_headless(service) {
+        labels.insert(HEADLESS.into(), String::new());
+    }
+    labels.insert(
+        SERVICE_NAME.into(),
+        service.metadata.name.clone().unwrap_or_default(),
+    );
+    labels.insert(MANAGED_BY.into(), CONTROLLER.into());
+    labels
+}
+
+fn new_slice(
+    service: &Service,
+    address_type: &str,
+    ports: &[EndpointPort],
+    endpoints: Vec<Endpoint>,
+) -> EndpointSlice {
+    let mut slice = EndpointSlice {
+        address_type: address_type.to_owned(),
+        endpoints: Some(endpoints),
+        ports: Some(ports.to_vec()),
+        ..Default::default()
+    };
+    slice.metadata.generate_name = Some(format!(
+        "{}-",
+        service.metadata.name.as_deref().unwrap_or_default()
+    ));
+    slice.metadata.namespace = service.metadata.namespace.clone();
+    slice.metadata.labels = Some(labels_for(service));
+    slice.metadata.owner_references = Some(vec![controller_reference(service)]);
+    slice
+}
+
+struct Group {
+    ports: Vec<EndpointPort>,
+    /// By the pod's uid, so that the same pod is found again in a slice.
+    endpoints: BTreeMap<String, Endpoint>,
+}
+
+fn uid_of(endpoint: &Endpoint) -> &str {
+    endpoint
+        .target_ref
+        .as_ref()
+        .and_then(|target| target.uid.as_deref())
+        .unwrap_or_default()
+}
+
+pub(crate) fn plan(
+    service: &Service,
+    pods: &[Arc<Pod>],
+    node: &dyn Fn(&str) -> Option<Arc<Node>>,
+    existing: &[Arc<EndpointSlice>],
+) -> Plan {
+    let mut plan = Plan::default();
+    let types = address_types(service);
+    for slice in existing
+        .iter()
+        .filter(|slice| !types.contains(slice.address_type.as_str()))
+    {
+        plan.delete.push(slice.metadata.name.clone().unwrap_or_default());
+    }
+    for address_type in types {
+        let of_type: Vec<&Arc<EndpointSlice>> = existing
+            .iter()
+            .filter(|slice| slice.address_type == address_type)
+            .collect();
+        plan_type(service, pods, node, &of_type, address_type, &mut plan);
+    }
+    plan
+}
+
+fn plan_type(
+    service: &Service,
+    pods: &[Arc<Pod>],
+    node: &dyn Fn(&str) -> Option<Arc<Node>>,
+    existing: &[&Arc<EndpointSlice>],
+    address_type: &str,
+    plan: &mut Plan,
+) {
+    let publish_all = service
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.publish_not_ready_addresses)
+        .unwrap_or(false);
+    let mut desired: BTreeMap<String, Group> = BTreeMap::new();
+    for pod in pods.iter().filter(|pod| should_be_in_endpoints(pod)) {
+        let node_name = pods::node_name(pod);
+        let found = node(node_name);
+        if found.is_none() && !publish_all {
+            plan.skipped.push(pod.metadata.name.clone().unwrap_or_default());
+            continue;
+        }
+        let ports = ports_for(service, pod);
+        let endpoint = endpoint(pod, found.as_deref(), service, address_type == "IPv6");
+        if !endpoint.addresses.is_empty() {
+            let group = desired.entry(port_key(&ports)).or_insert_with(|| Group {
+                ports,
+                endpoints: BTreeMap::new(),
+            });
+            group.endpoints.insert(uid_of(&endpoint).to_owned(), endpoint);
+        }
+    }
+    let (created, deleted) = (plan.create.len(), plan.delete.len());
+    let mut by_ports: BTreeMap<String, Vec<EndpointSlice>> = BTreeMap::new();
+    for slice in existing {
+        let ours = controller_of(&slice.metadata)
+            .is_some_and(|owner| Some(&owner.uid) == service.metadata.uid.as_ref());
+        let key = port_key(slice.ports.as_deref().unwrap_or_default());
+        if ours && desired.contains_key(&key) {
+            by_ports.entry(key).or_default().push((***slice).clone());
+        } else {
+            plan.delete.push(slice.metadata.name.clone().unwrap_or_default());
+        }
+    }
+    for (key, group) in desired {
+        plan_group(
+            service,
+            address_type,
+            group,
+            by_ports.remove(&key).unwrap_or_default(),
+            plan,
+        );
+    }
+    // A Service without endpoints still has one slice, so that clients can tell it from one not seen yet.
+    let all_deleted = plan.delete.len() - deleted == existing.len();
+    if all_deleted && plan.create.len() == created {
+        let placeholder = new_slice(service, address_type, &[], Vec::new());
+        let kept = existing.iter().find(|slice| {
+            slice.endpoints.as_ref().is_none_or(Vec::is_empty)
+                && slice.ports.as_ref().is_none_or(Vec::is_empty)
+                && slice.metadata.labels == placeholder.metadata.labels
+                && slice.metadata.owner_references == placeholder.metadata.owner_references
+        });
+        match kept.and_then(|slice| slice.metadata.name.as_ref()) {
+            Some(name) => plan.delete.retain(|deleted| deleted != name),
+            None => plan.create.push(placeholder),
+        }
+    }
+}
+
+/// Distributes the endpoints of one set of ports over slices, touching as few slices as possible.
+fn plan_group(
+    service: &Service,
+    address_type: &str,
+    mut group: Group,
+    existing: Vec<EndpointSlice>,
+    plan: &mut Plan,
+) {
+    let labels = labels_for(service);
+    let mut changed: Vec<EndpointSlice> = Vec::new();
+    let mut unchanged: Vec<EndpointSlice> = Vec::new();
+    for mut slice in existing {
+        let before = slice.endpoints.clone().unwrap_or_default();
+        let kept: Vec<Endpoint> = before
+            .iter()
+            .filter_map(|endpoint| group.endpoints.remove(uid_of(endpoint)))
+            .collect();
+        if kept.is_empty() {
+            plan.delete.push(slice.metadata.name.clone().unwrap_or_default());
+            continue;
+        }
+        let differs = kept != before || slice.metadata.labels.as_ref() != Some(&labels);
+        slice.endpoints = Some(kept);
+        slice.metadata.labels = Some(labels.clone());
+        if differs {
+            changed.push(slice);
+        } else {
+            unchanged.push(slice);
+        }
+    }
+    let mut rest: Vec<Endpoint> = group.endpoints.into_values().collect();
+    let room =
+        |slice: &EndpointSlice| MAX_ENDPOINTS.saturating_sub(slice.endpoints.as_ref().map_or(0, Vec::len));
+    let fill = |slice: &mut EndpointSlice, rest: &mut Vec<Endpoint>| {
+        let count = room(slice).min(rest.len());
+        slice
+            .endpoints
+            .get_or_insert_default()
+            .extend(rest.drain(..count));
+    };
+    // Slices that are written anyway take what they can, the fullest first.
+    changed.sort_by_key(&room);
+    for slice in &mut changed {
+        fill(slice, &mut rest);
+    }
+    // One more slice is touched if all that is left fits into it: that is cheaper than a new one.
+    let tail = rest.len() % MAX_ENDPOINTS;
+    if tail > 0 {
+        unchanged.sort_by_key(&room);
+        if let Some(index) = unchanged.iter().position(|slice| room(slice) >= tail) {
+            let mut slice = unchanged.remove(index);
+            let mut part: Vec<Endpoint> = rest.drain(rest.len() - tail..).collect();
+            fill(&mut slice, &mut part);
+            changed.push(slice);
+        }
+    }
+    while !rest.is_empty() {
+        let part: Vec<Endpoint> = rest.drain(..rest.len().min(MAX_ENDPOINTS)).collect();
+        plan.create
+            .push(new_slice(service, address_type, &group.ports, part));
+    }
+    plan.update.extend(changed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn service(patch: Value) -> Service {
+        let mut value = json!({"metadata": {"name": "web", "namespace": "default", "uid": "svc", "labels": {"a": "b"}},
+            "spec": {"clusterIP": "10.0.0.1", "ipFamilies": ["IPv4"], "selector": {"app": "web"},
+                "ports": [{"name": "http", "port": 80, "targetPort": "serve"}]}});
+        json_merge(&mut value["spec"], &patch);
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn json_merge(target: &mut Value, patch: &Value) {
+        for (key, value) in patch.as_object().unwrap() {
+            target[key] = value.clone();
+        }
+    }
+
+    fn pod(number: usize, ready: bool, deleting: bool) -> Arc<Pod> {
+        let deleted = if deleting {
+            json!("2026-01-01T00:00:00Z")
+        } else {
+            json!(null)
+        };
+        let ip = format!("10.1.{}.{}", number / 250, number % 250 + 1);
+        Arc::new(
+            serde_json::from_value(json!({
+                "metadata": {"name": format!("p{number:03}"), "namespace": "default", "uid": format!("u{number:03}"), "deletionTimestamp": deleted},
+                "spec": {"nodeName": "n", "hostname": "h", "subdomain": "web",
+                    "containers": [{"name": "c", "ports": [{"name": "serve", "containerPort": 8080}]}]},
+                "status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}, {"ip": format!("fd00::{number:x}")}],
+                    "conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]}}))
+            .unwrap(),
+        )
+    }
+
+    fn node(name: &str) -> Option<Arc<Node>> {
+        (name == "n").then(|| {
+            Arc::new(
+                serde_json::from_value(json!({"metadata": {"name": "n", "labels": {ZONE: "z"}}})).unwrap(),
+            )
+        })
+    }
+
+    /// Gives created slices names, as the server would.
+    fn stored(plan: &Plan) -> Vec<Arc<EndpointSlice>> {
+        let name = |(index, slice): (usize, &EndpointSlice)| {
+            let mut slice = slice.clone();
+            slice.metadata.name = Some(format!("web-{index}"));
+            Arc::new(slice)
+        };
+        plan.create.iter().enumerate().map(name).collect()
+    }
+
+    fn summary(plan: &Plan) -> String {
+        let sizes = |slices: &[EndpointSlice]| {
+            let all: Vec<String> = slices
+                .iter()
+                .map(|slice| slice.endpoints.as_ref().map_or(0, Vec::len).to_string())
+                .collect();
+            all.join(",")
+        };
+        format!(
+            "create[{}] update[{}] delete[{}]",
+            sizes(&plan.create),
+            sizes(&plan.update),
+            plan.delete.join(",")
+        )
+    }
+
+    #[test]
+    fn conditions_follow_the_pod() {
+        let check = |service: &Service, ready: bool, deleting: bool, expected: (bool, bool, bool)| {
+            let plan = plan(service, &[pod(1, ready, deleting)], &node, &[]);
+            let conditions = plan.create[0].endpoints.as_ref().unwrap()[0]
+                .conditions
+                .clone()
+                .unwrap();
+            let got = (
+                conditions.ready.unwrap(),
+                conditions.serving.unwrap(),
+                conditions.terminating.unwrap(),
+            );
+            assert_eq!(got, expected, "{ready} {deleting}");
+        };
+        let plain = service(json!({}));
+        check(&plain, true, false, (true, true, false));
+        check(&plain, false, false, (false, false, false));
+        check(&plain, true, true, (false, true, true));
+        let all = service(json!({"publishNotReadyAddresses": true}));
+        check(&all, false, false, (true, false, false));
+        check(&all, true, true, (true, true, true));
+    }
+
+    #[test]
+    fn a_slice_says_where_and_whose() {
+        let plan = plan(
+            &service(json!({"clusterIP": "None"})),
+            &[pod(7, true, false)],
+            &node,
+            &[],
+        );
+        let slice = &plan.create[0];
+        let labels = slice.metadata.labels.clone().unwrap();
+        let expected = [
+            ("a", "b"),
+            (HEADLESS, ""),
+            (MANAGED_BY, CONTROLLER),
+            (SERVICE_NAME, "web"),
+        ];
+        assert_eq!(labels, expected.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
+        assert_eq!(slice.metadata.generate_name.as_deref(), Some("web-"));
+        let port = &slice.ports.as_ref().unwrap()[0];
+        assert_eq!(
+            (port.name.as_deref(), port.port, port.protocol.as_deref()),
+            (Some("http"), Some(8080), Some("TCP"))
+        );
+        let endpoint = &slice.endpoints.as_ref().unwrap()[0];
+        assert_eq!(endpoint.addresses, vec!["10.1.0.8"]);
+        assert_eq!(
+            (endpoint.zone.as_deref(), endpoint.node_name.as_deref()),
+            (Some("z"), Some("n"))
+        );
+        assert_eq!(endpoint.hostname.as_deref(), Some("h"));
+    }
+
+    #[test]
+    fn few_slices_are_touched() {
+        let service = service(json!({}));
+        let pods: Vec<Arc<Pod>> = (0..250).map(|number| pod(number, true, false)).collect();
+        let first = plan(&service, &pods, &node, &[]);
+        assert_eq!(summary(&first), "create[100,100,50] update[] delete[]");
+        let slices = stored(&first);
+        assert_eq!(
+            plan(&service, &pods, &node, &slices),
+            Plan::default(),
+            "nothing to do the second time"
+        );
+        let fewer = &pods[1..];
+        assert_eq!(
+            summary(&plan(&service, fewer, &node, &slices)),
+            "create[] update[99] delete[]"
+        );
+        let mut more = pods.clone();
+        more.extend((250..260).map(|number| pod(number, true, false)));
+        assert_eq!(
+            summary(&plan(&service, &more, &node, &slices)),
+            "create[] update[60] delete[]"
+        );
+        more.extend((260..320).map(|number| pod(number, true, false)));
+        assert_eq!(
+            summary(&plan(&service, &more, &node, &slices)),
+            "create[70] update[] delete[]"
+        );
+        let few = &pods[200..];
+        assert_eq!(
+            summary(&plan(&service, few, &node, &slices)),
+            "create[] update[] delete[web-0,web-1]"
+        );
+    }
+
+    #[test]
+    fn a_service_without_pods_has_an_empty_slice() {
+        let service = service(json!({}));
+        let first = plan(&service, &[], &node, &[]);
+        assert_eq!(summary(&first), "create[0] update[] delete[]");
+        let slices = stored(&first);
+        assert_eq!(plan(&service, &[], &node, &slices), Plan::default());
+        assert_eq!(
+            summary(&plan(&service, &[pod(1, true, false)], &node, &slices)),
+            "create[1] update[] delete[web-0]"
+        );
+    }
+
+    #[test]
+    fn families_and_unknown_nodes() {
+        let dual = service(json!({"ipFamilies": ["IPv4", "IPv6"]}));
+        let plan_dual = plan(&dual, &[pod(1, true, false)], &node, &[]);
+        let types: Vec<&str> = plan_dual
+            .create
+            .iter()
+            .map(|slice| slice.address_type.as_str())
+            .collect();
+        assert_eq!(types, vec!["IPv4", "IPv6"]);
+        let slices = stored(&plan_dual);
+        let single = plan(&service(json!({})), &[pod(1, true, false)], &node, &slices);
+        assert_eq!(summary(&single), "create[] update[] delete[web-1]");
+        let lost = plan(&service(json!({})), &[pod(1, true, false)], &|_| None, &[]);
+        assert_eq!(
+            (lost.skipped.len(), summary(&lost).as_str()),
+            (1, "create[0] update[] delete[]")
+        );
+    }
+}

@@ -1,0 +1,304 @@
+//! The graph of who owns whom, as far as informers have shown it. No I/O: each change of the graph answers
+//! with the objects that have to be looked at.
+
+use std::collections::{BTreeSet, HashMap};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+
+pub(super) const FOREGROUND: &str = "foregroundDeletion";
+pub(super) const ORPHAN: &str = "orphan";
+
+pub(super) type Uid = String;
+
+/// An object as far as its ownership goes.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Object {
+    pub uid: Uid,
+    pub api_version: String,
+    pub kind: String,
+    pub namespace: String,
+    pub name: String,
+    pub owners: Vec<OwnerReference>,
+    pub deleting: bool,
+    pub foreground: bool,
+    pub orphan: bool,
+}
+
+impl Object {
+    pub(super) fn new(meta: &ObjectMeta, api_version: &str, kind: &str) -> Self {
+        let has = |finalizer: &str| meta.finalizers.iter().flatten().any(|one| one == finalizer);
+        Object {
+            uid: meta.uid.clone().unwrap_or_default(),
+            api_version: api_version.to_owned(),
+            kind: kind.to_owned(),
+            namespace: meta.namespace.clone().unwrap_or_default(),
+            name: meta.name.clone().unwrap_or_default(),
+            owners: meta.owner_references.clone().unwrap_or_default(),
+            deleting: meta.deletion_timestamp.is_some(),
+            foreground: has(FOREGROUND),
+            orphan: has(ORPHAN),
+        }
+    }
+
+    /// True if it waits for its dependents to go before it.
+    pub(super) fn deletes_dependents(&self) -> bool {
+        self.deleting && self.foreground
+    }
+
+    fn orphans_dependents(&self) -> bool {
+        self.deleting && self.orphan
+    }
+
+    /// True if `owner` may not go before this object.
+    pub(super) fn blocks(&self, owner: &str) -> bool {
+        self.owners
+            .iter()
+            .any(|reference| reference.uid == owner && reference.block_owner_deletion == Some(true))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Work {
+    /// See whether the object should go, or may go on going.
+    Delete(Uid),
+    /// Take the owner out of its dependents.
+    Orphan(Uid),
+}
+
+#[derive(Default)]
+struct Node {
+    /// `None`: only heard of, as someone's owner.
+    object: Option<Object>,
+    dependents: BTreeSet<Uid>,
+}
+
+#[derive(Default)]
+pub(super) struct Graph {
+    nodes: HashMap<Uid, Node>,
+}
+
+impl Graph {
+    pub(super) fn get(&self, uid: &str) -> Option<&Object> {
+        self.nodes.get(uid)?.object.as_ref()
+    }
+
+    pub(super) fn dependents(&self, uid: &str) -> Vec<Object> {
+        let dependents = self.nodes.get(uid).map(|node| &node.dependents);
+        dependents
+            .into_iter()
+            .flatten()
+            .filter_map(|uid| self.get(uid).cloned())
+            .collect()
+    }
+
+    /// Takes in the newest state of an object.
+    pub(super) fn apply(&mut self, new: Object) -> Vec<Work> {
+        let mut work = BTreeSet::new();
+        let uid = new.uid.clone();
+        let node = self.nodes.entry(uid.clone()).or_default();
+        let old = node.object.replace(new.clone());
+        let was_owner = |owner: &str| {
+            old.as_ref()
+                .and_then(|old| old.owners.iter().find(|one| one.uid == owner))
+        };
+        for reference in &new.owners {
+            let owner = self.nodes.entry(reference.uid.clone()).or_default();
+            let added = owner.dependents.insert(uid.clone()) && was_owner(&reference.uid).is_none();
+            match &owner.object {
+                // Nobody has seen the owner: it may be gone, or not be in yet. The live look will tell.
+                None if added => {
+                    work.insert(Work::Delete(uid.clone()));
+                }
+                Some(owner) if added => {
+                    let elsewhere = !owner.namespace.is_empty() && owner.namespace != new.namespace;
+                    if elsewhere || owner.deletes_dependents() {
+                        work.insert(Work::Delete(uid.clone()));
+                    }
+                }
+                Some(owner) if owner.deletes_dependents() => {
+                    let blocked = old.as_ref().is_some_and(|old| old.blocks(&owner.uid));
+                    if blocked && !new.blocks(&owner.uid) {
+                        work.insert(Work::Delete(owner.uid.clone()));
+                    }
+                }
+                _ => {}
+            }
+        }
+        for reference in old.iter().flat_map(|old| &old.owners) {
+            if !new.owners.iter().any(|one| one.uid == reference.uid) {
+                self.leave(&uid, &reference.uid, &mut work);
+            }
+        }
+        let dependents = self
+            .nodes
+            .get(&uid)
+            .map(|node| node.dependents.clone())
+            .unwrap_or_default();
+        if old.is_none() && !new.namespace.is_empty() {
+            // Now that its namespace is known, references from other namespaces are known to be wrong.
+            for dependent in &dependents {
+                if self
+                    .get(dependent)
+                    .is_some_and(|dependent| dependent.namespace != new.namespace)
+                {
+                    work.insert(Work::Delete(dependent.clone()));
+                }
+            }
+        }
+        if new.deletes_dependents() && !old.as_ref().is_some_and(Object::deletes_dependents) {
+            work.extend(dependents.iter().cloned().map(Work::Delete));
+            work.insert(Work::Delete(uid.clone()));
+        }
+        if new.orphans_dependents() && !old.as_ref().is_some_and(Object::orphans_dependents) {
+            work.insert(Work::Orphan(uid));
+        }
+        work.into_iter().collect()
+    }
+
+    /// Takes in that an object is gone.
+    pub(super) fn remove(&mut self, uid: &str) -> Vec<Work> {
+        let mut work = BTreeSet::new();
+        let Some(node) = self.nodes.get_mut(uid) else {
+            return Vec::new();
+        };
+        let old = node.object.take();
+        work.extend(node.dependents.iter().cloned().map(Work::Delete));
+        // While dependents name it, the absent owner stays known, so that they can be forgotten together.
+        if node.dependents.is_empty() {
+            self.nodes.remove(uid);
+        }
+        for reference in old.iter().flat_map(|old| &old.owners) {
+            self.leave(uid, &reference.uid, &mut work);
+        }
+        work.into_iter().collect()
+    }
+
+    /// `uid` is no longer a dependent of `owner`.
+    fn leave(&mut self, uid: &str, owner: &str, work: &mut BTreeSet<Work>) {
+        let Some(node) = self.nodes.get_mut(owner) else {
+            return;
+        };
+        node.dependents.remove(uid);
+        match &node.object {
+            Some(object) if object.deletes_dependents() => {
+                work.insert(Work::Delete(owner.to_owned()));
+            }
+            None if node.dependents.is_empty() => {
+                self.nodes.remove(owner);
+            }
+            _ => {}
+        }
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.nodes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn object(uid: &str, owners: &[(&str, bool)], finalizer: Option<&str>) -> Object {
+        let owners: Vec<_> = owners
+            .iter()
+            .map(|(uid, block)| json!({"apiVersion": "v1", "kind": "K", "name": uid, "uid": uid, "blockOwnerDeletion": block}))
+            .collect();
+        let meta = serde_json::from_value(json!({
+            "uid": uid, "name": uid, "namespace": "default", "ownerReferences": owners,
+            "finalizers": finalizer.into_iter().collect::<Vec<_>>(),
+            "deletionTimestamp": finalizer.map(|_| "2026-01-01T00:00:00Z")}))
+        .unwrap();
+        Object::new(&meta, "v1", "K")
+    }
+
+    fn text(work: Vec<Work>) -> String {
+        let all: Vec<String> = work
+            .into_iter()
+            .map(|work| match work {
+                Work::Delete(uid) => format!("delete {uid}"),
+                Work::Orphan(uid) => format!("orphan {uid}"),
+            })
+            .collect();
+        all.join(", ")
+    }
+
+    #[test]
+    fn dependents_are_looked_at_when_their_owner_goes() {
+        let mut graph = Graph::default();
+        assert_eq!(text(graph.apply(object("owner", &[], None))), "");
+        assert_eq!(text(graph.apply(object("child", &[("owner", true)], None))), "");
+        assert_eq!(text(graph.apply(object("child", &[("owner", true)], None))), "");
+        assert_eq!(text(graph.remove("owner")), "delete child");
+        assert_eq!(text(graph.remove("child")), "");
+        assert_eq!(graph.len(), 0);
+    }
+
+    #[test]
+    fn an_owner_nobody_saw_is_verified() {
+        let mut graph = Graph::default();
+        assert_eq!(
+            text(graph.apply(object("child", &[("owner", false)], None))),
+            "delete child"
+        );
+        // The owner comes in late; from then on its end is noticed.
+        assert_eq!(text(graph.apply(object("owner", &[], None))), "");
+        assert_eq!(text(graph.remove("owner")), "delete child");
+        // The child lets go of it.
+        assert_eq!(text(graph.apply(object("child", &[], None))), "");
+        assert_eq!(graph.len(), 1);
+    }
+
+    #[test]
+    fn foreground_deletion_goes_down_and_comes_back_up() {
+        let mut graph = Graph::default();
+        graph.apply(object("owner", &[], None));
+        graph.apply(object("a", &[("owner", true)], None));
+        graph.apply(object("b", &[("owner", true)], None));
+        let started = text(graph.apply(object("owner", &[], Some(FOREGROUND))));
+        assert_eq!(started, "delete a, delete b, delete owner");
+        assert_eq!(
+            graph
+                .dependents("owner")
+                .iter()
+                .filter(|child| child.blocks("owner"))
+                .count(),
+            2
+        );
+        assert_eq!(
+            text(graph.apply(object("late", &[("owner", true)], None))),
+            "delete late"
+        );
+        assert_eq!(
+            text(graph.apply(object("a", &[("owner", false)], None))),
+            "delete owner"
+        );
+        assert_eq!(text(graph.remove("b")), "delete owner");
+    }
+
+    #[test]
+    fn orphaning_is_asked_for_once() {
+        let mut graph = Graph::default();
+        graph.apply(object("child", &[("owner", true)], None));
+        assert_eq!(
+            text(graph.apply(object("owner", &[], Some(ORPHAN)))),
+            "orphan owner"
+        );
+        assert_eq!(text(graph.apply(object("owner", &[], Some(ORPHAN)))), "");
+    }
+
+    #[test]
+    fn an_owner_in_another_namespace_is_no_owner() {
+        let mut graph = Graph::default();
+        let mut foreign = object("owner", &[], None);
+        foreign.namespace = "other".into();
+        graph.apply(object("early", &[("owner", true)], None));
+        assert_eq!(text(graph.apply(foreign)), "delete early");
+        assert_eq!(
+            text(graph.apply(object("late", &[("owner", true)], None))),
+            "delete late"
+        );
+    }
+}

@@ -1,0 +1,280 @@
+//! The controllers of kube-controller-manager: each is one entry of [`CONTROLLERS`], a loop over keys that
+//! plans without I/O and then writes with its own identity.
+//!
+//! They read from informers they share and change the world only through the API. No controller calls
+//! another.
+
+mod deployment;
+mod discovery;
+mod endpoints;
+mod endpointslice;
+mod expectations;
+mod garbage_collector;
+mod namespace;
+mod node;
+mod ownership;
+mod pods;
+mod replicas;
+mod root_ca;
+mod selector;
+mod service_account;
+mod written;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use skiff_client::{Client, EventRecorder, InformerFactory, LeaderElector, Outcome};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use written::Written;
+
+/// What the wiring gives. `client_for` gets a name out of [`service_accounts`] or
+/// [`MANAGER`] and answers a client with that identity.
+#[derive(Clone)]
+pub struct ControllersConfig {
+    pub client_for: Arc<dyn Fn(&str) -> Client + Send + Sync>,
+    pub root_ca_pem: String,
+    /// Pod networks are cut from these, one of each for a node. Empty: nodes get none.
+    pub cluster_cidrs: Vec<String>,
+    pub node_cidr_mask_ipv4: u8,
+    pub node_cidr_mask_ipv6: u8,
+    pub node_monitor_period: Duration,
+    pub node_monitor_grace_period: Duration,
+    pub node_startup_grace_period: Duration,
+    pub terminated_pod_gc_threshold: usize,
+    pub leader_elect: bool,
+    /// Names this contender for the lease. It should stay the same over a restart: then the lease of the
+    /// process that was killed is taken over at once.
+    pub identity: String,
+}
+
+impl ControllersConfig {
+    /// Upstream's defaults.
+    pub fn new(
+        client_for: Arc<dyn Fn(&str) -> Client + Send + Sync>,
+        root_ca_pem: String,
+        identity: String,
+    ) -> Self {
+        ControllersConfig {
+            client_for,
+            root_ca_pem,
+            cluster_cidrs: Vec::new(),
+            node_cidr_mask_ipv4: 24,
+            node_cidr_mask_ipv6: 64,
+            node_monitor_period: Duration::from_secs(5),
+            node_monitor_grace_period: Duration::from_secs(40),
+            node_startup_grace_period: Duration::from_secs(60),
+            terminated_pod_gc_threshold: 12_500,
+            leader_elect: true,
+            identity,
+        }
+    }
+}
+
+/// The identity of the shared informers and of the leader's lease: the user
+/// `system:kube-controller-manager`. All other names are service accounts of `kube-system`.
+pub const MANAGER: &str = "system:kube-controller-manager";
+
+/// One controller: its name, the service account of `kube-system` it writes as, the component its events
+/// name, and its loop.
+struct Spec {
+    name: &'static str,
+    service_account: &'static str,
+    component: &'static str,
+    run: fn(Context) -> BoxFuture<'static, ()>,
+}
+
+macro_rules! controller {
+    ($name:literal, $account:literal, $component:literal, $run:path) => {
+        Spec {
+            name: $name,
+            service_account: $account,
+            component: $component,
+            run: |context| $run(context).boxed(),
+        }
+    };
+}
+
+/// Every controller there is, by upstream's names. Adding one is a line here.
+const CONTROLLERS: &[Spec] = &[
+    controller!(
+        "deployment-controller",
+        "deployment-controller",
+        "deployment-controller",
+        deployment::run
+    ),
+    controller!(
+        "replicaset-controller",
+        "replicaset-controller",
+        "replicaset-controller",
+        replicas::run_replica_sets
+    ),
+    controller!(
+        "replicationcontroller-controller",
+        "replication-controller",
+        "replication-controller",
+        replicas::run_replication_controllers
+    ),
+    controller!(
+        "endpointslice-controller",
+        "endpointslice-controller",
+        "endpoint-slice-controller",
+        endpointslice::run
+    ),
+    controller!(
+        "endpoints-controller",
+        "endpoint-controller",
+        "endpoint-controller",
+        endpoints::run
+    ),
+    controller!(
+        "namespace-controller",
+        "namespace-controller",
+        "namespace-controller",
+        namespace::run
+    ),
+    controller!(
+        "serviceaccount-controller",
+        "service-account-controller",
+        "service-account-controller",
+        service_account::run
+    ),
+    controller!(
+        "root-ca-certificate-publisher-controller",
+        "root-ca-cert-publisher",
+        "root-ca-cert-publisher",
+        root_ca::run
+    ),
+    controller!(
+        "garbage-collector-controller",
+        "generic-garbage-collector",
+        "garbage-collector-controller",
+        garbage_collector::run
+    ),
+    controller!(
+        "node-lifecycle-controller",
+        "node-controller",
+        "node-controller",
+        node::lifecycle::run
+    ),
+    controller!(
+        "taint-eviction-controller",
+        "node-controller",
+        "taint-eviction-controller",
+        node::taint_eviction::run
+    ),
+    controller!(
+        "node-ipam-controller",
+        "node-controller",
+        "cidrAllocator",
+        node::ipam::run
+    ),
+    controller!(
+        "pod-garbage-collector-controller",
+        "pod-garbage-collector",
+        "pod-garbage-collector",
+        node::pod_gc::run
+    ),
+];
+
+/// The names that [`ControllersConfig::client_for`] will be asked for, besides [`MANAGER`].
+pub fn service_accounts() -> Vec<&'static str> {
+    let mut names: Vec<&str> = CONTROLLERS.iter().map(|spec| spec.service_account).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// What every controller gets.
+#[derive(Clone)]
+pub(crate) struct Context {
+    pub name: &'static str,
+    /// Writes, and reads that must be live, with the controller's own identity.
+    pub client: Client,
+    pub informers: InformerFactory,
+    pub events: EventRecorder,
+    pub config: Arc<ControllersConfig>,
+    pub shutdown: CancellationToken,
+}
+
+/// Why a reconcile failed. All failures are retried with back-off.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("{0}")]
+    Api(#[from] kube::Error),
+    /// The local copy does not show our own last write yet.
+    #[error("the local copy of {0} lags behind our own writes")]
+    Stale(String),
+    #[error("{0}")]
+    Other(String),
+}
+
+/// Runs all controllers until `shutdown`, behind the lease `kube-controller-manager` if `leader_elect`.
+pub async fn run(config: ControllersConfig, shutdown: CancellationToken) {
+    let config = Arc::new(config);
+    let client = (config.client_for)(MANAGER);
+    if !config.leader_elect {
+        return run_all(config, client, shutdown).await;
+    }
+    while !shutdown.is_cancelled() {
+        let elector = LeaderElector::new("kube-system", "kube-controller-manager", &config.identity);
+        let (config, manager) = (config.clone(), client.clone());
+        let lead = |leading| run_all(config, manager, leading);
+        if elector.run(client.clone(), lead, shutdown.clone()).await == Outcome::Shutdown {
+            return;
+        }
+    }
+}
+
+async fn run_all(config: Arc<ControllersConfig>, client: Client, shutdown: CancellationToken) {
+    let informers = InformerFactory::new(client, shutdown.clone());
+    let mut tasks = JoinSet::new();
+    for spec in CONTROLLERS {
+        let own = (config.client_for)(spec.service_account);
+        let context = Context {
+            name: spec.name,
+            events: EventRecorder::new(own.clone(), spec.component, ""),
+            client: own,
+            informers: informers.clone(),
+            config: config.clone(),
+            shutdown: shutdown.clone(),
+        };
+        let name = spec.name;
+        let run = spec.run;
+        let stop = shutdown.clone();
+        tasks.spawn(async move {
+            tracing::debug!(controller = name, "started");
+            let work = std::panic::AssertUnwindSafe(run(context)).catch_unwind();
+            tokio::select! {
+                // A controller that still waits for its first list has nothing to end properly.
+                _ = stop.cancelled() => {}
+                outcome = work => if outcome.is_err() {
+                    tracing::error!(controller = name, "ended by a panic");
+                }
+            }
+        });
+    }
+    while tasks.join_next().await.is_some() {}
+}
+
+/// The server's own words where it answered, as upstream's events and conditions quote them.
+pub(crate) fn error_message(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// True if the write was refused because its namespace is going away: not worth an event or a retry.
+pub(crate) fn is_namespace_terminating(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.details.as_ref().is_some_and(|details| {
+        details.causes.iter().any(|cause| cause.reason == "NamespaceTerminating")
+    }))
+}
+
+pub(crate) fn seconds_until(at: jiff::Timestamp, now: jiff::Timestamp) -> Duration {
+    Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)
+}

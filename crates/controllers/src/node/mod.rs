@@ -1,0 +1,35 @@
+//! The controllers that look after nodes and what runs on them: health and taints, eviction by taints, pod
+//! networks, and pods that nobody else will remove.
+
+pub(crate) mod ipam;
+pub(crate) mod lifecycle;
+pub(crate) mod pod_gc;
+pub(crate) mod taint_eviction;
+
+use k8s_openapi::api::core::v1::{Node, NodeCondition, ObjectReference, Pod};
+
+pub(crate) const BY_NODE: &str = "node";
+
+pub(crate) fn by_node(pod: &Pod) -> Vec<String> {
+    vec![crate::pods::node_name(pod).to_owned()]
+}
+
+pub(crate) fn condition<'a>(node: &'a Node, type_: &str) -> Option<&'a NodeCondition> {
+    node.status
+        .as_ref()?
+        .conditions
+        .as_ref()?
+        .iter()
+        .find(|condition| condition.type_ == type_)
+}
+
+/// COMPAT: events about nodes name the node as their uid, which is how clients find them.
+pub(crate) fn node_reference(name: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Node".into()),
+        name: Some(name.into()),
+        uid: Some(name.into()),
+        ..Default::default()
+    }
+}

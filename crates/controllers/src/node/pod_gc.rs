@@ -1,0 +1,210 @@
+//! The pod garbage collector: removes pods that no kubelet will ever remove, and old finished ones beyond
+//! the threshold.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use serde_json::json;
+use skiff_client::{ErrorExt, Informer};
+use tokio::time::Instant;
+
+use crate::{Context, pods};
+
+const PERIOD: Duration = Duration::from_secs(20);
+/// A node that has just gone may come back with its pods.
+const QUARANTINE: Duration = Duration::from_secs(40);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    Finished,
+    NodeGone,
+    NeverScheduled,
+}
+
+/// Which pods to remove. `gone` are the nodes known not to exist.
+fn plan(all: &[Arc<Pod>], gone: &HashSet<String>, threshold: usize) -> Vec<(Arc<Pod>, Why)> {
+    let mut removals = Vec::new();
+    let mut finished: Vec<&Arc<Pod>> = all.iter().filter(|pod| pods::is_terminal(pod)).collect();
+    if threshold > 0 && finished.len() > threshold {
+        // Evicted ones tell least, so they go first, then the oldest.
+        finished.sort_by_key(|pod| {
+            let evicted = pod.status.as_ref().and_then(|status| status.reason.as_deref()) == Some("Evicted");
+            (
+                !evicted,
+                pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
+                pod.metadata.name.clone(),
+            )
+        });
+        let surplus = finished.len() - threshold;
+        removals.extend(
+            finished
+                .into_iter()
+                .take(surplus)
+                .map(|pod| (pod.clone(), Why::Finished)),
+        );
+    }
+    for pod in all {
+        let node = pods::node_name(pod);
+        let why = if node.is_empty() {
+            pod.metadata
+                .deletion_timestamp
+                .as_ref()
+                .map(|_| Why::NeverScheduled)
+        } else {
+            gone.contains(node).then_some(Why::NodeGone)
+        };
+        if let Some(why) = why
+            && !removals
+                .iter()
+                .any(|(other, _)| other.metadata.uid == pod.metadata.uid)
+        {
+            removals.push((pod.clone(), why));
+        }
+    }
+    removals
+}
+
+pub(crate) async fn run(context: Context) {
+    let nodes: Informer<Node> = context.informers.informer();
+    let all_pods: Informer<Pod> = context.informers.informer();
+    nodes.synced().await;
+    all_pods.synced().await;
+    let mut missing_since: HashMap<String, Instant> = HashMap::new();
+    let mut ticks = tokio::time::interval(PERIOD);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = context.shutdown.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        let all = all_pods.list();
+        let gone = nodes_gone(&context, &nodes, &all, &mut missing_since).await;
+        for (pod, why) in plan(&all, &gone, context.config.terminated_pod_gc_threshold) {
+            if let Err(error) = remove(&context, &pod, why).await {
+                tracing::debug!(%error, pod = ?pod.metadata.name, "cannot remove the pod");
+            }
+        }
+    }
+}
+
+/// Nodes that pods name, that were missing long enough, and that the server does not know either.
+async fn nodes_gone(
+    context: &Context,
+    nodes: &Informer<Node>,
+    all: &[Arc<Pod>],
+    missing_since: &mut HashMap<String, Instant>,
+) -> HashSet<String> {
+    let named: HashSet<&str> = all
+        .iter()
+        .map(|pod| pods::node_name(pod))
+        .filter(|name| !name.is_empty())
+        .collect();
+    let missing: HashSet<&str> = named
+        .into_iter()
+        .filter(|name| nodes.get("", name).is_none())
+        .collect();
+    missing_since.retain(|name, _| missing.contains(name.as_str()));
+    let api: Api<Node> = Api::all(context.client.clone());
+    let mut gone = HashSet::new();
+    for name in missing {
+        let since = missing_since.entry(name.to_owned()).or_insert_with(Instant::now);
+        if since.elapsed() >= QUARANTINE && matches!(api.get_opt(name).await, Ok(None)) {
+            gone.insert(name.to_owned());
+        }
+    }
+    gone
+}
+
+async fn remove(context: &Context, pod: &Pod, why: Why) -> Result<(), kube::Error> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
+    if why != Why::Finished && !pods::is_terminal(pod) {
+        let mut status = json!({"phase": "Failed"});
+        if why == Why::NodeGone {
+            status["conditions"] = json!([{"type": "DisruptionTarget", "status": "True",
+                "reason": "DeletionByPodGC", "message": "PodGC: node no longer exists",
+                "lastTransitionTime": Time(Timestamp::now())}]);
+        }
+        let patch = json!({"metadata": {"uid": pod.metadata.uid}, "status": status});
+        match api
+            .patch_status(name, &PatchParams::default(), &Patch::Strategic(patch))
+            .await
+        {
+            Ok(_) => {}
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+    let same = Preconditions {
+        uid: pod.metadata.uid.clone(),
+        resource_version: None,
+    };
+    match api
+        .delete(name, &DeleteParams::default().grace_period(0).preconditions(same))
+        .await
+    {
+        Ok(_) => Ok(()),
+        Err(error) if error.is_not_found() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pods_nobody_else_removes() {
+        let pod = |name: &str, node: &str, phase: &str, deleted: bool, second: u32| -> Arc<Pod> {
+            let deleted = if deleted {
+                json!("2026-01-01T00:00:00Z")
+            } else {
+                json!(null)
+            };
+            Arc::new(
+                serde_json::from_value(json!({
+                    "metadata": {"name": name, "uid": name, "deletionTimestamp": deleted,
+                        "creationTimestamp": format!("2026-01-01T00:00:{second:02}Z")},
+                    "spec": {"nodeName": node, "containers": []}, "status": {"phase": phase}}))
+                .unwrap(),
+            )
+        };
+        let all = [
+            pod("running", "here", "Running", false, 0),
+            pod("lost", "gone", "Running", false, 0),
+            pod("waiting", "", "Pending", false, 0),
+            pod("unscheduled", "", "Pending", true, 0),
+            pod("leaving", "here", "Running", true, 0),
+            pod("done2", "here", "Succeeded", false, 2),
+            pod("done1", "here", "Failed", false, 1),
+        ];
+        let gone: HashSet<String> = ["gone".to_owned()].into();
+        let check = |threshold: usize, expected: &[(&str, Why)]| {
+            let got = plan(&all, &gone, threshold);
+            let got: Vec<(&str, Why)> = got
+                .iter()
+                .map(|(pod, why)| (pod.metadata.name.as_deref().unwrap(), *why))
+                .collect();
+            assert_eq!(got, expected);
+        };
+        check(
+            2,
+            &[("lost", Why::NodeGone), ("unscheduled", Why::NeverScheduled)],
+        );
+        check(
+            1,
+            &[
+                ("done1", Why::Finished),
+                ("lost", Why::NodeGone),
+                ("unscheduled", Why::NeverScheduled),
+            ],
+        );
+    }
+}

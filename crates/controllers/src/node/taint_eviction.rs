@@ -1,0 +1,239 @@
+//! The taint eviction controller: a pod that does not tolerate a NoExecute taint of its node is deleted,
+//! at once or when the time of its toleration is over.
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use serde_json::json;
+use skiff_client::{Action, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, reference, run_workers};
+
+use super::{BY_NODE, by_node};
+use crate::{Context, Error, pods, seconds_until};
+
+#[derive(Debug, PartialEq)]
+enum Evict {
+    Never,
+    At(Timestamp),
+}
+
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let effect = toleration.effect.as_deref().unwrap_or_default();
+    if !effect.is_empty() && effect != taint.effect {
+        return false;
+    }
+    let key = toleration.key.as_deref().unwrap_or_default();
+    if !key.is_empty() && key != taint.key {
+        return false;
+    }
+    match toleration.operator.as_deref().unwrap_or("Equal") {
+        "Exists" => true,
+        "" | "Equal" => {
+            !key.is_empty()
+                && toleration.value.as_deref().unwrap_or_default()
+                    == taint.value.as_deref().unwrap_or_default()
+        }
+        _ => false,
+    }
+}
+
+/// When the pod has to go. The clock of a toleration starts when the taint was added.
+fn plan(taints: &[Taint], tolerations: &[Toleration], now: Timestamp) -> Evict {
+    let mut earliest: Option<Timestamp> = None;
+    for taint in taints.iter().filter(|taint| taint.effect == "NoExecute") {
+        let matching: Vec<&Toleration> = tolerations
+            .iter()
+            .filter(|toleration| tolerates(toleration, taint))
+            .collect();
+        if matching.is_empty() {
+            return Evict::At(now);
+        }
+        let since = taint.time_added.as_ref().map_or(now, |time| time.0);
+        if let Some(seconds) = matching
+            .iter()
+            .filter_map(|toleration| toleration.toleration_seconds)
+            .min()
+        {
+            let at = since
+                .checked_add(SignedDuration::from_secs(seconds.max(0)))
+                .unwrap_or(Timestamp::MAX);
+            earliest = Some(earliest.map_or(at, |earliest| earliest.min(at)));
+        }
+    }
+    earliest.map_or(Evict::Never, Evict::At)
+}
+
+fn no_execute(node: &Node) -> Vec<Taint> {
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+    taints
+        .into_iter()
+        .flatten()
+        .filter(|taint| taint.effect == "NoExecute")
+        .cloned()
+        .collect()
+}
+
+pub(crate) async fn run(context: Context) {
+    let nodes: Informer<Node> = context.informers.informer();
+    let all_pods: Informer<Pod> = context.informers.informer();
+    all_pods.add_index(BY_NODE, by_node);
+    let queue: Arc<WorkQueue> = WorkQueue::new();
+    let (adder, tainted) = (queue.clone(), nodes.clone());
+    all_pods.subscribe(move |change: &Change<Pod>| {
+        let Change::Applied { old, new } = change else {
+            return;
+        };
+        let relevant = |pod: &Pod| {
+            let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.clone());
+            (pods::node_name(pod).to_owned(), tolerations)
+        };
+        let unchanged = old.as_ref().is_some_and(|old| relevant(old) == relevant(new));
+        let on_tainted = tainted
+            .get("", pods::node_name(new))
+            .is_some_and(|node| !no_execute(&node).is_empty());
+        if !unchanged && on_tainted {
+            adder.add(Key::of(&**new), Some(cause_of(&**new)));
+        }
+    });
+    let (adder, on_node) = (queue.clone(), all_pods.clone());
+    nodes.subscribe(move |change: &Change<Node>| {
+        let Change::Applied { old, new } = change else {
+            return;
+        };
+        let before = old.as_ref().map(|old| no_execute(old)).unwrap_or_default();
+        let taints = no_execute(new);
+        if taints == before || taints.is_empty() {
+            return;
+        }
+        for pod in on_node.by_index(BY_NODE, new.metadata.name.as_deref().unwrap_or_default()) {
+            adder.add(Key::of(&*pod), Some(cause_of(&**new)));
+        }
+    });
+    nodes.synced().await;
+    all_pods.synced().await;
+    // Pods that came in before their nodes.
+    for node in nodes.list().iter().filter(|node| !no_execute(node).is_empty()) {
+        for pod in all_pods.by_index(BY_NODE, node.metadata.name.as_deref().unwrap_or_default()) {
+            queue.add(Key::of(&*pod), None);
+        }
+    }
+    let own = context.clone();
+    run_workers(
+        context.name,
+        8,
+        queue,
+        context.shutdown.clone(),
+        move |key: Key| {
+            let (context, nodes, all_pods) = (own.clone(), nodes.clone(), all_pods.clone());
+            async move { reconcile(&context, &nodes, &all_pods, &key).await }
+        },
+    )
+    .await;
+}
+
+async fn reconcile(
+    context: &Context,
+    nodes: &Informer<Node>,
+    all_pods: &Informer<Pod>,
+    key: &Key,
+) -> Result<Action, Error> {
+    let Some(pod) = all_pods.get(&key.namespace, &key.name) else {
+        return Ok(Action::Done);
+    };
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Ok(Action::Done);
+    }
+    let Some(node) = nodes.get("", pods::node_name(&pod)) else {
+        return Ok(Action::Done);
+    };
+    let tolerations = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.tolerations.clone())
+        .unwrap_or_default();
+    let now = Timestamp::now();
+    match plan(&no_execute(&node), &tolerations, now) {
+        Evict::Never => Ok(Action::Done),
+        // Looked at anew then: the taint may be gone.
+        Evict::At(at) if at > now => Ok(Action::RequeueAfter(seconds_until(at, now))),
+        Evict::At(_) => evict(context, &pod, key, now).await,
+    }
+}
+
+async fn evict(context: &Context, pod: &Pod, key: &Key, now: Timestamp) -> Result<Action, Error> {
+    let message = format!("Marking for deletion Pod {key}");
+    context
+        .events
+        .event(&reference(pod), "Normal", "TaintManagerEviction", message);
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), &key.namespace);
+    let patch = json!({"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": [{
+        "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
+        "message": "Taint manager: deleting due to NoExecute taint", "lastTransitionTime": Time(now)}]}});
+    match api
+        .patch_status(&key.name, &PatchParams::default(), &Patch::Strategic(patch))
+        .await
+    {
+        Ok(_) => {}
+        Err(error) if error.is_not_found() || error.is_conflict() => return Ok(Action::Done),
+        Err(error) => return Err(error.into()),
+    }
+    let same = Preconditions {
+        uid: pod.metadata.uid.clone(),
+        resource_version: None,
+    };
+    match api
+        .delete(&key.name, &DeleteParams::default().preconditions(same))
+        .await
+    {
+        Ok(_) => Ok(Action::Done),
+        Err(error) if error.is_not_found() || error.is_conflict() => Ok(Action::Done),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tolerations_give_time() {
+        let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
+        let taint = |key: &str, effect: &str| -> Taint {
+            serde_json::from_value(json!({"key": key, "effect": effect, "timeAdded": "2026-01-01T00:00:00Z"}))
+                .unwrap()
+        };
+        let check = |taints: &[Taint], tolerations: serde_json::Value, expected: Evict| {
+            let parsed: Vec<Toleration> = serde_json::from_value(tolerations.clone()).unwrap();
+            assert_eq!(plan(taints, &parsed, now), expected, "{tolerations}");
+        };
+        let unreachable = [taint("u", "NoExecute")];
+        let at = |text: &str| Evict::At(text.parse().unwrap());
+        check(&[], json!([]), Evict::Never);
+        check(&[taint("u", "NoSchedule")], json!([]), Evict::Never);
+        check(&unreachable, json!([]), Evict::At(now));
+        check(
+            &unreachable,
+            json!([{"key": "u", "operator": "Exists"}]),
+            Evict::Never,
+        );
+        check(
+            &unreachable,
+            json!([{"operator": "Exists", "effect": "NoSchedule"}]),
+            Evict::At(now),
+        );
+        check(&unreachable, json!([{"key": "u", "value": "x"}]), Evict::At(now));
+        check(
+            &unreachable,
+            json!([{"key": "u", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}]),
+            at("2026-01-01T00:05:00Z"),
+        );
+        check(
+            &[taint("u", "NoExecute"), taint("v", "NoExecute")],
+            json!([{"operator": "Exists", "tolerationSeconds": 30}, {"key": "u", "operator": "Exists"}]),
+            at("2026-01-01T00:00:30Z"),
+        );
+    }
+}
