@@ -143,7 +143,7 @@ async fn sandboxes_reach_each_other() {
         runtime_config: Default::default(),
     };
 
-    network.status(&[bin.clone()]).await.unwrap();
+    network.status(std::slice::from_ref(&bin)).await.unwrap();
     let mut ips = Vec::new();
     for index in 0..2 {
         let start = std::time::Instant::now();
@@ -195,7 +195,7 @@ async fn sandboxes_reach_each_other() {
     }
     assert!(network.check(&attachment(0)).await.is_err());
     network
-        .gc(&[bin.clone()], &dir.path().join("cache"), &[])
+        .gc(std::slice::from_ref(&bin), &dir.path().join("cache"), &[])
         .await
         .unwrap();
     assert_eq!(links(), ["lo", "skiff0"]);

@@ -291,7 +291,7 @@ async fn traffic() {
     });
     let rounds = [slices(&[a]), slices(&[a, b]), slices(&[b])];
     let mut updates = 0;
-    while connections.load(Ordering::Relaxed) < 300 && failures.load(Ordering::Relaxed) == 0 {
+    while updates < 60 && failures.load(Ordering::Relaxed) == 0 {
         table
             .apply(&plan(&config, &service(json!({})), &rounds[updates % 3]))
             .await

@@ -86,13 +86,22 @@ fn frame(config: &ProxyConfig) -> Ruleset {
     let mut chain = |name: &str, rules: Vec<Rule>| {
         ruleset.chains.insert(name.into(), Chain { base: None, rules });
     };
-    chain(
-        SERVICES,
-        vec![
-            vec![Part::ServiceMap(SERVICE_IPS.into())],
-            vec![Part::DestinationLocal, Part::PortMap(SERVICE_NODEPORTS.into())],
-        ],
-    );
+    let mut services: Vec<Rule> = Vec::new();
+    if let Some(pods) = config.pod_cidr {
+        // Who is not a pod may come from an address that endpoints have no way back to.
+        let set = CLUSTER_IPS.into();
+        services.push(vec![
+            Part::SourceNot(pods),
+            Part::DestinationIn(set),
+            Part::Mark(MASQUERADE_BIT),
+        ]);
+    }
+    services.push(vec![Part::ServiceMap(SERVICE_IPS.into())]);
+    services.push(vec![
+        Part::DestinationLocal,
+        Part::PortMap(SERVICE_NODEPORTS.into()),
+    ]);
+    chain(SERVICES, services);
     chain(
         ENDPOINTS_CHECK,
         vec![
@@ -288,7 +297,11 @@ impl Plan<'_> {
                     None => Destination::None(Verdict::Goto(REJECT.into())),
                 }
             };
-            self.cluster_ip(cluster_ip, protocol, number, &key, internal);
+            let map = match internal {
+                Destination::Chain(_) => SERVICE_IPS,
+                Destination::None(_) => NO_ENDPOINT_SERVICES,
+            };
+            self.add_element(map, Key::Service(cluster_ip, protocol, number), &internal);
 
             let external_ips = external_ips(service);
             let node_port = port
@@ -340,31 +353,6 @@ impl Plan<'_> {
                 };
                 self.add_element(map, Key::Service(address, protocol, number), &behind);
             }
-        }
-    }
-
-    fn cluster_ip(&mut self, ip: Ipv4Addr, protocol: Protocol, port: u16, key: &str, to: Destination) {
-        let element = Key::Service(ip, protocol, port);
-        match to {
-            Destination::Chain(chain) => {
-                let entry = match self.config.pod_cidr {
-                    // Who is not a pod may come from an address that endpoints have no way back to.
-                    Some(pods) => {
-                        let name = chain_name("cluster-ip", key);
-                        self.add_chain(
-                            &name,
-                            vec![
-                                vec![Part::SourceNot(pods), Part::Mark(MASQUERADE_BIT)],
-                                vec![goto(&chain)],
-                            ],
-                        );
-                        name
-                    }
-                    None => chain,
-                };
-                self.add_element(SERVICE_IPS, element, &Destination::Chain(entry));
-            }
-            none => self.add_element(NO_ENDPOINT_SERVICES, element, &none),
         }
     }
 

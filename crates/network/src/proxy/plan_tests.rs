@@ -111,6 +111,7 @@ chain nat-prerouting nat prerouting -100
 chain reject-chain
   reject
 chain services
+  ip saddr != 10.244.0.0/16 ip daddr @cluster-ips meta mark set mark or 0x4000
   ip daddr . meta l4proto . th dport vmap @service-ips
   fib daddr type local meta l4proto . th dport vmap @service-nodeports
 ";
@@ -124,13 +125,10 @@ fn a_cluster_ip_with_two_endpoints() {
         &[("10.244.0.5", "here"), ("10.244.1.6", "there")],
         "
         set cluster-ips { 10.96.0.10 }
-          10.96.0.10 . tcp . 80 : goto cluster-ip-HASH-ns/web/tcp/http
+          10.96.0.10 . tcp . 80 : goto service-HASH-ns/web/tcp/http
         map service-pick-HASH-ns/web/tcp/http
           0 : goto endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080
           1 : goto endpoint-HASH-ns/web/tcp/http/10.244.1.6/8080
-        chain cluster-ip-HASH-ns/web/tcp/http
-          ip saddr != 10.244.0.0/16 meta mark set mark or 0x4000
-          goto service-HASH-ns/web/tcp/http
         chain endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080
           ip saddr 10.244.0.5/32 meta mark set mark or 0x4000
           meta l4proto tcp dnat to 10.244.0.5:8080
@@ -161,11 +159,8 @@ fn a_node_port() {
         &[("10.244.0.5", "here")],
         "
         set cluster-ips { 10.96.0.10 }
-          10.96.0.10 . tcp . 80 : goto cluster-ip-HASH-ns/web/tcp/http
+          10.96.0.10 . tcp . 80 : goto service-HASH-ns/web/tcp/http
           tcp . 30080 : goto external-HASH-ns/web/tcp/http
-        chain cluster-ip-HASH-ns/web/tcp/http
-          ip saddr != 10.244.0.0/16 meta mark set mark or 0x4000
-          goto service-HASH-ns/web/tcp/http
         chain endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080
           ip saddr 10.244.0.5/32 meta mark set mark or 0x4000
           meta l4proto tcp dnat to 10.244.0.5:8080
@@ -186,14 +181,11 @@ fn local_policies() {
         &[("10.244.0.5", "here"), ("10.244.1.6", "there")],
         "
         set cluster-ips { 10.96.0.10 }
-          10.96.0.10 . tcp . 80 : goto cluster-ip-HASH-ns/web/tcp/http
+          10.96.0.10 . tcp . 80 : goto local-HASH-ns/web/tcp/http
           tcp . 30080 : goto external-HASH-ns/web/tcp/http
         map service-pick-HASH-ns/web/tcp/http
           0 : goto endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080
           1 : goto endpoint-HASH-ns/web/tcp/http/10.244.1.6/8080
-        chain cluster-ip-HASH-ns/web/tcp/http
-          ip saddr != 10.244.0.0/16 meta mark set mark or 0x4000
-          goto local-HASH-ns/web/tcp/http
         chain endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080
           ip saddr 10.244.0.5/32 meta mark set mark or 0x4000
           meta l4proto tcp dnat to 10.244.0.5:8080
