@@ -22,7 +22,11 @@ pub async fn bootstrap(inner: &Arc<Inner>) -> Result<(), Status> {
     inner.authorizer.rbac.update(objects.iter().map(Ok));
     let writes = objects.into_iter().map(|object| inner.registry.ensure(object));
     for result in futures::future::join_all(writes).await {
-        result?;
+        match result {
+            // The authorizer has it already; only reading it through the API would miss it.
+            Err(status) if status.code == 422 => tracing::error!(%status, "a bootstrap role is refused"),
+            result => result?,
+        }
     }
     for plural in RESOURCES {
         let Some(resource) = inner.registry.resources.get(GROUP, "v1", plural).cloned() else { continue };

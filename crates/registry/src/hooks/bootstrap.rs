@@ -43,6 +43,11 @@ impl Registry {
                     "ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": advertise.port}]}}))
             .await?;
         }
+        if advertise.address.is_loopback() {
+            // Endpoints may not be loopback addresses: pods would reach themselves.
+            tracing::warn!("the API server is advertised on a loopback address: pods cannot reach it");
+            return Ok(());
+        }
         let address = advertise.address.to_string();
         let family = if advertise.address.is_ipv4() { "IPv4" } else { "IPv6" };
         self.own(json!({"kind": "Endpoints", "apiVersion": "v1",

@@ -52,7 +52,7 @@ impl Cluster {
             store: Arc::new(store),
             service_cidr: "10.96.0.0/16".to_string(),
             node_ports: 30000..=32767,
-            advertise_address: "127.0.0.1".parse().expect("an address"),
+            advertise_address: "192.0.2.1".parse().expect("an address"),
             advertise_port: 6443,
             tls,
             service_account: Some(ServiceAccountKey { private_key, public_key, issuer, audiences: Vec::new() }),
