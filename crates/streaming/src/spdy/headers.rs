@@ -155,6 +155,9 @@ impl Packer {
             packed.extend((!length).to_le_bytes());
             packed.extend_from_slice(piece);
         }
+        // COMPAT: Go's inflater holds a stored block back until the next block begins; an empty one,
+        // which is how zlib marks a flush, makes it hand everything out.
+        packed.extend([0, 0, 0, 0xff, 0xff]);
         packed
     }
 }
