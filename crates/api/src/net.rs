@@ -67,6 +67,15 @@ fn masked(address: IpAddr, bits: u8) -> bool {
     }
 }
 
+/// Whether a network holds an address.
+pub fn contains((network, bits): (IpAddr, u8), address: IpAddr) -> bool {
+    match (network, address) {
+        (IpAddr::V4(n), IpAddr::V4(a)) => (n.to_bits() ^ a.to_bits()).checked_shr(32 - u32::from(bits)).unwrap_or(0) == 0,
+        (IpAddr::V6(n), IpAddr::V6(a)) => (n.to_bits() ^ a.to_bits()).checked_shr(128 - u32::from(bits)).unwrap_or(0) == 0,
+        _ => false,
+    }
+}
+
 /// A network.
 pub fn cidr(at: &Node, errors: &mut Errors) -> Option<(IpAddr, u8)> {
     let Some((address, bits)) = parse_cidr(at.str()) else {

@@ -114,9 +114,9 @@ fn summary(endpoints: &Value) -> String {
             }
         }
     }
-    match (shown.is_empty(), count - shown.len()) {
-        (true, _) => row::NONE.to_owned(),
-        (_, 0) => shown.join(","),
-        (_, more) => format!("{} + {more} more...", shown.join(",")),
+    match count - shown.len() {
+        _ if list(endpoints, "subsets").is_empty() => row::NONE.to_owned(),
+        0 => shown.join(","),
+        more => format!("{} + {more} more...", shown.join(",")),
     }
 }

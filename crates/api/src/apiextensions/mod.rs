@@ -1,0 +1,81 @@
+//! The group `apiextensions.k8s.io`: the defaults and strategy of CustomResourceDefinitions. Their schemas are
+//! checked where they are put to use.
+
+use serde_json::{Value, json};
+
+use crate::errors::Errors;
+use crate::kind::{BASE, Kind};
+use crate::node::{Node, at, list, text};
+use crate::{strategy, walk};
+
+pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
+    group: "apiextensions.k8s.io",
+    kind: "CustomResourceDefinition",
+    default: |_, object| {
+        let Some(spec) = walk::object(object, "spec") else { return };
+        if let Some(names) = walk::object(spec, "names") {
+            let kind = text(names, "kind").to_owned();
+            if !kind.is_empty() {
+                walk::string(names, "singular", &kind.to_lowercase());
+                walk::string(names, "listKind", &format!("{kind}List"));
+            }
+        }
+        walk::pointer(spec, "conversion", json!({"strategy": "None"}));
+        walk::each(spec, "conversion.webhook.clientConfig.service", &mut |service| {
+            walk::pointer(service, "port", 443);
+        });
+        let stored = list(spec, "versions")
+            .iter()
+            .find(|v| at(v, "storage").as_bool() == Some(true))
+            .map(|v| at(v, "name").clone());
+        if let (Some(stored), Some(status)) = (stored, walk::object(object, "status"))
+            && list(status, "storedVersions").is_empty()
+        {
+            walk::put(status, "storedVersions", Value::Array(vec![stored]));
+        }
+    },
+    prepare_create: |object| {
+        strategy::set_generation(object, 1);
+        let stored = at(object, "status.storedVersions").clone();
+        walk::put(object, "status", json!({"storedVersions": stored, "conditions": [], "acceptedNames": {"plural": "", "kind": ""}}));
+    },
+    prepare_update: |new, old| {
+        strategy::update_spec(new, old);
+        let stored = list(new, "spec.versions")
+            .iter()
+            .find(|v| at(v, "storage").as_bool() == Some(true))
+            .map(|v| at(v, "name").clone());
+        let mut versions = list(new, "status.storedVersions").to_vec();
+        if let (Some(stored), Some(status)) = (stored, walk::object(new, "status"))
+            && !versions.contains(&stored)
+        {
+            versions.push(stored);
+            walk::put(status, "storedVersions", Value::Array(versions));
+        }
+    },
+    validate: |object| {
+        let mut errors = Errors::new();
+        let root = Node::root(object);
+        let spec = root.field("spec");
+        let wanted = format!("{}.{}", text(object, "spec.names.plural"), text(object, "spec.group"));
+        let name = root.field("metadata.name");
+        if name.str() != wanted {
+            errors.invalid(&name, "must be spec.names.plural+\".\"+spec.group");
+        }
+        errors.require(&spec.field("group"));
+        errors.one_of(&spec.field("scope"), &["Cluster", "Namespaced"]);
+        let versions = spec.field("versions");
+        let stored = versions.items().filter(|v| v.field("storage").bool()).count();
+        if stored != 1 {
+            let shown = versions.value.clone();
+            errors.invalid_value(&versions, shown, "must have exactly one version marked as storage version");
+        }
+        for name in ["plural", "kind"] {
+            errors.require(&spec.field("names").field(name));
+        }
+        errors.into_vec()
+    },
+    validate_update: |new, _| (CUSTOM_RESOURCE_DEFINITION.validate)(new),
+    has_status: true,
+    ..BASE
+};

@@ -1,0 +1,55 @@
+//! The group `apiregistration.k8s.io`: APIServices.
+
+use serde_json::{Value, json};
+
+use crate::errors::Errors;
+use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::node::{Node, at, list, text};
+use crate::{row, strategy, walk};
+
+pub static API_SERVICE: Kind = Kind {
+    group: "apiregistration.k8s.io",
+    kind: "APIService",
+    default: |_, object| {
+        walk::each(object, "spec.service", &mut |service| walk::pointer(service, "port", 443));
+    },
+    prepare_create: strategy::create_without_status,
+    prepare_update: strategy::update_keep_status,
+    validate: |object| {
+        let mut errors = Errors::new();
+        let root = Node::root(object);
+        let spec = root.field("spec");
+        let version = spec.field("version");
+        errors.require(&version);
+        let wanted = format!("{}.{}", version.str(), text(object, "spec.group"));
+        let name = root.field("metadata.name");
+        if name.str() != wanted {
+            errors.invalid(&name, format!("must be `spec.version+\".\"+spec.group`: {}", skiff_meta::field::quote(&wanted)));
+        }
+        for (field, most) in [("groupPriorityMinimum", 20_000), ("versionPriority", 1000)] {
+            let at = spec.field(field);
+            let value = at.int().unwrap_or(0);
+            if value <= 0 || value > most {
+                errors.invalid_value(&at, value, format!("must be positive and less than {most}"));
+            }
+        }
+        errors.into_vec()
+    },
+    validate_update: |new, _| (API_SERVICE.validate)(new),
+    columns: &[NAME, column("Service"), column("Available"), AGE],
+    row: |object, now| {
+        let service = match at(object, "spec.service") {
+            Value::Null => "Local".to_owned(),
+            s => format!("{}/{}", text(s, "namespace"), text(s, "name")),
+        };
+        let condition = list(object, "status.conditions").iter().find(|c| text(c, "type") == "Available");
+        let status = match condition.map(|c| (text(c, "status"), text(c, "reason"))) {
+            Some(("True", _)) => "True".to_owned(),
+            Some((status, reason)) => format!("{status} ({reason})"),
+            None => "Unknown".to_owned(),
+        };
+        vec![row::name(object), json!(service), json!(status), row::age(object, now)]
+    },
+    has_status: true,
+    ..BASE
+};

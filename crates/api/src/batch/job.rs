@@ -1,0 +1,387 @@
+//! Jobs.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use skiff_meta::selector::LabelSelector;
+use skiff_meta::{field, names, time};
+
+use crate::core::{pod_defaults, pod_spec};
+use crate::errors::Errors;
+use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
+use crate::node::{Node, at, list, number, same, text};
+use crate::object_meta::label_selector;
+use crate::{row, strategy, walk};
+
+pub static JOB: Kind = Kind {
+    group: "batch",
+    kind: "Job",
+    default: |_, object| {
+        let labels = at(object, "spec.template.metadata.labels").as_object().filter(|m| !m.is_empty()).cloned();
+        if let Some(spec) = walk::object(object, "spec") {
+            spec_defaults(spec);
+        }
+        if let (Some(labels), Some(metadata)) = (labels, walk::object(object, "metadata"))
+            && at(metadata, "labels").as_object().is_none_or(serde_json::Map::is_empty)
+        {
+            walk::put(metadata, "labels", Value::Object(labels));
+        }
+    },
+    prepare_create: |object| {
+        generate_selector(object);
+        strategy::create_with_generation(object);
+    },
+    prepare_update: strategy::update_spec,
+    validate: |object| {
+        let mut errors = Errors::new();
+        let root = Node::root(object);
+        generated_selector(&root, &mut errors);
+        spec(&root.field("spec"), &mut errors);
+        let (mode, completions) = (text(object, "spec.completionMode"), number(object, "spec.completions"));
+        if mode == "Indexed" && completions > 0 {
+            let name = root.field("metadata.name");
+            let host = format!("{}-{}", name.str(), completions - 1);
+            if !names::dns1123_label(&host).is_empty() {
+                errors.invalid(&name, format!("will not able to create pod with invalid DNS label: {host}"));
+            }
+        }
+        errors.into_vec()
+    },
+    validate_update,
+    validate_status_update: |new, _| {
+        let mut errors = Errors::new();
+        let root = Node::root(new);
+        let status = root.field("status");
+        for name in ["active", "succeeded", "failed", "ready", "terminating"] {
+            errors.non_negative(&status.field(name));
+        }
+        errors.into_vec()
+    },
+    selectable: |object| vec![("status.successful", number(object, "status.succeeded").to_string())],
+    columns: &[
+        NAME,
+        column("Status"),
+        column("Completions"),
+        column("Duration"),
+        AGE,
+        wide("Containers"),
+        wide("Images"),
+        wide("Selector"),
+    ],
+    row: job_row,
+    has_status: true,
+    ..BASE
+};
+
+/// Defaults of a job spec, also in the template of a cron job.
+pub(super) fn spec_defaults(spec: &mut Value) {
+    if at(spec, "completions").is_null() && at(spec, "parallelism").is_null() {
+        walk::put(spec, "completions", json!(1));
+    }
+    walk::pointer(spec, "parallelism", 1);
+    let limit = if at(spec, "backoffLimitPerIndex").is_null() { 6 } else { i64::from(i32::MAX) };
+    walk::pointer(spec, "backoffLimit", limit);
+    walk::pointer(spec, "completionMode", "NonIndexed");
+    walk::pointer(spec, "suspend", false);
+    let replacement = if at(spec, "podFailurePolicy").is_null() { "TerminatingOrFailed" } else { "Failed" };
+    walk::pointer(spec, "podReplacementPolicy", replacement);
+    walk::pointer(spec, "manualSelector", false);
+    template_defaults(spec);
+}
+
+/// What a job template in a cron job gets: upstream defaults only the nested types there.
+pub(super) fn template_defaults(spec: &mut Value) {
+    walk::each(spec, "template.spec", &mut pod_defaults::pod_spec);
+    walk::each(spec, "podFailurePolicy.rules[].onPodConditions[]", &mut |pattern| {
+        walk::string(pattern, "status", "True");
+    });
+}
+
+/// The labels by which a job knows its pods, from its uid. The uid must be set by now.
+fn generate_selector(object: &mut Value) {
+    if at(object, "spec.manualSelector").as_bool() == Some(true) {
+        return;
+    }
+    let (name, uid) = (text(object, "metadata.name").to_owned(), text(object, "metadata.uid").to_owned());
+    let Some(spec) = walk::object(object, "spec") else { return };
+    let labels = walk::object(spec, "template")
+        .and_then(|t| walk::object(t, "metadata"))
+        .and_then(|m| walk::object(m, "labels"));
+    if let Some(labels) = labels {
+        for (key, value) in [
+            ("job-name", &name),
+            ("batch.kubernetes.io/job-name", &name),
+            ("controller-uid", &uid),
+            ("batch.kubernetes.io/controller-uid", &uid),
+        ] {
+            walk::pointer(labels, key, value.as_str());
+        }
+    }
+    if let Some(chosen) = walk::object(spec, "selector").and_then(|s| walk::object(s, "matchLabels")) {
+        walk::pointer(chosen, "batch.kubernetes.io/controller-uid", uid);
+    }
+}
+
+fn generated_selector(root: &Node, errors: &mut Errors) {
+    if root.field("spec.manualSelector").bool() {
+        return;
+    }
+    let uid = root.field("metadata.uid");
+    let labels = root.field("spec.template.metadata.labels");
+    let wanted = [
+        ("batch.kubernetes.io/controller-uid", uid.str()),
+        ("batch.kubernetes.io/job-name", root.field("metadata.name").str()),
+    ];
+    for (key, value) in wanted {
+        let label = labels.key(key);
+        if label.str() != value {
+            let detail = format!("must be '{value}'");
+            errors.invalid(&label, detail);
+        }
+    }
+    let selector = root.field("spec.selector");
+    let expected = json!({"matchLabels": {"batch.kubernetes.io/controller-uid": uid.str()}});
+    let old = json!({"matchLabels": {"controller-uid": uid.str()}});
+    if !same(selector.value, &expected) && !same(selector.value, &old) {
+        errors.invalid(&selector, "`selector` not auto-generated");
+    }
+}
+
+fn spec(spec: &Node, errors: &mut Errors) {
+    job_spec(spec, errors);
+    let selector = spec.field("selector");
+    if selector.is_set() {
+        label_selector(&selector, errors);
+    } else {
+        errors.required(&selector, "");
+    }
+    let labels = spec.field("template.metadata.labels");
+    if LabelSelector::from_value(selector.value).is_ok_and(|s| !s.matches_value(labels.value)) {
+        let shown = labels.value.clone();
+        errors.invalid_value(&labels, shown, "`selector` does not match template `labels`");
+    }
+}
+
+/// The rules of a job spec but for its selector, which templates do not have yet.
+pub(super) fn job_spec(spec: &Node, errors: &mut Errors) {
+    for name in [
+        "parallelism", "completions", "activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished",
+        "backoffLimitPerIndex", "maxFailedIndexes",
+    ] {
+        errors.non_negative(&spec.field(name));
+    }
+    let (per_index, failed) = (spec.field("backoffLimitPerIndex"), spec.field("maxFailedIndexes"));
+    if failed.is_set() && !per_index.is_set() {
+        errors.required(&per_index, "when maxFailedIndexes is specified");
+    }
+    let managed_by = spec.field("managedBy");
+    if managed_by.is_set() {
+        if !managed_by.str().contains('/') {
+            errors.invalid(&managed_by, "must be a domain-prefixed path (such as \"acme.io/foo\")");
+        }
+        if managed_by.len() > 63 {
+            errors.too_long(&managed_by, 63);
+        }
+    }
+    let mode = spec.field("completionMode");
+    errors.one_of_if_set(&mode, &["NonIndexed", "Indexed"]);
+    if mode.str() == "Indexed" {
+        let (completions, parallelism) = (spec.field("completions"), spec.field("parallelism"));
+        if !completions.is_set() {
+            errors.required(&completions, "when completion mode is Indexed");
+        }
+        if parallelism.int().is_some_and(|n| n > 100_000) {
+            errors.invalid(&parallelism, "must be less than or equal to 100000 when completion mode is Indexed");
+        }
+        if let (Some(failed_at_most), Some(wanted)) = (failed.int(), completions.int())
+            && failed_at_most > wanted
+        {
+            errors.invalid(&failed, "must be less than or equal to completions");
+        }
+    } else {
+        for at in [&per_index, &failed] {
+            if at.is_set() {
+                errors.invalid(at, "requires indexed completion mode");
+            }
+        }
+    }
+    let failure = spec.field("podFailurePolicy");
+    if failure.is_set() {
+        pod_failure_policy(spec, &failure, errors);
+    }
+    let success = spec.field("successPolicy");
+    if success.is_set() {
+        if mode.str() == "Indexed" {
+            let rules = success.field("rules");
+            if rules.is_empty() {
+                errors.required(&rules, "at least one rules must be specified when the successPolicy is specified");
+            }
+        } else {
+            errors.invalid(&success, "requires indexed completion mode");
+        }
+    }
+    let replacement = spec.field("podReplacementPolicy");
+    if failure.is_set() {
+        errors.one_of_if_set(&replacement, &["Failed"]);
+    } else {
+        errors.one_of_if_set(&replacement, &["Failed", "TerminatingOrFailed"]);
+    }
+    let template = spec.field("template");
+    pod_spec::template(&template, errors);
+    let policy = template.field("spec.restartPolicy");
+    match policy.str() {
+        "Always" | "" => errors.required(&policy, "valid values: \"OnFailure\", \"Never\""),
+        "Never" => {}
+        "OnFailure" if failure.is_set() => {
+            errors.invalid(&policy, "only \"Never\" is supported when podFailurePolicy is specified");
+        }
+        _ => errors.one_of(&policy, &["OnFailure", "Never"]),
+    }
+}
+
+fn pod_failure_policy(spec: &Node, policy: &Node, errors: &mut Errors) {
+    let names: BTreeSet<&str> = ["containers", "initContainers"]
+        .iter()
+        .flat_map(|n| list(at(spec.value, "template.spec"), n))
+        .map(|c| text(c, "name"))
+        .collect();
+    let rules = policy.field("rules");
+    if rules.len() > 20 {
+        errors.too_many(&rules, 20);
+    }
+    for rule in rules.items() {
+        let action = rule.field("action");
+        match action.str() {
+            "" => errors.required(&action, "valid values: [\"Count\" \"FailIndex\" \"FailJob\" \"Ignore\"]"),
+            "FailIndex" if !spec.field("backoffLimitPerIndex").is_set() => {
+                errors.invalid(&action, "requires the backoffLimitPerIndex to be set");
+            }
+            _ => errors.one_of(&action, &["Count", "FailIndex", "FailJob", "Ignore"]),
+        }
+        let (codes, conditions) = (rule.field("onExitCodes"), rule.field("onPodConditions"));
+        if codes.is_set() {
+            let operator = codes.field("operator");
+            if operator.is_empty() {
+                errors.required(&operator, "valid values: [\"In\" \"NotIn\"]");
+            } else {
+                errors.one_of(&operator, &["In", "NotIn"]);
+            }
+            let name = codes.field("containerName");
+            if name.is_set() && !names.contains(name.str()) {
+                errors.invalid(&name, "must be one of the container or initContainer names in the pod template");
+            }
+            let values = codes.field("values");
+            if values.is_empty() {
+                errors.invalid(&values, "at least one value is required");
+            }
+            for value in values.items() {
+                if operator.str() == "In" && value.int() == Some(0) {
+                    errors.invalid(&value, "must not be 0 for the In operator");
+                }
+            }
+        }
+        for condition in conditions.items() {
+            let kind = condition.field("type");
+            errors.rule(&kind, names::qualified_name(kind.str()));
+            errors.one_of(&condition.field("status"), &["False", "True", "Unknown"]);
+        }
+        let complaint = match (codes.is_set(), !conditions.is_empty()) {
+            (true, true) => "specifying both OnExitCodes and OnPodConditions is not supported",
+            (false, false) => "specifying one of OnExitCodes and OnPodConditions is required",
+            _ => continue,
+        };
+        errors.push(field::ErrorType::Invalid, &rule, None, complaint);
+    }
+}
+
+fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
+    let mut errors = Errors::new();
+    let root = Node::root(new);
+    let now = root.field("spec");
+    spec(&now, &mut errors);
+    let before = at(old, "spec");
+    let completions = now.field("completions");
+    // An indexed job may grow or shrink as long as both numbers move together.
+    let elastic = text(before, "completionMode") == "Indexed" && completions.int() == now.field("parallelism").int();
+    if !elastic {
+        errors.immutable(&completions, at(before, "completions"));
+    }
+    errors.immutable(&now.field("selector"), at(before, "selector"));
+    let mut template = at(before, "template").clone();
+    let suspended = at(before, "suspend").as_bool() == Some(true) && at(old, "status.startTime").is_null();
+    if suspended {
+        let new_template = at(new, "spec.template");
+        if let Some(spec) = template.get_mut("spec") {
+            for name in ["nodeSelector", "tolerations", "schedulingGates", "affinity"] {
+                walk::copy(spec, at(new_template, "spec"), name);
+            }
+        }
+        if let Some(metadata) = template.get_mut("metadata") {
+            walk::copy(metadata, at(new_template, "metadata"), "labels");
+            walk::copy(metadata, at(new_template, "metadata"), "annotations");
+        }
+    }
+    errors.immutable(&now.field("template"), &template);
+    for name in ["completionMode", "podFailurePolicy", "backoffLimitPerIndex", "managedBy", "successPolicy"] {
+        errors.immutable(&now.field(name), at(before, name));
+    }
+    errors.into_vec()
+}
+
+fn job_row(job: &Value, now: i64) -> Vec<Value> {
+    let succeeded = number(job, "status.succeeded");
+    let completions = match (at(job, "spec.completions").as_i64(), number(job, "spec.parallelism")) {
+        (Some(wanted), _) => format!("{succeeded}/{wanted}"),
+        (None, parallel) if parallel > 1 => format!("{succeeded}/1 of {parallel}"),
+        _ => format!("{succeeded}/1"),
+    };
+    let moment = |path: &str| time::parse(text(job, path)).map(|t| t.as_second());
+    let duration = match (moment("status.startTime"), moment("status.completionTime")) {
+        (None, _) => String::new(),
+        (Some(start), end) => time::human_duration(end.unwrap_or(now) - start),
+    };
+    let has = |kind: &str| {
+        list(job, "status.conditions").iter().any(|c| text(c, "type") == kind && text(c, "status") == "True")
+    };
+    let status = if has("Complete") {
+        "Complete"
+    } else if has("Failed") {
+        "Failed"
+    } else if !at(job, "metadata.deletionTimestamp").is_null() {
+        "Terminating"
+    } else {
+        ["Suspended", "FailureTarget", "SuccessCriteriaMet"].into_iter().find(|k| has(k)).unwrap_or("Running")
+    };
+    let [names, images] = row::containers(job, "spec.template.spec");
+    vec![
+        row::name(job),
+        json!(status),
+        json!(completions),
+        json!(duration),
+        row::age(job, now),
+        names,
+        images,
+        row::selector(job, "spec.selector"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_selects_its_pods_by_its_uid() {
+        let mut job = json!({"metadata": {"name": "j", "namespace": "d", "uid": "u"}, "spec": {"template": {
+            "spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}});
+        (JOB.default)("v1", &mut job);
+        JOB.begin_create(&mut job);
+        assert_eq!(job["spec"]["selector"]["matchLabels"], json!({"batch.kubernetes.io/controller-uid": "u"}));
+        assert_eq!(JOB.check_create(&job, true), vec![]);
+        job["spec"]["template"]["spec"]["restartPolicy"] = json!("Always");
+        let found: Vec<String> = JOB.check_create(&job, true).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            found,
+            ["spec.template.spec.restartPolicy: Required value: valid values: \"OnFailure\", \"Never\""]
+        );
+    }
+}

@@ -1,0 +1,5 @@
+//! Kinds of the group `batch`.
+
+pub mod cron;
+pub mod cron_job;
+pub mod job;

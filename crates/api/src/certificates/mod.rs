@@ -1,0 +1,76 @@
+//! The group `certificates.k8s.io`: CertificateSigningRequests. Who asks (`spec.username`, `uid`, `groups`,
+//! `extra`) is written by the registry from the request, never by the client.
+
+use serde_json::json;
+use skiff_meta::time;
+
+use crate::errors::Errors;
+use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::node::{Node, at, list, text};
+use crate::{row, strategy, walk};
+
+pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
+    group: "certificates.k8s.io",
+    kind: "CertificateSigningRequest",
+    prepare_create: strategy::create_without_status,
+    prepare_update: |new, old| {
+        strategy::update_keep_status(new, old);
+        walk::copy(new, old, "spec");
+    },
+    validate: |object| {
+        let mut errors = Errors::new();
+        let root = Node::root(object);
+        let spec = root.field("spec");
+        errors.require(&spec.field("request"));
+        let usages = spec.field("usages");
+        if usages.is_empty() {
+            errors.required(&usages, "");
+        }
+        let signer = spec.field("signerName");
+        if errors.require(&signer) && signer.str().matches('/').count() != 1 {
+            errors.invalid(&signer, "must be a fully qualified domain and path of the form 'example.com/signer-name'");
+        }
+        let seconds = spec.field("expirationSeconds");
+        if seconds.int().is_some_and(|n| n < 600) {
+            errors.invalid(&seconds, "may not specify a duration less than 600 seconds (10 minutes)");
+        }
+        errors.into_vec()
+    },
+    selectable: |object| vec![("spec.signerName", text(object, "spec.signerName").to_owned())],
+    columns: &[
+        NAME,
+        AGE,
+        column("SignerName"),
+        column("Requestor"),
+        column("RequestedDuration"),
+        column("Condition"),
+    ],
+    row: |object, now| {
+        let has = |kind: &str| list(object, "status.conditions").iter().any(|c| text(c, "type") == kind);
+        let mut status = if has("Denied") {
+            "Denied"
+        } else if has("Approved") {
+            "Approved"
+        } else {
+            "Pending"
+        }
+        .to_owned();
+        if has("Failed") {
+            status.push_str(",Failed");
+        }
+        if !text(object, "status.certificate").is_empty() {
+            status.push_str(",Issued");
+        }
+        let duration = at(object, "spec.expirationSeconds").as_i64().map(time::human_duration).unwrap_or_default();
+        vec![
+            row::name(object),
+            row::age(object, now),
+            row::or_none(text(object, "spec.signerName")),
+            json!(text(object, "spec.username")),
+            row::or_none(&duration),
+            json!(status),
+        ]
+    },
+    has_status: true,
+    ..BASE
+};

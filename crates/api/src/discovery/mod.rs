@@ -1,0 +1,136 @@
+//! The group `discovery.k8s.io`: EndpointSlices.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use skiff_meta::names;
+
+use crate::core::endpoints::endpoint_ip;
+use crate::errors::Errors;
+use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::net;
+use crate::node::{Node, at, list, text};
+use crate::{row, strategy, walk};
+
+const ENDPOINTS_MAX: usize = 1000;
+const ADDRESSES_MAX: usize = 100;
+const PORTS_MAX: usize = 20_000;
+
+pub static ENDPOINT_SLICE: Kind = Kind {
+    group: "discovery.k8s.io",
+    kind: "EndpointSlice",
+    default: |_, object| {
+        walk::each(object, "ports[]", &mut |port| {
+            walk::pointer(port, "name", "");
+            walk::pointer(port, "protocol", "TCP");
+        });
+    },
+    prepare_create: strategy::create_generation_only,
+    prepare_update: |new, old| {
+        strategy::bump_generation_if(new, old, &["addressType", "endpoints", "ports", "metadata.labels", "metadata.annotations"]);
+    },
+    validate: |object| {
+        let mut errors = Errors::new();
+        let root = Node::root(object);
+        let kind = root.field("addressType");
+        errors.required_one_of(&kind, &["FQDN", "IPv4", "IPv6"]);
+        endpoints(&root.field("endpoints"), kind.str(), &mut errors);
+        ports(&root.field("ports"), &mut errors);
+        errors.into_vec()
+    },
+    validate_update: |new, old| {
+        let mut errors = Errors::new();
+        let root = Node::root(new);
+        errors.extend((ENDPOINT_SLICE.validate)(new));
+        errors.immutable(&root.field("addressType"), at(old, "addressType"));
+        errors.into_vec()
+    },
+    columns: &[NAME, column("AddressType"), column("Ports"), column("Endpoints"), AGE],
+    row: |object, now| {
+        let ports = list(object, "ports").iter().map(|p| match at(p, "port").as_i64() {
+            Some(number) => number.to_string(),
+            None if at(p, "name").is_string() => text(p, "name").to_owned(),
+            None => "*".to_owned(),
+        });
+        let addresses =
+            list(object, "endpoints").iter().flat_map(|e| list(e, "addresses")).filter_map(Value::as_str).map(str::to_owned);
+        vec![
+            row::name(object),
+            json!(text(object, "addressType")),
+            json!(first_three(ports.collect())),
+            json!(first_three(addresses.collect())),
+            row::age(object, now),
+        ]
+    },
+    allow_create_on_update: true,
+    ..BASE
+};
+
+fn first_three(all: Vec<String>) -> String {
+    match all.len() {
+        0 => "<unset>".to_owned(),
+        1..=3 => all.join(","),
+        n => format!("{} + {} more...", all[..3].join(","), n - 3),
+    }
+}
+
+fn endpoints(endpoints: &Node, kind: &str, errors: &mut Errors) {
+    if endpoints.len() > ENDPOINTS_MAX {
+        return errors.too_many(endpoints, ENDPOINTS_MAX);
+    }
+    for endpoint in endpoints.items() {
+        let addresses = endpoint.field("addresses");
+        if addresses.is_empty() {
+            errors.required(&addresses, "must contain at least 1 address");
+        } else if addresses.len() > ADDRESSES_MAX {
+            errors.too_many(&addresses, ADDRESSES_MAX);
+        }
+        for address in addresses.items() {
+            match kind {
+                "IPv4" | "IPv6" => {
+                    if let Some(ip) = net::ip(&address, errors) {
+                        if ip.is_ipv4() != (kind == "IPv4") {
+                            errors.invalid(&address, format!("must be an {kind} address"));
+                        }
+                        endpoint_ip(&address, errors);
+                    }
+                }
+                "FQDN" => errors.rule(&address, names::dns1123_subdomain(address.str())),
+                _ => {}
+            }
+        }
+        let node = endpoint.field("nodeName");
+        if node.is_set() {
+            errors.rule(&node, names::dns1123_subdomain(node.str()));
+        }
+        let host = endpoint.field("hostname");
+        if host.is_set() {
+            errors.rule(&host, names::dns1123_label(host.str()));
+        }
+    }
+}
+
+fn ports(ports: &Node, errors: &mut Errors) {
+    if ports.len() > PORTS_MAX {
+        return errors.too_many(ports, PORTS_MAX);
+    }
+    let mut seen = BTreeSet::new();
+    for port in ports.items() {
+        let name = port.field("name");
+        if !name.is_empty() {
+            errors.rule(&name, names::dns1123_label(name.str()));
+        }
+        if !seen.insert(name.str()) {
+            errors.duplicate(&name);
+        }
+        errors.required_one_of(&port.field("protocol"), &["SCTP", "TCP", "UDP"]);
+        let number = port.field("port");
+        if let Some(n) = number.int() {
+            errors.rule(&number, names::port_number(n));
+        }
+        let app = port.field("appProtocol");
+        if app.is_set() {
+            errors.rule(&app, names::qualified_name(app.str()));
+        }
+    }
+}

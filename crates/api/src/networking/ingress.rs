@@ -1,0 +1,242 @@
+//! Ingresses and IngressClasses.
+
+use serde_json::{Value, json};
+use skiff_meta::names;
+
+use crate::errors::Errors;
+use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::node::{Node, at, list, text};
+use crate::row::{self, or_none};
+use crate::{object_meta, strategy, walk};
+
+pub static INGRESS: Kind = Kind {
+    group: "networking.k8s.io",
+    kind: "Ingress",
+    prepare_create: strategy::create_with_generation,
+    prepare_update: strategy::update_spec,
+    validate: |object| {
+        let mut errors = Errors::new();
+        let root = Node::root(object);
+        let annotated = at(object, "metadata.annotations").get("kubernetes.io/ingress.class").is_some();
+        let class = root.field("spec.ingressClassName");
+        if annotated && class.is_set() {
+            let annotations = root.field("metadata.annotations");
+            errors.invalid_value(
+                &annotations.key("kubernetes.io/ingress.class"),
+                text(at(object, "metadata.annotations"), "x"),
+                "can not be set when the class field is also set",
+            );
+        }
+        spec(&root.field("spec"), &mut errors);
+        errors.into_vec()
+    },
+    validate_update: |new, _| {
+        let mut errors = Errors::new();
+        let root = Node::root(new);
+        spec(&root.field("spec"), &mut errors);
+        errors.into_vec()
+    },
+    columns: &[NAME, column("Class"), column("Hosts"), column("Address"), column("Ports"), AGE],
+    row: |object, now| {
+        let hosts: Vec<&str> =
+            list(object, "spec.rules").iter().map(|r| text(r, "host")).filter(|h| !h.is_empty()).collect();
+        let hosts = match &hosts[..] {
+            [] => "*".to_owned(),
+            [first, second, third, rest @ ..] if !rest.is_empty() => {
+                format!("{first},{second},{third} + {} more...", rest.len())
+            }
+            all => all.join(","),
+        };
+        let mut addresses: Vec<&str> = list(object, "status.loadBalancer.ingress")
+            .iter()
+            .map(|i| if text(i, "ip").is_empty() { text(i, "hostname") } else { text(i, "ip") })
+            .filter(|a| !a.is_empty())
+            .collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let ports = if list(object, "spec.tls").is_empty() { "80" } else { "80, 443" };
+        vec![
+            row::name(object),
+            or_none(text(object, "spec.ingressClassName")),
+            json!(hosts),
+            json!(addresses.join(",")),
+            json!(ports),
+            row::age(object, now),
+        ]
+    },
+    has_status: true,
+    ..BASE
+};
+
+fn spec(spec: &Node, errors: &mut Errors) {
+    let (rules, backend) = (spec.field("rules"), spec.field("defaultBackend"));
+    if rules.is_empty() && !backend.is_set() {
+        errors.invalid_value(spec, spec.value.clone(), "either `defaultBackend` or `rules` must be specified");
+    }
+    if backend.is_set() {
+        self::backend(&backend, errors);
+    }
+    for rule in rules.items() {
+        let host = rule.field("host");
+        let mut wildcard = false;
+        if !host.is_empty() {
+            if host.str().parse::<std::net::IpAddr>().is_ok() {
+                errors.invalid(&host, "must be a DNS name, not an IP address");
+            }
+            if host.str().contains('*') {
+                wildcard = true;
+                errors.rule(&host, names::wildcard_dns1123_subdomain(host.str()));
+            } else {
+                errors.rule(&host, names::dns1123_subdomain(host.str()));
+            }
+        }
+        let http = rule.field("http");
+        if http.is_set() && !wildcard || http.is_set() {
+            paths(&http.field("paths"), errors);
+        }
+    }
+    let tls = spec.field("tls");
+    for entry in tls.items() {
+        let hosts = entry.field("hosts");
+        for host in hosts.items() {
+            if host.str().contains('*') {
+                errors.rule(&host, names::wildcard_dns1123_subdomain(host.str()));
+            } else {
+                errors.rule(&host, names::dns1123_subdomain(host.str()));
+            }
+        }
+    }
+    let class = spec.field("ingressClassName");
+    if class.is_set() {
+        errors.rule(&class, object_meta::dns_subdomain(class.str(), false));
+    }
+}
+
+fn paths(paths: &Node, errors: &mut Errors) {
+    if paths.is_empty() {
+        errors.required(paths, "");
+    }
+    for path in paths.items() {
+        let (kind, value) = (path.field("pathType"), path.field("path"));
+        if !kind.is_set() {
+            errors.required(&kind, "pathType must be specified");
+        } else {
+            match kind.str() {
+                "Exact" | "Prefix" => {
+                    if !value.str().starts_with('/') {
+                        errors.invalid(&value, "must be an absolute path");
+                    }
+                    for bad in ["//", "/./", "/../", "%2f", "%2F"] {
+                        if value.str().contains(bad) {
+                            errors.invalid(&value, format!("must not contain '{bad}'"));
+                        }
+                    }
+                    for bad in ["/..", "/."] {
+                        if value.str().ends_with(bad) {
+                            errors.invalid(&value, format!("cannot end with '{bad}'"));
+                        }
+                    }
+                }
+                "ImplementationSpecific" => {
+                    if !value.is_empty() && !value.str().starts_with('/') {
+                        errors.invalid(&value, "must be an absolute path");
+                    }
+                }
+                _ => errors.not_supported(&kind, &["Exact", "ImplementationSpecific", "Prefix"]),
+            }
+        }
+        backend(&path.field("backend"), errors);
+    }
+}
+
+fn backend(backend: &Node, errors: &mut Errors) {
+    let (service, resource) = (backend.field("service"), backend.field("resource"));
+    match (service.is_set(), resource.is_set()) {
+        (true, true) => errors.invalid_value(backend, "", "cannot set both resource and service backends"),
+        (false, false) => errors.required(backend, ""),
+        (false, true) => {
+            errors.require(&resource.field("kind"));
+            errors.require(&resource.field("name"));
+        }
+        (true, false) => {
+            let name = service.field("name");
+            if errors.require(&name) {
+                errors.rule(&name, names::dns1123_label(name.str()));
+            }
+            let port = service.field("port");
+            let (number, port_name) = (port.field("number"), port.field("name"));
+            match (number.int().unwrap_or(0) != 0, !port_name.is_empty()) {
+                (true, true) => errors.invalid_value(backend, "", "cannot set both port name & port number"),
+                (false, false) => errors.required(backend, "port name or number is required"),
+                (true, false) => errors.rule(&number, names::port_number(number.int().unwrap_or(0))),
+                (false, true) => errors.rule(&port_name, names::port_name(port_name.str())),
+            }
+        }
+    }
+}
+
+pub static INGRESS_CLASS: Kind = Kind {
+    group: "networking.k8s.io",
+    kind: "IngressClass",
+    default: |_, object| {
+        walk::each(object, "spec.parameters", &mut |parameters| walk::pointer(parameters, "scope", "Cluster"));
+    },
+    prepare_create: strategy::create_generation_only,
+    prepare_update: strategy::update_generation,
+    validate: |object| {
+        let mut errors = Errors::new();
+        class_spec(&Node::root(object).field("spec"), &mut errors);
+        errors.into_vec()
+    },
+    validate_update: |new, old| {
+        let mut errors = Errors::new();
+        let root = Node::root(new);
+        class_spec(&root.field("spec"), &mut errors);
+        errors.immutable(&root.field("spec.controller"), at(old, "spec.controller"));
+        errors.into_vec()
+    },
+    columns: &[NAME, column("Controller"), column("Parameters"), AGE],
+    row: |object, now| {
+        let mut name = text(object, "metadata.name").to_owned();
+        let mark = at(object, "metadata.annotations").get("ingressclass.kubernetes.io/is-default-class");
+        if mark.and_then(Value::as_str) == Some("true") {
+            name.push_str(" (default)");
+        }
+        let parameters = match at(object, "spec.parameters") {
+            Value::Null => row::NONE.to_owned(),
+            p if text(p, "apiGroup").is_empty() => format!("{}/{}", text(p, "kind"), text(p, "name")),
+            p => format!("{}.{}/{}", text(p, "kind"), text(p, "apiGroup"), text(p, "name")),
+        };
+        vec![json!(name), json!(text(object, "spec.controller")), json!(parameters), row::age(object, now)]
+    },
+    ..BASE
+};
+
+fn class_spec(spec: &Node, errors: &mut Errors) {
+    let controller = spec.field("controller");
+    if errors.require(&controller) {
+        if controller.len() > 250 {
+            errors.too_long(&controller, 250);
+        }
+        if !controller.str().contains('/') {
+            errors.invalid(&controller, "must be a domain-prefixed path (such as \"acme.io/foo\")");
+        }
+    }
+    let parameters = spec.field("parameters");
+    if parameters.is_set() {
+        errors.require(&parameters.field("kind"));
+        errors.require(&parameters.field("name"));
+        let (scope, namespace) = (parameters.field("scope"), parameters.field("namespace"));
+        match scope.str() {
+            "" => errors.required(&scope, ""),
+            "Namespace" if namespace.is_empty() => {
+                errors.required(&namespace, "`parameters.scope` is set to 'Namespace'");
+            }
+            "Cluster" if namespace.is_set() => {
+                errors.forbidden(&namespace, "`parameters.scope` is set to 'Cluster'");
+            }
+            "Namespace" | "Cluster" => {}
+            _ => errors.not_supported(&scope, &["Cluster", "Namespace"]),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The group `scheduling.k8s.io`: PriorityClasses.
+
+use serde_json::json;
+
+use crate::errors::Errors;
+use crate::kind::{AGE, BASE, Kind, NAME, boolean, integer, text as column};
+use crate::node::{Node, at, number, text};
+use crate::{row, strategy, walk};
+
+/// Above this only the system's own classes.
+const USER_MAX: i64 = 1_000_000_000;
+const SYSTEM: [(&str, i64); 2] = [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
+
+pub static PRIORITY_CLASS: Kind = Kind {
+    group: "scheduling.k8s.io",
+    kind: "PriorityClass",
+    default: |_, object| walk::pointer(object, "preemptionPolicy", "PreemptLowerPriority"),
+    prepare_create: strategy::create_generation_only,
+    validate: |object| {
+        let mut errors = Errors::new();
+        let root = Node::root(object);
+        let (name, value) = (root.field("metadata.name"), root.field("value"));
+        let system = SYSTEM.iter().any(|(n, v)| *n == name.str() && value.int() == Some(*v));
+        if name.str().starts_with("system-") {
+            if !system {
+                errors.forbidden(
+                    &name,
+                    "priority class names with 'system-' prefix are reserved for system use only. error: only system-node-critical and system-cluster-critical are allowed",
+                );
+            }
+        } else if value.int().is_some_and(|n| n > USER_MAX) {
+            errors.forbidden(&value, format!("maximum allowed value of a user defined priority is {USER_MAX}"));
+        }
+        errors.one_of_if_set(&root.field("preemptionPolicy"), &["PreemptLowerPriority", "Never"]);
+        errors.into_vec()
+    },
+    validate_update: |new, old| {
+        let mut errors = Errors::new();
+        let root = Node::root(new);
+        if number(new, "value") != number(old, "value") {
+            errors.forbidden(&root.field("value"), "may not be changed in an update.");
+        }
+        errors.immutable(&root.field("preemptionPolicy"), at(old, "preemptionPolicy"));
+        errors.into_vec()
+    },
+    columns: &[NAME, integer("Value"), boolean("Global-Default"), AGE, column("PreemptionPolicy")],
+    row: |object, now| {
+        vec![
+            row::name(object),
+            json!(number(object, "value")),
+            json!(at(object, "globalDefault").as_bool().unwrap_or(false)),
+            row::age(object, now),
+            json!(text(object, "preemptionPolicy")),
+        ]
+    },
+    ..BASE
+};
