@@ -1,0 +1,170 @@
+//! What the daemon knows of sandboxes and containers, in memory and on disk. The disk is what a daemon
+//! that starts again goes by; how a container fares is in the shim's `state.json` beside the record.
+
+use crate::shim::protocol::ContainerState;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use parking_lot::RwLock;
+use prost::Message;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use skiff_cri::v1 as cri;
+use std::io;
+use std::path::{Path, PathBuf};
+use tokio::sync::watch;
+
+pub const RECORD: &str = "record.json";
+pub const STATE: &str = "state.json";
+pub const SPEC: &str = "spec.json";
+
+/// A CRI message in a JSON record: its wire bytes, so that no field is lost.
+#[derive(Debug, Clone, Default)]
+pub struct Wire<T>(pub T);
+
+impl<T: Message> Serialize for Wire<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&BASE64.encode(self.0.encode_to_vec()))
+    }
+}
+
+impl<'de, T: Message + Default> Deserialize<'de> for Wire<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let bytes = BASE64.decode(text).map_err(serde::de::Error::custom)?;
+        T::decode(bytes.as_slice()).map(Wire).map_err(serde::de::Error::custom)
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SandboxRecord {
+    pub id: String,
+    pub config: Wire<cri::PodSandboxConfig>,
+    pub created_at: i64,
+    pub ready: bool,
+    pub ips: Vec<String>,
+    /// Where containers' cgroups are made.
+    pub cgroup_parent: String,
+    pub socket: PathBuf,
+    /// Holds the pod's shared pid namespace; 0 where there is none.
+    pub pause_pid: i32,
+    pub hostname: String,
+    pub host_network: bool,
+    pub host_ipc: bool,
+}
+
+pub struct Sandbox {
+    pub directory: PathBuf,
+    pub record: RwLock<SandboxRecord>,
+    /// Stop and remove exclude each other and container starts.
+    pub lock: tokio::sync::Mutex<()>,
+}
+
+impl Sandbox {
+    pub fn new(directory: PathBuf, record: SandboxRecord) -> Sandbox {
+        Sandbox { directory, record: RwLock::new(record), lock: tokio::sync::Mutex::new(()) }
+    }
+
+    pub fn load(directory: &Path) -> io::Result<Option<Sandbox>> {
+        let record: Option<SandboxRecord> = crate::disk::read_json(&directory.join(RECORD))?;
+        Ok(record.map(|record| Sandbox::new(directory.to_owned(), record)))
+    }
+
+    pub fn save(&self) -> io::Result<()> {
+        crate::disk::write_json(&self.directory.join(RECORD), &*self.record.read())
+    }
+
+    pub fn get(&self) -> SandboxRecord {
+        self.record.read().clone()
+    }
+
+    pub fn shim(&self) -> super::shim_client::ShimClient {
+        super::shim_client::ShimClient::new(self.record.read().socket.clone())
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ContainerRecord {
+    pub id: String,
+    pub sandbox_id: String,
+    pub config: Wire<cri::ContainerConfig>,
+    pub image_id: String,
+    /// The reference by digest, which ends up in the pod's status.
+    pub image_ref: String,
+    pub created_at: i64,
+    pub log_path: String,
+    pub cgroup: String,
+    pub stop_signal: i32,
+}
+
+pub struct Container {
+    pub directory: PathBuf,
+    pub record: RwLock<ContainerRecord>,
+    pub state: watch::Sender<ContainerState>,
+    pub lock: tokio::sync::Mutex<()>,
+}
+
+impl Container {
+    pub fn new(directory: PathBuf, record: ContainerRecord, state: ContainerState) -> Container {
+        let (state, _) = watch::channel(state);
+        Container { directory, record: RwLock::new(record), state, lock: tokio::sync::Mutex::new(()) }
+    }
+
+    pub fn load(directory: &Path) -> io::Result<Option<Container>> {
+        let record: Option<ContainerRecord> = crate::disk::read_json(&directory.join(RECORD))?;
+        let state = crate::disk::read_json(&directory.join(STATE))?.unwrap_or_default();
+        Ok(record.map(|record| Container::new(directory.to_owned(), record, state)))
+    }
+
+    pub fn save(&self) -> io::Result<()> {
+        crate::disk::write_json(&self.directory.join(RECORD), &*self.record.read())
+    }
+
+    pub fn get(&self) -> ContainerRecord {
+        self.record.read().clone()
+    }
+
+    pub fn current(&self) -> ContainerState {
+        self.state.borrow().clone()
+    }
+
+    pub fn is_running(&self) -> bool {
+        let state = self.state.borrow();
+        state.started_at != 0 && state.finished_at == 0
+    }
+
+    /// The container ended without a word of the shim, or never started.
+    pub fn set_exited(&self, code: i32, start_error: String) {
+        let mut state = self.current();
+        if state.finished_at != 0 {
+            return;
+        }
+        state.finished_at = now_nanos();
+        if state.started_at == 0 {
+            state.started_at = state.finished_at;
+        }
+        state.exit_code = code;
+        state.start_error = start_error;
+        if let Err(error) = crate::disk::write_json(&self.directory.join(STATE), &state) {
+            tracing::warn!(%error, container = %self.record.read().id, "cannot record a container's end");
+        }
+        self.state.send_replace(state);
+    }
+}
+
+pub fn cri_state(state: &ContainerState) -> cri::ContainerState {
+    if state.finished_at != 0 {
+        cri::ContainerState::ContainerExited
+    } else if state.started_at != 0 {
+        cri::ContainerState::ContainerRunning
+    } else {
+        cri::ContainerState::ContainerCreated
+    }
+}
+
+pub fn now_nanos() -> i64 {
+    i64::try_from(jiff::Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
+}
+
+/// 64 hexadecimal digits, as everybody's container ids are.
+pub fn new_id() -> String {
+    crate::image::hex(&rand::random::<[u8; 32]>())
+}

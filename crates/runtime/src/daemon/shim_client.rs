@@ -1,0 +1,164 @@
+//! The daemon's side of a shim: starting one, asking it, and following it.
+
+use crate::shim::protocol::{
+    ContainerState, Event, ExecRequest, Request, Response, StartRequest, frame, read_frame, read_message,
+    write_message,
+};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+
+/// A shim answers at once unless the machine is in deep trouble.
+const ANSWER: Duration = Duration::from_secs(30);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("shim: {0}")]
+    Io(#[from] io::Error),
+    /// The shim did what was asked and says why it did not work.
+    #[error("{0}")]
+    Refused(String),
+    #[error("the shim did not answer in time")]
+    Timeout,
+    #[error("the shim gave an unexpected answer")]
+    Unexpected,
+}
+
+#[derive(Debug, Clone)]
+pub struct ShimClient {
+    socket: PathBuf,
+}
+
+impl ShimClient {
+    pub fn new(socket: PathBuf) -> ShimClient {
+        ShimClient { socket }
+    }
+
+    /// Starts a shim that lives on its own and returns when it listens.
+    pub async fn spawn(executable: &Path, socket: &Path, log: &Path, cgroup_procs: &[PathBuf]) -> Result<ShimClient, Error> {
+        let log = std::fs::File::options().create(true).append(true).open(log)?;
+        let mut child = tokio::process::Command::new(executable)
+            .arg(crate::INTERNAL_SHIM)
+            .arg(socket)
+            .args(cgroup_procs)
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()?;
+        let mut ready = [0; 1];
+        let mut stdout = child.stdout.take().ok_or_else(|| io::Error::other("no pipe"))?;
+        let read = tokio::time::timeout(ANSWER, stdout.read_exact(&mut ready)).await;
+        match read {
+            Ok(Ok(_)) => {}
+            Ok(Err(_)) => {
+                let status = child.wait().await?;
+                return Err(Error::Refused(format!("the shim ended at once ({status})")));
+            }
+            Err(_) => {
+                let _ = child.start_kill();
+                return Err(Error::Timeout);
+            }
+        }
+        // Only to reap it: the shim's life is its own.
+        tokio::spawn(async move {
+            let _ = child.wait().await;
+        });
+        Ok(ShimClient::new(socket.to_owned()))
+    }
+
+    async fn open(&self, request: &Request) -> Result<(UnixStream, Response), Error> {
+        let exchange = async {
+            let mut stream = UnixStream::connect(&self.socket).await?;
+            write_message(&mut stream, request).await?;
+            let response = read_message(&mut stream).await?;
+            Ok::<_, io::Error>((stream, response))
+        };
+        match tokio::time::timeout(ANSWER, exchange).await {
+            Err(_) => Err(Error::Timeout),
+            Ok(Err(error)) => Err(error.into()),
+            Ok(Ok((_, Response::Error(message)))) => Err(Error::Refused(message)),
+            Ok(Ok(answer)) => Ok(answer),
+        }
+    }
+
+    async fn ask(&self, request: &Request) -> Result<Response, Error> {
+        Ok(self.open(request).await?.1)
+    }
+
+    async fn tell(&self, request: &Request) -> Result<(), Error> {
+        self.ask(request).await.map(|_| ())
+    }
+
+    pub async fn ping(&self) -> Result<i32, Error> {
+        match self.ask(&Request::Ping).await? {
+            Response::Pid(pid) => Ok(pid),
+            _ => Err(Error::Unexpected),
+        }
+    }
+
+    pub async fn start_pause(&self, cgroup_procs: Vec<PathBuf>) -> Result<i32, Error> {
+        match self.ask(&Request::Pause { cgroup_procs }).await? {
+            Response::Pid(pid) => Ok(pid),
+            _ => Err(Error::Unexpected),
+        }
+    }
+
+    pub async fn start(&self, request: StartRequest) -> Result<ContainerState, Error> {
+        match self.ask(&Request::Start(Box::new(request))).await? {
+            Response::Started(state) => Ok(state),
+            _ => Err(Error::Unexpected),
+        }
+    }
+
+    pub async fn signal(&self, id: &str, signal: i32) -> Result<(), Error> {
+        self.tell(&Request::Signal { id: id.into(), signal }).await
+    }
+
+    pub async fn reopen_log(&self, id: &str) -> Result<(), Error> {
+        self.tell(&Request::ReopenLog { id: id.into() }).await
+    }
+
+    pub async fn forget(&self, id: &str) -> Result<(), Error> {
+        self.tell(&Request::Forget { id: id.into() }).await
+    }
+
+    pub async fn shutdown(&self) -> Result<(), Error> {
+        self.tell(&Request::Shutdown).await
+    }
+
+    /// The stream carries frames from here on.
+    pub async fn exec(&self, request: ExecRequest) -> Result<UnixStream, Error> {
+        Ok(self.open(&Request::Exec(Box::new(request))).await?.0)
+    }
+
+    /// The stream carries frames from here on.
+    pub async fn attach(&self, id: &str) -> Result<UnixStream, Error> {
+        Ok(self.open(&Request::Attach { id: id.into() }).await?.0)
+    }
+
+    pub async fn subscribe(&self) -> Result<Subscription, Error> {
+        Ok(Subscription { stream: self.open(&Request::Subscribe).await?.0 })
+    }
+}
+
+pub struct Subscription {
+    stream: UnixStream,
+}
+
+impl Subscription {
+    /// `None` when the shim is gone.
+    pub async fn next(&mut self) -> Option<Event> {
+        loop {
+            let (kind, body) = read_frame(&mut self.stream).await.ok()?;
+            if kind == frame::EVENT
+                && let Ok(event) = serde_json::from_slice(&body)
+            {
+                return Some(event);
+            }
+        }
+    }
+}

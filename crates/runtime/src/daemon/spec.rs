@@ -1,0 +1,477 @@
+//! From CRI's configuration and the image's to what the first process is told. Pure but for looking at
+//! host paths that are named in the configuration.
+
+use super::capabilities;
+use crate::cgroup::{self, Cgroup, DeviceRule, Resources};
+use crate::image::{Image, ImageConfig};
+use crate::init::spec::{
+    Device, InitSpec, Mount, MountKind, Namespaces, PidNamespace, ProcessSpec, Propagation, Rootfs, UserSpec,
+};
+use crate::seccomp;
+use skiff_cri::v1 as cri;
+use std::path::{Path, PathBuf};
+
+/// What the sandbox brings.
+pub struct SandboxPaths {
+    pub net: Option<PathBuf>,
+    pub ipc: Option<PathBuf>,
+    pub uts: Option<PathBuf>,
+    /// The pod's shared pid namespace.
+    pub pid: Option<PathBuf>,
+    pub shm: Option<PathBuf>,
+    pub hosts: PathBuf,
+    pub hostname_file: PathBuf,
+    pub resolv_conf: PathBuf,
+    pub hostname: String,
+}
+
+pub struct Request<'a> {
+    pub config: &'a cri::ContainerConfig,
+    pub sandbox: &'a SandboxPaths,
+    pub image: &'a Image,
+    pub layers_dir: PathBuf,
+    /// The container's own directory: upper, work, rootfs are below it.
+    pub directory: &'a Path,
+    pub cgroup: &'a Cgroup,
+    pub oom_score_adj: i32,
+    pub available_capabilities: u64,
+}
+
+pub struct Built {
+    pub spec: InitSpec,
+    pub device_rules: Vec<DeviceRule>,
+}
+
+const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+pub fn build(request: &Request<'_>) -> Result<Built, String> {
+    let config = request.config;
+    let linux = config.linux.clone().unwrap_or_default();
+    let security = linux.security_context.unwrap_or_default();
+    refuse_unsupported(config, &security)?;
+    let privileged = security.privileged;
+
+    let capabilities =
+        capabilities::resolve(security.capabilities.as_ref(), privileged, request.available_capabilities)?;
+    let process = ProcessSpec {
+        args: arguments(config, &request.image.config)?,
+        env: environment(config, &request.image.config, &request.sandbox.hostname)?,
+        cwd: first_of(&config.working_dir, &request.image.config.working_dir),
+        user: user(&security, &request.image.config),
+        capabilities,
+        no_new_privileges: security.no_new_privs,
+        oom_score_adj: Some(request.oom_score_adj),
+        cgroup_procs: request.cgroup.procs_files(),
+        seccomp: seccomp_filter(&security, capabilities.bounding)?,
+        terminal: config.tty,
+    };
+    let (mut devices, mut device_rules) = if privileged {
+        (host_devices(), vec![DeviceRule::everything()])
+    } else {
+        (default_devices(), cgroup::default_rules())
+    };
+    for device in &config.devices {
+        add_device(device, &mut devices, &mut device_rules)?;
+    }
+    let spec = InitSpec {
+        rootfs: Rootfs {
+            layers_dir: request.layers_dir.clone(),
+            lower: request.image.layers.iter().rev().cloned().collect(),
+            upper: request.directory.join("upper"),
+            work: request.directory.join("work"),
+            mountpoint: request.directory.join("rootfs"),
+            readonly: security.readonly_rootfs,
+        },
+        namespaces: namespaces(&security, request.sandbox),
+        mounts: mounts(config, request.sandbox, privileged)?,
+        devices,
+        masked_paths: if privileged { Vec::new() } else { security.masked_paths.clone() },
+        readonly_paths: if privileged { Vec::new() } else { security.readonly_paths.clone() },
+        cgroup_mounts: request.cgroup.directories(),
+        cgroup_readonly: !privileged,
+        process,
+    };
+    Ok(Built { spec, device_rules })
+}
+
+/// What cannot be done is said, not skipped.
+fn refuse_unsupported(config: &cri::ContainerConfig, security: &cri::LinuxContainerSecurityContext) -> Result<(), String> {
+    if !config.cdi_devices.is_empty() {
+        return Err("CDI devices are not supported by this runtime".into());
+    }
+    if let Some(profile) = &security.apparmor
+        && profile.profile_type == cri::security_profile::ProfileType::Localhost as i32
+    {
+        return Err("AppArmor profiles are not supported by this runtime".into());
+    }
+    for mount in &config.mounts {
+        if mount.image.as_ref().is_some_and(|image| !image.image.is_empty()) {
+            return Err("image volumes are not supported by this runtime".into());
+        }
+        if !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty() {
+            return Err("id-mapped mounts are not supported by this runtime".into());
+        }
+    }
+    let options = security.namespace_options.clone().unwrap_or_default();
+    refuse_user_namespace(&options)
+}
+
+pub fn refuse_user_namespace(options: &cri::NamespaceOption) -> Result<(), String> {
+    match &options.userns_options {
+        Some(user) if user.mode == cri::NamespaceMode::Pod as i32 => {
+            Err("user namespaces are not supported by this runtime".into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn first_of(first: &str, second: &str) -> String {
+    if first.is_empty() { second.to_owned() } else { first.to_owned() }
+}
+
+fn arguments(config: &cri::ContainerConfig, image: &ImageConfig) -> Result<Vec<String>, String> {
+    let (mut command, mut args) = (config.command.clone(), config.args.clone());
+    if command.is_empty() {
+        if args.is_empty() {
+            args = image.cmd.clone();
+        }
+        command = image.entrypoint.clone();
+    }
+    command.extend(args);
+    if command.is_empty() {
+        return Err("no command specified".into());
+    }
+    Ok(command)
+}
+
+/// Later values win: defaults, the image's, the container's.
+fn environment(config: &cri::ContainerConfig, image: &ImageConfig, hostname: &str) -> Result<Vec<String>, String> {
+    let mut environment: Vec<String> = Vec::new();
+    let mut set = |variable: String| {
+        let key = variable.split('=').next().unwrap_or_default().to_owned() + "=";
+        match environment.iter_mut().find(|existing| existing.starts_with(&key)) {
+            Some(existing) => *existing = variable,
+            None => environment.push(variable),
+        }
+    };
+    set(DEFAULT_PATH.to_owned());
+    set(format!("HOSTNAME={hostname}"));
+    if config.tty {
+        set("TERM=xterm".to_owned());
+    }
+    for variable in &image.env {
+        set(variable.clone());
+    }
+    for pair in &config.envs {
+        let value = std::str::from_utf8(&pair.value)
+            .map_err(|_| format!("the value of environment variable {} is not UTF-8", pair.key))?;
+        set(format!("{}={value}", pair.key));
+    }
+    Ok(environment)
+}
+
+fn user(security: &cri::LinuxContainerSecurityContext, image: &ImageConfig) -> UserSpec {
+    let (image_user, image_group) = image.user.split_once(':').unwrap_or((&image.user, ""));
+    let (user, mut group) = match (&security.run_as_user, security.run_as_username.as_str()) {
+        (Some(uid), _) => (uid.value.to_string(), String::new()),
+        (None, "") => (image_user.to_owned(), image_group.to_owned()),
+        (None, name) => (name.to_owned(), String::new()),
+    };
+    if let Some(gid) = &security.run_as_group {
+        group = gid.value.to_string();
+    }
+    UserSpec {
+        user,
+        group,
+        supplemental_groups: security.supplemental_groups.iter().filter_map(|gid| u32::try_from(*gid).ok()).collect(),
+        strict_groups: security.supplemental_groups_policy == cri::SupplementalGroupsPolicy::Strict as i32,
+    }
+}
+
+fn seccomp_filter(security: &cri::LinuxContainerSecurityContext, capabilities: u64) -> Result<Option<Vec<u64>>, String> {
+    use cri::security_profile::ProfileType;
+    if security.privileged {
+        return Ok(None);
+    }
+    #[allow(deprecated)] // older kubelets send only this
+    let (kind, path) = match (&security.seccomp, security.seccomp_profile_path.as_str()) {
+        (Some(profile), _) => (profile.profile_type(), profile.localhost_ref.clone()),
+        (None, "" | "unconfined") => (ProfileType::Unconfined, String::new()),
+        (None, "runtime/default" | "docker/default") => (ProfileType::RuntimeDefault, String::new()),
+        (None, other) => (ProfileType::Localhost, other.trim_start_matches("localhost/").to_owned()),
+    };
+    let profile = match kind {
+        ProfileType::Unconfined => return Ok(None),
+        ProfileType::RuntimeDefault => seccomp::default::profile(capabilities),
+        ProfileType::Localhost => {
+            let body = std::fs::read(&path).map_err(|error| format!("failed to load seccomp profile {path:?}: {error}"))?;
+            seccomp::Profile::parse(&body).map_err(|error| format!("seccomp profile {path:?}: {error}"))?
+        }
+    };
+    seccomp::compile(&profile).map(Some).map_err(|error| error.to_string())
+}
+
+fn namespaces(security: &cri::LinuxContainerSecurityContext, sandbox: &SandboxPaths) -> Namespaces {
+    let options = security.namespace_options.clone().unwrap_or_default();
+    let pid = match options.pid() {
+        cri::NamespaceMode::Node => PidNamespace::Host,
+        cri::NamespaceMode::Pod => sandbox.pid.clone().map_or(PidNamespace::New, PidNamespace::Join),
+        // A target's process is known when the container starts.
+        cri::NamespaceMode::Container | cri::NamespaceMode::Target => PidNamespace::New,
+    };
+    Namespaces { net: sandbox.net.clone(), ipc: sandbox.ipc.clone(), uts: sandbox.uts.clone(), pid }
+}
+
+fn filesystem(target: &str, fstype: &str, options: &[&str], readonly: bool, noexec: bool, nodev: bool) -> Mount {
+    Mount {
+        target: target.into(),
+        kind: MountKind::Filesystem {
+            fstype: fstype.into(),
+            options: options.iter().map(|option| option.to_string()).collect(),
+        },
+        readonly,
+        nosuid: true,
+        nodev,
+        noexec,
+    }
+}
+
+fn bind(target: &str, source: &Path, readonly: bool) -> Mount {
+    let kind =
+        MountKind::Bind { source: source.to_owned(), propagation: Propagation::Private, recursive_readonly: false };
+    Mount { target: target.into(), kind, readonly, nosuid: false, nodev: false, noexec: false }
+}
+
+fn mounts(config: &cri::ContainerConfig, sandbox: &SandboxPaths, privileged: bool) -> Result<Vec<Mount>, String> {
+    let mut mounts = vec![
+        filesystem("/proc", "proc", &[], false, true, true),
+        filesystem("/dev", "tmpfs", &["mode=755", "size=65536k"], false, false, false),
+        filesystem("/dev/pts", "devpts", &["newinstance", "ptmxmode=0666", "mode=0620", "gid=5"], false, true, false),
+        filesystem("/dev/mqueue", "mqueue", &[], false, true, true),
+        filesystem("/sys", "sysfs", &[], !privileged, true, true),
+        Mount {
+            target: "/sys/fs/cgroup".into(),
+            kind: MountKind::Cgroup,
+            readonly: !privileged,
+            nosuid: true,
+            nodev: true,
+            noexec: true,
+        },
+    ];
+    let named = |path: &str| config.mounts.iter().any(|mount| clean_path(&mount.container_path) == path);
+    let readonly_rootfs = config
+        .linux
+        .as_ref()
+        .and_then(|linux| linux.security_context.as_ref())
+        .is_some_and(|security| security.readonly_rootfs);
+    for (path, source) in [
+        ("/etc/hostname", &sandbox.hostname_file),
+        ("/etc/hosts", &sandbox.hosts),
+        ("/etc/resolv.conf", &sandbox.resolv_conf),
+    ] {
+        if !named(path) {
+            mounts.push(bind(path, source, readonly_rootfs));
+        }
+    }
+    if let Some(shm) = &sandbox.shm
+        && !named("/dev/shm")
+    {
+        let mut mount = bind("/dev/shm", shm, false);
+        (mount.nosuid, mount.nodev, mount.noexec) = (true, true, true);
+        mounts.push(mount);
+    }
+    let mut own = Vec::new();
+    for mount in &config.mounts {
+        own.push(volume(mount)?);
+    }
+    // A volume inside another must come after it, whatever the order they are named in.
+    own.sort_by_key(|mount| Path::new(&mount.target).components().count());
+    mounts.extend(own);
+    Ok(mounts)
+}
+
+fn clean_path(path: &str) -> String {
+    let trimmed = path.trim_end_matches('/');
+    if trimmed.is_empty() { "/".into() } else { trimmed.to_owned() }
+}
+
+fn volume(mount: &cri::Mount) -> Result<Mount, String> {
+    if !mount.container_path.starts_with('/') {
+        return Err(format!("mount path {:?} is not absolute", mount.container_path));
+    }
+    let source = Path::new(&mount.host_path);
+    if !source.exists() {
+        // COMPAT: containerd makes a missing source a directory.
+        std::fs::create_dir_all(source)
+            .map_err(|error| format!("failed to create directory for mount source {:?}: {error}", mount.host_path))?;
+    }
+    let source = source
+        .canonicalize()
+        .map_err(|error| format!("failed to resolve mount source {:?}: {error}", mount.host_path))?;
+    let propagation = match mount.propagation() {
+        cri::MountPropagation::PropagationPrivate => Propagation::Private,
+        cri::MountPropagation::PropagationHostToContainer => Propagation::HostToContainer,
+        cri::MountPropagation::PropagationBidirectional => Propagation::Bidirectional,
+    };
+    if mount.recursive_read_only && (!mount.readonly || propagation != Propagation::Private) {
+        return Err("recursive read-only mounts must be read-only and without propagation".into());
+    }
+    Ok(Mount {
+        target: clean_path(&mount.container_path),
+        kind: MountKind::Bind { source, propagation, recursive_readonly: mount.recursive_read_only },
+        readonly: mount.readonly,
+        nosuid: false,
+        nodev: false,
+        noexec: false,
+    })
+}
+
+fn character(path: &str, major: u32, minor: u32) -> Device {
+    Device { path: path.into(), block: false, major, minor, mode: 0o666, uid: 0, gid: 0 }
+}
+
+fn default_devices() -> Vec<Device> {
+    vec![
+        character("/dev/null", 1, 3),
+        character("/dev/zero", 1, 5),
+        character("/dev/full", 1, 7),
+        character("/dev/random", 1, 8),
+        character("/dev/urandom", 1, 9),
+        character("/dev/tty", 5, 0),
+    ]
+}
+
+/// Every device node of the host, for privileged containers.
+fn host_devices() -> Vec<Device> {
+    let mut devices = Vec::new();
+    collect_devices(Path::new("/dev"), Path::new("/dev"), &mut devices);
+    devices
+}
+
+fn collect_devices(host: &Path, container: &Path, devices: &mut Vec<Device>) {
+    for entry in std::fs::read_dir(host).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let path = container.join(&name);
+        match entry.file_type() {
+            // These are mounts of the container's own.
+            Ok(kind) if kind.is_dir() => {
+                if !["pts", "shm", "fd", "mqueue"].iter().any(|own| name == *own) {
+                    collect_devices(&entry.path(), &path, devices);
+                }
+            }
+            Ok(_) if name == "console" || name == "ptmx" => {}
+            Ok(_) => devices.extend(device_at(&entry.path(), &path)),
+            Err(_) => {}
+        }
+    }
+}
+
+fn device_at(host: &Path, container: &Path) -> Option<Device> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let metadata = std::fs::symlink_metadata(host).ok()?;
+    let block = metadata.file_type().is_block_device();
+    if !block && !metadata.file_type().is_char_device() {
+        return None;
+    }
+    Some(Device {
+        path: container.to_string_lossy().into_owned(),
+        block,
+        major: rustix::fs::major(metadata.rdev()),
+        minor: rustix::fs::minor(metadata.rdev()),
+        mode: metadata.mode() & 0o7777,
+        uid: metadata.uid(),
+        gid: metadata.gid(),
+    })
+}
+
+fn add_device(device: &cri::Device, devices: &mut Vec<Device>, rules: &mut Vec<DeviceRule>) -> Result<(), String> {
+    let host = Path::new(&device.host_path)
+        .canonicalize()
+        .map_err(|error| format!("failed to resolve device {:?}: {error}", device.host_path))?;
+    let container = Path::new(&device.container_path);
+    let mut found = Vec::new();
+    if host.is_dir() {
+        collect_devices(&host, container, &mut found);
+    } else {
+        found.extend(device_at(&host, container));
+    }
+    if found.is_empty() {
+        return Err(format!("{:?} is not a device", device.host_path));
+    }
+    let access = if device.permissions.is_empty() { "rwm" } else { &device.permissions };
+    for device in found {
+        rules.push(DeviceRule::node(device.block, device.major, device.minor, access));
+        devices.retain(|existing| existing.path != device.path);
+        devices.push(device);
+    }
+    Ok(())
+}
+
+/// 0 is "not set" in CRI.
+pub fn resources(linux: &cri::LinuxContainerResources) -> Resources {
+    let positive = |value: i64| (value > 0).then_some(value);
+    let text = |value: &str| (!value.is_empty()).then(|| value.to_owned());
+    Resources {
+        cpu_shares: positive(linux.cpu_shares).map(|shares| shares as u64),
+        cpu_quota: (linux.cpu_quota != 0).then_some(linux.cpu_quota),
+        cpu_period: positive(linux.cpu_period).map(|period| period as u64),
+        cpuset_cpus: text(&linux.cpuset_cpus),
+        cpuset_mems: text(&linux.cpuset_mems),
+        memory_limit: positive(linux.memory_limit_in_bytes),
+        memory_swap_limit: positive(linux.memory_swap_limit_in_bytes),
+        pids_limit: None,
+        unified: linux.unified.iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| text.to_string()).collect()
+    }
+
+    #[test]
+    fn commands() {
+        let image = ImageConfig { entrypoint: strings(&["e"]), cmd: strings(&["c"]), ..Default::default() };
+        let check = |command: &[&str], args: &[&str], expected: &[&str]| {
+            let config =
+                cri::ContainerConfig { command: strings(command), args: strings(args), ..Default::default() };
+            assert_eq!(arguments(&config, &image).expect("command"), strings(expected), "{command:?} {args:?}");
+        };
+        check(&[], &[], &["e", "c"]);
+        check(&[], &["a"], &["e", "a"]);
+        check(&["x"], &[], &["x"]);
+        check(&["x"], &["a"], &["x", "a"]);
+        assert!(arguments(&cri::ContainerConfig::default(), &ImageConfig::default()).is_err());
+    }
+
+    #[test]
+    fn environments() {
+        let image = ImageConfig { env: strings(&["PATH=/x", "A=1"]), ..Default::default() };
+        let pair = |key: &str, value: &str| cri::KeyValue { key: key.into(), value: value.into() };
+        let config = cri::ContainerConfig { envs: vec![pair("A", "2"), pair("B", "a=b")], ..Default::default() };
+        let got = environment(&config, &image, "h").expect("environment");
+        assert_eq!(got, strings(&["PATH=/x", "HOSTNAME=h", "A=2", "B=a=b"]));
+    }
+
+    #[test]
+    fn users() {
+        let check = |image_user: &str, uid: Option<i64>, gid: Option<i64>, expected: (&str, &str)| {
+            let security = cri::LinuxContainerSecurityContext {
+                run_as_user: uid.map(|value| cri::Int64Value { value }),
+                run_as_group: gid.map(|value| cri::Int64Value { value }),
+                ..Default::default()
+            };
+            let image = ImageConfig { user: image_user.into(), ..Default::default() };
+            let got = user(&security, &image);
+            assert_eq!((got.user.as_str(), got.group.as_str()), expected, "{image_user} {uid:?} {gid:?}");
+        };
+        check("", None, None, ("", ""));
+        check("web:log", None, None, ("web", "log"));
+        check("web:log", Some(5), None, ("5", ""));
+        check("web", Some(5), Some(6), ("5", "6"));
+        check("web", None, Some(6), ("web", "6"));
+    }
+}

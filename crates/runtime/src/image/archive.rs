@@ -1,0 +1,297 @@
+//! Imports image archives: OCI layouts (as a tar or a directory) and `docker save` tars, plain, gzip or
+//! zstd. Everything is checked before the list of images changes.
+
+use super::config::{ConfigFile, Descriptor, Manifest, choose_platform};
+use super::{
+    Error, Image, ImageStore, Progress, ProgressFn, chain_ids, digest_of, expect_digest, io_error, layer_name,
+    normalize, parse_reference, stream,
+};
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Component, Path, PathBuf};
+
+/// Manifests and configurations are small; one that is not is no image's.
+const MAX_JSON: u64 = 8 * 1024 * 1024;
+
+impl ImageStore {
+    /// Imports every image of an archive and returns their references. Blocking.
+    pub fn import(&self, path: &Path, progress: &ProgressFn) -> Result<Vec<String>, Error> {
+        let source = if path.is_dir() {
+            Source::directory(path.to_owned())
+        } else {
+            let temporary = self.temporary("import");
+            std::fs::create_dir(&temporary).map_err(io_error("make a directory"))?;
+            let source = Source { directory: temporary, temporary: true, links: HashMap::new() };
+            source.extract(path)?
+        };
+        let stem = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let stem = stem.split('.').next().unwrap_or("image").to_lowercase();
+        let found = if source.open("index.json").is_ok() {
+            source.oci_images(&stem)?
+        } else if source.open("manifest.json").is_ok() {
+            source.docker_images()?
+        } else {
+            let text = "it holds neither index.json (OCI layout) nor manifest.json (docker save)";
+            return Err(Error::Archive(text.into()));
+        };
+        if found.is_empty() {
+            return Err(Error::Archive("it holds no image for this machine".into()));
+        }
+        let mut names = Vec::new();
+        for image in found {
+            names.push(self.import_one(&source, image, progress)?);
+        }
+        Ok(names)
+    }
+
+    fn import_one(&self, source: &Source, found: Found, progress: &ProgressFn) -> Result<String, Error> {
+        let config: ConfigFile = serde_json::from_slice(&found.config)
+            .map_err(|error| Error::Archive(format!("image configuration: {error}")))?;
+        let diff_ids = &config.rootfs.diff_ids;
+        if diff_ids.len() != found.layers.len() {
+            return Err(Error::Archive(format!(
+                "the configuration names {} layers and the manifest {}",
+                diff_ids.len(),
+                found.layers.len()
+            )));
+        }
+        let mut size = found.config.len() as u64;
+        let chains = chain_ids(diff_ids);
+        for ((layer, diff_id), chain) in found.layers.iter().zip(diff_ids).zip(&chains) {
+            progress(Progress::Unpacking { digest: diff_id.clone() });
+            let path = source.path(&layer.path)?;
+            size += std::fs::metadata(&path).map_err(|_| missing(&layer.path))?.len();
+            self.unpack_layer(&path, layer.digest.as_deref(), diff_id, chain)?;
+        }
+        let id = digest_of(&found.config);
+        self.write_blob(&id, &found.config)?;
+        if let Some((digest, body)) = &found.manifest {
+            self.write_blob(digest, body)?;
+        }
+        let mut repo_digests = Vec::new();
+        if let (Some((digest, _)), Some(tag)) = (&found.manifest, found.tags.first()) {
+            let parsed = parse_reference(tag)?;
+            repo_digests.push(format!("{}/{}@{digest}", parsed.registry(), parsed.repository()));
+        }
+        let name = found.tags.first().cloned().unwrap_or_else(|| id.clone());
+        self.add(Image {
+            id,
+            repo_tags: found.tags,
+            repo_digests,
+            size,
+            layers: chains.iter().map(|chain| layer_name(chain)).collect(),
+            config: config.config,
+            pinned: false,
+            source: None,
+        })?;
+        progress(Progress::Done { reference: name.clone() });
+        Ok(name)
+    }
+}
+
+fn missing(name: &str) -> Error {
+    Error::Archive(format!("{name} is missing"))
+}
+
+struct Layer {
+    path: String,
+    /// Of the bytes as they are in the archive, where the format names it.
+    digest: Option<String>,
+}
+
+struct Found {
+    tags: Vec<String>,
+    config: Vec<u8>,
+    layers: Vec<Layer>,
+    manifest: Option<(String, Vec<u8>)>,
+}
+
+/// The archive's files, in a directory.
+struct Source {
+    directory: PathBuf,
+    temporary: bool,
+    /// `docker save` of some versions links one layer to another.
+    links: HashMap<PathBuf, PathBuf>,
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        if self.temporary {
+            let _ = std::fs::remove_dir_all(&self.directory);
+        }
+    }
+}
+
+impl Source {
+    fn directory(directory: PathBuf) -> Source {
+        Source { directory, temporary: false, links: HashMap::new() }
+    }
+
+    fn extract(mut self, path: &Path) -> Result<Source, Error> {
+        let broken = |error: std::io::Error| Error::Archive(error.to_string());
+        let file = File::open(path).map_err(io_error(format!("open {}", path.display())))?;
+        let mut archive = tar::Archive::new(stream::decompress(file).map_err(broken)?);
+        for entry in archive.entries().map_err(broken)? {
+            let mut entry = entry.map_err(broken)?;
+            let name = relative(&entry.path().map_err(broken)?)?;
+            let kind = entry.header().entry_type();
+            if kind.is_file() {
+                let target = self.directory.join(&name);
+                if let Some(parent) = target.parent() {
+                    std::fs::create_dir_all(parent).map_err(io_error("make a directory"))?;
+                }
+                let mut file = File::create(&target).map_err(io_error("write a file"))?;
+                std::io::copy(&mut entry, &mut file).map_err(broken)?;
+            } else if (kind.is_symlink() || kind.is_hard_link())
+                && let Ok(Some(link)) = entry.link_name()
+            {
+                let base = if kind.is_symlink() { name.parent().unwrap_or(Path::new("")) } else { Path::new("") };
+                self.links.insert(name.clone(), resolve(base, &link)?);
+            }
+        }
+        Ok(self)
+    }
+
+    /// The file of a name of the archive.
+    fn path(&self, name: &str) -> Result<PathBuf, Error> {
+        let mut name = relative(Path::new(name))?;
+        for _ in 0..8 {
+            match self.links.get(&name) {
+                Some(target) => name = target.clone(),
+                None => break,
+            }
+        }
+        Ok(self.directory.join(name))
+    }
+
+    fn open(&self, name: &str) -> Result<Vec<u8>, Error> {
+        let path = self.path(name)?;
+        let metadata = std::fs::symlink_metadata(&path).map_err(|_| missing(name))?;
+        if !metadata.is_file() || metadata.len() > MAX_JSON {
+            return Err(Error::Archive(format!("{name} is not a small file")));
+        }
+        std::fs::read(&path).map_err(io_error(format!("read {name}")))
+    }
+
+    /// A blob of an OCI layout, checked.
+    fn blob(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error> {
+        let body = self.open(&blob_path(&descriptor.digest)?)?;
+        expect_digest("blob", &descriptor.digest, &digest_of(&body))?;
+        Ok(body)
+    }
+
+    fn oci_images(&self, stem: &str) -> Result<Vec<Found>, Error> {
+        let parse = |what: &str, body: &[u8]| -> Result<Manifest, Error> {
+            serde_json::from_slice(body).map_err(|error| Error::Archive(format!("{what}: {error}")))
+        };
+        let index = parse("index.json", &self.open("index.json")?)?;
+        let mut found: Vec<Found> = Vec::new();
+        let by_platform = index.manifests.len() > 1 && index.manifests.iter().all(|entry| entry.annotations.is_empty());
+        let entries: Vec<&Descriptor> = if by_platform {
+            choose_platform(&index.manifests).into_iter().collect()
+        } else {
+            index.manifests.iter().collect()
+        };
+        for entry in entries {
+            let tags = entry_tags(entry, stem)?;
+            let mut digest = entry.digest.clone();
+            let mut body = self.blob(entry)?;
+            let mut manifest = parse("manifest", &body)?;
+            // An index in the index: one image for several platforms.
+            for _ in 0..4 {
+                if manifest.manifests.is_empty() {
+                    break;
+                }
+                let Some(own) = choose_platform(&manifest.manifests) else {
+                    return Err(Error::Archive(format!("no manifest for linux/{}", super::config::architecture())));
+                };
+                digest = own.digest.clone();
+                body = self.blob(own)?;
+                manifest = parse("manifest", &body)?;
+            }
+            let Some(config) = &manifest.config else {
+                return Err(Error::Archive("a manifest without a configuration".into()));
+            };
+            let layers = manifest.layers.iter().map(|layer| {
+                Ok(Layer { path: blob_path(&layer.digest)?, digest: Some(layer.digest.clone()) })
+            });
+            found.push(Found {
+                tags,
+                config: self.blob(config)?,
+                layers: layers.collect::<Result<_, Error>>()?,
+                manifest: Some((digest, body)),
+            });
+        }
+        Ok(found)
+    }
+
+    fn docker_images(&self) -> Result<Vec<Found>, Error> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "PascalCase")]
+        struct Entry {
+            config: String,
+            repo_tags: Option<Vec<String>>,
+            #[serde(default)]
+            layers: Vec<String>,
+        }
+        let entries: Vec<Entry> = serde_json::from_slice(&self.open("manifest.json")?)
+            .map_err(|error| Error::Archive(format!("manifest.json: {error}")))?;
+        let mut found = Vec::new();
+        for entry in entries {
+            let tags = entry.repo_tags.unwrap_or_default();
+            let config = self.open(&entry.config)?;
+            // The configuration's name is its digest; a changed one must not pass for the image.
+            let stem = entry.config.rsplit('/').next().unwrap_or_default().trim_end_matches(".json");
+            if stem.len() == 64 {
+                expect_digest("image configuration", &format!("sha256:{stem}"), &digest_of(&config))?;
+            }
+            found.push(Found {
+                tags: tags.iter().map(|tag| normalize(tag)).collect::<Result<_, _>>()?,
+                config,
+                layers: entry.layers.into_iter().map(|path| Layer { path, digest: None }).collect(),
+                manifest: None,
+            });
+        }
+        Ok(found)
+    }
+}
+
+/// containerd writes the whole reference, others only what they were told, which may be a bare tag.
+fn entry_tags(entry: &Descriptor, stem: &str) -> Result<Vec<String>, Error> {
+    if let Some(name) = entry.annotations.get("io.containerd.image.name") {
+        return Ok(vec![normalize(name)?]);
+    }
+    Ok(match entry.annotations.get("org.opencontainers.image.ref.name") {
+        Some(name) if name.contains([':', '/']) => vec![normalize(name)?],
+        Some(tag) => vec![normalize(&format!("{stem}:{tag}"))?],
+        None => vec![normalize(stem)?],
+    })
+}
+
+fn blob_path(digest: &str) -> Result<String, Error> {
+    match digest.split_once(':') {
+        Some(("sha256", hex)) if hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+            Ok(format!("blobs/sha256/{hex}"))
+        }
+        _ => Err(Error::Archive(format!("{digest:?} is not a sha256 digest"))),
+    }
+}
+
+fn relative(path: &Path) -> Result<PathBuf, Error> {
+    resolve(Path::new(""), path)
+}
+
+/// Joins without leaving the archive.
+fn resolve(base: &Path, path: &Path) -> Result<PathBuf, Error> {
+    let mut clean = base.to_owned();
+    for component in path.components() {
+        match component {
+            Component::Normal(part) => clean.push(part),
+            Component::CurDir | Component::RootDir => {}
+            Component::ParentDir if clean.pop() => {}
+            _ => return Err(Error::Archive(format!("it holds the path {}", path.display()))),
+        }
+    }
+    Ok(clean)
+}

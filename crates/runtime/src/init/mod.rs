@@ -1,0 +1,223 @@
+//! The re-executed, single-threaded helper that becomes a container's process: it joins cgroups and
+//! namespaces, builds the root, drops privileges and executes. It must start no thread and allocate
+//! nothing it does not need, and every failure goes back on the control socket as one sentence.
+//!
+//! COMPAT: youki's libcontainer was weighed for this. Its exec path rebuilds the spec without the
+//! seccomp section, so `kubectl exec` would run unfiltered in a filtered container; here both paths end
+//! in the same `process::become_program`.
+
+pub mod control;
+mod mounts;
+mod process;
+pub mod spec;
+mod users;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+use spec::{InitSpec, PidNamespace, ProcessSpec, Report, Task};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, FromRawFd};
+use std::path::Path;
+
+/// The descriptor of the control socket in the helper.
+pub const CONTROL_FD: i32 = 3;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InitError {
+    #[error("{what}: {source}")]
+    Os { what: String, source: std::io::Error },
+    #[error("{0}")]
+    Message(String),
+}
+
+pub(crate) trait Context<T> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, InitError>;
+}
+
+impl<T, E: Into<std::io::Error>> Context<T> for Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, InitError> {
+        self.map_err(|error| InitError::Os { what: what(), source: error.into() })
+    }
+}
+
+/// The entry of `internal-init`. Returns only on failure or in the parent of a fork.
+pub fn main() -> i32 {
+    // SAFETY: the shim starts the helper with the control socket at this number, and nothing else in
+    // this process owns it.
+    let mut socket = unsafe { File::from_raw_fd(CONTROL_FD) };
+    if rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC).is_err() {
+        return 125;
+    }
+    let task: Task = match control::receive(&mut socket) {
+        Ok(task) => task,
+        Err(_) => return 125,
+    };
+    match run(task, &mut socket) {
+        Ok(()) => 0,
+        Err(error) => {
+            let _ = control::send(&mut socket, &Report::Failed(error.to_string()));
+            125
+        }
+    }
+}
+
+fn run(task: Task, socket: &mut File) -> Result<(), InitError> {
+    // Processes of the container must not reach this one (its descriptors, the host's binary) through
+    // /proc while it already is in their namespaces but not yet their program.
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+        .context(|| "set not dumpable".into())?;
+    match task {
+        Task::Init(spec) => run_init(&spec, socket),
+        Task::Exec { pid, process } => run_exec(pid, &process, socket),
+        Task::Pause { cgroup_procs } => run_pause(&cgroup_procs, socket),
+    }
+}
+
+fn run_init(spec: &InitSpec, socket: &mut File) -> Result<(), InitError> {
+    enter_process(&spec.process)?;
+    for (path, kind) in [
+        (&spec.namespaces.net, LinkNameSpaceType::Network),
+        (&spec.namespaces.ipc, LinkNameSpaceType::InterProcessCommunication),
+        (&spec.namespaces.uts, LinkNameSpaceType::HostNameAndNISDomainName),
+    ] {
+        if let Some(path) = path {
+            join_namespace(path, kind)?;
+        }
+    }
+    let mut new = UnshareFlags::NEWNS | UnshareFlags::NEWCGROUP;
+    match &spec.namespaces.pid {
+        PidNamespace::New => new |= UnshareFlags::NEWPID,
+        PidNamespace::Join(path) => join_namespace(path, LinkNameSpaceType::ProcessID)?,
+        PidNamespace::Host => {}
+    }
+    unshare(new)?;
+    if spec.namespaces.pid == PidNamespace::Host {
+        send(socket, &Report::Pid(rustix::process::getpid().as_raw_nonzero().get()))?;
+    } else if fork_as_sibling(socket)? == Fork::Parent {
+        return Ok(());
+    }
+    let console = mounts::build_root(spec)?;
+    if let Some(console) = console {
+        control::send_with_fd(socket, &Report::Console, console.master.as_fd())
+            .context(|| "send the terminal".into())?;
+        process::take_terminal(console)?;
+    } else {
+        rustix::process::setsid().context(|| "start a session".into())?;
+    }
+    process::become_program(&spec.process, socket)
+}
+
+fn run_exec(pid: i32, process: &ProcessSpec, socket: &mut File) -> Result<(), InitError> {
+    enter_process(process)?;
+    let pid = rustix::process::Pid::from_raw(pid)
+        .ok_or_else(|| InitError::Message("the container has no process".into()))?;
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
+        .context(|| "open the container's process".into())?;
+    // One call joins all of them or none.
+    rustix::thread::move_into_thread_name_spaces(
+        pidfd.as_fd(),
+        rustix::thread::ThreadNameSpaceType::MOUNT
+            | rustix::thread::ThreadNameSpaceType::NETWORK
+            | rustix::thread::ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION
+            | rustix::thread::ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
+            | rustix::thread::ThreadNameSpaceType::PROCESS_ID
+            | rustix::thread::ThreadNameSpaceType::CONTROL_GROUP,
+    )
+    .context(|| "join the container's namespaces".into())?;
+    drop(pidfd);
+    if fork_as_sibling(socket)? == Fork::Parent {
+        return Ok(());
+    }
+    if process.terminal {
+        let console = process::open_terminal()?;
+        control::send_with_fd(socket, &Report::Console, console.master.as_fd())
+            .context(|| "send the terminal".into())?;
+        process::take_terminal(console)?;
+    } else {
+        rustix::process::setsid().context(|| "start a session".into())?;
+    }
+    process::become_program(process, socket)
+}
+
+/// Holds a shared pid namespace: the first process in it reaps the orphans of all containers.
+fn run_pause(cgroup_procs: &[std::path::PathBuf], socket: &mut File) -> Result<(), InitError> {
+    join_cgroups(cgroup_procs)?;
+    unshare(UnshareFlags::NEWPID)?;
+    if fork_as_sibling(socket)? == Fork::Parent {
+        return Ok(());
+    }
+    rustix::process::setsid().context(|| "start a session".into())?;
+    send(socket, &Report::Ready { uid: 0, gid: 0, groups: Vec::new() })?;
+    // SAFETY: the descriptor is closed once and the process never returns to its owner; its end of
+    // file tells the shim that the namespace is held. Ignoring SIGCHLD makes the kernel reap every
+    // orphan of the namespace, and as pid 1 of it only SIGKILL from outside ends this process.
+    unsafe {
+        libc::close(CONTROL_FD);
+        libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+        loop {
+            libc::pause();
+        }
+    }
+}
+
+/// What must happen before any namespace changes, while the host's /proc and cgroup paths are seen.
+fn enter_process(process: &ProcessSpec) -> Result<(), InitError> {
+    if let Some(score) = process.oom_score_adj {
+        std::fs::write("/proc/self/oom_score_adj", score.to_string())
+            .context(|| format!("set oom_score_adj to {score}"))?;
+    }
+    join_cgroups(&process.cgroup_procs)
+}
+
+fn join_cgroups(cgroup_procs: &[std::path::PathBuf]) -> Result<(), InitError> {
+    for path in cgroup_procs {
+        File::options()
+            .write(true)
+            .open(path)
+            .and_then(|mut file| file.write_all(b"0"))
+            .context(|| format!("join cgroup {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn join_namespace(path: &Path, kind: LinkNameSpaceType) -> Result<(), InitError> {
+    let namespace = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .context(|| format!("open namespace {}", path.display()))?;
+    move_into_link_name_space(namespace.as_fd(), Some(kind))
+        .context(|| format!("join namespace {}", path.display()))
+}
+
+fn unshare(flags: UnshareFlags) -> Result<(), InitError> {
+    // SAFETY: only namespaces are unshared, not the descriptor table, so no descriptor of another
+    // owner changes its meaning; the process has one thread.
+    unsafe { unshare_unsafe(flags) }.context(|| "make namespaces".into())
+}
+
+#[derive(PartialEq, Eq)]
+enum Fork {
+    Parent,
+    Child,
+}
+
+/// Forks a child whose parent is the shim, so that the shim gets its exit status without this process
+/// having to live on, and tells the shim the child's pid.
+fn fork_as_sibling(socket: &mut File) -> Result<Fork, InitError> {
+    let flags = (libc::CLONE_PARENT | libc::SIGCHLD) as libc::c_ulong;
+    // SAFETY: a fork without shared memory; this process has a single thread, so the child may go on
+    // allocating. The arguments are the same in the order of x86_64 and aarch64 as all but the flags
+    // are zero.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0usize, 0usize, 0usize, 0usize) };
+    match pid {
+        -1 => Err(InitError::Os { what: "fork".into(), source: std::io::Error::last_os_error() }),
+        0 => Ok(Fork::Child),
+        pid => {
+            send(socket, &Report::Pid(pid as i32))?;
+            Ok(Fork::Parent)
+        }
+    }
+}
+
+fn send(socket: &mut File, report: &Report) -> Result<(), InitError> {
+    control::send(socket, report).context(|| "report to the shim".into())
+}

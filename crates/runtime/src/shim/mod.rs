@@ -1,0 +1,63 @@
+//! The shim: one process a pod that outlives the daemon. It is the parent of the pod's containers,
+//! copies their output into log files, records how they ended, and answers on a unix socket. It must
+//! not know images, networks or CRI, and must stay small: one thread, no caches.
+
+mod io;
+pub mod launch;
+pub mod logs;
+pub mod protocol;
+mod server;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// `internal-shim <socket> [cgroup.procs…]`: binds the socket, says so with a byte on stdout, and serves
+/// until it is told to end.
+pub fn main(arguments: &[OsString]) -> i32 {
+    let Some(socket) = arguments.first().map(PathBuf::from) else {
+        eprintln!("internal-shim needs a socket path");
+        return 2;
+    };
+    match serve(&socket, &arguments[1..]) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("shim: {error}");
+            1
+        }
+    }
+}
+
+fn serve(socket: &std::path::Path, cgroups: &[OsString]) -> std::io::Result<()> {
+    // A session of its own: signals to the daemon's terminal are not for containers.
+    let _ = rustix::process::setsid();
+    // Out of the daemon's cgroup, so that stopping a service does not take the pods with it.
+    for procs in cgroups {
+        if let Err(error) = std::fs::write(procs, "0") {
+            eprintln!("shim: join {}: {error}", procs.to_string_lossy());
+        }
+    }
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    // The kernel should rather end a container than the one that records its end.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
+    let _ = std::env::set_current_dir("/");
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, async {
+        let _ = std::fs::remove_file(socket);
+        let listener = tokio::net::UnixListener::bind(socket)?;
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
+        let mut stdout = std::io::stdout();
+        stdout.write_all(b"R")?;
+        stdout.flush()?;
+        // Whoever waited for that byte may go away now.
+        if let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null") {
+            let _ = rustix::stdio::dup2_stdout(&null);
+        }
+        server::run(listener).await;
+        let _ = std::fs::remove_file(socket);
+        Ok(())
+    })
+}

@@ -1,0 +1,492 @@
+//! The shim's request loop and the containers it looks after.
+
+use super::io::{AsyncPipe, resize};
+use super::launch::{Launched, Reaper, launch};
+use super::logs::{LineCutter, LogFile};
+use super::protocol::{
+    ContainerState, Event, ExecRequest, Request, Response, StartRequest, frame, read_frame, read_message,
+    write_frame, write_message,
+};
+use crate::init::spec::Task;
+use bytes::Bytes;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::spawn_local;
+
+/// How long output is awaited after a process ended, in case a child of it holds the pipe.
+const DRAIN: Duration = Duration::from_secs(2);
+/// Chunks an attached client may lag behind before it is let go; the container never waits for it.
+const ATTACH_BACKLOG: usize = 64;
+const CHUNK: usize = 16 * 1024;
+
+type Chunk = (u8, Bytes);
+
+struct Container {
+    state: RefCell<ContainerState>,
+    exited: watch::Receiver<bool>,
+    log: Option<Rc<RefCell<LogFile>>>,
+    attached: RefCell<Vec<mpsc::Sender<Chunk>>>,
+    stdin: RefCell<Option<Rc<AsyncPipe>>>,
+    stdin_once: bool,
+    console: Option<Rc<AsyncPipe>>,
+}
+
+#[derive(Default)]
+struct Shim {
+    reaper: Rc<Reaper>,
+    containers: RefCell<HashMap<String, Rc<Container>>>,
+    subscribers: RefCell<Vec<mpsc::UnboundedSender<Event>>>,
+    pause: std::cell::Cell<i32>,
+    shutdown: tokio::sync::Notify,
+}
+
+pub async fn run(listener: UnixListener) {
+    let shim = Rc::new(Shim::default());
+    let reaper = shim.reaper.clone();
+    spawn_local(async move {
+        if let Err(error) = reaper.run().await {
+            eprintln!("shim: reaper: {error}");
+        }
+    });
+    let accepting = shim.clone();
+    let accept = async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let shim = accepting.clone();
+                    spawn_local(async move {
+                        // A client that goes away is not worth a word.
+                        let _ = shim.handle(stream).await;
+                    });
+                }
+                Err(error) => {
+                    eprintln!("shim: accept: {error}");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = accept => {}
+        () = shim.shutdown.notified() => {}
+    }
+    if shim.pause.get() > 0 {
+        kill(shim.pause.get(), libc::SIGKILL);
+    }
+}
+
+impl Shim {
+    async fn handle(self: Rc<Self>, stream: UnixStream) -> io::Result<()> {
+        let (mut reader, mut writer) = stream.into_split();
+        let request: Request = read_message(&mut reader).await?;
+        let response = match request {
+            Request::Exec(request) => return self.exec(*request, reader, writer).await,
+            Request::Attach { id } => return self.attach(&id, reader, writer).await,
+            Request::Subscribe => return self.subscribe(reader, writer).await,
+            Request::Ping => Response::Pid(rustix::process::getpid().as_raw_nonzero().get()),
+            Request::Pause { cgroup_procs } => self.start_pause(cgroup_procs).await,
+            Request::Start(request) => match self.start(*request).await {
+                Ok(state) => Response::Started(state),
+                Err(message) => Response::Error(message),
+            },
+            Request::Signal { id, signal } => self.with(&id, |container| {
+                if *container.exited.borrow() {
+                    return Ok(());
+                }
+                let pid = container.state.borrow().pid;
+                kill(pid, signal);
+                Ok(())
+            }),
+            Request::Resize { id, width, height } => self.with(&id, |container| match &container.console {
+                Some(console) => resize(console.as_fd(), width, height),
+                None => Err(io::Error::other("the container has no terminal")),
+            }),
+            Request::ReopenLog { id } => self.with(&id, |container| match &container.log {
+                Some(log) => log.borrow_mut().reopen(),
+                None => Ok(()),
+            }),
+            Request::Forget { id } => {
+                self.containers.borrow_mut().remove(&id);
+                Response::Ok
+            }
+            Request::Shutdown => {
+                let running = self.containers.borrow().values().any(|container| !*container.exited.borrow());
+                if running {
+                    Response::Error("a container is running".into())
+                } else {
+                    write_message(&mut writer, &Response::Ok).await?;
+                    self.shutdown.notify_one();
+                    return Ok(());
+                }
+            }
+        };
+        write_message(&mut writer, &response).await
+    }
+
+    fn with(&self, id: &str, action: impl FnOnce(&Container) -> io::Result<()>) -> Response {
+        match self.containers.borrow().get(id) {
+            None => Response::Error(format!("container {id} is not known to the shim")),
+            Some(container) => match action(container) {
+                Ok(()) => Response::Ok,
+                Err(error) => Response::Error(error.to_string()),
+            },
+        }
+    }
+
+    async fn start_pause(&self, cgroup_procs: Vec<std::path::PathBuf>) -> Response {
+        if self.pause.get() > 0 {
+            return Response::Pid(self.pause.get());
+        }
+        match launch(&self.reaper, &Task::Pause { cgroup_procs }, false, true).await {
+            Ok(launched) => {
+                self.pause.set(launched.pid);
+                Response::Pid(launched.pid)
+            }
+            Err(message) => Response::Error(message),
+        }
+    }
+
+    async fn start(self: &Rc<Self>, request: StartRequest) -> Result<ContainerState, String> {
+        if self.containers.borrow().contains_key(&request.id) {
+            return Err(format!("container {} was started before", request.id));
+        }
+        let log = match &request.log_path {
+            Some(path) => {
+                let log = LogFile::open(path).map_err(|error| format!("open log {}: {error}", path.display()))?;
+                Some(Rc::new(RefCell::new(log)))
+            }
+            None => None,
+        };
+        let terminal = request.spec.process.terminal;
+        let task = Task::Init(Box::new(request.spec));
+        let launched = launch(&self.reaper, &task, request.stdin, terminal).await?;
+        let Launched { pid, exit, streams, uid, gid, groups } = launched;
+        let state = ContainerState { pid, started_at: now_nanos(), uid, gid, groups, ..Default::default() };
+        write_state(&request.state_path, &state);
+
+        let to_pipe = |fd: Option<std::os::fd::OwnedFd>| -> Option<Rc<AsyncPipe>> {
+            fd.and_then(|fd| AsyncPipe::new(fd).ok()).map(Rc::new)
+        };
+        let console = to_pipe(streams.console);
+        let stdin = match &console {
+            Some(console) => request.stdin.then(|| console.clone()),
+            None => to_pipe(streams.stdin),
+        };
+        let (exit_sender, exited) = watch::channel(false);
+        let container = Rc::new(Container {
+            state: RefCell::new(state.clone()),
+            exited,
+            log,
+            attached: RefCell::new(Vec::new()),
+            stdin: RefCell::new(stdin),
+            stdin_once: request.stdin_once,
+            console: console.clone(),
+        });
+        let mut copies = Vec::new();
+        if let Some(console) = console {
+            copies.push(spawn_local(copy_output(container.clone(), console, frame::STDOUT)));
+        }
+        for (pipe, kind) in [(to_pipe(streams.stdout), frame::STDOUT), (to_pipe(streams.stderr), frame::STDERR)] {
+            if let Some(pipe) = pipe {
+                copies.push(spawn_local(copy_output(container.clone(), pipe, kind)));
+            }
+        }
+        self.containers.borrow_mut().insert(request.id.clone(), container.clone());
+        self.publish(&request.id, &state);
+
+        let shim = self.clone();
+        spawn_local(async move {
+            let code = exit.await.unwrap_or(255);
+            let finished_at = now_nanos();
+            // Where the pid namespace is shared, the first process does not take the others along.
+            if let Some(file) = &request.kill_file {
+                kill_cgroup(file);
+            }
+            for copy in copies {
+                let _ = tokio::time::timeout(DRAIN, copy).await;
+            }
+            let oom_killed = request.oom_file.as_deref().is_some_and(oom_happened);
+            let state = {
+                let mut state = container.state.borrow_mut();
+                state.exit_code = code;
+                state.finished_at = finished_at;
+                state.oom_killed = oom_killed;
+                state.clone()
+            };
+            write_state(&request.state_path, &state);
+            container.stdin.borrow_mut().take();
+            container.attached.borrow_mut().clear();
+            let _ = exit_sender.send(true);
+            shim.publish(&request.id, &state);
+        });
+        Ok(state)
+    }
+
+    fn publish(&self, id: &str, state: &ContainerState) {
+        let event = Event { id: id.to_owned(), state: state.clone() };
+        self.subscribers.borrow_mut().retain(|subscriber| subscriber.send(event.clone()).is_ok());
+    }
+
+    async fn subscribe(&self, mut reader: OwnedReadHalf, mut writer: OwnedWriteHalf) -> io::Result<()> {
+        // Unbounded, but a pod has few containers and each sends two events.
+        let (sender, mut events) = mpsc::unbounded_channel();
+        for (id, container) in self.containers.borrow().iter() {
+            let _ = sender.send(Event { id: id.clone(), state: container.state.borrow().clone() });
+        }
+        self.subscribers.borrow_mut().push(sender);
+        write_message(&mut writer, &Response::Ok).await?;
+        loop {
+            tokio::select! {
+                event = events.recv() => {
+                    let Some(event) = event else { return Ok(()) };
+                    let body = serde_json::to_vec(&event).map_err(io::Error::other)?;
+                    write_frame(&mut writer, frame::EVENT, &body).await?;
+                }
+                // The daemon says nothing more; this ends when it goes away.
+                frame = read_frame(&mut reader) => {
+                    frame?;
+                }
+            }
+        }
+    }
+
+    async fn attach(&self, id: &str, mut reader: OwnedReadHalf, mut writer: OwnedWriteHalf) -> io::Result<()> {
+        let container = self.containers.borrow().get(id).cloned();
+        let Some(container) = container.filter(|container| !*container.exited.borrow()) else {
+            let message = format!("container {id} is not running");
+            return write_message(&mut writer, &Response::Error(message)).await;
+        };
+        let (sender, mut chunks) = mpsc::channel(ATTACH_BACKLOG);
+        container.attached.borrow_mut().push(sender);
+        write_message(&mut writer, &Response::Ok).await?;
+
+        let input = async {
+            while let Ok((kind, data)) = read_frame(&mut reader).await {
+                match kind {
+                    frame::STDIN => {
+                        let stdin = container.stdin.borrow().clone();
+                        if let Some(stdin) = stdin
+                            && stdin.write_all(&data).await.is_err()
+                        {
+                            container.stdin.borrow_mut().take();
+                        }
+                    }
+                    frame::STDIN_CLOSED if container.stdin_once && container.console.is_none() => {
+                        container.stdin.borrow_mut().take();
+                    }
+                    frame::RESIZE => resize_by_frame(container.console.as_deref(), &data),
+                    _ => {}
+                }
+            }
+            if container.stdin_once && container.console.is_none() {
+                container.stdin.borrow_mut().take();
+            }
+        };
+        let output = async {
+            while let Some((kind, data)) = chunks.recv().await {
+                if write_frame(&mut writer, kind, &data).await.is_err() {
+                    return;
+                }
+            }
+            let mut exited = container.exited.clone();
+            if tokio::time::timeout(DRAIN, exited.wait_for(|exited| *exited)).await.is_ok() {
+                let code = container.state.borrow().exit_code;
+                let _ = write_frame(&mut writer, frame::EXIT, &code.to_be_bytes()).await;
+            }
+        };
+        tokio::select! {
+            () = input => {}
+            () = output => {}
+        }
+        Ok(())
+    }
+
+    async fn exec(&self, request: ExecRequest, mut reader: OwnedReadHalf, mut writer: OwnedWriteHalf) -> io::Result<()> {
+        let container = self.containers.borrow().get(&request.id).cloned();
+        let Some(container) = container.filter(|container| !*container.exited.borrow()) else {
+            let message = format!("container {} is not running", request.id);
+            return write_message(&mut writer, &Response::Error(message)).await;
+        };
+        let terminal = request.process.terminal;
+        let pid = container.state.borrow().pid;
+        let task = Task::Exec { pid, process: request.process };
+        let mut launched = match launch(&self.reaper, &task, request.stdin, terminal).await {
+            Ok(launched) => launched,
+            Err(message) => return write_message(&mut writer, &Response::Error(message)).await,
+        };
+        write_message(&mut writer, &Response::Pid(launched.pid)).await?;
+
+        let pid = launched.pid;
+        let console = launched.streams.console.take().map(AsyncPipe::new).transpose()?.map(Rc::new);
+        let mut stdin = match &console {
+            Some(console) => request.stdin.then(|| console.clone()),
+            None => launched.streams.stdin.take().map(AsyncPipe::new).transpose()?.map(Rc::new),
+        };
+        let (sender, mut chunks) = mpsc::channel::<Chunk>(4);
+        let mut copies = Vec::new();
+        if let Some(console) = &console {
+            copies.push(spawn_local(forward(console.clone(), frame::STDOUT, sender.clone())));
+        }
+        for (fd, kind) in
+            [(launched.streams.stdout.take(), frame::STDOUT), (launched.streams.stderr.take(), frame::STDERR)]
+        {
+            if let Some(fd) = fd {
+                copies.push(spawn_local(forward(Rc::new(AsyncPipe::new(fd)?), kind, sender.clone())));
+            }
+        }
+        drop(sender);
+
+        let input = async {
+            while let Ok((kind, data)) = read_frame(&mut reader).await {
+                match kind {
+                    frame::STDIN => {
+                        let failed = match &stdin {
+                            Some(stdin) => stdin.write_all(&data).await.is_err(),
+                            None => false,
+                        };
+                        if failed {
+                            stdin = None;
+                        }
+                    }
+                    frame::STDIN_CLOSED => {
+                        match (&console, stdin.take()) {
+                            // The end of a terminal's input is a character of its own.
+                            (Some(console), Some(_)) => drop(console.write_all(&[4]).await),
+                            (_, stdin) => drop(stdin),
+                        }
+                    }
+                    frame::RESIZE => resize_by_frame(console.as_deref(), &data),
+                    frame::SIGNAL => {
+                        if let Some(signal) = data.first() {
+                            kill(pid, i32::from(*signal));
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            // The client went away: its end of the streams closes with it.
+            drop(stdin.take());
+            if request.kill_on_close {
+                kill(pid, libc::SIGKILL);
+            }
+            std::future::pending::<()>().await;
+        };
+        let output = async {
+            let mut exit = launched.exit;
+            let mut code = None;
+            loop {
+                tokio::select! {
+                    chunk = chunks.recv() => match chunk {
+                        Some((kind, data)) => write_frame(&mut writer, kind, &data).await?,
+                        None => break,
+                    },
+                    exited = &mut exit, if code.is_none() => {
+                        code = Some(exited.unwrap_or(255));
+                        // What is in the pipes still comes; what a left-behind child writes later does not.
+                        let aborts: Vec<_> = copies.iter().map(|copy| copy.abort_handle()).collect();
+                        spawn_local(async move {
+                            tokio::time::sleep(DRAIN).await;
+                            aborts.iter().for_each(|copy| copy.abort());
+                        });
+                    }
+                }
+            }
+            let code = match code {
+                Some(code) => code,
+                None => exit.await.unwrap_or(255),
+            };
+            write_frame(&mut writer, frame::EXIT, &code.to_be_bytes()).await
+        };
+        tokio::select! {
+            () = input => Ok(()),
+            result = output => result,
+        }
+    }
+}
+
+async fn copy_output(container: Rc<Container>, pipe: Rc<AsyncPipe>, kind: u8) {
+    let stream = if kind == frame::STDERR { "stderr" } else { "stdout" };
+    let mut cutter = LineCutter::new(stream);
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        match pipe.read(&mut buffer).await {
+            Ok(0) | Err(_) => break,
+            Ok(length) => {
+                let chunk = &buffer[..length];
+                if let Some(log) = &container.log {
+                    let entries = cutter.push(chunk, &timestamp());
+                    log.borrow_mut().write(&entries);
+                }
+                if !container.attached.borrow().is_empty() {
+                    let data = Bytes::copy_from_slice(chunk);
+                    container.attached.borrow_mut().retain(|client| client.try_send((kind, data.clone())).is_ok());
+                }
+            }
+        }
+    }
+    if let Some(log) = &container.log {
+        let entries = cutter.finish(&timestamp());
+        log.borrow_mut().write(&entries);
+    }
+}
+
+async fn forward(pipe: Rc<AsyncPipe>, kind: u8, sender: mpsc::Sender<Chunk>) {
+    let mut buffer = vec![0; CHUNK];
+    while let Ok(length) = pipe.read(&mut buffer).await {
+        if length == 0 || sender.send((kind, Bytes::copy_from_slice(&buffer[..length]))).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn resize_by_frame(console: Option<&AsyncPipe>, data: &[u8]) {
+    if let (Some(console), [a, b, c, d]) = (console, data) {
+        let _ = resize(console.as_fd(), u16::from_be_bytes([*a, *b]), u16::from_be_bytes([*c, *d]));
+    }
+}
+
+fn kill(pid: i32, signal: i32) {
+    // SAFETY: kill takes any number; the pid is of a child that was not reaped yet, so it is ours.
+    unsafe { libc::kill(pid, signal) };
+}
+
+fn kill_cgroup(procs: &Path) {
+    for line in std::fs::read_to_string(procs).unwrap_or_default().lines() {
+        if let Ok(pid) = line.parse::<i32>()
+            && pid > 1
+        {
+            kill(pid, libc::SIGKILL);
+        }
+    }
+}
+
+/// `oom_kill N` is in v1's memory.oom_control and in v2's memory.events.
+fn oom_happened(file: &Path) -> bool {
+    std::fs::read_to_string(file)
+        .unwrap_or_default()
+        .lines()
+        .filter_map(|line| line.strip_prefix("oom_kill "))
+        .any(|count| count.trim() != "0")
+}
+
+fn write_state(path: &Path, state: &ContainerState) {
+    if let Err(error) = crate::disk::write_json(path, state) {
+        eprintln!("shim: record {}: {error}", path.display());
+    }
+}
+
+pub fn now_nanos() -> i64 {
+    i64::try_from(jiff::Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
+}
+
+/// RFC 3339 with nanoseconds, as the kubelet parses it.
+fn timestamp() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S.%9fZ").to_string()
+}
