@@ -1,5 +1,6 @@
 //! The cache as its callers see it: get, list, watch, each as fresh as asked for.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
@@ -61,7 +62,10 @@ impl Shared {
         interner: &mut Interner,
     ) -> Option<Entry> {
         let value = match &self.config.decode {
-            Some(decode) => decode(&key, value).map_err(Error::Malformed),
+            // Not our code: if it panics over one value, that value alone is lost.
+            Some(decode) => catch_unwind(AssertUnwindSafe(|| decode(&key, value)))
+                .unwrap_or_else(|_| Err("decoding it panicked".to_owned()))
+                .map_err(Error::Malformed),
             None => Ok(value),
         };
         let entry =

@@ -42,8 +42,13 @@ struct Meta<'a> {
     #[serde(borrow)]
     labels: Option<BTreeMap<Text<'a>, Option<Text<'a>>>>,
     deletion_timestamp: Option<IgnoredAny>,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "present")]
     resource_version: Option<&'a RawValue>,
+}
+
+/// Also a null is there and must be replaced.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
 }
 
 /// A string that is copied only when it has escapes.
@@ -250,6 +255,57 @@ mod tests {
             r#"{"metadata":{}} x"#,
             "stored object cannot be read: trailing characters at line 1 column 17",
         );
+    }
+
+    /// Whatever the object, putting the version in is the same as decoding it and setting the field.
+    #[test]
+    fn splicing_equals_decoding() {
+        use serde_json::Value;
+        const KEYS: [&str; 8] = [
+            "metadata",
+            "resourceVersion",
+            "spec",
+            "a\"b",
+            "é\u{1f600}",
+            "",
+            "labels",
+            "\\",
+        ];
+        fn value(draw: &mut impl FnMut(usize) -> usize, depth: usize) -> Value {
+            match draw(if depth == 0 { 4 } else { 6 }) {
+                0 => Value::Null,
+                1 => Value::Bool(draw(2) == 0),
+                2 => Value::from(draw(1000) as f64 / 8.0),
+                3 => Value::from(KEYS[draw(KEYS.len())]),
+                4 => (0..draw(4)).map(|_| value(draw, depth - 1)).collect(),
+                _ => object(draw, depth - 1),
+            }
+        }
+        fn object(draw: &mut impl FnMut(usize) -> usize, depth: usize) -> Value {
+            let count = draw(5);
+            let pairs = (0..count).map(|_| (KEYS[draw(KEYS.len())].to_owned(), value(draw, depth)));
+            Value::Object(pairs.collect())
+        }
+        let mut seed = 1_u64;
+        let mut draw = move |below: usize| {
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) as usize % below
+        };
+        for round in 0..2000 {
+            let mut input = object(&mut draw, 4);
+            let mut metadata = object(&mut draw, 3);
+            metadata["labels"] = serde_json::json!({"k": KEYS[draw(KEYS.len())]});
+            input["metadata"] = metadata;
+            let text = match round % 2 {
+                0 => serde_json::to_vec(&input).unwrap(),
+                _ => serde_json::to_vec_pretty(&input).unwrap(),
+            };
+            let spliced = splice_resource_version(&text, 123_456).unwrap();
+            input["metadata"]["resourceVersion"] = "123456".into();
+            assert_eq!(serde_json::from_slice::<Value>(&spliced).unwrap(), input);
+        }
     }
 
     #[test]

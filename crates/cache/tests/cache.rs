@@ -690,6 +690,66 @@ async fn a_bad_value_does_not_take_the_others_away() {
 }
 
 #[tokio::test]
+async fn values_in_another_form_are_decoded() {
+    let decode = |key: &str, value: Bytes| match key.rsplit('/').next() {
+        Some("panics") => panic!("as a bug would"),
+        Some("fails") => Err("no such key".to_owned()),
+        _ => Ok(value.slice(4..)),
+    };
+    let setup = setup_with(Config {
+        decode: Some(Arc::new(decode)),
+        ..config()
+    })
+    .await;
+    for name in ["a", "fails", "panics", "z"] {
+        let value = [b"enc:", &pod(&format!("ns/{name}"), json!({}), "")[..]].concat();
+        setup
+            .write(&format!("ns/{name}"), Op::Put(Bytes::from(value)))
+            .await;
+    }
+    assert_eq!(names(&setup.list(ListOptions::default()).await), ["ns/a", "ns/z"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_cache_that_fell_behind_the_store_catches_up() {
+    // While this is locked for writing the cache stands still.
+    let gate = Arc::new(parking_lot::RwLock::new(()));
+    let decode = {
+        let gate = gate.clone();
+        move |_: &str, value: Bytes| {
+            drop(gate.read());
+            Ok(value)
+        }
+    };
+    let setup = Arc::new(
+        setup_with(Config {
+            decode: Some(Arc::new(decode)),
+            ..config()
+        })
+        .await,
+    );
+    let mut watcher = setup.watch(WatchOptions::default()).await;
+    // More batches than the store keeps for a subscriber that does not read.
+    let writes = 1100;
+    let writer = setup.clone();
+    let runtime = tokio::runtime::Handle::current();
+    let blocked = tokio::task::spawn_blocking(move || {
+        let _closed = gate.write();
+        runtime.block_on(async {
+            for n in 0..writes {
+                writer.put(&format!("ns/{n}"), json!({}), "").await;
+            }
+        });
+    });
+    blocked.await.unwrap();
+    let list = setup.list(ListOptions::default()).await;
+    assert_eq!((list.items.len(), list.revision), (writes, 1 + writes as i64));
+    for n in 0..writes as i64 {
+        assert_eq!(watcher.next().await.unwrap().revision, 2 + n);
+    }
+}
+
+#[tokio::test]
 async fn a_dropped_cache_ends_its_watchers() {
     let setup = setup().await;
     let mut watcher = setup.watch(WatchOptions::default()).await;
