@@ -1,0 +1,359 @@
+//! The cgroups of pods: `<root>/kubepods/{burstable,besteffort}/pod<uid>` on v1 and v2, with the pod's own
+//! shares and limits. Containers' cgroups below are the runtime's business.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
+
+use crate::pods;
+use crate::resources::{
+    CgroupResources, MIN_SHARES, QUOTA_PERIOD, QosClass, cpu_request_milli, milli_cpu_to_shares,
+    pod_cgroup_resources, pod_total, qos_class,
+};
+
+/// Where the hierarchies are mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hierarchies {
+    /// Controller to mount point.
+    V1(HashMap<String, PathBuf>),
+    V2(PathBuf),
+}
+
+impl Hierarchies {
+    /// Reads the mounts of this process. A v2 mount without controllers beside v1 ones is v1.
+    pub fn detect() -> io::Result<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+        Ok(Self::from_mountinfo(&mounts))
+    }
+
+    fn from_mountinfo(mounts: &str) -> Self {
+        let mut v1 = HashMap::new();
+        let mut v2 = None;
+        for line in mounts.lines() {
+            let Some((left, right)) = line.split_once(" - ") else {
+                continue;
+            };
+            let Some(point) = left.split(' ').nth(4) else {
+                continue;
+            };
+            let mut right = right.split(' ');
+            match right.next() {
+                Some("cgroup2") => v2 = v2.or_else(|| Some(PathBuf::from(point))),
+                Some("cgroup") => {
+                    let options = right.nth(1).unwrap_or_default();
+                    for option in options.split(',') {
+                        if CONTROLLERS.contains(&option) {
+                            v1.entry(option.to_owned())
+                                .or_insert_with(|| PathBuf::from(point));
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        match v2 {
+            Some(point) if v1.is_empty() => Hierarchies::V2(point),
+            _ => Hierarchies::V1(v1),
+        }
+    }
+}
+
+const CONTROLLERS: [&str; 12] = [
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "memory",
+    "pids",
+    "blkio",
+    "devices",
+    "freezer",
+    "hugetlb",
+    "net_cls",
+    "net_prio",
+    "perf_event",
+];
+/// On v1 these get a pod directory from us; the runtime makes what it needs in the others.
+const MANAGED_V1: [&str; 3] = ["cpu", "memory", "pids"];
+
+pub struct Cgroups {
+    hierarchies: Hierarchies,
+    root: String,
+    /// CPU requests of burstable pods, whose sum is the weight of their common parent.
+    burstable: Mutex<HashMap<String, i64>>,
+}
+
+impl Cgroups {
+    pub fn new(root: &str) -> io::Result<Self> {
+        Ok(Self::with_hierarchies(root, Hierarchies::detect()?))
+    }
+
+    fn with_hierarchies(root: &str, hierarchies: Hierarchies) -> Self {
+        Cgroups {
+            hierarchies,
+            root: root.trim_matches('/').to_owned(),
+            burstable: Mutex::default(),
+        }
+    }
+
+    pub fn is_v2(&self) -> bool {
+        matches!(self.hierarchies, Hierarchies::V2(_))
+    }
+
+    fn class_path(&self, class: QosClass) -> String {
+        match class {
+            QosClass::Guaranteed => format!("/{}/kubepods", self.root),
+            QosClass::Burstable => format!("/{}/kubepods/burstable", self.root),
+            QosClass::BestEffort => format!("/{}/kubepods/besteffort", self.root),
+        }
+    }
+
+    /// The pod's cgroup as the runtime is told: its containers go below.
+    pub fn pod_path(&self, pod: &Pod) -> String {
+        format!("{}/pod{}", self.class_path(qos_class(pod)), pods::uid(pod))
+    }
+
+    /// Makes the parents of all pods.
+    pub fn set_up(&self) -> io::Result<()> {
+        for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
+            let shares = (class != QosClass::Guaranteed).then_some(MIN_SHARES);
+            self.make(&self.class_path(class), shares, None, None)?;
+        }
+        Ok(())
+    }
+
+    pub fn create_pod(&self, pod: &Pod) -> io::Result<()> {
+        let CgroupResources {
+            cpu_shares,
+            cpu_quota,
+            memory_limit,
+        } = pod_cgroup_resources(pod);
+        self.make(&self.pod_path(pod), Some(cpu_shares), cpu_quota, memory_limit)?;
+        if qos_class(pod) == QosClass::Burstable {
+            let total = {
+                let mut burstable = self.burstable.lock();
+                burstable.insert(
+                    pods::uid(pod).to_owned(),
+                    pod_total(pod, "cpu", cpu_request_milli),
+                );
+                burstable.values().sum()
+            };
+            self.weigh_burstable(total);
+        }
+        Ok(())
+    }
+
+    fn weigh_burstable(&self, total_milli: i64) {
+        let path = self.class_path(QosClass::Burstable);
+        if let Err(error) = self.make(&path, Some(milli_cpu_to_shares(total_milli)), None, None) {
+            tracing::warn!(%error, "cannot set the weight of burstable pods");
+        }
+    }
+
+    /// Removes the pod's cgroup and whatever is left below it, in every hierarchy.
+    pub fn remove_pod(&self, uid: &str) -> io::Result<()> {
+        let total = {
+            let mut burstable = self.burstable.lock();
+            burstable.remove(uid).map(|_| burstable.values().sum())
+        };
+        if let Some(total) = total {
+            self.weigh_burstable(total);
+        }
+        for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
+            let relative = format!("{}/pod{uid}", self.class_path(class));
+            for mount in self.mounts() {
+                remove_tree(&join(mount, &relative))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The pods that have a cgroup.
+    pub fn pods(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
+            for mount in self.mounts() {
+                let directory = join(mount, &self.class_path(class));
+                let names = std::fs::read_dir(directory)
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|e| e.ok()?.file_name().into_string().ok());
+                found.extend(names.filter_map(|name| name.strip_prefix("pod").map(str::to_owned)));
+            }
+        }
+        found.sort();
+        found.dedup();
+        found
+    }
+
+    /// Every distinct mount point.
+    fn mounts(&self) -> Vec<&Path> {
+        match &self.hierarchies {
+            Hierarchies::V2(mount) => vec![mount],
+            Hierarchies::V1(map) => {
+                let mut mounts: Vec<&Path> = map.values().map(PathBuf::as_path).collect();
+                mounts.sort();
+                mounts.dedup();
+                mounts
+            }
+        }
+    }
+
+    fn make(
+        &self,
+        path: &str,
+        shares: Option<i64>,
+        quota: Option<i64>,
+        memory: Option<i64>,
+    ) -> io::Result<()> {
+        match &self.hierarchies {
+            Hierarchies::V1(map) => {
+                for controller in MANAGED_V1 {
+                    if let Some(mount) = map.get(controller) {
+                        std::fs::create_dir_all(join(mount, path))?;
+                    }
+                }
+                let write = |controller: &str, file: &str, value: i64| match map.get(controller) {
+                    Some(mount) => write_value(&join(mount, path).join(file), &value.to_string()),
+                    None => Ok(()),
+                };
+                if let Some(shares) = shares {
+                    write("cpu", "cpu.shares", shares)?;
+                }
+                if let Some(quota) = quota {
+                    write("cpu", "cpu.cfs_period_us", QUOTA_PERIOD)?;
+                    write("cpu", "cpu.cfs_quota_us", quota)?;
+                }
+                if let Some(limit) = memory {
+                    write("memory", "memory.limit_in_bytes", limit)?;
+                }
+            }
+            Hierarchies::V2(mount) => {
+                let directory = make_v2(mount, path)?;
+                if let Some(shares) = shares {
+                    write_value(
+                        &directory.join("cpu.weight"),
+                        &shares_to_weight(shares).to_string(),
+                    )?;
+                }
+                if let Some(quota) = quota {
+                    write_value(&directory.join("cpu.max"), &format!("{quota} {QUOTA_PERIOD}"))?;
+                }
+                if let Some(limit) = memory {
+                    write_value(&directory.join("memory.max"), &limit.to_string())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn join(mount: &Path, path: &str) -> PathBuf {
+    mount.join(path.trim_start_matches('/'))
+}
+
+fn write_value(file: &Path, value: &str) -> io::Result<()> {
+    std::fs::write(file, value).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))
+}
+
+/// Makes each level and hands the controllers down to it.
+fn make_v2(mount: &Path, path: &str) -> io::Result<PathBuf> {
+    let mut directory = mount.to_path_buf();
+    for part in path.split('/').filter(|p| !p.is_empty()) {
+        for controller in ["+cpu", "+memory", "+pids", "+cpuset", "+io", "+hugetlb"] {
+            // One that the kernel lacks must not keep the others away.
+            let _ = std::fs::write(directory.join("cgroup.subtree_control"), controller);
+        }
+        directory.push(part);
+        match std::fs::create_dir(&directory) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            _ => {}
+        }
+    }
+    for controller in ["+cpu", "+memory", "+pids", "+cpuset", "+io", "+hugetlb"] {
+        let _ = std::fs::write(directory.join("cgroup.subtree_control"), controller);
+    }
+    Ok(directory)
+}
+
+/// The kernel's range of `cpu.shares` onto that of `cpu.weight`, as runtimes do it.
+fn shares_to_weight(shares: i64) -> i64 {
+    1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
+}
+
+/// A cgroup directory cannot be emptied, only removed from its leaves up.
+fn remove_tree(directory: &Path) -> io::Result<()> {
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_tree(&entry.path())?;
+        }
+    }
+    match std::fs::remove_dir(directory) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(io::Error::new(e.kind(), format!("{}: {e}", directory.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn detection() {
+        let v1 = "30 24 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n31 24 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n32 24 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        match Hierarchies::from_mountinfo(v1) {
+            Hierarchies::V1(map) => {
+                assert_eq!(map["cpu"], Path::new("/sys/fs/cgroup/cpu,cpuacct"));
+                assert_eq!(map["memory"], Path::new("/sys/fs/cgroup/memory"));
+            }
+            other => panic!("{other:?}"),
+        }
+        let v2 = "30 24 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";
+        assert_eq!(
+            Hierarchies::from_mountinfo(v2),
+            Hierarchies::V2("/sys/fs/cgroup".into())
+        );
+    }
+
+    #[test]
+    fn pods_on_v1() {
+        let dir = tempfile::tempdir().unwrap();
+        let map = ["cpu", "memory"].map(|c| (c.to_owned(), dir.path().join(c)));
+        let cgroups = Cgroups::with_hierarchies("skiff-t", Hierarchies::V1(HashMap::from(map)));
+        cgroups.set_up().unwrap();
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"uid": "u1"}, "spec": {"containers": [
+            {"name": "a", "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "64Mi"}}}]}})).unwrap();
+        assert_eq!(cgroups.pod_path(&pod), "/skiff-t/kubepods/burstable/podu1");
+        cgroups.create_pod(&pod).unwrap();
+        let read = |file: &str| std::fs::read_to_string(dir.path().join(file)).unwrap();
+        assert_eq!(read("cpu/skiff-t/kubepods/burstable/podu1/cpu.shares"), "512");
+        assert_eq!(
+            read("cpu/skiff-t/kubepods/burstable/podu1/cpu.cfs_quota_us"),
+            "100000"
+        );
+        assert_eq!(
+            read("memory/skiff-t/kubepods/burstable/podu1/memory.limit_in_bytes"),
+            "67108864"
+        );
+        assert_eq!(read("cpu/skiff-t/kubepods/burstable/cpu.shares"), "512");
+        assert_eq!(cgroups.pods(), ["u1"]);
+    }
+
+    #[test]
+    fn weights() {
+        assert_eq!(shares_to_weight(2), 1);
+        assert_eq!(shares_to_weight(1024), 39);
+        assert_eq!(shares_to_weight(262_144), 10_000);
+    }
+}

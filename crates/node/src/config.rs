@@ -1,0 +1,98 @@
+//! What the wiring tells the node. Nothing here is a global name: several clusters share a machine.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Taint;
+
+/// Makes the CNI configuration list (JSON) for the node's pod CIDRs.
+pub type CniConfig = Arc<dyn Fn(&[String]) -> String + Send + Sync>;
+
+#[derive(Clone)]
+pub struct NodeConfig {
+    pub node_name: String,
+    /// The first one is the primary address.
+    pub node_ips: Vec<IpAddr>,
+    /// The kubelet's root: `pods/<uid>/volumes/…`.
+    pub data_dir: PathBuf,
+    /// Pods' logs: `<log_dir>/<namespace>_<pod>_<uid>/<container>/<n>.log`.
+    pub log_dir: PathBuf,
+    /// `unix:///path`.
+    pub runtime_endpoint: String,
+    /// The kubelet's HTTPS server; port 0 takes a free one, which the node then announces.
+    pub server_bind: SocketAddr,
+    pub tls_cert_pem: Vec<u8>,
+    pub tls_key_pem: Vec<u8>,
+    /// Clients of the HTTPS server must show a certificate of this authority.
+    pub client_ca_pem: Vec<u8>,
+    /// Common names that may use the server, beside members of `system:masters`.
+    pub allowed_clients: Vec<String>,
+    pub cluster_dns: Vec<IpAddr>,
+    pub cluster_domain: String,
+    /// The host's resolver file for pods with `dnsPolicy: Default`.
+    pub resolv_conf: PathBuf,
+    /// The cgroup all pods live below, as a path from the root of the hierarchy: `skiff-<name>`.
+    pub cgroup_root: String,
+    /// Where the CNI configuration goes once the pod CIDR is known; `None` leaves that to others.
+    pub cni_conf_dir: Option<PathBuf>,
+    pub cni_config: Option<CniConfig>,
+    /// Known before the API assigns one (a single node); else the node waits for `spec.podCIDR`.
+    pub pod_cidrs: Vec<String>,
+    pub max_pods: u32,
+    /// How many images are pulled at once.
+    pub max_parallel_image_pulls: usize,
+    pub node_labels: Vec<(String, String)>,
+    pub register_taints: Vec<Taint>,
+    /// Reported as `kubeletVersion`.
+    pub kubelet_version: String,
+    /// Kept back from pods, in millicores and bytes.
+    pub reserved_cpu_milli: i64,
+    pub reserved_memory: i64,
+    /// A container's log is rotated at this size, and this many files of it are kept.
+    pub container_log_max_size: u64,
+    pub container_log_max_files: usize,
+}
+
+impl NodeConfig {
+    /// Upstream's defaults for everything that need not be said.
+    pub fn new(
+        node_name: impl Into<String>,
+        data_dir: impl Into<PathBuf>,
+        runtime_endpoint: impl Into<String>,
+    ) -> Self {
+        let data_dir = data_dir.into();
+        NodeConfig {
+            node_name: node_name.into(),
+            node_ips: Vec::new(),
+            log_dir: data_dir.join("logs"),
+            data_dir,
+            runtime_endpoint: runtime_endpoint.into(),
+            server_bind: SocketAddr::from(([0, 0, 0, 0], 0)),
+            tls_cert_pem: Vec::new(),
+            tls_key_pem: Vec::new(),
+            client_ca_pem: Vec::new(),
+            allowed_clients: vec!["kube-apiserver-kubelet-client".to_owned()],
+            cluster_dns: Vec::new(),
+            cluster_domain: "cluster.local".to_owned(),
+            resolv_conf: PathBuf::from("/etc/resolv.conf"),
+            cgroup_root: "skiff".to_owned(),
+            cni_conf_dir: None,
+            cni_config: None,
+            pod_cidrs: Vec::new(),
+            max_pods: 110,
+            max_parallel_image_pulls: 4,
+            node_labels: Vec::new(),
+            register_taints: Vec::new(),
+            kubelet_version: "v1.36.0".to_owned(),
+            reserved_cpu_milli: 0,
+            reserved_memory: 0,
+            container_log_max_size: 10 << 20,
+            container_log_max_files: 5,
+        }
+    }
+
+    pub fn host_ips(&self) -> Vec<String> {
+        self.node_ips.iter().map(IpAddr::to_string).collect()
+    }
+}

@@ -1,0 +1,199 @@
+//! A container in the runtime's terms: command, environment, mounts, resources, security. Pure; the files
+//! that mounts need are made by `mounts.rs`.
+
+use std::collections::HashMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use skiff_cri::v1;
+
+use crate::expansion::expand;
+use crate::images::ImageInfo;
+use crate::observed::{container_hash, labels};
+use crate::resources::{
+    QUOTA_PERIOD, cpu_request_milli, limit_milli, limit_value, milli_cpu_to_quota, milli_cpu_to_shares,
+    oom_score_adj,
+};
+use crate::runtime::log_path;
+use crate::sandbox_config::identity_labels;
+use crate::security::{ImageUser, container_context};
+
+pub struct ContainerInputs<'a> {
+    pub pod: &'a Pod,
+    pub container: &'a Container,
+    pub restart_count: i32,
+    pub image: &'a ImageInfo,
+    pub env: &'a [(String, String)],
+    pub mounts: Vec<v1::Mount>,
+    pub memory_capacity: i64,
+    pub seccomp_root: &'a str,
+    /// The container whose processes an ephemeral container shall see.
+    pub target_container_id: Option<String>,
+}
+
+pub fn container_config(inputs: ContainerInputs<'_>) -> v1::ContainerConfig {
+    let ContainerInputs {
+        pod,
+        container,
+        restart_count,
+        image,
+        env,
+        mounts,
+        memory_capacity,
+        seccomp_root,
+        target_container_id,
+    } = inputs;
+    let lookup = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+    let expanded = |list: &Option<Vec<String>>| -> Vec<String> {
+        list.iter().flatten().map(|word| expand(word, &lookup)).collect()
+    };
+    let mut security = container_context(
+        pod,
+        container,
+        &ImageUser {
+            uid: image.uid,
+            name: &image.username,
+        },
+        seccomp_root,
+    );
+    if let (Some(target), Some(options)) = (target_container_id, security.namespace_options.as_mut())
+        && options.pid == v1::NamespaceMode::Container as i32
+    {
+        options.pid = v1::NamespaceMode::Target as i32;
+        options.target_id = target;
+    }
+    let stop_signal = container
+        .lifecycle
+        .as_ref()
+        .and_then(|l| l.stop_signal.as_deref())
+        .and_then(v1::Signal::from_str_name)
+        .map_or(0, |signal| signal as i32);
+    v1::ContainerConfig {
+        metadata: Some(v1::ContainerMetadata {
+            name: container.name.clone(),
+            attempt: u32::try_from(restart_count).unwrap_or(0),
+        }),
+        image: Some(v1::ImageSpec {
+            image: image.id.clone(),
+            user_specified_image: container.image.clone().unwrap_or_default(),
+            ..Default::default()
+        }),
+        command: expanded(&container.command),
+        args: expanded(&container.args),
+        working_dir: container.working_dir.clone().unwrap_or_default(),
+        envs: env
+            .iter()
+            .map(|(key, value)| v1::KeyValue {
+                key: key.clone(),
+                value: value.clone().into(),
+            })
+            .collect(),
+        mounts,
+        labels: container_labels(pod, container),
+        annotations: container_annotations(pod, container, restart_count),
+        log_path: log_path(&container.name, restart_count),
+        stdin: container.stdin == Some(true),
+        stdin_once: container.stdin_once == Some(true),
+        tty: container.tty == Some(true),
+        linux: Some(v1::LinuxContainerConfig {
+            resources: Some(linux_resources(pod, container, memory_capacity)),
+            security_context: Some(security),
+        }),
+        stop_signal,
+        ..Default::default()
+    }
+}
+
+fn linux_resources(pod: &Pod, container: &Container, memory_capacity: i64) -> v1::LinuxContainerResources {
+    let own = container.resources.as_ref();
+    let of_pod = pod.spec.as_ref().and_then(|s| s.resources.as_ref());
+    // A limit that only the pod has still bounds each container.
+    let cpu_limit = Some(limit_milli(own, "cpu"))
+        .filter(|l| *l > 0)
+        .unwrap_or_else(|| limit_milli(of_pod, "cpu"));
+    let memory_limit = Some(limit_value(own, "memory"))
+        .filter(|l| *l > 0)
+        .unwrap_or_else(|| limit_value(of_pod, "memory"));
+    v1::LinuxContainerResources {
+        cpu_period: QUOTA_PERIOD,
+        cpu_quota: milli_cpu_to_quota(cpu_limit),
+        cpu_shares: milli_cpu_to_shares(cpu_request_milli(own, "cpu")),
+        memory_limit_in_bytes: memory_limit,
+        oom_score_adj: oom_score_adj(pod, container, memory_capacity),
+        ..Default::default()
+    }
+}
+
+fn container_labels(pod: &Pod, container: &Container) -> HashMap<String, String> {
+    let mut all = HashMap::from(identity_labels(pod));
+    all.insert(labels::CONTAINER_NAME.to_owned(), container.name.clone());
+    all
+}
+
+/// What must be known of the container even when the pod object is gone.
+fn container_annotations(pod: &Pod, container: &Container, restart_count: i32) -> HashMap<String, String> {
+    let hash = container_hash(&container.name, container.image.as_deref().unwrap_or_default());
+    let mut all = HashMap::from([
+        (labels::HASH.to_owned(), format!("{hash:x}")),
+        (labels::RESTART_COUNT.to_owned(), restart_count.to_string()),
+        (
+            labels::TERMINATION_MESSAGE_PATH.to_owned(),
+            container.termination_message_path.clone().unwrap_or_default(),
+        ),
+        (
+            labels::TERMINATION_MESSAGE_POLICY.to_owned(),
+            container.termination_message_policy.clone().unwrap_or_default(),
+        ),
+    ]);
+    if let Some(grace) = pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds) {
+        all.insert(labels::GRACE_PERIOD.to_owned(), grace.to_string());
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_container() {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+            "spec": {"terminationGracePeriodSeconds": 5, "containers": [{"name": "c", "image": "i:1", "command": ["$(A)"], "args": ["$$(A)", "$(NO)"],
+                "tty": true, "resources": {"requests": {"cpu": "250m"}, "limits": {"cpu": "500m", "memory": "32Mi"}}}]}})).unwrap();
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        let image = ImageInfo {
+            id: "sha256:1".into(),
+            uid: Some(7),
+            username: String::new(),
+        };
+        let made = container_config(ContainerInputs {
+            pod: &pod,
+            container,
+            restart_count: 3,
+            image: &image,
+            env: &[("A".into(), "b".into())],
+            mounts: vec![],
+            memory_capacity: 1 << 30,
+            seccomp_root: "",
+            target_container_id: None,
+        });
+        assert_eq!(
+            (made.command, made.args),
+            (vec!["b".to_owned()], vec!["$(A)".to_owned(), "$(NO)".to_owned()])
+        );
+        assert_eq!((made.log_path.as_str(), made.tty), ("c/3.log", true));
+        assert_eq!(made.annotations[labels::RESTART_COUNT], "3");
+        assert_eq!(made.annotations[labels::GRACE_PERIOD], "5");
+        let linux = made.linux.unwrap();
+        let resources = linux.resources.unwrap();
+        assert_eq!(
+            (
+                resources.cpu_shares,
+                resources.cpu_quota,
+                resources.memory_limit_in_bytes
+            ),
+            (256, 50_000, 32 << 20)
+        );
+        assert_eq!(linux.security_context.unwrap().run_as_user.unwrap().value, 7);
+    }
+}

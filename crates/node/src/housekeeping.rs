@@ -1,0 +1,146 @@
+//! Work by the clock: pods the API does not know are ended, what they left is removed, logs are rotated.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+
+use crate::images::describe;
+use crate::kubelet::Kubelet;
+use crate::observed::ContainerState;
+
+const ORPHAN_PERIOD: Duration = Duration::from_secs(30);
+const LOG_PERIOD: Duration = Duration::from_secs(10);
+/// A pod nobody knows gets little time.
+const ORPHAN_GRACE: i64 = 1;
+
+impl Kubelet {
+    /// Runs only once the list of pods is complete: before that, everything would look like an orphan.
+    pub async fn run_housekeeping(self: Arc<Self>) {
+        self.pods.synced().await;
+        let mut orphans = tokio::time::interval(ORPHAN_PERIOD);
+        let mut logs = tokio::time::interval(LOG_PERIOD);
+        loop {
+            tokio::select! {
+                () = self.shutdown.cancelled() => return,
+                _ = orphans.tick() => self.remove_orphans().await,
+                _ = logs.tick() => self.rotate_logs().await,
+            }
+        }
+    }
+
+    async fn remove_orphans(&self) {
+        // The order matters: what is listed first cannot belong to a pod that comes later.
+        let Ok(outlines) = self.runtime.outlines().await else {
+            return;
+        };
+        let on_disk = self.volumes.pods_on_disk();
+        let in_cgroups = self.cgroups.pods();
+        for (uid, outline) in &outlines {
+            if self.is_known(uid) {
+                continue;
+            }
+            tracing::info!(
+                uid,
+                pod = outline.name,
+                namespace = outline.namespace,
+                "ending a pod that the API does not know"
+            );
+            if let Err(error) = self.end_orphan(uid, &outline.namespace, &outline.name).await {
+                tracing::warn!(uid, error, "cannot end a pod that the API does not know");
+            }
+        }
+        for uid in on_disk.into_iter().chain(in_cgroups) {
+            if !outlines.contains_key(&uid) && !self.is_known(&uid) {
+                if let Err(error) = self.remove_traces(&uid, "", "").await {
+                    tracing::warn!(uid, error, "cannot remove what a pod left behind");
+                }
+            }
+        }
+    }
+
+    async fn end_orphan(&self, uid: &str, namespace: &str, name: &str) -> Result<(), String> {
+        let observed = self.runtime.observe(uid).await.map_err(|s| describe(&s))?;
+        let stops = observed
+            .running()
+            .map(|container| self.runtime.stop_container(&container.id, ORPHAN_GRACE));
+        for result in futures::future::join_all(stops).await {
+            result.map_err(|s| describe(&s))?;
+        }
+        self.remove_traces(uid, namespace, name).await
+    }
+
+    async fn rotate_logs(&self) {
+        for state in self.states() {
+            let observed = state.observed();
+            for container in observed
+                .containers
+                .iter()
+                .filter(|c| c.state == ContainerState::Running)
+            {
+                let path = Path::new(&container.log_path);
+                let size = std::fs::metadata(path).map_or(0, |m| m.len());
+                if size <= self.config.container_log_max_size {
+                    continue;
+                }
+                let stamp = Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string();
+                let rotated = format!("{}.{stamp}", container.log_path);
+                if let Err(error) = std::fs::rename(path, &rotated) {
+                    tracing::warn!(%error, log = container.log_path, "cannot rotate a log");
+                    continue;
+                }
+                if let Err(status) = self.runtime.reopen_log(&container.id).await {
+                    // Without a new file the container would write into the old one unseen.
+                    let _ = std::fs::rename(&rotated, path);
+                    tracing::warn!(
+                        error = describe(&status),
+                        log = container.log_path,
+                        "cannot rotate a log"
+                    );
+                    continue;
+                }
+                drop_old_logs(path, self.config.container_log_max_files);
+            }
+        }
+    }
+}
+
+/// Keeps the newest files of one container's log, the current one included.
+fn drop_old_logs(path: &Path, keep: usize) {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else {
+        return;
+    };
+    let prefix = format!("{name}.");
+    let mut rotated: Vec<String> = std::fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|file| file.starts_with(&prefix))
+        .collect();
+    rotated.sort();
+    let excess = rotated.len().saturating_sub(keep.saturating_sub(1));
+    for file in rotated.into_iter().take(excess) {
+        let _ = std::fs::remove_file(directory.join(file));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_logs_go() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["0.log", "0.log.1", "0.log.2", "0.log.3", "1.log.1"] {
+            std::fs::write(dir.path().join(name), "x").unwrap();
+        }
+        drop_old_logs(&dir.path().join("0.log"), 3);
+        let mut left: Vec<String> = std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["0.log", "0.log.2", "0.log.3", "1.log.1"]);
+    }
+}

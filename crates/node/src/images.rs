@@ -1,0 +1,305 @@
+//! Images for containers: present or pulled, by the container's policy, with back-off after failures.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Secret};
+use parking_lot::Mutex;
+use skiff_client::EventRecorder;
+use skiff_cri::v1;
+use tokio::sync::Semaphore;
+
+use crate::backoff::Backoff;
+use crate::credentials::Keyring;
+use crate::durations::go_duration;
+use crate::image_name;
+use crate::pods;
+use crate::runtime::Runtime;
+
+const INITIAL_BACKOFF: Duration = Duration::from_secs(10);
+const MAX_BACKOFF: Duration = Duration::from_secs(300);
+
+/// Why a container cannot have its image; the reason is what its status waits with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageError {
+    pub reason: &'static str,
+    pub message: String,
+    /// When a retry makes sense, for back-off.
+    pub retry_after: Option<Duration>,
+}
+
+/// The image a container runs, with the user it names.
+#[derive(Debug, Clone)]
+pub struct ImageInfo {
+    pub id: String,
+    pub uid: Option<i64>,
+    pub username: String,
+}
+
+pub struct Images {
+    runtime: Runtime,
+    recorder: EventRecorder,
+    slots: Semaphore,
+    backoff: Mutex<Backoff>,
+    /// The last failure of a pod's image, told again while it backs off.
+    last_errors: Mutex<HashMap<String, String>>,
+}
+
+impl Images {
+    pub fn new(runtime: Runtime, recorder: EventRecorder, parallel: usize) -> Self {
+        Images {
+            runtime,
+            recorder,
+            slots: Semaphore::new(parallel.max(1)),
+            backoff: Mutex::new(Backoff::new(INITIAL_BACKOFF, MAX_BACKOFF)),
+            last_errors: Mutex::default(),
+        }
+    }
+
+    pub fn forget(&self, pod_uid: &str) {
+        let prefix = format!("{pod_uid}_");
+        self.backoff.lock().forget(&prefix);
+        self.last_errors.lock().retain(|key, _| !key.starts_with(&prefix));
+    }
+
+    /// Sees to it that the container's image is here. `secrets` are the pod's pull secrets.
+    pub async fn ensure(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        secrets: &[Arc<Secret>],
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> Result<ImageInfo, ImageError> {
+        let requested = container.image.as_deref().unwrap_or_default();
+        let reference = pods::container_reference(pod, &container.name);
+        let fail = |reason: &'static str, message: String| ImageError {
+            reason,
+            message,
+            retry_after: None,
+        };
+        let image = image_name::with_default_tag(requested).map_err(|error| {
+            let message = format!("Failed to apply default image tag {requested:?}: {error}");
+            self.recorder
+                .event(&reference, "Warning", "InspectFailed", message.clone());
+            fail("InvalidImageName", message)
+        })?;
+        let policy = container
+            .image_pull_policy
+            .as_deref()
+            .unwrap_or(if image.ends_with(":latest") {
+                "Always"
+            } else {
+                "IfNotPresent"
+            });
+        if policy != "Always" {
+            match self.inspect(&image).await {
+                Ok(Some(info)) => {
+                    let message = format!(
+                        "Container image {requested:?} already present on machine and can be accessed by the pod"
+                    );
+                    self.recorder.event(&reference, "Normal", "Pulled", message);
+                    return Ok(info);
+                }
+                Ok(None) if policy == "Never" => {
+                    let message =
+                        format!("Container image {requested:?} is not present with pull policy of Never");
+                    self.recorder
+                        .event(&reference, "Warning", "ErrImageNeverPull", message.clone());
+                    return Err(fail("ErrImageNeverPull", message));
+                }
+                Ok(None) => {}
+                Err(status) => {
+                    let message = format!("Failed to inspect image {image:?}: {}", describe(&status));
+                    self.recorder
+                        .event(&reference, "Warning", "InspectFailed", message.clone());
+                    return Err(fail("ImageInspectError", message));
+                }
+            }
+        }
+        self.pull(pod, &reference, requested, &image, secrets, sandbox_config)
+            .await
+    }
+
+    async fn inspect(&self, image: &str) -> Result<Option<ImageInfo>, skiff_cri::Status> {
+        let found = self.runtime.image_status(image).await?;
+        Ok(found.filter(|i| !i.id.is_empty()).map(|i| ImageInfo {
+            id: i.id,
+            uid: i.uid.map(|u| u.value),
+            username: i.username,
+        }))
+    }
+
+    async fn pull(
+        &self,
+        pod: &Pod,
+        reference: &ObjectReference,
+        requested: &str,
+        image: &str,
+        secrets: &[Arc<Secret>],
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> Result<ImageInfo, ImageError> {
+        let key = format!("{}_{requested}", pods::uid(pod));
+        if let Some(remaining) = self.backoff.lock().remaining_since_update(&key, Instant::now()) {
+            let mut message = format!("Back-off pulling image {requested:?}");
+            self.recorder
+                .event(reference, "Normal", "BackOff", message.clone());
+            if let Some(previous) = self.last_errors.lock().get(&key) {
+                message = format!("{message}: {previous}");
+            }
+            return Err(ImageError {
+                reason: "ImagePullBackOff",
+                message,
+                retry_after: Some(remaining),
+            });
+        }
+        self.recorder.event(
+            reference,
+            "Normal",
+            "Pulling",
+            format!("Pulling image {requested:?}"),
+        );
+        let asked_at = Instant::now();
+        let pulled = async {
+            let _slot = self
+                .slots
+                .acquire()
+                .await
+                .map_err(|_| skiff_cri::Status::cancelled("the node is shutting down"))?;
+            let started_at = Instant::now();
+            let keyring = Keyring::from_secrets(secrets.iter().map(Arc::as_ref)).map_err(|e| {
+                skiff_cri::Status::invalid_argument(format!("a pull secret cannot be read: {e}"))
+            })?;
+            let repository = image_name::parse(image).map(|n| n.repository).unwrap_or_default();
+            let credentials = keyring.lookup(&repository);
+            self.pull_with_any(image, credentials, sandbox_config).await?;
+            let status = self.runtime.image_status(image).await?;
+            let status = status.ok_or_else(|| {
+                skiff_cri::Status::not_found(format!("image {image:?} is gone right after its pull"))
+            })?;
+            Ok::<_, skiff_cri::Status>((status, started_at.elapsed()))
+        };
+        match pulled.await {
+            Ok((status, pull_time)) => {
+                let message = format!(
+                    "Successfully pulled image {requested:?} in {} ({} including waiting). Image size: {} bytes.",
+                    go_duration(truncate_to_millis(pull_time)),
+                    go_duration(truncate_to_millis(asked_at.elapsed())),
+                    status.size
+                );
+                self.recorder.event(reference, "Normal", "Pulled", message);
+                self.last_errors.lock().remove(&key);
+                Ok(ImageInfo {
+                    id: status.id,
+                    uid: status.uid.map(|u| u.value),
+                    username: status.username,
+                })
+            }
+            Err(status) => {
+                let why = describe(&status);
+                self.recorder.event(
+                    reference,
+                    "Warning",
+                    "Failed",
+                    format!("Failed to pull image {requested:?}: {why}"),
+                );
+                let retry_after = {
+                    let now = Instant::now();
+                    let mut backoff = self.backoff.lock();
+                    backoff.collect(now);
+                    backoff.next(&key, now, now);
+                    backoff.get(&key)
+                };
+                let (reason, message) = classify(requested, &why);
+                self.last_errors
+                    .lock()
+                    .insert(key, format!("{reason}: {message}"));
+                Err(ImageError {
+                    reason,
+                    message,
+                    retry_after: Some(retry_after),
+                })
+            }
+        }
+    }
+
+    /// Tries each credential that fits, and without one if there is none. The last failure is told.
+    async fn pull_with_any(
+        &self,
+        image: &str,
+        credentials: Vec<v1::AuthConfig>,
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> Result<String, skiff_cri::Status> {
+        if credentials.is_empty() {
+            return self
+                .runtime
+                .pull_image(image, None, Some(sandbox_config.clone()))
+                .await;
+        }
+        let mut last = skiff_cri::Status::unknown("no credentials were tried");
+        for auth in credentials {
+            match self
+                .runtime
+                .pull_image(image, Some(auth), Some(sandbox_config.clone()))
+                .await
+            {
+                Ok(reference) => return Ok(reference),
+                Err(status) => last = status,
+            }
+        }
+        Err(last)
+    }
+}
+
+/// A gRPC error as Go prints it; users know it from events.
+pub fn describe(status: &skiff_cri::Status) -> String {
+    format!(
+        "rpc error: code = {} desc = {}",
+        go_code(status.code()),
+        status.message()
+    )
+}
+
+fn go_code(code: skiff_cri::Code) -> &'static str {
+    use skiff_cri::Code;
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "Canceled",
+        Code::Unknown => "Unknown",
+        Code::InvalidArgument => "InvalidArgument",
+        Code::DeadlineExceeded => "DeadlineExceeded",
+        Code::NotFound => "NotFound",
+        Code::AlreadyExists => "AlreadyExists",
+        Code::PermissionDenied => "PermissionDenied",
+        Code::ResourceExhausted => "ResourceExhausted",
+        Code::FailedPrecondition => "FailedPrecondition",
+        Code::Aborted => "Aborted",
+        Code::OutOfRange => "OutOfRange",
+        Code::Unimplemented => "Unimplemented",
+        Code::Internal => "Internal",
+        Code::Unavailable => "Unavailable",
+        Code::DataLoss => "DataLoss",
+        Code::Unauthenticated => "Unauthenticated",
+    }
+}
+
+/// Runtimes mark some failures by a prefix, which becomes the reason.
+fn classify(image: &str, error: &str) -> (&'static str, String) {
+    if let Some(rest) = error.strip_prefix("RegistryUnavailable") {
+        return (
+            "RegistryUnavailable",
+            format!("image pull failed for {image} because the registry is unavailable{rest}"),
+        );
+    }
+    if let Some(rest) = error.strip_prefix("SignatureValidationFailed") {
+        return (
+            "SignatureValidationFailed",
+            format!("image pull failed for {image} because the signature validation failed{rest}"),
+        );
+    }
+    ("ErrImagePull", error.to_owned())
+}
+
+fn truncate_to_millis(duration: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,526 @@
+//! The node as a whole: what its parts share, how it starts, and how a change finds the worker of its pod.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::node::v1::RuntimeClass;
+use k8s_openapi::jiff::Timestamp;
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use skiff_client::{Change, EventRecorder, Informer, InformerFactory};
+use skiff_cri::v1;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::backoff::Backoff;
+use crate::cgroups::Cgroups;
+use crate::config::NodeConfig;
+use crate::dns::parse_resolv_conf;
+use crate::field_ref::NodeFacts;
+use crate::images::{Images, describe};
+use crate::machine::Machine;
+use crate::marks;
+use crate::node_status::node_reference;
+use crate::objects::{ApiObjects, Objects, error_message};
+use crate::pod_state::PodState;
+use crate::pod_worker::PodWorker;
+use crate::pods;
+use crate::probes::{ProbeKind, Probes};
+use crate::resources::{milli_value, value};
+use crate::runtime::Runtime;
+use crate::server;
+use crate::status::{StatusInput, generate, statuses_equal};
+use crate::volumes::Volumes;
+
+const FIRST_RETRY: Duration = Duration::from_millis(5);
+const LAST_RETRY: Duration = Duration::from_secs(1);
+/// How often a healthy runtime is asked how it is.
+const HEALTH_PERIOD: Duration = Duration::from_secs(5);
+const NETWORK_PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Runtime(#[from] skiff_cri::ConnectError),
+    #[error("cannot set up cgroups below {root:?}: {source}")]
+    Cgroups { root: String, source: std::io::Error },
+    #[error("cannot make the directory {path}: {source}")]
+    Directory { path: String, source: std::io::Error },
+    #[error("the node's server: {0}")]
+    Server(#[from] server::Error),
+}
+
+pub struct Kubelet {
+    pub config: NodeConfig,
+    pub client: Client,
+    pub shutdown: CancellationToken,
+    pub started: Instant,
+    pub recorder: EventRecorder,
+    pub runtime: Runtime,
+    pub runtime_name: String,
+    /// `name://version`.
+    pub runtime_version: String,
+    pub runtime_status: Mutex<Option<v1::StatusResponse>>,
+    pub images: Images,
+    pub probes: Probes,
+    pub volumes: Volumes,
+    pub cgroups: Cgroups,
+    pub objects: Arc<dyn Objects>,
+    pub machine: Machine,
+    pub server_port: u16,
+    pub pods: Informer<Pod>,
+    pub services: Informer<Service>,
+    pub crash_backoff: Mutex<Backoff>,
+    /// Why the node is not ready; `None` when it is.
+    pub network: watch::Sender<Option<String>>,
+    /// Asks the runtime at once how it is.
+    health_check: Notify,
+    /// By uid. A leaf lock.
+    states: Mutex<HashMap<String, Arc<PodState>>>,
+    /// Pods the runtime had when this process started.
+    found_at_start: HashSet<String>,
+    cni_written: Mutex<Vec<String>>,
+}
+
+/// Runs the node until `shutdown`. Containers stay as they are when it ends.
+pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken) -> Result<(), Error> {
+    for directory in [config.data_dir.join("pods"), config.log_dir.clone()] {
+        std::fs::create_dir_all(&directory).map_err(|source| Error::Directory {
+            path: directory.display().to_string(),
+            source,
+        })?;
+    }
+    let factory = InformerFactory::new(client.clone(), shutdown.clone());
+    let selector = format!("spec.nodeName={}", config.node_name);
+    let pods: Informer<Pod> = factory.filtered(None, Some(&selector));
+    let services: Informer<Service> = factory.informer();
+    let listener = server::bind(config.server_bind).await?;
+    let server_port = listener.local_addr().map_err(server::Error::from)?.port();
+    let tls = server::tls_config(&config)?;
+    let runtime = Runtime::connect(&config.runtime_endpoint).await?;
+    let cgroups = Cgroups::new(&config.cgroup_root)
+        .and_then(|cgroups| cgroups.set_up().map(|()| cgroups))
+        .map_err(|source| Error::Cgroups {
+            root: config.cgroup_root.clone(),
+            source,
+        })?;
+    let Some(version) = until_answered(&shutdown, || runtime.version()).await else {
+        return Ok(());
+    };
+    // Before any pod is looked at: a pod that is not in this list has nothing in the runtime.
+    let Some(outlines) = until_answered(&shutdown, || runtime.outlines()).await else {
+        return Ok(());
+    };
+    let recorder = EventRecorder::new(client.clone(), "kubelet", &config.node_name);
+    let objects: Arc<dyn Objects> = Arc::new(ApiObjects::new(client.clone()));
+    let kubelet = Arc::new(Kubelet {
+        machine: Machine::detect(&config.data_dir),
+        images: Images::new(runtime.clone(), recorder.clone(), config.max_parallel_image_pulls),
+        volumes: Volumes::new(&config.data_dir, objects.clone()),
+        runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
+        runtime_name: version.runtime_name,
+        runtime_status: Mutex::default(),
+        found_at_start: outlines.keys().cloned().collect(),
+        crash_backoff: Mutex::new(Backoff::new(Duration::from_secs(10), Duration::from_secs(300))),
+        network: watch::Sender::new(Some(
+            "container runtime status check may not have completed yet".to_owned(),
+        )),
+        started: Instant::now(),
+        probes: Probes::default(),
+        health_check: Notify::new(),
+        states: Mutex::default(),
+        cni_written: Mutex::default(),
+        config,
+        client,
+        shutdown: shutdown.clone(),
+        recorder,
+        runtime,
+        cgroups,
+        objects,
+        server_port,
+        pods,
+        services,
+    });
+    kubelet.recorder.event(
+        &node_reference(&kubelet.config.node_name),
+        "Normal",
+        "Starting",
+        "Starting kubelet.".to_owned(),
+    );
+    kubelet.configure_network(&kubelet.config.pod_cidrs.clone()).await;
+    let node_selector = format!("metadata.name={}", kubelet.config.node_name);
+    let node: Informer<Node> = factory.filtered(None, Some(&node_selector));
+    kubelet.follow_node(&node);
+    kubelet.follow_pods();
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(kubelet.clone().run_health());
+    tasks.spawn(kubelet.clone().run_node_status());
+    tasks.spawn(kubelet.clone().run_lease());
+    tasks.spawn(kubelet.clone().run_pleg(outlines));
+    tasks.spawn(kubelet.clone().run_housekeeping());
+    tasks.spawn(server::serve(kubelet.clone(), listener, tls));
+    while let Some(result) = tasks.join_next().await {
+        if let Err(error) = result
+            && error.is_panic()
+        {
+            // One part is broken; better to be restarted whole than to limp.
+            tracing::error!(%error, "a part of the node panicked");
+            shutdown.cancel();
+        }
+    }
+    Ok(())
+}
+
+/// Asks until the runtime answers: it may start at the same moment as we do.
+async fn until_answered<T, F>(shutdown: &CancellationToken, ask: impl Fn() -> F) -> Option<T>
+where
+    F: Future<Output = Result<T, skiff_cri::Status>>,
+{
+    let mut retry = FIRST_RETRY;
+    loop {
+        match ask().await {
+            Ok(answer) => return Some(answer),
+            Err(status) => tracing::debug!(
+                error = status.message(),
+                "the container runtime does not answer yet"
+            ),
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return None,
+            () = tokio::time::sleep(retry) => {}
+        }
+        retry = (retry * 2).min(LAST_RETRY);
+    }
+}
+
+impl Kubelet {
+    fn follow_pods(self: &Arc<Self>) {
+        let kubelet = self.clone();
+        self.pods.subscribe(move |change| match change {
+            Change::Applied { old, new } => {
+                // A pod deleted and made again under its name may come as one change.
+                if let Some(old) = old.as_ref().filter(|old| old.metadata.uid != new.metadata.uid) {
+                    kubelet.pod_gone(old);
+                }
+                kubelet.pod_applied(new);
+            }
+            Change::Deleted { last } => kubelet.pod_gone(last),
+        });
+    }
+
+    fn pod_applied(self: &Arc<Self>, pod: &Arc<Pod>) {
+        let uid = pods::uid(pod);
+        let state = {
+            let mut states = self.states.lock();
+            if let Some(state) = states.get(uid) {
+                state.update(pod.clone());
+                return;
+            }
+            let state = PodState::new(pod.clone(), self.found_at_start.contains(uid));
+            states.insert(uid.to_owned(), state.clone());
+            state
+        };
+        tokio::spawn(PodWorker::new(self.clone(), state).run());
+    }
+
+    fn pod_gone(&self, last: &Arc<Pod>) {
+        if let Some(state) = self.states.lock().get(pods::uid(last)) {
+            state.set_gone(last.clone());
+        }
+    }
+
+    /// Nothing of the pod is left.
+    pub fn forget_pod(&self, uid: &str) {
+        self.states.lock().remove(uid);
+        self.images.forget(uid);
+        self.crash_backoff.lock().forget(&format!("{uid}_"));
+        self.probes.remove_pod(uid);
+    }
+
+    pub fn wake(&self, uid: &str) {
+        if let Some(state) = self.states.lock().get(uid) {
+            state.wake.notify_one();
+        }
+    }
+
+    pub fn states(&self) -> Vec<Arc<PodState>> {
+        self.states.lock().values().cloned().collect()
+    }
+
+    pub fn state_by_name(&self, namespace: &str, name: &str) -> Option<Arc<PodState>> {
+        let states = self.states.lock();
+        let mut found = states.values().filter(|state| {
+            let pod = state.pod();
+            pods::namespace(&pod) == namespace && pods::name(&pod) == name
+        });
+        // An older one of the same name may still be on its way out.
+        let first = found.next()?;
+        Some(found.find(|state| !state.is_gone()).unwrap_or(first).clone())
+    }
+
+    /// Whether a pod is anybody's business: the API's or a worker's.
+    pub fn is_known(&self, uid: &str) -> bool {
+        self.states.lock().contains_key(uid) || self.pods.list().iter().any(|pod| pods::uid(pod) == uid)
+    }
+
+    /// Reads what the runtime has of the pod.
+    pub async fn observe(&self, state: &PodState) -> Result<(), skiff_cri::Status> {
+        if !state.may_be_in_runtime() {
+            return Ok(());
+        }
+        let observed = self.runtime.observe(&state.uid).await?;
+        if state.set_observed(observed) {
+            self.probes.wake_pod(&state.uid);
+        }
+        Ok(())
+    }
+
+    /// Makes the pod's status anew and, if it changed, has it written.
+    pub fn refresh_status(&self, state: &PodState) {
+        let pod = state.pod();
+        let observed = state.observed();
+        let reasons = state.reasons();
+        let failed = state.failed();
+        let host_ips = self.config.host_ips();
+        let mut current = state.status.lock();
+        let made = generate(&StatusInput {
+            pod: &pod,
+            previous: &current,
+            observed: &observed,
+            runtime_name: &self.runtime_name,
+            reasons: &reasons,
+            readiness: &self.probes,
+            host_ips: &host_ips,
+            terminal: state.is_terminal(),
+            failed: failed.as_ref(),
+            now: Timestamp::now(),
+        });
+        // The API may have something else than what was last made; the writer finds out.
+        let api_differs = pod
+            .status
+            .as_ref()
+            .is_none_or(|status| !statuses_equal(status, &made));
+        if api_differs || !statuses_equal(&current, &made) {
+            *current = Arc::new(made);
+            drop(current);
+            state.dirty.send_modify(|generation| *generation += 1);
+        }
+    }
+
+    /// A probe changed its mind.
+    pub fn probe_result_changed(&self, state: &Arc<PodState>, kind: ProbeKind, started_us: i64) {
+        if kind == ProbeKind::Readiness {
+            let work = marks::work_of(&state.pod());
+            work.push(
+                "readiness",
+                started_us,
+                (skiff_trace::now_us() - started_us).max(0),
+            );
+            state.set_work(work);
+        }
+        self.refresh_status(state);
+        if kind != ProbeKind::Readiness {
+            self.probes.wake_pod(&state.uid);
+            state.wake.notify_one();
+        }
+    }
+
+    pub fn allocatable(&self) -> crate::resources::ResourceList {
+        self.machine.allocatable(
+            self.config.max_pods,
+            self.config.reserved_cpu_milli,
+            self.config.reserved_memory,
+        )
+    }
+
+    pub fn node_facts(&self, pod_ips: &[String]) -> NodeFacts {
+        let allocatable = self.allocatable();
+        NodeFacts {
+            host_ips: self.config.host_ips(),
+            pod_ips: pod_ips.to_vec(),
+            allocatable_cpu_milli: allocatable.get("cpu").map_or(0, milli_value),
+            allocatable_memory: allocatable.get("memory").map_or(0, value),
+            allocatable_ephemeral_storage: allocatable.get("ephemeral-storage").map_or(0, value),
+        }
+    }
+
+    pub fn host_dns(&self) -> v1::DnsConfig {
+        parse_resolv_conf(&std::fs::read_to_string(&self.config.resolv_conf).unwrap_or_default())
+    }
+
+    pub async fn runtime_handler(&self, pod: &Pod) -> Result<String, String> {
+        let class = pod
+            .spec
+            .as_ref()
+            .and_then(|s| s.runtime_class_name.as_deref())
+            .unwrap_or_default();
+        if class.is_empty() {
+            return Ok(String::new());
+        }
+        let api: Api<RuntimeClass> = Api::all(self.client.clone());
+        match api.get_opt(class).await {
+            Ok(Some(found)) => Ok(found.handler),
+            Ok(None) => Err(format!("RuntimeClass {class:?} not found")),
+            Err(error) => Err(format!(
+                "failed to get RuntimeClass {class:?}: {}",
+                error_message(&error)
+            )),
+        }
+    }
+
+    /// Waits a while for the pod network; `false` if it does not come.
+    pub async fn wait_for_network(&self, pod: &Pod) -> bool {
+        let mut network = self.network.subscribe();
+        let Some(why) = network.borrow_and_update().clone() else {
+            return true;
+        };
+        self.recorder.event(
+            &pods::reference(pod),
+            "Warning",
+            "NetworkNotReady",
+            format!("network is not ready: {why}"),
+        );
+        tokio::time::timeout(NETWORK_PATIENCE, network.wait_for(Option::is_none))
+            .await
+            .is_ok_and(|r| r.is_ok())
+    }
+
+    fn follow_node(self: &Arc<Self>, node: &Informer<Node>) {
+        let kubelet = self.clone();
+        node.subscribe(move |change| {
+            let Change::Applied { new, .. } = change else {
+                return;
+            };
+            let Some(spec) = &new.spec else { return };
+            let cidrs = spec
+                .pod_cidrs
+                .clone()
+                .or_else(|| spec.pod_cidr.clone().map(|c| vec![c]))
+                .unwrap_or_default();
+            let kubelet = kubelet.clone();
+            tokio::spawn(async move { kubelet.configure_network(&cidrs).await });
+        });
+    }
+
+    /// Writes the CNI configuration for the pod CIDRs and has the runtime looked at again.
+    async fn configure_network(&self, cidrs: &[String]) {
+        if cidrs.is_empty() {
+            return;
+        }
+        {
+            let mut written = self.cni_written.lock();
+            if *written == cidrs {
+                return;
+            }
+            *written = cidrs.to_vec();
+        }
+        if let (Some(directory), Some(make)) = (&self.config.cni_conf_dir, &self.config.cni_config) {
+            let write = || -> std::io::Result<()> {
+                std::fs::create_dir_all(directory)?;
+                let temporary = directory.join(".10-skiff.conflist.tmp");
+                std::fs::write(&temporary, make(cidrs))?;
+                std::fs::rename(&temporary, directory.join("10-skiff.conflist"))
+            };
+            if let Err(error) = write() {
+                tracing::error!(%error, "cannot write the CNI configuration");
+                self.cni_written.lock().clear();
+                return;
+            }
+        }
+        if let Err(status) = self.runtime.set_pod_cidr(&cidrs.join(",")).await {
+            // Runtimes that read the CNI configuration alone do not need it.
+            tracing::debug!(
+                error = describe(&status),
+                "the runtime does not take the pod CIDR"
+            );
+        }
+        self.health_check.notify_one();
+    }
+
+    /// Asks the runtime how it is: often while something is missing, seldom when all is well.
+    async fn run_health(self: Arc<Self>) {
+        let mut retry = FIRST_RETRY;
+        loop {
+            let trouble = match self.runtime.status().await {
+                Ok(status) => {
+                    let trouble = runtime_trouble(status.status.as_ref());
+                    *self.runtime_status.lock() = Some(status);
+                    trouble
+                }
+                Err(_) => Some("container runtime is down".to_owned()),
+            };
+            let pause = if trouble.is_none() { HEALTH_PERIOD } else { retry };
+            retry = if trouble.is_none() {
+                FIRST_RETRY
+            } else {
+                (retry * 2).min(LAST_RETRY)
+            };
+            self.network.send_if_modified(|current| {
+                let news = *current != trouble;
+                *current = trouble;
+                news
+            });
+            tokio::select! {
+                () = self.shutdown.cancelled() => return,
+                () = self.health_check.notified() => retry = FIRST_RETRY,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+}
+
+/// What of the runtime keeps the node from being ready, in upstream's words.
+fn runtime_trouble(status: Option<&v1::RuntimeStatus>) -> Option<String> {
+    let condition = |name: &str| {
+        status
+            .into_iter()
+            .flat_map(|s| &s.conditions)
+            .find(|c| c.r#type == name)
+    };
+    for (name, subject) in [
+        ("RuntimeReady", "container runtime not ready"),
+        ("NetworkReady", "container runtime network not ready"),
+    ] {
+        match condition(name) {
+            Some(c) if c.status => {}
+            Some(c) => {
+                return Some(format!(
+                    "{subject}: {name}=false reason:{} message:{}",
+                    c.reason, c.message
+                ));
+            }
+            None => return Some(format!("{subject}: {name} condition is not reported")),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn troubles() {
+        let condition = |name: &str, status: bool| v1::RuntimeCondition {
+            r#type: name.into(),
+            status,
+            reason: "NetworkPluginNotReady".into(),
+            message: "cni plugin not initialized".into(),
+        };
+        let status = |network: bool| v1::RuntimeStatus {
+            conditions: vec![
+                condition("RuntimeReady", true),
+                condition("NetworkReady", network),
+            ],
+        };
+        assert_eq!(runtime_trouble(Some(&status(true))), None);
+        assert_eq!(
+            runtime_trouble(Some(&status(false))).as_deref(),
+            Some(
+                "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:cni plugin not initialized"
+            )
+        );
+    }
+}

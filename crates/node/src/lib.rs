@@ -1,0 +1,50 @@
+//! The kubelet: runs the pods that are bound to this node.
+//!
+//! It learns of pods through the API and reaches containers over CRI only. Per pod there is one worker
+//! ([`pod_worker`]) that observes the runtime, plans ([`plan`]) and acts ([`sync`]), and one status writer.
+//! It calls no other component, and a container outlives it: what runs when it starts is found again.
+
+mod backoff;
+mod cgroups;
+mod config;
+mod container_config;
+mod credentials;
+mod dns;
+mod durations;
+mod env;
+mod expansion;
+mod field_ref;
+mod hooks;
+mod hosts;
+mod housekeeping;
+mod image_name;
+mod images;
+mod kill;
+mod kubelet;
+mod lease;
+mod machine;
+mod marks;
+mod mounts;
+mod node_status;
+mod objects;
+mod observed;
+mod plan;
+mod pleg;
+mod pod_state;
+mod pod_worker;
+mod pods;
+mod probes;
+mod resources;
+mod runtime;
+mod sandbox_config;
+mod security;
+mod server;
+mod start;
+mod status;
+mod status_writer;
+mod sync;
+mod termination;
+mod volumes;
+
+pub use config::{CniConfig, NodeConfig};
+pub use kubelet::{Error, run};

@@ -1,0 +1,216 @@
+//! The machine as the node reports it: capacity, identity, versions.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::NodeSystemInfo;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+#[derive(Clone, Debug, Default)]
+pub struct Machine {
+    pub cpus: i64,
+    /// Bytes.
+    pub memory: i64,
+    pub ephemeral_storage: i64,
+    /// Page size in KiB to bytes of such pages.
+    pub huge_pages: Vec<(u64, i64)>,
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path)
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
+}
+
+impl Machine {
+    pub fn detect(data_dir: &Path) -> Self {
+        let cpus = count_cpus(&read("/sys/devices/system/cpu/online"))
+            .or_else(|| {
+                std::thread::available_parallelism()
+                    .ok()
+                    .and_then(|n| i64::try_from(n.get()).ok())
+            })
+            .unwrap_or(1);
+        let ephemeral_storage = rustix::fs::statvfs(data_dir)
+            .ok()
+            .and_then(|s| i64::try_from(s.f_blocks.saturating_mul(s.f_frsize)).ok())
+            .unwrap_or(0);
+        Machine {
+            cpus,
+            memory: memory_total(&read("/proc/meminfo")),
+            ephemeral_storage,
+            huge_pages: huge_pages(),
+        }
+    }
+
+    pub fn capacity(&self, max_pods: u32) -> BTreeMap<String, Quantity> {
+        let kib = |bytes: i64| Quantity(format!("{}Ki", bytes / 1024));
+        let mut list = BTreeMap::from([
+            ("cpu".to_owned(), Quantity(self.cpus.to_string())),
+            ("memory".to_owned(), kib(self.memory)),
+            ("ephemeral-storage".to_owned(), kib(self.ephemeral_storage)),
+            ("pods".to_owned(), Quantity(max_pods.to_string())),
+        ]);
+        for (size, bytes) in &self.huge_pages {
+            let amount = if *bytes == 0 {
+                "0".to_owned()
+            } else {
+                format!("{}Ki", bytes / 1024)
+            };
+            list.insert(format!("hugepages-{}", huge_page_name(*size)), Quantity(amount));
+        }
+        list
+    }
+
+    /// What is left for pods.
+    pub fn allocatable(
+        &self,
+        max_pods: u32,
+        reserved_cpu_milli: i64,
+        reserved_memory: i64,
+    ) -> BTreeMap<String, Quantity> {
+        let mut list = self.capacity(max_pods);
+        if reserved_cpu_milli > 0 {
+            list.insert(
+                "cpu".to_owned(),
+                Quantity(format!("{}m", (self.cpus * 1000 - reserved_cpu_milli).max(0))),
+            );
+        }
+        let huge: i64 = self.huge_pages.iter().map(|(_, bytes)| bytes).sum();
+        let memory = (self.memory - reserved_memory - huge).max(0);
+        list.insert("memory".to_owned(), Quantity(format!("{}Ki", memory / 1024)));
+        list
+    }
+}
+
+/// `0-3,6` is five.
+fn count_cpus(online: &str) -> Option<i64> {
+    let mut count = 0;
+    for range in online.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        count += last.trim().parse::<i64>().ok()? - first.trim().parse::<i64>().ok()? + 1;
+    }
+    Some(count)
+}
+
+fn memory_total(meminfo: &str) -> i64 {
+    meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<i64>().ok())
+        .map_or(0, |kib| kib * 1024)
+}
+
+/// Memory that processes could still have, for the summary.
+pub fn memory_available() -> i64 {
+    read("/proc/meminfo")
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<i64>().ok())
+        .map_or(0, |kib| kib * 1024)
+}
+
+fn huge_pages() -> Vec<(u64, i64)> {
+    let entries = std::fs::read_dir("/sys/kernel/mm/hugepages")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut pages: Vec<(u64, i64)> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let size: u64 = name
+                .strip_prefix("hugepages-")?
+                .strip_suffix("kB")?
+                .parse()
+                .ok()?;
+            let count: i64 = std::fs::read_to_string(entry.path().join("nr_hugepages"))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()?;
+            Some((size, count * i64::try_from(size).ok()? * 1024))
+        })
+        .collect();
+    pages.sort_unstable();
+    pages
+}
+
+fn huge_page_name(kib: u64) -> String {
+    if kib >= 1 << 20 {
+        format!("{}Gi", kib >> 20)
+    } else if kib >= 1 << 10 {
+        format!("{}Mi", kib >> 10)
+    } else {
+        format!("{kib}Ki")
+    }
+}
+
+pub fn system_info(runtime_version: String, kubelet_version: &str) -> NodeSystemInfo {
+    let os_release = read("/etc/os-release");
+    let os_image = os_release
+        .lines()
+        .find_map(|line| line.strip_prefix("PRETTY_NAME="))
+        .map_or_else(|| "Linux".to_owned(), |name| name.trim_matches('"').to_owned());
+    let uname = rustix::system::uname();
+    NodeSystemInfo {
+        architecture: architecture().to_owned(),
+        boot_id: read("/proc/sys/kernel/random/boot_id"),
+        container_runtime_version: runtime_version,
+        kernel_version: uname.release().to_string_lossy().into_owned(),
+        kubelet_version: kubelet_version.to_owned(),
+        kube_proxy_version: String::new(),
+        machine_id: read("/etc/machine-id"),
+        operating_system: "linux".to_owned(),
+        os_image,
+        swap: None,
+        system_uuid: Some(read("/sys/class/dmi/id/product_uuid"))
+            .filter(|u| !u.is_empty())
+            .unwrap_or_else(|| read("/etc/machine-id")),
+    }
+}
+
+/// Go's name of the architecture, which images are tagged by.
+pub fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        "powerpc64" => "ppc64le",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parsing() {
+        assert_eq!(count_cpus("0-3,6"), Some(5));
+        assert_eq!(count_cpus("0"), Some(1));
+        assert_eq!(count_cpus(""), None);
+        assert_eq!(
+            memory_total("MemTotal:       16384256 kB\nMemFree: 1 kB\n"),
+            16_384_256 * 1024
+        );
+        assert_eq!(huge_page_name(2048), "2Mi");
+        assert_eq!(huge_page_name(1 << 20), "1Gi");
+    }
+
+    #[test]
+    fn what_is_left() {
+        let machine = Machine {
+            cpus: 2,
+            memory: 1 << 30,
+            ephemeral_storage: 1 << 40,
+            huge_pages: vec![],
+        };
+        assert_eq!(machine.capacity(110)["memory"].0, "1048576Ki");
+        let left = machine.allocatable(110, 500, 1 << 20);
+        assert_eq!(
+            (left["cpu"].0.as_str(), left["memory"].0.as_str()),
+            ("1500m", "1047552Ki")
+        );
+    }
+}

@@ -1,0 +1,29 @@
+//! The node's marks for the trace: each wake-up of a pod worker is one piece of work, whose stages ride on
+//! the next status write. The only file that names the trace crate.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use skiff_trace::{Cause, Work};
+
+pub use skiff_trace::stage;
+
+/// Work that this version of the pod woke.
+pub fn work_of(pod: &Pod) -> Arc<Work> {
+    Work::new(Some(Cause {
+        resource: "pods".to_owned(),
+        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        version: pod.metadata.resource_version.clone().unwrap_or_default(),
+    }))
+}
+
+pub async fn scope<F: Future>(work: Arc<Work>, future: F) -> F::Output {
+    skiff_trace::scope(work, future).await
+}
+
+/// The work around the caller, to be handed to another task.
+pub fn current() -> Option<Arc<Work>> {
+    Work::current()
+}

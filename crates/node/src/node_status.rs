@@ -1,0 +1,425 @@
+//! The node object: registration, status and conditions. Written when something changes, and every five
+//! minutes to show that somebody still writes; the lease is the heartbeat.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{
+    ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeFeatures,
+    NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeSpec, NodeStatus, ObjectReference,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::json;
+use skiff_client::ErrorExt;
+use skiff_cri::v1;
+
+use crate::kubelet::Kubelet;
+use crate::machine;
+use crate::objects::error_message;
+use crate::status::whole_seconds;
+
+const UPDATE_PERIOD: Duration = Duration::from_secs(10);
+const REPORT_PERIOD: Duration = Duration::from_secs(300);
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+const LAST_RETRY: Duration = Duration::from_secs(7);
+const MAX_IMAGES: usize = 50;
+const MAX_NAMES_PER_IMAGE: usize = 5;
+
+/// Upstream refers to the node by its name even in the uid, so that events of one boot find each other.
+pub fn node_reference(name: &str) -> ObjectReference {
+    ObjectReference {
+        kind: Some("Node".to_owned()),
+        name: Some(name.to_owned()),
+        uid: Some(name.to_owned()),
+        ..Default::default()
+    }
+}
+
+/// Conditions in upstream's order; Ready is the last.
+pub fn conditions(not_ready: Option<&str>, previous: &[NodeCondition], now: Timestamp) -> Vec<NodeCondition> {
+    let (ready, reason, message) = match not_ready {
+        None => ("True", "KubeletReady", "kubelet is posting ready status"),
+        Some(why) => ("False", "KubeletNotReady", why),
+    };
+    [
+        (
+            "MemoryPressure",
+            "False",
+            "KubeletHasSufficientMemory",
+            "kubelet has sufficient memory available",
+        ),
+        (
+            "DiskPressure",
+            "False",
+            "KubeletHasNoDiskPressure",
+            "kubelet has no disk pressure",
+        ),
+        (
+            "PIDPressure",
+            "False",
+            "KubeletHasSufficientPID",
+            "kubelet has sufficient PID available",
+        ),
+        ("Ready", ready, reason, message),
+    ]
+    .into_iter()
+    .map(|(type_, status, reason, message)| {
+        let before = previous.iter().find(|c| c.type_ == type_ && c.status == status);
+        NodeCondition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: Some(reason.to_owned()),
+            message: Some(message.to_owned()),
+            last_heartbeat_time: Some(whole_seconds(now)),
+            last_transition_time: before
+                .and_then(|c| c.last_transition_time.clone())
+                .or_else(|| Some(whole_seconds(now))),
+        }
+    })
+    .collect()
+}
+
+/// The largest images first, as the scheduler wants to know what is costly to fetch.
+fn image_list(images: Vec<v1::Image>) -> Vec<ContainerImage> {
+    let mut images = images;
+    images.sort_by(|a, b| b.size.cmp(&a.size).then_with(|| a.id.cmp(&b.id)));
+    images.truncate(MAX_IMAGES);
+    images
+        .into_iter()
+        .map(|image| {
+            let names: Vec<String> = image
+                .repo_digests
+                .into_iter()
+                .chain(image.repo_tags)
+                .take(MAX_NAMES_PER_IMAGE)
+                .collect();
+            ContainerImage {
+                names: Some(names),
+                size_bytes: i64::try_from(image.size).ok(),
+            }
+        })
+        .collect()
+}
+
+/// The same but for heartbeats.
+fn same(a: &NodeStatus, b: &NodeStatus) -> bool {
+    let still = |status: &NodeStatus| {
+        let mut status = status.clone();
+        for condition in status.conditions.iter_mut().flatten() {
+            condition.last_heartbeat_time = None;
+        }
+        status
+    };
+    still(a) == still(b)
+}
+
+impl Kubelet {
+    pub async fn run_node_status(self: Arc<Self>) {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let mut images = self.runtime.images().await.map(image_list).unwrap_or_default();
+        let mut last = self.node_status(None, images.clone());
+        let Some(mut known) = self.register(&api, &last).await else {
+            return;
+        };
+        // The object that was there before may say something else; then it is corrected below.
+        let mut reported = known.status.clone().unwrap_or_default();
+        let mut reported_at = Instant::now();
+        let mut retry = FIRST_RETRY;
+        let mut network = self.network.subscribe();
+        let mut ticks = 0u32;
+        loop {
+            let previous = reported.conditions.clone().unwrap_or_default();
+            last = self.node_status(Some(&previous), images.clone());
+            last.volumes_attached = reported.volumes_attached.clone();
+            last.volumes_in_use = reported.volumes_in_use.clone();
+            let due = reported_at.elapsed() >= REPORT_PERIOD;
+            if due || !same(&last, &reported) {
+                match self.patch_status(&api, &last).await {
+                    Ok(node) => {
+                        self.tell_readiness(&previous, &last);
+                        known = node;
+                        reported = known.status.clone().unwrap_or_default();
+                        // What the API adds or leaves out must not look like a change of ours.
+                        reported = NodeStatus {
+                            conditions: last.conditions.clone(),
+                            ..merge_own(reported, &last)
+                        };
+                        reported_at = Instant::now();
+                        retry = FIRST_RETRY;
+                        continue;
+                    }
+                    Err(error) if error.is_not_found() => match self.register(&api, &last).await {
+                        Some(node) => {
+                            reported = node.status.clone().unwrap_or_default();
+                            continue;
+                        }
+                        None => return,
+                    },
+                    Err(error) => {
+                        tracing::warn!(
+                            error = error_message(&error),
+                            "cannot write the node's status; trying again"
+                        );
+                        if !self.pause(retry).await {
+                            return;
+                        }
+                        retry = (retry * 2).min(LAST_RETRY);
+                        continue;
+                    }
+                }
+            }
+            tokio::select! {
+                () = self.shutdown.cancelled() => return,
+                _ = network.changed() => {}
+                () = tokio::time::sleep(UPDATE_PERIOD) => {
+                    ticks += 1;
+                    if ticks % 3 == 0 && let Ok(list) = self.runtime.images().await {
+                        images = image_list(list);
+                    }
+                }
+            }
+        }
+    }
+
+    fn tell_readiness(&self, before: &[NodeCondition], after: &NodeStatus) {
+        let ready = |conditions: &[NodeCondition]| {
+            conditions
+                .iter()
+                .find(|c| c.type_ == "Ready")
+                .map(|c| c.status == "True")
+        };
+        let now = ready(after.conditions.as_deref().unwrap_or_default());
+        if ready(before) != now {
+            let word = if now == Some(true) {
+                "NodeReady"
+            } else {
+                "NodeNotReady"
+            };
+            let name = &self.config.node_name;
+            self.recorder.event(
+                &node_reference(name),
+                "Normal",
+                word,
+                format!("Node {name} status is now: {word}"),
+            );
+        }
+    }
+
+    async fn pause(&self, time: Duration) -> bool {
+        tokio::select! {
+            () = self.shutdown.cancelled() => false,
+            () = tokio::time::sleep(time) => true,
+        }
+    }
+
+    fn node_status(&self, previous: Option<&[NodeCondition]>, images: Vec<ContainerImage>) -> NodeStatus {
+        let config = &self.config;
+        let not_ready = self.network.borrow().clone();
+        let mut addresses: Vec<NodeAddress> = config
+            .host_ips()
+            .into_iter()
+            .map(|address| NodeAddress {
+                type_: "InternalIP".to_owned(),
+                address,
+            })
+            .collect();
+        addresses.push(NodeAddress {
+            type_: "Hostname".to_owned(),
+            address: config.node_name.clone(),
+        });
+        let (handlers, features) = self.runtime_features();
+        NodeStatus {
+            capacity: Some(self.machine.capacity(config.max_pods)),
+            allocatable: Some(self.allocatable()),
+            conditions: Some(conditions(
+                not_ready.as_deref(),
+                previous.unwrap_or_default(),
+                Timestamp::now(),
+            )),
+            addresses: Some(addresses),
+            daemon_endpoints: Some(NodeDaemonEndpoints {
+                kubelet_endpoint: Some(DaemonEndpoint {
+                    port: i32::from(self.server_port),
+                }),
+            }),
+            node_info: Some(machine::system_info(
+                self.runtime_version.clone(),
+                &config.kubelet_version,
+            )),
+            images: (!images.is_empty()).then_some(images),
+            runtime_handlers: (!handlers.is_empty()).then_some(handlers),
+            features,
+            ..Default::default()
+        }
+    }
+
+    fn runtime_features(&self) -> (Vec<NodeRuntimeHandler>, Option<NodeFeatures>) {
+        let Some(status) = self.runtime_status.lock().clone() else {
+            return (Vec::new(), None);
+        };
+        let handlers = status
+            .runtime_handlers
+            .into_iter()
+            .map(|handler| NodeRuntimeHandler {
+                name: Some(handler.name),
+                features: handler.features.map(|f| NodeRuntimeHandlerFeatures {
+                    recursive_read_only_mounts: Some(f.recursive_read_only_mounts),
+                    user_namespaces: Some(f.user_namespaces),
+                }),
+            })
+            .collect();
+        let features = status.features.map(|f| NodeFeatures {
+            supplemental_groups_policy: Some(f.supplemental_groups_policy),
+        });
+        (handlers, features)
+    }
+
+    fn labels(&self) -> BTreeMap<String, String> {
+        let architecture = machine::architecture();
+        let mut labels: BTreeMap<String, String> = [
+            ("beta.kubernetes.io/arch", architecture),
+            ("beta.kubernetes.io/os", "linux"),
+            ("kubernetes.io/arch", architecture),
+            ("kubernetes.io/hostname", &self.config.node_name),
+            ("kubernetes.io/os", "linux"),
+        ]
+        .into_iter()
+        .map(|(k, v)| (k.to_owned(), v.to_owned()))
+        .collect();
+        labels.extend(self.config.node_labels.iter().cloned());
+        labels
+    }
+
+    /// Creates the node object or takes over the one that is there. `None` only at shutdown.
+    async fn register(&self, api: &Api<Node>, status: &NodeStatus) -> Option<Node> {
+        let taints = self.config.register_taints.clone();
+        let node = Node {
+            metadata: ObjectMeta {
+                name: Some(self.config.node_name.clone()),
+                labels: Some(self.labels()),
+                annotations: Some(BTreeMap::from([(
+                    "volumes.kubernetes.io/controller-managed-attach-detach".to_owned(),
+                    "true".to_owned(),
+                )])),
+                ..Default::default()
+            },
+            spec: Some(NodeSpec {
+                taints: (!taints.is_empty()).then_some(taints),
+                pod_cidr: self.config.pod_cidrs.first().cloned(),
+                pod_cidrs: (!self.config.pod_cidrs.is_empty()).then(|| self.config.pod_cidrs.clone()),
+                ..Default::default()
+            }),
+            status: Some(status.clone()),
+        };
+        let mut retry = FIRST_RETRY;
+        loop {
+            let result = match api.create(&PostParams::default(), &node).await {
+                Err(error) if error.is_already_exists() => {
+                    // Labels this kubelet owns are brought up to date; the rest belongs to others.
+                    let patch = json!({"metadata": {"labels": self.labels()}});
+                    api.patch(
+                        &self.config.node_name,
+                        &PatchParams::default(),
+                        &Patch::Strategic(patch),
+                    )
+                    .await
+                }
+                other => other,
+            };
+            match result {
+                Ok(node) => return Some(node),
+                Err(error) => {
+                    tracing::warn!(
+                        error = error_message(&error),
+                        "cannot register the node; trying again"
+                    );
+                    if !self.pause(retry).await {
+                        return None;
+                    }
+                    retry = (retry * 2).min(LAST_RETRY);
+                }
+            }
+        }
+    }
+
+    async fn patch_status(&self, api: &Api<Node>, status: &NodeStatus) -> Result<Node, kube::Error> {
+        let mut body = serde_json::to_value(status).map_err(kube::Error::SerdeError)?;
+        // Addresses merge by type, which would keep one of each kind only, and old ones for ever.
+        if let Some(addresses) = body
+            .get_mut("addresses")
+            .and_then(serde_json::Value::as_array_mut)
+        {
+            addresses.push(json!({"$patch": "replace"}));
+        }
+        api.patch_status(
+            &self.config.node_name,
+            &PatchParams::default(),
+            &Patch::Strategic(json!({"status": body})),
+        )
+        .await
+    }
+}
+
+/// What the node itself says, over what the API has for the fields of others.
+fn merge_own(theirs: NodeStatus, own: &NodeStatus) -> NodeStatus {
+    NodeStatus {
+        volumes_attached: theirs.volumes_attached,
+        volumes_in_use: theirs.volumes_in_use,
+        ..own.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_keep_their_transition_times() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let first = conditions(Some("container runtime network not ready"), &[], at(100));
+        let ready = first.last().unwrap();
+        assert_eq!(
+            (
+                ready.type_.as_str(),
+                ready.status.as_str(),
+                ready.reason.as_deref()
+            ),
+            ("Ready", "False", Some("KubeletNotReady"))
+        );
+        let second = conditions(None, &first, at(200));
+        let transition = |list: &[NodeCondition], type_: &str| {
+            list.iter()
+                .find(|c| c.type_ == type_)
+                .unwrap()
+                .last_transition_time
+                .as_ref()
+                .unwrap()
+                .0
+                .as_second()
+        };
+        assert_eq!(transition(&second, "Ready"), 200);
+        assert_eq!(transition(&second, "DiskPressure"), 100);
+        assert_eq!(
+            second.last().unwrap().message.as_deref(),
+            Some("kubelet is posting ready status")
+        );
+    }
+
+    #[test]
+    fn images_are_bounded() {
+        let images = (0..60)
+            .map(|n| v1::Image {
+                id: n.to_string(),
+                size: n,
+                repo_tags: vec![format!("i:{n}")],
+                ..Default::default()
+            })
+            .collect();
+        let list = image_list(images);
+        assert_eq!((list.len(), list[0].size_bytes), (50, Some(59)));
+    }
+}

@@ -1,0 +1,78 @@
+//! The objects a pod refers to, fetched through the API one by one: the node may read only what its own
+//! pods name, so there is nothing to list.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, ServiceAccount};
+use kube::api::PostParams;
+use kube::{Api, Client};
+
+/// `Ok(None)` is "there is no such object"; the error is a sentence for the user.
+#[async_trait]
+pub trait Objects: Send + Sync {
+    async fn config_map(&self, namespace: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String>;
+    async fn secret(&self, namespace: &str, name: &str) -> Result<Option<Arc<Secret>>, String>;
+    async fn token(
+        &self,
+        namespace: &str,
+        service_account: &str,
+        request: TokenRequest,
+    ) -> Result<TokenRequest, String>;
+}
+
+pub struct ApiObjects {
+    client: Client,
+}
+
+impl ApiObjects {
+    pub fn new(client: Client) -> Self {
+        ApiObjects { client }
+    }
+}
+
+/// The API's own sentence where there is one.
+pub fn error_message(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn found<T>(result: Result<Option<T>, kube::Error>) -> Result<Option<Arc<T>>, String> {
+    result
+        .map(|object| object.map(Arc::new))
+        .map_err(|error| error_message(&error))
+}
+
+#[async_trait]
+impl Objects for ApiObjects {
+    async fn config_map(&self, namespace: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
+        found(
+            Api::namespaced(self.client.clone(), namespace)
+                .get_opt(name)
+                .await,
+        )
+    }
+
+    async fn secret(&self, namespace: &str, name: &str) -> Result<Option<Arc<Secret>>, String> {
+        found(
+            Api::namespaced(self.client.clone(), namespace)
+                .get_opt(name)
+                .await,
+        )
+    }
+
+    async fn token(
+        &self,
+        namespace: &str,
+        service_account: &str,
+        request: TokenRequest,
+    ) -> Result<TokenRequest, String> {
+        let api: Api<ServiceAccount> = Api::namespaced(self.client.clone(), namespace);
+        api.create_subresource("token", service_account, &PostParams::default(), &request)
+            .await
+            .map_err(|e| error_message(&e))
+    }
+}

@@ -1,0 +1,177 @@
+//! What the node holds of one pod: the object, what the runtime last showed, and the status made of both.
+//! Shared by the pod's worker, its probes, its status writer and the server.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use parking_lot::{Mutex, RwLock};
+use skiff_trace::Work;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::observed::ObservedPod;
+use crate::pods;
+use crate::status::WaitingReason;
+
+pub struct PodState {
+    pub uid: String,
+    /// The newest version seen.
+    pod: watch::Sender<Arc<Pod>>,
+    observed: RwLock<Arc<ObservedPod>>,
+    /// The last status made. Held while the next one is made, so that two makers cannot cross; before
+    /// `reasons` and `failed` in lock order.
+    pub(crate) status: Mutex<Arc<PodStatus>>,
+    /// Why containers wait, by name.
+    reasons: Mutex<HashMap<String, WaitingReason>>,
+    /// An end the kubelet decided.
+    failed: Mutex<Option<WaitingReason>>,
+    /// Nothing of this pod will be started any more.
+    terminal: AtomicBool,
+    /// The API has no such pod any more.
+    gone: AtomicBool,
+    /// The runtime may have something of this pod; if not, there is no need to ask.
+    in_runtime: AtomicBool,
+    /// Ends whatever the worker does for a pod that shall live.
+    pub terminate: CancellationToken,
+    /// Wakes the worker.
+    pub wake: Notify,
+    /// Counts statuses made; the writer follows.
+    pub(crate) dirty: watch::Sender<u64>,
+    /// Counts statuses written; `u64::MAX` when there is nobody to write to any more.
+    pub(crate) written: watch::Sender<u64>,
+    work: RwLock<Option<Arc<Work>>>,
+}
+
+impl PodState {
+    pub fn new(pod: Arc<Pod>, in_runtime: bool) -> Arc<Self> {
+        let status = pod.status.clone().unwrap_or_default();
+        let state = PodState {
+            uid: pods::uid(&pod).to_owned(),
+            observed: RwLock::default(),
+            status: Mutex::new(Arc::new(status)),
+            reasons: Mutex::default(),
+            failed: Mutex::default(),
+            terminal: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            in_runtime: AtomicBool::new(in_runtime),
+            terminate: CancellationToken::new(),
+            wake: Notify::new(),
+            dirty: watch::Sender::new(0),
+            written: watch::Sender::new(0),
+            work: RwLock::default(),
+            pod: watch::Sender::new(pod.clone()),
+        };
+        state.update(pod);
+        Arc::new(state)
+    }
+
+    pub fn pod(&self) -> Arc<Pod> {
+        self.pod.borrow().clone()
+    }
+
+    pub fn update(&self, pod: Arc<Pod>) {
+        if pod.metadata.deletion_timestamp.is_some() {
+            self.terminate.cancel();
+        }
+        self.pod.send_replace(pod);
+        self.wake.notify_one();
+    }
+
+    /// The API has forgotten the pod; `last` is how it last looked.
+    pub fn set_gone(&self, last: Arc<Pod>) {
+        self.gone.store(true, Ordering::SeqCst);
+        self.terminate.cancel();
+        self.update(last);
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
+    }
+
+    pub fn is_deleted(&self) -> bool {
+        self.is_gone() || self.pod.borrow().metadata.deletion_timestamp.is_some()
+    }
+
+    /// Waits until the pod is given less time than `grace` to end.
+    pub async fn grace_shortened(&self, grace: i64) {
+        let mut versions = self.pod.subscribe();
+        if versions
+            .wait_for(|pod| pods::grace_period(pod) < grace)
+            .await
+            .is_err()
+        {
+            std::future::pending().await
+        }
+    }
+
+    pub fn observed(&self) -> Arc<ObservedPod> {
+        self.observed.read().clone()
+    }
+
+    /// Returns whether that was news.
+    pub fn set_observed(&self, observed: ObservedPod) -> bool {
+        let mut current = self.observed.write();
+        let news = **current != observed;
+        if news {
+            *current = Arc::new(observed);
+        }
+        news
+    }
+
+    pub fn status(&self) -> Arc<PodStatus> {
+        self.status.lock().clone()
+    }
+
+    pub fn reasons(&self) -> HashMap<String, WaitingReason> {
+        self.reasons.lock().clone()
+    }
+
+    pub fn set_reason(&self, container: &str, reason: Option<WaitingReason>) {
+        let mut reasons = self.reasons.lock();
+        match reason {
+            Some(reason) => {
+                reasons.insert(container.to_owned(), reason);
+            }
+            None => {
+                reasons.remove(container);
+            }
+        }
+    }
+
+    pub fn failed(&self) -> Option<WaitingReason> {
+        self.failed.lock().clone()
+    }
+
+    pub fn fail(&self, reason: &str, message: String) {
+        *self.failed.lock() = Some(WaitingReason {
+            reason: reason.to_owned(),
+            message,
+        });
+    }
+
+    pub fn is_terminal(&self) -> bool {
+        self.terminal.load(Ordering::SeqCst)
+    }
+
+    pub fn set_terminal(&self) {
+        self.terminal.store(true, Ordering::SeqCst);
+    }
+
+    pub fn may_be_in_runtime(&self) -> bool {
+        self.in_runtime.load(Ordering::SeqCst)
+    }
+
+    pub fn set_in_runtime(&self) {
+        self.in_runtime.store(true, Ordering::SeqCst);
+    }
+
+    pub fn work(&self) -> Option<Arc<Work>> {
+        self.work.read().clone()
+    }
+
+    pub fn set_work(&self, work: Arc<Work>) {
+        *self.work.write() = Some(work);
+    }
+}

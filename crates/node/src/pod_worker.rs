@@ -1,0 +1,321 @@
+//! One task a pod, from its first sight to the last trace of it: sync while it shall live, end it when it
+//! shall not, clean up, and confirm the end to the API.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{DeleteParams, Preconditions};
+use skiff_client::ErrorExt;
+
+use crate::kubelet::Kubelet;
+use crate::marks;
+use crate::pod_state::PodState;
+use crate::pods;
+use crate::runtime::pod_log_dir;
+use crate::status::is_terminal;
+use crate::status_writer;
+use crate::sync::Pass;
+
+/// How often a settled pod is looked at anyway: its volumes follow their sources at this pace.
+const RESYNC: Duration = Duration::from_secs(60);
+const FIRST_RETRY: Duration = Duration::from_millis(500);
+const LAST_RETRY: Duration = Duration::from_secs(10);
+
+/// Where the worker is in the life of its pod.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Living,
+    Ending,
+    /// Nothing runs any more and nothing is mounted; the object may still be there.
+    Ended,
+}
+
+enum Next {
+    Wait(Duration),
+    Again,
+    Done,
+}
+
+pub struct PodWorker {
+    kubelet: Arc<Kubelet>,
+    state: Arc<PodState>,
+    stage: Stage,
+    retry: Duration,
+}
+
+impl PodWorker {
+    pub fn new(kubelet: Arc<Kubelet>, state: Arc<PodState>) -> Self {
+        PodWorker {
+            kubelet,
+            state,
+            stage: Stage::Living,
+            retry: FIRST_RETRY,
+        }
+    }
+
+    pub async fn run(mut self) {
+        let writer_stop = self.kubelet.shutdown.child_token();
+        let writer = tokio::spawn(status_writer::run(
+            self.kubelet.clone(),
+            self.state.clone(),
+            writer_stop.clone(),
+        ));
+        loop {
+            let work = marks::work_of(&self.state.pod());
+            self.state.set_work(work.clone());
+            let shutdown = self.kubelet.shutdown.clone();
+            let pass = std::panic::AssertUnwindSafe(marks::scope(work, self.pass())).catch_unwind();
+            let next = tokio::select! {
+                // The pod stays as it is; whoever comes next finds it.
+                () = shutdown.cancelled() => break,
+                next = pass => next.unwrap_or_else(|_| {
+                    tracing::error!(uid = self.state.uid, "a pass over a pod panicked");
+                    Next::Wait(LAST_RETRY)
+                }),
+            };
+            match next {
+                Next::Again => {}
+                Next::Done => break,
+                Next::Wait(pause) => {
+                    tokio::select! {
+                        () = shutdown.cancelled() => break,
+                        () = self.state.wake.notified() => {}
+                        () = tokio::time::sleep(pause) => {}
+                    }
+                }
+            }
+        }
+        writer_stop.cancel();
+        let _ = writer.await;
+    }
+
+    async fn pass(&mut self) -> Next {
+        if self.stage == Stage::Living && self.shall_end() {
+            self.stage = Stage::Ending;
+        }
+        match self.stage {
+            Stage::Living => self.live().await,
+            Stage::Ending => self.end().await,
+            Stage::Ended => self.confirm().await,
+        }
+    }
+
+    fn shall_end(&self) -> bool {
+        let pod = self.state.pod();
+        self.state.is_deleted() || self.state.failed().is_some() || is_terminal(pod.status.as_ref())
+    }
+
+    async fn live(&mut self) -> Next {
+        let pod = self.state.pod();
+        let deadline = deadline_in(&pod, &self.state);
+        if deadline == Some(Duration::ZERO) {
+            let message = "Pod was active on the node longer than the specified deadline".to_owned();
+            self.kubelet.recorder.event(
+                &pods::reference(&pod),
+                "Normal",
+                "DeadlineExceeded",
+                message.clone(),
+            );
+            self.state.fail("DeadlineExceeded", message);
+            return Next::Again;
+        }
+        let terminate = self.state.terminate.clone();
+        let pass = tokio::select! {
+            () = terminate.cancelled() => return Next::Again,
+            pass = self.kubelet.sync_pod(&self.state) => pass,
+        };
+        let pause = match pass {
+            Pass::Finished => {
+                self.stage = Stage::Ending;
+                return Next::Again;
+            }
+            Pass::Settled => {
+                self.retry = FIRST_RETRY;
+                self.kubelet.prune_containers(&self.state).await;
+                // Not all pods of a node in the same second.
+                RESYNC.mul_f64(0.9 + 0.2 * rand::random::<f64>())
+            }
+            Pass::Retry(after) => {
+                self.kubelet.prune_containers(&self.state).await;
+                after
+            }
+            Pass::Failed => {
+                let pause = self.retry;
+                self.retry = (self.retry * 2).min(LAST_RETRY);
+                pause
+            }
+        };
+        Next::Wait(deadline.map_or(pause, |d| pause.min(d)))
+    }
+
+    async fn end(&mut self) -> Next {
+        let kubelet = &self.kubelet;
+        let state = &self.state;
+        kubelet.probes.stop_liveness_and_startup(&state.uid);
+        if kubelet.observe(state).await.is_err() {
+            return Next::Wait(self.retry());
+        }
+        // Readiness goes before the first signal: no new traffic for what is about to end.
+        kubelet.refresh_status(state);
+        let pod = state.pod();
+        let observed = state.observed();
+        if observed.is_anything_running() {
+            let grace = pods::grace_period(&pod);
+            let killed = tokio::select! {
+                killed = kubelet.kill_pod(&pod, &observed, state.is_gone().then_some(grace)) => killed,
+                () = state.grace_shortened(grace) => return Next::Again,
+            };
+            if let Err(error) = killed {
+                let message = format!("error killing pod: {error}");
+                kubelet
+                    .recorder
+                    .event(&pods::reference(&pod), "Warning", "FailedKillPod", message);
+                return Next::Wait(self.retry());
+            }
+            match kubelet.observe(state).await {
+                Ok(()) if !state.observed().is_anything_running() => {}
+                _ => return Next::Wait(self.retry()),
+            }
+        }
+        kubelet.probes.remove_pod(&state.uid);
+        state.set_terminal();
+        kubelet.refresh_status(state);
+        if let Err(error) = kubelet.volumes.tear_down(&state.uid).await {
+            tracing::warn!(pod = %pods::full_name(&pod), %error, "cannot take away the volumes of a pod");
+            return Next::Wait(self.retry());
+        }
+        if let Err(error) = kubelet.cgroups.remove_pod(&state.uid) {
+            // Processes that were just killed may linger for a moment.
+            tracing::debug!(pod = %pods::full_name(&pod), %error, "the cgroup of a pod is still in use");
+            return Next::Wait(Duration::from_millis(20).max(self.retry() / 25));
+        }
+        self.retry = FIRST_RETRY;
+        self.stage = Stage::Ended;
+        Next::Again
+    }
+
+    /// The object goes only when nothing of the pod is left that could still act in its name.
+    async fn confirm(&mut self) -> Next {
+        let state = &self.state;
+        if !state.is_deleted() {
+            self.kubelet.refresh_status(state);
+            // Its logs stay readable until it is deleted.
+            return Next::Wait(RESYNC * 60);
+        }
+        let pod = state.pod();
+        if !state.is_gone() {
+            status_writer::flush(state).await;
+            let api: Api<Pod> = Api::namespaced(self.kubelet.client.clone(), pods::namespace(&pod));
+            let parameters = DeleteParams {
+                grace_period_seconds: Some(0),
+                preconditions: Some(Preconditions {
+                    uid: pod.metadata.uid.clone(),
+                    resource_version: None,
+                }),
+                ..Default::default()
+            };
+            match api.delete(pods::name(&pod), &parameters).await {
+                Ok(_) => {}
+                Err(error) if error.is_not_found() || error.is_conflict() => {}
+                Err(error) => {
+                    tracing::warn!(pod = %pods::full_name(&pod), %error, "cannot confirm the end of a pod; trying again");
+                    return Next::Wait(self.retry());
+                }
+            }
+        }
+        if let Err(error) = self
+            .kubelet
+            .remove_traces(&state.uid, pods::namespace(&pod), pods::name(&pod))
+            .await
+        {
+            tracing::warn!(pod = %pods::full_name(&pod), error, "cannot remove what is left of a pod");
+            return Next::Wait(self.retry());
+        }
+        self.kubelet.forget_pod(&state.uid);
+        Next::Done
+    }
+
+    fn retry(&mut self) -> Duration {
+        let pause = self.retry;
+        self.retry = (self.retry * 2).min(LAST_RETRY);
+        pause
+    }
+}
+
+/// How long the pod may still run by its active deadline.
+fn deadline_in(pod: &Pod, state: &PodState) -> Option<Duration> {
+    let allowed = pod.spec.as_ref()?.active_deadline_seconds?;
+    let started = state.status().start_time.clone()?;
+    let left = started.0.as_second() + allowed - Timestamp::now().as_second();
+    Some(Duration::from_secs(u64::try_from(left).unwrap_or(0)))
+}
+
+impl Kubelet {
+    /// Removes containers, sandboxes, logs and directories of a pod that has ended.
+    pub async fn remove_traces(&self, uid: &str, namespace: &str, name: &str) -> Result<(), String> {
+        let describe = |status: skiff_cri::Status| crate::images::describe(&status);
+        let observed = self.runtime.observe(uid).await.map_err(describe)?;
+        for container in &observed.containers {
+            self.runtime
+                .remove_container(&container.id)
+                .await
+                .map_err(describe)?;
+        }
+        for sandbox in &observed.sandboxes {
+            self.runtime.stop_sandbox(&sandbox.id).await.map_err(describe)?;
+            self.runtime.remove_sandbox(&sandbox.id).await.map_err(describe)?;
+        }
+        self.volumes.tear_down(uid).await.map_err(|e| e.to_string())?;
+        self.volumes
+            .remove_pod_dir(uid)
+            .await
+            .map_err(|e| e.to_string())?;
+        if !name.is_empty() {
+            let logs = pod_log_dir(&self.config.log_dir, namespace, name, uid);
+            match std::fs::remove_dir_all(&logs) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.to_string()),
+                _ => {}
+            }
+        }
+        self.cgroups.remove_pod(uid).map_err(|e| e.to_string())
+    }
+
+    /// Keeps the newest instance of each container and the one before it; older ones are of no use.
+    pub async fn prune_containers(&self, state: &PodState) {
+        let observed = state.observed();
+        let mut seen: std::collections::HashMap<&str, usize> = std::collections::HashMap::new();
+        for container in &observed.containers {
+            let count = seen.entry(&container.name).or_default();
+            *count += 1;
+            if *count > 2 && container.state == crate::observed::ContainerState::Exited {
+                if let Err(status) = self.runtime.remove_container(&container.id).await {
+                    tracing::debug!(
+                        error = crate::images::describe(&status),
+                        "cannot remove an old container"
+                    );
+                } else {
+                    let _ = std::fs::remove_file(&container.log_path);
+                }
+            }
+        }
+        // An old sandbox takes its containers along, so it stays while one of them is still of use.
+        let in_use = |id: &str| observed.containers.iter().any(|c| c.sandbox_id == id);
+        for sandbox in observed
+            .sandboxes
+            .iter()
+            .skip(1)
+            .filter(|s| !s.ready && !in_use(&s.id))
+        {
+            if let Err(status) = self.runtime.remove_sandbox(&sandbox.id).await {
+                tracing::debug!(
+                    error = crate::images::describe(&status),
+                    "cannot remove an old sandbox"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Small questions about a pod object that many files ask. Pure.
+
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, ObjectReference, Pod};
+
+pub fn uid(pod: &Pod) -> &str {
+    pod.metadata.uid.as_deref().unwrap_or_default()
+}
+
+pub fn name(pod: &Pod) -> &str {
+    pod.metadata.name.as_deref().unwrap_or_default()
+}
+
+pub fn namespace(pod: &Pod) -> &str {
+    pod.metadata.namespace.as_deref().unwrap_or_default()
+}
+
+/// `name_namespace(uid)`, as messages to users name a pod.
+pub fn full_name(pod: &Pod) -> String {
+    format!("{}_{}({})", name(pod), namespace(pod), uid(pod))
+}
+
+pub fn is_host_network(pod: &Pod) -> bool {
+    pod.spec.as_ref().and_then(|s| s.host_network) == Some(true)
+}
+
+/// An ephemeral container is a container with fewer promises; the fields are the same.
+pub fn ephemeral_as_container(ephemeral: &EphemeralContainer) -> Container {
+    let e = ephemeral.clone();
+    Container {
+        args: e.args,
+        command: e.command,
+        env: e.env,
+        env_from: e.env_from,
+        image: e.image,
+        image_pull_policy: e.image_pull_policy,
+        lifecycle: e.lifecycle,
+        liveness_probe: e.liveness_probe,
+        name: e.name,
+        ports: e.ports,
+        readiness_probe: e.readiness_probe,
+        resize_policy: e.resize_policy,
+        resources: e.resources,
+        restart_policy: e.restart_policy,
+        restart_policy_rules: e.restart_policy_rules,
+        security_context: e.security_context,
+        startup_probe: e.startup_probe,
+        stdin: e.stdin,
+        stdin_once: e.stdin_once,
+        termination_message_path: e.termination_message_path,
+        termination_message_policy: e.termination_message_policy,
+        tty: e.tty,
+        volume_devices: e.volume_devices,
+        volume_mounts: e.volume_mounts,
+        working_dir: e.working_dir,
+    }
+}
+
+/// The container of that name, of whichever sort.
+pub fn container(pod: &Pod, name: &str) -> Option<Container> {
+    let spec = pod.spec.as_ref()?;
+    spec.containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten())
+        .find(|c| c.name == name)
+        .cloned()
+        .or_else(|| {
+            spec.ephemeral_containers
+                .iter()
+                .flatten()
+                .find(|c| c.name == name)
+                .map(ephemeral_as_container)
+        })
+}
+
+pub fn reference(pod: &Pod) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: pod.metadata.name.clone(),
+        namespace: pod.metadata.namespace.clone(),
+        uid: pod.metadata.uid.clone(),
+        resource_version: pod.metadata.resource_version.clone(),
+        field_path: None,
+    }
+}
+
+/// The reference of an event about one container: `spec.containers{name}`.
+pub fn container_reference(pod: &Pod, container: &str) -> ObjectReference {
+    let spec = pod.spec.as_ref();
+    let in_list = |list: Option<&Vec<Container>>| list.into_iter().flatten().any(|c| c.name == container);
+    let list = if in_list(spec.map(|s| &s.containers)) {
+        "containers"
+    } else if in_list(spec.and_then(|s| s.init_containers.as_ref())) {
+        "initContainers"
+    } else {
+        "ephemeralContainers"
+    };
+    ObjectReference {
+        field_path: Some(format!("spec.{list}{{{container}}}")),
+        ..reference(pod)
+    }
+}
+
+/// How long the pod may take to end.
+pub fn grace_period(pod: &Pod) -> i64 {
+    pod.metadata
+        .deletion_grace_period_seconds
+        .or_else(|| pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds))
+        .unwrap_or(30)
+}

@@ -1,0 +1,393 @@
+//! The arithmetic of resources: quantities, QoS classes, and what they become in a cgroup (shares, quota,
+//! limits, OOM score). Pure; it must not touch a cgroup or the runtime.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+/// The kernel's bounds of `cpu.shares`.
+pub const MIN_SHARES: i64 = 2;
+const MAX_SHARES: i64 = 262_144;
+/// The CFS period in microseconds.
+pub const QUOTA_PERIOD: i64 = 100_000;
+const MIN_QUOTA: i64 = 1_000;
+
+const GUARANTEED_OOM_SCORE_ADJ: i64 = -997;
+const BEST_EFFORT_OOM_SCORE_ADJ: i64 = 1000;
+
+pub type ResourceList = BTreeMap<String, Quantity>;
+
+/// A quantity in thousandths, rounded up; `None` if it cannot be read.
+pub fn parse_milli(text: &str) -> Option<i128> {
+    let text = text.trim();
+    let (negative, unsigned) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let digits_end = unsigned
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(unsigned.len());
+    let (number, suffix) = unsigned.split_at(digits_end);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
+        return None;
+    }
+    // Scale by a numerator and a denominator in thousandths, so that nothing is lost before rounding.
+    let (numerator, denominator): (i128, i128) = match suffix {
+        "n" => (1, 1_000_000),
+        "u" => (1, 1_000),
+        "m" => (1, 1),
+        "" => (1_000, 1),
+        "k" => (1_000_000, 1),
+        "M" => (1_000_000_000, 1),
+        "G" => (1_000_000_000_000, 1),
+        "T" => (1_000_000_000_000_000, 1),
+        "P" => (1_000_000_000_000_000_000, 1),
+        "E" => (1_000_000_000_000_000_000_000, 1),
+        "Ki" => (1_000 << 10, 1),
+        "Mi" => (1_000 << 20, 1),
+        "Gi" => (1_000 << 30, 1),
+        "Ti" => (1_000 << 40, 1),
+        "Pi" => (1_000 << 50, 1),
+        "Ei" => (1_000 << 60, 1),
+        exponent => {
+            let power: i32 = exponent.strip_prefix(['e', 'E'])?.parse().ok()?;
+            let magnitude = 10i128.checked_pow(power.unsigned_abs())?;
+            if power >= 0 {
+                (magnitude.checked_mul(1_000)?, 1)
+            } else {
+                (1_000, magnitude)
+            }
+        }
+    };
+    let fraction = fraction.trim_end_matches('0');
+    let mantissa: i128 = format!("{whole}{fraction}")
+        .parse()
+        .or_else(|e| {
+            if whole.is_empty() && fraction.is_empty() {
+                Ok(0)
+            } else {
+                Err(e)
+            }
+        })
+        .ok()?;
+    let denominator = denominator.checked_mul(10i128.checked_pow(u32::try_from(fraction.len()).ok()?)?)?;
+    let scaled = mantissa.checked_mul(numerator)?;
+    let rounded_up = scaled / denominator + i128::from(scaled % denominator != 0);
+    Some(if negative { -rounded_up } else { rounded_up })
+}
+
+/// The quantity in thousandths, as CPU is counted. What cannot be read counts as nothing: the API server
+/// has validated it before.
+pub fn milli_value(quantity: &Quantity) -> i64 {
+    i64::try_from(parse_milli(&quantity.0).unwrap_or(0)).unwrap_or(i64::MAX)
+}
+
+/// The quantity in whole units, rounded up, as memory is counted.
+pub fn value(quantity: &Quantity) -> i64 {
+    let milli = parse_milli(&quantity.0).unwrap_or(0);
+    i64::try_from(milli / 1000 + i128::from(milli % 1000 > 0)).unwrap_or(i64::MAX)
+}
+
+fn of<'a>(list: Option<&'a ResourceList>, name: &str) -> Option<&'a Quantity> {
+    list.and_then(|list| list.get(name))
+}
+
+pub fn request<'a>(resources: Option<&'a ResourceRequirements>, name: &str) -> Option<&'a Quantity> {
+    of(resources.and_then(|r| r.requests.as_ref()), name)
+}
+
+pub fn limit<'a>(resources: Option<&'a ResourceRequirements>, name: &str) -> Option<&'a Quantity> {
+    of(resources.and_then(|r| r.limits.as_ref()), name)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QosClass {
+    Guaranteed,
+    Burstable,
+    BestEffort,
+}
+
+impl QosClass {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            QosClass::Guaranteed => "Guaranteed",
+            QosClass::Burstable => "Burstable",
+            QosClass::BestEffort => "BestEffort",
+        }
+    }
+}
+
+/// The pod's QoS class: as the API server recorded it, else computed the same way.
+pub fn qos_class(pod: &Pod) -> QosClass {
+    match pod.status.as_ref().and_then(|s| s.qos_class.as_deref()) {
+        Some("Guaranteed") => return QosClass::Guaranteed,
+        Some("Burstable") => return QosClass::Burstable,
+        Some("BestEffort") => return QosClass::BestEffort,
+        _ => {}
+    }
+    let Some(spec) = &pod.spec else {
+        return QosClass::BestEffort;
+    };
+    let mut any = false;
+    let mut guaranteed = true;
+    let pod_level = spec
+        .resources
+        .as_ref()
+        .filter(|r| r.requests.is_some() || r.limits.is_some());
+    let all: Vec<Option<&ResourceRequirements>> = match pod_level {
+        Some(resources) => vec![Some(resources)],
+        None => spec
+            .containers
+            .iter()
+            .chain(spec.init_containers.iter().flatten())
+            .map(|c| c.resources.as_ref())
+            .collect(),
+    };
+    for resources in all {
+        for name in ["cpu", "memory"] {
+            let requested = request(resources, name).map_or(0, milli_value);
+            let limited = limit(resources, name).map_or(0, milli_value);
+            any |= requested > 0 || limited > 0;
+            guaranteed &= limited > 0 && (requested == limited || request(resources, name).is_none());
+        }
+    }
+    match (any, guaranteed) {
+        (false, _) => QosClass::BestEffort,
+        (true, true) => QosClass::Guaranteed,
+        (true, false) => QosClass::Burstable,
+    }
+}
+
+pub fn milli_cpu_to_shares(milli: i64) -> i64 {
+    if milli == 0 {
+        return MIN_SHARES;
+    }
+    milli
+        .saturating_mul(1024)
+        .div_euclid(1000)
+        .clamp(MIN_SHARES, MAX_SHARES)
+}
+
+pub fn milli_cpu_to_quota(milli: i64) -> i64 {
+    if milli == 0 {
+        return 0;
+    }
+    (milli.saturating_mul(QUOTA_PERIOD) / 1000).max(MIN_QUOTA)
+}
+
+pub fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+/// What one resource amounts to for the whole pod: the containers together with the sidecars, or the
+/// largest init container beside the sidecars started before it, whichever is more, plus the overhead.
+pub fn pod_total(pod: &Pod, name: &str, pick: fn(Option<&ResourceRequirements>, &str) -> i64) -> i64 {
+    let Some(spec) = &pod.spec else { return 0 };
+    let mut total: i64 = spec
+        .containers
+        .iter()
+        .map(|c| pick(c.resources.as_ref(), name))
+        .sum();
+    let mut sidecars = 0;
+    let mut init_peak = 0;
+    for container in spec.init_containers.iter().flatten() {
+        let amount = pick(container.resources.as_ref(), name);
+        if is_sidecar(container) {
+            sidecars += amount;
+            init_peak = init_peak.max(sidecars);
+        } else {
+            init_peak = init_peak.max(sidecars + amount);
+        }
+    }
+    total = (total + sidecars).max(init_peak);
+    let pod_level = pick(spec.resources.as_ref(), name);
+    if pod_level > 0 {
+        total = pod_level;
+    }
+    if total > 0 || name == "cpu" {
+        let overhead = of(spec.overhead.as_ref(), name);
+        total += overhead.map_or(0, if name == "cpu" { milli_value } else { value });
+    }
+    total
+}
+
+pub fn cpu_request_milli(resources: Option<&ResourceRequirements>, name: &str) -> i64 {
+    request(resources, name)
+        .or_else(|| limit(resources, name))
+        .map_or(0, milli_value)
+}
+
+pub fn limit_milli(resources: Option<&ResourceRequirements>, name: &str) -> i64 {
+    limit(resources, name).map_or(0, milli_value)
+}
+
+pub fn limit_value(resources: Option<&ResourceRequirements>, name: &str) -> i64 {
+    limit(resources, name).map_or(0, value)
+}
+
+pub fn request_value(resources: Option<&ResourceRequirements>, name: &str) -> i64 {
+    request(resources, name)
+        .or_else(|| limit(resources, name))
+        .map_or(0, value)
+}
+
+/// What is written into a pod's own cgroup. `None` leaves the kernel's default.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupResources {
+    pub cpu_shares: i64,
+    pub cpu_quota: Option<i64>,
+    pub memory_limit: Option<i64>,
+}
+
+pub fn pod_cgroup_resources(pod: &Pod) -> CgroupResources {
+    let shares = milli_cpu_to_shares(pod_total(pod, "cpu", cpu_request_milli));
+    let quota = milli_cpu_to_quota(pod_total(pod, "cpu", limit_milli));
+    let memory = pod_total(pod, "memory", limit_value);
+    match qos_class(pod) {
+        QosClass::Guaranteed => CgroupResources {
+            cpu_shares: shares,
+            cpu_quota: (quota > 0).then_some(quota),
+            memory_limit: (memory > 0).then_some(memory),
+        },
+        // A burstable pod is bounded only if each container is: one without a limit may use all.
+        QosClass::Burstable => CgroupResources {
+            cpu_shares: shares,
+            cpu_quota: (every_container_limits(pod, "cpu") && quota > 0).then_some(quota),
+            memory_limit: (every_container_limits(pod, "memory") && memory > 0).then_some(memory),
+        },
+        QosClass::BestEffort => CgroupResources {
+            cpu_shares: MIN_SHARES,
+            cpu_quota: None,
+            memory_limit: None,
+        },
+    }
+}
+
+fn every_container_limits(pod: &Pod, name: &str) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    if limit_milli(spec.resources.as_ref(), name) > 0 {
+        return true;
+    }
+    spec.containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten())
+        .all(|c| limit_milli(c.resources.as_ref(), name) > 0)
+}
+
+/// How willing the kernel shall be to kill the container when memory runs out.
+pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity: i64) -> i64 {
+    let spec = pod.spec.as_ref();
+    if spec.and_then(|s| s.priority).is_some_and(|p| p >= 2_000_001_000) {
+        return GUARANTEED_OOM_SCORE_ADJ;
+    }
+    match qos_class(pod) {
+        QosClass::Guaranteed => return GUARANTEED_OOM_SCORE_ADJ,
+        QosClass::BestEffort => return BEST_EFFORT_OOM_SCORE_ADJ,
+        QosClass::Burstable => {}
+    }
+    let capacity = memory_capacity.max(1);
+    let score = |requested: i64| 1000 - 1000i64.saturating_mul(requested) / capacity;
+    let requested = request(container.resources.as_ref(), "memory").map_or(0, value);
+    let mut adjusted = score(requested);
+    if is_sidecar(container) {
+        let smallest = spec
+            .into_iter()
+            .flat_map(|s| &s.containers)
+            .map(|c| request(c.resources.as_ref(), "memory").map_or(0, value))
+            .min()
+            .unwrap_or(0);
+        adjusted = adjusted.min(score(smallest));
+    }
+    adjusted
+        .max(1000 + GUARANTEED_OOM_SCORE_ADJ)
+        .min(BEST_EFFORT_OOM_SCORE_ADJ - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(value: serde_json::Value) -> Pod {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn quantities() {
+        let check = |text: &str, milli: i128| assert_eq!(parse_milli(text), Some(milli), "{text}");
+        check("1", 1000);
+        check("100m", 100);
+        check("0.5", 500);
+        check("1.5Gi", 1_610_612_736_000);
+        check("64Mi", 67_108_864_000);
+        check("1e3", 1_000_000);
+        check("1E", 1_000_000_000_000_000_000_000);
+        check("5n", 1);
+        check("-250m", -250);
+        check(".5", 500);
+        check("12e-1", 1200);
+        for bad in ["", "x", "1.2.3", "1Kib", "m", "1e"] {
+            assert_eq!(parse_milli(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn cpu_conversions() {
+        assert_eq!(milli_cpu_to_shares(0), 2);
+        assert_eq!(milli_cpu_to_shares(100), 102);
+        assert_eq!(milli_cpu_to_shares(1), 2);
+        assert_eq!(milli_cpu_to_quota(200), 20_000);
+        assert_eq!(milli_cpu_to_quota(1), 1_000);
+        assert_eq!(milli_cpu_to_quota(0), 0);
+    }
+
+    #[test]
+    fn qos_and_pod_cgroups() {
+        let guaranteed = pod(json!({"spec": {"containers": [{"name": "a", "resources":
+            {"limits": {"cpu": "1", "memory": "64Mi"}, "requests": {"cpu": "1", "memory": "64Mi"}}}]}}));
+        assert_eq!(qos_class(&guaranteed), QosClass::Guaranteed);
+        assert_eq!(
+            pod_cgroup_resources(&guaranteed),
+            CgroupResources {
+                cpu_shares: 1024,
+                cpu_quota: Some(100_000),
+                memory_limit: Some(64 << 20)
+            }
+        );
+        let burstable = pod(json!({"spec": {"containers": [
+            {"name": "a", "resources": {"requests": {"cpu": "100m"}, "limits": {"memory": "32Mi"}}}, {"name": "b"}]}}));
+        assert_eq!(qos_class(&burstable), QosClass::Burstable);
+        assert_eq!(
+            pod_cgroup_resources(&burstable),
+            CgroupResources {
+                cpu_shares: 102,
+                cpu_quota: None,
+                memory_limit: None
+            }
+        );
+        let best_effort = pod(json!({"spec": {"containers": [{"name": "a"}]}}));
+        assert_eq!(qos_class(&best_effort), QosClass::BestEffort);
+        assert_eq!(pod_cgroup_resources(&best_effort).cpu_shares, 2);
+    }
+
+    #[test]
+    fn init_containers_count_by_their_peak() {
+        let pod = pod(json!({"spec": {
+            "initContainers": [
+                {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}},
+                {"name": "i", "resources": {"requests": {"cpu": "500m"}}}],
+            "containers": [{"name": "a", "resources": {"requests": {"cpu": "200m"}}}]}}));
+        assert_eq!(pod_total(&pod, "cpu", cpu_request_milli), 600);
+    }
+
+    #[test]
+    fn oom_scores() {
+        let pod = pod(json!({"spec": {"containers": [
+            {"name": "a", "resources": {"requests": {"memory": "100Mi"}}}, {"name": "b"}]}}));
+        let containers = &pod.spec.as_ref().unwrap().containers;
+        assert_eq!(oom_score_adj(&pod, &containers[0], 1000 << 20), 900);
+        assert_eq!(oom_score_adj(&pod, &containers[1], 1000 << 20), 999);
+    }
+}

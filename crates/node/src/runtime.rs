@@ -1,0 +1,451 @@
+//! The container runtime over CRI: the calls the node makes, in its own words. It keeps no state of pods;
+//! whoever wants to know asks again.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::time::Duration;
+
+use skiff_cri::v1;
+use skiff_cri::{Channel, Code, ImageServiceClient, RuntimeServiceClient, Status};
+
+use crate::observed::{self, ObservedPod, labels};
+use crate::termination;
+
+/// A call that should be quick; pulls and stops have their own time.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+#[derive(Clone)]
+pub struct Runtime {
+    runtime: RuntimeServiceClient<Channel>,
+    images: ImageServiceClient<Channel>,
+}
+
+/// One pod's part of a listing: enough to notice a change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodOutline {
+    pub namespace: String,
+    pub name: String,
+    pub sandboxes: Vec<(String, i32)>,
+    pub containers: Vec<(String, i32)>,
+}
+
+pub type Result<T> = std::result::Result<T, Status>;
+
+fn by_pod(uid: &str) -> HashMap<String, String> {
+    HashMap::from([(labels::POD_UID.to_owned(), uid.to_owned())])
+}
+
+/// Something that is already gone is as good as stopped or removed.
+fn ignore_missing(result: Result<()>) -> Result<()> {
+    match result {
+        Err(status) if status.code() == Code::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+async fn within<T>(limit: Duration, call: impl Future<Output = Result<skiff_cri::Response<T>>>) -> Result<T> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(result) => result.map(skiff_cri::Response::into_inner),
+        Err(_) => Err(Status::deadline_exceeded(
+            "the container runtime did not answer in time",
+        )),
+    }
+}
+
+impl Runtime {
+    /// Does not wait for the runtime to listen: the first call connects.
+    pub async fn connect(endpoint: &str) -> std::result::Result<Self, skiff_cri::ConnectError> {
+        let channel = skiff_cri::connect_lazy(endpoint).await?;
+        Ok(Runtime {
+            runtime: skiff_cri::runtime_client(channel.clone()),
+            images: skiff_cri::image_client(channel),
+        })
+    }
+
+    pub async fn version(&self) -> Result<v1::VersionResponse> {
+        within(
+            TIMEOUT,
+            self.runtime.clone().version(v1::VersionRequest {
+                version: "0.1.0".to_owned(),
+            }),
+        )
+        .await
+    }
+
+    pub async fn status(&self) -> Result<v1::StatusResponse> {
+        within(
+            TIMEOUT,
+            self.runtime.clone().status(v1::StatusRequest { verbose: false }),
+        )
+        .await
+    }
+
+    pub async fn set_pod_cidr(&self, pod_cidr: &str) -> Result<()> {
+        let network_config = Some(v1::NetworkConfig {
+            pod_cidr: pod_cidr.to_owned(),
+        });
+        let request = v1::UpdateRuntimeConfigRequest {
+            runtime_config: Some(v1::RuntimeConfig { network_config }),
+        };
+        within(TIMEOUT, self.runtime.clone().update_runtime_config(request))
+            .await
+            .map(|_| ())
+    }
+
+    /// The runtime's own events; an error says that it has none, or that the stream could not be opened.
+    pub async fn events(&self) -> Result<tonic::Streaming<v1::ContainerEventResponse>> {
+        self.runtime
+            .clone()
+            .get_container_events(v1::GetEventsRequest {})
+            .await
+            .map(|r| r.into_inner())
+    }
+
+    /// Every pod the runtime knows, by uid.
+    pub async fn outlines(&self) -> Result<HashMap<String, PodOutline>> {
+        let sandboxes = async {
+            within(
+                TIMEOUT,
+                self.runtime
+                    .clone()
+                    .list_pod_sandbox(v1::ListPodSandboxRequest { filter: None }),
+            )
+            .await
+        };
+        let containers = async {
+            within(
+                TIMEOUT,
+                self.runtime
+                    .clone()
+                    .list_containers(v1::ListContainersRequest { filter: None }),
+            )
+            .await
+        };
+        let (sandboxes, containers) = tokio::try_join!(sandboxes, containers)?;
+        let mut pods: HashMap<String, PodOutline> = HashMap::new();
+        for sandbox in sandboxes.items {
+            let Some(metadata) = sandbox.metadata else {
+                continue;
+            };
+            let pod = pods.entry(metadata.uid).or_default();
+            pod.namespace = metadata.namespace;
+            pod.name = metadata.name;
+            pod.sandboxes.push((sandbox.id, sandbox.state));
+        }
+        for container in containers.containers {
+            if let Some(uid) = container.labels.get(labels::POD_UID) {
+                pods.entry(uid.clone())
+                    .or_default()
+                    .containers
+                    .push((container.id, container.state));
+            }
+        }
+        for pod in pods.values_mut() {
+            pod.sandboxes.sort();
+            pod.containers.sort();
+        }
+        Ok(pods)
+    }
+
+    /// Everything the runtime has of one pod, in full.
+    pub async fn observe(&self, uid: &str) -> Result<ObservedPod> {
+        let sandbox_filter = v1::PodSandboxFilter {
+            label_selector: by_pod(uid),
+            ..Default::default()
+        };
+        let container_filter = v1::ContainerFilter {
+            label_selector: by_pod(uid),
+            ..Default::default()
+        };
+        let sandboxes = async {
+            let request = v1::ListPodSandboxRequest {
+                filter: Some(sandbox_filter),
+            };
+            let list = within(TIMEOUT, self.runtime.clone().list_pod_sandbox(request)).await?;
+            let statuses = list.items.into_iter().map(|item| self.sandbox_status(item.id));
+            futures::future::join_all(statuses)
+                .await
+                .into_iter()
+                .collect::<Result<Vec<_>>>()
+        };
+        let containers = async {
+            let request = v1::ListContainersRequest {
+                filter: Some(container_filter),
+            };
+            let list = within(TIMEOUT, self.runtime.clone().list_containers(request)).await?;
+            let statuses = list.containers.into_iter().map(async |item| {
+                let status = self.container_status(item.id).await?;
+                Ok(status.map(|status| (status, item.pod_sandbox_id)))
+            });
+            futures::future::join_all(statuses)
+                .await
+                .into_iter()
+                .collect::<Result<Vec<_>>>()
+        };
+        let (sandboxes, containers) = tokio::try_join!(sandboxes, containers)?;
+        let mut pod = ObservedPod {
+            sandboxes: sandboxes
+                .into_iter()
+                .flatten()
+                .map(observed::sandbox_from_cri)
+                .collect(),
+            containers: containers
+                .into_iter()
+                .flatten()
+                .map(|(status, sandbox_id)| observed::ObservedContainer {
+                    sandbox_id,
+                    ..observed::container_from_cri(status, termination::message)
+                })
+                .collect(),
+        };
+        pod.sort();
+        Ok(pod)
+    }
+
+    /// `None` if it was removed since it was listed.
+    pub async fn sandbox_status(&self, id: String) -> Result<Option<v1::PodSandboxStatus>> {
+        let request = v1::PodSandboxStatusRequest {
+            pod_sandbox_id: id,
+            verbose: false,
+        };
+        match within(TIMEOUT, self.runtime.clone().pod_sandbox_status(request)).await {
+            Ok(response) => Ok(response.status),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
+    pub async fn container_status(&self, id: String) -> Result<Option<v1::ContainerStatus>> {
+        let request = v1::ContainerStatusRequest {
+            container_id: id,
+            verbose: false,
+        };
+        match within(TIMEOUT, self.runtime.clone().container_status(request)).await {
+            Ok(response) => Ok(response.status),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
+    pub async fn run_sandbox(&self, config: v1::PodSandboxConfig, runtime_handler: String) -> Result<String> {
+        // A sandbox waits for CNI plugins, which may be slow.
+        let request = v1::RunPodSandboxRequest {
+            config: Some(config),
+            runtime_handler,
+        };
+        within(TIMEOUT * 2, self.runtime.clone().run_pod_sandbox(request))
+            .await
+            .map(|r| r.pod_sandbox_id)
+    }
+
+    pub async fn stop_sandbox(&self, id: &str) -> Result<()> {
+        let request = v1::StopPodSandboxRequest {
+            pod_sandbox_id: id.to_owned(),
+        };
+        ignore_missing(
+            within(TIMEOUT, self.runtime.clone().stop_pod_sandbox(request))
+                .await
+                .map(|_| ()),
+        )
+    }
+
+    pub async fn remove_sandbox(&self, id: &str) -> Result<()> {
+        let request = v1::RemovePodSandboxRequest {
+            pod_sandbox_id: id.to_owned(),
+        };
+        ignore_missing(
+            within(TIMEOUT, self.runtime.clone().remove_pod_sandbox(request))
+                .await
+                .map(|_| ()),
+        )
+    }
+
+    pub async fn create_container(
+        &self,
+        sandbox: &str,
+        config: v1::ContainerConfig,
+        sandbox_config: v1::PodSandboxConfig,
+    ) -> Result<String> {
+        let request = v1::CreateContainerRequest {
+            pod_sandbox_id: sandbox.to_owned(),
+            config: Some(config),
+            sandbox_config: Some(sandbox_config),
+        };
+        within(TIMEOUT, self.runtime.clone().create_container(request))
+            .await
+            .map(|r| r.container_id)
+    }
+
+    pub async fn start_container(&self, id: &str) -> Result<()> {
+        let request = v1::StartContainerRequest {
+            container_id: id.to_owned(),
+        };
+        within(TIMEOUT, self.runtime.clone().start_container(request))
+            .await
+            .map(|_| ())
+    }
+
+    /// Signals the container and, after the grace period, kills it. Returns when it has ended.
+    pub async fn stop_container(&self, id: &str, grace_seconds: i64) -> Result<()> {
+        let request = v1::StopContainerRequest {
+            container_id: id.to_owned(),
+            timeout: grace_seconds,
+        };
+        let limit = TIMEOUT + Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(0));
+        ignore_missing(
+            within(limit, self.runtime.clone().stop_container(request))
+                .await
+                .map(|_| ()),
+        )
+    }
+
+    pub async fn remove_container(&self, id: &str) -> Result<()> {
+        let request = v1::RemoveContainerRequest {
+            container_id: id.to_owned(),
+        };
+        ignore_missing(
+            within(TIMEOUT, self.runtime.clone().remove_container(request))
+                .await
+                .map(|_| ()),
+        )
+    }
+
+    pub async fn reopen_log(&self, id: &str) -> Result<()> {
+        let request = v1::ReopenContainerLogRequest {
+            container_id: id.to_owned(),
+        };
+        within(TIMEOUT, self.runtime.clone().reopen_container_log(request))
+            .await
+            .map(|_| ())
+    }
+
+    /// Runs a command to its end. A timeout of zero is none.
+    pub async fn exec_sync(
+        &self,
+        id: &str,
+        command: Vec<String>,
+        timeout_seconds: i64,
+    ) -> Result<v1::ExecSyncResponse> {
+        let request = v1::ExecSyncRequest {
+            container_id: id.to_owned(),
+            cmd: command,
+            timeout: timeout_seconds,
+        };
+        let call = self.runtime.clone();
+        let mut call = call;
+        if timeout_seconds == 0 {
+            return call.exec_sync(request).await.map(|r| r.into_inner());
+        }
+        within(
+            TIMEOUT + Duration::from_secs(timeout_seconds.unsigned_abs()),
+            call.exec_sync(request),
+        )
+        .await
+    }
+
+    pub async fn exec_url(&self, request: v1::ExecRequest) -> Result<String> {
+        within(TIMEOUT, self.runtime.clone().exec(request))
+            .await
+            .map(|r| r.url)
+    }
+
+    pub async fn attach_url(&self, request: v1::AttachRequest) -> Result<String> {
+        within(TIMEOUT, self.runtime.clone().attach(request))
+            .await
+            .map(|r| r.url)
+    }
+
+    pub async fn port_forward_url(&self, sandbox: &str, ports: Vec<i32>) -> Result<String> {
+        let request = v1::PortForwardRequest {
+            pod_sandbox_id: sandbox.to_owned(),
+            port: ports,
+        };
+        within(TIMEOUT, self.runtime.clone().port_forward(request))
+            .await
+            .map(|r| r.url)
+    }
+
+    pub async fn container_stats(&self) -> Result<Vec<v1::ContainerStats>> {
+        let request = v1::ListContainerStatsRequest { filter: None };
+        within(TIMEOUT, self.runtime.clone().list_container_stats(request))
+            .await
+            .map(|r| r.stats)
+    }
+
+    pub async fn images(&self) -> Result<Vec<v1::Image>> {
+        let request = v1::ListImagesRequest { filter: None };
+        within(TIMEOUT, self.images.clone().list_images(request))
+            .await
+            .map(|r| r.images)
+    }
+
+    /// `None` if the image is not here.
+    pub async fn image_status(&self, image: &str) -> Result<Option<v1::Image>> {
+        let image = Some(v1::ImageSpec {
+            image: image.to_owned(),
+            ..Default::default()
+        });
+        let request = v1::ImageStatusRequest {
+            image,
+            verbose: false,
+        };
+        match within(TIMEOUT, self.images.clone().image_status(request)).await {
+            Ok(response) => Ok(response.image),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
+    pub async fn pull_image(
+        &self,
+        image: &str,
+        auth: Option<v1::AuthConfig>,
+        sandbox_config: Option<v1::PodSandboxConfig>,
+    ) -> Result<String> {
+        let image = Some(v1::ImageSpec {
+            image: image.to_owned(),
+            user_specified_image: image.to_owned(),
+            ..Default::default()
+        });
+        // No limit: a large image over a thin line takes what it takes, and the pod's end cancels it.
+        let request = v1::PullImageRequest {
+            image,
+            auth,
+            sandbox_config,
+        };
+        self.images
+            .clone()
+            .pull_image(request)
+            .await
+            .map(|r| r.into_inner().image_ref)
+    }
+
+    pub async fn image_filesystem_usage(&self) -> Result<v1::ImageFsInfoResponse> {
+        within(
+            TIMEOUT,
+            self.images.clone().image_fs_info(v1::ImageFsInfoRequest {}),
+        )
+        .await
+    }
+}
+
+/// Pods whose part of the listing differs.
+pub fn changed(before: &HashMap<String, PodOutline>, after: &HashMap<String, PodOutline>) -> HashSet<String> {
+    let differs = |uid: &&String| before.get(*uid) != after.get(*uid);
+    before
+        .keys()
+        .chain(after.keys())
+        .filter(differs)
+        .cloned()
+        .collect()
+}
+
+/// Where the log of a container lies, below the pod's log directory.
+pub fn log_path(container: &str, attempt: i32) -> String {
+    format!("{container}/{attempt}.log")
+}
+
+/// The pod's log directory below `log_dir`.
+pub fn pod_log_dir(log_dir: &Path, namespace: &str, name: &str, uid: &str) -> std::path::PathBuf {
+    log_dir.join(format!("{namespace}_{name}_{uid}"))
+}

@@ -1,0 +1,60 @@
+//! `emptyDir`: a directory of the pod's own, on disk or in memory. Also the base of the volumes made of
+//! files the kubelet writes.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use rustix::mount::{MountFlags, mount};
+
+/// Makes the directory, with a tmpfs on it if it shall live in memory. Doing it twice is no harm.
+pub fn set_up(path: &Path, memory: bool, size_limit: Option<i64>, mode: u32) -> io::Result<()> {
+    let existed = path.is_dir();
+    std::fs::create_dir_all(path)?;
+    if memory && !is_mount_point(path)? {
+        let size = size_limit
+            .filter(|s| *s > 0)
+            .map(|s| format!(",size={s}"))
+            .unwrap_or_default();
+        // Secrets must not reach the disk by way of swap, where the kernel can promise that.
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        let attempt = |options: String| -> io::Result<()> {
+            let options = std::ffi::CString::new(options)?;
+            mount("tmpfs", path, "tmpfs", flags, Some(options.as_c_str())).map_err(io::Error::from)
+        };
+        attempt(format!("mode=0777,noswap{size}")).or_else(|_| attempt(format!("mode=0777{size}")))?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    } else if !existed {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
+/// Whether something is mounted exactly there.
+pub fn is_mount_point(path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let Some(parent) = path.parent() else {
+        return Ok(true);
+    };
+    Ok(std::fs::metadata(path)?.dev() != std::fs::metadata(parent)?.dev())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_are_open_to_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        set_up(&path, false, None, 0o777).unwrap();
+        std::fs::write(path.join("kept"), "x").unwrap();
+        set_up(&path, false, None, 0o777).unwrap();
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o777
+        );
+        assert!(path.join("kept").exists());
+        assert!(!is_mount_point(&path).unwrap());
+    }
+}

@@ -1,0 +1,142 @@
+//! Volumes of a pod over a scripted API, on a temporary disk without mounts.
+
+use super::*;
+use async_trait::async_trait;
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use parking_lot::Mutex;
+use serde_json::json;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+#[derive(Default)]
+struct Scripted {
+    value: Mutex<String>,
+    tokens: AtomicUsize,
+}
+
+#[async_trait]
+impl Objects for Scripted {
+    async fn config_map(&self, _: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
+        let map = json!({"data": {"key": *self.value.lock()}});
+        Ok((name == "cm").then(|| Arc::new(serde_json::from_value(map).unwrap())))
+    }
+    async fn secret(&self, _: &str, name: &str) -> Result<Option<Arc<Secret>>, String> {
+        Ok((name == "sec")
+            .then(|| Arc::new(serde_json::from_value(json!({"data": {"pw": "c2VjcmV0"}})).unwrap())))
+    }
+    async fn token(&self, _: &str, _: &str, request: TokenRequest) -> Result<TokenRequest, String> {
+        let count = self.tokens.fetch_add(1, Ordering::SeqCst);
+        assert!(request.spec.as_ref().unwrap().bound_object_ref.is_some());
+        let status =
+            json!({"token": format!("token-{count}"), "expirationTimestamp": "2999-01-01T00:00:00Z"});
+        Ok(TokenRequest {
+            status: Some(serde_json::from_value(status).unwrap()),
+            ..request
+        })
+    }
+}
+
+fn volumes(dir: &Path, objects: Arc<Scripted>) -> Volumes {
+    Volumes {
+        memory_backed: false,
+        ..Volumes::new(dir, objects)
+    }
+}
+
+fn pod(volumes: serde_json::Value) -> Pod {
+    serde_json::from_value(
+        json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u1", "labels": {"app": "web"}},
+        "spec": {"containers": [], "volumes": volumes}}),
+    )
+    .unwrap()
+}
+
+#[tokio::test]
+async fn files_are_written_and_kept_up_to_date() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = Arc::new(Scripted::default());
+    *objects.value.lock() = "one".into();
+    let volumes = volumes(dir.path(), objects.clone());
+    let pod = pod(json!([
+        {"name": "c", "configMap": {"name": "cm"}},
+        {"name": "s", "secret": {"secretName": "sec", "defaultMode": 256}},
+        {"name": "d", "downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}},
+        {"name": "e", "emptyDir": {}},
+        {"name": "p", "projected": {"sources": [
+            {"serviceAccountToken": {"path": "token"}}, {"configMap": {"name": "cm", "items": [{"key": "key", "path": "ca.crt"}]}}]}}]));
+    let mounted = volumes.set_up(&pod, &NodeFacts::default()).await.unwrap();
+    let read = |volume: &str, file: &str| std::fs::read_to_string(mounted[volume].path.join(file)).unwrap();
+    assert_eq!(read("c", "key"), "one");
+    assert_eq!(read("s", "pw"), "secret");
+    assert_eq!(read("d", "labels"), "app=\"web\"");
+    assert_eq!(
+        (read("p", "token"), read("p", "ca.crt")),
+        ("token-0".into(), "one".into())
+    );
+    assert!(
+        mounted["e"]
+            .path
+            .ends_with("pods/u1/volumes/kubernetes.io~empty-dir/e")
+    );
+    assert!(mounted["c"].read_only && !mounted["e"].read_only);
+
+    *objects.value.lock() = "two".into();
+    volumes.set_up(&pod, &NodeFacts::default()).await.unwrap();
+    assert_eq!(
+        (read("c", "key"), read("p", "ca.crt"), read("p", "token")),
+        ("two".into(), "two".into(), "token-0".into())
+    );
+
+    volumes.tear_down("u1").await.unwrap();
+    volumes.remove_pod_dir("u1").await.unwrap();
+    assert!(volumes.pods_on_disk().is_empty());
+}
+
+#[tokio::test]
+async fn what_is_missing_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), Arc::new(Scripted::default()));
+    let check = async |volume: serde_json::Value, expected: &str| {
+        let errors = volumes
+            .set_up(&pod(json!([volume])), &NodeFacts::default())
+            .await
+            .unwrap_err();
+        assert_eq!(errors[0].to_string(), expected);
+    };
+    check(
+        json!({"name": "v", "configMap": {"name": "no"}}),
+        "MountVolume.SetUp failed for volume \"v\" : configmap \"no\" not found",
+    )
+    .await;
+    check(
+        json!({"name": "v", "secret": {"secretName": "no"}}),
+        "MountVolume.SetUp failed for volume \"v\" : secret \"no\" not found",
+    )
+    .await;
+    check(json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}}),
+        "MountVolume.SetUp failed for volume \"v\" : persistentVolumeClaim volumes are not supported by this node yet").await;
+    check(json!({"name": "v", "projected": {"sources": [{"secret": {"name": "no"}}, {"configMap": {"name": "no"}}]}}),
+        "MountVolume.SetUp failed for volume \"v\" : [secret \"no\" not found, configmap \"no\" not found]").await;
+    assert!(
+        volumes
+            .set_up(
+                &pod(json!([{"name": "v", "configMap": {"name": "no", "optional": true}}])),
+                &NodeFacts::default()
+            )
+            .await
+            .is_ok()
+    );
+}
+
+#[test]
+fn mount_lists() {
+    let info = "36 35 98:0 / /a/pods/u1/v rw - tmpfs tmpfs rw\n37 35 98:0 / /a/pods/u1\\040x rw - tmpfs t rw\n38 35 98:0 / /a/pods/u1/v/deep rw - tmpfs t rw\n39 35 0:1 / /a/pods/u10 rw - x x rw\n";
+    assert_eq!(
+        mounts_below(info, Path::new("/a/pods/u1")),
+        [PathBuf::from("/a/pods/u1/v"), PathBuf::from("/a/pods/u1/v/deep")]
+    );
+    assert_eq!(
+        mounts_below(info, Path::new("/a/pods/u1 x")),
+        [PathBuf::from("/a/pods/u1 x")]
+    );
+}
