@@ -18,9 +18,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use nlink::netlink::addr::Ipv4Address;
-use nlink::netlink::link::{LinkCreateExt, VethLink};
+use nlink::netlink::link::{BridgeLink, BridgePortConfig, LinkCreateExt, VethLink};
 use nlink::netlink::route::Ipv4Route;
-use nlink::netlink::types::route::RouteScope;
 use nlink::netlink::{Connection, Route};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 use serde_json::{Value, json};
@@ -35,13 +34,21 @@ fn main() {
         println!("traffic: skipped, it needs root");
         return;
     }
-    unshare_network();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(traffic());
-    println!("traffic: ok");
+    // A kernel with br_netfilter sees packets at the bridge first, and takes another way with them.
+    for bridge_netfilter in ["0", "1"] {
+        unshare_network();
+        let switch = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+        if std::fs::write(switch, bridge_netfilter).is_err() && bridge_netfilter == "1" {
+            println!("traffic: br_netfilter is not loaded, its half is skipped");
+            break;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(traffic());
+        println!("traffic: ok with br_netfilter {bridge_netfilter}");
+    }
 }
 
 fn unshare_network() {
@@ -79,23 +86,16 @@ impl Pod {
         let address = Ipv4Addr::new(10, 244, 0, number);
         let namespace = std::fs::File::open(&path).unwrap();
         let name = format!("pod{number}");
-        node.add_link(VethLink::new(&name, "eth0").peer_netns_fd(&namespace).up())
+        // As the bridge plugin does it: a port of the bridge, and a /32 address with the gateway as its
+        // only neighbour.
+        let pair = VethLink::new(&name, "eth0")
+            .peer_netns_fd(&namespace)
+            .master("skiff0")
+            .up();
+        node.add_link(pair).await.unwrap();
+        node.set_bridge_port(name.as_str(), BridgePortConfig::new().hairpin(true))
             .await
             .unwrap();
-        let index = node
-            .get_link_by_name(name.as_str())
-            .await
-            .unwrap()
-            .unwrap()
-            .ifindex();
-        node.add_route(
-            Ipv4Route::from_addr(address, 32)
-                .dev_index(index)
-                .scope(RouteScope::Link),
-        )
-        .await
-        .unwrap();
-        std::fs::write(format!("/proc/sys/net/ipv4/conf/{name}/route_localnet"), "1").unwrap();
         let inside = Connection::<Route>::new_in(namespace.as_fd()).unwrap();
         let index = inside.get_link_by_name("eth0").await.unwrap().unwrap().ifindex();
         inside.set_link_up_by_index(1).await.unwrap();
@@ -158,8 +158,12 @@ impl Pod {
 
 /// Connects and reads the answer: who served, and whom it saw.
 fn ask(to: Ipv4Addr, port: u16) -> Result<(String, String), ErrorKind> {
+    ask_within(to, port, PATIENCE)
+}
+
+fn ask_within(to: Ipv4Addr, port: u16, patience: Duration) -> Result<(String, String), ErrorKind> {
     let fail = |error: std::io::Error| error.kind();
-    let mut stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), PATIENCE).map_err(fail)?;
+    let mut stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), patience).map_err(fail)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(fail)?;
     let mut text = String::new();
     stream.read_to_string(&mut text).map_err(fail)?;
@@ -208,11 +212,18 @@ async fn traffic() {
         pod_cidr: Some("10.244.0.0/16".parse().unwrap()),
         service_cidr: Some("10.96.0.0/12".parse().unwrap()),
         masquerade_from: Some("10.244.0.0/24".parse().unwrap()),
-        bridge: None,
+        bridge: Some("skiff0".into()),
     };
     let node = Connection::<Route>::new().unwrap();
     node.set_link_up_by_index(1).await.unwrap();
-    node.add_address(Ipv4Address::with_index(1, GATEWAY, 32))
+    node.add_link(
+        BridgeLink::new("skiff0")
+            .address([0x0a, 0x58, 10, 244, 0, 1])
+            .up(),
+    )
+    .await
+    .unwrap();
+    node.add_address_by_name("skiff0", GATEWAY.into(), 24)
         .await
         .unwrap();
     // A node has a way out, and with it a route to service addresses.
@@ -236,6 +247,8 @@ async fn traffic() {
     one.serve();
     two.serve();
     let (a, b) = (one.address, two.address);
+
+    follows_the_api(&config, &client, a, b).await;
 
     let mut table = Table::open(&config.table).unwrap();
     let both = plan(&config, &service(json!({})), &slices(&[a, b]));
@@ -385,6 +398,76 @@ async fn traffic() {
         .await
         .unwrap();
     assert!(tables.iter().all(|table| table.name != config.table));
+}
+
+/// The loop itself, fed by a scripted API: what the API says is what packets do.
+async fn follows_the_api(config: &ProxyConfig, client: &Pod, a: Ipv4Addr, b: Ipv4Addr) {
+    let (feed, events) = tokio::sync::mpsc::unbounded_channel::<Value>();
+    let events = Arc::new(std::sync::Mutex::new(Some(events)));
+    let api = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let (path, query) = (
+            request.uri().path().to_string(),
+            request.uri().query().unwrap_or("").to_string(),
+        );
+        let watch = query.contains("watch=1") || query.contains("watch=true");
+        let events = if watch && path.contains("endpointslices") {
+            events.lock().unwrap().take()
+        } else {
+            None
+        };
+        async move {
+            let list =
+                |items: Value| json!({"metadata": {"resourceVersion": "1"}, "items": items}).to_string();
+            let with_version = |mut object: Value| {
+                object["metadata"]["resourceVersion"] = "1".into();
+                object
+            };
+            let text = match (watch, path.as_str()) {
+                (false, "/api/v1/services") => list(json!([with_version(json!(service(json!({}))[0]))])),
+                (false, _) => list(json!([with_version(json!(slices(&[a])[0]))])),
+                (true, _) => String::new(),
+            };
+            let first = futures::stream::iter((!watch).then_some(text));
+            let later = futures::stream::unfold(events, |events| async {
+                match events {
+                    Some(mut events) => Some((format!("{}\n", events.recv().await?), Some(events))),
+                    None => std::future::pending().await,
+                }
+            });
+            let later = futures::StreamExt::take(later, if watch { usize::MAX } else { 0 });
+            let frames = futures::StreamExt::map(futures::StreamExt::chain(first, later), |text| {
+                Ok::<_, std::convert::Infallible>(http_body::Frame::data(bytes::Bytes::from(text)))
+            });
+            Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::StreamBody::new(frames)))
+        }
+    });
+    let shutdown = tokio_util::sync::CancellationToken::new();
+    let api = skiff_client::in_process(api, "default");
+    let proxy = tokio::spawn(skiff_network::proxy::run(config.clone(), api, shutdown.clone()));
+    let answers = async |expected: Ipv4Addr| {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while client.run(|| ask_briefly(CLUSTER_IP, 80)).map(|answer| answer.0) != Ok(expected.to_string()) {
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "{expected} does not answer"
+            );
+            tokio::task::yield_now().await;
+        }
+    };
+    answers(a).await;
+    let mut moved = json!(slices(&[b])[0]);
+    moved["metadata"]["resourceVersion"] = "2".into();
+    feed.send(json!({"type": "MODIFIED", "object": moved})).unwrap();
+    answers(b).await;
+    shutdown.cancel();
+    proxy.await.unwrap().unwrap();
+    // The rules outlive the loop.
+    assert_eq!(client.run(|| ask(CLUSTER_IP, 80)).unwrap().0, b.to_string());
+}
+
+/// Without the rules a packet goes out into nothing, so the wait must be short.
+fn ask_briefly(to: Ipv4Addr, port: u16) -> Result<(String, String), ErrorKind> {
+    ask_within(to, port, Duration::from_millis(50))
 }
 
 /// A large cluster's services fit into one transaction, and one more costs what one costs.

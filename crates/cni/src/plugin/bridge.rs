@@ -3,7 +3,10 @@
 //! A sandbox gets its address as a /32 with the gateway as its only neighbour, so that all traffic
 //! between pods passes the host's network layer. On a plain bridge, the answer of a service's endpoint
 //! to a client on the same bridge would take the short way past connection tracking, and the client
-//! would refuse an answer from an address it never spoke to. Ports are isolated for the same reason.
+//! would refuse an answer from an address it never spoke to.
+//!
+//! Ports are in hairpin mode and not isolated: a kernel with br_netfilter translates a service's address
+//! already at the bridge, and then passes the frame from port to port, or back out of the same one.
 //!
 //! Hardware addresses follow from IP addresses, so that a neighbour entry never outlives its truth:
 //! who gets an address later has the same hardware address, and the gateway's does not change with the
@@ -147,7 +150,7 @@ async fn configure(
     host_ifname: &str,
     address: Ipv4Addr,
 ) -> PluginResult<()> {
-    host.set_bridge_port(host_ifname, BridgePortConfig::new().hairpin(true).isolated(true))
+    host.set_bridge_port(host_ifname, BridgePortConfig::new().hairpin(true))
         .await
         .map_err(failed("configure the bridge port"))?;
     enter(&namespace)?;
