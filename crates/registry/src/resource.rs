@@ -44,6 +44,7 @@ pub struct Resource {
     pub opening: String,
     pub ttl_seconds: Option<i64>,
     pub orphan: Orphan,
+    /// A delete that removes at once answers with the object.
     pub returns_deleted: bool,
     converter: Option<Converter>,
 }
@@ -67,7 +68,7 @@ impl Resource {
             opening: encode::opening(&stored_api_version, facts.kind),
             ttl_seconds: kept.ttl_seconds,
             orphan: kept.orphan,
-            returns_deleted: kept.returns_deleted,
+            returns_deleted: facts.returns_deleted_object,
             converter: converter(facts.group, facts.version, facts.kind),
             stored_api_version,
             facts,

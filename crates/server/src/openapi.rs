@@ -1,38 +1,97 @@
-//! `/openapi/v2` and `/openapi/v3`: documents made at first use and kept as bytes.
+//! `/openapi/v2` and `/openapi/v3`. The documents are the fact tables'; this file serves them.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
-use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
-use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
+use skiff_api::facts;
 use skiff_meta::Status;
+use skiff_schema::openapi::Document;
 
 use crate::body::{self, Answer, not_found};
 use crate::chain::Exchange;
 use crate::compress;
-use crate::server::Inner;
+use crate::negotiate::parse_accept;
 
-/// The documents made so far, by path and form. Leaf lock: documents are made outside of it.
-#[derive(Default)]
-pub struct Documents {
-    made: Mutex<HashMap<String, Document>>,
-}
+const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
+const PROTOBUF_NEWER: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
-#[derive(Clone)]
-struct Document {
-    bytes: Bytes,
-    etag: String,
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02X}")).collect()
 }
 
 /// A strong tag of the content, quoted.
 pub fn etag(bytes: &[u8]) -> String {
-    let digest = Sha256::digest(bytes);
-    let hex: String = digest.iter().map(|byte| format!("{byte:02X}")).collect();
-    format!("\"{hex}\"")
+    format!("\"{}\"", hex(&Sha256::digest(bytes)))
 }
 
-pub fn route(_: &Arc<Inner>, _: &Exchange, _: &[&str]) -> Result<Answer, Status> {
-    Ok(not_found())
+pub fn route(exchange: &Exchange, parts: &[&str]) -> Result<Answer, Status> {
+    let documents = facts::openapi();
+    match parts {
+        ["openapi", "v2"] => {
+            if let Some(content_type) = protobuf(exchange.header(header::ACCEPT)) {
+                return Ok(document(exchange, documents.v2_protobuf(), content_type));
+            }
+            Ok(document(exchange, documents.v2_json(), "application/json"))
+        }
+        ["openapi", "v3"] => {
+            let value = documents.v3_root();
+            Ok(compress::answer(exchange, StatusCode::OK, "application/json", value.to_string().into()))
+        }
+        ["openapi", "v3", path @ ..] => {
+            let path = path.join("/");
+            let Some(found) = documents.v3_group_version(&path) else { return Ok(not_found()) };
+            if protobuf_v3_only(exchange.header(header::ACCEPT)) {
+                return Err(Status::not_acceptable("only the following media types are accepted: application/json"));
+            }
+            // A client that asks by hash may keep the answer: another content has another hash.
+            let hash = exchange.query.text("hash");
+            let current = documents.hash(&path);
+            if !hash.is_empty() && hash != current {
+                let mut answer = body::answer(StatusCode::MOVED_PERMANENTLY, "text/plain; charset=utf-8", "");
+                if let Ok(location) = HeaderValue::from_str(&format!("/openapi/v3/{path}?hash={current}")) {
+                    answer.headers_mut().insert(header::LOCATION, location);
+                }
+                return Ok(answer);
+            }
+            let mut answer = document(exchange, found, "application/json");
+            if !hash.is_empty() {
+                let headers = answer.headers_mut();
+                headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("public, immutable"));
+            }
+            Ok(answer)
+        }
+        _ => Ok(not_found()),
+    }
+}
+
+fn protobuf(accept: &str) -> Option<&'static str> {
+    for clause in parse_accept(accept) {
+        match format!("{}/{}", clause.main, clause.sub).as_str() {
+            PROTOBUF => return Some(PROTOBUF),
+            PROTOBUF_NEWER => return Some(PROTOBUF_NEWER),
+            "application/json" | "application/*" | "*/*" => return None,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Version 3 is made as JSON only; clients that prefer protobuf also take JSON.
+fn protobuf_v3_only(accept: &str) -> bool {
+    let clauses = parse_accept(accept);
+    !clauses.is_empty()
+        && !clauses.iter().any(|clause| matches!((clause.main, clause.sub), ("application", "json" | "*") | ("*", "*")))
+}
+
+fn document(exchange: &Exchange, found: &Document, content_type: &'static str) -> Answer {
+    let mut answer = if exchange.header(header::IF_NONE_MATCH) == found.etag {
+        body::answer(StatusCode::NOT_MODIFIED, content_type, "")
+    } else {
+        compress::answer(exchange, StatusCode::OK, content_type, found.bytes.clone().into())
+    };
+    let headers = answer.headers_mut();
+    headers.insert(header::VARY, HeaderValue::from_static("Accept"));
+    if let Ok(value) = HeaderValue::from_str(&found.etag) {
+        headers.insert(header::ETAG, value);
+    }
+    answer
 }

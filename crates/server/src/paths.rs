@@ -38,7 +38,7 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
         ["api", version] => found(exchange, discovery::api_resources(resources, "", version)),
         ["apis", group] => found(exchange, discovery::api_group(resources, group)),
         ["apis", group, version] => found(exchange, discovery::api_resources(resources, group, version)),
-        ["openapi", ..] => openapi::route(inner, exchange, &parts),
+        ["openapi", ..] => openapi::route(exchange, &parts),
         [".well-known", "openid-configuration"] => openid_configuration(inner),
         ["openid", "v1", "jwks"] => match &inner.issuer {
             Some(issuer) => Ok(body::answer(StatusCode::OK, "application/jwk-set+json", issuer.jwks().to_string())),

@@ -16,7 +16,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::in_flight::InFlight;
 use crate::metrics::Metrics;
-use crate::openapi::Documents;
 use crate::service::InProcess;
 use crate::subresources::KubeletClient;
 use crate::version::Version;
@@ -87,7 +86,6 @@ pub struct Inner {
     pub in_flight: InFlight,
     pub version: Version,
     pub kubelet: Option<KubeletClient>,
-    pub documents: Documents,
     pub anonymous: Arc<UserInfo>,
     /// `host:port`, as discovery and OpenID show it.
     pub server_address: String,
@@ -130,7 +128,6 @@ impl Server {
             in_flight: InFlight::default(),
             version: config.version,
             kubelet: config.kubelet,
-            documents: Documents::default(),
             anonymous: Arc::new(UserInfo::anonymous()),
             server_address: SocketAddr::new(config.advertise_address, config.advertise_port).to_string(),
             ready: AtomicBool::new(false),

@@ -1,5 +1,4 @@
-//! How each resource is kept, where that is not the rule (for ever, deleted with its dependents, and
-//! the delete answered by a Status). Where it is kept stands in the fact tables.
+//! How each resource is kept, where that is not the rule (for ever, and deleted with its dependents). Where it is kept stands in the fact tables.
 
 use crate::resource::Orphan;
 
@@ -11,12 +10,10 @@ const EVENT_TTL_SECONDS: i64 = 3600;
 pub struct StorageFacts {
     pub ttl_seconds: Option<i64>,
     pub orphan: Orphan,
-    /// A delete that removes at once answers with the object.
-    pub returns_deleted: bool,
 }
 
 const USUAL: StorageFacts =
-    StorageFacts { ttl_seconds: None, orphan: Orphan::Never, returns_deleted: false };
+    StorageFacts { ttl_seconds: None, orphan: Orphan::Never };
 
 pub fn storage_facts(group: &str, plural: &str) -> StorageFacts {
     match (group, plural) {
@@ -25,16 +22,6 @@ pub fn storage_facts(group: &str, plural: &str) -> StorageFacts {
             StorageFacts { ttl_seconds: Some(EVENT_TTL_SECONDS), orphan: Orphan::Unsupported, ..USUAL }
         }
         ("batch", "jobs") => StorageFacts { orphan: Orphan::ByDefault, ..USUAL },
-        (
-            "",
-            "namespaces" | "persistentvolumes" | "persistentvolumeclaims" | "pods" | "podtemplates" | "resourcequotas"
-            | "serviceaccounts" | "services",
-        )
-        | ("resource.k8s.io", _)
-        | (
-            "storage.k8s.io",
-            "csidrivers" | "csinodes" | "storageclasses" | "volumeattachments" | "volumeattributesclasses",
-        ) => StorageFacts { returns_deleted: true, ..USUAL },
         _ => USUAL,
     }
 }

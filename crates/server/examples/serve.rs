@@ -1,0 +1,68 @@
+//! The API server by itself, for comparing it with others: no controllers, no nodes.
+//! `serve DIR PORT` keeps its state and an `admin.kubeconfig` in DIR and ends on SIGTERM or SIGINT.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use base64::Engine;
+use skiff_server::{Server, ServerConfig, ServiceAccountKey, Version};
+use tokio_util::sync::CancellationToken;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(dir), Some(port)) = (arguments.next().map(PathBuf::from), arguments.next()) else {
+        return Err("usage: serve DIR PORT".into());
+    };
+    let port: u16 = port.parse()?;
+    let began = std::time::Instant::now();
+    let pki = skiff_pki::Pki::open(&dir.join("pki"))?;
+    let names = ["localhost".to_string(), "127.0.0.1".to_string()];
+    let identity = pki.serving("apiserver", "kube-apiserver", &names)?;
+    let (private_key, public_key) = pki.service_account_keys()?;
+    let admin = pki.client("admin", "kubernetes-admin", Some("system:masters"))?;
+    let encode = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
+    let kubeconfig = serde_json::json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "serve",
+        "clusters": [{"name": "serve", "cluster": {"server": format!("https://127.0.0.1:{port}"), "certificate-authority-data": encode(pki.ca_certificate())}}],
+        "users": [{"name": "admin", "user": {"client-certificate-data": encode(&admin.certificate), "client-key-data": encode(&admin.key)}}],
+        "contexts": [{"name": "serve", "context": {"cluster": "serve", "user": "admin"}}],
+    });
+    std::fs::write(dir.join("admin.kubeconfig"), kubeconfig.to_string())?;
+    let shutdown = CancellationToken::new();
+    let keys_done = began.elapsed();
+    let server = Server::start(ServerConfig {
+        store: Arc::new(skiff_store::Embedded::open(dir.join("store"))?),
+        service_cidr: "10.96.0.0/12".to_string(),
+        node_ports: 30000..=32767,
+        advertise_address: "192.0.2.2".parse()?,
+        advertise_port: port,
+        tls: Arc::new(skiff_pki::server_config(&identity, Some(pki.ca_certificate()))?),
+        service_account: Some(ServiceAccountKey {
+            private_key,
+            public_key,
+            issuer: "https://kubernetes.default.svc.cluster.local".to_string(),
+            audiences: Vec::new(),
+        }),
+        anonymous: true,
+        admission: skiff_admission::Chain::recommended(),
+        kubelet: None,
+        recorder: Arc::default(),
+        version: Version::default(),
+        shutdown: shutdown.clone(),
+    })
+    .await?;
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await?;
+    println!("ready after {:?} ({keys_done:?} for keys): {}", began.elapsed(), dir.join("admin.kubeconfig").display());
+    let mut term = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let ending = shutdown.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        ending.cancel();
+    });
+    server.serve(listener, shutdown).await;
+    Ok(())
+}
