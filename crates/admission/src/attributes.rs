@@ -67,10 +67,13 @@ impl Attributes<'_> {
 
     /// The 403 of a plugin that refuses. An object that has no name yet is named by its prefix.
     pub fn forbidden(&self, why: impl std::fmt::Display) -> Status {
-        let own = self.object.as_deref().map_or("", |o| match text(o, "metadata.name") {
-            "" => text(o, "metadata.generateName"),
-            name => name,
-        });
+        let own = self
+            .object
+            .as_deref()
+            .map_or("", |o| match text(o, "metadata.name") {
+                "" => text(o, "metadata.generateName"),
+                name => name,
+            });
         let name = match (own, self.name) {
             ("", "") => "Unknown",
             (name, "") | (_, name) => name,

@@ -33,7 +33,12 @@ impl Errors {
         let path = at.path();
         // COMPAT: upstream prints an empty path so.
         let path = if path.is_empty() { "<nil>".to_owned() } else { path };
-        self.0.push(Error { kind, path, value, detail: detail.into() });
+        self.0.push(Error {
+            kind,
+            path,
+            value,
+            detail: detail.into(),
+        });
     }
 
     pub fn required(&mut self, at: &Node, detail: impl Into<String>) {
@@ -72,13 +77,23 @@ impl Errors {
     }
 
     pub fn too_long(&mut self, at: &Node, max: usize) {
-        self.push(ErrorType::TooLong, at, None, format!("may not be more than {max} bytes"));
+        self.push(
+            ErrorType::TooLong,
+            at,
+            None,
+            format!("may not be more than {max} bytes"),
+        );
     }
 
     pub fn too_many(&mut self, at: &Node, max: usize) {
         let items = if max == 1 { "item" } else { "items" };
         let actual = at.len();
-        self.push(ErrorType::TooMany, at, Some(actual.into()), format!("must have at most {max} {items}"));
+        self.push(
+            ErrorType::TooMany,
+            at,
+            Some(actual.into()),
+            format!("must have at most {max} {items}"),
+        );
     }
 
     /// One of the values, which must be there.
@@ -140,5 +155,9 @@ impl Errors {
 }
 
 fn shown(at: &Node) -> Value {
-    if at.is_set() { at.value.clone() } else { Value::String(String::new()) }
+    if at.is_set() {
+        at.value.clone()
+    } else {
+        Value::String(String::new())
+    }
 }

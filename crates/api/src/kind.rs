@@ -26,26 +26,44 @@ pub struct Column {
 
 /// A column of type string.
 pub const fn text(name: &'static str) -> Column {
-    Column { name, kind: "string", format: "", priority: 0, description: "" }
+    Column {
+        name,
+        kind: "string",
+        format: "",
+        priority: 0,
+        description: "",
+    }
 }
 
 /// A column of type string that only `-o wide` shows.
 pub const fn wide(name: &'static str) -> Column {
-    Column { priority: 1, ..text(name) }
+    Column {
+        priority: 1,
+        ..text(name)
+    }
 }
 
 /// A column of type integer.
 pub const fn integer(name: &'static str) -> Column {
-    Column { kind: "integer", ..text(name) }
+    Column {
+        kind: "integer",
+        ..text(name)
+    }
 }
 
 /// A column of type boolean.
 pub const fn boolean(name: &'static str) -> Column {
-    Column { kind: "boolean", ..text(name) }
+    Column {
+        kind: "boolean",
+        ..text(name)
+    }
 }
 
 /// The name column, first in nearly every table.
-pub const NAME: Column = Column { format: "name", ..text("Name") };
+pub const NAME: Column = Column {
+    format: "name",
+    ..text("Name")
+};
 
 /// The age column of built-in tables: a string, already rounded.
 pub const AGE: Column = text("Age");
@@ -121,7 +139,10 @@ pub const BASE: Kind = Kind {
 };
 
 /// The second column of kinds that upstream has no printer for.
-const CREATED_AT: Column = Column { kind: "date", ..text("Created At") };
+const CREATED_AT: Column = Column {
+    kind: "date",
+    ..text("Created At")
+};
 
 impl Kind {
     /// Prepares an object for creation: clears what a client may not set, then the kind's own rules.
@@ -167,7 +188,11 @@ impl Kind {
 
 /// The rules of a kind; kinds without special rules get [`GENERIC`].
 pub fn kind(group: &str, kind: &str) -> &'static Kind {
-    crate::KINDS.iter().copied().find(|k| k.kind == kind && k.group == group).unwrap_or(&GENERIC)
+    crate::KINDS
+        .iter()
+        .copied()
+        .find(|k| k.kind == kind && k.group == group)
+        .unwrap_or(&GENERIC)
 }
 
 /// What a kind without a file of its own gets.
@@ -178,8 +203,31 @@ mod tests {
     #[test]
     fn every_kind_is_listed_once() {
         for (i, a) in crate::KINDS.iter().enumerate() {
-            assert!(!crate::KINDS[i + 1..].iter().any(|b| b.kind == a.kind && b.group == a.group), "{}", a.kind);
+            assert!(
+                !crate::KINDS[i + 1..]
+                    .iter()
+                    .any(|b| b.kind == a.kind && b.group == a.group),
+                "{}",
+                a.kind
+            );
             assert!(!a.kind.is_empty());
+        }
+    }
+
+    #[test]
+    fn every_stored_resource_has_rules_and_the_right_status() {
+        for resource in crate::facts::resources() {
+            if resource.storage.is_none() {
+                continue;
+            }
+            let rules = super::kind(resource.group, resource.kind);
+            assert_eq!(rules.kind, resource.kind, "{} has no file", resource.kind);
+            assert_eq!(
+                rules.has_status,
+                resource.subresource("status").is_some(),
+                "{}",
+                resource.kind
+            );
         }
     }
 
@@ -193,7 +241,8 @@ mod tests {
 
     #[test]
     fn no_rule_panics_on_an_object_of_wrong_shape() {
-        let wrong = serde_json::json!({"metadata": [], "spec": "x", "status": 4, "data": true, "rules": {"a": 1}});
+        let wrong =
+            serde_json::json!({"metadata": [], "spec": "x", "status": 4, "data": true, "rules": {"a": 1}});
         for k in crate::KINDS {
             for object in [serde_json::json!({}), wrong.clone()] {
                 let mut o = object.clone();

@@ -70,8 +70,18 @@ fn masked(address: IpAddr, bits: u8) -> bool {
 /// Whether a network holds an address.
 pub fn contains((network, bits): (IpAddr, u8), address: IpAddr) -> bool {
     match (network, address) {
-        (IpAddr::V4(n), IpAddr::V4(a)) => (n.to_bits() ^ a.to_bits()).checked_shr(32 - u32::from(bits)).unwrap_or(0) == 0,
-        (IpAddr::V6(n), IpAddr::V6(a)) => (n.to_bits() ^ a.to_bits()).checked_shr(128 - u32::from(bits)).unwrap_or(0) == 0,
+        (IpAddr::V4(n), IpAddr::V4(a)) => {
+            (n.to_bits() ^ a.to_bits())
+                .checked_shr(32 - u32::from(bits))
+                .unwrap_or(0)
+                == 0
+        }
+        (IpAddr::V6(n), IpAddr::V6(a)) => {
+            (n.to_bits() ^ a.to_bits())
+                .checked_shr(128 - u32::from(bits))
+                .unwrap_or(0)
+                == 0
+        }
         _ => false,
     }
 }
@@ -81,9 +91,17 @@ pub fn cidr(at: &Node, errors: &mut Errors) -> Option<(IpAddr, u8)> {
     let Some((address, bits)) = parse_cidr(at.str()) else {
         let sloppy = at.str().split_once('/').is_some_and(|(a, b)| {
             (sloppy_v4(a) || a.parse::<IpAddr>().is_ok())
-                && b.parse::<u8>().is_ok_and(|b| b <= if a.contains(':') { 128 } else { 32 })
+                && b.parse::<u8>()
+                    .is_ok_and(|b| b <= if a.contains(':') { 128 } else { 32 })
         });
-        errors.invalid(at, if sloppy { "must not have leading 0s in IP or prefix length" } else { BAD_CIDR });
+        errors.invalid(
+            at,
+            if sloppy {
+                "must not have leading 0s in IP or prefix length"
+            } else {
+                BAD_CIDR
+            },
+        );
         return None;
     };
     if mapped(address) {
@@ -126,8 +144,16 @@ mod tests {
         check(rule, "10.0.0.0/8", "");
         check(rule, "0.0.0.0/0", "");
         check(rule, "::/0", "");
-        check(rule, "10.0.0.1/8", "must not have bits set beyond the prefix length");
-        check(rule, "10.0.0.0/08", "must not have leading 0s in IP or prefix length");
+        check(
+            rule,
+            "10.0.0.1/8",
+            "must not have bits set beyond the prefix length",
+        );
+        check(
+            rule,
+            "10.0.0.0/08",
+            "must not have leading 0s in IP or prefix length",
+        );
         check(rule, "10.0.0.0/33", BAD_CIDR);
     }
 }

@@ -25,7 +25,9 @@ pub struct Node<'p, 'v> {
 
 /// The value at a dotted path, null where something on the way is missing.
 pub fn at<'a>(value: &'a Value, path: &str) -> &'a Value {
-    path.split('.').try_fold(value, |v, name| v.get(name)).unwrap_or(&NULL)
+    path.split('.')
+        .try_fold(value, |v, name| v.get(name))
+        .unwrap_or(&NULL)
 }
 
 /// The string at a dotted path, empty if there is none.
@@ -68,21 +70,37 @@ pub fn is_empty(value: &Value) -> bool {
 impl<'p, 'v> Node<'p, 'v> {
     /// The whole object.
     pub fn root(value: &'v Value) -> Self {
-        Node { value, parent: None, step: Step::Root }
+        Node {
+            value,
+            parent: None,
+            step: Step::Root,
+        }
     }
 
     pub fn field<'q>(&'q self, name: &'q str) -> Node<'q, 'v> {
-        Node { value: at(self.value, name), parent: Some(self), step: Step::Field(name) }
+        Node {
+            value: at(self.value, name),
+            parent: Some(self),
+            step: Step::Field(name),
+        }
     }
 
     /// This place with another value, for checks whose path is not where the value is.
     pub fn with<'q>(&'q self, value: &'q Value) -> Node<'q, 'q> {
-        Node { value, parent: self.parent, step: self.step }
+        Node {
+            value,
+            parent: self.parent,
+            step: self.step,
+        }
     }
 
     pub fn items<'q>(&'q self) -> impl Iterator<Item = Node<'q, 'v>> {
         let list = self.value.as_array().map_or(&[][..], Vec::as_slice);
-        list.iter().enumerate().map(move |(i, value)| Node { value, parent: Some(self), step: Step::Index(i) })
+        list.iter().enumerate().map(move |(i, value)| Node {
+            value,
+            parent: Some(self),
+            step: Step::Index(i),
+        })
     }
 
     /// The entries of a map; the path shows the key in brackets.
@@ -91,15 +109,32 @@ impl<'p, 'v> Node<'p, 'v> {
             .as_object()
             .into_iter()
             .flatten()
-            .map(move |(k, value)| (k.as_str(), Node { value, parent: Some(self), step: Step::Key(k) }))
+            .map(move |(k, value)| {
+                (
+                    k.as_str(),
+                    Node {
+                        value,
+                        parent: Some(self),
+                        step: Step::Key(k),
+                    },
+                )
+            })
     }
 
     pub fn key<'q>(&'q self, key: &'q str) -> Node<'q, 'v> {
-        Node { value: self.value.get(key).unwrap_or(&NULL), parent: Some(self), step: Step::Key(key) }
+        Node {
+            value: self.value.get(key).unwrap_or(&NULL),
+            parent: Some(self),
+            step: Step::Key(key),
+        }
     }
 
     pub fn index<'q>(&'q self, i: usize) -> Node<'q, 'v> {
-        Node { value: self.value.get(i).unwrap_or(&NULL), parent: Some(self), step: Step::Index(i) }
+        Node {
+            value: self.value.get(i).unwrap_or(&NULL),
+            parent: Some(self),
+            step: Step::Index(i),
+        }
     }
 
     /// The string, empty when absent.
@@ -173,7 +208,10 @@ mod tests {
         let first = containers.items().next().expect("one container");
         assert_eq!(first.field("name").path(), "spec.containers[0].name");
         let limits = root.field("spec.limits");
-        assert_eq!(limits.entries().next().expect("one entry").1.path(), "spec.limits[cpu]");
+        assert_eq!(
+            limits.entries().next().expect("one entry").1.path(),
+            "spec.limits[cpu]"
+        );
         assert_eq!(root.field("nothing.here").str(), "");
     }
 

@@ -69,7 +69,13 @@ pub fn label_map(object: &Value, path: &str) -> Value {
 /// Names and images of a pod template's containers: two cells.
 pub fn containers(object: &Value, pod_spec: &str) -> [Value; 2] {
     let containers = list(at(object, pod_spec), "containers");
-    let join = |field| containers.iter().map(|c| text(c, field)).collect::<Vec<_>>().join(",");
+    let join = |field| {
+        containers
+            .iter()
+            .map(|c| text(c, field))
+            .collect::<Vec<_>>()
+            .join(",")
+    };
     [json!(join("name")), json!(join("image"))]
 }
 

@@ -53,7 +53,9 @@ pub fn status_only_keep_labels(new: &mut Value, old: &Value) {
 
 /// Takes every top-level field from `old` except the named ones.
 pub fn keep_all_but(new: &mut Value, old: &Value, mine: &[&str]) {
-    let (Some(n), Some(o)) = (new.as_object_mut(), old.as_object()) else { return };
+    let (Some(n), Some(o)) = (new.as_object_mut(), old.as_object()) else {
+        return;
+    };
     n.retain(|k, _| mine.contains(&k.as_str()));
     for (k, v) in o {
         if !mine.contains(&k.as_str()) {
@@ -85,7 +87,10 @@ mod tests {
         let old = json!({"metadata": {"generation": 3}, "spec": {"a": 1}, "status": {"ok": true}});
         let mut new = json!({"metadata": {"generation": 3}, "spec": {"a": 2}, "status": {"ok": false}});
         update_spec(&mut new, &old);
-        assert_eq!(new, json!({"metadata": {"generation": 4}, "spec": {"a": 2}, "status": {"ok": true}}));
+        assert_eq!(
+            new,
+            json!({"metadata": {"generation": 4}, "spec": {"a": 2}, "status": {"ok": true}})
+        );
         let mut unchanged = old.clone();
         update_spec(&mut unchanged, &old);
         assert_eq!(unchanged, old);
@@ -96,6 +101,9 @@ mod tests {
         let old = json!({"metadata": {}, "spec": {"a": 1}, "status": {"ok": true}});
         let mut new = json!({"metadata": {}, "status": {"ok": false}, "extra": 1});
         status_only(&mut new, &old);
-        assert_eq!(new, json!({"metadata": {}, "spec": {"a": 1}, "status": {"ok": false}}));
+        assert_eq!(
+            new,
+            json!({"metadata": {}, "spec": {"a": 1}, "status": {"ok": false}})
+        );
     }
 }

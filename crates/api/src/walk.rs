@@ -42,7 +42,9 @@ pub fn pointer(value: &mut Value, name: &str, default: impl Into<Value>) {
 /// Sets a string field that is absent or empty.
 pub fn string(value: &mut Value, name: &str, default: &str) {
     if let Some(map) = value.as_object_mut()
-        && map.get(name).is_none_or(|v| v.is_null() || v.as_str() == Some(""))
+        && map
+            .get(name)
+            .is_none_or(|v| v.is_null() || v.as_str() == Some(""))
     {
         map.insert(name.to_owned(), default.into());
     }

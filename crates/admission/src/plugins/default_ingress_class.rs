@@ -24,8 +24,12 @@ impl Plugin for DefaultIngressClass {
         if !a.is("networking.k8s.io", "ingresses") {
             return Ok(());
         }
-        let Some(ingress) = a.object.as_deref_mut() else { return Ok(()) };
-        let annotated = at(ingress, "metadata.annotations").get("kubernetes.io/ingress.class").is_some();
+        let Some(ingress) = a.object.as_deref_mut() else {
+            return Ok(());
+        };
+        let annotated = at(ingress, "metadata.annotations")
+            .get("kubernetes.io/ingress.class")
+            .is_some();
         if annotated || !at(ingress, "spec.ingressClassName").is_null() {
             return Ok(());
         }
@@ -36,7 +40,9 @@ impl Plugin for DefaultIngressClass {
         let classes = lister.list("networking.k8s.io", "ingressclasses", "").await?;
         let newest = classes.iter().filter(|c| marked(c)).max_by(|x, y| {
             let born = |c: &Value| text(c, "metadata.creationTimestamp").to_owned();
-            born(x).cmp(&born(y)).then_with(|| text(y, "metadata.name").cmp(text(x, "metadata.name")))
+            born(x)
+                .cmp(&born(y))
+                .then_with(|| text(y, "metadata.name").cmp(text(x, "metadata.name")))
         });
         if let (Some(class), Some(spec)) = (newest, walk::object(ingress, "spec")) {
             walk::put(spec, "ingressClassName", json!(text(class, "metadata.name")));

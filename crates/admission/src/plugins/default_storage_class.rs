@@ -8,8 +8,10 @@ use skiff_meta::Status;
 
 use crate::{Attributes, Lister, Operation, Plugin};
 
-const MARKS: [&str; 2] =
-    ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
+const MARKS: [&str; 2] = [
+    "storageclass.kubernetes.io/is-default-class",
+    "storageclass.beta.kubernetes.io/is-default-class",
+];
 
 pub struct DefaultStorageClass;
 
@@ -27,21 +29,31 @@ impl Plugin for DefaultStorageClass {
         if !a.is("", "persistentvolumeclaims") {
             return Ok(());
         }
-        let Some(claim) = a.object.as_deref_mut() else { return Ok(()) };
+        let Some(claim) = a.object.as_deref_mut() else {
+            return Ok(());
+        };
         let annotated = at(claim, "metadata.annotations").get("volume.beta.kubernetes.io/storage-class");
         // COMPAT: an empty name is a choice too: no class at all.
         if annotated.is_some() || !at(claim, "spec.storageClassName").is_null() {
             return Ok(());
         }
         let marked = |class: &Value| {
-            MARKS.iter().any(|m| at(class, "metadata.annotations").get(m).and_then(Value::as_str) == Some("true"))
+            MARKS
+                .iter()
+                .any(|m| at(class, "metadata.annotations").get(m).and_then(Value::as_str) == Some("true"))
         };
-        let mut defaults: Vec<Value> =
-            lister.list("storage.k8s.io", "storageclasses", "").await?.into_iter().filter(marked).collect();
+        let mut defaults: Vec<Value> = lister
+            .list("storage.k8s.io", "storageclasses", "")
+            .await?
+            .into_iter()
+            .filter(marked)
+            .collect();
         // The newest wins, and of the same age the first by name.
         defaults.sort_by(|x, y| {
             let born = |c: &Value| text(c, "metadata.creationTimestamp").to_owned();
-            born(y).cmp(&born(x)).then_with(|| text(x, "metadata.name").cmp(text(y, "metadata.name")))
+            born(y)
+                .cmp(&born(x))
+                .then_with(|| text(x, "metadata.name").cmp(text(y, "metadata.name")))
         });
         if let (Some(class), Some(spec)) = (defaults.first(), walk::object(claim, "spec")) {
             walk::put(spec, "storageClassName", json!(text(class, "metadata.name")));

@@ -26,7 +26,9 @@ impl Plugin for DefaultTolerationSeconds {
         if !a.is("", "pods") {
             return Ok(());
         }
-        let Some(spec) = a.object.as_deref_mut().and_then(|o| walk::object(o, "spec")) else { return Ok(()) };
+        let Some(spec) = a.object.as_deref_mut().and_then(|o| walk::object(o, "spec")) else {
+            return Ok(());
+        };
         let mut tolerations = list(spec, "tolerations").to_vec();
         let given = tolerations.len();
         for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
@@ -53,8 +55,12 @@ mod tests {
 
     #[tokio::test]
     async fn both_are_added_unless_tolerated() {
-        let mut pod = json!({"spec": {"tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}]}});
-        DefaultTolerationSeconds.admit(&mut create("", "pods", "Pod", &mut pod), &Objects::default()).await.unwrap();
+        let mut pod =
+            json!({"spec": {"tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}]}});
+        DefaultTolerationSeconds
+            .admit(&mut create("", "pods", "Pod", &mut pod), &Objects::default())
+            .await
+            .unwrap();
         assert_eq!(
             pod["spec"]["tolerations"],
             json!([{"key": "node.kubernetes.io/not-ready", "operator": "Exists"},

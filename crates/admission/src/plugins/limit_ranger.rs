@@ -18,7 +18,9 @@ type Amounts = BTreeMap<String, Quantity>;
 pub struct LimitRanger;
 
 fn concerns(a: &Attributes<'_>) -> bool {
-    let deleted = a.old_object.is_some_and(|o| !at(o, "metadata.deletionTimestamp").is_null());
+    let deleted = a
+        .old_object
+        .is_some_and(|o| !at(o, "metadata.deletionTimestamp").is_null());
     let pod = a.is("", "pods") && a.operation == Operation::Create;
     a.object.is_some() && !deleted && (pod || a.is("", "persistentvolumeclaims"))
 }
@@ -48,7 +50,9 @@ impl Plugin for LimitRanger {
         if !concerns(a) {
             return Ok(());
         }
-        let Some(object) = a.object.as_deref() else { return Ok(()) };
+        let Some(object) = a.object.as_deref() else {
+            return Ok(());
+        };
         for range in lister.list("", "limitranges", a.namespace).await? {
             let mut broken = Vec::new();
             for limit in list(&range, "spec.limits") {
@@ -65,13 +69,21 @@ impl Plugin for LimitRanger {
 }
 
 fn defaults(range: &Value, pod: &mut Value) {
-    let container_limits: Vec<&Value> =
-        list(range, "spec.limits").iter().filter(|l| text(l, "type") == "Container").collect();
+    let container_limits: Vec<&Value> = list(range, "spec.limits")
+        .iter()
+        .filter(|l| text(l, "type") == "Container")
+        .collect();
     let mut notes = Vec::new();
-    for (field, word) in [("spec.containers[]", "container"), ("spec.initContainers[]", "init container")] {
+    for (field, word) in [
+        ("spec.containers[]", "container"),
+        ("spec.initContainers[]", "init container"),
+    ] {
         walk::each(pod, field, &mut |container| {
             let name = text(container, "name").to_owned();
-            for (from, to, says) in [("defaultRequest", "requests", "request"), ("default", "limits", "limit")] {
+            for (from, to, says) in [
+                ("defaultRequest", "requests", "request"),
+                ("default", "limits", "limit"),
+            ] {
                 let mut set = Vec::new();
                 for limit in &container_limits {
                     for (resource, amount) in at(limit, from).as_object().into_iter().flatten() {
@@ -102,16 +114,30 @@ fn defaults(range: &Value, pod: &mut Value) {
 }
 
 fn amounts(value: &Value) -> Amounts {
-    value.as_object().into_iter().flatten().filter_map(|(k, v)| Some((k.clone(), quantity(v)?))).collect()
+    value
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter_map(|(k, v)| Some((k.clone(), quantity(v)?)))
+        .collect()
 }
 
 fn bounds(limit: &Value, resource: &str, object: &Value, broken: &mut Vec<String>) {
     let kind = text(limit, "type");
     match (kind, resource) {
         ("Container", "pods") => {
-            for container in list(object, "spec.containers").iter().chain(list(object, "spec.initContainers")) {
+            for container in list(object, "spec.containers")
+                .iter()
+                .chain(list(object, "spec.initContainers"))
+            {
                 let resources = at(container, "resources");
-                all_bounds(limit, kind, &amounts(at(resources, "requests")), &amounts(at(resources, "limits")), broken);
+                all_bounds(
+                    limit,
+                    kind,
+                    &amounts(at(resources, "requests")),
+                    &amounts(at(resources, "limits")),
+                    broken,
+                );
             }
         }
         ("Pod", "pods") => {
@@ -130,9 +156,13 @@ fn bounds(limit: &Value, resource: &str, object: &Value, broken: &mut Vec<String
             }
             for (name, most) in amounts(at(limit, "max")) {
                 match requests.get(&name) {
-                    None => broken.push(format!("maximum {name} usage per {kind} is {most}.  No request is specified")),
+                    None => broken.push(format!(
+                        "maximum {name} usage per {kind} is {most}.  No request is specified"
+                    )),
                     Some(r) if *r > most => {
-                        broken.push(format!("maximum {name} usage per {kind} is {most}, but request is {r}"));
+                        broken.push(format!(
+                            "maximum {name} usage per {kind} is {most}, but request is {r}"
+                        ));
                     }
                     Some(_) => {}
                 }
@@ -172,7 +202,14 @@ fn all_bounds(limit: &Value, kind: &str, requests: &Amounts, limits: &Amounts, b
     }
 }
 
-fn minimum(kind: &str, name: &str, least: &Quantity, requests: &Amounts, limits: &Amounts, broken: &mut Vec<String>) {
+fn minimum(
+    kind: &str,
+    name: &str,
+    least: &Quantity,
+    requests: &Amounts,
+    limits: &Amounts,
+    broken: &mut Vec<String>,
+) {
     let usage = format!("minimum {name} usage per {kind} is {least}");
     match (requests.get(name), limits.get(name)) {
         (None, _) => broken.push(format!("{usage}.  No request is specified")),
@@ -207,7 +244,13 @@ mod tests {
             "LimitRanger plugin set: cpu request for container c; cpu limit for container c"
         );
         pod["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("2");
-        let error = LimitRanger.validate(&create("", "pods", "Pod", &mut pod), &lister).await.unwrap_err();
-        assert_eq!(error.message, "pods \"p\" is forbidden: maximum cpu usage per Container is 1, but limit is 2");
+        let error = LimitRanger
+            .validate(&create("", "pods", "Pod", &mut pod), &lister)
+            .await
+            .unwrap_err();
+        assert_eq!(
+            error.message,
+            "pods \"p\" is forbidden: maximum cpu usage per Container is 1, but limit is 2"
+        );
     }
 }

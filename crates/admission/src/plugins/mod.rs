@@ -55,20 +55,40 @@ pub(crate) mod fake {
 
     #[async_trait]
     impl Lister for Objects {
-        async fn get(&self, _: &str, resource: &str, namespace: &str, name: &str) -> Result<Option<Value>, Status> {
+        async fn get(
+            &self,
+            _: &str,
+            resource: &str,
+            namespace: &str,
+            name: &str,
+        ) -> Result<Option<Value>, Status> {
             let all = self.list("", resource, namespace).await?;
             Ok(all.into_iter().find(|o| text(o, "metadata.name") == name))
         }
 
         async fn list(&self, _: &str, resource: &str, namespace: &str) -> Result<Vec<Value>, Status> {
             let here = |o: &Value| namespace.is_empty() || text(o, "metadata.namespace") == namespace;
-            Ok(self.0.iter().filter(|(r, o)| *r == resource && here(o)).map(|(_, o)| o.clone()).collect())
+            Ok(self
+                .0
+                .iter()
+                .filter(|(r, o)| *r == resource && here(o))
+                .map(|(_, o)| o.clone())
+                .collect())
         }
     }
 
-    pub static USER: User = User { name: String::new(), uid: String::new(), groups: Vec::new() };
+    pub static USER: User = User {
+        name: String::new(),
+        uid: String::new(),
+        groups: Vec::new(),
+    };
 
-    pub fn create<'a>(group: &'a str, resource: &'a str, kind: &'a str, object: &'a mut Value) -> Attributes<'a> {
+    pub fn create<'a>(
+        group: &'a str,
+        resource: &'a str,
+        kind: &'a str,
+        object: &'a mut Value,
+    ) -> Attributes<'a> {
         Attributes {
             user: &USER,
             operation: Operation::Create,

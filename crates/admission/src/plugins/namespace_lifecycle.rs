@@ -67,12 +67,17 @@ impl Plugin for NamespaceLifecycle {
             return Ok(());
         }
         let mut namespace = lister.get("", "namespaces", "", a.namespace).await?;
-        let active = namespace.as_ref().is_some_and(|n| text(n, "status.phase") != "Terminating");
+        let active = namespace
+            .as_ref()
+            .is_some_and(|n| text(n, "status.phase") != "Terminating");
         if namespace.is_none() || (active && self.is_doubted(a.namespace)) {
             namespace = lister.get_latest("", "namespaces", "", a.namespace).await?;
         }
         let Some(namespace) = namespace else {
-            return Err(Status::not_found(&GroupResource::new("", "namespaces"), a.namespace));
+            return Err(Status::not_found(
+                &GroupResource::new("", "namespaces"),
+                a.namespace,
+            ));
         };
         if a.operation == Operation::Create && text(&namespace, "status.phase") == "Terminating" {
             let mut status = a.forbidden(format_args!(
@@ -99,11 +104,17 @@ mod tests {
     use serde_json::json;
 
     async fn check(phase: Option<&str>, expected: Option<&str>) {
-        let objects = phase.map(|p| ("namespaces", json!({"metadata": {"name": "ns"}, "status": {"phase": p}})));
+        let objects = phase.map(|p| {
+            (
+                "namespaces",
+                json!({"metadata": {"name": "ns"}, "status": {"phase": p}}),
+            )
+        });
         let lister = Objects(objects.into_iter().collect());
         let mut pod = json!({"metadata": {"name": "p"}});
-        let result =
-            NamespaceLifecycle::default().admit(&mut create("", "pods", "Pod", &mut pod), &lister).await;
+        let result = NamespaceLifecycle::default()
+            .admit(&mut create("", "pods", "Pod", &mut pod), &lister)
+            .await;
         assert_eq!(result.err().map(|s| s.message).as_deref(), expected);
     }
 
@@ -125,8 +136,14 @@ mod tests {
         let mut a = create("", "namespaces", "Namespace", &mut object);
         a.operation = Operation::Delete;
         a.name = "kube-system";
-        let error = NamespaceLifecycle::default().admit(&mut a, &lister).await.unwrap_err();
-        assert_eq!(error.message, "namespaces \"kube-system\" is forbidden: this namespace may not be deleted");
+        let error = NamespaceLifecycle::default()
+            .admit(&mut a, &lister)
+            .await
+            .unwrap_err();
+        assert_eq!(
+            error.message,
+            "namespaces \"kube-system\" is forbidden: this namespace may not be deleted"
+        );
         a.name = "other";
         assert!(NamespaceLifecycle::default().admit(&mut a, &lister).await.is_ok());
     }

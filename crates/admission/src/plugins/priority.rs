@@ -11,8 +11,10 @@ use crate::{Attributes, Lister, Operation, Plugin};
 const GROUP: &str = "scheduling.k8s.io";
 const RESOURCE: &str = "priorityclasses";
 /// The classes that every cluster has, also before they have been written.
-const SYSTEM: [(&str, i64); 2] =
-    [("system-node-critical", 2_000_001_000), ("system-cluster-critical", 2_000_000_000)];
+const SYSTEM: [(&str, i64); 2] = [
+    ("system-node-critical", 2_000_001_000),
+    ("system-cluster-critical", 2_000_000_000),
+];
 
 pub struct Priority;
 
@@ -37,7 +39,9 @@ fn from_class(class: &Value) -> Established {
 /// The default of the cluster: of several the one with the smallest value.
 async fn default_class(lister: &dyn Lister) -> Result<Option<Value>, Status> {
     let classes = lister.list(GROUP, RESOURCE, "").await?;
-    let defaults = classes.into_iter().filter(|c| at(c, "globalDefault").as_bool() == Some(true));
+    let defaults = classes
+        .into_iter()
+        .filter(|c| at(c, "globalDefault").as_bool() == Some(true));
     Ok(defaults.min_by_key(|c| number(c, "value")))
 }
 
@@ -49,13 +53,20 @@ async fn establish(a: &Attributes<'_>, lister: &dyn Lister) -> Result<Establishe
         preemption_policy: "PreemptLowerPriority".to_owned(),
     };
     if name.is_empty() {
-        return Ok(default_class(lister).await?.as_ref().map_or_else(none, from_class));
+        return Ok(default_class(lister)
+            .await?
+            .as_ref()
+            .map_or_else(none, from_class));
     }
     if let Some(class) = lister.get(GROUP, RESOURCE, "", name).await? {
         return Ok(from_class(&class));
     }
     match SYSTEM.iter().find(|(system, _)| *system == name) {
-        Some((_, value)) => Ok(Established { name: name.to_owned(), value: *value, ..none() }),
+        Some((_, value)) => Ok(Established {
+            name: name.to_owned(),
+            value: *value,
+            ..none()
+        }),
         None => Err(a.forbidden(format_args!("no PriorityClass with name {name} was found"))),
     }
 }
@@ -87,7 +98,10 @@ impl Plugin for Priority {
         }
         let found = establish(a, lister).await?;
         let spec = a.object.as_deref().map(|o| at(o, "spec"));
-        if let Some(given) = spec.and_then(|s| at(s, "priority").as_i64()).filter(|p| *p != found.value) {
+        if let Some(given) = spec
+            .and_then(|s| at(s, "priority").as_i64())
+            .filter(|p| *p != found.value)
+        {
             return Err(a.forbidden(format_args!(
                 "the integer value of priority ({given}) must not be provided in pod spec; priority admission controller computed {} from the given PriorityClass name",
                 found.value
@@ -114,7 +128,10 @@ impl Plugin for Priority {
         if !a.is(GROUP, RESOURCE) {
             return Ok(());
         }
-        let wants = a.object.as_deref().is_some_and(|o| at(o, "globalDefault").as_bool() == Some(true));
+        let wants = a
+            .object
+            .as_deref()
+            .is_some_and(|o| at(o, "globalDefault").as_bool() == Some(true));
         if wants && let Some(current) = default_class(lister).await? {
             let name = text(&current, "metadata.name");
             if a.operation == Operation::Create || name != a.text("metadata.name") {
@@ -133,11 +150,15 @@ mod tests {
     use crate::plugins::fake::{Objects, create};
 
     async fn check(spec: Value, expected: Result<Value, &str>) {
-        let lister = Objects(vec![
-            (RESOURCE, json!({"metadata": {"name": "high"}, "value": 1000, "preemptionPolicy": "Never"})),
-        ]);
+        let lister = Objects(vec![(
+            RESOURCE,
+            json!({"metadata": {"name": "high"}, "value": 1000, "preemptionPolicy": "Never"}),
+        )]);
         let mut pod = json!({"metadata": {"name": "p"}, "spec": spec});
-        match Priority.admit(&mut create("", "pods", "Pod", &mut pod), &lister).await {
+        match Priority
+            .admit(&mut create("", "pods", "Pod", &mut pod), &lister)
+            .await
+        {
             Ok(()) => assert_eq!(Ok(pod["spec"].clone()), expected),
             Err(status) => assert_eq!(Err(status.message.as_str()), expected),
         }
@@ -145,7 +166,11 @@ mod tests {
 
     #[tokio::test]
     async fn classes_become_numbers() {
-        check(json!({}), Ok(json!({"priority": 0, "preemptionPolicy": "PreemptLowerPriority"}))).await;
+        check(
+            json!({}),
+            Ok(json!({"priority": 0, "preemptionPolicy": "PreemptLowerPriority"})),
+        )
+        .await;
         check(
             json!({"priorityClassName": "high"}),
             Ok(json!({"priorityClassName": "high", "priority": 1000, "preemptionPolicy": "Never"})),

@@ -17,7 +17,10 @@ async fn class(a: &Attributes<'_>, lister: &dyn Lister) -> Result<Option<Value>,
     }
     match lister.get("node.k8s.io", "runtimeclasses", "", name).await? {
         Some(class) => Ok(Some(class)),
-        None => match lister.get_latest("node.k8s.io", "runtimeclasses", "", name).await? {
+        None => match lister
+            .get_latest("node.k8s.io", "runtimeclasses", "", name)
+            .await?
+        {
             Some(class) => Ok(Some(class)),
             None => Err(a.forbidden(format_args!(
                 "pod rejected: RuntimeClass {} not found",
@@ -41,20 +44,31 @@ impl Plugin for RuntimeClass {
         if !a.is("", "pods") {
             return Ok(());
         }
-        let Some(class) = class(a, lister).await? else { return Ok(()) };
+        let Some(class) = class(a, lister).await? else {
+            return Ok(());
+        };
         let overhead = at(&class, "overhead.podFixed");
         let spec = a.object.as_deref().map(|o| at(o, "spec"));
         if let Some(given) = spec.map(|s| at(s, "overhead")).filter(|o| !o.is_null())
             && !same(given, overhead)
         {
-            return Err(a.forbidden("pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead"));
+            return Err(
+                a.forbidden("pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead")
+            );
         }
-        let wanted = at(&class, "scheduling.nodeSelector").as_object().cloned().unwrap_or_default();
+        let wanted = at(&class, "scheduling.nodeSelector")
+            .as_object()
+            .cloned()
+            .unwrap_or_default();
         let given = spec.map_or(&Value::Null, |s| at(s, "nodeSelector"));
         if wanted.iter().any(|(k, v)| given.get(k).is_some_and(|g| g != v)) {
-            return Err(a.forbidden("conflict: runtimeClass.scheduling.nodeSelector conflicts with pod.spec.nodeSelector"));
+            return Err(a.forbidden(
+                "conflict: runtimeClass.scheduling.nodeSelector conflicts with pod.spec.nodeSelector",
+            ));
         }
-        let Some(spec) = a.object.as_deref_mut().and_then(|o| walk::object(o, "spec")) else { return Ok(()) };
+        let Some(spec) = a.object.as_deref_mut().and_then(|o| walk::object(o, "spec")) else {
+            return Ok(());
+        };
         if !overhead.is_null() {
             walk::put(spec, "overhead", overhead.clone());
         }
@@ -80,14 +94,17 @@ impl Plugin for RuntimeClass {
         if !a.is("", "pods") {
             return Ok(());
         }
-        let given = a.object.as_deref().map_or(&Value::Null, |o| at(o, "spec.overhead"));
+        let given = a
+            .object
+            .as_deref()
+            .map_or(&Value::Null, |o| at(o, "spec.overhead"));
         match class(a, lister).await? {
             Some(class) if !same(given, at(&class, "overhead.podFixed")) => {
                 Err(a.forbidden("pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead"))
             }
-            None if !given.is_null() && !same(given, &Value::Null) => {
-                Err(a.forbidden("pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead"))
-            }
+            None if !given.is_null() && !same(given, &Value::Null) => Err(a.forbidden(
+                "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead",
+            )),
             _ => Ok(()),
         }
     }

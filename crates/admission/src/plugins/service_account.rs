@@ -27,7 +27,10 @@ pub struct ServiceAccount {
 
 impl Default for ServiceAccount {
     fn default() -> Self {
-        ServiceAccount { patience: Duration::from_secs(1), interval: Duration::from_millis(20) }
+        ServiceAccount {
+            patience: Duration::from_secs(1),
+            interval: Duration::from_millis(20),
+        }
     }
 }
 
@@ -38,7 +41,10 @@ impl ServiceAccount {
         }
         let mut waited = Duration::ZERO;
         loop {
-            if let Some(account) = lister.get_latest("", "serviceaccounts", a.namespace, name).await? {
+            if let Some(account) = lister
+                .get_latest("", "serviceaccounts", a.namespace, name)
+                .await?
+            {
                 return Ok(account);
             }
             // A new namespace gets its default account from a controller, a moment after its birth.
@@ -54,17 +60,24 @@ impl ServiceAccount {
     }
 
     async fn check(&self, a: &Attributes<'_>, lister: &dyn Lister) -> Result<(), Status> {
-        let Some(pod) = a.object.as_deref() else { return Ok(()) };
+        let Some(pod) = a.object.as_deref() else {
+            return Ok(());
+        };
         if a.is_mirror_pod() {
             return mirror_pod(a, pod);
         }
         let name = text(pod, "spec.serviceAccountName");
         if name.is_empty() {
             let pod = text(pod, "metadata.name");
-            return Err(a.forbidden(format_args!("no service account specified for pod {}/{pod}", a.namespace)));
+            return Err(a.forbidden(format_args!(
+                "no service account specified for pod {}/{pod}",
+                a.namespace
+            )));
         }
         let account = self.account(a, lister, name).await?;
-        let enforced = at(&account, "metadata.annotations").get(ENFORCE).and_then(Value::as_str);
+        let enforced = at(&account, "metadata.annotations")
+            .get(ENFORCE)
+            .and_then(Value::as_str);
         if enforced.is_some_and(|v| ["1", "t", "T", "true", "TRUE", "True"].contains(&v)) {
             limit_secrets(&account, pod).map_err(|why| a.forbidden(why))?;
         }
@@ -91,7 +104,9 @@ impl Plugin for ServiceAccount {
             name => name.to_owned(),
         };
         let account = self.account(a, lister, &name).await?;
-        let Some(spec) = a.object.as_deref_mut().and_then(|o| walk::object(o, "spec")) else { return Ok(()) };
+        let Some(spec) = a.object.as_deref_mut().and_then(|o| walk::object(o, "spec")) else {
+            return Ok(());
+        };
         walk::put(spec, "serviceAccountName", json!(name));
         walk::put(spec, "serviceAccount", json!(name));
         let automount = at(spec, "automountServiceAccountToken")
@@ -110,7 +125,11 @@ impl Plugin for ServiceAccount {
     }
 
     async fn validate(&self, a: &Attributes<'_>, lister: &dyn Lister) -> Result<(), Status> {
-        if a.is("", "pods") { self.check(a, lister).await } else { Ok(()) }
+        if a.is("", "pods") {
+            self.check(a, lister).await
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -120,16 +139,25 @@ fn mirror_pod(a: &Attributes<'_>, pod: &Value) -> Result<(), Status> {
     }
     let volumes = list(pod, "spec.volumes");
     let env_secret = |c: &Value| {
-        list(c, "env").iter().any(|e| !at(e, "valueFrom.secretKeyRef").is_null())
+        list(c, "env")
+            .iter()
+            .any(|e| !at(e, "valueFrom.secretKeyRef").is_null())
             || list(c, "envFrom").iter().any(|e| !at(e, "secretRef").is_null())
     };
     let secrets = volumes.iter().any(|v| !at(v, "secret").is_null())
-        || list(pod, "spec.containers").iter().chain(list(pod, "spec.initContainers")).any(env_secret)
+        || list(pod, "spec.containers")
+            .iter()
+            .chain(list(pod, "spec.initContainers"))
+            .any(env_secret)
         || !list(pod, "spec.imagePullSecrets").is_empty();
     if secrets {
         return Err(a.forbidden("a mirror pod may not reference secrets"));
     }
-    let token = |v: &Value| list(v, "projected.sources").iter().any(|s| !at(s, "serviceAccountToken").is_null());
+    let token = |v: &Value| {
+        list(v, "projected.sources")
+            .iter()
+            .any(|s| !at(s, "serviceAccountToken").is_null())
+    };
     if volumes.iter().any(token) {
         return Err(a.forbidden("a mirror pod may not use ServiceAccountToken volume projections"));
     }
@@ -143,31 +171,45 @@ fn limit_secrets(account: &Value, pod: &Value) -> Result<(), String> {
     for volume in list(pod, "spec.volumes") {
         let name = text(volume, "secret.secretName");
         if !name.is_empty() && !known(name) {
-            return Err(format!("volume with secret.secretName=\"{name}\" is not allowed because service account {owner} does not reference that secret"));
+            return Err(format!(
+                "volume with secret.secretName=\"{name}\" is not allowed because service account {owner} does not reference that secret"
+            ));
         }
     }
-    for (field, word) in [("spec.initContainers", "init container"), ("spec.containers", "container")] {
+    for (field, word) in [
+        ("spec.initContainers", "init container"),
+        ("spec.containers", "container"),
+    ] {
         for container in list(pod, field) {
             let this = text(container, "name");
             for env in list(container, "env") {
                 let name = text(env, "valueFrom.secretKeyRef.name");
                 if !name.is_empty() && !known(name) {
                     let var = text(env, "name");
-                    return Err(format!("{word} {this} with envVar {var} referencing secret.secretName=\"{name}\" is not allowed because service account {owner} does not reference that secret"));
+                    return Err(format!(
+                        "{word} {this} with envVar {var} referencing secret.secretName=\"{name}\" is not allowed because service account {owner} does not reference that secret"
+                    ));
                 }
             }
             for env in list(container, "envFrom") {
                 let name = text(env, "secretRef.name");
                 if !name.is_empty() && !known(name) {
-                    return Err(format!("{word} {this} with envFrom referencing secret.secretName=\"{name}\" is not allowed because service account {owner} does not reference that secret"));
+                    return Err(format!(
+                        "{word} {this} with envFrom referencing secret.secretName=\"{name}\" is not allowed because service account {owner} does not reference that secret"
+                    ));
                 }
             }
         }
     }
     for (i, secret) in list(pod, "spec.imagePullSecrets").iter().enumerate() {
         let name = text(secret, "name");
-        if !list(account, "imagePullSecrets").iter().any(|s| text(s, "name") == name) {
-            return Err(format!("imagePullSecrets[{i}].name=\"{name}\" is not allowed because service account {owner} does not reference that imagePullSecret"));
+        if !list(account, "imagePullSecrets")
+            .iter()
+            .any(|s| text(s, "name") == name)
+        {
+            return Err(format!(
+                "imagePullSecrets[{i}].name=\"{name}\" is not allowed because service account {owner} does not reference that imagePullSecret"
+            ));
         }
     }
     Ok(())
@@ -184,15 +226,26 @@ fn mount_token(spec: &mut Value) {
     let mut mounted = false;
     for field in ["initContainers[]", "containers[]"] {
         walk::each(spec, field, &mut |container| {
-            if list(container, "volumeMounts").iter().any(|m| text(m, "mountPath") == MOUNT_PATH) {
+            if list(container, "volumeMounts")
+                .iter()
+                .any(|m| text(m, "mountPath") == MOUNT_PATH)
+            {
                 return;
             }
-            push(container, "volumeMounts", json!({"name": name, "readOnly": true, "mountPath": MOUNT_PATH}));
+            push(
+                container,
+                "volumeMounts",
+                json!({"name": name, "readOnly": true, "mountPath": MOUNT_PATH}),
+            );
             mounted = true;
         });
     }
     if mounted && !has_volume {
-        push(spec, "volumes", json!({"name": name, "projected": token_volume()}));
+        push(
+            spec,
+            "volumes",
+            json!({"name": name, "projected": token_volume()}),
+        );
     }
 }
 
@@ -205,7 +258,9 @@ fn push(object: &mut Value, field: &str, value: Value) {
 
 fn suffix() -> String {
     let mut rng = rand::rng();
-    (0..5).map(|_| ALPHABET[rng.random_range(0..ALPHABET.len())] as char).collect()
+    (0..5)
+        .map(|_| ALPHABET[rng.random_range(0..ALPHABET.len())] as char)
+        .collect()
 }
 
 /// Token, CA certificate and namespace, as pods find them.
@@ -228,7 +283,10 @@ mod tests {
     use crate::plugins::fake::{Objects, create};
 
     fn plugin() -> ServiceAccount {
-        ServiceAccount { patience: Duration::ZERO, interval: Duration::ZERO }
+        ServiceAccount {
+            patience: Duration::ZERO,
+            interval: Duration::ZERO,
+        }
     }
 
     fn account() -> Objects {
@@ -241,9 +299,15 @@ mod tests {
     #[tokio::test]
     async fn a_plain_pod_gets_account_and_token() {
         let mut pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}});
-        plugin().admit(&mut create("", "pods", "Pod", &mut pod), &account()).await.unwrap();
+        plugin()
+            .admit(&mut create("", "pods", "Pod", &mut pod), &account())
+            .await
+            .unwrap();
         let volume = pod["spec"]["volumes"][0]["name"].as_str().unwrap().to_owned();
-        assert!(volume.starts_with("kube-api-access-") && volume.len() == 21, "{volume}");
+        assert!(
+            volume.starts_with("kube-api-access-") && volume.len() == 21,
+            "{volume}"
+        );
         assert_eq!(
             pod["spec"],
             json!({
@@ -258,15 +322,20 @@ mod tests {
     #[tokio::test]
     async fn no_token_where_none_is_wanted() {
         let mut pod = json!({"spec": {"containers": [{"name": "c"}], "automountServiceAccountToken": false}});
-        plugin().admit(&mut create("", "pods", "Pod", &mut pod), &account()).await.unwrap();
+        plugin()
+            .admit(&mut create("", "pods", "Pod", &mut pod), &account())
+            .await
+            .unwrap();
         assert_eq!(pod["spec"].get("volumes"), None);
     }
 
     #[tokio::test]
     async fn a_missing_account_is_refused() {
         let mut pod = json!({"metadata": {"name": "p"}, "spec": {"serviceAccountName": "x"}});
-        let error =
-            plugin().admit(&mut create("", "pods", "Pod", &mut pod), &Objects::default()).await.unwrap_err();
+        let error = plugin()
+            .admit(&mut create("", "pods", "Pod", &mut pod), &Objects::default())
+            .await
+            .unwrap_err();
         assert_eq!(
             error.message,
             "pods \"p\" is forbidden: error looking up service account ns/x: serviceaccount \"x\" not found"

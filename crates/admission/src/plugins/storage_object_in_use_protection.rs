@@ -11,7 +11,11 @@ use crate::{Attributes, Lister, Operation, Plugin};
 const PROTECTED: [(&str, &str, &str); 3] = [
     ("", "persistentvolumes", "kubernetes.io/pv-protection"),
     ("", "persistentvolumeclaims", "kubernetes.io/pvc-protection"),
-    ("storage.k8s.io", "volumeattributesclasses", "kubernetes.io/vac-protection"),
+    (
+        "storage.k8s.io",
+        "volumeattributesclasses",
+        "kubernetes.io/vac-protection",
+    ),
 ];
 
 pub struct StorageObjectInUseProtection;
@@ -27,7 +31,10 @@ impl Plugin for StorageObjectInUseProtection {
     }
 
     async fn admit(&self, a: &mut Attributes<'_>, _: &dyn Lister) -> Result<(), Status> {
-        let Some((_, _, finalizer)) = PROTECTED.iter().find(|(group, resource, _)| a.is(group, resource)) else {
+        let Some((_, _, finalizer)) = PROTECTED
+            .iter()
+            .find(|(group, resource, _)| a.is(group, resource))
+        else {
             return Ok(());
         };
         let Some(metadata) = a.object.as_deref_mut().and_then(|o| walk::object(o, "metadata")) else {

@@ -27,7 +27,9 @@ impl Plugin for TaintNodesByCondition {
         if !a.is("", "nodes") {
             return Ok(());
         }
-        let Some(spec) = a.object.as_deref_mut().and_then(|o| walk::object(o, "spec")) else { return Ok(()) };
+        let Some(spec) = a.object.as_deref_mut().and_then(|o| walk::object(o, "spec")) else {
+            return Ok(());
+        };
         let known = |t: &Value| text(t, "key") == NOT_READY && text(t, "effect") == "NoSchedule";
         if !list(spec, "taints").iter().any(known) {
             let mut taints = list(spec, "taints").to_vec();

@@ -20,7 +20,9 @@ fn webhook_defaults(object: &mut Value, mutating: bool) {
             walk::pointer(hook, "reinvocationPolicy", "Never");
         }
         walk::each(hook, "rules[]", &mut |rule| walk::pointer(rule, "scope", "*"));
-        walk::each(hook, "clientConfig.service", &mut |service| walk::pointer(service, "port", 443));
+        walk::each(hook, "clientConfig.service", &mut |service| {
+            walk::pointer(service, "port", 443)
+        });
     });
 }
 
@@ -79,7 +81,11 @@ fn webhooks(object: &Value) -> Vec<skiff_meta::field::Error> {
 }
 
 fn webhook_row(object: &Value, now: i64) -> Vec<Value> {
-    vec![row::name(object), json!(list(object, "webhooks").len()), row::age(object, now)]
+    vec![
+        row::name(object),
+        json!(list(object, "webhooks").len()),
+        row::age(object, now),
+    ]
 }
 
 pub static MUTATING_WEBHOOK_CONFIGURATION: Kind = Kind {
@@ -109,7 +115,9 @@ pub static VALIDATING_WEBHOOK_CONFIGURATION: Kind = Kind {
 };
 
 fn policy_defaults(object: &mut Value) {
-    let Some(spec) = walk::object(object, "spec") else { return };
+    let Some(spec) = walk::object(object, "spec") else {
+        return;
+    };
     walk::pointer(spec, "failurePolicy", "Fail");
     walk::each(spec, "matchConstraints", &mut match_resources);
 }
@@ -156,7 +164,12 @@ pub static VALIDATING_ADMISSION_POLICY: Kind = Kind {
     validate_update: |new, _| (VALIDATING_ADMISSION_POLICY.validate)(new),
     columns: &[NAME, integer("Validations"), column("ParamKind"), AGE],
     row: |object, now| {
-        vec![row::name(object), json!(list(object, "spec.validations").len()), param_kind(object), row::age(object, now)]
+        vec![
+            row::name(object),
+            json!(list(object, "spec.validations").len()),
+            param_kind(object),
+            row::age(object, now),
+        ]
     },
     has_status: true,
     ..BASE
@@ -172,7 +185,12 @@ pub static MUTATING_ADMISSION_POLICY: Kind = Kind {
     validate_update: |new, _| policy(new),
     columns: &[NAME, integer("Mutations"), column("ParamKind"), AGE],
     row: |object, now| {
-        vec![row::name(object), json!(list(object, "spec.mutations").len()), param_kind(object), row::age(object, now)]
+        vec![
+            row::name(object),
+            json!(list(object, "spec.mutations").len()),
+            param_kind(object),
+            row::age(object, now),
+        ]
     },
     ..BASE
 };
@@ -190,7 +208,12 @@ const BINDING: Kind = Kind {
             (name, "") => format!("*/{name}"),
             (name, namespace) => format!("{namespace}/{name}"),
         };
-        vec![row::name(object), json!(text(object, "spec.policyName")), json!(shown), row::age(object, now)]
+        vec![
+            row::name(object),
+            json!(text(object, "spec.policyName")),
+            json!(shown),
+            row::age(object, now),
+        ]
     },
     ..BASE
 };

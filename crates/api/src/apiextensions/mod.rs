@@ -12,7 +12,9 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
     group: "apiextensions.k8s.io",
     kind: "CustomResourceDefinition",
     default: |_, object| {
-        let Some(spec) = walk::object(object, "spec") else { return };
+        let Some(spec) = walk::object(object, "spec") else {
+            return;
+        };
         if let Some(names) = walk::object(spec, "names") {
             let kind = text(names, "kind").to_owned();
             if !kind.is_empty() {
@@ -37,7 +39,11 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
     prepare_create: |object| {
         strategy::set_generation(object, 1);
         let stored = at(object, "status.storedVersions").clone();
-        walk::put(object, "status", json!({"storedVersions": stored, "conditions": [], "acceptedNames": {"plural": "", "kind": ""}}));
+        walk::put(
+            object,
+            "status",
+            json!({"storedVersions": stored, "conditions": [], "acceptedNames": {"plural": "", "kind": ""}}),
+        );
     },
     prepare_update: |new, old| {
         strategy::update_spec(new, old);
@@ -57,7 +63,11 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
         let mut errors = Errors::new();
         let root = Node::root(object);
         let spec = root.field("spec");
-        let wanted = format!("{}.{}", text(object, "spec.names.plural"), text(object, "spec.group"));
+        let wanted = format!(
+            "{}.{}",
+            text(object, "spec.names.plural"),
+            text(object, "spec.group")
+        );
         let name = root.field("metadata.name");
         if name.str() != wanted {
             errors.invalid(&name, "must be spec.names.plural+\".\"+spec.group");
@@ -68,7 +78,11 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
         let stored = versions.items().filter(|v| v.field("storage").bool()).count();
         if stored != 1 {
             let shown = versions.value.clone();
-            errors.invalid_value(&versions, shown, "must have exactly one version marked as storage version");
+            errors.invalid_value(
+                &versions,
+                shown,
+                "must have exactly one version marked as storage version",
+            );
         }
         for name in ["plural", "kind"] {
             errors.require(&spec.field("names").field(name));

@@ -11,7 +11,9 @@ pub static API_SERVICE: Kind = Kind {
     group: "apiregistration.k8s.io",
     kind: "APIService",
     default: |_, object| {
-        walk::each(object, "spec.service", &mut |service| walk::pointer(service, "port", 443));
+        walk::each(object, "spec.service", &mut |service| {
+            walk::pointer(service, "port", 443)
+        });
     },
     prepare_create: strategy::create_without_status,
     prepare_update: strategy::update_keep_status,
@@ -24,7 +26,13 @@ pub static API_SERVICE: Kind = Kind {
         let wanted = format!("{}.{}", version.str(), text(object, "spec.group"));
         let name = root.field("metadata.name");
         if name.str() != wanted {
-            errors.invalid(&name, format!("must be `spec.version+\".\"+spec.group`: {}", skiff_meta::field::quote(&wanted)));
+            errors.invalid(
+                &name,
+                format!(
+                    "must be `spec.version+\".\"+spec.group`: {}",
+                    skiff_meta::field::quote(&wanted)
+                ),
+            );
         }
         for (field, most) in [("groupPriorityMinimum", 20_000), ("versionPriority", 1000)] {
             let at = spec.field(field);
@@ -42,13 +50,20 @@ pub static API_SERVICE: Kind = Kind {
             Value::Null => "Local".to_owned(),
             s => format!("{}/{}", text(s, "namespace"), text(s, "name")),
         };
-        let condition = list(object, "status.conditions").iter().find(|c| text(c, "type") == "Available");
+        let condition = list(object, "status.conditions")
+            .iter()
+            .find(|c| text(c, "type") == "Available");
         let status = match condition.map(|c| (text(c, "status"), text(c, "reason"))) {
             Some(("True", _)) => "True".to_owned(),
             Some((status, reason)) => format!("{status} ({reason})"),
             None => "Unknown".to_owned(),
         };
-        vec![row::name(object), json!(service), json!(status), row::age(object, now)]
+        vec![
+            row::name(object),
+            json!(service),
+            json!(status),
+            row::age(object, now),
+        ]
     },
     has_status: true,
     ..BASE

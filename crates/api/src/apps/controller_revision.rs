@@ -31,7 +31,9 @@ pub static CONTROLLER_REVISION: Kind = Kind {
     },
     columns: &[NAME, column("Controller"), integer("Revision"), AGE],
     row: |object, now| {
-        let owner = list(object, "metadata.ownerReferences").iter().find(|o| at(o, "controller").as_bool() == Some(true));
+        let owner = list(object, "metadata.ownerReferences")
+            .iter()
+            .find(|o| at(o, "controller").as_bool() == Some(true));
         let controller = owner.map_or_else(
             || row::NONE.to_owned(),
             |o| {
@@ -43,7 +45,12 @@ pub static CONTROLLER_REVISION: Kind = Kind {
                 format!("{suffix}/{}", text(o, "name"))
             },
         );
-        vec![row::name(object), json!(controller), json!(number(object, "revision")), row::age(object, now)]
+        vec![
+            row::name(object),
+            json!(controller),
+            json!(number(object, "revision")),
+            row::age(object, now),
+        ]
     },
     ..BASE
 };

@@ -17,7 +17,9 @@ pub static DAEMON_SET: Kind = Kind {
     group: "apps",
     kind: "DaemonSet",
     default: |_, object| {
-        let Some(spec) = walk::object(object, "spec") else { return };
+        let Some(spec) = walk::object(object, "spec") else {
+            return;
+        };
         if let Some(update) = walk::object(spec, "updateStrategy") {
             walk::string(update, "type", "RollingUpdate");
             if text(update, "type") == "RollingUpdate"
@@ -59,8 +61,15 @@ pub static DAEMON_SET: Kind = Kind {
         let root = Node::root(new);
         let status = root.field("status");
         for name in [
-            "currentNumberScheduled", "numberMisscheduled", "desiredNumberScheduled", "numberReady",
-            "observedGeneration", "updatedNumberScheduled", "numberAvailable", "numberUnavailable", "collisionCount",
+            "currentNumberScheduled",
+            "numberMisscheduled",
+            "desiredNumberScheduled",
+            "numberReady",
+            "observedGeneration",
+            "updatedNumberScheduled",
+            "numberAvailable",
+            "numberUnavailable",
+            "collisionCount",
         ] {
             errors.non_negative(&status.field(name));
         }
@@ -103,11 +112,18 @@ pub static DAEMON_SET: Kind = Kind {
 
 fn template_generation(object: &Value) -> i64 {
     let annotations = at(object, "metadata.annotations");
-    annotations.get(TEMPLATE_GENERATION).and_then(Value::as_str).and_then(|t| t.parse().ok()).unwrap_or(0)
+    annotations
+        .get(TEMPLATE_GENERATION)
+        .and_then(Value::as_str)
+        .and_then(|t| t.parse().ok())
+        .unwrap_or(0)
 }
 
 fn set_template_generation(object: &mut Value, generation: i64) {
-    if let Some(annotations) = object.get_mut("metadata").and_then(|m| walk::object(m, "annotations")) {
+    if let Some(annotations) = object
+        .get_mut("metadata")
+        .and_then(|m| walk::object(m, "annotations"))
+    {
         walk::put(annotations, TEMPLATE_GENERATION, json!(generation.to_string()));
     }
 }

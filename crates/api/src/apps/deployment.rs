@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::rolling::{amount, at_most, at_most_100_percent, int_or_percent, not_decremented, required_selector};
+use super::rolling::{
+    amount, at_most, at_most_100_percent, int_or_percent, not_decremented, required_selector,
+};
 use crate::core::{pod_defaults, pod_spec};
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
@@ -13,7 +15,9 @@ pub static DEPLOYMENT: Kind = Kind {
     group: "apps",
     kind: "Deployment",
     default: |_, object| {
-        let Some(spec) = walk::object(object, "spec") else { return };
+        let Some(spec) = walk::object(object, "spec") else {
+            return;
+        };
         walk::pointer(spec, "replicas", 1);
         if let Some(strategy) = walk::object(spec, "strategy") {
             walk::string(strategy, "type", "RollingUpdate");
@@ -52,14 +56,26 @@ pub static DEPLOYMENT: Kind = Kind {
         let root = Node::root(new);
         let status = root.field("status");
         for name in [
-            "observedGeneration", "replicas", "updatedReplicas", "readyReplicas", "availableReplicas",
-            "unavailableReplicas", "terminatingReplicas", "collisionCount",
+            "observedGeneration",
+            "replicas",
+            "updatedReplicas",
+            "readyReplicas",
+            "availableReplicas",
+            "unavailableReplicas",
+            "terminatingReplicas",
+            "collisionCount",
         ] {
             errors.non_negative(&status.field(name));
         }
         let counters = ["updatedReplicas", "readyReplicas", "availableReplicas"];
         at_most(&status, &counters, "replicas", "status.replicas", &mut errors);
-        at_most(&status, &["availableReplicas"], "readyReplicas", "readyReplicas", &mut errors);
+        at_most(
+            &status,
+            &["availableReplicas"],
+            "readyReplicas",
+            "readyReplicas",
+            &mut errors,
+        );
         not_decremented(&status, old, "collisionCount", &mut errors);
         errors.into_vec()
     },
@@ -90,7 +106,10 @@ fn spec(spec: &Node, errors: &mut Errors) {
     errors.non_negative(&spec.field("revisionHistoryLimit"));
     let deadline = spec.field("progressDeadlineSeconds");
     errors.non_negative(&deadline);
-    if deadline.int().is_some_and(|n| n <= spec.field("minReadySeconds").int().unwrap_or(0)) {
+    if deadline
+        .int()
+        .is_some_and(|n| n <= spec.field("minReadySeconds").int().unwrap_or(0))
+    {
         errors.invalid(&deadline, "must be greater than minReadySeconds");
     }
 }
@@ -100,7 +119,10 @@ fn strategy_rules(strategy: &Node, errors: &mut Errors) {
     match strategy.field("type").str() {
         "Recreate" => {
             if rolling.is_set() {
-                errors.forbidden(&rolling, "may not be specified when strategy `type` is 'Recreate'");
+                errors.forbidden(
+                    &rolling,
+                    "may not be specified when strategy `type` is 'Recreate'",
+                );
             }
         }
         "RollingUpdate" => {
@@ -123,7 +145,11 @@ fn deployment_row(object: &Value, now: i64) -> Vec<Value> {
     let [names, images] = row::containers(object, "spec.template.spec");
     vec![
         row::name(object),
-        json!(format!("{}/{}", number(object, "status.readyReplicas"), number(object, "spec.replicas"))),
+        json!(format!(
+            "{}/{}",
+            number(object, "status.readyReplicas"),
+            number(object, "spec.replicas")
+        )),
         json!(number(object, "status.updatedReplicas")),
         json!(number(object, "status.availableReplicas")),
         row::age(object, now),
@@ -138,7 +164,8 @@ mod tests {
     use super::*;
 
     fn deployment(spec: Value) -> Value {
-        let mut object = json!({"metadata": {"name": "web", "namespace": "d", "resourceVersion": "1"}, "spec": spec});
+        let mut object =
+            json!({"metadata": {"name": "web", "namespace": "d", "resourceVersion": "1"}, "spec": spec});
         (DEPLOYMENT.default)("v1", &mut object);
         DEPLOYMENT.begin_create(&mut object);
         object
@@ -150,8 +177,11 @@ mod tests {
     }
 
     fn check(spec: Value, expected: &[&str]) {
-        let found: Vec<String> =
-            DEPLOYMENT.check_create(&deployment(spec), true).iter().map(ToString::to_string).collect();
+        let found: Vec<String> = DEPLOYMENT
+            .check_create(&deployment(spec), true)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(found, expected);
     }
 
@@ -163,7 +193,10 @@ mod tests {
             spec["strategy"],
             json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"}})
         );
-        assert_eq!(spec["template"]["spec"]["containers"][0]["imagePullPolicy"], "IfNotPresent");
+        assert_eq!(
+            spec["template"]["spec"]["containers"][0]["imagePullPolicy"],
+            "IfNotPresent"
+        );
         assert_eq!(spec["template"]["spec"].get("enableServiceLinks"), None);
     }
 
@@ -174,7 +207,9 @@ mod tests {
         spec["selector"] = json!({"matchLabels": {"app": "other"}});
         check(
             spec,
-            &["spec.template.metadata.labels: Invalid value: {\"app\":\"web\"}: `selector` does not match template `labels`"],
+            &[
+                "spec.template.metadata.labels: Invalid value: {\"app\":\"web\"}: `selector` does not match template `labels`",
+            ],
         );
         let mut spec = good();
         spec["selector"] = Value::Null;
@@ -187,12 +222,17 @@ mod tests {
         );
         let mut spec = good();
         spec["replicas"] = json!(-1);
-        check(spec, &["spec.replicas: Invalid value: -1: must be greater than or equal to 0"]);
+        check(
+            spec,
+            &["spec.replicas: Invalid value: -1: must be greater than or equal to 0"],
+        );
         let mut spec = good();
         spec["strategy"] = json!({"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 0}});
         check(
             spec,
-            &["spec.strategy.rollingUpdate.maxUnavailable: Invalid value: 0: may not be 0 when `maxSurge` is 0"],
+            &[
+                "spec.strategy.rollingUpdate.maxUnavailable: Invalid value: 0: may not be 0 when `maxSurge` is 0",
+            ],
         );
         let mut spec = good();
         spec["template"]["spec"]["restartPolicy"] = json!("Never");
@@ -210,7 +250,11 @@ mod tests {
         new["spec"]["template"]["metadata"]["labels"] = json!({"app": "x"});
         DEPLOYMENT.begin_update(&mut new, &old);
         assert_eq!(new["metadata"]["generation"], 2);
-        let found: Vec<String> = DEPLOYMENT.check_update(&new, &old, true).iter().map(ToString::to_string).collect();
+        let found: Vec<String> = DEPLOYMENT
+            .check_update(&new, &old, true)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(
             found,
             ["spec.selector: Invalid value: {\"matchLabels\":{\"app\":\"x\"}}: field is immutable"]

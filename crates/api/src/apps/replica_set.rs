@@ -14,7 +14,9 @@ pub static REPLICA_SET: Kind = Kind {
     group: "apps",
     kind: "ReplicaSet",
     default: |_, object| {
-        let Some(spec) = walk::object(object, "spec") else { return };
+        let Some(spec) = walk::object(object, "spec") else {
+            return;
+        };
         walk::pointer(spec, "replicas", 1);
         walk::each(spec, "template.spec", &mut pod_defaults::pod_spec);
     },

@@ -10,12 +10,15 @@ use crate::object_meta::{label_selector, selector_is_empty};
 /// Digits and a percent sign.
 fn percent(text: &str) -> Option<i64> {
     let digits = text.strip_suffix('%')?;
-    (!digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().unwrap_or(i64::MAX))
+    (!digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
+        .then(|| digits.parse().unwrap_or(i64::MAX))
 }
 
 /// The number, whether it is a count or a percentage.
 pub fn amount(value: &Value) -> i64 {
-    value.as_i64().unwrap_or_else(|| value.as_str().and_then(percent).unwrap_or(0))
+    value
+        .as_i64()
+        .unwrap_or_else(|| value.as_str().and_then(percent).unwrap_or(0))
 }
 
 /// A count or a percentage, not negative.
@@ -47,14 +50,23 @@ pub fn required_selector(selector: &Node, kind: &str, errors: &mut Errors) {
 }
 
 pub fn not_decremented(status: &Node, old: &Value, name: &'static str, errors: &mut Errors) {
-    let (now, then) = (status.field(name).int().unwrap_or(0), number(old, &format!("status.{name}")));
+    let (now, then) = (
+        status.field(name).int().unwrap_or(0),
+        number(old, &format!("status.{name}")),
+    );
     if now < then {
         errors.invalid_value(&status.field(name), now, "cannot be decremented");
     }
 }
 
 /// Each of these counters is at most the other.
-pub fn at_most(status: &Node, fields: &[&'static str], limit: &'static str, words: &str, errors: &mut Errors) {
+pub fn at_most(
+    status: &Node,
+    fields: &[&'static str],
+    limit: &'static str,
+    words: &str,
+    errors: &mut Errors,
+) {
     let count = |name| status.field(name).int().unwrap_or(0);
     for name in fields {
         if count(name) > count(limit) {

@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 use skiff_meta::{field, names};
 
-use super::rolling::{amount, at_most, at_most_100_percent, int_or_percent, not_decremented, required_selector};
+use super::rolling::{
+    amount, at_most, at_most_100_percent, int_or_percent, not_decremented, required_selector,
+};
 use crate::core::{claim, pod_defaults, pod_spec};
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
@@ -29,22 +31,48 @@ pub static STATEFUL_SET: Kind = Kind {
         let root = Node::root(new);
         let status = root.field("status");
         for name in [
-            "replicas", "readyReplicas", "currentReplicas", "updatedReplicas", "availableReplicas",
-            "observedGeneration", "collisionCount",
+            "replicas",
+            "readyReplicas",
+            "currentReplicas",
+            "updatedReplicas",
+            "availableReplicas",
+            "observedGeneration",
+            "collisionCount",
         ] {
             errors.non_negative(&status.field(name));
         }
-        let counters = ["readyReplicas", "currentReplicas", "updatedReplicas", "availableReplicas"];
+        let counters = [
+            "readyReplicas",
+            "currentReplicas",
+            "updatedReplicas",
+            "availableReplicas",
+        ];
         at_most(&status, &counters, "replicas", "status.replicas", &mut errors);
-        at_most(&status, &["availableReplicas"], "readyReplicas", "status.readyReplicas", &mut errors);
+        at_most(
+            &status,
+            &["availableReplicas"],
+            "readyReplicas",
+            "status.readyReplicas",
+            &mut errors,
+        );
         not_decremented(&status, old, "collisionCount", &mut errors);
         errors.into_vec()
     },
     columns: &[NAME, column("Ready"), AGE, wide("Containers"), wide("Images")],
     row: |object, now| {
         let [names, images] = row::containers(object, "spec.template.spec");
-        let ready = format!("{}/{}", number(object, "status.readyReplicas"), number(object, "spec.replicas"));
-        vec![row::name(object), json!(ready), row::age(object, now), names, images]
+        let ready = format!(
+            "{}/{}",
+            number(object, "status.readyReplicas"),
+            number(object, "spec.replicas")
+        );
+        vec![
+            row::name(object),
+            json!(ready),
+            row::age(object, now),
+            names,
+            images,
+        ]
     },
     has_status: true,
     name_rule: object_meta::dns_label,
@@ -52,7 +80,9 @@ pub static STATEFUL_SET: Kind = Kind {
 };
 
 fn default(_: &str, object: &mut Value) {
-    let Some(spec) = walk::object(object, "spec") else { return };
+    let Some(spec) = walk::object(object, "spec") else {
+        return;
+    };
     walk::string(spec, "podManagementPolicy", "OrderedReady");
     if let Some(update) = walk::object(spec, "updateStrategy") {
         if text(update, "type").is_empty() {
@@ -60,7 +90,9 @@ fn default(_: &str, object: &mut Value) {
             walk::pointer(update, "rollingUpdate", json!({}));
         }
         if text(update, "type") == "RollingUpdate" {
-            walk::each(update, "rollingUpdate", &mut |rolling| walk::pointer(rolling, "partition", 0));
+            walk::each(update, "rollingUpdate", &mut |rolling| {
+                walk::pointer(rolling, "partition", 0)
+            });
         }
     }
     if let Some(retention) = walk::object(spec, "persistentVolumeClaimRetentionPolicy") {
@@ -132,7 +164,10 @@ fn with_claim_volumes(spec: &Value) -> Value {
                 .map(|c| json!({"name": name(c), "persistentVolumeClaim": {"claimName": name(c)}}))
                 .collect();
             volumes.extend(
-                list(pod, "volumes").iter().filter(|v| !claims.iter().any(|c| name(c) == text(v, "name"))).cloned(),
+                list(pod, "volumes")
+                    .iter()
+                    .filter(|v| !claims.iter().any(|c| name(c) == text(v, "name")))
+                    .cloned(),
             );
             walk::put(pod, "volumes", Value::Array(volumes));
         }
@@ -165,7 +200,12 @@ fn update_strategy(update: &Node, errors: &mut Errors) {
 }
 
 const CHANGEABLE: [&str; 7] = [
-    "replicas", "template", "updateStrategy", "minReadySeconds", "ordinals", "revisionHistoryLimit",
+    "replicas",
+    "template",
+    "updateStrategy",
+    "minReadySeconds",
+    "ordinals",
+    "revisionHistoryLimit",
     "persistentVolumeClaimRetentionPolicy",
 ];
 

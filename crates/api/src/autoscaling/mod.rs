@@ -13,7 +13,9 @@ pub static HORIZONTAL_POD_AUTOSCALER: Kind = Kind {
     kind: "HorizontalPodAutoscaler",
     version: "v2",
     default: |version, object| {
-        let Some(spec) = walk::object(object, "spec") else { return };
+        let Some(spec) = walk::object(object, "spec") else {
+            return;
+        };
         walk::pointer(spec, "minReplicas", 1);
         // The older version has no metrics in its spec.
         if version == "v1" {
@@ -28,10 +30,18 @@ pub static HORIZONTAL_POD_AUTOSCALER: Kind = Kind {
             );
         }
         walk::each(spec, "behavior", &mut |behavior| {
-            rules(behavior, "scaleUp", json!({"stabilizationWindowSeconds": 0, "selectPolicy": "Max", "policies": [
-                {"type": "Pods", "value": 4, "periodSeconds": 15}, {"type": "Percent", "value": 100, "periodSeconds": 15}]}));
-            rules(behavior, "scaleDown", json!({"selectPolicy": "Max", "policies": [
-                {"type": "Percent", "value": 100, "periodSeconds": 15}]}));
+            rules(
+                behavior,
+                "scaleUp",
+                json!({"stabilizationWindowSeconds": 0, "selectPolicy": "Max", "policies": [
+                {"type": "Pods", "value": 4, "periodSeconds": 15}, {"type": "Percent", "value": 100, "periodSeconds": 15}]}),
+            );
+            rules(
+                behavior,
+                "scaleDown",
+                json!({"selectPolicy": "Max", "policies": [
+                {"type": "Percent", "value": 100, "periodSeconds": 15}]}),
+            );
         });
     },
     prepare_create: strategy::create_without_status,
@@ -59,10 +69,16 @@ pub static HORIZONTAL_POD_AUTOSCALER: Kind = Kind {
         AGE,
     ],
     row: |object, now| {
-        let least = at(object, "spec.minReplicas").as_i64().map_or_else(|| "<unset>".to_owned(), |n| n.to_string());
+        let least = at(object, "spec.minReplicas")
+            .as_i64()
+            .map_or_else(|| "<unset>".to_owned(), |n| n.to_string());
         vec![
             row::name(object),
-            json!(format!("{}/{}", text(object, "spec.scaleTargetRef.kind"), text(object, "spec.scaleTargetRef.name"))),
+            json!(format!(
+                "{}/{}",
+                text(object, "spec.scaleTargetRef.kind"),
+                text(object, "spec.scaleTargetRef.name")
+            )),
             json!(metrics(object)),
             json!(least),
             json!(number(object, "spec.maxReplicas")),
@@ -76,7 +92,9 @@ pub static HORIZONTAL_POD_AUTOSCALER: Kind = Kind {
 
 /// Completes one direction's rules; a client may give any part of them.
 fn rules(behavior: &mut Value, name: &str, defaults: Value) {
-    let Some(given) = walk::object(behavior, name) else { return };
+    let Some(given) = walk::object(behavior, name) else {
+        return;
+    };
     for (field, value) in defaults.as_object().into_iter().flatten() {
         walk::pointer(given, field, value.clone());
     }
@@ -108,8 +126,7 @@ fn spec(spec: &Node, errors: &mut Errors) {
             errors.required(&kind, "must specify a metric source type");
             continue;
         }
-        let sources =
-            ["ContainerResource", "External", "Object", "Pods", "Resource"];
+        let sources = ["ContainerResource", "External", "Object", "Pods", "Resource"];
         errors.one_of(&kind, &sources);
         let mut field = kind.str().to_owned();
         field[..1].make_ascii_lowercase();
@@ -129,7 +146,10 @@ fn spec(spec: &Node, errors: &mut Errors) {
                 errors.invalid(&utilization, "must be greater than 0");
             }
             if !utilization.is_set() && !target.field("averageValue").is_set() {
-                errors.required(&utilization, "must set either a target raw value or a target utilization");
+                errors.required(
+                    &utilization,
+                    "must set either a target raw value or a target utilization",
+                );
             }
         }
     }
@@ -141,7 +161,11 @@ fn metrics(object: &Value) -> String {
         return row::NONE.to_owned();
     }
     let statuses = list(object, "status.currentMetrics");
-    let shown: Vec<String> = specs.iter().enumerate().map(|(i, spec)| metric(spec, statuses.get(i))).collect();
+    let shown: Vec<String> = specs
+        .iter()
+        .enumerate()
+        .map(|(i, spec)| metric(spec, statuses.get(i)))
+        .collect();
     if shown.len() > 2 {
         format!("{} + {} more...", shown[..2].join(", "), shown.len() - 2)
     } else {
@@ -171,7 +195,9 @@ fn metric(spec: &Value, status: Option<&Value>) -> String {
     let average = text(source, "target.averageValue");
     match field {
         "pods" => format!("{}/{average}", current("averageValue")),
-        "external" | "object" if !average.is_empty() => format!("{}/{average} (avg)", current("averageValue")),
+        "external" | "object" if !average.is_empty() => {
+            format!("{}/{average} (avg)", current("averageValue"))
+        }
         "external" | "object" => format!("{}/{}", current("value"), text(source, "target.value")),
         _ => {
             let name = text(source, "name");

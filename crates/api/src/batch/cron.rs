@@ -1,6 +1,8 @@
 //! Reads a cron schedule of five fields, only to say what is wrong with it.
 
-const MONTHS: [&str; 12] = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
+const MONTHS: [&str; 12] = [
+    "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec",
+];
 const DAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
 
 struct Bounds {
@@ -10,11 +12,31 @@ struct Bounds {
 }
 
 const FIELDS: [Bounds; 5] = [
-    Bounds { min: 0, max: 59, names: &[] },
-    Bounds { min: 0, max: 23, names: &[] },
-    Bounds { min: 1, max: 31, names: &[] },
-    Bounds { min: 1, max: 12, names: &MONTHS },
-    Bounds { min: 0, max: 6, names: &DAYS },
+    Bounds {
+        min: 0,
+        max: 59,
+        names: &[],
+    },
+    Bounds {
+        min: 0,
+        max: 23,
+        names: &[],
+    },
+    Bounds {
+        min: 1,
+        max: 31,
+        names: &[],
+    },
+    Bounds {
+        min: 1,
+        max: 12,
+        names: &MONTHS,
+    },
+    Bounds {
+        min: 0,
+        max: 6,
+        names: &DAYS,
+    },
 ];
 
 /// `Ok` for a schedule that can be followed, else upstream's complaint.
@@ -35,9 +57,16 @@ pub fn check(schedule: &str) -> Result<(), String> {
     }
     let fields: Vec<&str> = spec.split_whitespace().collect();
     if fields.len() != FIELDS.len() {
-        return Err(format!("expected exactly 5 fields, found {}: [{}]", fields.len(), fields.join(" ")));
+        return Err(format!(
+            "expected exactly 5 fields, found {}: [{}]",
+            fields.len(),
+            fields.join(" ")
+        ));
     }
-    fields.iter().zip(&FIELDS).try_for_each(|(field, bounds)| field.split(',').try_for_each(|r| range(r, bounds)))
+    fields
+        .iter()
+        .zip(&FIELDS)
+        .try_for_each(|(field, bounds)| field.split(',').try_for_each(|r| range(r, bounds)))
 }
 
 fn number(text: &str, bounds: &Bounds) -> Result<u32, String> {
@@ -47,7 +76,9 @@ fn number(text: &str, bounds: &Bounds) -> Result<u32, String> {
     match text.parse::<i64>() {
         Ok(n) if n < 0 => Err(format!("negative number ({n}) not allowed: {text}")),
         Ok(n) => Ok(n as u32),
-        Err(_) => Err(format!("failed to parse int from {text}: strconv.Atoi: parsing {text:?}: invalid syntax")),
+        Err(_) => Err(format!(
+            "failed to parse int from {text}: strconv.Atoi: parsing {text:?}: invalid syntax"
+        )),
     }
 }
 
@@ -76,13 +107,21 @@ fn range(expression: &str, bounds: &Bounds) -> Result<(), String> {
         None => 1,
     };
     if start < bounds.min {
-        return Err(format!("beginning of range ({start}) below minimum ({}): {expression}", bounds.min));
+        return Err(format!(
+            "beginning of range ({start}) below minimum ({}): {expression}",
+            bounds.min
+        ));
     }
     if end > bounds.max {
-        return Err(format!("end of range ({end}) above maximum ({}): {expression}", bounds.max));
+        return Err(format!(
+            "end of range ({end}) above maximum ({}): {expression}",
+            bounds.max
+        ));
     }
     if start > end {
-        return Err(format!("beginning of range ({start}) beyond end of range ({end}): {expression}"));
+        return Err(format!(
+            "beginning of range ({start}) beyond end of range ({end}): {expression}"
+        ));
     }
     if step == 0 {
         return Err(format!("step of range should be a positive number: {expression}"));
@@ -103,7 +142,10 @@ mod tests {
             ("x", "expected exactly 5 fields, found 1: [x]"),
             ("60 * * * *", "end of range (60) above maximum (59): 60"),
             ("* * 0 * *", "beginning of range (0) below minimum (1): 0"),
-            ("5-1 * * * *", "beginning of range (5) beyond end of range (1): 5-1"),
+            (
+                "5-1 * * * *",
+                "beginning of range (5) beyond end of range (1): 5-1",
+            ),
             ("*/0 * * * *", "step of range should be a positive number: */0"),
             ("@x", "unrecognized descriptor: @x"),
         ] {

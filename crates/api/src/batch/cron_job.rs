@@ -12,7 +12,9 @@ pub static CRON_JOB: Kind = Kind {
     group: "batch",
     kind: "CronJob",
     default: |_, object| {
-        let Some(spec) = walk::object(object, "spec") else { return };
+        let Some(spec) = walk::object(object, "spec") else {
+            return;
+        };
         walk::string(spec, "concurrencyPolicy", "Allow");
         walk::pointer(spec, "suspend", false);
         walk::pointer(spec, "successfulJobsHistoryLimit", 3);
@@ -53,7 +55,11 @@ pub static CRON_JOB: Kind = Kind {
     row: |object, now| {
         let [names, images] = row::containers(object, "spec.jobTemplate.spec.template.spec");
         let last = text(object, "status.lastScheduleTime");
-        let last = if last.is_empty() { row::NONE.to_owned() } else { row::since(last, now) };
+        let last = if last.is_empty() {
+            row::NONE.to_owned()
+        } else {
+            row::since(last, now)
+        };
         let suspend = match at(object, "spec.suspend").as_bool() {
             Some(true) => "True",
             Some(false) => "False",
@@ -86,9 +92,15 @@ fn spec(spec: &Node, old: Option<&Value>, errors: &mut Errors) {
         let tolerated = old.is_some_and(|o| text(o, "schedule").contains("TZ"));
         if schedule.str().contains("TZ") {
             if !tolerated {
-                errors.invalid(&schedule, "cannot use TZ or CRON_TZ in schedule, use timeZone field instead");
+                errors.invalid(
+                    &schedule,
+                    "cannot use TZ or CRON_TZ in schedule, use timeZone field instead",
+                );
             } else if zone.is_set() {
-                errors.invalid(&schedule, "cannot use both timeZone field and TZ or CRON_TZ in schedule");
+                errors.invalid(
+                    &schedule,
+                    "cannot use both timeZone field and TZ or CRON_TZ in schedule",
+                );
             }
         }
     }
@@ -118,7 +130,9 @@ fn time_zone(zone: &Node, errors: &mut Errors) {
             || part == ".."
             || part.starts_with('-')
             || part.is_empty()
-            || !part.bytes().all(|b| b.is_ascii_alphanumeric() || b"._+-".contains(&b))
+            || !part
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"._+-".contains(&b))
     };
     if name.is_empty() {
         errors.invalid(zone, "timeZone must be nil or non-empty string");

@@ -17,12 +17,17 @@ pub static JOB: Kind = Kind {
     group: "batch",
     kind: "Job",
     default: |_, object| {
-        let labels = at(object, "spec.template.metadata.labels").as_object().filter(|m| !m.is_empty()).cloned();
+        let labels = at(object, "spec.template.metadata.labels")
+            .as_object()
+            .filter(|m| !m.is_empty())
+            .cloned();
         if let Some(spec) = walk::object(object, "spec") {
             spec_defaults(spec);
         }
         if let (Some(labels), Some(metadata)) = (labels, walk::object(object, "metadata"))
-            && at(metadata, "labels").as_object().is_none_or(serde_json::Map::is_empty)
+            && at(metadata, "labels")
+                .as_object()
+                .is_none_or(serde_json::Map::is_empty)
         {
             walk::put(metadata, "labels", Value::Object(labels));
         }
@@ -37,12 +42,18 @@ pub static JOB: Kind = Kind {
         let root = Node::root(object);
         generated_selector(&root, &mut errors);
         spec(&root.field("spec"), &mut errors);
-        let (mode, completions) = (text(object, "spec.completionMode"), number(object, "spec.completions"));
+        let (mode, completions) = (
+            text(object, "spec.completionMode"),
+            number(object, "spec.completions"),
+        );
         if mode == "Indexed" && completions > 0 {
             let name = root.field("metadata.name");
             let host = format!("{}-{}", name.str(), completions - 1);
             if !names::dns1123_label(&host).is_empty() {
-                errors.invalid(&name, format!("will not able to create pod with invalid DNS label: {host}"));
+                errors.invalid(
+                    &name,
+                    format!("will not able to create pod with invalid DNS label: {host}"),
+                );
             }
         }
         errors.into_vec()
@@ -57,7 +68,12 @@ pub static JOB: Kind = Kind {
         }
         errors.into_vec()
     },
-    selectable: |object| vec![("status.successful", number(object, "status.succeeded").to_string())],
+    selectable: |object| {
+        vec![(
+            "status.successful",
+            number(object, "status.succeeded").to_string(),
+        )]
+    },
     columns: &[
         NAME,
         column("Status"),
@@ -79,11 +95,19 @@ pub(super) fn spec_defaults(spec: &mut Value) {
         walk::put(spec, "completions", json!(1));
     }
     walk::pointer(spec, "parallelism", 1);
-    let limit = if at(spec, "backoffLimitPerIndex").is_null() { 6 } else { i64::from(i32::MAX) };
+    let limit = if at(spec, "backoffLimitPerIndex").is_null() {
+        6
+    } else {
+        i64::from(i32::MAX)
+    };
     walk::pointer(spec, "backoffLimit", limit);
     walk::pointer(spec, "completionMode", "NonIndexed");
     walk::pointer(spec, "suspend", false);
-    let replacement = if at(spec, "podFailurePolicy").is_null() { "TerminatingOrFailed" } else { "Failed" };
+    let replacement = if at(spec, "podFailurePolicy").is_null() {
+        "TerminatingOrFailed"
+    } else {
+        "Failed"
+    };
     walk::pointer(spec, "podReplacementPolicy", replacement);
     walk::pointer(spec, "manualSelector", false);
     template_defaults(spec);
@@ -92,9 +116,13 @@ pub(super) fn spec_defaults(spec: &mut Value) {
 /// What a job template in a cron job gets: upstream defaults only the nested types there.
 pub(super) fn template_defaults(spec: &mut Value) {
     walk::each(spec, "template.spec", &mut pod_defaults::pod_spec);
-    walk::each(spec, "podFailurePolicy.rules[].onPodConditions[]", &mut |pattern| {
-        walk::string(pattern, "status", "True");
-    });
+    walk::each(
+        spec,
+        "podFailurePolicy.rules[].onPodConditions[]",
+        &mut |pattern| {
+            walk::string(pattern, "status", "True");
+        },
+    );
 }
 
 /// The labels by which a job knows its pods, from its uid. The uid must be set by now.
@@ -102,8 +130,13 @@ fn generate_selector(object: &mut Value) {
     if at(object, "spec.manualSelector").as_bool() == Some(true) {
         return;
     }
-    let (name, uid) = (text(object, "metadata.name").to_owned(), text(object, "metadata.uid").to_owned());
-    let Some(spec) = walk::object(object, "spec") else { return };
+    let (name, uid) = (
+        text(object, "metadata.name").to_owned(),
+        text(object, "metadata.uid").to_owned(),
+    );
+    let Some(spec) = walk::object(object, "spec") else {
+        return;
+    };
     let labels = walk::object(spec, "template")
         .and_then(|t| walk::object(t, "metadata"))
         .and_then(|m| walk::object(m, "labels"));
@@ -165,8 +198,13 @@ fn spec(spec: &Node, errors: &mut Errors) {
 /// The rules of a job spec but for its selector, which templates do not have yet.
 pub(super) fn job_spec(spec: &Node, errors: &mut Errors) {
     for name in [
-        "parallelism", "completions", "activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished",
-        "backoffLimitPerIndex", "maxFailedIndexes",
+        "parallelism",
+        "completions",
+        "activeDeadlineSeconds",
+        "backoffLimit",
+        "ttlSecondsAfterFinished",
+        "backoffLimitPerIndex",
+        "maxFailedIndexes",
     ] {
         errors.non_negative(&spec.field(name));
     }
@@ -177,7 +215,10 @@ pub(super) fn job_spec(spec: &Node, errors: &mut Errors) {
     let managed_by = spec.field("managedBy");
     if managed_by.is_set() {
         if !managed_by.str().contains('/') {
-            errors.invalid(&managed_by, "must be a domain-prefixed path (such as \"acme.io/foo\")");
+            errors.invalid(
+                &managed_by,
+                "must be a domain-prefixed path (such as \"acme.io/foo\")",
+            );
         }
         if managed_by.len() > 63 {
             errors.too_long(&managed_by, 63);
@@ -191,7 +232,10 @@ pub(super) fn job_spec(spec: &Node, errors: &mut Errors) {
             errors.required(&completions, "when completion mode is Indexed");
         }
         if parallelism.int().is_some_and(|n| n > 100_000) {
-            errors.invalid(&parallelism, "must be less than or equal to 100000 when completion mode is Indexed");
+            errors.invalid(
+                &parallelism,
+                "must be less than or equal to 100000 when completion mode is Indexed",
+            );
         }
         if let (Some(failed_at_most), Some(wanted)) = (failed.int(), completions.int())
             && failed_at_most > wanted
@@ -214,7 +258,10 @@ pub(super) fn job_spec(spec: &Node, errors: &mut Errors) {
         if mode.str() == "Indexed" {
             let rules = success.field("rules");
             if rules.is_empty() {
-                errors.required(&rules, "at least one rules must be specified when the successPolicy is specified");
+                errors.required(
+                    &rules,
+                    "at least one rules must be specified when the successPolicy is specified",
+                );
             }
         } else {
             errors.invalid(&success, "requires indexed completion mode");
@@ -233,7 +280,10 @@ pub(super) fn job_spec(spec: &Node, errors: &mut Errors) {
         "Always" | "" => errors.required(&policy, "valid values: \"OnFailure\", \"Never\""),
         "Never" => {}
         "OnFailure" if failure.is_set() => {
-            errors.invalid(&policy, "only \"Never\" is supported when podFailurePolicy is specified");
+            errors.invalid(
+                &policy,
+                "only \"Never\" is supported when podFailurePolicy is specified",
+            );
         }
         _ => errors.one_of(&policy, &["OnFailure", "Never"]),
     }
@@ -252,7 +302,10 @@ fn pod_failure_policy(spec: &Node, policy: &Node, errors: &mut Errors) {
     for rule in rules.items() {
         let action = rule.field("action");
         match action.str() {
-            "" => errors.required(&action, "valid values: [\"Count\" \"FailIndex\" \"FailJob\" \"Ignore\"]"),
+            "" => errors.required(
+                &action,
+                "valid values: [\"Count\" \"FailIndex\" \"FailJob\" \"Ignore\"]",
+            ),
             "FailIndex" if !spec.field("backoffLimitPerIndex").is_set() => {
                 errors.invalid(&action, "requires the backoffLimitPerIndex to be set");
             }
@@ -268,7 +321,10 @@ fn pod_failure_policy(spec: &Node, policy: &Node, errors: &mut Errors) {
             }
             let name = codes.field("containerName");
             if name.is_set() && !names.contains(name.str()) {
-                errors.invalid(&name, "must be one of the container or initContainer names in the pod template");
+                errors.invalid(
+                    &name,
+                    "must be one of the container or initContainer names in the pod template",
+                );
             }
             let values = codes.field("values");
             if values.is_empty() {
@@ -302,7 +358,8 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let before = at(old, "spec");
     let completions = now.field("completions");
     // An indexed job may grow or shrink as long as both numbers move together.
-    let elastic = text(before, "completionMode") == "Indexed" && completions.int() == now.field("parallelism").int();
+    let elastic =
+        text(before, "completionMode") == "Indexed" && completions.int() == now.field("parallelism").int();
     if !elastic {
         errors.immutable(&completions, at(before, "completions"));
     }
@@ -322,7 +379,13 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
         }
     }
     errors.immutable(&now.field("template"), &template);
-    for name in ["completionMode", "podFailurePolicy", "backoffLimitPerIndex", "managedBy", "successPolicy"] {
+    for name in [
+        "completionMode",
+        "podFailurePolicy",
+        "backoffLimitPerIndex",
+        "managedBy",
+        "successPolicy",
+    ] {
         errors.immutable(&now.field(name), at(before, name));
     }
     errors.into_vec()
@@ -330,7 +393,10 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
 
 fn job_row(job: &Value, now: i64) -> Vec<Value> {
     let succeeded = number(job, "status.succeeded");
-    let completions = match (at(job, "spec.completions").as_i64(), number(job, "spec.parallelism")) {
+    let completions = match (
+        at(job, "spec.completions").as_i64(),
+        number(job, "spec.parallelism"),
+    ) {
         (Some(wanted), _) => format!("{succeeded}/{wanted}"),
         (None, parallel) if parallel > 1 => format!("{succeeded}/1 of {parallel}"),
         _ => format!("{succeeded}/1"),
@@ -341,7 +407,9 @@ fn job_row(job: &Value, now: i64) -> Vec<Value> {
         (Some(start), end) => time::human_duration(end.unwrap_or(now) - start),
     };
     let has = |kind: &str| {
-        list(job, "status.conditions").iter().any(|c| text(c, "type") == kind && text(c, "status") == "True")
+        list(job, "status.conditions")
+            .iter()
+            .any(|c| text(c, "type") == kind && text(c, "status") == "True")
     };
     let status = if has("Complete") {
         "Complete"
@@ -350,7 +418,10 @@ fn job_row(job: &Value, now: i64) -> Vec<Value> {
     } else if !at(job, "metadata.deletionTimestamp").is_null() {
         "Terminating"
     } else {
-        ["Suspended", "FailureTarget", "SuccessCriteriaMet"].into_iter().find(|k| has(k)).unwrap_or("Running")
+        ["Suspended", "FailureTarget", "SuccessCriteriaMet"]
+            .into_iter()
+            .find(|k| has(k))
+            .unwrap_or("Running")
     };
     let [names, images] = row::containers(job, "spec.template.spec");
     vec![
@@ -375,10 +446,17 @@ mod tests {
             "spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}});
         (JOB.default)("v1", &mut job);
         JOB.begin_create(&mut job);
-        assert_eq!(job["spec"]["selector"]["matchLabels"], json!({"batch.kubernetes.io/controller-uid": "u"}));
+        assert_eq!(
+            job["spec"]["selector"]["matchLabels"],
+            json!({"batch.kubernetes.io/controller-uid": "u"})
+        );
         assert_eq!(JOB.check_create(&job, true), vec![]);
         job["spec"]["template"]["spec"]["restartPolicy"] = json!("Always");
-        let found: Vec<String> = JOB.check_create(&job, true).iter().map(ToString::to_string).collect();
+        let found: Vec<String> = JOB
+            .check_create(&job, true)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(
             found,
             ["spec.template.spec.restartPolicy: Required value: valid values: \"OnFailure\", \"Never\""]

@@ -28,11 +28,17 @@ pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
         }
         let signer = spec.field("signerName");
         if errors.require(&signer) && signer.str().matches('/').count() != 1 {
-            errors.invalid(&signer, "must be a fully qualified domain and path of the form 'example.com/signer-name'");
+            errors.invalid(
+                &signer,
+                "must be a fully qualified domain and path of the form 'example.com/signer-name'",
+            );
         }
         let seconds = spec.field("expirationSeconds");
         if seconds.int().is_some_and(|n| n < 600) {
-            errors.invalid(&seconds, "may not specify a duration less than 600 seconds (10 minutes)");
+            errors.invalid(
+                &seconds,
+                "may not specify a duration less than 600 seconds (10 minutes)",
+            );
         }
         errors.into_vec()
     },
@@ -46,7 +52,11 @@ pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
         column("Condition"),
     ],
     row: |object, now| {
-        let has = |kind: &str| list(object, "status.conditions").iter().any(|c| text(c, "type") == kind);
+        let has = |kind: &str| {
+            list(object, "status.conditions")
+                .iter()
+                .any(|c| text(c, "type") == kind)
+        };
         let mut status = if has("Denied") {
             "Denied"
         } else if has("Approved") {
@@ -61,7 +71,10 @@ pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
         if !text(object, "status.certificate").is_empty() {
             status.push_str(",Issued");
         }
-        let duration = at(object, "spec.expirationSeconds").as_i64().map(time::human_duration).unwrap_or_default();
+        let duration = at(object, "spec.expirationSeconds")
+            .as_i64()
+            .map(time::human_duration)
+            .unwrap_or_default();
         vec![
             row::name(object),
             row::age(object, now),

@@ -30,7 +30,13 @@ pub static LEASE: Kind = Kind {
     },
     validate_update: |new, _| (LEASE.validate)(new),
     columns: &[NAME, column("Holder"), AGE],
-    row: |object, now| vec![row::name(object), json!(text(object, "spec.holderIdentity")), row::age(object, now)],
+    row: |object, now| {
+        vec![
+            row::name(object),
+            json!(text(object, "spec.holderIdentity")),
+            row::age(object, now),
+        ]
+    },
     allow_create_on_update: true,
     allow_unconditional_update: false,
     ..BASE

@@ -11,7 +11,12 @@ use crate::node::{Node, at, same, text};
 use crate::object_meta::{self, label_selector};
 use crate::{row, strategy, walk};
 
-pub const ACCESS_MODES: [&str; 4] = ["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
+pub const ACCESS_MODES: [&str; 4] = [
+    "ReadOnlyMany",
+    "ReadWriteMany",
+    "ReadWriteOnce",
+    "ReadWriteOncePod",
+];
 
 pub static PERSISTENT_VOLUME_CLAIM: Kind = Kind {
     kind: "PersistentVolumeClaim",
@@ -38,6 +43,7 @@ pub static PERSISTENT_VOLUME_CLAIM: Kind = Kind {
         errors.into_vec()
     },
     validate_update,
+    selectable: |object| vec![("name", text(object, "metadata.name").to_owned())],
     columns: &[
         NAME,
         column("Status"),
@@ -55,8 +61,16 @@ pub static PERSISTENT_VOLUME_CLAIM: Kind = Kind {
             row::name(object),
             json!(phase(object)),
             json!(text(object, "spec.volumeName")),
-            json!(if bound { amount(at(object, "status.capacity.storage")) } else { String::new() }),
-            json!(if bound { access_modes(at(object, "status.accessModes")) } else { String::new() }),
+            json!(if bound {
+                amount(at(object, "status.capacity.storage"))
+            } else {
+                String::new()
+            }),
+            json!(if bound {
+                access_modes(at(object, "status.accessModes"))
+            } else {
+                String::new()
+            }),
             json!(class(object, "spec.storageClassName")),
             json!(unset(text(object, "spec.volumeAttributesClassName"))),
             row::age(object, now),
@@ -83,7 +97,11 @@ fn data_source(spec: &mut Value) {
 }
 
 pub(super) fn phase(object: &Value) -> &str {
-    if at(object, "metadata.deletionTimestamp").is_null() { text(object, "status.phase") } else { "Terminating" }
+    if at(object, "metadata.deletionTimestamp").is_null() {
+        text(object, "status.phase")
+    } else {
+        "Terminating"
+    }
 }
 
 pub(super) fn unset(text: &str) -> &str {
@@ -97,17 +115,24 @@ pub(super) fn amount(value: &Value) -> String {
 /// COMPAT: an annotation named the class before the field did.
 pub(super) fn class<'a>(object: &'a Value, path: &str) -> &'a str {
     let annotation = at(object, "metadata.annotations").get("volume.beta.kubernetes.io/storage-class");
-    annotation.and_then(Value::as_str).unwrap_or_else(|| text(object, path))
+    annotation
+        .and_then(Value::as_str)
+        .unwrap_or_else(|| text(object, path))
 }
 
 pub(super) fn access_modes(modes: &Value) -> String {
     let has = |mode: &str| modes.as_array().is_some_and(|m| m.iter().any(|v| v == mode));
-    [("ReadWriteOnce", "RWO"), ("ReadOnlyMany", "ROX"), ("ReadWriteMany", "RWX"), ("ReadWriteOncePod", "RWOP")]
-        .iter()
-        .filter(|(mode, _)| has(mode))
-        .map(|(_, short)| *short)
-        .collect::<Vec<_>>()
-        .join(",")
+    [
+        ("ReadWriteOnce", "RWO"),
+        ("ReadOnlyMany", "ROX"),
+        ("ReadWriteMany", "RWX"),
+        ("ReadWriteOncePod", "RWOP"),
+    ]
+    .iter()
+    .filter(|(mode, _)| has(mode))
+    .map(|(_, short)| *short)
+    .collect::<Vec<_>>()
+    .join(",")
 }
 
 /// Access modes of a claim or a volume.
@@ -206,12 +231,16 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
         );
     }
     let size = |v: &Value, path: &str| quantity(at(v, path));
-    if let (Some(now), Some(then)) = (size(new, "spec.resources.requests.storage"), size(old, "spec.resources.requests.storage"))
-        && now < then
-        && size(old, "status.capacity.storage").is_none_or(|capacity| now <= capacity)
-        && size(old, "status.capacity.storage").is_some()
+    if let (Some(now), Some(then)) = (
+        size(new, "spec.resources.requests.storage"),
+        size(old, "spec.resources.requests.storage"),
+    ) && now < then
+        && size(old, "status.capacity.storage").is_some_and(|capacity| now <= capacity)
     {
-        errors.forbidden(&spec.field("resources.requests.storage"), "field can not be less than status.capacity");
+        errors.forbidden(
+            &spec.field("resources.requests.storage"),
+            "field can not be less than status.capacity",
+        );
     }
     // COMPAT: upstream's path is without `spec`.
     let mode = root.field("volumeMode");

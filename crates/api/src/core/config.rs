@@ -44,7 +44,11 @@ pub static CONFIG_MAP: Kind = Kind {
     columns: &[NAME, column("Data"), AGE],
     row: |object, now| {
         let count = |name| at(object, name).as_object().map_or(0, serde_json::Map::len);
-        vec![row::name(object), json!((count("data") + count("binaryData")).to_string()), row::age(object, now)]
+        vec![
+            row::name(object),
+            json!((count("data") + count("binaryData")).to_string()),
+            row::age(object, now),
+        ]
     },
     ..BASE
 };
@@ -70,7 +74,12 @@ pub static SECRET: Kind = Kind {
     columns: &[NAME, column("Type"), column("Data"), AGE],
     row: |object, now| {
         let count = at(object, "data").as_object().map_or(0, serde_json::Map::len);
-        vec![row::name(object), json!(text(object, "type")), json!(count.to_string()), row::age(object, now)]
+        vec![
+            row::name(object),
+            json!(text(object, "type")),
+            json!(count.to_string()),
+            row::age(object, now),
+        ]
     },
     ..BASE
 };
@@ -106,8 +115,12 @@ fn frozen(new: &Value, old: &Value, fields: &[&'static str], errors: &mut Errors
 /// `stringData` is for writing only: it goes into `data`, encoded.
 fn merge_string_data(object: &mut Value) {
     let Some(map) = object.as_object_mut() else { return };
-    let Some(Value::Object(plain)) = map.remove("stringData") else { return };
-    let Some(data) = walk::object(object, "data") else { return };
+    let Some(Value::Object(plain)) = map.remove("stringData") else {
+        return;
+    };
+    let Some(data) = walk::object(object, "data") else {
+        return;
+    };
     for (key, value) in plain {
         walk::put(data, &key, json!(encode(value.as_str().unwrap_or("").as_bytes())));
     }
@@ -120,7 +133,11 @@ fn encode(bytes: &[u8]) -> String {
     for chunk in bytes.chunks(3) {
         let n = chunk.iter().fold(0u32, |n, b| n << 8 | u32::from(*b)) << (8 * (3 - chunk.len()));
         for i in 0..4 {
-            out.push(if i <= chunk.len() { ALPHABET[(n >> (18 - 6 * i)) as usize & 63] as char } else { '=' });
+            out.push(if i <= chunk.len() {
+                ALPHABET[(n >> (18 - 6 * i)) as usize & 63] as char
+            } else {
+                '='
+            });
         }
     }
     out
@@ -173,11 +190,9 @@ fn secret(object: &Value) -> Vec<field::Error> {
         }
         "kubernetes.io/dockercfg" => docker_config(&data, ".dockercfg", &mut errors),
         "kubernetes.io/dockerconfigjson" => docker_config(&data, ".dockerconfigjson", &mut errors),
-        "kubernetes.io/basic-auth" => {
-            if !data.key("username").is_set() && !data.key("password").is_set() {
-                need(&mut errors, "username");
-                need(&mut errors, "password");
-            }
+        "kubernetes.io/basic-auth" if !data.key("username").is_set() && !data.key("password").is_set() => {
+            need(&mut errors, "username");
+            need(&mut errors, "password");
         }
         "kubernetes.io/ssh-auth" => {
             let key = data.key("ssh-privatekey");
@@ -199,8 +214,15 @@ fn docker_config(data: &Node, key: &'static str, errors: &mut Errors) {
     if !at.is_set() {
         return errors.required(&at, "");
     }
-    if !matches!(serde_json::from_slice::<Value>(&decode(at.str())), Ok(Value::Object(_) | Value::Null)) {
-        let detail = if at.is_empty() { "unexpected end of JSON input" } else { "invalid character in JSON document" };
+    if !matches!(
+        serde_json::from_slice::<Value>(&decode(at.str())),
+        Ok(Value::Object(_) | Value::Null)
+    ) {
+        let detail = if at.is_empty() {
+            "unexpected end of JSON input"
+        } else {
+            "invalid character in JSON document"
+        };
         errors.invalid_value(&at, "<secret contents redacted>", detail);
     }
 }
@@ -225,10 +247,24 @@ mod tests {
         let old = json!({"metadata": {"name": "c", "namespace": "d", "resourceVersion": "1"}, "immutable": true, "data": {"a": "1"}});
         let mut new = old.clone();
         new["data"]["a"] = json!("2");
-        let found: Vec<String> = CONFIG_MAP.check_update(&new, &old, true).iter().map(ToString::to_string).collect();
-        assert_eq!(found, ["data: Forbidden: field is immutable when `immutable` is set"]);
+        let found: Vec<String> = CONFIG_MAP
+            .check_update(&new, &old, true)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(
+            found,
+            ["data: Forbidden: field is immutable when `immutable` is set"]
+        );
         let bad = json!({"metadata": {"name": "c", "namespace": "d"}, "data": {"a b": "1"}});
-        let found: Vec<String> = CONFIG_MAP.check_create(&bad, true).iter().map(ToString::to_string).collect();
-        assert!(found[0].starts_with("data[a b]: Invalid value: \"a b\": a valid config key must consist of"), "{found:?}");
+        let found: Vec<String> = CONFIG_MAP
+            .check_create(&bad, true)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert!(
+            found[0].starts_with("data[a b]: Invalid value: \"a b\": a valid config key must consist of"),
+            "{found:?}"
+        );
     }
 }

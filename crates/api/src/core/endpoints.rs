@@ -10,7 +10,11 @@ use crate::{net, row, walk};
 
 pub static ENDPOINTS: Kind = Kind {
     kind: "Endpoints",
-    default: |_, object| walk::each(object, "subsets[].ports[]", &mut |port| walk::string(port, "protocol", "TCP")),
+    default: |_, object| {
+        walk::each(object, "subsets[].ports[]", &mut |port| {
+            walk::string(port, "protocol", "TCP")
+        })
+    },
     validate: |object| {
         let mut errors = Errors::new();
         subsets(&Node::root(object).field("subsets"), &mut errors);
@@ -87,10 +91,16 @@ pub fn endpoint_ip(at: &Node, errors: &mut Errors) {
         errors.invalid(at, "may not be in the loopback range (127.0.0.0/8, ::1/128)");
     }
     if link_local {
-        errors.invalid(at, "may not be in the link-local range (169.254.0.0/16, fe80::/10)");
+        errors.invalid(
+            at,
+            "may not be in the link-local range (169.254.0.0/16, fe80::/10)",
+        );
     }
     if link_local_multicast {
-        errors.invalid(at, "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)");
+        errors.invalid(
+            at,
+            "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)",
+        );
     }
 }
 
@@ -103,13 +113,22 @@ fn summary(endpoints: &Value) -> String {
         let ports = list(subset, "ports");
         if ports.is_empty() {
             count += addresses.len();
-            shown.extend(addresses.iter().take(3usize.saturating_sub(shown.len())).map(|a| text(a, "ip").to_owned()));
+            shown.extend(
+                addresses
+                    .iter()
+                    .take(3usize.saturating_sub(shown.len()))
+                    .map(|a| text(a, "ip").to_owned()),
+            );
         }
         for port in ports {
             count += addresses.len();
             for address in addresses.iter().take(3usize.saturating_sub(shown.len())) {
                 let ip = text(address, "ip");
-                let host = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
+                let host = if ip.contains(':') {
+                    format!("[{ip}]")
+                } else {
+                    ip.to_owned()
+                };
                 shown.push(format!("{host}:{}", number(port, "port")));
             }
         }

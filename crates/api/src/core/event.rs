@@ -12,11 +12,19 @@ pub static EVENT: Kind = Kind {
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
-        let field = if at(object, "regarding").is_null() { "involvedObject" } else { "regarding" };
+        let field = if at(object, "regarding").is_null() {
+            "involvedObject"
+        } else {
+            "regarding"
+        };
         let about = root.field(field);
         let (own, other) = (text(object, "metadata.namespace"), about.field("namespace"));
         // Cluster-scoped objects have their events in the default namespace.
-        let matches = if other.is_empty() { ["", "default", "kube-system"].contains(&own) } else { other.str() == own };
+        let matches = if other.is_empty() {
+            ["", "default", "kube-system"].contains(&own)
+        } else {
+            other.str() == own
+        };
         if !matches {
             let at = root.field("involvedObject.namespace");
             errors.invalid_value(&at, other.str(), "does not match event.namespace");
@@ -56,32 +64,32 @@ pub static EVENT: Kind = Kind {
 };
 
 pub static EVENTS_EVENT: Kind = Kind {
-        group: "events.k8s.io",
-        kind: "Event",
-        validate: |object| (EVENT.validate)(object),
-        validate_update: |new, _| (EVENT.validate)(new),
-        selectable: |object| {
-            // The newer API calls the same field by another name.
-            (EVENT.selectable)(object)
-                .into_iter()
-                .map(|(name, value)| match name {
-                    "involvedObject.kind" => ("regarding.kind", value),
-                    "involvedObject.namespace" => ("regarding.namespace", value),
-                    "involvedObject.name" => ("regarding.name", value),
-                    "involvedObject.uid" => ("regarding.uid", value),
-                    "involvedObject.apiVersion" => ("regarding.apiVersion", value),
-                    "involvedObject.resourceVersion" => ("regarding.resourceVersion", value),
-                    "involvedObject.fieldPath" => ("regarding.fieldPath", value),
-                    "reportingComponent" => ("reportingController", value),
-                    other => (other, value),
-                })
-                .collect()
-        },
-        columns: EVENT_COLUMNS,
-        row: event_row,
-        allow_create_on_update: true,
-        name_rule: |_, _| Vec::new(),
-        ..BASE
+    group: "events.k8s.io",
+    kind: "Event",
+    validate: |object| (EVENT.validate)(object),
+    validate_update: |new, _| (EVENT.validate)(new),
+    selectable: |object| {
+        // The newer API calls the same field by another name.
+        (EVENT.selectable)(object)
+            .into_iter()
+            .map(|(name, value)| match name {
+                "involvedObject.kind" => ("regarding.kind", value),
+                "involvedObject.namespace" => ("regarding.namespace", value),
+                "involvedObject.name" => ("regarding.name", value),
+                "involvedObject.uid" => ("regarding.uid", value),
+                "involvedObject.apiVersion" => ("regarding.apiVersion", value),
+                "involvedObject.resourceVersion" => ("regarding.resourceVersion", value),
+                "involvedObject.fieldPath" => ("regarding.fieldPath", value),
+                "reportingComponent" => ("reportingController", value),
+                other => (other, value),
+            })
+            .collect()
+    },
+    columns: EVENT_COLUMNS,
+    row: event_row,
+    allow_create_on_update: true,
+    name_rule: |_, _| Vec::new(),
+    ..BASE
 };
 
 const EVENT_COLUMNS: &[crate::kind::Column] = &[
@@ -107,25 +115,63 @@ fn event_object<'a>(event: &'a Value, field: &str) -> &'a str {
 }
 
 fn first_set<'a>(event: &'a Value, paths: &[&str]) -> &'a str {
-    paths.iter().map(|p| text(event, p)).find(|t| !t.is_empty()).unwrap_or("")
+    paths
+        .iter()
+        .map(|p| text(event, p))
+        .find(|t| !t.is_empty())
+        .unwrap_or("")
 }
 
 fn event_row(event: &Value, now: i64) -> Vec<Value> {
-    let first = first_set(event, &["firstTimestamp", "deprecatedFirstTimestamp", "eventTime"]);
+    let first = first_set(
+        event,
+        &["firstTimestamp", "deprecatedFirstTimestamp", "eventTime"],
+    );
     let last = first_set(
         event,
-        &["series.lastObservedTime", "lastTimestamp", "deprecatedLastTimestamp", "firstTimestamp", "eventTime"],
+        &[
+            "series.lastObservedTime",
+            "lastTimestamp",
+            "deprecatedLastTimestamp",
+            "firstTimestamp",
+            "eventTime",
+        ],
     );
-    let count = [number(event, "series.count"), number(event, "count"), number(event, "deprecatedCount")]
-        .into_iter()
-        .find(|n| *n != 0)
-        .unwrap_or(1);
-    let (kind, name) = (event_object(event, "kind").to_lowercase(), event_object(event, "name"));
-    let target = if name.is_empty() { kind } else { format!("{kind}/{name}") };
-    let component =
-        first_set(event, &["source.component", "deprecatedSource.component", "reportingComponent", "reportingController"]);
-    let host = first_set(event, &["source.host", "deprecatedSource.host", "reportingInstance"]);
-    let source = if host.is_empty() { component.to_owned() } else { format!("{component}, {host}") };
+    let count = [
+        number(event, "series.count"),
+        number(event, "count"),
+        number(event, "deprecatedCount"),
+    ]
+    .into_iter()
+    .find(|n| *n != 0)
+    .unwrap_or(1);
+    let (kind, name) = (
+        event_object(event, "kind").to_lowercase(),
+        event_object(event, "name"),
+    );
+    let target = if name.is_empty() {
+        kind
+    } else {
+        format!("{kind}/{name}")
+    };
+    let component = first_set(
+        event,
+        &[
+            "source.component",
+            "deprecatedSource.component",
+            "reportingComponent",
+            "reportingController",
+        ],
+    );
+    let host = first_set(
+        event,
+        &["source.host", "deprecatedSource.host", "reportingInstance"],
+    );
+    let source = if host.is_empty() {
+        component.to_owned()
+    } else {
+        format!("{component}, {host}")
+    };
     vec![
         json!(row::since(last, now)),
         json!(text(event, "type")),

@@ -63,7 +63,13 @@ pub static NAMESPACE: Kind = Kind {
     },
     selectable: |object| vec![("status.phase", text(object, "status.phase").to_owned())],
     columns: &[NAME, column("Status"), AGE],
-    row: |object, now| vec![row::name(object), json!(text(object, "status.phase")), row::age(object, now)],
+    row: |object, now| {
+        vec![
+            row::name(object),
+            json!(text(object, "status.phase")),
+            row::age(object, now),
+        ]
+    },
     has_status: true,
     name_rule: object_meta::dns_label,
     ..BASE

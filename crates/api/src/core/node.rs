@@ -57,7 +57,13 @@ pub static NODE: Kind = Kind {
         errors.into_vec()
     },
     selectable: |object| {
-        vec![("spec.unschedulable", at(object, "spec.unschedulable").as_bool().unwrap_or(false).to_string())]
+        vec![(
+            "spec.unschedulable",
+            at(object, "spec.unschedulable")
+                .as_bool()
+                .unwrap_or(false)
+                .to_string(),
+        )]
     },
     columns: &[
         NAME,
@@ -78,7 +84,9 @@ pub static NODE: Kind = Kind {
 
 /// COMPAT: `podCIDR` is the first of `podCIDRs`; upstream writes both.
 fn pod_cidrs(object: &mut Value) {
-    let Some(spec) = object.get_mut("spec") else { return };
+    let Some(spec) = object.get_mut("spec") else {
+        return;
+    };
     let single = text(spec, "podCIDR").to_owned();
     match list(spec, "podCIDRs").first().cloned() {
         Some(first) => walk::put(spec, "podCIDR", first),
@@ -97,7 +105,11 @@ fn resources(root: &Node, errors: &mut Errors) {
     for name in ["status.capacity", "status.allocatable"] {
         let amounts = root.field(name);
         for (resource, _) in amounts.entries() {
-            resource_quantity(&amounts.field(resource).with(amounts.key(resource).value), resource, errors);
+            resource_quantity(
+                &amounts.field(resource).with(amounts.key(resource).value),
+                resource,
+                errors,
+            );
         }
     }
 }
@@ -109,10 +121,15 @@ fn update(root: &Node, old: &Value, errors: &mut Errors) {
     for address in addresses.items() {
         if seen.contains(&address.value) {
             // COMPAT: upstream prints its inner type here.
-            let shown = json!({"Type": text(address.value, "type"), "Address": text(address.value, "address")});
+            let shown =
+                json!({"Type": text(address.value, "type"), "Address": text(address.value, "address")});
             errors.duplicate_value(&address, shown);
         }
-        seen.extend(list(root.value, "status.addresses").iter().find(|a| *a == address.value));
+        seen.extend(
+            list(root.value, "status.addresses")
+                .iter()
+                .find(|a| *a == address.value),
+        );
     }
     let before = list(old, "spec.podCIDRs");
     if !before.is_empty() && before != list(root.value, "spec.podCIDRs") {
@@ -133,7 +150,10 @@ fn update(root: &Node, old: &Value, errors: &mut Errors) {
 
 fn address(node: &Value, kind: &str) -> Value {
     or_none(
-        list(node, "status.addresses").iter().find(|a| text(a, "type") == kind).map_or("", |a| text(a, "address")),
+        list(node, "status.addresses")
+            .iter()
+            .find(|a| text(a, "type") == kind)
+            .map_or("", |a| text(a, "address")),
     )
 }
 
@@ -142,7 +162,9 @@ fn unknown(text: &str) -> Value {
 }
 
 fn node_row(node: &Value, now: i64) -> Vec<Value> {
-    let ready = list(node, "status.conditions").iter().find(|c| text(c, "type") == "Ready");
+    let ready = list(node, "status.conditions")
+        .iter()
+        .find(|c| text(c, "type") == "Ready");
     let mut status = match ready.map(|c| text(c, "status")) {
         Some("True") => "Ready".to_owned(),
         Some(_) => "NotReady".to_owned(),
@@ -155,11 +177,13 @@ fn node_row(node: &Value, now: i64) -> Vec<Value> {
         .as_object()
         .into_iter()
         .flatten()
-        .filter_map(|(key, value)| match key.strip_prefix("node-role.kubernetes.io/") {
-            Some(role) if !role.is_empty() => Some(role),
-            _ if key == "kubernetes.io/role" => value.as_str().filter(|v| !v.is_empty()),
-            _ => None,
-        })
+        .filter_map(
+            |(key, value)| match key.strip_prefix("node-role.kubernetes.io/") {
+                Some(role) if !role.is_empty() => Some(role),
+                _ if key == "kubernetes.io/role" => value.as_str().filter(|v| !v.is_empty()),
+                _ => None,
+            },
+        )
         .collect();
     roles.sort_unstable();
     roles.dedup();

@@ -12,9 +12,28 @@ use crate::node::{Node, at, same, text};
 use crate::{row, strategy, walk};
 
 const SOURCES: [&str; 22] = [
-    "hostPath", "gcePersistentDisk", "awsElasticBlockStore", "glusterfs", "flocker", "nfs", "rbd", "quobyte",
-    "cephfs", "iscsi", "cinder", "fc", "flexVolume", "azureFile", "vsphereVolume", "photonPersistentDisk",
-    "portworxVolume", "azureDisk", "scaleIO", "local", "storageos", "csi",
+    "hostPath",
+    "gcePersistentDisk",
+    "awsElasticBlockStore",
+    "glusterfs",
+    "flocker",
+    "nfs",
+    "rbd",
+    "quobyte",
+    "cephfs",
+    "iscsi",
+    "cinder",
+    "fc",
+    "flexVolume",
+    "azureFile",
+    "vsphereVolume",
+    "photonPersistentDisk",
+    "portworxVolume",
+    "azureDisk",
+    "scaleIO",
+    "local",
+    "storageos",
+    "csi",
 ];
 
 pub static PERSISTENT_VOLUME: Kind = Kind {
@@ -42,9 +61,14 @@ pub static PERSISTENT_VOLUME: Kind = Kind {
         let mut errors = Errors::new();
         let root = Node::root(new);
         spec(&root, &mut errors);
-        let changed = SOURCES.iter().any(|s| !same(at(at(new, "spec"), s), at(at(old, "spec"), s)));
+        let changed = SOURCES
+            .iter()
+            .any(|s| !same(at(at(new, "spec"), s), at(at(old, "spec"), s)));
         if changed {
-            errors.forbidden(&root.field("spec.persistentvolumesource"), "spec.persistentvolumesource is immutable after creation");
+            errors.forbidden(
+                &root.field("spec.persistentvolumesource"),
+                "spec.persistentvolumesource is immutable after creation",
+            );
         }
         // COMPAT: upstream's path is without `spec`.
         let mode = root.field("volumeMode");
@@ -140,7 +164,10 @@ fn spec(root: &Node, errors: &mut Errors) {
                     errors.invalid(&path, "must not contain '..'");
                 }
                 if !affinity.is_set() {
-                    errors.required(&root.field("metadata.annotations"), "Local volume requires node affinity");
+                    errors.required(
+                        &root.field("metadata.annotations"),
+                        "Local volume requires node affinity",
+                    );
                 }
             }
             "csi" => {

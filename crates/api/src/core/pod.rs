@@ -19,8 +19,16 @@ pub static POD: Kind = Kind {
             pod_defaults::pod_spec(spec);
         }
         walk::each(object, "status", &mut |status| {
-            for name in ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"] {
-                walk::each(status, &format!("{name}[].allocatedResources"), &mut pod_defaults::resource_list);
+            for name in [
+                "containerStatuses",
+                "initContainerStatuses",
+                "ephemeralContainerStatuses",
+            ] {
+                walk::each(
+                    status,
+                    &format!("{name}[].allocatedResources"),
+                    &mut pod_defaults::resource_list,
+                );
             }
         });
     },
@@ -48,13 +56,22 @@ pub static POD: Kind = Kind {
     validate_status_update,
     selectable: |object| {
         let text = |path| text(object, path).to_owned();
-        let pod_ip = list(object, "status.podIPs").first().map_or("", |ip| self::text(ip, "ip")).to_owned();
+        let pod_ip = list(object, "status.podIPs")
+            .first()
+            .map_or("", |ip| self::text(ip, "ip"))
+            .to_owned();
         vec![
             ("spec.nodeName", text("spec.nodeName")),
             ("spec.restartPolicy", text("spec.restartPolicy")),
             ("spec.schedulerName", text("spec.schedulerName")),
             ("spec.serviceAccountName", text("spec.serviceAccountName")),
-            ("spec.hostNetwork", at(object, "spec.hostNetwork").as_bool().unwrap_or(false).to_string()),
+            (
+                "spec.hostNetwork",
+                at(object, "spec.hostNetwork")
+                    .as_bool()
+                    .unwrap_or(false)
+                    .to_string(),
+            ),
             ("status.phase", text("status.phase")),
             ("status.podIP", pod_ip.clone()),
             ("status.podIPs", pod_ip),
@@ -107,7 +124,9 @@ fn prepare_status_update(new: &mut Value, old: &Value) {
     if let Some(metadata) = new.get_mut("metadata") {
         walk::copy(metadata, at(old, "metadata"), "ownerReferences");
     }
-    let Some(status) = walk::object(new, "status") else { return };
+    let Some(status) = walk::object(new, "status") else {
+        return;
+    };
     if text(status, "qosClass").is_empty() {
         walk::copy(status, at(old, "status"), "qosClass");
     }
@@ -187,7 +206,10 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
             return errors.into_vec();
         }
     }
-    let (deadline, before) = (spec.field("activeDeadlineSeconds"), at(old, "spec.activeDeadlineSeconds").as_i64());
+    let (deadline, before) = (
+        spec.field("activeDeadlineSeconds"),
+        at(old, "spec.activeDeadlineSeconds").as_i64(),
+    );
     match (deadline.int(), before) {
         (Some(after), _) if !(0..=i64::from(i32::MAX)).contains(&after) => {
             errors.invalid(&deadline, "must be between 0 and 2147483647, inclusive");
@@ -209,8 +231,14 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let gates = spec.field("schedulingGates");
     for gate in gates.items() {
         let name = gate.field("name");
-        if !list(old, "spec.schedulingGates").iter().any(|g| text(g, "name") == name.str()) {
-            let detail = format!("only deletion is allowed, but found new scheduling gate '{}'", name.str());
+        if !list(old, "spec.schedulingGates")
+            .iter()
+            .any(|g| text(g, "name") == name.str())
+        {
+            let detail = format!(
+                "only deletion is allowed, but found new scheduling gate '{}'",
+                name.str()
+            );
             errors.forbidden(&name, detail);
         }
     }
@@ -223,14 +251,22 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
 
 /// Whether two tolerations differ in more than their seconds.
 fn same_toleration(a: &Value, b: &Value) -> bool {
-    ["key", "operator", "value", "effect"].iter().all(|f| text(a, f) == text(b, f))
+    ["key", "operator", "value", "effect"]
+        .iter()
+        .all(|f| text(a, f) == text(b, f))
 }
 
 fn tolerations_only_added(spec: &Node, old: &Value, errors: &mut Errors) {
     let tolerations = spec.field("tolerations");
     let now = list(spec.value, "tolerations");
-    if list(old, "spec.tolerations").iter().any(|o| !now.iter().any(|n| same_toleration(n, o))) {
-        errors.forbidden(&tolerations, "existing toleration can not be modified except its tolerationSeconds");
+    if list(old, "spec.tolerations")
+        .iter()
+        .any(|o| !now.iter().any(|n| same_toleration(n, o)))
+    {
+        errors.forbidden(
+            &tolerations,
+            "existing toleration can not be modified except its tolerationSeconds",
+        );
     } else {
         scheduling::tolerations(&tolerations, errors);
     }
@@ -244,7 +280,10 @@ fn forbidden_change(new: &Value, old: &Value) -> Option<String> {
     }
     let mut after = at(new, "spec").clone();
     for name in ["containers", "initContainers"] {
-        let images: Vec<Value> = list(before, name).iter().map(|c| at(c, "image").clone()).collect();
+        let images: Vec<Value> = list(before, name)
+            .iter()
+            .map(|c| at(c, "image").clone())
+            .collect();
         if let Some(Value::Array(containers)) = after.get_mut(name) {
             for (container, image) in containers.iter_mut().zip(images) {
                 walk::put(container, "image", image);
@@ -254,14 +293,17 @@ fn forbidden_change(new: &Value, old: &Value) -> Option<String> {
     for name in ["activeDeadlineSeconds", "schedulingGates", "tolerations"] {
         walk::copy(&mut after, before, name);
     }
-    if number(before, "terminationGracePeriodSeconds") < 0 && number(&after, "terminationGracePeriodSeconds") == 1 {
+    if number(before, "terminationGracePeriodSeconds") < 0
+        && number(&after, "terminationGracePeriodSeconds") == 1
+    {
         walk::copy(&mut after, before, "terminationGracePeriodSeconds");
     }
     // A pod that waits at a gate may still narrow down where it runs.
     if !list(before, "schedulingGates").is_empty() {
-        let grew = at(before, "nodeSelector")
-            .as_object()
-            .is_none_or(|m| m.iter().all(|(k, v)| at(&after, "nodeSelector").get(k) == Some(v)));
+        let grew = at(before, "nodeSelector").as_object().is_none_or(|m| {
+            m.iter()
+                .all(|(k, v)| at(&after, "nodeSelector").get(k) == Some(v))
+        });
         if grew {
             walk::copy(&mut after, before, "nodeSelector");
         }
@@ -325,7 +367,10 @@ fn validate_status_update(new: &Value, old: &Value) -> Vec<field::Error> {
             net::ip(&address.field("ip"), &mut errors);
         }
         if addresses.len() > 2 {
-            errors.invalid(&addresses, "may specify no more than one value for each IP family");
+            errors.invalid(
+                &addresses,
+                "may specify no more than one value for each IP family",
+            );
         }
     }
     errors.into_vec()
@@ -349,10 +394,18 @@ fn terminated_stays_terminated(status: &Node, name: &'static str, old: &Value, e
         if own_policy {
             continue;
         }
-        let after = statuses.value.as_array().into_iter().flatten().find(|s| text(s, "name") == text(before, "name"));
+        let after = statuses
+            .value
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|s| text(s, "name") == text(before, "name"));
         if after.is_some_and(|s| at(s, "state.terminated").is_null()) {
             let at = statuses.index(i);
-            errors.forbidden(&at.field("state"), "may not be transitioned to non-terminated state");
+            errors.forbidden(
+                &at.field("state"),
+                "may not be transitioned to non-terminated state",
+            );
         }
     }
 }
@@ -372,36 +425,58 @@ mod tests {
     fn check(change: impl Fn(&mut Value), expected: &[&str]) {
         let mut object = pod();
         change(&mut object);
-        let found: Vec<String> = POD.check_create(&object, true).iter().map(ToString::to_string).collect();
+        let found: Vec<String> = POD
+            .check_create(&object, true)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(found, expected);
     }
 
     #[test]
     fn a_plain_pod_is_valid() {
         check(|_| {}, &[]);
-        assert_eq!(pod()["status"], json!({"phase": "Pending", "qosClass": "BestEffort"}));
+        assert_eq!(
+            pod()["status"],
+            json!({"phase": "Pending", "qosClass": "BestEffort"})
+        );
         assert_eq!(pod()["metadata"]["generation"], 1);
     }
 
     #[test]
     fn bad_pods() {
-        check(|p| p["spec"]["containers"] = json!([]), &["spec.containers: Required value"]);
+        check(
+            |p| p["spec"]["containers"] = json!([]),
+            &["spec.containers: Required value"],
+        );
         check(
             |p| p["spec"]["restartPolicy"] = json!("x"),
-            &["spec.restartPolicy: Unsupported value: \"x\": supported values: \"Always\", \"OnFailure\", \"Never\""],
+            &[
+                "spec.restartPolicy: Unsupported value: \"x\": supported values: \"Always\", \"OnFailure\", \"Never\"",
+            ],
         );
-        check(|p| p["spec"]["containers"][0]["image"] = json!(""), &["spec.containers[0].image: Required value"]);
+        check(
+            |p| p["spec"]["containers"][0]["image"] = json!(""),
+            &["spec.containers[0].image: Required value"],
+        );
         check(
             |p| p["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]),
             &["spec.containers[0].volumeMounts[0].name: Not found: \"v\""],
         );
         check(
             |p| p["spec"]["containers"][0]["ports"] = json!([{"containerPort": 70000, "protocol": "TCP"}]),
-            &["spec.containers[0].ports[0].containerPort: Invalid value: 70000: must be between 1 and 65535, inclusive"],
+            &[
+                "spec.containers[0].ports[0].containerPort: Invalid value: 70000: must be between 1 and 65535, inclusive",
+            ],
         );
         check(
-            |p| p["spec"]["containers"][0]["resources"] = json!({"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}),
-            &["spec.containers[0].resources.requests: Invalid value: \"2\": must be less than or equal to cpu limit of 1"],
+            |p| {
+                p["spec"]["containers"][0]["resources"] =
+                    json!({"limits": {"cpu": "1"}, "requests": {"cpu": "2"}})
+            },
+            &[
+                "spec.containers[0].resources.requests: Invalid value: \"2\": must be less than or equal to cpu limit of 1",
+            ],
         );
         check(
             |p| p["spec"]["containers"][0]["livenessProbe"] = json!({"successThreshold": 2}),
@@ -423,7 +498,13 @@ mod tests {
         new["spec"]["hostname"] = json!("h");
         let found = POD.check_update(&new, &old, true);
         assert_eq!(found.len(), 1);
-        assert!(found[0].to_string().starts_with("spec: Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"), "{}", found[0]);
+        assert!(
+            found[0].to_string().starts_with(
+                "spec: Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
+            ),
+            "{}",
+            found[0]
+        );
     }
 
     #[test]

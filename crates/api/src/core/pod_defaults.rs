@@ -62,7 +62,9 @@ pub fn pod_only(spec: &mut Value) {
 }
 
 fn requests_from_limits(resources: &mut Value) {
-    let Some(limits) = at(resources, "limits").as_object().cloned() else { return };
+    let Some(limits) = at(resources, "limits").as_object().cloned() else {
+        return;
+    };
     if limits.is_empty() {
         return;
     }
@@ -74,13 +76,21 @@ fn requests_from_limits(resources: &mut Value) {
 }
 
 fn container(container: &mut Value) {
-    let policy = if is_latest(text(container, "image")) { "Always" } else { "IfNotPresent" };
+    let policy = if is_latest(text(container, "image")) {
+        "Always"
+    } else {
+        "IfNotPresent"
+    };
     walk::string(container, "imagePullPolicy", policy);
     walk::string(container, "terminationMessagePath", "/dev/termination-log");
     walk::string(container, "terminationMessagePolicy", "File");
-    each(container, "ports[]", &mut |port| walk::string(port, "protocol", "TCP"));
+    each(container, "ports[]", &mut |port| {
+        walk::string(port, "protocol", "TCP")
+    });
     each(container, "env[].valueFrom.fieldRef", &mut field_ref);
-    each(container, "env[].valueFrom.fileKeyRef", &mut |file| walk::pointer(file, "optional", false));
+    each(container, "env[].valueFrom.fileKeyRef", &mut |file| {
+        walk::pointer(file, "optional", false)
+    });
     each(container, "resources", &mut resources);
     for name in PROBES {
         each(container, name, &mut probe);
@@ -135,15 +145,27 @@ fn volume(volume: &mut Value) {
         return;
     }
     each(volume, "image", &mut |image| {
-        let policy = if is_latest(text(image, "reference")) { "Always" } else { "IfNotPresent" };
+        let policy = if is_latest(text(image, "reference")) {
+            "Always"
+        } else {
+            "IfNotPresent"
+        };
         walk::string(image, "pullPolicy", policy);
     });
-    each(volume, "hostPath", &mut |source| walk::pointer(source, "type", ""));
+    each(volume, "hostPath", &mut |source| {
+        walk::pointer(source, "type", "")
+    });
     for name in ["secret", "configMap", "downwardAPI", "projected"] {
-        each(volume, name, &mut |source| walk::pointer(source, "defaultMode", 0o644));
+        each(volume, name, &mut |source| {
+            walk::pointer(source, "defaultMode", 0o644)
+        });
     }
     each(volume, "downwardAPI.items[].fieldRef", &mut field_ref);
-    each(volume, "projected.sources[].downwardAPI.items[].fieldRef", &mut field_ref);
+    each(
+        volume,
+        "projected.sources[].downwardAPI.items[].fieldRef",
+        &mut field_ref,
+    );
     each(volume, "projected.sources[].serviceAccountToken", &mut |token| {
         walk::pointer(token, "expirationSeconds", 3600);
     });
@@ -153,7 +175,9 @@ fn volume(volume: &mut Value) {
 
 /// Defaults of the in-tree storage systems, the same in pods and persistent volumes.
 pub fn old_volume_sources(source: &mut Value) {
-    each(source, "iscsi", &mut |iscsi| walk::string(iscsi, "iscsiInterface", "default"));
+    each(source, "iscsi", &mut |iscsi| {
+        walk::string(iscsi, "iscsiInterface", "default")
+    });
     each(source, "rbd", &mut |rbd| {
         walk::string(rbd, "pool", "rbd");
         walk::string(rbd, "user", "admin");
@@ -204,13 +228,21 @@ fn pod_level_resources(spec: &mut Value) {
         .map(|(k, q)| (k, Value::from(q.to_string())))
         .collect();
     let requested = aggregate(spec, "requests");
-    let Some(resources) = spec.get_mut("resources") else { return };
+    let Some(resources) = spec.get_mut("resources") else {
+        return;
+    };
     if !huge.is_empty()
         && let Some(limits) = walk::object(resources, "limits")
     {
         huge.into_iter().for_each(|(k, v)| walk::pointer(limits, &k, v));
     }
-    let Some(limits) = at(resources, "limits").as_object().filter(|m| !m.is_empty()).cloned() else { return };
+    let Some(limits) = at(resources, "limits")
+        .as_object()
+        .filter(|m| !m.is_empty())
+        .cloned()
+    else {
+        return;
+    };
     let mut defaults: Vec<(String, Value)> = requested
         .into_iter()
         .filter(|(k, _)| supported(k) && !k.starts_with("hugepages-"))
@@ -220,23 +252,31 @@ fn pod_level_resources(spec: &mut Value) {
     if !defaults.is_empty()
         && let Some(requests) = walk::object(resources, "requests")
     {
-        defaults.into_iter().for_each(|(k, v)| walk::pointer(requests, &k, v));
+        defaults
+            .into_iter()
+            .for_each(|(k, v)| walk::pointer(requests, &k, v));
     }
 }
 
 /// What all containers need together (`which` is `requests` or `limits`): the sum of those that run side by side, or the largest start-up step.
 pub fn aggregate(spec: &Value, which: &str) -> BTreeMap<String, Quantity> {
     let amounts = |container: &Value| -> Vec<(String, Quantity)> {
-        at(container, "resources").get(which).and_then(Value::as_object).map_or_else(Vec::new, |m| {
-            m.iter()
-                .filter_map(|(k, v)| Some((k.clone(), Quantity::parse(v.as_str()?).ok()?)))
-                .collect()
-        })
+        at(container, "resources")
+            .get(which)
+            .and_then(Value::as_object)
+            .map_or_else(Vec::new, |m| {
+                m.iter()
+                    .filter_map(|(k, v)| Some((k.clone(), Quantity::parse(v.as_str()?).ok()?)))
+                    .collect()
+            })
     };
     let mut total = BTreeMap::<String, Quantity>::new();
     for container in crate::node::list(spec, "containers") {
         for (name, amount) in amounts(container) {
-            total.entry(name).and_modify(|q| *q = q.plus(&amount)).or_insert(amount);
+            total
+                .entry(name)
+                .and_modify(|q| *q = q.plus(&amount))
+                .or_insert(amount);
         }
     }
     let mut sidecars = BTreeMap::<String, Quantity>::new();
@@ -245,8 +285,14 @@ pub fn aggregate(spec: &Value, which: &str) -> BTreeMap<String, Quantity> {
         let restartable = text(container, "restartPolicy") == "Always";
         for (name, amount) in amounts(container) {
             if restartable {
-                total.entry(name.clone()).and_modify(|q| *q = q.plus(&amount)).or_insert(amount);
-                sidecars.entry(name).and_modify(|q| *q = q.plus(&amount)).or_insert(amount);
+                total
+                    .entry(name.clone())
+                    .and_modify(|q| *q = q.plus(&amount))
+                    .or_insert(amount);
+                sidecars
+                    .entry(name)
+                    .and_modify(|q| *q = q.plus(&amount))
+                    .or_insert(amount);
             } else {
                 let step = sidecars.get(&name).map_or(amount, |s| s.plus(&amount));
                 steps.push((name, step));
@@ -254,7 +300,10 @@ pub fn aggregate(spec: &Value, which: &str) -> BTreeMap<String, Quantity> {
         }
     }
     for (name, step) in steps {
-        total.entry(name).and_modify(|q| *q = (*q).max(step)).or_insert(step);
+        total
+            .entry(name)
+            .and_modify(|q| *q = (*q).max(step))
+            .or_insert(step);
     }
     total
 }

@@ -14,7 +14,11 @@ struct Restarts {
 
 impl Restarts {
     fn new() -> Self {
-        Restarts { count: 0, last: None, last_text: String::new() }
+        Restarts {
+            count: 0,
+            last: None,
+            last_text: String::new(),
+        }
     }
 
     fn add(&mut self, status: &Value) {
@@ -47,15 +51,22 @@ fn ended(terminated: &Value) -> String {
 }
 
 fn condition_is_true(pod: &Value, kind: &str) -> bool {
-    list(pod, "status.conditions").iter().any(|c| text(c, "type") == kind && text(c, "status") == "True")
+    list(pod, "status.conditions")
+        .iter()
+        .any(|c| text(c, "type") == kind && text(c, "status") == "True")
 }
 
 pub fn row(pod: &Value, now: i64) -> Vec<Value> {
     let init_specs = list(pod, "spec.initContainers");
     let is_sidecar = |status: &Value| {
-        init_specs.iter().any(|c| text(c, "name") == text(status, "name") && text(c, "restartPolicy") == "Always")
+        init_specs
+            .iter()
+            .any(|c| text(c, "name") == text(status, "name") && text(c, "restartPolicy") == "Always")
     };
-    let sidecars = init_specs.iter().filter(|c| text(c, "restartPolicy") == "Always").count();
+    let sidecars = init_specs
+        .iter()
+        .filter(|c| text(c, "restartPolicy") == "Always")
+        .count();
     let total = list(pod, "spec.containers").len() + sidecars;
     let phase = text(pod, "status.phase");
     let mut reason = match text(pod, "status.reason") {
@@ -100,7 +111,10 @@ pub fn row(pod: &Value, now: i64) -> Vec<Value> {
         let (mut running, mut failed) = (false, None);
         for status in list(pod, "status.containerStatuses").iter().rev() {
             restarts.add(status);
-            let (waiting, terminated) = (text(status, "state.waiting.reason"), at(status, "state.terminated"));
+            let (waiting, terminated) = (
+                text(status, "state.waiting.reason"),
+                at(status, "state.terminated"),
+            );
             if !waiting.is_empty() {
                 waiting.clone_into(&mut reason);
             } else if !terminated.is_null() {
@@ -137,7 +151,10 @@ pub fn row(pod: &Value, now: i64) -> Vec<Value> {
     let gates = if gates.is_empty() {
         json!("<none>")
     } else {
-        let open = gates.iter().filter(|g| condition_is_true(pod, text(g, "conditionType"))).count();
+        let open = gates
+            .iter()
+            .filter(|g| condition_is_true(pod, text(g, "conditionType")))
+            .count();
         json!(format!("{open}/{}", gates.len()))
     };
     vec![
@@ -159,13 +176,21 @@ mod tests {
 
     fn check(pod: Value, ready: &str, status: &str, restarts: &str) {
         let row = row(&pod, 1_700_000_060);
-        assert_eq!((&row[1], &row[2], &row[3]), (&json!(ready), &json!(status), &json!(restarts)));
+        assert_eq!(
+            (&row[1], &row[2], &row[3]),
+            (&json!(ready), &json!(status), &json!(restarts))
+        );
     }
 
     #[test]
     fn words() {
         let spec = json!({"containers": [{"name": "c"}]});
-        check(json!({"spec": spec, "status": {"phase": "Pending"}}), "0/1", "Pending", "0");
+        check(
+            json!({"spec": spec, "status": {"phase": "Pending"}}),
+            "0/1",
+            "Pending",
+            "0",
+        );
         check(
             json!({"spec": spec, "status": {"phase": "Running", "containerStatuses": [
                 {"name": "c", "ready": true, "restartCount": 0, "state": {"running": {}}}]}}),

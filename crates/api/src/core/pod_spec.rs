@@ -18,9 +18,16 @@ pub fn validate(spec: &Node, is_pod: bool, errors: &mut Errors) {
         errors.required(&grace, "");
     }
     let volumes = volume::volumes(spec, errors);
-    let claims = list(spec.value, "resourceClaims").iter().map(|c| text(c, "name")).collect();
+    let claims = list(spec.value, "resourceClaims")
+        .iter()
+        .map(|c| text(c, "name"))
+        .collect();
     resource_claims(spec, errors);
-    let pod = Pod { spec, volumes, claims };
+    let pod = Pod {
+        spec,
+        volumes,
+        claims,
+    };
     container::containers(&pod, errors);
     container::init_containers(&pod, errors);
     container::ephemeral_containers(&pod, errors);
@@ -63,7 +70,10 @@ fn named_references(spec: &Node, errors: &mut Errors) {
         }
     }
     let deadline = spec.field("activeDeadlineSeconds");
-    if deadline.int().is_some_and(|n| !(1..=i64::from(i32::MAX)).contains(&n)) {
+    if deadline
+        .int()
+        .is_some_and(|n| !(1..=i64::from(i32::MAX)).contains(&n))
+    {
         errors.invalid(&deadline, "must be between 1 and 2147483647, inclusive");
     }
     for name in ["hostname", "subdomain"] {
@@ -87,7 +97,10 @@ fn named_references(spec: &Node, errors: &mut Errors) {
             errors.rule(&at, object_meta::dns_subdomain(at.str(), false));
         }
     }
-    errors.one_of_if_set(&spec.field("preemptionPolicy"), &["PreemptLowerPriority", "Never"]);
+    errors.one_of_if_set(
+        &spec.field("preemptionPolicy"),
+        &["PreemptLowerPriority", "Never"],
+    );
     resources::overhead(&spec.field("overhead"), errors);
 }
 
@@ -104,7 +117,10 @@ fn resource_claims(spec: &Node, errors: &mut Errors) {
                 seen.push(name.str().to_owned());
             }
         }
-        let (direct, template) = (claim.field("resourceClaimName"), claim.field("resourceClaimTemplateName"));
+        let (direct, template) = (
+            claim.field("resourceClaimName"),
+            claim.field("resourceClaimTemplateName"),
+        );
         match (direct.is_set(), template.is_set()) {
             (true, true) => errors.invalid(
                 &claim,
@@ -149,8 +165,10 @@ fn dns_config(spec: &Node, errors: &mut Errors) {
             return errors.required(&config, "must provide `dnsConfig` when `dnsPolicy` is None");
         }
         if servers.is_empty() {
-            return errors
-                .required(&servers, "must provide at least one DNS nameserver when `dnsPolicy` is None");
+            return errors.required(
+                &servers,
+                "must provide at least one DNS nameserver when `dnsPolicy` is None",
+            );
         }
     }
     if servers.len() > 3 {
@@ -165,7 +183,10 @@ fn dns_config(spec: &Node, errors: &mut Errors) {
     }
     let length: usize = searches.items().map(|s| s.len() + 1).sum();
     if length.saturating_sub(1) > 2048 {
-        errors.invalid(&searches, "must not have more than 2048 characters (including spaces) in the search list");
+        errors.invalid(
+            &searches,
+            "must not have more than 2048 characters (including spaces) in the search list",
+        );
     }
     for search in searches.items() {
         let domain = search.str().strip_suffix('.').unwrap_or(search.str());
@@ -213,7 +234,10 @@ pub fn template(template: &Node, errors: &mut Errors) {
     // COMPAT: upstream leaves `metadata` out of these two paths.
     let (labels, annotations) = (template.field("labels"), template.field("annotations"));
     object_meta::labels(&labels.with(template.field("metadata.labels").value), errors);
-    object_meta::annotations(&annotations.with(template.field("metadata.annotations").value), errors);
+    object_meta::annotations(
+        &annotations.with(template.field("metadata.annotations").value),
+        errors,
+    );
     validate(&template.field("spec"), false, errors);
     let ephemeral = template.field("spec.ephemeralContainers");
     if !ephemeral.is_empty() {
@@ -239,6 +263,9 @@ pub fn always_restart(template: &Node, kind: &str, errors: &mut Errors) {
     errors.one_of(&policy, &["Always"]);
     let deadline = template.field("spec.activeDeadlineSeconds");
     if deadline.is_set() {
-        errors.forbidden(&deadline, format!("activeDeadlineSeconds in {kind} is not Supported"));
+        errors.forbidden(
+            &deadline,
+            format!("activeDeadlineSeconds in {kind} is not Supported"),
+        );
     }
 }

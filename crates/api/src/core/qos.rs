@@ -13,10 +13,15 @@ const COMPUTE: [&str; 2] = ["cpu", "memory"];
 fn add(total: &mut BTreeMap<&'static str, Quantity>, amounts: &Value) -> usize {
     let mut found = 0;
     for name in COMPUTE {
-        let Some(amount) = amounts.get(name).and_then(quantity) else { continue };
+        let Some(amount) = amounts.get(name).and_then(quantity) else {
+            continue;
+        };
         if !amount.is_zero() && !amount.is_negative() {
             found += 1;
-            total.entry(name).and_modify(|q| *q = q.plus(&amount)).or_insert(amount);
+            total
+                .entry(name)
+                .and_modify(|q| *q = q.plus(&amount))
+                .or_insert(amount);
         }
     }
     found
@@ -28,7 +33,10 @@ pub fn class(pod: &Value) -> &'static str {
     let mut guaranteed = true;
     let pod_level = at(pod, "spec.resources");
     if pod_level.is_null() {
-        for container in list(pod, "spec.containers").iter().chain(list(pod, "spec.initContainers")) {
+        for container in list(pod, "spec.containers")
+            .iter()
+            .chain(list(pod, "spec.initContainers"))
+        {
             add(&mut requests, at(container, "resources.requests"));
             guaranteed &= add(&mut limits, at(container, "resources.limits")) == COMPUTE.len();
         }
@@ -41,7 +49,8 @@ pub fn class(pod: &Value) -> &'static str {
     if requests.is_empty() && limits.is_empty() {
         return "BestEffort";
     }
-    if guaranteed && requests.len() == limits.len() && requests.iter().all(|(k, v)| limits.get(k) == Some(v)) {
+    if guaranteed && requests.len() == limits.len() && requests.iter().all(|(k, v)| limits.get(k) == Some(v))
+    {
         "Guaranteed"
     } else {
         "Burstable"
@@ -59,7 +68,13 @@ mod tests {
         assert_eq!(class(&pod(json!({}))), "BestEffort");
         assert_eq!(class(&pod(json!({"requests": {"cpu": "1"}}))), "Burstable");
         let both = json!({"cpu": "1", "memory": "1Gi"});
-        assert_eq!(class(&pod(json!({"requests": both, "limits": both}))), "Guaranteed");
-        assert_eq!(class(&pod(json!({"requests": {"cpu": "1"}, "limits": both}))), "Burstable");
+        assert_eq!(
+            class(&pod(json!({"requests": both, "limits": both}))),
+            "Guaranteed"
+        );
+        assert_eq!(
+            class(&pod(json!({"requests": {"cpu": "1"}, "limits": both}))),
+            "Burstable"
+        );
     }
 }

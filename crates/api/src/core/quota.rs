@@ -31,13 +31,21 @@ pub static LIMIT_RANGE: Kind = Kind {
         errors.into_vec()
     },
     validate_update: |new, _| (LIMIT_RANGE.validate)(new),
-    columns: &[NAME, Column { kind: "date", ..column("Created At") }],
+    columns: &[
+        NAME,
+        Column {
+            kind: "date",
+            ..column("Created At")
+        },
+    ],
     ..BASE
 };
 
 /// Takes over amounts that `to` lacks.
 fn fill(item: &mut Value, to: &str, from: &str) {
-    let Some(amounts) = at(item, from).as_object().filter(|m| !m.is_empty()).cloned() else { return };
+    let Some(amounts) = at(item, from).as_object().filter(|m| !m.is_empty()).cloned() else {
+        return;
+    };
     if let Some(target) = walk::object(item, to) {
         for (name, amount) in amounts {
             walk::pointer(target, &name, amount);
@@ -81,9 +89,14 @@ fn limits(limits: &Node, errors: &mut Errors) {
 
 /// min ≤ defaultRequest ≤ default ≤ max, wherever both are given.
 fn ordered(item: &Node, errors: &mut Errors) {
-    for (lower, upper) in
-        [("min", "max"), ("min", "defaultRequest"), ("defaultRequest", "max"), ("defaultRequest", "default"), ("min", "default"), ("default", "max")]
-    {
+    for (lower, upper) in [
+        ("min", "max"),
+        ("min", "defaultRequest"),
+        ("defaultRequest", "max"),
+        ("defaultRequest", "default"),
+        ("min", "default"),
+        ("default", "max"),
+    ] {
         let (low, high) = (item.field(lower), item.field(upper));
         for (name, amount) in low.entries() {
             if let (Some(a), Some(b)) = (quantity(amount.value), quantity(high.key(name).value))
@@ -92,9 +105,19 @@ fn ordered(item: &Node, errors: &mut Errors) {
                 let says = |f: &str| match f {
                     "default" => "default",
                     "defaultRequest" => "default request",
-                    other => if other == "min" { "min" } else { "max" },
+                    other => {
+                        if other == "min" {
+                            "min"
+                        } else {
+                            "max"
+                        }
+                    }
                 };
-                let at = if lower == "min" && upper != "max" { high.key(name) } else { low.key(name) };
+                let at = if lower == "min" && upper != "max" {
+                    high.key(name)
+                } else {
+                    low.key(name)
+                };
                 let (first, second) = (says(lower), says(upper));
                 errors.invalid_value(
                     &at,
@@ -122,8 +145,13 @@ pub static RESOURCE_QUOTA: Kind = Kind {
         let scopes = root.field("spec.scopes");
         for scope in scopes.items() {
             let known = [
-                "BestEffort", "CrossNamespacePodAffinity", "NotBestEffort", "NotTerminating", "PriorityClass",
-                "Terminating", "VolumeAttributesClass",
+                "BestEffort",
+                "CrossNamespacePodAffinity",
+                "NotBestEffort",
+                "NotTerminating",
+                "PriorityClass",
+                "Terminating",
+                "VolumeAttributesClass",
             ];
             if !known.contains(&scope.str()) {
                 errors.invalid_value(&scopes, scopes.value.clone(), "unsupported scope");
@@ -153,11 +181,23 @@ pub static RESOURCE_QUOTA: Kind = Kind {
     row: |object, now| {
         let (mut requests, mut limits) = (Vec::new(), Vec::new());
         for (name, hard) in at(object, "status.hard").as_object().into_iter().flatten() {
-            let used = at(object, "status.used").get(name).and_then(Value::as_str).unwrap_or("0");
+            let used = at(object, "status.used")
+                .get(name)
+                .and_then(Value::as_str)
+                .unwrap_or("0");
             let line = format!("{name}: {used}/{}", hard.as_str().unwrap_or(""));
-            if name.starts_with("limits.") { limits.push(line) } else { requests.push(line) }
+            if name.starts_with("limits.") {
+                limits.push(line)
+            } else {
+                requests.push(line)
+            }
         }
-        vec![row::name(object), json!(requests.join(", ")), json!(limits.join(", ")), row::age(object, now)]
+        vec![
+            row::name(object),
+            json!(requests.join(", ")),
+            json!(limits.join(", ")),
+            row::age(object, now),
+        ]
     },
     has_status: true,
     ..BASE
@@ -171,10 +211,25 @@ fn amounts(amounts: &Node, errors: &mut Errors) {
             errors.invalid_value(&amount, name, complaint);
         }
         let standard = [
-            "cpu", "memory", "ephemeral-storage", "requests.cpu", "requests.memory", "requests.storage",
-            "requests.ephemeral-storage", "limits.cpu", "limits.memory", "limits.ephemeral-storage", "pods",
-            "resourcequotas", "services", "replicationcontrollers", "secrets", "persistentvolumeclaims", "configmaps",
-            "services.nodeports", "services.loadbalancers",
+            "cpu",
+            "memory",
+            "ephemeral-storage",
+            "requests.cpu",
+            "requests.memory",
+            "requests.storage",
+            "requests.ephemeral-storage",
+            "limits.cpu",
+            "limits.memory",
+            "limits.ephemeral-storage",
+            "pods",
+            "resourcequotas",
+            "services",
+            "replicationcontrollers",
+            "secrets",
+            "persistentvolumeclaims",
+            "configmaps",
+            "services.nodeports",
+            "services.loadbalancers",
         ];
         let huge = name.starts_with("hugepages-") || name.starts_with("requests.hugepages-");
         if !bad && !name.contains('/') && !standard.contains(&name) && !huge {

@@ -11,7 +11,10 @@ use crate::{row, strategy, walk};
 pub static REPLICATION_CONTROLLER: Kind = Kind {
     kind: "ReplicationController",
     default: |_, object| {
-        let labels = at(object, "spec.template.metadata.labels").as_object().filter(|m| !m.is_empty()).cloned();
+        let labels = at(object, "spec.template.metadata.labels")
+            .as_object()
+            .filter(|m| !m.is_empty())
+            .cloned();
         if let Some(spec) = walk::object(object, "spec") {
             walk::pointer(spec, "replicas", 1);
             if let Some(labels) = &labels {
@@ -85,8 +88,13 @@ fn spec(spec: &Node, errors: &mut Errors) {
 
 /// Status of what keeps replicas; also for ReplicaSets.
 pub fn replica_counts(status: &Node, errors: &mut Errors) {
-    const FIELDS: [&str; 5] =
-        ["replicas", "fullyLabeledReplicas", "readyReplicas", "availableReplicas", "observedGeneration"];
+    const FIELDS: [&str; 5] = [
+        "replicas",
+        "fullyLabeledReplicas",
+        "readyReplicas",
+        "availableReplicas",
+        "observedGeneration",
+    ];
     for name in FIELDS {
         errors.non_negative(&status.field(name));
     }
@@ -97,7 +105,10 @@ pub fn replica_counts(status: &Node, errors: &mut Errors) {
         }
     }
     if count("availableReplicas") > count("readyReplicas") {
-        errors.invalid(&status.field("availableReplicas"), "cannot be greater than readyReplicas");
+        errors.invalid(
+            &status.field("availableReplicas"),
+            "cannot be greater than readyReplicas",
+        );
     }
 }
 

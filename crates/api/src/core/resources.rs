@@ -9,10 +9,29 @@ use crate::node::Node;
 
 const CONTAINER_RESOURCES: [&str; 3] = ["cpu", "ephemeral-storage", "memory"];
 const STANDARD_RESOURCES: [&str; 23] = [
-    "cpu", "memory", "ephemeral-storage", "requests.cpu", "requests.memory", "requests.ephemeral-storage",
-    "limits.cpu", "limits.memory", "limits.ephemeral-storage", "pods", "resourcequotas", "services",
-    "replicationcontrollers", "secrets", "configmaps", "persistentvolumeclaims", "storage", "requests.storage",
-    "services.nodeports", "services.loadbalancers", "hugepages", "requests", "limits",
+    "cpu",
+    "memory",
+    "ephemeral-storage",
+    "requests.cpu",
+    "requests.memory",
+    "requests.ephemeral-storage",
+    "limits.cpu",
+    "limits.memory",
+    "limits.ephemeral-storage",
+    "pods",
+    "resourcequotas",
+    "services",
+    "replicationcontrollers",
+    "secrets",
+    "configmaps",
+    "persistentvolumeclaims",
+    "storage",
+    "requests.storage",
+    "services.nodeports",
+    "services.loadbalancers",
+    "hugepages",
+    "requests",
+    "limits",
 ];
 
 pub fn quantity(value: &Value) -> Option<Quantity> {
@@ -33,14 +52,23 @@ fn is_native(name: &str) -> bool {
 }
 
 fn is_extended(name: &str) -> bool {
-    !is_native(name) && !name.starts_with("requests.") && names::qualified_name(&format!("requests.{name}")).is_empty()
+    !is_native(name)
+        && !name.starts_with("requests.")
+        && names::qualified_name(&format!("requests.{name}")).is_empty()
 }
 
 /// Whole amounts only: pods, services, extended resources and the like.
 fn is_integer_resource(name: &str) -> bool {
     const COUNTS: [&str; 9] = [
-        "pods", "resourcequotas", "services", "replicationcontrollers", "secrets", "configmaps",
-        "persistentvolumeclaims", "services.nodeports", "services.loadbalancers",
+        "pods",
+        "resourcequotas",
+        "services",
+        "replicationcontrollers",
+        "secrets",
+        "configmaps",
+        "persistentvolumeclaims",
+        "services.nodeports",
+        "services.loadbalancers",
     ];
     COUNTS.contains(&name) || is_extended(name)
 }
@@ -55,7 +83,12 @@ pub fn resource_name(at: &Node, name: &str, errors: &mut Errors) -> bool {
     for complaint in complaints {
         errors.invalid_value(at, name, complaint);
     }
-    if !bad && !name.contains('/') && !STANDARD_RESOURCES.contains(&name) && !is_huge_page(name) && !name.starts_with("requests.hugepages-") {
+    if !bad
+        && !name.contains('/')
+        && !STANDARD_RESOURCES.contains(&name)
+        && !is_huge_page(name)
+        && !name.starts_with("requests.hugepages-")
+    {
         errors.invalid_value(at, name, "must be a standard resource type or fully qualified");
         return false;
     }
@@ -132,10 +165,16 @@ fn requirements(
         resource_quantity(&amount, name, errors);
         huge |= is_huge_page(name);
         compute |= ["cpu", "memory"].contains(&name);
-        let (Some(requested), limit) = (quantity(amount.value), limits.key(name)) else { continue };
+        let (Some(requested), limit) = (quantity(amount.value), limits.key(name)) else {
+            continue;
+        };
         match quantity(limit.value) {
             Some(limit) if requested != limit && !overcommit_allowed(name) => {
-                errors.invalid_value(&requests, requested.to_string(), format!("must be equal to {name} limit of {limit}"));
+                errors.invalid_value(
+                    &requests,
+                    requested.to_string(),
+                    format!("must be equal to {name} limit of {limit}"),
+                );
             }
             Some(limit) if requested > limit => errors.invalid_value(
                 &requests,
@@ -165,7 +204,12 @@ fn requirements(
                 sorted.sort_unstable();
                 detail.push_str(&format!(": {}", sorted.join(", ")));
             }
-            errors.push(skiff_meta::field::ErrorType::NotFound, &claim, Some(name.value.clone()), detail);
+            errors.push(
+                skiff_meta::field::ErrorType::NotFound,
+                &claim,
+                Some(name.value.clone()),
+                detail,
+            );
         }
     }
 }

@@ -62,10 +62,16 @@ fn node_selector_term(term: &Node, check_values: bool, errors: &mut Errors) {
                 errors.required(&values, "must be specified when `operator` is 'In' or 'NotIn'");
             }
             "Exists" | "DoesNotExist" if !values.is_empty() => {
-                errors.forbidden(&values, "may not be specified when `operator` is 'Exists' or 'DoesNotExist'");
+                errors.forbidden(
+                    &values,
+                    "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
+                );
             }
             "Gt" | "Lt" if values.len() != 1 => {
-                errors.required(&values, "must be specified single value when `operator` is 'Lt' or 'Gt'");
+                errors.required(
+                    &values,
+                    "must be specified single value when `operator` is 'Lt' or 'Gt'",
+                );
             }
             "In" | "NotIn" | "Exists" | "DoesNotExist" | "Gt" | "Lt" => {}
             _ => errors.invalid(&requirement.field("operator"), "not a valid selector operator"),
@@ -132,8 +138,11 @@ fn match_label_keys(term: &Node, name: &str, errors: &mut Errors) {
 
 pub fn tolerations(tolerations: &Node, errors: &mut Errors) {
     for toleration in tolerations.items() {
-        let (key, operator, effect) =
-            (toleration.field("key"), toleration.field("operator"), toleration.field("effect"));
+        let (key, operator, effect) = (
+            toleration.field("key"),
+            toleration.field("operator"),
+            toleration.field("effect"),
+        );
         let value = toleration.field("value");
         if !key.str().is_empty() {
             errors.rule(&key, names::qualified_name(key.str()));
@@ -145,7 +154,10 @@ pub fn tolerations(tolerations: &Node, errors: &mut Errors) {
             );
         }
         if toleration.field("tolerationSeconds").is_set() && effect.str() != "NoExecute" {
-            errors.invalid(&effect, "effect must be 'NoExecute' when `tolerationSeconds` is set");
+            errors.invalid(
+                &effect,
+                "effect must be 'NoExecute' when `tolerationSeconds` is set",
+            );
         }
         match operator.str() {
             "Equal" | "" => {
@@ -156,7 +168,11 @@ pub fn tolerations(tolerations: &Node, errors: &mut Errors) {
             }
             "Exists" => {
                 if !value.str().is_empty() {
-                    errors.invalid_value(&operator, value.str(), "value must be empty when `operator` is 'Exists'");
+                    errors.invalid_value(
+                        &operator,
+                        value.str(),
+                        "value must be empty when `operator` is 'Exists'",
+                    );
                 }
             }
             "Lt" | "Gt" => errors.not_supported(&operator, &["Equal", "Exists", "Lt", "Gt"]),
@@ -193,8 +209,10 @@ pub fn topology_spread(constraints: &Node, errors: &mut Errors) {
         if domains.is_set() {
             errors.positive(&domains);
             if action.str() != "DoNotSchedule" {
-                let detail =
-                    format!("can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {}", action.str());
+                let detail = format!(
+                    "can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {}",
+                    action.str()
+                );
                 errors.invalid(&domains, detail);
             }
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use skiff_meta::names;
 
-use super::container::descending_path;
+use super::mounts::descending_path;
 use crate::errors::Errors;
 use crate::node::Node;
 
@@ -33,7 +33,10 @@ pub fn container(context: &Node, host_users: bool, errors: &mut Errors) {
     seccomp(&context.field("seccompProfile"), errors);
     if context.field("allowPrivilegeEscalation").value.as_bool() == Some(false) {
         if context.field("privileged").bool() {
-            errors.invalid(context, "cannot set `allowPrivilegeEscalation` to false and `privileged` to true");
+            errors.invalid(
+                context,
+                "cannot set `allowPrivilegeEscalation` to false and `privileged` to true",
+            );
         }
         let added = context.field("capabilities.add");
         if added.items().any(|c| c.str() == "CAP_SYS_ADMIN") {
@@ -61,21 +64,32 @@ pub fn pod(spec: &Node, errors: &mut Errors) {
     // COMPAT: upstream keeps these two under the security context inside, and says so in the path.
     if spec.field("shareProcessNamespace").bool() && spec.field("hostPID").bool() {
         let at = context.field("shareProcessNamespace");
-        errors.invalid_value(&at, true, "ShareProcessNamespace and HostPID cannot both be enabled");
+        errors.invalid_value(
+            &at,
+            true,
+            "ShareProcessNamespace and HostPID cannot both be enabled",
+        );
     }
     sysctls(spec, &context, errors);
-    errors.one_of_if_set(&context.field("fsGroupChangePolicy"), &["Always", "OnRootMismatch"]);
+    errors.one_of_if_set(
+        &context.field("fsGroupChangePolicy"),
+        &["Always", "OnRootMismatch"],
+    );
     seccomp(&context.field("seccompProfile"), errors);
     app_armor(&context.field("appArmorProfile"), errors);
     errors.one_of_if_set(&context.field("supplementalGroupsPolicy"), &["Merge", "Strict"]);
-    errors.one_of_if_set(&context.field("seLinuxChangePolicy"), &["MountOption", "Recursive"]);
+    errors.one_of_if_set(
+        &context.field("seLinuxChangePolicy"),
+        &["MountOption", "Recursive"],
+    );
 }
 
 fn sysctls(spec: &Node, context: &Node, errors: &mut Errors) {
     const PATTERN: &str = "^([a-z0-9][-_a-z0-9]*[a-z0-9]?|[a-z0-9][-_a-z0-9]*[a-z0-9]*)([./]([a-z0-9][-_a-z0-9]*[a-z0-9]?|[a-z0-9][-_a-z0-9]*[a-z0-9]*))*$";
     let segment = |s: &str| {
         s.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
-            && s.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_')
+            && s.bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_')
     };
     let sysctls = context.field("sysctls");
     let mut seen = BTreeSet::new();
@@ -84,7 +98,10 @@ fn sysctls(spec: &Node, context: &Node, errors: &mut Errors) {
         if name.str().is_empty() {
             errors.required(&name, "");
         } else if name.len() > 253 || !name.str().split(['.', '/']).all(segment) {
-            errors.invalid(&name, format!("must have at most 253 characters and match regex {PATTERN}"));
+            errors.invalid(
+                &name,
+                format!("must have at most 253 characters and match regex {PATTERN}"),
+            );
         } else if seen.contains(name.str()) {
             errors.duplicate(&name);
         }
@@ -93,7 +110,9 @@ fn sysctls(spec: &Node, context: &Node, errors: &mut Errors) {
         if spec.field("hostNetwork").bool() && dotted.starts_with("net.") {
             errors.invalid(&name, "may not be specified when 'hostNetwork' is true");
         }
-        let ipc = ["kernel.shm", "kernel.msg", "kernel.sem", "fs.mqueue."].iter().any(|p| dotted.starts_with(p));
+        let ipc = ["kernel.shm", "kernel.msg", "kernel.sem", "fs.mqueue."]
+            .iter()
+            .any(|p| dotted.starts_with(p));
         if spec.field("hostIPC").bool() && ipc {
             errors.invalid(&name, "may not be specified when 'hostIPC' is true");
         }
@@ -118,7 +137,11 @@ fn seccomp(profile: &Node, errors: &mut Errors) {
             errors.required(&local, "must be set when seccomp type is Localhost");
         }
     } else if local.is_set() {
-        errors.invalid_value(&local, profile.value.clone(), "can only be set when seccomp type is Localhost");
+        errors.invalid_value(
+            &local,
+            profile.value.clone(),
+            "can only be set when seccomp type is Localhost",
+        );
     }
 }
 
@@ -153,7 +176,11 @@ pub fn host_users(spec: &Node, errors: &mut Errors) {
     if spec.field("hostUsers").value.as_bool() != Some(false) {
         return;
     }
-    for (field, shown) in [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")] {
+    for (field, shown) in [
+        ("hostNetwork", "hostNetwork"),
+        ("hostPID", "HostPID"),
+        ("hostIPC", "HostIPC"),
+    ] {
         if spec.field(field).bool() {
             errors.forbidden(&spec.field(shown), "when `hostUsers` is false");
         }

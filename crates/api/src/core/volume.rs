@@ -7,7 +7,8 @@ use serde_json::Value;
 use skiff_meta::names;
 
 use super::claim;
-use super::container::{field_ref, local_path, no_backsteps, resource_field_ref};
+use super::env::{field_ref, resource_field_ref};
+use super::mounts::{local_path, no_backsteps};
 use super::resources::quantity;
 use crate::errors::Errors;
 use crate::node::{Node, list, text};
@@ -16,10 +17,37 @@ const MODE: &str = "must be a number between 0 and 0777 (octal), both inclusive"
 const ONE_TYPE: &str = "may not specify more than 1 volume type";
 /// In upstream's order of checking.
 const SOURCES: [&str; 31] = [
-    "emptyDir", "hostPath", "gitRepo", "gcePersistentDisk", "awsElasticBlockStore", "secret", "nfs", "iscsi",
-    "glusterfs", "flocker", "persistentVolumeClaim", "rbd", "cinder", "cephfs", "quobyte", "downwardAPI", "fc",
-    "flexVolume", "configMap", "azureFile", "vsphereVolume", "photonPersistentDisk", "portworxVolume", "azureDisk",
-    "storageos", "scaleIO", "projected", "csi", "ephemeral", "image", "local",
+    "emptyDir",
+    "hostPath",
+    "gitRepo",
+    "gcePersistentDisk",
+    "awsElasticBlockStore",
+    "secret",
+    "nfs",
+    "iscsi",
+    "glusterfs",
+    "flocker",
+    "persistentVolumeClaim",
+    "rbd",
+    "cinder",
+    "cephfs",
+    "quobyte",
+    "downwardAPI",
+    "fc",
+    "flexVolume",
+    "configMap",
+    "azureFile",
+    "vsphereVolume",
+    "photonPersistentDisk",
+    "portworxVolume",
+    "azureDisk",
+    "storageos",
+    "scaleIO",
+    "projected",
+    "csi",
+    "ephemeral",
+    "image",
+    "local",
 ];
 /// What each of the older sources must have.
 const REQUIRED: [(&str, &[&str]); 13] = [
@@ -132,7 +160,9 @@ fn one_source(name: &str, source: &Node, errors: &mut Errors) {
 
 /// The sources that have only required fields; also used for persistent volumes.
 pub fn older_source(name: &str, source: &Node, errors: &mut Errors) {
-    let Some((_, required)) = REQUIRED.iter().find(|(other, _)| *other == name) else { return };
+    let Some((_, required)) = REQUIRED.iter().find(|(other, _)| *other == name) else {
+        return;
+    };
     for field in *required {
         errors.require(&source.field(field));
     }
@@ -152,7 +182,16 @@ pub fn host_path(source: &Node, errors: &mut Errors) {
     no_backsteps(&path, errors);
     errors.one_of_if_set(
         &source.field("type"),
-        &["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"],
+        &[
+            "",
+            "BlockDevice",
+            "CharDevice",
+            "Directory",
+            "DirectoryOrCreate",
+            "File",
+            "FileOrCreate",
+            "Socket",
+        ],
     );
 }
 
@@ -185,11 +224,21 @@ fn downward_file(file: &Node, errors: &mut Errors) {
     if field.is_set() {
         field_ref(
             &field,
-            &["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"],
+            &[
+                "metadata.annotations",
+                "metadata.labels",
+                "metadata.name",
+                "metadata.namespace",
+                "metadata.uid",
+            ],
             errors,
         );
         if resource.is_set() {
-            errors.invalid_value(file, "resource", "fieldRef and resourceFieldRef can not be specified simultaneously");
+            errors.invalid_value(
+                file,
+                "resource",
+                "fieldRef and resourceFieldRef can not be specified simultaneously",
+            );
         }
     } else if resource.is_set() {
         resource_field_ref(&resource, true, errors);

@@ -27,7 +27,17 @@ pub static ENDPOINT_SLICE: Kind = Kind {
     },
     prepare_create: strategy::create_generation_only,
     prepare_update: |new, old| {
-        strategy::bump_generation_if(new, old, &["addressType", "endpoints", "ports", "metadata.labels", "metadata.annotations"]);
+        strategy::bump_generation_if(
+            new,
+            old,
+            &[
+                "addressType",
+                "endpoints",
+                "ports",
+                "metadata.labels",
+                "metadata.annotations",
+            ],
+        );
     },
     validate: |object| {
         let mut errors = Errors::new();
@@ -45,15 +55,26 @@ pub static ENDPOINT_SLICE: Kind = Kind {
         errors.immutable(&root.field("addressType"), at(old, "addressType"));
         errors.into_vec()
     },
-    columns: &[NAME, column("AddressType"), column("Ports"), column("Endpoints"), AGE],
+    columns: &[
+        NAME,
+        column("AddressType"),
+        column("Ports"),
+        column("Endpoints"),
+        AGE,
+    ],
     row: |object, now| {
-        let ports = list(object, "ports").iter().map(|p| match at(p, "port").as_i64() {
-            Some(number) => number.to_string(),
-            None if at(p, "name").is_string() => text(p, "name").to_owned(),
-            None => "*".to_owned(),
-        });
-        let addresses =
-            list(object, "endpoints").iter().flat_map(|e| list(e, "addresses")).filter_map(Value::as_str).map(str::to_owned);
+        let ports = list(object, "ports")
+            .iter()
+            .map(|p| match at(p, "port").as_i64() {
+                Some(number) => number.to_string(),
+                None if at(p, "name").is_string() => text(p, "name").to_owned(),
+                None => "*".to_owned(),
+            });
+        let addresses = list(object, "endpoints")
+            .iter()
+            .flat_map(|e| list(e, "addresses"))
+            .filter_map(Value::as_str)
+            .map(str::to_owned);
         vec![
             row::name(object),
             json!(text(object, "addressType")),

@@ -47,7 +47,9 @@ pub static FLOW_SCHEMA: Kind = Kind {
         column("MissingPL"),
     ],
     row: |object, now| {
-        let dangling = list(object, "status.conditions").iter().find(|c| text(c, "type") == "Dangling");
+        let dangling = list(object, "status.conditions")
+            .iter()
+            .find(|c| text(c, "type") == "Dangling");
         vec![
             row::name(object),
             json!(text(object, "spec.priorityLevelConfiguration.name")),

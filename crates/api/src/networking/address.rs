@@ -95,7 +95,10 @@ pub static SERVICE_CIDR: Kind = Kind {
     },
     columns: &[NAME, column("CIDRs"), AGE],
     row: |object, now| {
-        let cidrs: Vec<&str> = list(object, "spec.cidrs").iter().filter_map(Value::as_str).collect();
+        let cidrs: Vec<&str> = list(object, "spec.cidrs")
+            .iter()
+            .filter_map(Value::as_str)
+            .collect();
         vec![row::name(object), json!(cidrs.join(",")), row::age(object, now)]
     },
     has_status: true,

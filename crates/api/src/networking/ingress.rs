@@ -17,13 +17,14 @@ pub static INGRESS: Kind = Kind {
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
-        let annotated = at(object, "metadata.annotations").get("kubernetes.io/ingress.class").is_some();
+        let annotated = at(object, "metadata.annotations")
+            .get("kubernetes.io/ingress.class")
+            .is_some();
         let class = root.field("spec.ingressClassName");
         if annotated && class.is_set() {
             let annotations = root.field("metadata.annotations");
-            errors.invalid_value(
+            errors.invalid(
                 &annotations.key("kubernetes.io/ingress.class"),
-                text(at(object, "metadata.annotations"), "x"),
                 "can not be set when the class field is also set",
             );
         }
@@ -36,10 +37,20 @@ pub static INGRESS: Kind = Kind {
         spec(&root.field("spec"), &mut errors);
         errors.into_vec()
     },
-    columns: &[NAME, column("Class"), column("Hosts"), column("Address"), column("Ports"), AGE],
+    columns: &[
+        NAME,
+        column("Class"),
+        column("Hosts"),
+        column("Address"),
+        column("Ports"),
+        AGE,
+    ],
     row: |object, now| {
-        let hosts: Vec<&str> =
-            list(object, "spec.rules").iter().map(|r| text(r, "host")).filter(|h| !h.is_empty()).collect();
+        let hosts: Vec<&str> = list(object, "spec.rules")
+            .iter()
+            .map(|r| text(r, "host"))
+            .filter(|h| !h.is_empty())
+            .collect();
         let hosts = match &hosts[..] {
             [] => "*".to_owned(),
             [first, second, third, rest @ ..] if !rest.is_empty() => {
@@ -49,12 +60,22 @@ pub static INGRESS: Kind = Kind {
         };
         let mut addresses: Vec<&str> = list(object, "status.loadBalancer.ingress")
             .iter()
-            .map(|i| if text(i, "ip").is_empty() { text(i, "hostname") } else { text(i, "ip") })
+            .map(|i| {
+                if text(i, "ip").is_empty() {
+                    text(i, "hostname")
+                } else {
+                    text(i, "ip")
+                }
+            })
             .filter(|a| !a.is_empty())
             .collect();
         addresses.sort_unstable();
         addresses.dedup();
-        let ports = if list(object, "spec.tls").is_empty() { "80" } else { "80, 443" };
+        let ports = if list(object, "spec.tls").is_empty() {
+            "80"
+        } else {
+            "80, 443"
+        };
         vec![
             row::name(object),
             or_none(text(object, "spec.ingressClassName")),
@@ -71,27 +92,29 @@ pub static INGRESS: Kind = Kind {
 fn spec(spec: &Node, errors: &mut Errors) {
     let (rules, backend) = (spec.field("rules"), spec.field("defaultBackend"));
     if rules.is_empty() && !backend.is_set() {
-        errors.invalid_value(spec, spec.value.clone(), "either `defaultBackend` or `rules` must be specified");
+        errors.invalid_value(
+            spec,
+            spec.value.clone(),
+            "either `defaultBackend` or `rules` must be specified",
+        );
     }
     if backend.is_set() {
         self::backend(&backend, errors);
     }
     for rule in rules.items() {
         let host = rule.field("host");
-        let mut wildcard = false;
         if !host.is_empty() {
             if host.str().parse::<std::net::IpAddr>().is_ok() {
                 errors.invalid(&host, "must be a DNS name, not an IP address");
             }
             if host.str().contains('*') {
-                wildcard = true;
                 errors.rule(&host, names::wildcard_dns1123_subdomain(host.str()));
             } else {
                 errors.rule(&host, names::dns1123_subdomain(host.str()));
             }
         }
         let http = rule.field("http");
-        if http.is_set() && !wildcard || http.is_set() {
+        if http.is_set() {
             paths(&http.field("paths"), errors);
         }
     }
@@ -179,7 +202,9 @@ pub static INGRESS_CLASS: Kind = Kind {
     group: "networking.k8s.io",
     kind: "IngressClass",
     default: |_, object| {
-        walk::each(object, "spec.parameters", &mut |parameters| walk::pointer(parameters, "scope", "Cluster"));
+        walk::each(object, "spec.parameters", &mut |parameters| {
+            walk::pointer(parameters, "scope", "Cluster")
+        });
     },
     prepare_create: strategy::create_generation_only,
     prepare_update: strategy::update_generation,
@@ -207,7 +232,12 @@ pub static INGRESS_CLASS: Kind = Kind {
             p if text(p, "apiGroup").is_empty() => format!("{}/{}", text(p, "kind"), text(p, "name")),
             p => format!("{}.{}/{}", text(p, "kind"), text(p, "apiGroup"), text(p, "name")),
         };
-        vec![json!(name), json!(text(object, "spec.controller")), json!(parameters), row::age(object, now)]
+        vec![
+            json!(name),
+            json!(text(object, "spec.controller")),
+            json!(parameters),
+            row::age(object, now),
+        ]
     },
     ..BASE
 };
@@ -219,7 +249,10 @@ fn class_spec(spec: &Node, errors: &mut Errors) {
             errors.too_long(&controller, 250);
         }
         if !controller.str().contains('/') {
-            errors.invalid(&controller, "must be a domain-prefixed path (such as \"acme.io/foo\")");
+            errors.invalid(
+                &controller,
+                "must be a domain-prefixed path (such as \"acme.io/foo\")",
+            );
         }
     }
     let parameters = spec.field("parameters");

@@ -14,13 +14,23 @@ pub static NETWORK_POLICY: Kind = Kind {
     group: "networking.k8s.io",
     kind: "NetworkPolicy",
     default: |_, object| {
-        let Some(spec) = walk::object(object, "spec") else { return };
+        let Some(spec) = walk::object(object, "spec") else {
+            return;
+        };
         for name in ["ingress[].ports[]", "egress[].ports[]"] {
             walk::each(spec, name, &mut |port| walk::pointer(port, "protocol", "TCP"));
         }
         if list(spec, "policyTypes").is_empty() {
             let egress = !list(spec, "egress").is_empty();
-            walk::put(spec, "policyTypes", if egress { json!(["Ingress", "Egress"]) } else { json!(["Ingress"]) });
+            walk::put(
+                spec,
+                "policyTypes",
+                if egress {
+                    json!(["Ingress", "Egress"])
+                } else {
+                    json!(["Ingress"])
+                },
+            );
         }
     },
     prepare_create: strategy::create_generation_only,
@@ -56,7 +66,13 @@ pub static NETWORK_POLICY: Kind = Kind {
     },
     validate_update: |new, _| (NETWORK_POLICY.validate)(new),
     columns: &[NAME, column("Pod-Selector"), AGE],
-    row: |object, now| vec![row::name(object), row::selector(object, "spec.podSelector"), row::age(object, now)],
+    row: |object, now| {
+        vec![
+            row::name(object),
+            row::selector(object, "spec.podSelector"),
+            row::age(object, now),
+        ]
+    },
     ..BASE
 };
 
@@ -85,20 +101,33 @@ fn port(port: &Node, errors: &mut Errors) {
 }
 
 fn peer(peer: &Node, errors: &mut Errors) {
-    let (pods, namespaces, block) = (peer.field("podSelector"), peer.field("namespaceSelector"), peer.field("ipBlock"));
+    let (pods, namespaces, block) = (
+        peer.field("podSelector"),
+        peer.field("namespaceSelector"),
+        peer.field("ipBlock"),
+    );
     label_selector(&pods, errors);
     label_selector(&namespaces, errors);
     if block.is_set() {
         let cidr = block.field("cidr");
-        let outer = if errors.require(&cidr) { net::cidr(&cidr, errors) } else { None };
+        let outer = if errors.require(&cidr) {
+            net::cidr(&cidr, errors)
+        } else {
+            None
+        };
         let except = block.field("except");
         for part in except.items() {
-            let Some((address, bits)) = net::cidr(&part, errors) else { continue };
+            let Some((address, bits)) = net::cidr(&part, errors) else {
+                continue;
+            };
             let inside = outer.is_some_and(|(network, outer_bits)| {
                 bits > outer_bits && net::contains((network, outer_bits), address)
             });
             if outer.is_some() && !inside {
-                errors.invalid(&part, format!("must be a strict subset of `cidr`: {}", cidr.str()));
+                errors.invalid(
+                    &part,
+                    format!("must be a strict subset of `cidr`: {}", cidr.str()),
+                );
             }
         }
     }

@@ -30,6 +30,12 @@ pub static RUNTIME_CLASS: Kind = Kind {
         errors.into_vec()
     },
     columns: &[NAME, column("Handler"), AGE],
-    row: |object, now| vec![row::name(object), json!(text(object, "handler")), row::age(object, now)],
+    row: |object, now| {
+        vec![
+            row::name(object),
+            json!(text(object, "handler")),
+            row::age(object, now),
+        ]
+    },
     ..BASE
 };

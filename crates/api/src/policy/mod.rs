@@ -25,12 +25,23 @@ pub static POD_DISRUPTION_BUDGET: Kind = Kind {
         let root = Node::root(new);
         let status = root.field("status");
         conditions(&status.field("conditions"), &mut errors);
-        for name in ["disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"] {
+        for name in [
+            "disruptionsAllowed",
+            "currentHealthy",
+            "desiredHealthy",
+            "expectedPods",
+        ] {
             errors.non_negative(&status.field(name));
         }
         errors.into_vec()
     },
-    columns: &[NAME, column("Min Available"), column("Max Unavailable"), integer("Allowed Disruptions"), AGE],
+    columns: &[
+        NAME,
+        column("Min Available"),
+        column("Max Unavailable"),
+        integer("Allowed Disruptions"),
+        AGE,
+    ],
     row: |object, now| {
         let show = |path: &str| match at(object, path) {
             Value::Null => json!("N/A"),
@@ -62,5 +73,8 @@ fn spec(spec: &Node, errors: &mut Errors) {
         }
     }
     label_selector(&spec.field("selector"), errors);
-    errors.one_of_if_set(&spec.field("unhealthyPodEvictionPolicy"), &["AlwaysAllow", "IfHealthyBudget"]);
+    errors.one_of_if_set(
+        &spec.field("unhealthyPodEvictionPolicy"),
+        &["AlwaysAllow", "IfHealthyBudget"],
+    );
 }

@@ -30,25 +30,45 @@ pub static CLUSTER_ROLE: Kind = Kind {
     ..BASE
 };
 
-pub static ROLE_BINDING: Kind = Kind { kind: "RoleBinding", validate: |o| binding(o, true), validate_update: |new, old| binding_update(new, old, true), ..BINDING };
+pub static ROLE_BINDING: Kind = Kind {
+    kind: "RoleBinding",
+    validate: |o| binding(o, true),
+    validate_update: |new, old| binding_update(new, old, true),
+    ..BINDING
+};
 
-pub static CLUSTER_ROLE_BINDING: Kind =
-    Kind { kind: "ClusterRoleBinding", validate: |o| binding(o, false), validate_update: |new, old| binding_update(new, old, false), ..BINDING };
+pub static CLUSTER_ROLE_BINDING: Kind = Kind {
+    kind: "ClusterRoleBinding",
+    validate: |o| binding(o, false),
+    validate_update: |new, old| binding_update(new, old, false),
+    ..BINDING
+};
 
 const BINDING: Kind = Kind {
     group: GROUP,
     default: |_, object| {
-        walk::each(object, "roleRef", &mut |role| walk::string(role, "apiGroup", GROUP));
+        walk::each(object, "roleRef", &mut |role| {
+            walk::string(role, "apiGroup", GROUP)
+        });
         walk::each(object, "subjects[]", &mut |subject| {
             if ["User", "Group"].contains(&text(subject, "kind")) {
                 walk::string(subject, "apiGroup", GROUP);
             }
         });
     },
-    columns: &[NAME, column("Role"), AGE, wide("Users"), wide("Groups"), wide("ServiceAccounts")],
+    columns: &[
+        NAME,
+        column("Role"),
+        AGE,
+        wide("Users"),
+        wide("Groups"),
+        wide("ServiceAccounts"),
+    ],
     row: |object, now| {
         let of = |kind: &str| -> String {
-            let subjects = list(object, "subjects").iter().filter(|s| text(s, "kind") == kind);
+            let subjects = list(object, "subjects")
+                .iter()
+                .filter(|s| text(s, "kind") == kind);
             let names: Vec<String> = subjects
                 .map(|s| match kind {
                     "ServiceAccount" => format!("{}/{}", text(s, "namespace"), text(s, "name")),
@@ -57,7 +77,11 @@ const BINDING: Kind = Kind {
                 .collect();
             names.join(", ")
         };
-        let role = format!("{}/{}", text(object, "roleRef.kind"), text(object, "roleRef.name"));
+        let role = format!(
+            "{}/{}",
+            text(object, "roleRef.kind"),
+            text(object, "roleRef.name")
+        );
         vec![
             row::name(object),
             json!(role),
@@ -88,7 +112,10 @@ fn rules(object: &Value, namespaced: bool) -> Vec<skiff_meta::field::Error> {
                 errors.invalid(&urls, "namespaced rules cannot apply to non-resource URLs");
             }
             if !groups.is_empty() || !resources.is_empty() || !rule.field("resourceNames").is_empty() {
-                errors.invalid(&urls, "rules cannot apply to both regular resources and non-resource URLs");
+                errors.invalid(
+                    &urls,
+                    "rules cannot apply to both regular resources and non-resource URLs",
+                );
             }
             continue;
         }
@@ -103,7 +130,10 @@ fn rules(object: &Value, namespaced: bool) -> Vec<skiff_meta::field::Error> {
     if !namespaced && aggregation.is_set() {
         let selectors = aggregation.field("clusterRoleSelectors");
         if selectors.is_empty() {
-            errors.required(&selectors, "at least one clusterRoleSelector required if aggregationRule is non-nil");
+            errors.required(
+                &selectors,
+                "at least one clusterRoleSelector required if aggregationRule is non-nil",
+            );
         }
         for selector in selectors.items() {
             label_selector(&selector, &mut errors);
@@ -177,7 +207,11 @@ mod tests {
         assert_eq!(ROLE_BINDING.check_create(&binding, true), vec![]);
         let mut other = binding.clone();
         other["roleRef"]["name"] = json!("q");
-        let found: Vec<String> = ROLE_BINDING.check_update(&other, &binding, true).iter().map(ToString::to_string).collect();
+        let found: Vec<String> = ROLE_BINDING
+            .check_update(&other, &binding, true)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(found.len(), 1);
         assert!(found[0].ends_with("cannot change roleRef"), "{}", found[0]);
     }

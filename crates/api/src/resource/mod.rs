@@ -15,7 +15,9 @@ fn request(request: &mut Value) {
     if text(request, "allocationMode") == "ExactCount" {
         walk::number(request, "count", 1);
     }
-    walk::each(request, "tolerations[]", &mut |toleration| walk::string(toleration, "operator", "Equal"));
+    walk::each(request, "tolerations[]", &mut |toleration| {
+        walk::string(toleration, "operator", "Equal")
+    });
 }
 
 fn claim_spec(spec: &mut Value) {
@@ -37,10 +39,17 @@ fn claim(spec: &Node, errors: &mut Errors) {
         seen.push(name.str());
         let (exactly, first) = (request.field("exactly"), request.field("firstAvailable"));
         match (exactly.is_set(), !first.is_empty()) {
-            (false, false) => errors.required(&request, "exactly one of `exactly` or `firstAvailable` is required"),
+            (false, false) => errors.required(
+                &request,
+                "exactly one of `exactly` or `firstAvailable` is required",
+            ),
             (true, true) => {
                 let shown = request.value.clone();
-                errors.invalid_value(&request, shown, "exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set");
+                errors.invalid_value(
+                    &request,
+                    shown,
+                    "exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set",
+                );
             }
             (true, false) => drop(errors.require(&exactly.field("deviceClassName"))),
             (false, true) => {

@@ -9,7 +9,10 @@ use crate::{row, strategy, walk};
 
 /// Above this only the system's own classes.
 const USER_MAX: i64 = 1_000_000_000;
-const SYSTEM: [(&str, i64); 2] = [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
+const SYSTEM: [(&str, i64); 2] = [
+    ("system-cluster-critical", 2_000_000_000),
+    ("system-node-critical", 2_000_001_000),
+];
 
 pub static PRIORITY_CLASS: Kind = Kind {
     group: "scheduling.k8s.io",
@@ -20,7 +23,9 @@ pub static PRIORITY_CLASS: Kind = Kind {
         let mut errors = Errors::new();
         let root = Node::root(object);
         let (name, value) = (root.field("metadata.name"), root.field("value"));
-        let system = SYSTEM.iter().any(|(n, v)| *n == name.str() && value.int() == Some(*v));
+        let system = SYSTEM
+            .iter()
+            .any(|(n, v)| *n == name.str() && value.int() == Some(*v));
         if name.str().starts_with("system-") {
             if !system {
                 errors.forbidden(
@@ -29,9 +34,15 @@ pub static PRIORITY_CLASS: Kind = Kind {
                 );
             }
         } else if value.int().is_some_and(|n| n > USER_MAX) {
-            errors.forbidden(&value, format!("maximum allowed value of a user defined priority is {USER_MAX}"));
+            errors.forbidden(
+                &value,
+                format!("maximum allowed value of a user defined priority is {USER_MAX}"),
+            );
         }
-        errors.one_of_if_set(&root.field("preemptionPolicy"), &["PreemptLowerPriority", "Never"]);
+        errors.one_of_if_set(
+            &root.field("preemptionPolicy"),
+            &["PreemptLowerPriority", "Never"],
+        );
         errors.into_vec()
     },
     validate_update: |new, old| {
@@ -43,7 +54,13 @@ pub static PRIORITY_CLASS: Kind = Kind {
         errors.immutable(&root.field("preemptionPolicy"), at(old, "preemptionPolicy"));
         errors.into_vec()
     },
-    columns: &[NAME, integer("Value"), boolean("Global-Default"), AGE, column("PreemptionPolicy")],
+    columns: &[
+        NAME,
+        integer("Value"),
+        boolean("Global-Default"),
+        AGE,
+        column("PreemptionPolicy"),
+    ],
     row: |object, now| {
         vec![
             row::name(object),

@@ -23,7 +23,10 @@ pub static STORAGE_CLASS: Kind = Kind {
         let root = Node::root(object);
         let provisioner = root.field("provisioner");
         if errors.require(&provisioner) {
-            errors.rule(&provisioner, names::qualified_name(&provisioner.str().to_lowercase()));
+            errors.rule(
+                &provisioner,
+                names::qualified_name(&provisioner.str().to_lowercase()),
+            );
         }
         let policy = root.field("reclaimPolicy");
         if !policy.is_empty() {
@@ -59,9 +62,14 @@ pub static STORAGE_CLASS: Kind = Kind {
     row: |object, now| {
         let mut name = text(object, "metadata.name").to_owned();
         let annotations = at(object, "metadata.annotations");
-        let marks =
-            ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
-        if marks.iter().any(|m| annotations.get(m).and_then(Value::as_str) == Some("true")) {
+        let marks = [
+            "storageclass.kubernetes.io/is-default-class",
+            "storageclass.beta.kubernetes.io/is-default-class",
+        ];
+        if marks
+            .iter()
+            .any(|m| annotations.get(m).and_then(Value::as_str) == Some("true"))
+        {
             name.push_str(" (default)");
         }
         let or = |path: &str, default: &str| match text(object, path) {
@@ -103,8 +111,14 @@ pub static VOLUME_ATTACHMENT: Kind = Kind {
         let inline = source.field("inlineVolumeSpec");
         let name = source.field("persistentVolumeName");
         match (inline.is_set(), name.is_set()) {
-            (false, false) => errors.required(&source, "must specify exactly one of inlineVolumeSpec and persistentVolumeName"),
-            (true, true) => errors.forbidden(&source, "must specify exactly one of inlineVolumeSpec and persistentVolumeName"),
+            (false, false) => errors.required(
+                &source,
+                "must specify exactly one of inlineVolumeSpec and persistentVolumeName",
+            ),
+            (true, true) => errors.forbidden(
+                &source,
+                "must specify exactly one of inlineVolumeSpec and persistentVolumeName",
+            ),
             _ => {}
         }
         let node = root.field("spec.nodeName");
@@ -119,7 +133,10 @@ pub static VOLUME_ATTACHMENT: Kind = Kind {
     },
     columns: &[
         NAME,
-        Column { format: "name", ..column("Attacher") },
+        Column {
+            format: "name",
+            ..column("Attacher")
+        },
         column("PV"),
         column("Node"),
         boolean("Attached"),
@@ -143,9 +160,16 @@ pub static CSI_DRIVER: Kind = Kind {
     group: GROUP,
     kind: "CSIDriver",
     default: |_, object| {
-        let Some(spec) = walk::object(object, "spec") else { return };
+        let Some(spec) = walk::object(object, "spec") else {
+            return;
+        };
         walk::pointer(spec, "attachRequired", true);
-        for name in ["podInfoOnMount", "storageCapacity", "requiresRepublish", "seLinuxMount"] {
+        for name in [
+            "podInfoOnMount",
+            "storageCapacity",
+            "requiresRepublish",
+            "seLinuxMount",
+        ] {
             walk::pointer(spec, name, false);
         }
         walk::pointer(spec, "fsGroupPolicy", "ReadWriteOnceWithFSType");
@@ -156,7 +180,10 @@ pub static CSI_DRIVER: Kind = Kind {
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
-        errors.one_of_if_set(&root.field("spec.fsGroupPolicy"), &["File", "None", "ReadWriteOnceWithFSType"]);
+        errors.one_of_if_set(
+            &root.field("spec.fsGroupPolicy"),
+            &["File", "None", "ReadWriteOnceWithFSType"],
+        );
         let modes = root.field("spec.volumeLifecycleModes");
         for mode in modes.items() {
             errors.one_of(&modes.with(mode.value), &["Ephemeral", "Persistent"]);
@@ -183,10 +210,19 @@ pub static CSI_DRIVER: Kind = Kind {
         AGE,
     ],
     row: |object, now| {
-        let flag = |name: &str, default: bool| json!(at(at(object, "spec"), name).as_bool().unwrap_or(default));
+        let flag =
+            |name: &str, default: bool| json!(at(at(object, "spec"), name).as_bool().unwrap_or(default));
         let join = |list: &[Value], field: &str| -> String {
-            let texts: Vec<&str> =
-                list.iter().map(|v| if field.is_empty() { v.as_str().unwrap_or("") } else { text(v, field) }).collect();
+            let texts: Vec<&str> = list
+                .iter()
+                .map(|v| {
+                    if field.is_empty() {
+                        v.as_str().unwrap_or("")
+                    } else {
+                        text(v, field)
+                    }
+                })
+                .collect();
             texts.join(",")
         };
         let tokens = match at(object, "spec.tokenRequests") {
@@ -211,7 +247,13 @@ pub static CSI_NODE: Kind = Kind {
     group: GROUP,
     kind: "CSINode",
     columns: &[NAME, integer("Drivers"), AGE],
-    row: |object, now| vec![row::name(object), json!(list(object, "spec.drivers").len()), row::age(object, now)],
+    row: |object, now| {
+        vec![
+            row::name(object),
+            json!(list(object, "spec.drivers").len()),
+            row::age(object, now),
+        ]
+    },
     ..BASE
 };
 
@@ -241,7 +283,11 @@ pub static CSI_STORAGE_CAPACITY: Kind = Kind {
             "" => "<unset>",
             amount => amount,
         };
-        vec![row::name(object), json!(text(object, "storageClassName")), json!(capacity)]
+        vec![
+            row::name(object),
+            json!(text(object, "storageClassName")),
+            json!(capacity),
+        ]
     },
     ..BASE
 };
@@ -267,12 +313,21 @@ pub static VOLUME_ATTRIBUTES_CLASS: Kind = Kind {
         let root = Node::root(new);
         for name in ["driverName", "parameters"] {
             if !same(at(new, name), at(old, name)) {
-                errors.forbidden(&root.field(name), "updates to ".to_owned() + name + " are forbidden.");
+                errors.forbidden(
+                    &root.field(name),
+                    "updates to ".to_owned() + name + " are forbidden.",
+                );
             }
         }
         errors.into_vec()
     },
     columns: &[NAME, column("DriverName"), AGE],
-    row: |object, now| vec![row::name(object), json!(text(object, "driverName")), row::age(object, now)],
+    row: |object, now| {
+        vec![
+            row::name(object),
+            json!(text(object, "driverName")),
+            row::age(object, now),
+        ]
+    },
     ..BASE
 };

@@ -1,0 +1,364 @@
+//! The rules of services: ports, addresses, load balancers, traffic policies.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use skiff_meta::{field, names};
+
+use super::endpoints::endpoint_ip;
+use super::probe::port as port_or_name;
+use super::service::{externally_accessible, is_headless, needs_health_check};
+use crate::errors::Errors;
+use crate::node::{Node, at, list, number, text};
+use crate::{net, object_meta};
+
+pub(super) fn service(root: &Node, errors: &mut Errors) {
+    let spec = root.field("spec");
+    let (kind, headless) = (spec.field("type"), is_headless(root.value));
+    let ports = spec.field("ports");
+    if ports.is_empty() && !headless && kind.str() != "ExternalName" {
+        errors.required(&ports, "");
+    }
+    let cluster_ips = spec.field("clusterIPs");
+    match kind.str() {
+        "LoadBalancer" | "NodePort" if headless => errors.invalid(
+            &cluster_ips.index(0),
+            format!("may not be set to 'None' for {} services", kind.str()),
+        ),
+        "ExternalName" => external_name(&spec, errors),
+        _ => {}
+    }
+    let mut seen = BTreeSet::new();
+    for port in ports.items() {
+        service_port(&port, ports.len() > 1, &mut seen, errors);
+    }
+    object_meta::labels(&spec.field("selector"), errors);
+    errors.required_one_of(&spec.field("sessionAffinity"), &["ClientIP", "None"]);
+    session_affinity(&spec, errors);
+    if kind.str() != "ExternalName" {
+        cluster_ip_fields(&spec, headless, errors);
+    }
+    let external_ips = spec.field("externalIPs");
+    for ip in external_ips.items() {
+        if net::ip(&ip, errors).is_some() {
+            endpoint_ip(&ip, errors);
+        }
+    }
+    errors.required_one_of(&kind, &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"]);
+    port_collisions(&ports, kind.str(), errors);
+    load_balancer_fields(root, &spec, errors);
+    traffic_policies(root, &spec, errors);
+}
+
+fn external_name(spec: &Node, errors: &mut Errors) {
+    for name in ["clusterIPs", "ipFamilies"] {
+        let at = spec.field(name);
+        if !at.is_empty() {
+            errors.forbidden(&at, "may not be set for ExternalName services");
+        }
+    }
+    let policy = spec.field("ipFamilyPolicy");
+    if policy.is_set() {
+        errors.forbidden(&policy, "may not be set for ExternalName services");
+    }
+    let name = spec.field("externalName");
+    let cname = name.str().strip_suffix('.').unwrap_or(name.str());
+    if cname.is_empty() {
+        errors.required(&name, "");
+    } else {
+        for complaint in names::dns1123_subdomain(cname) {
+            errors.invalid_value(&name, cname, complaint);
+        }
+    }
+}
+
+fn session_affinity(spec: &Node, errors: &mut Errors) {
+    let config = spec.field("sessionAffinityConfig");
+    match spec.field("sessionAffinity").str() {
+        "ClientIP" => {
+            let client = config.field("clientIP");
+            let timeout = client.field("timeoutSeconds");
+            for at in [&config, &client, &timeout] {
+                if !at.is_set() {
+                    return errors.required(at, "when session affinity type is ClientIP");
+                }
+            }
+            if timeout.int().is_none_or(|n| n <= 0 || n > 86_400) {
+                errors.invalid(&timeout, "must be greater than 0 and less than 86400");
+            }
+        }
+        "None" if config.is_set() => {
+            errors.forbidden(&config, "must not be set when session affinity is None");
+        }
+        _ => {}
+    }
+}
+
+fn cluster_ip_fields(spec: &Node, headless: bool, errors: &mut Errors) {
+    let (single, plural) = (spec.field("clusterIP"), spec.field("clusterIPs"));
+    let first = plural.value.get(0).and_then(Value::as_str);
+    if single.is_empty() {
+        if !plural.is_empty() {
+            errors.invalid(&plural, "must be empty when `clusterIP` is not specified");
+        }
+    } else if plural.is_empty() {
+        errors.required(&plural, "");
+    } else if first != Some(single.str()) {
+        errors.invalid(&plural, "first value must match `clusterIP`");
+    }
+    let families = spec.field("ipFamilies");
+    let mut seen = BTreeSet::new();
+    for family in families.items() {
+        errors.one_of(&family, &["IPv4", "IPv6"]);
+        if !seen.insert(family.str().to_owned()) {
+            errors.duplicate(&family);
+        }
+    }
+    errors.one_of_if_set(
+        &spec.field("ipFamilyPolicy"),
+        &["PreferDualStack", "RequireDualStack", "SingleStack"],
+    );
+    let mut bad = false;
+    let mut addresses = Vec::new();
+    for (i, ip) in plural.items().enumerate() {
+        if i == 0 && ip.str() == "None" {
+            if plural.len() > 1 {
+                bad = true;
+                errors.invalid(&plural, "'None' must be the first and only value");
+            }
+            continue;
+        }
+        match net::ip(&ip, errors) {
+            Some(address) => addresses.push(address),
+            None => bad = true,
+        }
+    }
+    if plural.len() > 2 {
+        errors.invalid(&plural, "may only hold up to 2 values");
+    }
+    if bad {
+        return;
+    }
+    if plural.len() > 1 && !(addresses.iter().any(|a| a.is_ipv4()) && addresses.iter().any(|a| a.is_ipv6())) {
+        errors.invalid(&plural, "may specify no more than one IP for each IP family");
+    }
+    if headless {
+        return;
+    }
+    for (i, (address, family)) in addresses.iter().zip(families.items()).enumerate() {
+        let right = match family.str() {
+            "IPv4" => address.is_ipv4(),
+            "IPv6" => address.is_ipv6(),
+            _ => true,
+        };
+        if !right {
+            let detail = format!(
+                "expected an {} value as indicated by `ipFamilies[{i}]`",
+                family.str()
+            );
+            errors.invalid(&plural.index(i), detail);
+        }
+    }
+}
+
+fn port_collisions(ports: &Node, kind: &str, errors: &mut Errors) {
+    if kind == "ClusterIP" {
+        for port in ports.items() {
+            let node_port = port.field("nodePort");
+            if node_port.int().unwrap_or(0) != 0 {
+                errors.forbidden(&node_port, "may not be used when `type` is 'ClusterIP'");
+            }
+        }
+    }
+    let mut seen = BTreeSet::new();
+    for port in ports.items() {
+        let node_port = port.field("nodePort");
+        let number = node_port.int().unwrap_or(0);
+        if number != 0 && !seen.insert((port.field("protocol").str().to_owned(), number)) {
+            errors.duplicate(&node_port);
+        }
+    }
+    let mut seen = BTreeSet::new();
+    for port in ports.items() {
+        let (protocol, number) = (
+            port.field("protocol").str(),
+            port.field("port").int().unwrap_or(0),
+        );
+        if !seen.insert((protocol.to_owned(), number)) {
+            // COMPAT: upstream prints its inner type here.
+            let shown = json!({"Name": "", "Protocol": protocol, "AppProtocol": null, "Port": number, "TargetPort": 0, "NodePort": 0});
+            errors.duplicate_value(&port, shown);
+        }
+    }
+}
+
+fn load_balancer_fields(root: &Node, spec: &Node, errors: &mut Errors) {
+    const ONLY: &str = "may only be used when `type` is 'LoadBalancer'";
+    let balanced = spec.field("type").str() == "LoadBalancer";
+    let ranges = spec.field("loadBalancerSourceRanges");
+    if !ranges.is_empty() {
+        // COMPAT: upstream's path has a capital letter.
+        let at = spec.field("LoadBalancerSourceRanges");
+        let at = at.with(ranges.value);
+        if !balanced {
+            errors.forbidden(&at, ONLY);
+        }
+        for range in at.items() {
+            let trimmed = json!(range.str().trim());
+            net::cidr(&range.with(&trimmed), errors);
+        }
+    } else {
+        let annotations = root.field("metadata.annotations");
+        let annotation = annotations.key("service.beta.kubernetes.io/load-balancer-source-ranges");
+        if annotation.is_set() {
+            if !balanced {
+                errors.forbidden(&annotation, ONLY);
+            }
+            for part in annotation.str().trim().split(',').filter(|p| !p.is_empty()) {
+                let value = json!(part.trim());
+                net::cidr(&annotation.with(&value), errors);
+            }
+        }
+    }
+    let allocate = spec.field("allocateLoadBalancerNodePorts");
+    if allocate.is_set() && !balanced {
+        errors.forbidden(&allocate, ONLY);
+    }
+    if balanced && !allocate.is_set() {
+        errors.required(&root.field("allocateLoadBalancerNodePorts"), "");
+    }
+    load_balancer_class(spec, errors);
+}
+
+fn load_balancer_class(spec: &Node, errors: &mut Errors) {
+    let class = spec.field("loadBalancerClass");
+    if !class.is_set() {
+        return;
+    }
+    if spec.field("type").str() == "LoadBalancer" {
+        errors.rule(&class, names::qualified_name(class.str()));
+    } else {
+        errors.forbidden(&class, "may only be used when `type` is 'LoadBalancer'");
+    }
+}
+
+fn traffic_policies(root: &Node, spec: &Node, errors: &mut Errors) {
+    let external = spec.field("externalTrafficPolicy");
+    if externally_accessible(spec.value) {
+        errors.required_one_of(&external, &["Cluster", "Local"]);
+    } else if !external.is_empty() {
+        errors.invalid(&external, "may only be set for externally-accessible services");
+    }
+    let health = spec.field("healthCheckNodePort");
+    let port = health.int().unwrap_or(0);
+    if needs_health_check(root.value) {
+        if port == 0 {
+            errors.required(&health, "");
+        } else {
+            errors.rule(&health, names::port_number(port));
+        }
+    } else if port != 0 {
+        errors.invalid(
+            &health,
+            "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'",
+        );
+    }
+    let internal = spec.field("internalTrafficPolicy");
+    if !internal.is_set() && ["NodePort", "LoadBalancer", "ClusterIP"].contains(&spec.field("type").str()) {
+        errors.required(&internal, "");
+    }
+    errors.one_of_if_set(&internal, &["Cluster", "Local"]);
+    errors.one_of_if_set(
+        &spec.field("trafficDistribution"),
+        &["PreferClose", "PreferSameZone", "PreferSameNode"],
+    );
+}
+
+pub(super) fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
+    let mut errors = Errors::new();
+    let root = Node::root(new);
+    let spec = root.field("spec");
+    let kinds = (text(old, "spec.type"), spec.field("type").str());
+    let stays_allocated = kinds.0 != "ExternalName" && kinds.1 != "ExternalName";
+    let (before, after) = (list(old, "spec.clusterIPs"), list(new, "spec.clusterIPs"));
+    // The first address of a service never changes; a second may come and go with the policy.
+    if stays_allocated
+        && let (Some(b), Some(a)) = (before.first(), after.first())
+        && a != b
+    {
+        let at = spec.field("clusterIPs");
+        errors.invalid(&at, "may not change once set");
+    }
+    let (families_before, families_after) = (list(old, "spec.ipFamilies"), list(new, "spec.ipFamilies"));
+    if stays_allocated
+        && let (Some(b), Some(a)) = (families_before.first(), families_after.first())
+        && a != b
+    {
+        let at = spec.field("ipFamilies");
+        errors.invalid_value(&at.index(0), a.clone(), "may not change once set");
+    }
+    let class = spec.field("loadBalancerClass");
+    if kinds == ("LoadBalancer", "LoadBalancer") && class.value != at(old, "spec.loadBalancerClass") {
+        let shown = class.value.clone();
+        errors.invalid_value(&class, shown, "may not change once set");
+    }
+    load_balancer_class(&spec, &mut errors);
+    if needs_health_check(old)
+        && needs_health_check(new)
+        && number(old, "spec.healthCheckNodePort") != number(new, "spec.healthCheckNodePort")
+    {
+        errors.forbidden(&spec.field("healthCheckNodePort"), crate::errors::IMMUTABLE);
+    }
+    service(&root, &mut errors);
+    errors.into_vec()
+}
+
+/// Ingress points of a load balancer.
+pub(super) fn load_balancer_status(status: &Node, errors: &mut Errors) {
+    let ingress = status.field("ingress");
+    for point in ingress.items() {
+        let ip = point.field("ip");
+        if !ip.is_empty() {
+            net::ip(&ip, errors);
+        }
+        let mode = point.field("ipMode");
+        if !ip.is_empty() && !mode.is_set() {
+            errors.required(&mode, "must be specified when `ip` is set");
+        } else if ip.is_empty() && mode.is_set() {
+            errors.forbidden(&mode, "may not be specified when `ip` is not set");
+        } else {
+            errors.one_of_if_set(&mode, &["Proxy", "VIP"]);
+        }
+        let host = point.field("hostname");
+        if !host.is_empty() {
+            errors.rule(&host, names::dns1123_subdomain(host.str()));
+            if host.str().parse::<std::net::IpAddr>().is_ok() {
+                errors.invalid(&host, "must be a DNS name, not an IP address");
+            }
+        }
+    }
+}
+
+fn service_port<'v>(port: &Node<'_, 'v>, need_name: bool, seen: &mut BTreeSet<&'v str>, errors: &mut Errors) {
+    let name = port.field("name").str();
+    if name.is_empty() {
+        if need_name {
+            errors.required(&port.field("name"), "");
+        }
+    } else {
+        errors.rule(&port.field("name"), names::dns1123_label(name));
+        if !seen.insert(name) {
+            errors.duplicate(&port.field("name"));
+        }
+    }
+    let number = port.field("port").int().unwrap_or(0);
+    for complaint in names::port_number(number) {
+        errors.invalid_value(&port.field("port"), number, complaint);
+    }
+    errors.required_one_of(&port.field("protocol"), &["SCTP", "TCP", "UDP"]);
+    port_or_name(&port.field("targetPort"), errors);
+    let app = port.field("appProtocol");
+    if app.is_set() {
+        errors.rule(&app, names::qualified_name(app.str()));
+    }
+}
