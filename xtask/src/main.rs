@@ -2,6 +2,7 @@
 //! rules of the house. It is no part of the product and no crate links it.
 
 mod facts;
+mod tidy;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "usage:
   cargo xtask facts --openapi DIR --discovery DIR --go DIR [--out DIR]
-      DIR of --openapi holds v3/*.json, of --discovery api__v1.json and its like, of --go the modules
+      DIR of --openapi holds swagger.json and v3/*.json, of --discovery api__v1.json and its like, of --go the modules
       k8s.io/{api,apimachinery,apiextensions-apiserver,kube-aggregator} as folders (`go mod download`
       makes them), whose types carry the protobuf numbers and the patch strategies
   cargo xtask tidy";
@@ -43,6 +44,28 @@ fn main() -> Result<ExitCode> {
             facts::run(&paths)?;
             Ok(ExitCode::SUCCESS)
         }
-        _ => bail!("{USAGE}"),
+        Some("tidy") => {
+            let findings = tidy::run(&workspace_root())?;
+            for finding in &findings {
+                println!("{finding}");
+            }
+            Ok(if findings.is_empty() {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            })
+        }
+        _ => {
+            eprintln!("{USAGE}");
+            Ok(ExitCode::from(2))
+        }
     }
+}
+
+/// `cargo xtask` runs anywhere inside the workspace.
+fn workspace_root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map(PathBuf::from)
+        .unwrap_or_default()
 }

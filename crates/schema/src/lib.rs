@@ -3,6 +3,7 @@
 
 pub mod decode;
 mod normalise;
+pub mod openapi;
 pub mod patch;
 pub mod types;
 

@@ -73,20 +73,12 @@ fn is_empty(shape: &Shape, value: &Value) -> bool {
 fn normalise_shape(schema: &Schema, shape: &Shape, value: &mut Value) {
     match (shape, value) {
         (Shape::Struct(id), Value::Object(map)) => normalise_struct(schema, *id, map),
-        (Shape::List(list), Value::Array(values)) => {
-            if has_structs(&list.of) {
-                values
-                    .iter_mut()
-                    .for_each(|value| normalise_element(schema, &list.of, value));
-            }
-        }
-        (Shape::Map(of), Value::Object(values)) => {
-            if has_structs(&of.of) {
-                values
-                    .values_mut()
-                    .for_each(|value| normalise_element(schema, &of.of, value));
-            }
-        }
+        (Shape::List(list), Value::Array(values)) if has_structs(&list.of) => values
+            .iter_mut()
+            .for_each(|value| normalise_element(schema, &list.of, value)),
+        (Shape::Map(of), Value::Object(values)) if has_structs(&of.of) => values
+            .values_mut()
+            .for_each(|value| normalise_element(schema, &of.of, value)),
         (
             Shape::Special(
                 Special::JsonSchemaPropsOrArray

@@ -25,8 +25,8 @@ pub fn served_by_default(version: &str) -> bool {
 }
 
 pub fn run(options: &Options) -> Result<()> {
-    let resources = resources::read(&options.discovery)?;
-    let definitions = read_definitions(&options.openapi)?;
+    let (definitions, paths) = read_openapi(&options.openapi)?;
+    let resources = resources::read(&options.discovery, &paths)?;
     let mut loader = go::Loader::new(&options.go)?;
     let types = types::collect(&mut loader, &definitions, &resources)?;
     fs::create_dir_all(&options.out)?;
@@ -35,9 +35,10 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// All schemas of the v3 documents, plus which names the v2 document has.
-fn read_definitions(dir: &Path) -> Result<BTreeMap<String, Value>> {
+/// The schemas and the paths of all v3 documents.
+fn read_openapi(dir: &Path) -> Result<(BTreeMap<String, Value>, BTreeMap<String, Value>)> {
     let mut definitions = BTreeMap::new();
+    let mut paths = BTreeMap::new();
     let v3 = dir.join("v3");
     let mut files: Vec<_> = fs::read_dir(&v3)
         .with_context(|| format!("read {}", v3.display()))?
@@ -48,8 +49,20 @@ fn read_definitions(dir: &Path) -> Result<BTreeMap<String, Value>> {
         if let Some(Value::Object(schemas)) = document.pointer_mut("/components/schemas").map(Value::take) {
             definitions.extend(schemas);
         }
+        if let Some(Value::Object(found)) = document.pointer_mut("/paths").map(Value::take) {
+            paths.extend(found);
+        }
     }
-    Ok(definitions)
+    // A version 3 document names only its own group version where a type is a kind in many.
+    let v2: Value = serde_json::from_str(&fs::read_to_string(dir.join("swagger.json"))?)?;
+    const KINDS: &str = "x-kubernetes-group-version-kind";
+    for (name, definition) in &mut definitions {
+        let kinds = &v2["definitions"][name][KINDS];
+        if kinds.is_array() {
+            definition[KINDS] = kinds.clone();
+        }
+    }
+    Ok((definitions, paths))
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

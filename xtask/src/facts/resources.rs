@@ -21,6 +21,8 @@ pub struct Resource {
     pub singular: String,
     pub kind: String,
     pub namespaced: bool,
+    /// A delete answers with the object, not with a Status.
+    pub returns_deleted: bool,
     pub short_names: Vec<String>,
     pub categories: Vec<String>,
     pub verbs: Vec<String>,
@@ -43,10 +45,10 @@ pub struct Subresource {
     pub verbs: Vec<String>,
 }
 
-pub fn read(dir: &Path) -> Result<Vec<Group>> {
+pub fn read(dir: &Path, paths: &BTreeMap<String, Value>) -> Result<Vec<Group>> {
     let mut groups = vec![Group {
         name: String::new(),
-        versions: vec![("v1".into(), read_version(dir, "", "v1")?)],
+        versions: vec![("v1".into(), read_version(dir, "", "v1", paths)?)],
     }];
     let list = load(&dir.join("apis.json"))?;
     for group in list["groups"].as_array().context("apis.json has no groups")? {
@@ -55,7 +57,7 @@ pub fn read(dir: &Path) -> Result<Vec<Group>> {
         for version in group["versions"].as_array().context("a group has no versions")? {
             let version = text(version, "version");
             if served_by_default(&version) {
-                let resources = read_version(dir, &name, &version)?;
+                let resources = read_version(dir, &name, &version, paths)?;
                 versions.push((version, resources));
             }
         }
@@ -83,7 +85,12 @@ fn texts(value: &Value, key: &str) -> Vec<String> {
         .unwrap_or_default()
 }
 
-fn read_version(dir: &Path, group: &str, version: &str) -> Result<Vec<Resource>> {
+fn read_version(
+    dir: &Path,
+    group: &str,
+    version: &str,
+    paths: &BTreeMap<String, Value>,
+) -> Result<Vec<Resource>> {
     let file = if group.is_empty() {
         format!("api__{version}.json")
     } else {
@@ -99,13 +106,15 @@ fn read_version(dir: &Path, group: &str, version: &str) -> Result<Vec<Resource>>
         let storage = entry["storageVersionHash"]
             .as_str()
             .map(|hash| storage(group, version, &plural, hash));
+        let namespaced = entry["namespaced"] == true;
         resources.insert(
             plural.clone(),
             Resource {
+                returns_deleted: returns_deleted(group, version, &plural, namespaced, paths),
                 plural,
                 singular: text(entry, "singularName"),
                 kind,
-                namespaced: entry["namespaced"] == true,
+                namespaced,
                 short_names: texts(entry, "shortNames"),
                 categories: texts(entry, "categories"),
                 verbs: texts(entry, "verbs"),
@@ -139,6 +148,27 @@ fn read_version(dir: &Path, group: &str, version: &str) -> Result<Vec<Resource>>
             });
     }
     Ok(resources.into_values().collect())
+}
+
+fn returns_deleted(
+    group: &str,
+    version: &str,
+    plural: &str,
+    namespaced: bool,
+    paths: &BTreeMap<String, Value>,
+) -> bool {
+    let root = if group.is_empty() {
+        format!("/api/{version}")
+    } else {
+        format!("/apis/{group}/{version}")
+    };
+    let namespace = if namespaced { "/namespaces/{namespace}" } else { "" };
+    let answer = paths
+        .get(&format!("{root}{namespace}/{plural}/{{name}}"))
+        .and_then(|path| path.pointer("/delete/responses/200/content/application~1json/schema/$ref"));
+    answer
+        .and_then(Value::as_str)
+        .is_some_and(|reference| !reference.ends_with(".Status"))
 }
 
 /// Where upstream keeps a resource under `/registry/`, and in which version.
@@ -178,7 +208,8 @@ pub fn render(groups: &[Group]) -> String {
     let mut out = String::from(
         "# Made by `cargo xtask facts`; not edited by hand.\n\
          # V group-version\n\
-         # R plural singular Kind N|C verbs short-names categories storage-key storage-group-version storage-hash\n\
+         # R plural singular Kind N|C[d] verbs short-names categories storage-key storage-group-version storage-hash\n\
+         #   (C cluster-wide, N namespaced, d: a delete answers with the object)\n\
          # S subresource group-version Kind verbs\n",
     );
     let dash = |list: &[String]| {
@@ -195,7 +226,11 @@ pub fn render(groups: &[Group]) -> String {
                 let storage = r.storage.as_ref().map_or("- - -".to_string(), |s| {
                     format!("{} {} {}", s.key, group_version(&s.group, &s.version), s.hash)
                 });
-                let scope = if r.namespaced { 'N' } else { 'C' };
+                let scope = format!(
+                    "{}{}",
+                    if r.namespaced { "N" } else { "C" },
+                    if r.returns_deleted { "d" } else { "" }
+                );
                 let singular = if r.singular.is_empty() { "-" } else { &r.singular };
                 let _ = writeln!(
                     out,

@@ -1,21 +1,24 @@
 //! The facts of the built-in kinds: every type and every resource that v1.36 serves by default. The
 //! tables come from `cargo xtask facts`; what is special to a kind is not here but in its own file.
 
+mod openapi;
 mod resources;
 
 use std::sync::LazyLock;
 
 use skiff_schema::Schema;
 
+pub use openapi::{KUBERNETES_VERSION, openapi};
 pub use resources::{Resource, Storage, Subresource};
 
-static SCHEMA: LazyLock<Schema> = LazyLock::new(|| {
-    Schema::parse(include_str!("../../data/types.txt")).expect("the committed type table is well formed")
-});
+const TYPES: &str = include_str!("../../data/types.txt");
+const RESOURCES_TEXT: &str = include_str!("../../data/resources.txt");
+
+static SCHEMA: LazyLock<Schema> =
+    LazyLock::new(|| Schema::parse(TYPES).expect("the committed type table is well formed"));
 
 static RESOURCES: LazyLock<Vec<Resource>> = LazyLock::new(|| {
-    resources::parse(include_str!("../../data/resources.txt"), schema())
-        .expect("the committed resource table is well formed")
+    resources::parse(RESOURCES_TEXT, schema()).expect("the committed resource table is well formed")
 });
 
 /// The types of all built-in kinds.

@@ -10,6 +10,8 @@ pub struct Resource {
     pub singular: &'static str,
     pub kind: &'static str,
     pub namespaced: bool,
+    /// A delete answers with the deleted object; otherwise with a `Status`.
+    pub returns_deleted_object: bool,
     pub verbs: Box<[&'static str]>,
     pub short_names: Box<[&'static str]>,
     pub categories: Box<[&'static str]>,
@@ -123,7 +125,8 @@ pub(super) fn parse(text: &'static str, schema: &Schema) -> Result<Vec<Resource>
                     plural,
                     singular: if singular == "-" { "" } else { singular },
                     kind,
-                    namespaced: scope == "N",
+                    namespaced: scope.starts_with('N'),
+                    returns_deleted_object: scope.ends_with('d'),
                     list_type_id: if verbs.contains(&"list") {
                         Some(type_of(group, version, &list_kind)?)
                     } else {

@@ -305,13 +305,11 @@ mod tests {
     fn scalars_resolve_as_upstreams_reader_does() {
         check(
             "a: yes\nb: 'yes'\nc: 010\nd: 1_000\ne: 1.0\nf: 0x1f\ng: ~\nh: 1e3",
-            concat!(r#"{"a":true,"b":"yes","c":8,"d":1000,"e":1,"f":31,"g":null,"h":1000}"#),
+            r#"{"a":true,"b":"yes","c":8,"d":1000,"e":1,"f":31,"g":null,"h":1000}"#,
         );
         check(
             "a: 2024-01-01T00:00:00Z\nb: 1.2.3\nc: 100m\nd: !!str 5\ne: 09\nf: -5\n1: x\ntrue: y",
-            concat!(
-                r#"{"1":"x","a":"2024-01-01T00:00:00Z","b":"1.2.3","c":"100m","d":"5","e":9,"f":-5,"true":true}"#
-            ),
+            r#"{"1":"x","a":"2024-01-01T00:00:00Z","b":"1.2.3","c":"100m","d":"5","e":9,"f":-5,"true":true}"#,
         );
         check("", "null");
         check("---\na: 1\n---\nb: 2\n", r#"{"a":1}"#);

@@ -77,7 +77,7 @@ pub(super) fn go_type(value: &Value) -> &'static str {
     }
 }
 
-fn expect_list<'v>(value: &'v Value) -> Result<&'v Vec<Value>> {
+fn expect_list(value: &Value) -> Result<&Vec<Value>> {
     value.as_array().ok_or_else(|| {
         internal(format!(
             "expected a []interface {{}}, but received a {}",

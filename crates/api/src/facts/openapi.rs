@@ -1,0 +1,199 @@
+//! The OpenAPI documents of the built-in kinds, rendered when first asked for.
+
+use std::sync::LazyLock;
+
+use skiff_schema::openapi::{OpenApi, Resource, Subresource};
+
+/// Changes when the rendering does, so that clients do not keep documents of an older skiff.
+const RENDERING: &str = "1";
+
+/// The version that `info` shows, and that the fact tables are of.
+pub const KUBERNETES_VERSION: &str = "v1.36.0";
+
+static OPENAPI: LazyLock<OpenApi<'static>> = LazyLock::new(|| {
+    let resources = super::resources().iter().map(published).collect();
+    let tables = [super::TYPES, super::RESOURCES_TEXT];
+    // The tables name the contents; their length and a sum over them tell them apart.
+    let sum = tables
+        .iter()
+        .flat_map(|table| table.bytes())
+        .fold(0_u64, |sum, byte| {
+            sum.wrapping_mul(31).wrapping_add(u64::from(byte))
+        });
+    OpenApi::new(
+        super::schema(),
+        resources,
+        KUBERNETES_VERSION,
+        format!("{RENDERING}-{sum:x}"),
+    )
+});
+
+pub fn openapi() -> &'static OpenApi<'static> {
+    &OPENAPI
+}
+
+fn published(resource: &'static super::Resource) -> Resource<'static> {
+    Resource {
+        group: resource.group,
+        version: resource.version,
+        plural: resource.plural,
+        kind: resource.kind,
+        namespaced: resource.namespaced,
+        returns_deleted_object: resource.returns_deleted_object,
+        verbs: &resource.verbs,
+        type_id: resource.type_id,
+        list_type_id: resource.list_type_id,
+        subresources: resource
+            .subresources
+            .iter()
+            .map(|sub| Subresource {
+                name: sub.name,
+                group: sub.group,
+                version: sub.version,
+                kind: sub.kind,
+                verbs: &sub.verbs,
+                type_id: sub.type_id,
+            })
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::PathBuf;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    fn upstream_data() -> Option<PathBuf> {
+        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let folder =
+            std::env::var_os("SKIFF_UPSTREAM_DATA").map_or(root.join("../shared/kubernetes"), PathBuf::from);
+        let found = folder.is_dir().then_some(folder);
+        if found.is_none() {
+            eprintln!("skipped: no upstream data");
+        }
+        found
+    }
+
+    fn without_descriptions(value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                // A property may be called description; its value is an object then.
+                map.retain(|key, value| key != "description" || value.is_object());
+                map.values_mut().for_each(without_descriptions);
+                // Upstream wraps a reference only to give it a description.
+                if map.len() == 1
+                    && let Some(reference) = map.get("allOf").and_then(|all| all.get(0)?.get("$ref")).cloned()
+                {
+                    *map = serde_json::Map::from_iter([("$ref".to_string(), reference)]);
+                }
+            }
+            Value::Array(values) => values.iter_mut().for_each(without_descriptions),
+            _ => {}
+        }
+    }
+
+    fn load(path: PathBuf) -> Value {
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let mut value = serde_json::from_str(&text).expect("json");
+        without_descriptions(&mut value);
+        value
+    }
+
+    fn ours(bytes: &[u8]) -> Value {
+        let mut value = serde_json::from_slice(bytes).expect("json");
+        without_descriptions(&mut value);
+        value
+    }
+
+    #[test]
+    fn definitions_are_upstreams() {
+        let Some(folder) = upstream_data() else { return };
+        let theirs = load(folder.join("openapi-spec/swagger.json"));
+        let ours = ours(&openapi().v2_json().bytes);
+        for (name, definition) in ours["definitions"].as_object().expect("an object") {
+            assert_eq!(definition, &theirs["definitions"][name], "{name}");
+        }
+    }
+
+    /// `(path, method) -> (operation id, action, group version kind)`.
+    fn operations(document: &Value) -> BTreeMap<(String, String), (Value, Value, Value)> {
+        let mut out = BTreeMap::new();
+        for (path, item) in document["paths"].as_object().expect("an object") {
+            for (method, operation) in item.as_object().expect("an object") {
+                if method != "parameters" {
+                    let facts = [
+                        "operationId",
+                        "x-kubernetes-action",
+                        "x-kubernetes-group-version-kind",
+                    ];
+                    let [id, action, gvk] = facts.map(|key| operation[key].clone());
+                    out.insert((path.clone(), method.clone()), (id, action, gvk));
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn operations_are_upstreams() {
+        let Some(folder) = upstream_data() else { return };
+        let theirs = operations(&load(folder.join("openapi-spec/swagger.json")));
+        let ours = operations(&ours(&openapi().v2_json().bytes));
+        for (key, operation) in &ours {
+            assert_eq!(Some(operation), theirs.get(key), "{key:?}");
+        }
+        for key in theirs.keys() {
+            let off = key.0.contains("alpha") || key.0.contains("beta");
+            let group_off = key.0.contains("internal.apiserver.k8s.io") || key.0.contains("storagemigration");
+            let other = ["/logs/", "/openid/", "/.well-known/"]
+                .iter()
+                .any(|prefix| key.0.starts_with(prefix));
+            assert!(
+                off || group_off || other || ours.contains_key(key),
+                "missing {key:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn version_3_is_upstreams() {
+        let Some(folder) = upstream_data() else { return };
+        let root = openapi().v3_root();
+        for path in root["paths"].as_object().expect("an object").keys() {
+            let document = openapi().v3_group_version(path).expect("a document");
+            let ours = ours(&document.bytes);
+            let theirs = load(folder.join(format!(
+                "openapi-spec/v3/{}_openapi.json",
+                path.replace('/', "__")
+            )));
+            let empty = serde_json::Map::new();
+            let schemas = |document: &Value| {
+                document["components"]["schemas"]
+                    .as_object()
+                    .unwrap_or(&empty)
+                    .clone()
+            };
+            for (name, schema) in schemas(&ours) {
+                assert_eq!(schema, theirs["components"]["schemas"][&name], "{path}: {name}");
+            }
+            assert_eq!(schemas(&ours).len(), schemas(&theirs).len(), "{path}");
+            assert_eq!(
+                ours["paths"].as_object().map(|p| p.keys().collect::<Vec<_>>()),
+                theirs["paths"].as_object().map(|p| p.keys().collect::<Vec<_>>()),
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_binary_form_is_a_message() {
+        let bytes = &openapi().v2_protobuf().bytes;
+        // The first field is the string "2.0".
+        assert_eq!(&bytes[..5], b"\x0a\x032.0");
+        assert!(bytes.len() > 100_000);
+    }
+}
