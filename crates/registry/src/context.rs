@@ -29,12 +29,17 @@ pub struct Context {
 
 /// Unix microseconds.
 pub fn now_us() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_micros() as u64)
 }
 
 impl Context {
     pub fn new(dry_run: bool) -> Self {
-        Context { dry_run, ..Context::default() }
+        Context {
+            dry_run,
+            ..Context::default()
+        }
     }
 
     /// Adds a warning for the client; the same text is sent once.
@@ -51,7 +56,12 @@ impl Context {
 
     /// Starts to measure a gate; it ends when the returned guard is dropped.
     pub fn stage(&self, name: &'static str) -> StageGuard<'_> {
-        StageGuard { context: self, name, start_us: now_us(), began: Instant::now() }
+        StageGuard {
+            context: self,
+            name,
+            start_us: now_us(),
+            began: Instant::now(),
+        }
     }
 
     pub fn stages(&self) -> Vec<StageTime> {
@@ -75,7 +85,11 @@ impl Drop for StageGuard<'_> {
         if let Some(stage) = stages.iter_mut().find(|stage| stage.name == self.name) {
             stage.dur_us += dur_us;
         } else {
-            stages.push(StageTime { name: self.name, start_us: self.start_us, dur_us });
+            stages.push(StageTime {
+                name: self.name,
+                start_us: self.start_us,
+                dur_us,
+            });
         }
     }
 }

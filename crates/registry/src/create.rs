@@ -74,7 +74,11 @@ impl Registry {
             let _stage = context.stage("validate");
             let found = resource.rules.check_create(&object, resource.namespaced);
             if !found.is_empty() {
-                return Err(Status::invalid(&resource.group_kind, object::name(&object), &found));
+                return Err(Status::invalid(
+                    &resource.group_kind,
+                    object::name(&object),
+                    &found,
+                ));
             }
             for warning in (resource.rules.warnings)(&object, None) {
                 context.warn(warning);
@@ -95,7 +99,10 @@ impl Registry {
             }
             return Ok(object);
         }
-        let outcome = self.store.write(&key, Expect::Absent, Op::Put(bytes), resource.ttl_seconds).await;
+        let outcome = self
+            .store
+            .write(&key, Expect::Absent, Op::Put(bytes), resource.ttl_seconds)
+            .await;
         match outcome.map_err(errors::store)? {
             Outcome::Done { revision, .. } => {
                 change.commit();
@@ -107,7 +114,11 @@ impl Registry {
                 let deleting = current
                     .and_then(|current| encode::decode(&current.value).ok())
                     .is_some_and(|current| object::deleting(&current));
-                Err(if deleting { errors::prefixed("object is being deleted: ", status) } else { status })
+                Err(if deleting {
+                    errors::prefixed("object is being deleted: ", status)
+                } else {
+                    status
+                })
             }
         }
     }
@@ -124,7 +135,9 @@ pub fn ensure_namespace(resource: &Resource, namespace: &str, object: &mut Value
         object::set(object, "namespace", expected);
         return Ok(());
     }
-    Err(Status::bad_request("the namespace of the provided object does not match the namespace sent on the request"))
+    Err(Status::bad_request(
+        "the namespace of the provided object does not match the namespace sent on the request",
+    ))
 }
 
 pub fn generate_name(prefix: &str) -> String {
@@ -143,7 +156,10 @@ pub fn generate_name(prefix: &str) -> String {
 
 /// Removes owner references that are given twice, and tells the client.
 pub fn dedup_owner_references(context: &Context, object: &mut Value, after_admission: bool) {
-    let Some(list) = object.get_mut("metadata").and_then(|m| m.get_mut("ownerReferences")).and_then(Value::as_array_mut)
+    let Some(list) = object
+        .get_mut("metadata")
+        .and_then(|m| m.get_mut("ownerReferences"))
+        .and_then(Value::as_array_mut)
     else {
         return;
     };
@@ -151,7 +167,13 @@ pub fn dedup_owner_references(context: &Context, object: &mut Value, after_admis
     let mut twice = Vec::new();
     for reference in list.drain(..) {
         if kept.contains(&reference) {
-            twice.push(reference.get("uid").and_then(Value::as_str).unwrap_or("").to_string());
+            twice.push(
+                reference
+                    .get("uid")
+                    .and_then(Value::as_str)
+                    .unwrap_or("")
+                    .to_string(),
+            );
         } else {
             kept.push(reference);
         }

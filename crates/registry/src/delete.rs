@@ -42,7 +42,11 @@ impl DeleteOptions {
         let policy = text("propagationPolicy");
         let path = field::Path::new("propagationPolicy");
         if let (Some(_), Some(policy)) = (orphan_dependents, policy) {
-            found.push(field::Error::invalid(&path, policy, "orphanDependents and deletionPropagation cannot be both set"));
+            found.push(field::Error::invalid(
+                &path,
+                policy,
+                "orphanDependents and deletionPropagation cannot be both set",
+            ));
         }
         let propagation = match policy {
             None => None,
@@ -55,15 +59,28 @@ impl DeleteOptions {
                 None
             }
         };
-        let dry_run: Vec<&Value> = value.get("dryRun").and_then(Value::as_array).into_iter().flatten().collect();
+        let dry_run: Vec<&Value> = value
+            .get("dryRun")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .collect();
         if dry_run.iter().any(|value| value.as_str() != Some("All")) {
             let given = Value::Array(dry_run.iter().map(|value| (*value).clone()).collect());
-            found.push(field::Error::not_supported(&field::Path::new("dryRun"), given, &["All"]));
+            found.push(field::Error::not_supported(
+                &field::Path::new("dryRun"),
+                given,
+                &["All"],
+            ));
         }
         if !found.is_empty() {
             return Err(Status::invalid(&kind, "", &found));
         }
-        let precondition = |field: &str| object::at(value, &["preconditions", field]).and_then(Value::as_str).map(str::to_string);
+        let precondition = |field: &str| {
+            object::at(value, &["preconditions", field])
+                .and_then(Value::as_str)
+                .map(str::to_string)
+        };
         Ok(DeleteOptions {
             grace_period_seconds: value.get("gracePeriodSeconds").and_then(Value::as_i64),
             uid: precondition("uid"),
@@ -89,7 +106,9 @@ enum Step {
     /// Nothing to do: a graceful deletion is under way.
     Pending,
     /// Write the changed object; then remove it if `remove`.
-    Mark { remove: bool },
+    Mark {
+        remove: bool,
+    },
     Remove,
 }
 
@@ -120,7 +139,11 @@ impl Registry {
                 self.plan_delete(resource, &mut object, &mut options)?
             };
             if let Step::Pending = step {
-                return Ok(Deleted { object, gone: false, pending: true });
+                return Ok(Deleted {
+                    object,
+                    gone: false,
+                    pending: true,
+                });
             }
             if !admitted {
                 let _stage = context.stage("validating-admission");
@@ -131,33 +154,58 @@ impl Registry {
             let _stage = context.stage("store");
             if context.dry_run || options.dry_run {
                 let gone = matches!(step, Step::Remove | Step::Mark { remove: true });
-                return Ok(Deleted { object, gone, pending: false });
+                return Ok(Deleted {
+                    object,
+                    gone,
+                    pending: false,
+                });
             }
             match step {
                 Step::Pending => {}
                 Step::Mark { remove } => match self.mark(resource, &key, &current, &mut object).await? {
                     Some(raced) => found = raced,
-                    None if !remove => return Ok(Deleted { object, gone: false, pending: false }),
+                    None if !remove => {
+                        return Ok(Deleted {
+                            object,
+                            gone: false,
+                            pending: false,
+                        });
+                    }
                     None => {
                         // Whoever removes it meanwhile did what we were about to do.
                         marked = true;
                         options.resource_version = None;
                         found = self.read_stored(&key).await?;
                         if found.is_none() {
-                            return Ok(Deleted { object, gone: true, pending: false });
+                            return Ok(Deleted {
+                                object,
+                                gone: true,
+                                pending: false,
+                            });
                         }
                     }
                 },
                 Step::Remove => {
-                    let outcome = self.store.write(&key, Expect::Revision(current.mod_revision), Op::Delete, None).await;
+                    let outcome = self
+                        .store
+                        .write(&key, Expect::Revision(current.mod_revision), Op::Delete, None)
+                        .await;
                     match outcome.map_err(errors::store)? {
                         Outcome::Done { revision, .. } => {
                             resource.hook.after_delete(&object);
                             object::set(&mut object, "resourceVersion", revision.to_string());
-                            return Ok(Deleted { object, gone: true, pending: false });
+                            return Ok(Deleted {
+                                object,
+                                gone: true,
+                                pending: false,
+                            });
                         }
                         Outcome::Conflict { current: None, .. } if marked => {
-                            return Ok(Deleted { object, gone: true, pending: false });
+                            return Ok(Deleted {
+                                object,
+                                gone: true,
+                                pending: false,
+                            });
                         }
                         Outcome::Conflict { current, .. } => found = current,
                     }
@@ -180,7 +228,12 @@ impl Registry {
             return Ok(None);
         }
         let expect = Expect::Revision(current.mod_revision);
-        match self.store.write(key, expect, Op::Put(bytes), resource.ttl_seconds).await.map_err(errors::store)? {
+        match self
+            .store
+            .write(key, expect, Op::Put(bytes), resource.ttl_seconds)
+            .await
+            .map_err(errors::store)?
+        {
             Outcome::Done { revision, .. } => {
                 object::set(object, "resourceVersion", revision.to_string());
                 Ok(None)
@@ -190,7 +243,12 @@ impl Registry {
     }
 
     /// Decides what a delete does to this state of the object, and marks it.
-    fn plan_delete(&self, resource: &Resource, object: &mut Value, options: &mut DeleteOptions) -> Result<Step, Status> {
+    fn plan_delete(
+        &self,
+        resource: &Resource,
+        object: &mut Value,
+        options: &mut DeleteOptions,
+    ) -> Result<Step, Status> {
         check_preconditions(resource, object, options)?;
         let now = self.now();
         if resource.hook.mark_deleting(object, &time::format_seconds(now)) {
@@ -211,7 +269,9 @@ impl Registry {
         apply_finalizers(resource, object, options);
         let held = !object::finalizers(object).is_empty();
         Ok(match graceful {
-            Some(seconds) => Step::Mark { remove: !held && seconds == 0 },
+            Some(seconds) => Step::Mark {
+                remove: !held && seconds == 0,
+            },
             None if held => {
                 mark_as_deleting(object, now);
                 Step::Mark { remove: false }
@@ -249,7 +309,10 @@ fn shorten(object: &mut Value, options: &mut DeleteOptions, seconds: i64, now: j
         return Shortened::Pending;
     };
     let at = time::parse(object::text(object, "deletionTimestamp")).unwrap_or(now);
-    let mut at = at.checked_sub(span(present)).and_then(|at| at.checked_add(span(wanted))).unwrap_or(now);
+    let mut at = at
+        .checked_sub(span(present))
+        .and_then(|at| at.checked_add(span(wanted)))
+        .unwrap_or(now);
     if at < now {
         at = now;
         if wanted != 0 {
@@ -279,15 +342,27 @@ fn check_preconditions(resource: &Resource, object: &Value, options: &DeleteOpti
     let name = object::name(object);
     if let Some(uid) = options.uid.as_deref().filter(|uid| *uid != object::uid(object)) {
         let found = object::uid(object);
-        return Err(Status::conflict(&group_resource, name, format_args!(
-            "the UID in the precondition ({uid}) does not match the UID in record ({found}). The object might have been deleted and then recreated"
-        )));
+        return Err(Status::conflict(
+            &group_resource,
+            name,
+            format_args!(
+                "the UID in the precondition ({uid}) does not match the UID in record ({found}). The object might have been deleted and then recreated"
+            ),
+        ));
     }
-    if let Some(version) = options.resource_version.as_deref().filter(|v| *v != object::resource_version(object)) {
+    if let Some(version) = options
+        .resource_version
+        .as_deref()
+        .filter(|v| *v != object::resource_version(object))
+    {
         let found = object::resource_version(object);
-        return Err(Status::conflict(&group_resource, name, format_args!(
-            "the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record ({found}). The object might have been modified"
-        )));
+        return Err(Status::conflict(
+            &group_resource,
+            name,
+            format_args!(
+                "the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record ({found}). The object might have been modified"
+            ),
+        ));
     }
     Ok(())
 }
@@ -301,7 +376,10 @@ fn apply_finalizers(resource: &Resource, object: &mut Value, options: &DeleteOpt
     } else if let Some(orphan) = options.orphan_dependents {
         (orphan, false)
     } else if let Some(propagation) = options.propagation {
-        (propagation == Propagation::Orphan, propagation == Propagation::Foreground)
+        (
+            propagation == Propagation::Orphan,
+            propagation == Propagation::Foreground,
+        )
     } else if has(ORPHAN_FINALIZER) || has(FOREGROUND_FINALIZER) {
         (has(ORPHAN_FINALIZER), has(FOREGROUND_FINALIZER))
     } else {
@@ -310,8 +388,10 @@ fn apply_finalizers(resource: &Resource, object: &mut Value, options: &DeleteOpt
     if orphan == has(ORPHAN_FINALIZER) && foreground == has(FOREGROUND_FINALIZER) {
         return;
     }
-    let mut after: Vec<String> =
-        before.into_iter().filter(|name| name != ORPHAN_FINALIZER && name != FOREGROUND_FINALIZER).collect();
+    let mut after: Vec<String> = before
+        .into_iter()
+        .filter(|name| name != ORPHAN_FINALIZER && name != FOREGROUND_FINALIZER)
+        .collect();
     if orphan {
         after.push(ORPHAN_FINALIZER.to_string());
     }
@@ -348,14 +428,29 @@ mod tests {
         let now = time::parse("2026-01-01T00:00:00Z").expect("a time");
         let mut object = json!({"metadata": {"generation": 1}});
         let mut options = DeleteOptions::default();
-        assert!(matches!(shorten(&mut object, &mut options, 30, now), Shortened::To(30)));
-        assert_eq!(object["metadata"], json!({"generation": 2, "deletionGracePeriodSeconds": 30, "deletionTimestamp": "2026-01-01T00:00:30Z"}));
+        assert!(matches!(
+            shorten(&mut object, &mut options, 30, now),
+            Shortened::To(30)
+        ));
+        assert_eq!(
+            object["metadata"],
+            json!({"generation": 2, "deletionGracePeriodSeconds": 30, "deletionTimestamp": "2026-01-01T00:00:30Z"})
+        );
         options.grace_period_seconds = Some(60);
-        assert!(matches!(shorten(&mut object, &mut options, 60, now), Shortened::Pending));
+        assert!(matches!(
+            shorten(&mut object, &mut options, 60, now),
+            Shortened::Pending
+        ));
         options.grace_period_seconds = Some(5);
-        assert!(matches!(shorten(&mut object, &mut options, 5, now), Shortened::To(5)));
+        assert!(matches!(
+            shorten(&mut object, &mut options, 5, now),
+            Shortened::To(5)
+        ));
         assert_eq!(object::text(&object, "deletionTimestamp"), "2026-01-01T00:00:05Z");
         options.grace_period_seconds = None;
-        assert!(matches!(shorten(&mut object, &mut options, 30, now), Shortened::Pending));
+        assert!(matches!(
+            shorten(&mut object, &mut options, 30, now),
+            Shortened::Pending
+        ));
     }
 }

@@ -41,7 +41,9 @@ fn encode(object: &Value, opening: &str, with_version: bool) -> Result<Bytes, St
         write(&mut out, key)?;
         out.push(b':');
         match value.as_object() {
-            Some(metadata) if key == "metadata" && !with_version && metadata.contains_key("resourceVersion") => {
+            Some(metadata)
+                if key == "metadata" && !with_version && metadata.contains_key("resourceVersion") =>
+            {
                 out.push(b'{');
                 let mut first = true;
                 for (key, value) in metadata.iter().filter(|(key, _)| *key != "resourceVersion") {
@@ -66,12 +68,14 @@ fn encode(object: &Value, opening: &str, with_version: bool) -> Result<Bytes, St
 }
 
 fn write<T: serde::Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) -> Result<(), Status> {
-    serde_json::to_writer(out, value).map_err(|error| Status::internal(format_args!("cannot encode an object: {error}")))
+    serde_json::to_writer(out, value)
+        .map_err(|error| Status::internal(format_args!("cannot encode an object: {error}")))
 }
 
 /// Decodes what the store or the cache holds.
 pub fn decode(bytes: &[u8]) -> Result<Value, Status> {
-    serde_json::from_slice(bytes).map_err(|error| Status::internal(format_args!("a stored object cannot be read: {error}")))
+    serde_json::from_slice(bytes)
+        .map_err(|error| Status::internal(format_args!("a stored object cannot be read: {error}")))
 }
 
 /// Decodes a stored value (which has no resourceVersion) and sets its revision.
@@ -97,7 +101,11 @@ mod tests {
         );
         assert_eq!(resource(&decode_at(&bytes, 9).expect("decodes")), "9");
         let bytes = wire(&object, &opening("v1", "ConfigMap")).expect("encodes");
-        assert!(std::str::from_utf8(&bytes).expect("utf-8").contains(r#""resourceVersion":"7""#));
+        assert!(
+            std::str::from_utf8(&bytes)
+                .expect("utf-8")
+                .contains(r#""resourceVersion":"7""#)
+        );
     }
 
     fn resource(object: &Value) -> String {

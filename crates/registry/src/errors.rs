@@ -9,7 +9,9 @@ pub fn store(error: skiff_store::Error) -> Status {
     use skiff_store::Error;
     match error {
         Error::Compacted { .. } => expired(),
-        Error::FutureRevision { requested, current } => Status::resource_version_too_large(requested, current),
+        Error::FutureRevision { requested, current } => {
+            Status::resource_version_too_large(requested, current)
+        }
         Error::TooLarge(message) => Status::too_large(message),
         Error::Unavailable(detail) => {
             tracing::warn!(%detail, "the store is away");

@@ -34,7 +34,8 @@ pub use hooks::ip_allocator::{BadCidr, Cidr};
 pub use read::cache_error;
 pub use resource::{Orphan, Resource, Resources};
 pub use skiff_cache::{
-    Entry, EventKind, ListOptions, ListResult, ReadAt, WatchEvent, WatchFrom, WatchOptions, Watcher, bookmark_frame,
+    Entry, Error as CacheError, EventKind, ListOptions, ListResult, ReadAt, WatchEvent, WatchFrom,
+    WatchOptions, Watcher, bookmark_frame,
 };
 pub use update::{Part, Transform, Updated};
 

@@ -16,7 +16,10 @@ pub fn metadata_mut(object: &mut Value) -> &mut Map<String, Value> {
 }
 
 pub fn metadata<'a>(object: &'a Value, field: &str) -> Option<&'a Value> {
-    object.get("metadata")?.get(field).filter(|value| !value.is_null())
+    object
+        .get("metadata")?
+        .get(field)
+        .filter(|value| !value.is_null())
 }
 
 pub fn text<'a>(object: &'a Value, field: &str) -> &'a str {
@@ -48,13 +51,19 @@ pub fn grace_period(object: &Value) -> Option<i64> {
 }
 
 pub fn generation(object: &Value) -> i64 {
-    metadata(object, "generation").and_then(Value::as_i64).unwrap_or(0)
+    metadata(object, "generation")
+        .and_then(Value::as_i64)
+        .unwrap_or(0)
 }
 
 pub fn finalizers(object: &Value) -> Vec<String> {
     metadata(object, "finalizers")
         .and_then(Value::as_array)
-        .map(|list| list.iter().filter_map(|value| value.as_str().map(str::to_string)).collect())
+        .map(|list| {
+            list.iter()
+                .filter_map(|value| value.as_str().map(str::to_string))
+                .collect()
+        })
         .unwrap_or_default()
 }
 
@@ -77,7 +86,9 @@ pub fn set(object: &mut Value, field: &str, value: impl Into<Value>) {
 
 /// Follows map keys; `None` where the path ends early.
 pub fn at<'a>(object: &'a Value, path: &[&str]) -> Option<&'a Value> {
-    path.iter().try_fold(object, |value, key| value.get(key)).filter(|value| !value.is_null())
+    path.iter()
+        .try_fold(object, |value, key| value.get(key))
+        .filter(|value| !value.is_null())
 }
 
 pub fn at_str<'a>(object: &'a Value, path: &[&str]) -> &'a str {
@@ -86,7 +97,9 @@ pub fn at_str<'a>(object: &'a Value, path: &[&str]) -> &'a str {
 
 /// Sets a value at a path of map keys, making the maps on the way.
 pub fn put(object: &mut Value, path: &[&str], value: Value) {
-    let Some((last, parents)) = path.split_last() else { return };
+    let Some((last, parents)) = path.split_last() else {
+        return;
+    };
     let mut here = object;
     for key in parents {
         if !here.is_object() {
@@ -101,5 +114,7 @@ pub fn put(object: &mut Value, path: &[&str], value: Value) {
     if !here.is_object() {
         *here = Value::Object(Map::new());
     }
-    here.as_object_mut().expect("made an object above").insert((*last).to_string(), value);
+    here.as_object_mut()
+        .expect("made an object above")
+        .insert((*last).to_string(), value);
 }

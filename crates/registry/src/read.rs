@@ -30,8 +30,12 @@ impl Registry {
         if let Some(cache) = caches.get(&resource.prefix) {
             return cache.clone();
         }
-        let config = Config::new(resource.prefix.clone(), resource.stored_api_version.clone(), resource.kind.clone())
-            .fields(hooks::cache_fields(resource));
+        let config = Config::new(
+            resource.prefix.clone(),
+            resource.stored_api_version.clone(),
+            resource.kind.clone(),
+        )
+        .fields(hooks::cache_fields(resource));
         let cache = Cache::start(self.store.clone(), config);
         caches.insert(resource.prefix.clone(), cache.clone());
         cache
@@ -53,7 +57,10 @@ impl Registry {
 
     /// What the cache holds now; good enough as the start of a compare-and-swap.
     pub(crate) async fn cached(&self, resource: &Resource, key: &str) -> Result<Option<Arc<Entry>>, Status> {
-        self.cache(resource).get(key, ReadAt::Any).await.map_err(cache_error)
+        self.cache(resource)
+            .get(key, ReadAt::Any)
+            .await
+            .map_err(cache_error)
     }
 
     /// One object, decoded, in the stored version.

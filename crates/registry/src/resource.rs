@@ -52,8 +52,15 @@ pub struct Resource {
 impl Resource {
     pub fn new(facts: &'static facts::Resource, hook: Arc<dyn Hook>) -> Resource {
         let kept = storage_facts(facts.group, facts.plural);
-        let (group, version) = facts.storage.as_ref().map_or((facts.group, facts.version), |s| (s.group, s.version));
-        let stored_api_version = if group.is_empty() { version.to_string() } else { format!("{group}/{version}") };
+        let (group, version) = facts
+            .storage
+            .as_ref()
+            .map_or((facts.group, facts.version), |s| (s.group, s.version));
+        let stored_api_version = if group.is_empty() {
+            version.to_string()
+        } else {
+            format!("{group}/{version}")
+        };
         Resource {
             rules: skiff_api::kind::kind(group, facts.kind),
             hook,
@@ -63,8 +70,14 @@ impl Resource {
             kind: facts.kind.to_string(),
             namespaced: facts.namespaced,
             api_version: facts.api_version(),
-            stored_type: facts::schema().by_gvk(group, version, facts.kind).unwrap_or(facts.type_id),
-            prefix: facts.storage.as_ref().map(|s| format!("/registry/{}/", s.key)).unwrap_or_default(),
+            stored_type: facts::schema()
+                .by_gvk(group, version, facts.kind)
+                .unwrap_or(facts.type_id),
+            prefix: facts
+                .storage
+                .as_ref()
+                .map(|s| format!("/registry/{}/", s.key))
+                .unwrap_or_default(),
             opening: encode::opening(&stored_api_version, facts.kind),
             ttl_seconds: kept.ttl_seconds,
             orphan: kept.orphan,
@@ -100,7 +113,11 @@ impl Resource {
         if let Some(converter) = &self.converter {
             (converter.to_stored)(value);
         }
-        object::put(value, &["apiVersion"], Value::String(self.stored_api_version.clone()));
+        object::put(
+            value,
+            &["apiVersion"],
+            Value::String(self.stored_api_version.clone()),
+        );
     }
 
     pub fn from_stored(&self, value: &mut Value) {
@@ -123,8 +140,10 @@ pub struct Resources {
 
 impl Resources {
     pub fn new(hook_of: impl Fn(&facts::Resource) -> Arc<dyn Hook>) -> Resources {
-        let all: Vec<Arc<Resource>> =
-            facts::resources().iter().map(|facts| Arc::new(Resource::new(facts, hook_of(facts)))).collect();
+        let all: Vec<Arc<Resource>> = facts::resources()
+            .iter()
+            .map(|facts| Arc::new(Resource::new(facts, hook_of(facts))))
+            .collect();
         let mut by_plural: HashMap<&'static str, Vec<usize>> = HashMap::new();
         for (index, resource) in all.iter().enumerate() {
             by_plural.entry(resource.facts.plural).or_default().push(index);
@@ -138,7 +157,9 @@ impl Resources {
 
     pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
         let found = self.by_plural.get(plural)?.iter().map(|index| &self.all[*index]);
-        found.into_iter().find(|r| r.facts.group == group && r.facts.version == version)
+        found
+            .into_iter()
+            .find(|r| r.facts.group == group && r.facts.version == version)
     }
 
     /// The resource in its preferred version.
@@ -148,6 +169,8 @@ impl Resources {
     }
 
     pub fn has_group_version(&self, group: &str, version: &str) -> bool {
-        self.all.iter().any(|r| r.facts.group == group && r.facts.version == version)
+        self.all
+            .iter()
+            .any(|r| r.facts.group == group && r.facts.version == version)
     }
 }

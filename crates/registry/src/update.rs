@@ -21,7 +21,10 @@ pub enum Part {
     Main,
     Status,
     /// A subresource with rules of its own.
-    Other { prepare: fn(new: &mut Value, old: &Value), validate: fn(new: &Value, old: &Value) -> Vec<field::Error> },
+    Other {
+        prepare: fn(new: &mut Value, old: &Value),
+        validate: fn(new: &Value, old: &Value) -> Vec<field::Error>,
+    },
 }
 
 /// The result of a write.
@@ -65,13 +68,22 @@ impl Registry {
         let mut current = self.cached_current(resource, &key).await?;
         for _ in 0..ATTEMPTS {
             let attempt = match current.take() {
-                Some(old) => self.update_once(context, resource, namespace, name, part, fresh, old, transform, gate).await,
+                Some(old) => {
+                    self.update_once(
+                        context, resource, namespace, name, part, fresh, old, transform, gate,
+                    )
+                    .await
+                }
                 None if !fresh => Ok(Attempt::Unsure),
                 None if !allow_create => return Err(Status::not_found(&resource.group_resource, name)),
                 None => {
                     let object = transform(None)?;
                     let object = self.create(context, resource, namespace, object, gate).await?;
-                    return Ok(Updated { object, created: true, deleted: false });
+                    return Ok(Updated {
+                        object,
+                        created: true,
+                        deleted: false,
+                    });
                 }
             };
             match attempt {
@@ -99,7 +111,10 @@ impl Registry {
         transform: &mut Transform<'_>,
         gate: &dyn Gate,
     ) -> Result<Attempt, Status> {
-        let Current { object: old, revision } = current;
+        let Current {
+            object: old,
+            revision,
+        } = current;
         let mut new = transform(Some(&old))?;
         ensure_namespace(resource, namespace, &mut new)?;
         dedup_owner_references(context, &mut new, false);
@@ -129,7 +144,9 @@ impl Registry {
             let _stage = context.stage("validate");
             let found = match part {
                 Part::Main => resource.rules.check_update(&new, &old, resource.namespaced),
-                Part::Status => resource.rules.check_status_update(&new, &old, resource.namespaced),
+                Part::Status => resource
+                    .rules
+                    .check_status_update(&new, &old, resource.namespaced),
                 Part::Other { validate, .. } => validate(&new, &old),
             };
             if !found.is_empty() {
@@ -151,15 +168,26 @@ impl Registry {
         let key = resource.key(namespace, name);
         if self.emptied(resource, &new, &old) {
             if context.dry_run {
-                return Ok(Attempt::Done(Updated { object: new, created: false, deleted: true }));
+                return Ok(Attempt::Done(Updated {
+                    object: new,
+                    created: false,
+                    deleted: true,
+                }));
             }
-            let outcome = self.store.write(&key, Expect::Revision(revision), Op::Delete, None).await;
+            let outcome = self
+                .store
+                .write(&key, Expect::Revision(revision), Op::Delete, None)
+                .await;
             return match outcome.map_err(crate::errors::store)? {
                 Outcome::Done { revision, .. } => {
                     change.commit();
                     resource.hook.after_delete(&old);
                     object::set(&mut new, "resourceVersion", revision.to_string());
-                    Ok(Attempt::Done(Updated { object: new, created: false, deleted: true }))
+                    Ok(Attempt::Done(Updated {
+                        object: new,
+                        created: false,
+                        deleted: true,
+                    }))
                 }
                 Outcome::Conflict { current, .. } => Ok(Attempt::Raced(current_of(current)?)),
             };
@@ -169,18 +197,38 @@ impl Registry {
                 return Ok(Attempt::Unsure);
             }
             change.commit();
-            return Ok(Attempt::Done(Updated { object: old, created: false, deleted: false }));
+            return Ok(Attempt::Done(Updated {
+                object: old,
+                created: false,
+                deleted: false,
+            }));
         }
         if context.dry_run {
-            return Ok(Attempt::Done(Updated { object: new, created: false, deleted: false }));
+            return Ok(Attempt::Done(Updated {
+                object: new,
+                created: false,
+                deleted: false,
+            }));
         }
         let bytes = encode::stored(&new, &resource.opening)?;
-        let outcome = self.store.write(&key, Expect::Revision(revision), Op::Put(bytes), resource.ttl_seconds).await;
+        let outcome = self
+            .store
+            .write(
+                &key,
+                Expect::Revision(revision),
+                Op::Put(bytes),
+                resource.ttl_seconds,
+            )
+            .await;
         match outcome.map_err(crate::errors::store)? {
             Outcome::Done { revision, .. } => {
                 change.commit();
                 object::set(&mut new, "resourceVersion", revision.to_string());
-                Ok(Attempt::Done(Updated { object: new, created: false, deleted: false }))
+                Ok(Attempt::Done(Updated {
+                    object: new,
+                    created: false,
+                    deleted: false,
+                }))
             }
             Outcome::Conflict { current, .. } => Ok(Attempt::Raced(current_of(current)?)),
         }
@@ -195,8 +243,13 @@ impl Registry {
     }
 
     async fn cached_current(&self, resource: &Resource, key: &str) -> Result<Option<Current>, Status> {
-        let Some(entry) = self.cached(resource, key).await? else { return Ok(None) };
-        Ok(Some(Current { object: encode::decode(&entry.bytes)?, revision: entry.revision }))
+        let Some(entry) = self.cached(resource, key).await? else {
+            return Ok(None);
+        };
+        Ok(Some(Current {
+            object: encode::decode(&entry.bytes)?,
+            revision: entry.revision,
+        }))
     }
 
     async fn stored_current(&self, key: &str) -> Result<Option<Current>, Status> {
@@ -207,7 +260,10 @@ impl Registry {
 fn current_of(found: Option<skiff_store::KeyValue>) -> Result<Option<Current>, Status> {
     let Some(found) = found else { return Ok(None) };
     let revision = found.mod_revision;
-    Ok(Some(Current { object: encode::decode_at(&found.value, revision)?, revision }))
+    Ok(Some(Current {
+        object: encode::decode_at(&found.value, revision)?,
+        revision,
+    }))
 }
 
 /// A uid in the body is a precondition.
@@ -218,9 +274,13 @@ fn check_uid(resource: &Resource, new: &Value, old: &Value) -> Result<(), Status
     }
     let name = object::name(old);
     let key = resource.key(object::namespace(old), name);
-    Err(Status::conflict(&resource.group_resource, name, format_args!(
-        "StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {given}, UID in object meta: {found}"
-    )))
+    Err(Status::conflict(
+        &resource.group_resource,
+        name,
+        format_args!(
+            "StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {given}, UID in object meta: {found}"
+        ),
+    ))
 }
 
 /// A resourceVersion in the body must be the stored one; without one the write is unconditional
@@ -234,7 +294,8 @@ fn check_version(resource: &Resource, new: &mut Value, old: &Value) -> Result<()
             let path = field::Path::new("metadata").child("resourceVersion");
             let error = field::Error::invalid(&path, 0, "must be specified for an update");
             // COMPAT: upstream names the resource where the kind belongs.
-            let kind = skiff_meta::GroupKind::new(resource.group_resource.group.as_str(), resource.plural.as_str());
+            let kind =
+                skiff_meta::GroupKind::new(resource.group_resource.group.as_str(), resource.plural.as_str());
             return Err(Status::invalid(&kind, name, &[error]));
         }
         object::set(new, "resourceVersion", found);
@@ -242,15 +303,29 @@ fn check_version(resource: &Resource, new: &mut Value, old: &Value) -> Result<()
     }
     if given.parse::<u64>().is_err() {
         // COMPAT: upstream lets its number parser's error out as it is.
-        return Err(Status::failure(500, "", format!("strconv.ParseUint: parsing \"{given}\": invalid syntax")));
+        return Err(Status::failure(
+            500,
+            "",
+            format!("strconv.ParseUint: parsing \"{given}\": invalid syntax"),
+        ));
     }
-    if given == found { Ok(()) } else { Err(Status::modified(&resource.group_resource, name)) }
+    if given == found {
+        Ok(())
+    } else {
+        Err(Status::modified(&resource.group_resource, name))
+    }
 }
 
 /// What no update of a subresource can change.
 fn keep_system_fields(new: &mut Value, old: &Value) {
     let metadata = object::metadata_mut(new);
-    for field in ["uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {
+    for field in [
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "generation",
+    ] {
         match object::metadata(old, field) {
             Some(value) => metadata.insert(field.to_string(), value.clone()),
             None => metadata.remove(field),

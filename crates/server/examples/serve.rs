@@ -53,7 +53,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     })
     .await?;
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await?;
-    println!("ready after {:?} ({keys_done:?} for keys): {}", began.elapsed(), dir.join("admin.kubeconfig").display());
+    println!(
+        "ready after {:?} ({keys_done:?} for keys): {}",
+        began.elapsed(),
+        dir.join("admin.kubeconfig").display()
+    );
     let mut term = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let ending = shutdown.clone();
     tokio::spawn(async move {

@@ -14,19 +14,25 @@ pub type Answer = Response<Body>;
 pub const BODY_LIMIT: usize = 3 * 1024 * 1024;
 
 pub fn full(bytes: impl Into<Bytes>) -> Body {
-    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+    Full::new(bytes.into())
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 pub fn answer(code: StatusCode, content_type: &'static str, bytes: impl Into<Bytes>) -> Answer {
     let mut response = Response::new(full(bytes));
     *response.status_mut() = code;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 
 pub fn text(code: StatusCode, body: impl Into<Bytes>) -> Answer {
     let mut response = answer(code, "text/plain; charset=utf-8", body);
-    response.headers_mut().insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    response
+        .headers_mut()
+        .insert("x-content-type-options", HeaderValue::from_static("nosniff"));
     response
 }
 
@@ -41,9 +47,14 @@ pub fn status(status: &Status) -> Answer {
     let mut bytes = status.to_value().to_string().into_bytes();
     bytes.push(b'\n');
     let mut response = answer(code, "application/json", bytes);
-    let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+    let seconds = status
+        .details
+        .as_ref()
+        .map_or(0, |details| details.retry_after_seconds);
     if seconds > 0 {
-        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        response
+            .headers_mut()
+            .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     response
 }
@@ -57,7 +68,8 @@ pub async fn read(mut body: Body) -> Result<Bytes, Status> {
     let mut first: Option<Bytes> = None;
     let mut rest: Vec<u8> = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| Status::bad_request(format!("unable to read the request body: {error}")))?;
+        let frame = frame
+            .map_err(|error| Status::bad_request(format!("unable to read the request body: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         match first.take() {
             None if rest.is_empty() => first = Some(data),

@@ -55,7 +55,11 @@ pub struct Made {
 
 impl Exchange {
     pub fn header(&self, name: header::HeaderName) -> &str {
-        self.parts.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
+        self.parts
+            .headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or("")
     }
 
     /// The form of the answer that the client wants.
@@ -102,7 +106,9 @@ impl Inner {
                 gates.catch_unwind().await.unwrap_or_else(|panic| {
                     let text = panic_text(panic.as_ref());
                     tracing::error!(panic = text, "a request panicked");
-                    Err(Status::internal("this request caused apiserver to panic. Look in the logs for details"))
+                    Err(Status::internal(
+                        "this request caused apiserver to panic. Look in the logs for details",
+                    ))
                 })
             }
         };
@@ -127,7 +133,11 @@ impl Inner {
                 Identity::Fixed(user) => user,
                 Identity::Peer(certificates) => {
                     let certificates = certificates.as_ref().map(|list| list.as_slice());
-                    match self.authenticator.authenticate(&exchange.parts, certificates).await {
+                    match self
+                        .authenticator
+                        .authenticate(&exchange.parts, certificates)
+                        .await
+                    {
                         Ok(user) => Arc::new(user),
                         Err(error) => {
                             tracing::debug!(%error, path = exchange.info.path, "unauthenticated");
@@ -169,7 +179,10 @@ impl Inner {
         }
         match tokio::time::timeout(REQUEST_TIMEOUT, routed).await {
             Ok(result) => result,
-            Err(_) => Err(Status::timeout("request did not complete within the allotted timeout", 0)),
+            Err(_) => Err(Status::timeout(
+                "request did not complete within the allotted timeout",
+                0,
+            )),
         }
     }
 
@@ -202,24 +215,38 @@ impl Inner {
             path: &info.path,
         };
         let decision = self.authorizer.authorize(&exchange.user, &attributes);
-        if decision.allowed { Ok(()) } else { Err(forbidden(&exchange.user, &attributes, &decision.reason)) }
+        if decision.allowed {
+            Ok(())
+        } else {
+            Err(forbidden(&exchange.user, &attributes, &decision.reason))
+        }
     }
 
     /// The headers that every answer has, the metrics, and the mark of a write.
-    fn finish(&self, answer: &mut Answer, exchange: &Exchange, audit_id: &str, start_us: u64, began: Instant) {
+    fn finish(
+        &self,
+        answer: &mut Answer,
+        exchange: &Exchange,
+        audit_id: &str,
+        start_us: u64,
+        began: Instant,
+    ) {
         let code = answer.status().as_u16();
         let headers = answer.headers_mut();
         if let Ok(value) = HeaderValue::from_str(audit_id) {
             headers.insert("audit-id", value);
         }
-        headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache, private"));
+        headers
+            .entry(header::CACHE_CONTROL)
+            .or_insert(HeaderValue::from_static("no-cache, private"));
         for warning in exchange.context.warnings() {
             if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{}\"", quoted(&warning))) {
                 headers.append("warning", value);
             }
         }
         let elapsed = began.elapsed();
-        self.metrics.request(&exchange.info, exchange.context.dry_run, code, elapsed);
+        self.metrics
+            .request(&exchange.info, exchange.context.dry_run, code, elapsed);
         if !exchange.info.is_resource || !exchange.info.mutating() || exchange.info.long_running() {
             return;
         }
@@ -257,17 +284,30 @@ impl Inner {
 
 /// A client may bring an id of its own; otherwise one is drawn.
 fn audit_id(parts: &Parts) -> String {
-    let given = parts.headers.get("audit-id").and_then(|value| value.to_str().ok());
-    given.filter(|id| !id.is_empty() && id.len() <= 64).map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_string)
+    let given = parts
+        .headers
+        .get("audit-id")
+        .and_then(|value| value.to_str().ok());
+    given
+        .filter(|id| !id.is_empty() && id.len() <= 64)
+        .map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_string)
 }
 
 pub fn forbidden(user: &UserInfo, attributes: &Attributes<'_>, reason: &str) -> Status {
-    let mut why = attributes.denied(user).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let mut why = attributes
+        .denied(user)
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;");
     if !reason.is_empty() {
         why.push_str(": ");
         why.push_str(reason);
     }
-    Status::forbidden(&GroupResource::new(attributes.group, attributes.resource), attributes.name, why)
+    Status::forbidden(
+        &GroupResource::new(attributes.group, attributes.resource),
+        attributes.name,
+        why,
+    )
 }
 
 /// Text inside the quotes of a Warning header.

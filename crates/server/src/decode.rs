@@ -10,14 +10,12 @@ use skiff_schema::TypeId;
 use skiff_schema::decode;
 
 use crate::chain::Exchange;
-use crate::negotiate;
+use crate::negotiate::{self, Format};
+use crate::protobuf;
 use crate::query::FieldValidation;
 
-pub fn format_of(exchange: &Exchange) -> Result<decode::Format, Status> {
-    match negotiate::input(exchange.header(header::CONTENT_TYPE)).map_err(Status::unsupported_media_type)? {
-        negotiate::Format::Json => Ok(decode::Format::Json),
-        negotiate::Format::Yaml => Ok(decode::Format::Yaml),
-    }
+pub fn format_of(exchange: &Exchange) -> Result<Format, Status> {
+    negotiate::input(exchange.header(header::CONTENT_TYPE)).map_err(Status::unsupported_media_type)
 }
 
 /// Decodes an object of the resource, in the served version, defaulted and then converted.
@@ -42,7 +40,12 @@ pub fn typed(
 ) -> Result<Value, Status> {
     let format = format_of(exchange)?;
     let _stage = exchange.context.stage("decode");
-    let decoded = decode::decode_object(facts::schema(), body, format, expected).map_err(Status::bad_request)?;
+    let decoded = match format {
+        Format::Json => decode::decode_object(facts::schema(), body, decode::Format::Json, expected),
+        Format::Yaml => decode::decode_object(facts::schema(), body, decode::Format::Yaml, expected),
+        Format::Protobuf => from_protobuf(body, expected),
+    };
+    let decoded = decoded.map_err(Status::bad_request)?;
     if decoded.gvk.group != expected.group || decoded.gvk.version != expected.version {
         return Err(Status::bad_request(format!(
             "the API version in the data ({}) does not match the expected API version ({})",
@@ -60,17 +63,100 @@ pub fn typed(
     Ok(value)
 }
 
+/// The protobuf form carries its kind outside of the message.
+fn from_protobuf(body: &[u8], expected: &GroupVersionKind) -> Result<decode::DecodedObject, String> {
+    let unrecognized = |error: protobuf::ProtobufError| {
+        format!(
+            "the object provided is unrecognized (must be of type {}): {error}",
+            expected.kind
+        )
+    };
+    let envelope = protobuf::envelope(body).map_err(unrecognized)?;
+    let version = skiff_meta::GroupVersion::parse(&envelope.api_version)?;
+    let mut gvk = GroupVersionKind::new(version.group, version.version, envelope.kind);
+    if gvk.kind.is_empty() {
+        gvk = expected.clone();
+    }
+    let refuse = |error: String| decode::not_handled_message(&gvk, &expected.kind, &error);
+    if gvk.group != expected.group || gvk.kind != expected.kind {
+        return Err(refuse(format!("the object is not a {}", expected.kind)));
+    }
+    let schema = facts::schema();
+    let id = schema
+        .by_gvk(&gvk.group, &gvk.version, &gvk.kind)
+        .ok_or_else(|| {
+            refuse(format!(
+                "no kind {:?} is registered for version {:?}",
+                gvk.kind,
+                gvk.api_version()
+            ))
+        })?;
+    let value = protobuf::decode(schema, id, envelope.raw).map_err(|error| refuse(error.to_string()))?;
+    let checked = decode::check(schema, id, value).map_err(|error| refuse(error.to_string()))?;
+    Ok(decode::DecodedObject { gvk, checked })
+}
+
+/// DeleteOptions, which clients may send in any group's version or in none.
+pub fn delete_options(exchange: &Exchange, body: &[u8]) -> Result<Value, Status> {
+    let schema = facts::schema();
+    let Some(id) = schema.by_name("io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions") else {
+        return Err(Status::internal("no type DeleteOptions"));
+    };
+    let parse = |format| {
+        let document = decode::Document::parse(body, format).map_err(|error| {
+            Status::bad_request(format!("couldn't get version/kind; json parse error: {error}"))
+        })?;
+        document
+            .check(schema, id)
+            .map_err(|error| Status::bad_request(error.to_string()))
+    };
+    let checked = match format_of(exchange)? {
+        Format::Json => parse(decode::Format::Json)?,
+        Format::Yaml => parse(decode::Format::Yaml)?,
+        Format::Protobuf => {
+            let bad = |error: protobuf::ProtobufError| Status::bad_request(error.to_string());
+            let envelope = protobuf::envelope(body).map_err(bad)?;
+            let value = protobuf::decode(schema, id, envelope.raw).map_err(bad)?;
+            decode::check(schema, id, value).map_err(|error| Status::bad_request(error.to_string()))?
+        }
+    };
+    let kind = checked.value.get("kind").and_then(Value::as_str).unwrap_or("");
+    if !kind.is_empty() && kind != "DeleteOptions" {
+        return Err(Status::bad_request(
+            "decoded object cannot be converted to DeleteOptions",
+        ));
+    }
+    Ok(checked.value)
+}
+
 /// Checks the outcome of a patch as if it had been sent.
-pub fn patched(context: &Context, resource: &Resource, validation: FieldValidation, value: Value, unknown: Vec<String>) -> Result<Value, Status> {
+pub fn patched(
+    context: &Context,
+    resource: &Resource,
+    validation: FieldValidation,
+    value: Value,
+    unknown: Vec<String>,
+) -> Result<Value, Status> {
     let mut value = checked(context, resource.facts.type_id, validation, value, unknown)?;
     object::put(&mut value, &["kind"], Value::String(resource.kind.clone()));
-    object::put(&mut value, &["apiVersion"], Value::String(resource.api_version.clone()));
+    object::put(
+        &mut value,
+        &["apiVersion"],
+        Value::String(resource.api_version.clone()),
+    );
     default_and_convert(resource, &mut value);
     Ok(value)
 }
 
-pub fn checked(context: &Context, id: TypeId, validation: FieldValidation, value: Value, mut strict: Vec<String>) -> Result<Value, Status> {
-    let checked = decode::check(facts::schema(), id, value).map_err(|error| Status::bad_request(error.to_string()))?;
+pub fn checked(
+    context: &Context,
+    id: TypeId,
+    validation: FieldValidation,
+    value: Value,
+    mut strict: Vec<String>,
+) -> Result<Value, Status> {
+    let checked =
+        decode::check(facts::schema(), id, value).map_err(|error| Status::bad_request(error.to_string()))?;
     strict.extend(checked.strict_errors);
     report_strict(context, validation, &strict, str::to_string)?;
     Ok(checked.value)
@@ -89,13 +175,17 @@ fn report_strict(
         FieldValidation::Ignore => {}
         FieldValidation::Warn => found.iter().for_each(|text| context.warn(text.clone())),
         FieldValidation::Strict => {
-            return Err(Status::bad_request(message(&decode::strict_decoding_message(found))));
+            return Err(Status::bad_request(message(&decode::strict_decoding_message(
+                found,
+            ))));
         }
     }
     Ok(())
 }
 
 pub fn default_and_convert(resource: &Resource, value: &mut Value) {
+    // Field management is not built yet; what a client claims about it is not kept.
+    object::metadata_mut(value).remove("managedFields");
     (resource.rules.default)(resource.facts.version, value);
     resource.to_stored(value);
 }

@@ -20,7 +20,10 @@ fn groups(resources: &Resources) -> Vec<Group> {
         let at = match groups.iter().position(|group| group.name == facts.group) {
             Some(at) => at,
             None => {
-                groups.push(Group { name: facts.group, versions: Vec::new() });
+                groups.push(Group {
+                    name: facts.group,
+                    versions: Vec::new(),
+                });
                 groups.len() - 1
             }
         };
@@ -32,7 +35,11 @@ fn groups(resources: &Resources) -> Vec<Group> {
 }
 
 fn group_version(group: &str, version: &str) -> String {
-    if group.is_empty() { version.to_string() } else { format!("{group}/{version}") }
+    if group.is_empty() {
+        version.to_string()
+    } else {
+        format!("{group}/{version}")
+    }
 }
 
 /// `/api`.
@@ -42,20 +49,27 @@ pub fn api_versions(server_address: &str) -> Value {
 }
 
 fn group_value(group: &Group) -> Value {
-    let version = |version: &&str| json!({"groupVersion": group_version(group.name, version), "version": version});
+    let version =
+        |version: &&str| json!({"groupVersion": group_version(group.name, version), "version": version});
     let versions: Vec<Value> = group.versions.iter().map(version).collect();
     json!({"name": group.name, "versions": versions, "preferredVersion": versions[0]})
 }
 
 /// `/apis`.
 pub fn api_groups(resources: &Resources) -> Value {
-    let groups: Vec<Value> = groups(resources).iter().filter(|group| !group.name.is_empty()).map(group_value).collect();
+    let groups: Vec<Value> = groups(resources)
+        .iter()
+        .filter(|group| !group.name.is_empty())
+        .map(group_value)
+        .collect();
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 }
 
 /// `/apis/<group>`.
 pub fn api_group(resources: &Resources, name: &str) -> Option<Value> {
-    let group = groups(resources).into_iter().find(|group| group.name == name && !name.is_empty())?;
+    let group = groups(resources)
+        .into_iter()
+        .find(|group| group.name == name && !name.is_empty())?;
     let mut value = group_value(&group);
     value["kind"] = json!("APIGroup");
     value["apiVersion"] = json!("v1");
@@ -94,7 +108,8 @@ pub fn api_resources(resources: &Resources, group: &str, version: &str) -> Optio
     if list.is_empty() {
         return None;
     }
-    let mut value = json!({"kind": "APIResourceList", "groupVersion": group_version(group, version), "resources": list});
+    let mut value =
+        json!({"kind": "APIResourceList", "groupVersion": group_version(group, version), "resources": list});
     if !group.is_empty() {
         value["apiVersion"] = json!("v1");
     }
@@ -104,7 +119,10 @@ pub fn api_resources(resources: &Resources, group: &str, version: &str) -> Optio
 /// Which version of the aggregated form the client prefers over the older one, if any.
 pub fn aggregated_version(accept: &str) -> Option<&'static str> {
     for clause in parse_accept(accept) {
-        let json = matches!((clause.main, clause.sub), ("application", "json" | "*") | ("*", "*"));
+        let json = matches!(
+            (clause.main, clause.sub),
+            ("application", "json" | "*") | ("*", "*")
+        );
         if !json {
             continue;
         }
@@ -148,7 +166,8 @@ pub fn aggregated(resources: &Resources, core: bool, version: &str) -> Value {
 }
 
 fn aggregated_resource(resource: &Resource) -> Value {
-    let kind = |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
+    let kind =
+        |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
     let mut value = json!({"resource": resource.plural, "responseKind": kind("", "", resource.kind),
         "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": resource.singular, "verbs": resource.verbs});

@@ -3,9 +3,9 @@
 use async_trait::async_trait;
 use serde_json::Value;
 use skiff_admission::{Attributes, Chain, Lister, Operation, User};
-use skiff_registry::{ListOptions, ReadAt};
 use skiff_meta::Status;
 use skiff_registry::{Gate, Registry, Resource, encode, object};
+use skiff_registry::{ListOptions, ReadAt};
 
 use crate::chain::Exchange;
 
@@ -34,7 +34,11 @@ impl<'a> Admission<'a> {
         Admission {
             chain,
             registry,
-            user: User { name: user.name.clone(), uid: user.uid.clone(), groups: user.groups.clone() },
+            user: User {
+                name: user.name.clone(),
+                uid: user.uid.clone(),
+                groups: user.groups.clone(),
+            },
             resource,
             subresource: &exchange.info.subresource,
             namespace: &exchange.info.namespace,
@@ -44,7 +48,12 @@ impl<'a> Admission<'a> {
         }
     }
 
-    fn attributes<'b>(&'b self, object: Option<&'b mut Value>, old: Option<&'b Value>, name: &'b str) -> Attributes<'b> {
+    fn attributes<'b>(
+        &'b self,
+        object: Option<&'b mut Value>,
+        old: Option<&'b Value>,
+        name: &'b str,
+    ) -> Attributes<'b> {
         let operation = match (&object, old) {
             (None, _) => Operation::Delete,
             (Some(_), Some(_)) => Operation::Update,
@@ -89,13 +98,17 @@ impl Gate for Admission<'_> {
     async fn admit(&self, object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status> {
         let name = self.name_of(object.as_deref(), old);
         let mut attributes = self.attributes(object, old, &name);
-        self.chain.admit(&mut attributes, &CacheLister(self.registry)).await
+        self.chain
+            .admit(&mut attributes, &CacheLister(self.registry))
+            .await
     }
 
     async fn validate(&self, object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status> {
         let name = self.name_of(object.as_deref(), old);
         let attributes = self.attributes(object, old, &name);
-        self.chain.validate(&attributes, &CacheLister(self.registry)).await
+        self.chain
+            .validate(&attributes, &CacheLister(self.registry))
+            .await
     }
 }
 
@@ -103,7 +116,14 @@ impl Gate for Admission<'_> {
 pub struct CacheLister<'a>(pub &'a Registry);
 
 impl CacheLister<'_> {
-    async fn read(&self, group: &str, resource: &str, namespace: &str, name: &str, at: ReadAt) -> Result<Option<Value>, Status> {
+    async fn read(
+        &self,
+        group: &str,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+        at: ReadAt,
+    ) -> Result<Option<Value>, Status> {
         match self.0.resources.preferred(group, resource) {
             Some(resource) => self.0.get(resource, namespace, name, at).await,
             None => Ok(None),
@@ -113,22 +133,40 @@ impl CacheLister<'_> {
 
 #[async_trait]
 impl Lister for CacheLister<'_> {
-    async fn get(&self, group: &str, resource: &str, namespace: &str, name: &str) -> Result<Option<Value>, Status> {
+    async fn get(
+        &self,
+        group: &str,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Value>, Status> {
         self.read(group, resource, namespace, name, ReadAt::Any).await
     }
 
-    async fn get_latest(&self, group: &str, resource: &str, namespace: &str, name: &str) -> Result<Option<Value>, Status> {
+    async fn get_latest(
+        &self,
+        group: &str,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Value>, Status> {
         self.read(group, resource, namespace, name, ReadAt::Latest).await
     }
 
     async fn list(&self, group: &str, resource: &str, namespace: &str) -> Result<Vec<Value>, Status> {
-        let Some(resource) = self.0.resources.preferred(group, resource) else { return Ok(Vec::new()) };
+        let Some(resource) = self.0.resources.preferred(group, resource) else {
+            return Ok(Vec::new());
+        };
         let options = ListOptions {
             namespace: (!namespace.is_empty()).then(|| namespace.to_string()),
             at: ReadAt::Any,
             ..ListOptions::default()
         };
         let listed = self.0.list(resource, options).await?;
-        listed.items.iter().map(|entry| encode::decode(&entry.bytes)).collect()
+        listed
+            .items
+            .iter()
+            .map(|entry| encode::decode(&entry.bytes))
+            .collect()
     }
 }

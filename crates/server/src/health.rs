@@ -12,8 +12,14 @@ use crate::server::Inner;
 /// The checks of each path. `etcd` stands for whichever store there is.
 const HEALTHZ: [&str; 4] = ["ping", "log", "etcd", "poststarthook/rbac/bootstrap-roles"];
 const LIVEZ: [&str; 3] = ["ping", "log", "etcd"];
-const READYZ: [&str; 6] =
-    ["ping", "log", "etcd", "informer-sync", "poststarthook/rbac/bootstrap-roles", "shutdown"];
+const READYZ: [&str; 6] = [
+    "ping",
+    "log",
+    "etcd",
+    "informer-sync",
+    "poststarthook/rbac/bootstrap-roles",
+    "shutdown",
+];
 
 pub async fn check(inner: &Arc<Inner>, exchange: &Exchange, parts: &[&str]) -> Answer {
     let which = parts[0];
@@ -28,7 +34,10 @@ pub async fn check(inner: &Arc<Inner>, exchange: &Exchange, parts: &[&str]) -> A
             None => not_found(),
             Some(name) => match run(inner, name).await {
                 Ok(()) => body::text(StatusCode::OK, "ok"),
-                Err(why) => body::text(StatusCode::INTERNAL_SERVER_ERROR, format!("internal server error: {why}\n")),
+                Err(why) => body::text(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    format!("internal server error: {why}\n"),
+                ),
             },
         };
     }

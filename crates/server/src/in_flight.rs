@@ -17,7 +17,10 @@ pub struct InFlight {
 
 impl Default for InFlight {
     fn default() -> Self {
-        InFlight { reads: Arc::new(Semaphore::new(READS)), writes: Arc::new(Semaphore::new(WRITES)) }
+        InFlight {
+            reads: Arc::new(Semaphore::new(READS)),
+            writes: Arc::new(Semaphore::new(WRITES)),
+        }
     }
 }
 
@@ -39,9 +42,12 @@ mod tests {
         let limit = InFlight::default();
         let held: Vec<_> = (0..WRITES).map(|_| limit.admit(true).expect("room")).collect();
         let refused = limit.admit(true).expect_err("full");
-        assert_eq!((refused.code, refused.details.map(|d| d.retry_after_seconds)), (429, Some(1)));
-        limit.admit(false).expect("reads are counted apart");
+        assert_eq!(
+            (refused.code, refused.details.map(|d| d.retry_after_seconds)),
+            (429, Some(1))
+        );
+        drop(limit.admit(false).expect("reads are counted apart"));
         drop(held);
-        limit.admit(true).expect("room again");
+        drop(limit.admit(true).expect("room again"));
     }
 }

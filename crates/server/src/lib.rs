@@ -16,6 +16,7 @@ mod metrics;
 mod negotiate;
 mod openapi;
 mod paths;
+mod protobuf;
 mod query;
 mod rbac_source;
 mod request_info;

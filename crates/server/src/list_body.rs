@@ -38,7 +38,10 @@ pub enum Item {
 impl Item {
     /// An item as it is cached: `opening` is what all stored objects of the kind start with.
     pub fn cached(entry: Arc<Entry>, opening: &str) -> Option<Item> {
-        entry.bytes.starts_with(opening.as_bytes()).then(|| Item::Cached { entry, skip: opening.len() })
+        entry.bytes.starts_with(opening.as_bytes()).then(|| Item::Cached {
+            entry,
+            skip: opening.len(),
+        })
     }
 
     fn len(&self) -> usize {
@@ -64,7 +67,15 @@ impl ListBody {
         let tail: &'static [u8] = b"]}\n";
         let commas = items.len().saturating_sub(1);
         let left = head.len() + items.iter().map(Item::len).sum::<usize>() + commas + tail.len();
-        ListBody { head, items: items.into_iter(), tail, left: left as u64, first: true, gzip: None, done: false }
+        ListBody {
+            head,
+            items: items.into_iter(),
+            tail,
+            left: left as u64,
+            first: true,
+            gzip: None,
+            done: false,
+        }
     }
 
     pub fn len(&self) -> u64 {
@@ -114,7 +125,9 @@ impl Body for ListBody {
                 return Poll::Ready(None);
             }
             let piece = this.piece();
-            let Some(gzip) = this.gzip.as_mut() else { return Poll::Ready(None) };
+            let Some(gzip) = this.gzip.as_mut() else {
+                return Poll::Ready(None);
+            };
             let written = match piece {
                 Some(piece) => gzip.write_all(&piece).map(|()| std::mem::take(gzip.get_mut())),
                 None => {
@@ -131,11 +144,19 @@ impl Body for ListBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        if self.gzip.is_some() { self.done } else { self.left == 0 }
+        if self.gzip.is_some() {
+            self.done
+        } else {
+            self.left == 0
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        if self.gzip.is_some() { SizeHint::default() } else { SizeHint::with_exact(self.left) }
+        if self.gzip.is_some() {
+            SizeHint::default()
+        } else {
+            SizeHint::with_exact(self.left)
+        }
     }
 }
 
@@ -147,7 +168,9 @@ mod tests {
     #[tokio::test]
     async fn the_length_is_what_is_sent() {
         for count in [0usize, 1, 3, 5000] {
-            let items = (0..count).map(|n| Item::Made(format!("{{\"n\":{n},\"pad\":\"{}\"}}", "x".repeat(100)).into_bytes())).collect();
+            let items = (0..count)
+                .map(|n| Item::Made(format!("{{\"n\":{n},\"pad\":\"{}\"}}", "x".repeat(100)).into_bytes()))
+                .collect();
             let body = ListBody::new(Bytes::from_static(b"{\"items\":["), items);
             let announced = body.size_hint().exact();
             let bytes = body.collect().await.expect("collects").to_bytes();
@@ -159,7 +182,9 @@ mod tests {
 
     #[tokio::test]
     async fn gzip_holds_the_same() {
-        let items = (0..5000).map(|n| Item::Made(format!("{{\"n\":{n}}}").into_bytes())).collect();
+        let items = (0..5000)
+            .map(|n| Item::Made(format!("{{\"n\":{n}}}").into_bytes()))
+            .collect();
         let body = ListBody::new(Bytes::from_static(b"{\"items\":["), items).gzip();
         let bytes = body.collect().await.expect("collects").to_bytes();
         let mut text = Vec::new();

@@ -80,11 +80,13 @@ async fn connection(
 ) -> Result<(), BoxError> {
     stream.set_nodelay(true)?;
     let stream = tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await??;
-    let certificates = stream
-        .get_ref()
-        .1
-        .peer_certificates()
-        .map(|list| Arc::new(list.iter().map(|certificate| certificate.clone().into_owned()).collect::<Vec<_>>()));
+    let certificates = stream.get_ref().1.peer_certificates().map(|list| {
+        Arc::new(
+            list.iter()
+                .map(|certificate| certificate.clone().into_owned())
+                .collect::<Vec<_>>(),
+        )
+    });
     let service = service_fn(move |request: Request<Incoming>| {
         let (inner, certificates) = (inner.clone(), certificates.clone());
         async move {
@@ -93,8 +95,16 @@ async fn connection(
         }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_LIMIT).half_close(true);
-    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(STREAMS).keep_alive_interval(Some(Duration::from_secs(30)));
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_LIMIT)
+        .half_close(true);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .keep_alive_interval(Some(Duration::from_secs(30)));
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     tokio::select! {

@@ -42,7 +42,9 @@ struct Buckets;
 
 impl MetricConstructor<Histogram> for Buckets {
     fn new_metric(&self) -> Histogram {
-        Histogram::new([0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0])
+        Histogram::new([
+            0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0,
+        ])
     }
 }
 
@@ -70,11 +72,24 @@ impl Metrics {
             "Response latency distribution in seconds for each verb, dry run value, group, version, resource, subresource, scope and component.",
             duration.clone(),
         );
-        let build: Family<Vec<(String, String)>, prometheus_client::metrics::gauge::Gauge> = Family::default();
-        build.get_or_create(&vec![("git_version".to_string(), git_version.to_string())]).set(1);
-        registry.register("kubernetes_build_info", "A metric with a constant '1' value labeled by git version.", build);
+        let build: Family<Vec<(String, String)>, prometheus_client::metrics::gauge::Gauge> =
+            Family::default();
+        build
+            .get_or_create(&vec![("git_version".to_string(), git_version.to_string())])
+            .set(1);
+        registry.register(
+            "kubernetes_build_info",
+            "A metric with a constant '1' value labeled by git version.",
+            build,
+        );
         let started = skiff_registry::now_us() as f64 / 1e6;
-        Metrics { registry, total, duration, watchers: AtomicI64::new(0), started }
+        Metrics {
+            registry,
+            total,
+            duration,
+            watchers: AtomicI64::new(0),
+            started,
+        }
     }
 
     pub fn request(&self, info: &RequestInfo, dry_run: bool, code: u16, elapsed: Duration) {
@@ -122,7 +137,9 @@ impl Metrics {
             })
             .inc();
         if !info.long_running() {
-            self.duration.get_or_create(&labels).observe(elapsed.as_secs_f64());
+            self.duration
+                .get_or_create(&labels)
+                .observe(elapsed.as_secs_f64());
         }
     }
 
@@ -133,8 +150,16 @@ impl Metrics {
         if encode(&mut out, &self.registry).is_err() {
             return String::new();
         }
-        let mut out = out.trim_end_matches("# EOF\n").replace("# TYPE apiserver_request counter", "# TYPE apiserver_request_total counter")
-            .replace("# HELP apiserver_request Counter", "# HELP apiserver_request_total Counter");
+        let mut out = out
+            .trim_end_matches("# EOF\n")
+            .replace(
+                "# TYPE apiserver_request counter",
+                "# TYPE apiserver_request_total counter",
+            )
+            .replace(
+                "# HELP apiserver_request Counter",
+                "# HELP apiserver_request_total Counter",
+            );
         let mut gauge = |name: &str, help: &str, kind: &str, value: f64| {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
         };
@@ -144,10 +169,25 @@ impl Metrics {
             "gauge",
             self.watchers.load(Ordering::Relaxed) as f64,
         );
-        gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds.", "gauge", self.started);
+        gauge(
+            "process_start_time_seconds",
+            "Start time of the process since unix epoch in seconds.",
+            "gauge",
+            self.started,
+        );
         if let Some((resident, cpu)) = process_figures() {
-            gauge("process_resident_memory_bytes", "Resident memory size in bytes.", "gauge", resident);
-            gauge("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.", "counter", cpu);
+            gauge(
+                "process_resident_memory_bytes",
+                "Resident memory size in bytes.",
+                "gauge",
+                resident,
+            );
+            gauge(
+                "process_cpu_seconds_total",
+                "Total user and system CPU time spent in seconds.",
+                "counter",
+                cpu,
+            );
         }
         out
     }
@@ -170,7 +210,14 @@ mod tests {
     #[test]
     fn names_are_upstreams() {
         let metrics = Metrics::new("v1.36.4");
-        let info = RequestInfo { is_resource: true, verb: "create".into(), resource: "pods".into(), version: "v1".into(), namespace: "default".into(), ..RequestInfo::default() };
+        let info = RequestInfo {
+            is_resource: true,
+            verb: "create".into(),
+            resource: "pods".into(),
+            version: "v1".into(),
+            namespace: "default".into(),
+            ..RequestInfo::default()
+        };
         metrics.request(&info, false, 201, Duration::from_millis(3));
         let text = metrics.text();
         for line in [

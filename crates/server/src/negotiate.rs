@@ -1,7 +1,9 @@
 //! Content negotiation: which form the answer takes (`Accept`), and which form the body has
 //! (`Content-Type`). It encodes and decodes nothing itself.
 
-/// The media types this server can speak, in the order in which it prefers them.
+use crate::protobuf;
+
+/// The media types this server answers in, in the order in which it prefers them.
 pub const SUPPORTED: [&str; 2] = ["application/json", "application/yaml"];
 const SUPPORTED_STREAM: [&str; 1] = ["application/json;stream=watch"];
 
@@ -9,6 +11,8 @@ const SUPPORTED_STREAM: [&str; 1] = ["application/json;stream=watch"];
 pub enum Format {
     Json,
     Yaml,
+    /// Of request bodies only.
+    Protobuf,
 }
 
 /// What the client wants the object turned into.
@@ -38,7 +42,10 @@ pub struct Clause<'a> {
 
 impl<'a> Clause<'a> {
     pub fn param(&self, name: &str) -> &'a str {
-        self.params.iter().find(|(key, _)| *key == name).map_or("", |(_, value)| *value)
+        self.params
+            .iter()
+            .find(|(key, _)| *key == name)
+            .map_or("", |(_, value)| *value)
     }
 }
 
@@ -57,7 +64,9 @@ pub fn parse_accept(header: &str) -> Vec<Clause<'_>> {
             let mut quality = 1.0;
             let mut params = Vec::new();
             for piece in pieces {
-                let Some((key, value)) = piece.split_once('=') else { continue };
+                let Some((key, value)) = piece.split_once('=') else {
+                    continue;
+                };
                 let (key, value) = (key.trim(), value.trim().trim_matches('"'));
                 if key == "q" {
                     quality = value.parse().unwrap_or(1.0);
@@ -65,7 +74,12 @@ pub fn parse_accept(header: &str) -> Vec<Clause<'_>> {
                     params.push((key, value));
                 }
             }
-            Some(Clause { main: main.trim(), sub: sub.trim(), params, quality })
+            Some(Clause {
+                main: main.trim(),
+                sub: sub.trim(),
+                params,
+                quality,
+            })
         })
         .collect();
     // A stable sort: among equals the client's order is its preference.
@@ -81,7 +95,11 @@ pub fn parse_accept(header: &str) -> Vec<Clause<'_>> {
 /// Chooses the answer's form. `Err` carries the message of the 406.
 pub fn output(accept: &str, pretty: bool, stream: bool) -> Result<Output, String> {
     if accept.is_empty() {
-        return Ok(Output { format: Format::Json, pretty, transform: Transform::None });
+        return Ok(Output {
+            format: Format::Json,
+            pretty,
+            transform: Transform::None,
+        });
     }
     for clause in parse_accept(accept) {
         let format = match (clause.main, clause.sub) {
@@ -106,10 +124,17 @@ pub fn output(accept: &str, pretty: bool, stream: bool) -> Result<Output, String
             }
             _ => continue,
         };
-        return Ok(Output { format, pretty: pretty || clause.param("pretty") == "1", transform });
+        return Ok(Output {
+            format,
+            pretty: pretty || clause.param("pretty") == "1",
+            transform,
+        });
     }
     let supported: &[&str] = if stream { &SUPPORTED_STREAM } else { &SUPPORTED };
-    Err(format!("only the following media types are accepted: {}", supported.join(", ")))
+    Err(format!(
+        "only the following media types are accepted: {}",
+        supported.join(", ")
+    ))
 }
 
 /// Reads a Content-Type; an absent one means JSON. `Err` carries the message of the 415.
@@ -117,9 +142,11 @@ pub fn input(content_type: &str) -> Result<Format, String> {
     match media_type(content_type) {
         "" | "application/json" => Ok(Format::Json),
         "application/yaml" => Ok(Format::Yaml),
+        protobuf::MEDIA_TYPE => Ok(Format::Protobuf),
         _ => Err(format!(
-            "the body of the request was in an unknown format - accepted media types include: {}",
-            SUPPORTED.join(", ")
+            "the body of the request was in an unknown format - accepted media types include: {}, {}",
+            SUPPORTED.join(", "),
+            protobuf::MEDIA_TYPE
         )),
     }
 }
@@ -134,7 +161,9 @@ pub fn pretty(query_value: Option<&str>, user_agent: &str) -> bool {
     if let Some(value) = query_value.filter(|value| !value.is_empty()) {
         return matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True");
     }
-    ["curl", "Wget", "Mozilla/5.0"].iter().any(|prefix| user_agent.starts_with(prefix))
+    ["curl", "Wget", "Mozilla/5.0"]
+        .iter()
+        .any(|prefix| user_agent.starts_with(prefix))
 }
 
 #[cfg(test)]
@@ -143,7 +172,13 @@ mod tests {
 
     fn check(accept: &str, expected: Result<(Format, Transform), &str>) {
         let got = output(accept, false, false).map(|output| (output.format, output.transform));
-        assert_eq!(got, expected.map_err(|_| "only the following media types are accepted: application/json, application/yaml".to_string()), "{accept}");
+        assert_eq!(
+            got,
+            expected.map_err(|_| {
+                "only the following media types are accepted: application/json, application/yaml".to_string()
+            }),
+            "{accept}"
+        );
     }
 
     #[test]
@@ -151,14 +186,23 @@ mod tests {
         check("", Ok((Format::Json, Transform::None)));
         check("*/*", Ok((Format::Json, Transform::None)));
         check("application/yaml", Ok((Format::Yaml, Transform::None)));
-        check("application/vnd.kubernetes.protobuf, application/json", Ok((Format::Json, Transform::None)));
+        check(
+            "application/vnd.kubernetes.protobuf, application/json",
+            Ok((Format::Json, Transform::None)),
+        );
         check("application/vnd.kubernetes.protobuf", Err("406"));
-        check("application/json;q=0.5, application/yaml", Ok((Format::Yaml, Transform::None)));
+        check(
+            "application/json;q=0.5, application/yaml",
+            Ok((Format::Yaml, Transform::None)),
+        );
         check(
             "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
             Ok((Format::Json, Transform::Table("v1".into()))),
         );
-        check("application/json;as=Frob;v=v1;g=meta.k8s.io, */*", Ok((Format::Json, Transform::None)));
+        check(
+            "application/json;as=Frob;v=v1;g=meta.k8s.io, */*",
+            Ok((Format::Json, Transform::None)),
+        );
         check(
             "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io",
             Ok((Format::Json, Transform::PartialObjectMetadataList("v1".into()))),

@@ -34,13 +34,22 @@ pub fn route(exchange: &Exchange, parts: &[&str]) -> Result<Answer, Status> {
         }
         ["openapi", "v3"] => {
             let value = documents.v3_root();
-            Ok(compress::answer(exchange, StatusCode::OK, "application/json", value.to_string().into()))
+            Ok(compress::answer(
+                exchange,
+                StatusCode::OK,
+                "application/json",
+                value.to_string().into(),
+            ))
         }
         ["openapi", "v3", path @ ..] => {
             let path = path.join("/");
-            let Some(found) = documents.v3_group_version(&path) else { return Ok(not_found()) };
+            let Some(found) = documents.v3_group_version(&path) else {
+                return Ok(not_found());
+            };
             if protobuf_v3_only(exchange.header(header::ACCEPT)) {
-                return Err(Status::not_acceptable("only the following media types are accepted: application/json"));
+                return Err(Status::not_acceptable(
+                    "only the following media types are accepted: application/json",
+                ));
             }
             // A client that asks by hash may keep the answer: another content has another hash.
             let hash = exchange.query.text("hash");
@@ -55,7 +64,10 @@ pub fn route(exchange: &Exchange, parts: &[&str]) -> Result<Answer, Status> {
             let mut answer = document(exchange, found, "application/json");
             if !hash.is_empty() {
                 let headers = answer.headers_mut();
-                headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("public, immutable"));
+                headers.insert(
+                    header::CACHE_CONTROL,
+                    HeaderValue::from_static("public, immutable"),
+                );
             }
             Ok(answer)
         }
@@ -79,7 +91,12 @@ fn protobuf(accept: &str) -> Option<&'static str> {
 fn protobuf_v3_only(accept: &str) -> bool {
     let clauses = parse_accept(accept);
     !clauses.is_empty()
-        && !clauses.iter().any(|clause| matches!((clause.main, clause.sub), ("application", "json" | "*") | ("*", "*")))
+        && !clauses.iter().any(|clause| {
+            matches!(
+                (clause.main, clause.sub),
+                ("application", "json" | "*") | ("*", "*")
+            )
+        })
 }
 
 fn document(exchange: &Exchange, found: &Document, content_type: &'static str) -> Answer {

@@ -15,7 +15,11 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
     let path = exchange.info.path.trim_end_matches('/').to_string();
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     if exchange.parts.method != Method::GET && exchange.parts.method != Method::HEAD {
-        return if known(inner, &parts) { Err(crate::resource_paths::method_not_allowed()) } else { Ok(not_found()) };
+        return if known(inner, &parts) {
+            Err(crate::resource_paths::method_not_allowed())
+        } else {
+            Ok(not_found())
+        };
     }
     let resources = &inner.registry.resources;
     match parts[..] {
@@ -41,7 +45,11 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
         ["openapi", ..] => openapi::route(exchange, &parts),
         [".well-known", "openid-configuration"] => openid_configuration(inner),
         ["openid", "v1", "jwks"] => match &inner.issuer {
-            Some(issuer) => Ok(body::answer(StatusCode::OK, "application/jwk-set+json", issuer.jwks().to_string())),
+            Some(issuer) => Ok(body::answer(
+                StatusCode::OK,
+                "application/jwk-set+json",
+                issuer.jwks().to_string(),
+            )),
             None => Ok(not_found()),
         },
         ["debug", "skiff", "trace"] => {
@@ -73,7 +81,12 @@ fn found(exchange: &Exchange, value: Option<Value>) -> Result<Answer, Status> {
     }
 }
 
-fn aggregated(inner: &Inner, exchange: &Exchange, core: bool, version: &'static str) -> Result<Answer, Status> {
+fn aggregated(
+    inner: &Inner,
+    exchange: &Exchange,
+    core: bool,
+    version: &'static str,
+) -> Result<Answer, Status> {
     let value = discovery::aggregated(&inner.registry.resources, core, version);
     let mut bytes = value.to_string().into_bytes();
     bytes.push(b'\n');
@@ -98,7 +111,12 @@ fn aggregated(inner: &Inner, exchange: &Exchange, core: bool, version: &'static 
 }
 
 fn root(inner: &Inner) -> Value {
-    let mut paths: Vec<String> = vec!["/.well-known/openid-configuration".into(), "/api".into(), "/api/v1".into(), "/apis".into()];
+    let mut paths: Vec<String> = vec![
+        "/.well-known/openid-configuration".into(),
+        "/api".into(),
+        "/api/v1".into(),
+        "/apis".into(),
+    ];
     for resource in inner.registry.resources.all() {
         let facts = resource.facts;
         if !facts.group.is_empty() {
@@ -106,7 +124,16 @@ fn root(inner: &Inner) -> Value {
             paths.push(format!("/apis/{}/{}", facts.group, facts.version));
         }
     }
-    for path in ["/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/openid/v1/jwks", "/readyz", "/version"] {
+    for path in [
+        "/healthz",
+        "/livez",
+        "/metrics",
+        "/openapi/v2",
+        "/openapi/v3",
+        "/openid/v1/jwks",
+        "/readyz",
+        "/version",
+    ] {
         paths.push(path.to_string());
     }
     paths.sort();
@@ -115,7 +142,9 @@ fn root(inner: &Inner) -> Value {
 }
 
 fn openid_configuration(inner: &Inner) -> Result<Answer, Status> {
-    let Some(issuer) = &inner.issuer else { return Ok(not_found()) };
+    let Some(issuer) = &inner.issuer else {
+        return Ok(not_found());
+    };
     let value = json!({
         "issuer": issuer.issuer(),
         "jwks_uri": format!("https://{}/openid/v1/jwks", inner.server_address),
@@ -123,5 +152,9 @@ fn openid_configuration(inner: &Inner) -> Result<Answer, Status> {
         "subject_types_supported": ["public"],
         "id_token_signing_alg_values_supported": ["ES256"],
     });
-    Ok(body::answer(StatusCode::OK, "application/json", value.to_string()))
+    Ok(body::answer(
+        StatusCode::OK,
+        "application/json",
+        value.to_string(),
+    ))
 }

@@ -1,8 +1,8 @@
 //! The query options of the verbs, read and checked with upstream's messages.
 
 use serde_json::{Value, json};
-use skiff_meta::{GroupKind, Status, field};
 use skiff_meta::selector::{FieldSelector, LabelSelector};
+use skiff_meta::{GroupKind, Status, field};
 
 use crate::request_info::query_pairs;
 
@@ -14,11 +14,16 @@ pub struct Query {
 
 impl Query {
     pub fn parse(query: &str) -> Query {
-        Query { pairs: query_pairs(query).collect() }
+        Query {
+            pairs: query_pairs(query).collect(),
+        }
     }
 
     pub fn get(&self, key: &str) -> Option<&str> {
-        self.pairs.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
+        self.pairs
+            .iter()
+            .find(|(k, _)| k == key)
+            .map(|(_, value)| value.as_str())
     }
 
     pub fn text(&self, key: &str) -> &str {
@@ -26,19 +31,27 @@ impl Query {
     }
 
     pub fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
-        self.pairs.iter().filter(move |(k, _)| k == key).map(|(_, value)| value.as_str())
+        self.pairs
+            .iter()
+            .filter(move |(k, _)| k == key)
+            .map(|(_, value)| value.as_str())
     }
 
     /// COMPAT: any value but `false` and `0` is true, as upstream's query decoder has it.
     pub fn flag(&self, key: &str) -> Option<bool> {
-        self.get(key).map(|value| !matches!(value.to_ascii_lowercase().as_str(), "false" | "0"))
+        self.get(key)
+            .map(|value| !matches!(value.to_ascii_lowercase().as_str(), "false" | "0"))
     }
 
     fn number(&self, key: &str) -> Result<Option<i64>, Status> {
         match self.get(key) {
             None | Some("") => Ok(None),
             Some(text) => text.parse().map(Some).map_err(|_| {
-                let why = if text.trim_start_matches(['-', '+']).bytes().all(|b| b.is_ascii_digit()) {
+                let why = if text
+                    .trim_start_matches(['-', '+'])
+                    .bytes()
+                    .all(|b| b.is_ascii_digit())
+                {
                     "value out of range"
                 } else {
                     "invalid syntax"
@@ -81,8 +94,7 @@ impl ListOptions {
         selectable: &[&'static str],
         converted: impl Fn(&str) -> Option<&'static str>,
     ) -> Result<ListOptions, Status> {
-        let labels = LabelSelector::parse(query.text("labelSelector"))
-            .map_err(Status::bad_request)?;
+        let labels = LabelSelector::parse(query.text("labelSelector")).map_err(Status::bad_request)?;
         let mut fields = FieldSelector::parse(query.text("fieldSelector")).map_err(Status::bad_request)?;
         let options = ListOptions {
             limit: query.number("limit")?.unwrap_or(0).max(0) as usize,
@@ -93,7 +105,9 @@ impl ListOptions {
                 "NotOlderThan" => VersionMatch::NotOlderThan,
                 _ => VersionMatch::Unset,
             },
-            timeout_seconds: query.number("timeoutSeconds")?.map(|seconds| seconds.max(0) as u64),
+            timeout_seconds: query
+                .number("timeoutSeconds")?
+                .map(|seconds| seconds.max(0) as u64),
             watch,
             bookmarks: query.flag("allowWatchBookmarks").unwrap_or(false),
             send_initial_events: query.flag("sendInitialEvents"),
@@ -102,7 +116,9 @@ impl ListOptions {
         };
         options.check(query.text("resourceVersionMatch"))?;
         for term in &mut fields.terms {
-            if matches!(term.field.as_str(), "metadata.name" | "metadata.namespace") || selectable.contains(&term.field.as_str()) {
+            if matches!(term.field.as_str(), "metadata.name" | "metadata.namespace")
+                || selectable.contains(&term.field.as_str())
+            {
                 continue;
             }
             if let Some(stored) = converted(&term.field) {
@@ -112,7 +128,9 @@ impl ListOptions {
             let label = &term.field;
             return Err(Status::bad_request(if selectable.is_empty() {
                 let label = field::quote(label);
-                format!("{label} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
+                format!(
+                    "{label} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+                )
             } else {
                 format!("field label not supported: {label}")
             }));
@@ -121,9 +139,14 @@ impl ListOptions {
             match fields.required_value("metadata.name") {
                 Some(selected) if selected == name => {}
                 None if fields.is_empty() => {
-                    fields = FieldSelector::parse(&format!("metadata.name={name}")).map_err(Status::bad_request)?;
+                    fields = FieldSelector::parse(&format!("metadata.name={name}"))
+                        .map_err(Status::bad_request)?;
                 }
-                _ => return Err(Status::bad_request("fieldSelector metadata.name doesn't match requested name")),
+                _ => {
+                    return Err(Status::bad_request(
+                        "fieldSelector metadata.name doesn't match requested name",
+                    ));
+                }
             }
         }
         Ok(ListOptions { fields, ..options })
@@ -135,36 +158,61 @@ impl ListOptions {
         let mut found = Vec::new();
         if self.watch {
             if self.send_initial_events.is_some() && given_match != "NotOlderThan" {
-                found.push(field::Error::forbidden(&path, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"));
+                found.push(field::Error::forbidden(
+                    &path,
+                    "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+                ));
             }
             if !given_match.is_empty() {
                 if self.send_initial_events.is_none() {
-                    found.push(field::Error::forbidden(&path, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"));
+                    found.push(field::Error::forbidden(
+                        &path,
+                        "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+                    ));
                 }
                 if given_match != "NotOlderThan" {
                     found.push(field::Error::not_supported(&path, given_match, &["NotOlderThan"]));
                 }
                 if !self.continue_token.is_empty() {
-                    found.push(field::Error::forbidden(&path, "resourceVersionMatch is forbidden when continue is provided"));
+                    found.push(field::Error::forbidden(
+                        &path,
+                        "resourceVersionMatch is forbidden when continue is provided",
+                    ));
                 }
             }
         } else {
             if !given_match.is_empty() {
                 if self.resource_version.is_empty() {
-                    found.push(field::Error::forbidden(&path, "resourceVersionMatch is forbidden unless resourceVersion is provided"));
+                    found.push(field::Error::forbidden(
+                        &path,
+                        "resourceVersionMatch is forbidden unless resourceVersion is provided",
+                    ));
                 }
                 if !self.continue_token.is_empty() {
-                    found.push(field::Error::forbidden(&path, "resourceVersionMatch is forbidden when continue is provided"));
+                    found.push(field::Error::forbidden(
+                        &path,
+                        "resourceVersionMatch is forbidden when continue is provided",
+                    ));
                 }
                 if self.version_match == VersionMatch::Unset {
-                    found.push(field::Error::not_supported(&path, given_match, &["Exact", "NotOlderThan", ""]));
+                    found.push(field::Error::not_supported(
+                        &path,
+                        given_match,
+                        &["Exact", "NotOlderThan", ""],
+                    ));
                 }
                 if self.version_match == VersionMatch::Exact && self.resource_version == "0" {
-                    found.push(field::Error::forbidden(&path, "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\""));
+                    found.push(field::Error::forbidden(
+                        &path,
+                        "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+                    ));
                 }
             }
             if self.send_initial_events.is_some() {
-                found.push(field::Error::forbidden(&initial, "sendInitialEvents is forbidden for list"));
+                found.push(field::Error::forbidden(
+                    &initial,
+                    "sendInitialEvents is forbidden for list",
+                ));
             }
         }
         refuse("ListOptions", found)
@@ -172,7 +220,11 @@ impl ListOptions {
 }
 
 fn refuse(kind: &str, found: Vec<field::Error>) -> Result<(), Status> {
-    if found.is_empty() { Ok(()) } else { Err(Status::invalid(&GroupKind::new("meta.k8s.io", kind), "", &found)) }
+    if found.is_empty() {
+        Ok(())
+    } else {
+        Err(Status::invalid(&GroupKind::new("meta.k8s.io", kind), "", &found))
+    }
 }
 
 /// How unknown and duplicate fields are treated.
@@ -207,11 +259,18 @@ impl WriteOptions {
             }
         }
         if kind == "PatchOptions" && query.get("force").is_some() {
-            found.push(field::Error::forbidden(&field::Path::new("force"), "may not be specified for non-apply patch"));
+            found.push(field::Error::forbidden(
+                &field::Path::new("force"),
+                "may not be specified for non-apply patch",
+            ));
         }
         let dry_run: Vec<&str> = query.all("dryRun").filter(|value| !value.is_empty()).collect();
         if dry_run.iter().any(|value| *value != "All") {
-            found.push(field::Error::not_supported(&field::Path::new("dryRun"), json!(dry_run), &["All"]));
+            found.push(field::Error::not_supported(
+                &field::Path::new("dryRun"),
+                json!(dry_run),
+                &["All"],
+            ));
         }
         let field_validation = match query.text("fieldValidation") {
             "" | "Warn" => FieldValidation::Warn,
@@ -219,7 +278,11 @@ impl WriteOptions {
             "Strict" => FieldValidation::Strict,
             other => {
                 let path = field::Path::new("fieldValidation");
-                found.push(field::Error::not_supported(&path, other, &["", "Ignore", "Strict", "Warn"]));
+                found.push(field::Error::not_supported(
+                    &path,
+                    other,
+                    &["", "Ignore", "Strict", "Warn"],
+                ));
                 FieldValidation::Strict
             }
         };
@@ -234,7 +297,11 @@ impl WriteOptions {
         if let Some(validation) = query.get("fieldValidation") {
             value["fieldValidation"] = json!(validation);
         }
-        Ok(WriteOptions { dry_run: !dry_run.is_empty(), field_validation, value })
+        Ok(WriteOptions {
+            dry_run: !dry_run.is_empty(),
+            field_validation,
+            value,
+        })
     }
 }
 
@@ -272,9 +339,21 @@ mod tests {
     #[test]
     fn list_options() {
         check("", false, "");
-        check("labelSelector=a%3Db&fieldSelector=spec.nodeName%3Dx&limit=5", false, "");
-        check("limit=x", false, "400 strconv.ParseInt: parsing \"x\": invalid syntax");
-        check("fieldSelector=spec.foo%3Dx", false, "400 field label not supported: spec.foo");
+        check(
+            "labelSelector=a%3Db&fieldSelector=spec.nodeName%3Dx&limit=5",
+            false,
+            "",
+        );
+        check(
+            "limit=x",
+            false,
+            "400 strconv.ParseInt: parsing \"x\": invalid syntax",
+        );
+        check(
+            "fieldSelector=spec.foo%3Dx",
+            false,
+            "400 field label not supported: spec.foo",
+        );
         check(
             "resourceVersionMatch=Exact",
             false,
@@ -285,12 +364,17 @@ mod tests {
             true,
             "422 ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
         );
-        check("sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true", true, "");
+        check(
+            "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true",
+            true,
+            "",
+        );
     }
 
     #[test]
     fn write_options() {
-        let read = |query: &str| WriteOptions::read(&Query::parse(query), "CreateOptions").map_err(|s| s.message);
+        let read =
+            |query: &str| WriteOptions::read(&Query::parse(query), "CreateOptions").map_err(|s| s.message);
         assert!(read("dryRun=All").expect("fine").dry_run);
         assert_eq!(
             read("dryRun=x").expect_err("refused"),

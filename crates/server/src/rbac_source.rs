@@ -29,11 +29,24 @@ pub async fn bootstrap(inner: &Arc<Inner>) -> Result<(), Status> {
         }
     }
     for plural in RESOURCES {
-        let Some(resource) = inner.registry.resources.get(GROUP, "v1", plural).cloned() else { continue };
-        let listed = inner.registry.list(&resource, skiff_registry::ListOptions::default()).await?;
-        let present: Result<Vec<Value>, Status> = listed.items.iter().map(|entry| encode::decode(&entry.bytes)).collect();
+        let Some(resource) = inner.registry.resources.get(GROUP, "v1", plural).cloned() else {
+            continue;
+        };
+        let listed = inner
+            .registry
+            .list(&resource, skiff_registry::ListOptions::default())
+            .await?;
+        let present: Result<Vec<Value>, Status> = listed
+            .items
+            .iter()
+            .map(|entry| encode::decode(&entry.bytes))
+            .collect();
         inner.authorizer.rbac.update(present?.iter().map(Ok));
-        let (registry, authorizer, shutdown) = (inner.registry.clone(), inner.authorizer.clone(), inner.shutdown.clone());
+        let (registry, authorizer, shutdown) = (
+            inner.registry.clone(),
+            inner.authorizer.clone(),
+            inner.shutdown.clone(),
+        );
         tokio::spawn(follow(registry, authorizer, resource, listed.revision, shutdown));
     }
     Ok(())
@@ -48,13 +61,19 @@ async fn follow(
     shutdown: CancellationToken,
 ) {
     while !shutdown.is_cancelled() {
-        let options = WatchOptions { from: WatchFrom::After(revision), ..WatchOptions::default() };
+        let options = WatchOptions {
+            from: WatchFrom::After(revision),
+            ..WatchOptions::default()
+        };
         let mut watcher = match registry.watch(&resource, options).await {
             Ok(watcher) => watcher,
             Err(status) => {
                 tracing::warn!(%status, resource = resource.plural, "cannot follow RBAC objects");
                 if status.code == 410 {
-                    let state = WatchOptions { from: WatchFrom::State(ReadAt::Latest), ..WatchOptions::default() };
+                    let state = WatchOptions {
+                        from: WatchFrom::State(ReadAt::Latest),
+                        ..WatchOptions::default()
+                    };
                     match registry.watch(&resource, state).await {
                         Ok(watcher) => watcher,
                         Err(_) => continue,
@@ -73,9 +92,15 @@ async fn follow(
             let Some(event) = event else { break };
             revision = event.revision;
             let Some(entry) = &event.entry else { continue };
-            let Ok(value) = encode::decode(&entry.bytes) else { continue };
+            let Ok(value) = encode::decode(&entry.bytes) else {
+                continue;
+            };
             if event.kind == EventKind::Deleted {
-                let gone = (resource.kind.as_str(), object::namespace(&value), object::name(&value));
+                let gone = (
+                    resource.kind.as_str(),
+                    object::namespace(&value),
+                    object::name(&value),
+                );
                 authorizer.rbac.update([Err(gone)]);
             } else {
                 authorizer.rbac.update([Ok(&value)]);
@@ -94,7 +119,8 @@ impl Lookup for UidLookup {
         // A token is often used the moment its objects were made: the cache may be a breath behind.
         for at in [ReadAt::Any, ReadAt::Latest] {
             if let Ok(Some(entry)) = self.0.get_entry(&resource, namespace, name, at).await {
-                return (!entry.head.deleting || resource.plural == "pods").then(|| entry.head.uid.to_string());
+                return (!entry.head.deleting || resource.plural == "pods")
+                    .then(|| entry.head.uid.to_string());
             }
         }
         None

@@ -109,7 +109,10 @@ impl RequestInfo {
     pub fn long_running(&self) -> bool {
         self.verb == "watch"
             || self.verb == "proxy"
-            || matches!(self.subresource.as_str(), "proxy" | "log" | "exec" | "attach" | "portforward")
+            || matches!(
+                self.subresource.as_str(),
+                "proxy" | "log" | "exec" | "attach" | "portforward"
+            )
     }
 
     pub fn mutating(&self) -> bool {
@@ -143,7 +146,11 @@ pub fn query_values<'a>(query: &'a str, key: &'a str) -> impl Iterator<Item = St
 }
 
 fn form_decode(text: &str) -> String {
-    if text.contains('+') { percent_decode(&text.replace('+', " ")) } else { percent_decode(text) }
+    if text.contains('+') {
+        percent_decode(&text.replace('+', " "))
+    } else {
+        percent_decode(text)
+    }
 }
 
 /// Percent decoding; broken escapes are kept as they are, invalid UTF-8 is replaced.
@@ -184,7 +191,14 @@ mod tests {
         let info = RequestInfo::parse(&method, path, query).expect("parses");
         let got = format!(
             "{} {} g={} v={} ns={} r={} s={} n={}",
-            info.is_resource, info.verb, info.group, info.version, info.namespace, info.resource, info.subresource, info.name
+            info.is_resource,
+            info.verb,
+            info.group,
+            info.version,
+            info.namespace,
+            info.resource,
+            info.subresource,
+            info.name
         );
         assert_eq!(got, expected, "{method} {uri}");
     }
@@ -195,17 +209,57 @@ mod tests {
         check("GET", "/api/v1", "false get g= v= ns= r= s= n=");
         check("GET", "/apis/apps/v1", "false get g= v= ns= r= s= n=");
         check("GET", "/api/v1/pods", "true list g= v=v1 ns= r=pods s= n=");
-        check("GET", "/api/v1/pods?watch=true", "true watch g= v=v1 ns= r=pods s= n=");
-        check("GET", "/api/v1/pods?watch=0", "true list g= v=v1 ns= r=pods s= n=");
+        check(
+            "GET",
+            "/api/v1/pods?watch=true",
+            "true watch g= v=v1 ns= r=pods s= n=",
+        );
+        check(
+            "GET",
+            "/api/v1/pods?watch=0",
+            "true list g= v=v1 ns= r=pods s= n=",
+        );
         check("GET", "/api/v1/watch/pods", "true watch g= v=v1 ns= r=pods s= n=");
-        check("GET", "/api/v1/namespaces", "true list g= v=v1 ns= r=namespaces s= n=");
-        check("GET", "/api/v1/namespaces/a", "true get g= v=v1 ns=a r=namespaces s= n=a");
-        check("PUT", "/api/v1/namespaces/a/finalize", "true update g= v=v1 ns=a r=namespaces s=finalize n=a");
-        check("POST", "/api/v1/namespaces/a/pods", "true create g= v=v1 ns=a r=pods s= n=");
-        check("DELETE", "/api/v1/namespaces/a/pods", "true deletecollection g= v=v1 ns=a r=pods s= n=");
-        check("PATCH", "/apis/apps/v1/namespaces/a/deployments/d/scale", "true patch g=apps v=v1 ns=a r=deployments s=scale n=d");
-        check("GET", "/api/v1/pods?fieldSelector=metadata.name%3Dx", "true list g= v=v1 ns= r=pods s= n=x");
-        check("GET", "/api/v1/namespaces/a/pods/p/log?follow=1", "true get g= v=v1 ns=a r=pods s=log n=p");
+        check(
+            "GET",
+            "/api/v1/namespaces",
+            "true list g= v=v1 ns= r=namespaces s= n=",
+        );
+        check(
+            "GET",
+            "/api/v1/namespaces/a",
+            "true get g= v=v1 ns=a r=namespaces s= n=a",
+        );
+        check(
+            "PUT",
+            "/api/v1/namespaces/a/finalize",
+            "true update g= v=v1 ns=a r=namespaces s=finalize n=a",
+        );
+        check(
+            "POST",
+            "/api/v1/namespaces/a/pods",
+            "true create g= v=v1 ns=a r=pods s= n=",
+        );
+        check(
+            "DELETE",
+            "/api/v1/namespaces/a/pods",
+            "true deletecollection g= v=v1 ns=a r=pods s= n=",
+        );
+        check(
+            "PATCH",
+            "/apis/apps/v1/namespaces/a/deployments/d/scale",
+            "true patch g=apps v=v1 ns=a r=deployments s=scale n=d",
+        );
+        check(
+            "GET",
+            "/api/v1/pods?fieldSelector=metadata.name%3Dx",
+            "true list g= v=v1 ns= r=pods s= n=x",
+        );
+        check(
+            "GET",
+            "/api/v1/namespaces/a/pods/p/log?follow=1",
+            "true get g= v=v1 ns=a r=pods s=log n=p",
+        );
         check("GET", "/healthz", "false get g= v= ns= r= s= n=");
     }
 

@@ -20,7 +20,12 @@ pub enum Stored {
 }
 
 /// Answers with one object of a resource.
-pub fn object(exchange: &Exchange, resource: &Resource, code: StatusCode, stored: Stored) -> Result<Answer, Status> {
+pub fn object(
+    exchange: &Exchange,
+    resource: &Resource,
+    code: StatusCode,
+    stored: Stored,
+) -> Result<Answer, Status> {
     let output = exchange.output(false)?;
     if output.transform == Transform::None
         && output.format == Format::Json
@@ -48,9 +53,12 @@ pub fn object(exchange: &Exchange, resource: &Resource, code: StatusCode, stored
             let table = table::of_object(resource, &value, version, include);
             raw(exchange, &output, code, &table)
         }
-        Transform::PartialObjectMetadata(version) => {
-            raw(exchange, &output, code, &table::partial(&value, &format!("meta.k8s.io/{version}")))
-        }
+        Transform::PartialObjectMetadata(version) => raw(
+            exchange,
+            &output,
+            code,
+            &table::partial(&value, &format!("meta.k8s.io/{version}")),
+        ),
         Transform::PartialObjectMetadataList(_) => Err(Status::not_acceptable(
             "you requested PartialObjectMetadataList, but the requested object is not a list",
         )),
@@ -62,12 +70,22 @@ pub fn raw(exchange: &Exchange, output: &Output, code: StatusCode, value: &Value
     match output.format {
         Format::Json if output.pretty => {
             let bytes = serde_json::to_vec_pretty(value).map_err(Status::internal)?;
-            Ok(compress::answer(exchange, code, "application/json", Bytes::from(bytes)))
+            Ok(compress::answer(
+                exchange,
+                code,
+                "application/json",
+                Bytes::from(bytes),
+            ))
         }
-        Format::Json => Ok(json_bytes(exchange, code, value.to_string().as_bytes())),
+        Format::Json | Format::Protobuf => Ok(json_bytes(exchange, code, value.to_string().as_bytes())),
         Format::Yaml => {
             let text = serde_saphyr::to_string(value).map_err(Status::internal)?;
-            Ok(compress::answer(exchange, code, "application/yaml", Bytes::from(text)))
+            Ok(compress::answer(
+                exchange,
+                code,
+                "application/yaml",
+                Bytes::from(text),
+            ))
         }
     }
 }
@@ -83,15 +101,22 @@ fn json_bytes(exchange: &Exchange, code: StatusCode, bytes: &[u8]) -> Answer {
 /// A `Status` in the form that the client asked for. An Accept that cannot be met gets JSON.
 pub fn status(exchange: &Exchange, status: &Status) -> Answer {
     let json = || body::status(status);
-    let Ok(output) = exchange.output(false) else { return json() };
+    let Ok(output) = exchange.output(false) else {
+        return json();
+    };
     if output.format == Format::Json && !output.pretty {
         return json();
     }
     let code = StatusCode::from_u16(status.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut answer = raw(exchange, &output, code, &status.to_value()).unwrap_or_else(|_| json());
-    let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+    let seconds = status
+        .details
+        .as_ref()
+        .map_or(0, |details| details.retry_after_seconds);
     if seconds > 0 {
-        answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        answer
+            .headers_mut()
+            .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     answer
 }

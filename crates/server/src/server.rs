@@ -97,8 +97,11 @@ pub struct Inner {
 impl Server {
     /// Opens the store's objects, makes the first ones, and is ready for requests when this returns.
     pub async fn start(config: ServerConfig) -> Result<Server, StartError> {
-        let service_cidrs: Result<Vec<Cidr>, BadCidr> =
-            config.service_cidr.split(',').map(|text| Cidr::parse(text.trim())).collect();
+        let service_cidrs: Result<Vec<Cidr>, BadCidr> = config
+            .service_cidr
+            .split(',')
+            .map(|text| Cidr::parse(text.trim()))
+            .collect();
         let registry = Registry::start(RegistryConfig {
             store: config.store,
             service_cidrs: service_cidrs?,
@@ -109,19 +112,38 @@ impl Server {
         let audiences = config
             .service_account
             .as_ref()
-            .map(|key| if key.audiences.is_empty() { vec![key.issuer.clone()] } else { key.audiences.clone() })
+            .map(|key| {
+                if key.audiences.is_empty() {
+                    vec![key.issuer.clone()]
+                } else {
+                    key.audiences.clone()
+                }
+            })
             .unwrap_or_default();
         let (mut tokens, mut issuer) = (None, None);
         if let Some(key) = config.service_account {
             let lookup = Arc::new(rbac_source::UidLookup(registry.clone()));
-            tokens = Some(TokenVerifier::new(&key.public_key, key.issuer.clone(), audiences.clone(), lookup)?);
-            issuer = Some(TokenIssuer::new(&key.private_key, &key.public_key, key.issuer, audiences.clone())?);
+            tokens = Some(TokenVerifier::new(
+                &key.public_key,
+                key.issuer.clone(),
+                audiences.clone(),
+                lookup,
+            )?);
+            issuer = Some(TokenIssuer::new(
+                &key.private_key,
+                &key.public_key,
+                key.issuer,
+                audiences.clone(),
+            )?);
         }
         let inner = Arc::new(Inner {
             metrics: Metrics::new(&config.version.git_version),
             chain: config.admission,
             authorizer: Arc::new(Authorizer::default()),
-            authenticator: Authenticator { tokens, anonymous: config.anonymous },
+            authenticator: Authenticator {
+                tokens,
+                anonymous: config.anonymous,
+            },
             issuer,
             audiences,
             recorder: config.recorder,
@@ -135,9 +157,18 @@ impl Server {
             tls: config.tls,
             registry,
         });
-        let advertise = Advertise { address: config.advertise_address, port: config.advertise_port };
-        inner.registry.bootstrap(advertise).await.map_err(StartError::Bootstrap)?;
-        rbac_source::bootstrap(&inner).await.map_err(StartError::Bootstrap)?;
+        let advertise = Advertise {
+            address: config.advertise_address,
+            port: config.advertise_port,
+        };
+        inner
+            .registry
+            .bootstrap(advertise)
+            .await
+            .map_err(StartError::Bootstrap)?;
+        rbac_source::bootstrap(&inner)
+            .await
+            .map_err(StartError::Bootstrap)?;
         inner.ready.store(true, Ordering::Release);
         Ok(Server { inner })
     }

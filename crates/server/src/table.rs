@@ -22,8 +22,13 @@ impl IncludeObject {
             "Object" => Ok(IncludeObject::Object),
             other => {
                 let path = field::Path::new("includeObject");
-                let error = field::Error::invalid(&path, other, "must be 'Metadata', 'Object', 'None', or empty");
-                Err(Status::invalid(&GroupKind::new("meta.k8s.io", "TableOptions"), "", &[error]))
+                let error =
+                    field::Error::invalid(&path, other, "must be 'Metadata', 'Object', 'None', or empty");
+                Err(Status::invalid(
+                    &GroupKind::new("meta.k8s.io", "TableOptions"),
+                    "",
+                    &[error],
+                ))
             }
         }
     }
@@ -55,7 +60,12 @@ pub fn row(resource: &Resource, stored: &Value, version: &str, include: IncludeO
 pub fn of_object(resource: &Resource, stored: &Value, version: &str, include: IncludeObject) -> Value {
     let now = jiff::Timestamp::now().as_second();
     let metadata = json!({"resourceVersion": object::resource_version(stored)});
-    table(version, metadata, columns(resource), vec![row(resource, stored, version, include, now)])
+    table(
+        version,
+        metadata,
+        columns(resource),
+        vec![row(resource, stored, version, include, now)],
+    )
 }
 
 pub fn table(version: &str, metadata: Value, columns: Value, rows: Vec<Value>) -> Value {
@@ -68,6 +78,9 @@ pub fn partial(stored: &Value, api_version: &str) -> Value {
     let mut out = Map::new();
     out.insert("kind".into(), json!("PartialObjectMetadata"));
     out.insert("apiVersion".into(), json!(api_version));
-    out.insert("metadata".into(), stored.get("metadata").cloned().unwrap_or_else(|| json!({})));
+    out.insert(
+        "metadata".into(),
+        stored.get("metadata").cloned().unwrap_or_else(|| json!({})),
+    );
     Value::Object(out)
 }

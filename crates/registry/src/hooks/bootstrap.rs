@@ -22,14 +22,26 @@ impl Registry {
     /// Makes the objects that must be there before anything else works.
     pub async fn bootstrap(&self, advertise: Advertise) -> Result<(), Status> {
         for name in NAMESPACES {
-            self.ensure(json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}})).await?;
+            self.ensure(json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}}))
+                .await?;
         }
         for (name, value, description) in [
-            ("system-cluster-critical", 2_000_000_000, "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary."),
-            ("system-node-critical", 2_000_001_000, "Used for system critical pods that must not be moved from their current node."),
+            (
+                "system-cluster-critical",
+                2_000_000_000,
+                "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary.",
+            ),
+            (
+                "system-node-critical",
+                2_000_001_000,
+                "Used for system critical pods that must not be moved from their current node.",
+            ),
         ] {
-            self.ensure(json!({"kind": "PriorityClass", "apiVersion": "scheduling.k8s.io/v1",
-                "metadata": {"name": name}, "value": value, "description": description})).await?;
+            self.ensure(
+                json!({"kind": "PriorityClass", "apiVersion": "scheduling.k8s.io/v1",
+                "metadata": {"name": name}, "value": value, "description": description}),
+            )
+            .await?;
         }
         self.kubernetes_service(advertise).await
     }
@@ -49,7 +61,11 @@ impl Registry {
             return Ok(());
         }
         let address = advertise.address.to_string();
-        let family = if advertise.address.is_ipv4() { "IPv4" } else { "IPv6" };
+        let family = if advertise.address.is_ipv4() {
+            "IPv4"
+        } else {
+            "IPv6"
+        };
         self.own(json!({"kind": "Endpoints", "apiVersion": "v1",
             "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}},
             "subsets": [{"addresses": [{"ip": address}], "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]}]}),
@@ -67,12 +83,19 @@ impl Registry {
         let resource = self.resource_of(&value)?;
         let namespace = object::namespace(&value).to_string();
         let name = object::name(&value).to_string();
-        if self.read_stored(&resource.key(&namespace, &name)).await?.is_some() {
+        if self
+            .read_stored(&resource.key(&namespace, &name))
+            .await?
+            .is_some()
+        {
             return Ok(());
         }
         let (_, version) = split(&resource.api_version);
         (resource.rules.default)(version, &mut value);
-        match self.create(&Context::default(), &resource, &namespace, value, &Open).await {
+        match self
+            .create(&Context::default(), &resource, &namespace, value, &Open)
+            .await
+        {
             Err(status) if errors::is_already_exists(&status) => Ok(()),
             result => result.map(drop),
         }
@@ -95,7 +118,18 @@ impl Registry {
         let namespace = object::namespace(&value).to_string();
         let name = object::name(&value).to_string();
         let context = Context::default();
-        self.update(&context, &resource, &namespace, &name, Part::Main, true, &mut bring, &Open).await.map(drop)
+        self.update(
+            &context,
+            &resource,
+            &namespace,
+            &name,
+            Part::Main,
+            true,
+            &mut bring,
+            &Open,
+        )
+        .await
+        .map(drop)
     }
 
     fn resource_of(&self, value: &Value) -> Result<std::sync::Arc<crate::Resource>, Status> {
@@ -104,7 +138,9 @@ impl Registry {
         let found = self.resources.all().iter().find(|r| {
             r.facts.kind == kind && r.facts.group == group && r.facts.version == version && r.is_stored()
         });
-        found.cloned().ok_or_else(|| Status::internal(format_args!("no resource of kind {kind} in {group}/{version}")))
+        found
+            .cloned()
+            .ok_or_else(|| Status::internal(format_args!("no resource of kind {kind} in {group}/{version}")))
     }
 }
 

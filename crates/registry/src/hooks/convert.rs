@@ -12,12 +12,14 @@ pub struct Converter {
 /// The converter of `kind` served as `group`/`version`, where its shape differs from the stored one.
 pub fn converter(group: &str, version: &str, kind: &str) -> Option<Converter> {
     match (group, version, kind) {
-        ("events.k8s.io", "v1", "Event") => {
-            Some(Converter { to_stored: event_to_core, from_stored: event_from_core })
-        }
-        ("autoscaling", "v1", "HorizontalPodAutoscaler") => {
-            Some(Converter { to_stored: autoscaler_to_v2, from_stored: autoscaler_from_v2 })
-        }
+        ("events.k8s.io", "v1", "Event") => Some(Converter {
+            to_stored: event_to_core,
+            from_stored: event_from_core,
+        }),
+        ("autoscaling", "v1", "HorizontalPodAutoscaler") => Some(Converter {
+            to_stored: autoscaler_to_v2,
+            from_stored: autoscaler_from_v2,
+        }),
         _ => None,
     }
 }
@@ -186,14 +188,20 @@ mod tests {
         let event = json!({"metadata": {"name": "e"}, "regarding": {"kind": "Pod"}, "note": "n", "deprecatedCount": 2, "reportingController": "c"});
         let mut other = event.clone();
         event_to_core(&mut other);
-        assert_eq!(other, json!({"metadata": {"name": "e"}, "involvedObject": {"kind": "Pod"}, "message": "n", "count": 2, "reportingComponent": "c"}));
+        assert_eq!(
+            other,
+            json!({"metadata": {"name": "e"}, "involvedObject": {"kind": "Pod"}, "message": "n", "count": 2, "reportingComponent": "c"})
+        );
         event_from_core(&mut other);
         assert_eq!(other, event);
 
         let scaler = json!({"metadata": {"name": "h"}, "spec": {"maxReplicas": 3, "targetCPUUtilizationPercentage": 50}});
         let mut other = scaler.clone();
         autoscaler_to_v2(&mut other);
-        assert_eq!(other["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"], 50);
+        assert_eq!(
+            other["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"],
+            50
+        );
         autoscaler_from_v2(&mut other);
         assert_eq!(other, scaler);
     }

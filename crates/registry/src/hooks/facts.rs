@@ -12,16 +12,25 @@ pub struct StorageFacts {
     pub orphan: Orphan,
 }
 
-const USUAL: StorageFacts =
-    StorageFacts { ttl_seconds: None, orphan: Orphan::Never };
+const USUAL: StorageFacts = StorageFacts {
+    ttl_seconds: None,
+    orphan: Orphan::Never,
+};
 
 pub fn storage_facts(group: &str, plural: &str) -> StorageFacts {
     match (group, plural) {
-        ("", "replicationcontrollers") => StorageFacts { orphan: Orphan::ByDefault, ..USUAL },
-        ("" | "events.k8s.io", "events") => {
-            StorageFacts { ttl_seconds: Some(EVENT_TTL_SECONDS), orphan: Orphan::Unsupported, ..USUAL }
-        }
-        ("batch", "jobs") => StorageFacts { orphan: Orphan::ByDefault, ..USUAL },
+        ("", "replicationcontrollers") => StorageFacts {
+            orphan: Orphan::ByDefault,
+            ..USUAL
+        },
+        ("" | "events.k8s.io", "events") => StorageFacts {
+            ttl_seconds: Some(EVENT_TTL_SECONDS),
+            orphan: Orphan::Unsupported,
+        },
+        ("batch", "jobs") => StorageFacts {
+            orphan: Orphan::ByDefault,
+            ..USUAL
+        },
         _ => USUAL,
     }
 }

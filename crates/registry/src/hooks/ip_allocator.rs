@@ -30,8 +30,15 @@ impl Cidr {
         }
         let host_bits = u32::from(bits - prefix);
         let number = number_of(address);
-        let masked = if host_bits >= 128 { 0 } else { number >> host_bits << host_bits };
-        Ok(Cidr { base: address_of(masked, address.is_ipv4()), prefix })
+        let masked = if host_bits >= 128 {
+            0
+        } else {
+            number >> host_bits << host_bits
+        };
+        Ok(Cidr {
+            base: address_of(masked, address.is_ipv4()),
+            prefix,
+        })
     }
 
     pub fn is_ipv4(&self) -> bool {
@@ -73,7 +80,11 @@ fn number_of(address: IpAddr) -> u128 {
 }
 
 fn address_of(number: u128, v4: bool) -> IpAddr {
-    if v4 { IpAddr::V4((number as u32).into()) } else { IpAddr::V6(number.into()) }
+    if v4 {
+        IpAddr::V4((number as u32).into())
+    } else {
+        IpAddr::V6(number.into())
+    }
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -94,7 +105,10 @@ pub struct IpAllocator {
 
 impl IpAllocator {
     pub fn new(cidr: Cidr) -> IpAllocator {
-        IpAllocator { cidr, taken: Mutex::new(HashSet::new()) }
+        IpAllocator {
+            cidr,
+            taken: Mutex::new(HashSet::new()),
+        }
     }
 
     pub fn cidr(&self) -> Cidr {
@@ -102,8 +116,14 @@ impl IpAllocator {
     }
 
     pub fn allocate(&self, address: IpAddr) -> Result<(), IpError> {
-        let n = self.number(address).ok_or(IpError::NotInRange(address, self.cidr))?;
-        if self.taken.lock().insert(n) { Ok(()) } else { Err(IpError::Allocated) }
+        let n = self
+            .number(address)
+            .ok_or(IpError::NotInRange(address, self.cidr))?;
+        if self.taken.lock().insert(n) {
+            Ok(())
+        } else {
+            Err(IpError::Allocated)
+        }
     }
 
     /// Draws a free address, from the upper part of the range first: the lower part is left to those
@@ -136,11 +156,15 @@ impl IpAllocator {
     }
 
     pub fn is_allocated(&self, address: IpAddr) -> bool {
-        self.number(address).is_some_and(|n| self.taken.lock().contains(&n))
+        self.number(address)
+            .is_some_and(|n| self.taken.lock().contains(&n))
     }
 
     fn number(&self, address: IpAddr) -> Option<u128> {
-        let n = self.cidr.contains(address).then(|| number_of(address) - number_of(self.cidr.base))?;
+        let n = self
+            .cidr
+            .contains(address)
+            .then(|| number_of(address) - number_of(self.cidr.base))?;
         (1..=self.cidr.usable()).contains(&n).then_some(n)
     }
 }
@@ -170,8 +194,18 @@ mod tests {
         let cidr = Cidr::parse("10.96.0.1/12").expect("a CIDR");
         assert_eq!(cidr.to_string(), "10.96.0.0/12");
         let allocator = IpAllocator::new(cidr);
-        for (address, fits) in [("10.96.0.0", false), ("10.96.0.1", true), ("10.111.255.255", false), ("10.112.0.1", false), ("fd00::1", false)] {
-            assert_eq!(allocator.allocate(address.parse().expect("an address")).is_ok(), fits, "{address}");
+        for (address, fits) in [
+            ("10.96.0.0", false),
+            ("10.96.0.1", true),
+            ("10.111.255.255", false),
+            ("10.112.0.1", false),
+            ("fd00::1", false),
+        ] {
+            assert_eq!(
+                allocator.allocate(address.parse().expect("an address")).is_ok(),
+                fits,
+                "{address}"
+            );
         }
         assert!(Cidr::parse("10.0.0.0/33").is_err());
         let v6 = IpAllocator::new(Cidr::parse("fd00::/108").expect("a CIDR"));

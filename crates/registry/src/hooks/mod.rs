@@ -30,11 +30,20 @@ pub struct Change {
 
 impl Change {
     pub fn none() -> Change {
-        Change { on_commit: None, on_revert: None }
+        Change {
+            on_commit: None,
+            on_revert: None,
+        }
     }
 
-    pub fn new(on_commit: impl FnOnce() + Send + 'static, on_revert: impl FnOnce() + Send + 'static) -> Change {
-        Change { on_commit: Some(Box::new(on_commit)), on_revert: Some(Box::new(on_revert)) }
+    pub fn new(
+        on_commit: impl FnOnce() + Send + 'static,
+        on_revert: impl FnOnce() + Send + 'static,
+    ) -> Change {
+        Change {
+            on_commit: Some(Box::new(on_commit)),
+            on_revert: Some(Box::new(on_revert)),
+        }
     }
 
     /// The write is in the store.
@@ -96,8 +105,14 @@ pub fn hook_of(facts: &skiff_api::facts::Resource, services: &Arc<services::Serv
 
 /// Takes the addresses and ports that stored services hold.
 pub async fn adopt_services(registry: &Registry) -> Result<(), Status> {
-    let Some(resource) = registry.resources.get("", "v1", "services") else { return Ok(()) };
-    let found = registry.store().range(&resource.prefix, None, 0, None).await.map_err(crate::store_error)?;
+    let Some(resource) = registry.resources.get("", "v1", "services") else {
+        return Ok(());
+    };
+    let found = registry
+        .store()
+        .range(&resource.prefix, None, 0, None)
+        .await
+        .map_err(crate::store_error)?;
     for item in found.items {
         registry.services.adopt(&crate::encode::decode(&item.value)?);
     }
@@ -108,16 +123,21 @@ pub async fn adopt_services(registry: &Registry) -> Result<(), Status> {
 /// without the field has. The names are the kind's own; most are also the paths.
 pub fn cache_fields(resource: &Resource) -> Vec<Field> {
     let empty = Value::Object(serde_json::Map::new());
-    let fields = (resource.rules.selectable)(&empty).into_iter().map(|(name, default)| {
-        let field = Field::new(name).default(default);
-        match (resource.rules.kind, name) {
-            // A node asks for its own pods only, and all the time.
-            ("Pod", "spec.nodeName") => field.indexed(),
-            ("Event", "source") => Field { paths: vec!["source.component".into(), "reportingComponent".into()], ..field },
-            ("Event", "involvedObject.name" | "involvedObject.uid") => field.indexed(),
-            _ => field,
-        }
-    });
+    let fields = (resource.rules.selectable)(&empty)
+        .into_iter()
+        .map(|(name, default)| {
+            let field = Field::new(name).default(default);
+            match (resource.rules.kind, name) {
+                // A node asks for its own pods only, and all the time.
+                ("Pod", "spec.nodeName") => field.indexed(),
+                ("Event", "source") => Field {
+                    paths: vec!["source.component".into(), "reportingComponent".into()],
+                    ..field
+                },
+                ("Event", "involvedObject.name" | "involvedObject.uid") => field.indexed(),
+                _ => field,
+            }
+        });
     fields.collect()
 }
 

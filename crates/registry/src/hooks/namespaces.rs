@@ -14,7 +14,10 @@ impl Hook for Namespaces {
             .and_then(Value::as_array)
             .is_some_and(|list| list.iter().any(|value| value == "kubernetes"));
         if !has {
-            let mut list = object::at(object, &["spec", "finalizers"]).and_then(Value::as_array).cloned().unwrap_or_default();
+            let mut list = object::at(object, &["spec", "finalizers"])
+                .and_then(Value::as_array)
+                .cloned()
+                .unwrap_or_default();
             list.push(json!("kubernetes"));
             object::put(object, &["spec", "finalizers"], Value::Array(list));
         }
@@ -23,7 +26,9 @@ impl Hook for Namespaces {
     }
 
     fn mark_deleting(&self, object: &mut Value, now: &str) -> bool {
-        let empty = object::at(object, &["spec", "finalizers"]).and_then(Value::as_array).is_none_or(Vec::is_empty);
+        let empty = object::at(object, &["spec", "finalizers"])
+            .and_then(Value::as_array)
+            .is_none_or(Vec::is_empty);
         if object::deleting(object) && empty {
             return false;
         }
@@ -35,6 +40,8 @@ impl Hook for Namespaces {
     }
 
     fn may_delete_on_update(&self, new: &Value) -> bool {
-        object::at(new, &["spec", "finalizers"]).and_then(Value::as_array).is_none_or(Vec::is_empty)
+        object::at(new, &["spec", "finalizers"])
+            .and_then(Value::as_array)
+            .is_none_or(Vec::is_empty)
     }
 }

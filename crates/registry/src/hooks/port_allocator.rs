@@ -23,14 +23,21 @@ pub struct PortAllocator {
 
 impl PortAllocator {
     pub fn new(range: RangeInclusive<u16>) -> PortAllocator {
-        PortAllocator { range, taken: Mutex::new(HashSet::new()) }
+        PortAllocator {
+            range,
+            taken: Mutex::new(HashSet::new()),
+        }
     }
 
     pub fn allocate(&self, port: u16) -> Result<(), PortError> {
         if !self.range.contains(&port) {
             return Err(PortError::NotInRange(*self.range.start(), *self.range.end()));
         }
-        if self.taken.lock().insert(port) { Ok(()) } else { Err(PortError::Allocated) }
+        if self.taken.lock().insert(port) {
+            Ok(())
+        } else {
+            Err(PortError::Allocated)
+        }
     }
 
     pub fn allocate_next(&self) -> Result<u16, PortError> {
@@ -68,7 +75,9 @@ mod tests {
     #[test]
     fn every_port_is_given_once() {
         let allocator = PortAllocator::new(30000..=30019);
-        let ports: HashSet<u16> = (0..20).map(|_| allocator.allocate_next().expect("room")).collect();
+        let ports: HashSet<u16> = (0..20)
+            .map(|_| allocator.allocate_next().expect("room"))
+            .collect();
         assert_eq!(ports.len(), 20);
         assert_eq!(allocator.allocate_next(), Err(PortError::Full));
         assert_eq!(allocator.allocate(30000), Err(PortError::Allocated));

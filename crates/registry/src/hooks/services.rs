@@ -28,7 +28,12 @@ struct Shared {
 impl Services {
     pub fn new(cidrs: &[Cidr], ports: RangeInclusive<u16>) -> Services {
         let ranges = cidrs.iter().map(|cidr| IpAllocator::new(*cidr)).collect();
-        Services { shared: Arc::new(Shared { ranges, ports: PortAllocator::new(ports) }) }
+        Services {
+            shared: Arc::new(Shared {
+                ranges,
+                ports: PortAllocator::new(ports),
+            }),
+        }
     }
 
     /// Takes what an existing service holds: at start, once for each stored service.
@@ -55,7 +60,9 @@ impl Shared {
     }
 
     fn family(&self, name: &str) -> Option<&IpAllocator> {
-        self.ranges.iter().find(|range| family_name(range.cidr().is_ipv4()) == name)
+        self.ranges
+            .iter()
+            .find(|range| family_name(range.cidr().is_ipv4()) == name)
     }
 
     fn release(&self, taken: &Taken) {
@@ -88,8 +95,14 @@ impl Hook for Services {
     }
 
     fn after_delete(&self, service: &Value) {
-        let addresses = cluster_ips(service).iter().filter_map(|text| text.parse().ok()).collect();
-        self.shared.release(&Taken { addresses, ports: node_ports(service) });
+        let addresses = cluster_ips(service)
+            .iter()
+            .filter_map(|text| text.parse().ok())
+            .collect();
+        self.shared.release(&Taken {
+            addresses,
+            ports: node_ports(service),
+        });
     }
 }
 
@@ -106,7 +119,10 @@ impl Services {
         }
         let freed = old.map(|old| self.freed(service, old)).unwrap_or_default();
         let (commit, revert) = (self.shared.clone(), self.shared.clone());
-        Ok(Change::new(move || commit.release(&freed), move || revert.release(&taken)))
+        Ok(Change::new(
+            move || commit.release(&freed),
+            move || revert.release(&taken),
+        ))
     }
 
     fn assign(&self, service: &mut Value, old: Option<&Value>, taken: &mut Taken) -> Result<(), Status> {
@@ -127,10 +143,15 @@ impl Services {
     /// Fills in ipFamilyPolicy and ipFamilies from what the cluster and the service have.
     fn families(&self, service: &mut Value, old: Option<&Value>) -> Result<(), Status> {
         let headless = cluster_ips(service).first().is_some_and(|ip| ip == NONE);
-        let selectorless = object::at(service, &["spec", "selector"]).and_then(Value::as_object).is_none_or(|s| s.is_empty());
+        let selectorless = object::at(service, &["spec", "selector"])
+            .and_then(Value::as_object)
+            .is_none_or(|s| s.is_empty());
         let mut policy = object::at_str(service, &["spec", "ipFamilyPolicy"]).to_string();
         if policy.is_empty() {
-            policy = match old.map(|old| object::at_str(old, &["spec", "ipFamilyPolicy"])).filter(|policy| !policy.is_empty()) {
+            policy = match old
+                .map(|old| object::at_str(old, &["spec", "ipFamilyPolicy"]))
+                .filter(|policy| !policy.is_empty())
+            {
                 Some(policy) => policy.to_string(),
                 None if headless && selectorless => "RequireDualStack".to_string(),
                 None => "SingleStack".to_string(),
@@ -153,27 +174,43 @@ impl Services {
         let policy_path = field::Path::new("spec.ipFamilyPolicy");
         let mut found = Vec::new();
         if policy == "SingleStack" {
-            for (many, what) in [(addresses.len() == 2, "cluster IPs"), (families.len() == 2, "IP families")] {
+            for (many, what) in [
+                (addresses.len() == 2, "cluster IPs"),
+                (families.len() == 2, "IP families"),
+            ] {
                 if many {
-                    let detail = format!("must be 'RequireDualStack' or 'PreferDualStack' when multiple {what} are specified");
+                    let detail = format!(
+                        "must be 'RequireDualStack' or 'PreferDualStack' when multiple {what} are specified"
+                    );
                     found.push(field::Error::invalid(&policy_path, policy.as_str(), detail));
                 }
             }
         }
         for (index, text) in addresses.iter().enumerate() {
-            let Ok(address) = text.parse::<IpAddr>() else { break };
+            let Ok(address) = text.parse::<IpAddr>() else {
+                break;
+            };
             let family = family_name(address.is_ipv4());
             if index >= families.len() {
                 if self.shared.family(family).is_some() {
                     families.push(family.to_string());
                 } else {
                     let path = field::Path::new("spec.clusterIPs").index(index);
-                    found.push(field::Error::invalid(&path, json!(addresses), format!("{family} is not configured on this cluster")));
+                    found.push(field::Error::invalid(
+                        &path,
+                        json!(addresses),
+                        format!("{family} is not configured on this cluster"),
+                    ));
                 }
             }
         }
         invalid(service, found)?;
-        let default = self.shared.ranges.first().map(|range| family_name(range.cidr().is_ipv4())).unwrap_or("IPv4");
+        let default = self
+            .shared
+            .ranges
+            .first()
+            .map(|range| family_name(range.cidr().is_ipv4()))
+            .unwrap_or("IPv4");
         if families.is_empty() {
             families.push(default.to_string());
         }
@@ -187,12 +224,20 @@ impl Services {
         }
         let mut found = Vec::new();
         if policy == "RequireDualStack" && self.shared.ranges.len() < 2 {
-            found.push(field::Error::invalid(&policy_path, policy.as_str(), "this cluster is not configured for dual-stack services"));
+            found.push(field::Error::invalid(
+                &policy_path,
+                policy.as_str(),
+                "this cluster is not configured for dual-stack services",
+            ));
         }
         for (index, family) in families.iter().enumerate() {
             if self.shared.family(family).is_none() {
                 let path = field::Path::new("spec.ipFamilies").index(index);
-                found.push(field::Error::invalid(&path, family.as_str(), "not configured on this cluster"));
+                found.push(field::Error::invalid(
+                    &path,
+                    family.as_str(),
+                    "not configured on this cluster",
+                ));
             }
         }
         invalid(service, found)?;
@@ -214,15 +259,26 @@ impl Services {
         let held = old.map(cluster_ips).unwrap_or_default();
         let asked = json!(addresses);
         for (index, family) in strings(service, "ipFamilies").iter().enumerate() {
-            let Some(range) = self.shared.family(family) else { continue };
+            let Some(range) = self.shared.family(family) else {
+                continue;
+            };
             match addresses.get(index).cloned().filter(|text| !text.is_empty()) {
                 Some(text) if held.contains(&text) => {}
                 Some(text) => {
                     // An address that cannot be read is validation's to refuse.
-                    let Ok(address) = text.parse::<IpAddr>() else { continue };
+                    let Ok(address) = text.parse::<IpAddr>() else {
+                        continue;
+                    };
                     if let Err(error) = range.allocate(address) {
                         let detail = format!("failed to allocate IP {address}: {error}");
-                        return invalid(service, vec![field::Error::invalid(&field::Path::new("spec.clusterIPs"), asked, detail)]);
+                        return invalid(
+                            service,
+                            vec![field::Error::invalid(
+                                &field::Path::new("spec.clusterIPs"),
+                                asked,
+                                detail,
+                            )],
+                        );
                     }
                     taken.addresses.push(address);
                 }
@@ -242,34 +298,61 @@ impl Services {
                 }
             }
         }
-        object::put(service, &["spec", "clusterIP"], json!(addresses.first().cloned().unwrap_or_default()));
+        object::put(
+            service,
+            &["spec", "clusterIP"],
+            json!(addresses.first().cloned().unwrap_or_default()),
+        );
         object::put(service, &["spec", "clusterIPs"], json!(addresses));
         Ok(())
     }
 
-    fn assign_ports(&self, service: &mut Value, old: Option<&Value>, taken: &mut Taken) -> Result<(), Status> {
+    fn assign_ports(
+        &self,
+        service: &mut Value,
+        old: Option<&Value>,
+        taken: &mut Taken,
+    ) -> Result<(), Status> {
         let held = old.map(node_ports).unwrap_or_default();
         let wants = wants_node_ports(service);
         let may_have = matches!(type_of(service), "NodePort" | "LoadBalancer");
-        let ports = object::at(service, &["spec", "ports"]).and_then(Value::as_array).cloned().unwrap_or_default();
+        let ports = object::at(service, &["spec", "ports"])
+            .and_then(Value::as_array)
+            .cloned()
+            .unwrap_or_default();
         let mut ports_now = ports.clone();
         // The same node port may serve one port number over several protocols.
         let mut used: Vec<(u16, String)> = Vec::new();
         for (index, port) in ports.iter().enumerate() {
-            let protocol = port.get("protocol").and_then(Value::as_str).unwrap_or("TCP").to_string();
-            let asked = port.get("nodePort").and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok()).unwrap_or(0);
+            let protocol = port
+                .get("protocol")
+                .and_then(Value::as_str)
+                .unwrap_or("TCP")
+                .to_string();
+            let asked = port
+                .get("nodePort")
+                .and_then(Value::as_u64)
+                .and_then(|port| u16::try_from(port).ok())
+                .unwrap_or(0);
             if !may_have {
-                if old.is_some_and(|old| matches!(type_of(old), "NodePort" | "LoadBalancer")) && held.contains(&asked) {
+                if old.is_some_and(|old| matches!(type_of(old), "NodePort" | "LoadBalancer"))
+                    && held.contains(&asked)
+                {
                     remove(&mut ports_now[index], "nodePort");
                 }
                 continue;
             }
             if asked != 0 {
-                let shared = used.iter().any(|(port, other)| *port == asked && *other != protocol);
+                let shared = used
+                    .iter()
+                    .any(|(port, other)| *port == asked && *other != protocol);
                 if !held.contains(&asked) && !shared {
                     if let Err(error) = self.shared.ports.allocate(asked) {
                         let path = field::Path::new("spec.ports").index(index).child("nodePort");
-                        return invalid(service, vec![field::Error::invalid(&path, asked, error.to_string())]);
+                        return invalid(
+                            service,
+                            vec![field::Error::invalid(&path, asked, error.to_string())],
+                        );
                     }
                     taken.ports.push(asked);
                 }
@@ -279,7 +362,8 @@ impl Services {
                 let twin = ports_now[..index].iter().find_map(|other| {
                     let same = other.get("port").and_then(Value::as_u64) == number
                         && other.get("protocol").and_then(Value::as_str).unwrap_or("TCP") != protocol;
-                    same.then(|| other.get("nodePort").and_then(Value::as_u64)).flatten()
+                    same.then(|| other.get("nodePort").and_then(Value::as_u64))
+                        .flatten()
                 });
                 let given = match twin.and_then(|port| u16::try_from(port).ok()) {
                     Some(port) => port,
@@ -301,7 +385,12 @@ impl Services {
         self.health_check_port(service, old, taken)
     }
 
-    fn health_check_port(&self, service: &mut Value, old: Option<&Value>, taken: &mut Taken) -> Result<(), Status> {
+    fn health_check_port(
+        &self,
+        service: &mut Value,
+        old: Option<&Value>,
+        taken: &mut Taken,
+    ) -> Result<(), Status> {
         let asked = health_port(service);
         if !wants_health_port(service) {
             if old.is_some_and(|old| asked.is_some() && health_port(old) == asked)
@@ -315,15 +404,17 @@ impl Services {
             Some(port) if old.and_then(health_port) == Some(port) => return Ok(()),
             Some(port) => {
                 self.shared.ports.allocate(port).map_err(|error| {
-                    Status::internal(format_args!("failed to allocate requested HealthCheck NodePort {port}: {error}"))
+                    Status::internal(format_args!(
+                        "failed to allocate requested HealthCheck NodePort {port}: {error}"
+                    ))
                 })?;
                 port
             }
-            None => self
-                .shared
-                .ports
-                .allocate_next()
-                .map_err(|error| Status::internal(format_args!("failed to allocate a HealthCheck NodePort 0: {error}")))?,
+            None => self.shared.ports.allocate_next().map_err(|error| {
+                Status::internal(format_args!(
+                    "failed to allocate a HealthCheck NodePort 0: {error}"
+                ))
+            })?,
         };
         taken.ports.push(port);
         object::put(service, &["spec", "healthCheckNodePort"], json!(port));
@@ -339,7 +430,10 @@ impl Services {
                 .filter(|text| !now_addresses.contains(text))
                 .filter_map(|text| text.parse().ok())
                 .collect(),
-            ports: node_ports(old).into_iter().filter(|port| !now_ports.contains(port)).collect(),
+            ports: node_ports(old)
+                .into_iter()
+                .filter(|port| !now_ports.contains(port))
+                .collect(),
         }
     }
 }
@@ -348,7 +442,11 @@ fn invalid(service: &Value, found: Vec<field::Error>) -> Result<(), Status> {
     if found.is_empty() {
         return Ok(());
     }
-    Err(Status::invalid(&GroupKind::new("", "Service"), object::name(service), &found))
+    Err(Status::invalid(
+        &GroupKind::new("", "Service"),
+        object::name(service),
+        &found,
+    ))
 }
 
 fn family_name(v4: bool) -> &'static str {
@@ -365,7 +463,11 @@ fn type_of(service: &Value) -> &str {
 fn strings(service: &Value, field: &str) -> Vec<String> {
     object::at(service, &["spec", field])
         .and_then(Value::as_array)
-        .map(|list| list.iter().filter_map(|value| value.as_str().map(str::to_string)).collect())
+        .map(|list| {
+            list.iter()
+                .filter_map(|value| value.as_str().map(str::to_string))
+                .collect()
+        })
         .unwrap_or_default()
 }
 
@@ -374,7 +476,10 @@ fn cluster_ips(service: &Value) -> Vec<String> {
 }
 
 fn port_number(value: Option<&Value>) -> Option<u16> {
-    value.and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0)
+    value
+        .and_then(Value::as_u64)
+        .and_then(|port| u16::try_from(port).ok())
+        .filter(|port| *port != 0)
 }
 
 fn health_port(service: &Value) -> Option<u16> {
@@ -383,7 +488,11 @@ fn health_port(service: &Value) -> Option<u16> {
 
 fn node_ports(service: &Value) -> Vec<u16> {
     let ports = object::at(service, &["spec", "ports"]).and_then(Value::as_array);
-    let mut found: Vec<u16> = ports.into_iter().flatten().filter_map(|port| port_number(port.get("nodePort"))).collect();
+    let mut found: Vec<u16> = ports
+        .into_iter()
+        .flatten()
+        .filter_map(|port| port_number(port.get("nodePort")))
+        .collect();
     found.extend(health_port(service));
     found.sort_unstable();
     found.dedup();
@@ -400,7 +509,8 @@ fn wants_node_ports(service: &Value) -> bool {
 }
 
 fn wants_health_port(service: &Value) -> bool {
-    type_of(service) == "LoadBalancer" && object::at_str(service, &["spec", "externalTrafficPolicy"]) == "Local"
+    type_of(service) == "LoadBalancer"
+        && object::at_str(service, &["spec", "externalTrafficPolicy"]) == "Local"
 }
 
 fn remove(value: &mut Value, field: &str) {
@@ -444,7 +554,11 @@ fn normalise_cluster_ips(service: &mut Value, old: Option<&Value>) {
 fn keep_allocated(new: &mut Value, old: &Value) {
     if type_of(new) != "ExternalName" && type_of(old) != "ExternalName" {
         if object::at_str(new, &["spec", "clusterIP"]).is_empty() {
-            object::put(new, &["spec", "clusterIP"], json!(object::at_str(old, &["spec", "clusterIP"])));
+            object::put(
+                new,
+                &["spec", "clusterIP"],
+                json!(object::at_str(old, &["spec", "clusterIP"])),
+            );
         }
         if cluster_ips(new).is_empty() {
             object::put(new, &["spec", "clusterIPs"], json!(cluster_ips(old)));
@@ -454,17 +568,31 @@ fn keep_allocated(new: &mut Value, old: &Value) {
         }
     }
     if wants_node_ports(new) && wants_node_ports(old) {
-        let old_ports = object::at(old, &["spec", "ports"]).and_then(Value::as_array).cloned().unwrap_or_default();
+        let old_ports = object::at(old, &["spec", "ports"])
+            .and_then(Value::as_array)
+            .cloned()
+            .unwrap_or_default();
         let (held, named) = (node_ports(old), node_ports(new));
         let used: Vec<u16> = held.into_iter().filter(|port| named.contains(port)).collect();
-        let Some(ports) = new.get_mut("spec").and_then(|s| s.get_mut("ports")).and_then(Value::as_array_mut) else { return };
+        let Some(ports) = new
+            .get_mut("spec")
+            .and_then(|s| s.get_mut("ports"))
+            .and_then(Value::as_array_mut)
+        else {
+            return;
+        };
         for port in ports {
             if port_number(port.get("nodePort")).is_some() {
                 continue;
             }
             let name = port.get("name").and_then(Value::as_str).unwrap_or("");
-            let before = old_ports.iter().rfind(|old| old.get("name").and_then(Value::as_str).unwrap_or("") == name);
-            if let Some(number) = before.and_then(|old| port_number(old.get("nodePort"))).filter(|n| !used.contains(n)) {
+            let before = old_ports
+                .iter()
+                .rfind(|old| old.get("name").and_then(Value::as_str).unwrap_or("") == name);
+            if let Some(number) = before
+                .and_then(|old| port_number(old.get("nodePort")))
+                .filter(|n| !used.contains(n))
+            {
                 port["nodePort"] = json!(number);
             }
         }
@@ -483,7 +611,10 @@ mod tests {
     use super::*;
 
     fn services(cidrs: &[&str]) -> Services {
-        let cidrs: Vec<Cidr> = cidrs.iter().map(|text| Cidr::parse(text).expect("a CIDR")).collect();
+        let cidrs: Vec<Cidr> = cidrs
+            .iter()
+            .map(|text| Cidr::parse(text).expect("a CIDR"))
+            .collect();
         Services::new(&cidrs, 30000..=30100)
     }
 
@@ -512,7 +643,11 @@ mod tests {
             create(&one, json!({"clusterIP": "10.0.0.10"})),
             Err("Service \"s\" is invalid: spec.clusterIPs: Invalid value: [\"10.0.0.10\"]: failed to allocate IP 10.0.0.10: provided IP is already allocated".into())
         );
-        assert!(create(&one, json!({"ipFamilyPolicy": "RequireDualStack"})).expect_err("single").contains("not configured for dual-stack"));
+        assert!(
+            create(&one, json!({"ipFamilyPolicy": "RequireDualStack"}))
+                .expect_err("single")
+                .contains("not configured for dual-stack")
+        );
         let two = services(&["10.0.0.0/24", "fd00::/112"]);
         let spec = create(&two, json!({"ipFamilyPolicy": "PreferDualStack"})).expect("dual");
         assert_eq!(spec["ipFamilies"], json!(["IPv4", "IPv6"]));
@@ -523,10 +658,18 @@ mod tests {
     fn a_failed_write_gives_back() {
         let all = services(&["10.0.0.0/24"]);
         let mut service = json!({"metadata": {"name": "s"}, "spec": {"clusterIP": "10.0.0.7", "type": "NodePort", "ports": [{"port": 80, "nodePort": 30005}]}});
-        drop(all.begin_create(&mut service, &Context::default()).expect("allocates"));
-        let change = all.begin_create(&mut service, &Context::default()).expect("allocates again");
+        drop(
+            all.begin_create(&mut service, &Context::default())
+                .expect("allocates"),
+        );
+        let change = all
+            .begin_create(&mut service, &Context::default())
+            .expect("allocates again");
         change.commit();
-        assert!(all.begin_create(&mut service.clone(), &Context::default()).is_err());
+        assert!(
+            all.begin_create(&mut service.clone(), &Context::default())
+                .is_err()
+        );
         all.after_delete(&service);
         assert!(all.begin_create(&mut service, &Context::default()).is_ok());
     }
@@ -537,14 +680,23 @@ mod tests {
         let spec = create(&all, json!({"type": "NodePort", "ports": [{"port": 80}]})).expect("allocates");
         let old = json!({"metadata": {"name": "s"}, "spec": spec});
         let port = old["spec"]["ports"][0]["nodePort"].clone();
-        let mut new = json!({"metadata": {"name": "s"}, "spec": {"type": "NodePort", "ports": [{"port": 81}]}});
-        all.begin_update(&mut new, &old, &Context::default()).expect("keeps").commit();
+        let mut new =
+            json!({"metadata": {"name": "s"}, "spec": {"type": "NodePort", "ports": [{"port": 81}]}});
+        all.begin_update(&mut new, &old, &Context::default())
+            .expect("keeps")
+            .commit();
         assert_eq!(new["spec"]["ports"][0]["nodePort"], port);
         assert_eq!(new["spec"]["clusterIP"], old["spec"]["clusterIP"]);
         let mut plain = new.clone();
         plain["spec"]["type"] = json!("ClusterIP");
-        all.begin_update(&mut plain, &new, &Context::default()).expect("frees").commit();
+        all.begin_update(&mut plain, &new, &Context::default())
+            .expect("frees")
+            .commit();
         assert_eq!(plain["spec"]["ports"][0].get("nodePort"), None);
-        create(&all, json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]})).expect("free again");
+        create(
+            &all,
+            json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]}),
+        )
+        .expect("free again");
     }
 }

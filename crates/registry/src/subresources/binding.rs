@@ -23,7 +23,13 @@ pub fn target(binding: &Value) -> Result<String, Status> {
 /// The pod as bound to `node`. `now` is a timestamp.
 pub fn bind(pod: &Value, binding: &Value, node: &str, now: &str) -> Result<Value, Status> {
     let name = object::name(pod);
-    let refuse = |why: String| Err(Status::conflict(&GroupResource::new("", "pods/binding"), name, why));
+    let refuse = |why: String| {
+        Err(Status::conflict(
+            &GroupResource::new("", "pods/binding"),
+            name,
+            why,
+        ))
+    };
     let precondition = |field: &str| object::text(binding, field);
     if !precondition("uid").is_empty() && precondition("uid") != object::uid(pod) {
         return refuse(format!(
@@ -33,20 +39,31 @@ pub fn bind(pod: &Value, binding: &Value, node: &str, now: &str) -> Result<Value
         ));
     }
     if object::deleting(pod) {
-        return refuse(format!("pod {name} is being deleted, cannot be assigned to a host"));
+        return refuse(format!(
+            "pod {name} is being deleted, cannot be assigned to a host"
+        ));
     }
     let bound = object::at_str(pod, &["spec", "nodeName"]);
     if !bound.is_empty() {
-        return refuse(format!("pod {name} is already assigned to node {}", field::quote(bound)));
+        return refuse(format!(
+            "pod {name} is already assigned to node {}",
+            field::quote(bound)
+        ));
     }
-    let gated = object::at(pod, &["spec", "schedulingGates"]).and_then(Value::as_array).is_some_and(|gates| !gates.is_empty());
+    let gated = object::at(pod, &["spec", "schedulingGates"])
+        .and_then(Value::as_array)
+        .is_some_and(|gates| !gates.is_empty());
     if gated {
         return refuse(format!("pod {name} has non-empty .spec.schedulingGates"));
     }
     let mut pod = pod.clone();
     object::put(&mut pod, &["spec", "nodeName"], json!(node));
     for map in ["annotations", "labels"] {
-        for (key, value) in object::metadata(binding, map).and_then(Value::as_object).into_iter().flatten() {
+        for (key, value) in object::metadata(binding, map)
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten()
+        {
             object::put(&mut pod, &["metadata", map, key], value.clone());
         }
     }
@@ -58,9 +75,16 @@ pub fn bind(pod: &Value, binding: &Value, node: &str, now: &str) -> Result<Value
 }
 
 fn set_scheduled(pod: &mut Value, now: &str) {
-    let mut conditions = object::at(pod, &["status", "conditions"]).and_then(Value::as_array).cloned().unwrap_or_default();
-    let condition = json!({"type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now});
-    match conditions.iter_mut().find(|condition| condition["type"] == "PodScheduled") {
+    let mut conditions = object::at(pod, &["status", "conditions"])
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default();
+    let condition =
+        json!({"type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now});
+    match conditions
+        .iter_mut()
+        .find(|condition| condition["type"] == "PodScheduled")
+    {
         Some(old) if old["status"] == "True" => {}
         Some(old) => *old = condition,
         None => conditions.push(condition),
@@ -81,14 +105,24 @@ mod tests {
         assert_eq!(bound["spec"]["nodeName"], "n");
         assert_eq!(bound["status"]["conditions"][0]["status"], "True");
         let check = |pod: &Value, binding: &Value, expected: &str| {
-            assert_eq!(bind(pod, binding, "n", "").expect_err("refused").message, expected);
+            assert_eq!(
+                bind(pod, binding, "n", "").expect_err("refused").message,
+                expected
+            );
         };
-        check(&bound, &binding, "Operation cannot be fulfilled on pods/binding \"p\": pod p is already assigned to node \"n\"");
+        check(
+            &bound,
+            &binding,
+            "Operation cannot be fulfilled on pods/binding \"p\": pod p is already assigned to node \"n\"",
+        );
         check(
             &json!({"metadata": {"name": "p", "deletionTimestamp": "x"}}),
             &binding,
             "Operation cannot be fulfilled on pods/binding \"p\": pod p is being deleted, cannot be assigned to a host",
         );
-        assert_eq!(target(&json!({"target": {}})).expect_err("refused").message, "target.name: Required value");
+        assert_eq!(
+            target(&json!({"target": {}})).expect_err("refused").message,
+            "target.name: Required value"
+        );
     }
 }

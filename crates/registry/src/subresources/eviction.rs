@@ -16,9 +16,15 @@ impl Registry {
         if matches!(phase, "Succeeded" | "Failed" | "Pending") || object::deleting(pod) {
             return Ok(());
         }
-        let Some(budgets) = self.resources.get("policy", "v1", "poddisruptionbudgets") else { return Ok(()) };
+        let Some(budgets) = self.resources.get("policy", "v1", "poddisruptionbudgets") else {
+            return Ok(());
+        };
         let namespace = object::namespace(pod);
-        let options = ListOptions { namespace: Some(namespace.to_string()), at: ReadAt::Latest, ..ListOptions::default() };
+        let options = ListOptions {
+            namespace: Some(namespace.to_string()),
+            at: ReadAt::Latest,
+            ..ListOptions::default()
+        };
         let mut covering = Vec::new();
         for entry in self.list(budgets, options).await?.items {
             let budget = crate::encode::decode(&entry.bytes)?;
@@ -43,17 +49,34 @@ impl Registry {
         let pod_name = object::name(pod).to_string();
         let now = self.now_text();
         let mut claim = |current: Option<&Value>| {
-            let Some(budget) = current else { return Err(Status::not_found(&GroupResource::new("policy", "poddisruptionbudgets"), "")) };
+            let Some(budget) = current else {
+                return Err(Status::not_found(
+                    &GroupResource::new("policy", "poddisruptionbudgets"),
+                    "",
+                ));
+            };
             take_one(budget, &pod_name, &now)
         };
         let name = object::name(budget).to_string();
-        self.update(context, budgets, namespace, &name, Part::Status, false, &mut claim, &Open).await?;
+        self.update(
+            context,
+            budgets,
+            namespace,
+            &name,
+            Part::Status,
+            false,
+            &mut claim,
+            &Open,
+        )
+        .await?;
         Ok(())
     }
 }
 
 fn covers(budget: &Value, pod: &Value) -> bool {
-    let selector = object::at(budget, &["spec", "selector"]).cloned().unwrap_or(Value::Null);
+    let selector = object::at(budget, &["spec", "selector"])
+        .cloned()
+        .unwrap_or(Value::Null);
     let empty = json!({});
     let labels = object::metadata(pod, "labels").unwrap_or(&empty);
     LabelSelector::from_value(&selector).is_ok_and(|selector| selector.matches_value(labels))
@@ -61,7 +84,10 @@ fn covers(budget: &Value, pod: &Value) -> bool {
 
 fn ready(pod: &Value) -> bool {
     let conditions = object::at(pod, &["status", "conditions"]).and_then(Value::as_array);
-    conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|c| c["type"] == "Ready" && c["status"] == "True")
 }
 
 /// A pod that is not ready does not count; by default it may go while the budget itself is met.
@@ -69,20 +95,40 @@ fn unhealthy_may_go(budget: &Value) -> bool {
     if object::at_str(budget, &["spec", "unhealthyPodEvictionPolicy"]) == "AlwaysAllow" {
         return true;
     }
-    let number = |field: &str| object::at(budget, &["status", field]).and_then(Value::as_i64).unwrap_or(0);
+    let number = |field: &str| {
+        object::at(budget, &["status", field])
+            .and_then(Value::as_i64)
+            .unwrap_or(0)
+    };
     number("currentHealthy") >= number("desiredHealthy") && number("desiredHealthy") > 0
 }
 
 fn take_one(budget: &Value, pod: &str, now: &str) -> Result<Value, Status> {
-    let number = |field: &str| object::at(budget, &["status", field]).and_then(Value::as_i64).unwrap_or(0);
+    let number = |field: &str| {
+        object::at(budget, &["status", field])
+            .and_then(Value::as_i64)
+            .unwrap_or(0)
+    };
     if number("observedGeneration") < object::generation(budget) {
-        let mut status = Status::too_many_requests("Cannot evict pod as it would violate the pod's disruption budget.", 10);
-        add_cause(&mut status, format!("The disruption budget {} is still being processed by the server.", object::name(budget)));
+        let mut status = Status::too_many_requests(
+            "Cannot evict pod as it would violate the pod's disruption budget.",
+            10,
+        );
+        add_cause(
+            &mut status,
+            format!(
+                "The disruption budget {} is still being processed by the server.",
+                object::name(budget)
+            ),
+        );
         return Err(status);
     }
     let allowed = number("disruptionsAllowed");
     if allowed <= 0 {
-        let mut status = Status::too_many_requests("Cannot evict pod as it would violate the pod's disruption budget.", 0);
+        let mut status = Status::too_many_requests(
+            "Cannot evict pod as it would violate the pod's disruption budget.",
+            0,
+        );
         add_cause(
             &mut status,
             format!(
@@ -101,7 +147,11 @@ fn take_one(budget: &Value, pod: &str, now: &str) -> Result<Value, Status> {
 }
 
 fn add_cause(status: &mut Status, message: String) {
-    let cause = Cause { reason: "DisruptionBudget".to_string(), message, field: String::new() };
+    let cause = Cause {
+        reason: "DisruptionBudget".to_string(),
+        message,
+        field: String::new(),
+    };
     status.details.get_or_insert_default().causes.push(cause);
 }
 

@@ -36,6 +36,9 @@ mod tests {
         let old = json!({"metadata": {"name": "n"}, "spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Terminating"}});
         let mut new = json!({"metadata": {"name": "n", "labels": {"a": "b"}}, "spec": {}, "status": {"phase": "Active"}});
         prepare(&mut new, &old);
-        assert_eq!(new, json!({"metadata": {"name": "n"}, "spec": {}, "status": {"phase": "Terminating"}}));
+        assert_eq!(
+            new,
+            json!({"metadata": {"name": "n"}, "spec": {}, "status": {"phase": "Terminating"}})
+        );
     }
 }

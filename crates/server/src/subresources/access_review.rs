@@ -32,8 +32,11 @@ pub async fn create(
 fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Result<Value, Status> {
     let spec = review.get("spec").cloned().unwrap_or_else(|| json!({}));
     let resource = spec.get("resourceAttributes").filter(|value| value.is_object());
-    let path = spec.get("nonResourceAttributes").filter(|value| value.is_object());
-    let invalid = |error: field::Error| Status::invalid(&GroupKind::new("authorization.k8s.io", kind), "", &[error]);
+    let path = spec
+        .get("nonResourceAttributes")
+        .filter(|value| value.is_object());
+    let invalid =
+        |error: field::Error| Status::invalid(&GroupKind::new("authorization.k8s.io", kind), "", &[error]);
     let spec_path = field::Path::new("spec");
     let own;
     let user = if kind == "SelfSubjectAccessReview" {
@@ -41,21 +44,37 @@ fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Res
     } else {
         own = subject(&spec);
         if own.name.is_empty() && own.groups.is_empty() {
-            return Err(invalid(field::Error::invalid(&spec_path.child("user"), "", "at least one of user or group must be specified")));
+            return Err(invalid(field::Error::invalid(
+                &spec_path.child("user"),
+                "",
+                "at least one of user or group must be specified",
+            )));
         }
         &own
     };
     match (resource, path) {
         (Some(_), Some(_)) => {
-            return Err(invalid(field::Error::invalid(&spec_path.child("nonResourceAttributes"), "", "cannot be specified in combination with resourceAttributes")));
+            return Err(invalid(field::Error::invalid(
+                &spec_path.child("nonResourceAttributes"),
+                "",
+                "cannot be specified in combination with resourceAttributes",
+            )));
         }
         (None, None) => {
-            return Err(invalid(field::Error::invalid(&spec_path.child("resourceAttributes"), "", "exactly one of nonResourceAttributes or resourceAttributes must be specified")));
+            return Err(invalid(field::Error::invalid(
+                &spec_path.child("resourceAttributes"),
+                "",
+                "exactly one of nonResourceAttributes or resourceAttributes must be specified",
+            )));
         }
         _ => {}
     }
     let text = |value: Option<&Value>, field: &str| {
-        value.and_then(|value| value.get(field)).and_then(Value::as_str).unwrap_or("").to_string()
+        value
+            .and_then(|value| value.get(field))
+            .and_then(Value::as_str)
+            .unwrap_or("")
+            .to_string()
     };
     let mut namespace = text(resource, "namespace");
     if kind == "LocalSubjectAccessReview" {
@@ -93,7 +112,12 @@ fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Res
 fn subject(spec: &Value) -> UserInfo {
     let text = |field: &str| spec.get(field).and_then(Value::as_str).unwrap_or("").to_string();
     let list = |value: Option<&Value>| -> Vec<String> {
-        value.and_then(Value::as_array).into_iter().flatten().filter_map(|v| v.as_str().map(str::to_string)).collect()
+        value
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(|v| v.as_str().map(str::to_string))
+            .collect()
     };
     UserInfo {
         name: text("user"),
@@ -123,7 +147,8 @@ fn rules(inner: &Inner, exchange: &Exchange, review: &Value) -> Result<Value, St
     }
     for rule in inner.authorizer.rbac.rules_for(&exchange.user, namespace) {
         if rule.non_resource_urls.is_empty() {
-            let mut value = json!({"verbs": rule.verbs, "apiGroups": rule.api_groups, "resources": rule.resources});
+            let mut value =
+                json!({"verbs": rule.verbs, "apiGroups": rule.api_groups, "resources": rule.resources});
             if !rule.resource_names.is_empty() {
                 value["resourceNames"] = json!(rule.resource_names);
             }

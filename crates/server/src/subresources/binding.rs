@@ -40,20 +40,43 @@ pub async fn create(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> 
     }
     let now = time::format_seconds(inner.registry.now());
     let version = object::resource_version(&binding).to_string();
-    let gate = Admission::new(&inner.chain, &inner.registry, exchange, &pods, Some(&options.value));
+    let gate = Admission::new(
+        &inner.chain,
+        &inner.registry,
+        exchange,
+        &pods,
+        Some(&options.value),
+    );
     let mut transform = |pod: Option<&Value>| {
         let pod = pod.ok_or_else(|| Status::not_found(&pods.group_resource, &name))?;
         let mut bound = bind(pod, &binding, &node, &now)?;
         object::set(&mut bound, "resourceVersion", version.as_str());
         Ok(bound)
     };
-    let part = Part::Other { prepare: |_, _| {}, validate: no_errors };
+    let part = Part::Other {
+        prepare: |_, _| {},
+        validate: no_errors,
+    };
     let updated = inner
         .registry
-        .update(&exchange.context, &pods, &namespace, &name, part, false, &mut transform, &gate)
+        .update(
+            &exchange.context,
+            &pods,
+            &namespace,
+            &name,
+            part,
+            false,
+            &mut transform,
+            &gate,
+        )
         .await?;
     exchange.made(&updated.object);
-    respond::raw(exchange, &exchange.output(false)?, StatusCode::CREATED, &respond::success(201))
+    respond::raw(
+        exchange,
+        &exchange.output(false)?,
+        StatusCode::CREATED,
+        &respond::success(201),
+    )
 }
 
 fn no_errors(_: &Value, _: &Value) -> Vec<field::Error> {

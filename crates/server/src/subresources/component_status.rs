@@ -18,7 +18,9 @@ const NAMES: [&str; 3] = ["controller-manager", "scheduler", "etcd-0"];
 
 pub async fn read(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -> Result<Answer, Status> {
     let output = exchange.output(false)?;
-    exchange.context.warn("v1 ComponentStatus is deprecated in v1.19+".to_string());
+    exchange
+        .context
+        .warn("v1 ComponentStatus is deprecated in v1.19+".to_string());
     let store_ok = inner.registry.store().revision().await.is_ok();
     let component = |name: &str| {
         let healthy = store_ok || name != "etcd-0";
@@ -35,7 +37,10 @@ pub async fn read(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) 
     };
     if let Transform::Table(version) = &output.transform {
         let include = IncludeObject::read(&exchange.query)?;
-        let rows = items.iter().map(|item| table::row(resource, item, version, include, 0)).collect();
+        let rows = items
+            .iter()
+            .map(|item| table::row(resource, item, version, include, 0))
+            .collect();
         let value = table::table(version, json!({}), table::columns(resource), rows);
         return respond::raw(exchange, &output, StatusCode::OK, &value);
     }

@@ -23,9 +23,14 @@ pub async fn pod_stream(
     body: Body,
 ) -> Result<Answer, Status> {
     let info = &exchange.info;
-    let found = inner.registry.get(resource, &info.namespace, &info.name, ReadAt::Latest).await?;
+    let found = inner
+        .registry
+        .get(resource, &info.namespace, &info.name, ReadAt::Latest)
+        .await?;
     let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
-    Admission::new(&inner.chain, &inner.registry, exchange, resource, None).connect().await?;
+    Admission::new(&inner.chain, &inner.registry, exchange, resource, None)
+        .connect()
+        .await?;
     let node = object::at_str(&pod, &["spec", "nodeName"]);
     let mut query = Vec::new();
     let path = if info.subresource == "portforward" {
@@ -36,10 +41,17 @@ pub async fn pod_stream(
     } else {
         if matches!(object::at_str(&pod, &["status", "phase"]), "Succeeded" | "Failed") {
             let phase = object::at_str(&pod, &["status", "phase"]);
-            return Err(Status::bad_request(format!("cannot exec into a container in a completed pod; current phase is {phase}")));
+            return Err(Status::bad_request(format!(
+                "cannot exec into a container in a completed pod; current phase is {phase}"
+            )));
         }
         let container = container_of(&pod, exchange.query.text("container"))?;
-        for (ours, theirs) in [("stdin", "input"), ("stdout", "output"), ("stderr", "error"), ("tty", "tty")] {
+        for (ours, theirs) in [
+            ("stdin", "input"),
+            ("stdout", "output"),
+            ("stderr", "error"),
+            ("tty", "tty"),
+        ] {
             if exchange.query.flag(ours) == Some(true) {
                 query.push(format!("{theirs}=1"));
             }
@@ -51,9 +63,19 @@ pub async fn pod_stream(
         format!("/{verb}/{}/{}/{container}", info.namespace, info.name)
     };
     if node.is_empty() {
-        return Err(Status::bad_request(format!("pod {} does not have a host assigned", info.name)));
+        return Err(Status::bad_request(format!(
+            "pod {} does not have a host assigned",
+            info.name
+        )));
     }
-    to_kubelet(inner, exchange, node, &format!("{path}?{}", query.join("&")), body).await
+    to_kubelet(
+        inner,
+        exchange,
+        node,
+        &format!("{path}?{}", query.join("&")),
+        body,
+    )
+    .await
 }
 
 /// `nodes/proxy`, `pods/proxy` and `services/proxy`.
@@ -63,7 +85,9 @@ pub async fn proxy(
     resource: &Resource,
     body: Body,
 ) -> Result<Answer, Status> {
-    Admission::new(&inner.chain, &inner.registry, exchange, resource, None).connect().await?;
+    Admission::new(&inner.chain, &inner.registry, exchange, resource, None)
+        .connect()
+        .await?;
     let info = &exchange.info;
     let mut path = format!("/{}", info.parts.get(3..).unwrap_or_default().join("/"));
     if info.path.ends_with('/') && !path.ends_with('/') {
@@ -79,9 +103,15 @@ pub async fn proxy(
         return to_kubelet(inner, exchange, name, &target, body).await;
     }
     if resource.plural != "pods" || scheme == "https" {
-        return Err(Status::not_built(format_args!("{}/proxy to {}", resource.plural, info.name)));
+        return Err(Status::not_built(format_args!(
+            "{}/proxy to {}",
+            resource.plural, info.name
+        )));
     }
-    let found = inner.registry.get(resource, &info.namespace, name, ReadAt::Latest).await?;
+    let found = inner
+        .registry
+        .get(resource, &info.namespace, name, ReadAt::Latest)
+        .await?;
     let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, name))?;
     let address = object::at_str(&pod, &["status", "podIP"]);
     if address.is_empty() {
@@ -92,9 +122,19 @@ pub async fn proxy(
         .into_iter()
         .flatten()
         .find_map(|container| container["ports"][0]["containerPort"].as_u64());
-    let port = if port.is_empty() { first_port.unwrap_or(80).to_string() } else { port.to_string() };
-    let port: u16 = port.parse().map_err(|_| Status::bad_request(format!("invalid port {port}")))?;
-    let authority = if address.contains(':') { format!("[{address}]:{port}") } else { format!("{address}:{port}") };
+    let port = if port.is_empty() {
+        first_port.unwrap_or(80).to_string()
+    } else {
+        port.to_string()
+    };
+    let port: u16 = port
+        .parse()
+        .map_err(|_| Status::bad_request(format!("invalid port {port}")))?;
+    let authority = if address.contains(':') {
+        format!("[{address}]:{port}")
+    } else {
+        format!("{address}:{port}")
+    };
     let request = forward(exchange, &authority, &target, body)?;
     let address = address.to_string();
     Ok(skiff_streaming::proxy_upgrade(request, || TcpStream::connect((address, port))).await)
@@ -117,7 +157,9 @@ pub async fn to_kubelet(
     body: Body,
 ) -> Result<Answer, Status> {
     let Some(client) = inner.kubelet.clone() else {
-        return Err(Status::not_built("connections to kubelets without a kubelet client certificate"));
+        return Err(Status::not_built(
+            "connections to kubelets without a kubelet client certificate",
+        ));
     };
     let address = kubelet::address_of(inner, node).await?;
     let request = forward(exchange, &address.authority(), path, body)?;
@@ -128,15 +170,22 @@ pub async fn to_kubelet(
 fn forward(exchange: &Exchange, authority: &str, path: &str, body: Body) -> Result<Request<Body>, Status> {
     let mut request = Request::new(body);
     *request.method_mut() = exchange.parts.method.clone();
-    *request.uri_mut() = path.parse::<Uri>().map_err(|error| Status::bad_request(format!("invalid path: {error}")))?;
+    *request.uri_mut() = path
+        .parse::<Uri>()
+        .map_err(|error| Status::bad_request(format!("invalid path: {error}")))?;
     let headers = request.headers_mut();
     for (name, value) in &exchange.parts.headers {
-        let own = *name == header::AUTHORIZATION || *name == header::HOST || name.as_str().starts_with("impersonate-");
+        let own = *name == header::AUTHORIZATION
+            || *name == header::HOST
+            || name.as_str().starts_with("impersonate-");
         if !own {
             headers.append(name.clone(), value.clone());
         }
     }
-    headers.insert(header::HOST, HeaderValue::from_str(authority).map_err(Status::internal)?);
+    headers.insert(
+        header::HOST,
+        HeaderValue::from_str(authority).map_err(Status::internal)?,
+    );
     // The upgrade of the client's connection travels in the extensions.
     *request.extensions_mut() = exchange.parts.extensions.clone();
     Ok(request)

@@ -24,19 +24,35 @@ pub async fn create(
     let name = exchange.info.name.clone();
     let given = object::name(&eviction);
     if !given.is_empty() && given != name {
-        return Err(Status::bad_request("name in URL does not match name in Eviction object"));
+        return Err(Status::bad_request(
+            "name in URL does not match name in Eviction object",
+        ));
     }
-    let value = eviction.get("deleteOptions").cloned().unwrap_or_else(|| json!({}));
+    let value = eviction
+        .get("deleteOptions")
+        .cloned()
+        .unwrap_or_else(|| json!({}));
     let options = DeleteOptions::from_value(&value)?;
     exchange.context.dry_run |= options.dry_run;
     let namespace = exchange.info.namespace.clone();
-    let found: Option<Value> = inner.registry.get(resource, &namespace, &name, ReadAt::Latest).await?;
+    let found: Option<Value> = inner
+        .registry
+        .get(resource, &namespace, &name, ReadAt::Latest)
+        .await?;
     let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, &name))?;
     inner.registry.claim_disruption(&exchange.context, &pod).await?;
     let deleted = {
         let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&value));
-        inner.registry.delete(&exchange.context, resource, &namespace, &name, &options, &gate).await?
+        inner
+            .registry
+            .delete(&exchange.context, resource, &namespace, &name, &options, &gate)
+            .await?
     };
     exchange.made(&deleted.object);
-    respond::raw(exchange, &exchange.output(false)?, StatusCode::CREATED, &respond::success(201))
+    respond::raw(
+        exchange,
+        &exchange.output(false)?,
+        StatusCode::CREATED,
+        &respond::success(201),
+    )
 }

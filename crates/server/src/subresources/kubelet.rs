@@ -30,16 +30,25 @@ pub struct KubeletAddress {
 
 impl KubeletAddress {
     pub fn authority(&self) -> String {
-        if self.host.contains(':') { format!("[{}]:{}", self.host, self.port) } else { format!("{}:{}", self.host, self.port) }
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
     }
 }
 
 /// Finds the kubelet of a node.
 pub async fn address_of(inner: &Arc<Inner>, node: &str) -> Result<KubeletAddress, Status> {
-    let resource = inner.registry.resources.get("", "v1", "nodes").ok_or_else(|| Status::internal("no resource nodes"))?;
+    let resource = inner
+        .registry
+        .resources
+        .get("", "v1", "nodes")
+        .ok_or_else(|| Status::internal("no resource nodes"))?;
     let found = inner.registry.get(resource, "", node, ReadAt::Any).await?;
     let found = found.ok_or_else(|| Status::not_found(&resource.group_resource, node))?;
-    read_address(&found).ok_or_else(|| Status::internal(format_args!("no preferred addresses found; known addresses: []")))
+    read_address(&found)
+        .ok_or_else(|| Status::internal(format_args!("no preferred addresses found; known addresses: []")))
 }
 
 /// Upstream's default order: host name first when it is all there is, addresses before names here,
@@ -48,10 +57,22 @@ fn read_address(node: &Value) -> Option<KubeletAddress> {
     let addresses = object::at(node, &["status", "addresses"]).and_then(Value::as_array)?;
     let of_type = |wanted: &str| {
         let found = addresses.iter().find(|address| address["type"] == wanted)?;
-        found["address"].as_str().filter(|text| !text.is_empty()).map(str::to_string)
+        found["address"]
+            .as_str()
+            .filter(|text| !text.is_empty())
+            .map(str::to_string)
     };
-    let host = ["InternalIP", "ExternalIP", "InternalDNS", "ExternalDNS", "Hostname"].into_iter().find_map(of_type)?;
-    let port = object::at(node, &["status", "daemonEndpoints", "kubeletEndpoint", "Port"]).and_then(Value::as_u64);
+    let host = [
+        "InternalIP",
+        "ExternalIP",
+        "InternalDNS",
+        "ExternalDNS",
+        "Hostname",
+    ]
+    .into_iter()
+    .find_map(of_type)?;
+    let port =
+        object::at(node, &["status", "daemonEndpoints", "kubeletEndpoint", "Port"]).and_then(Value::as_u64);
     let port = u16::try_from(port.filter(|port| *port != 0).unwrap_or(DEFAULT_PORT)).ok()?;
     Some(KubeletAddress { host, port })
 }
@@ -74,9 +95,15 @@ mod tests {
     fn addresses() {
         let node = json!({"status": {"addresses": [{"type": "Hostname", "address": "n"}, {"type": "InternalIP", "address": "10.0.0.1"}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": 7000}}}});
-        assert_eq!(read_address(&node).map(|a| a.authority()), Some("10.0.0.1:7000".to_string()));
+        assert_eq!(
+            read_address(&node).map(|a| a.authority()),
+            Some("10.0.0.1:7000".to_string())
+        );
         let node = json!({"status": {"addresses": [{"type": "InternalIP", "address": "fd00::1"}]}});
-        assert_eq!(read_address(&node).map(|a| a.authority()), Some("[fd00::1]:10250".to_string()));
+        assert_eq!(
+            read_address(&node).map(|a| a.authority()),
+            Some("[fd00::1]:10250".to_string())
+        );
         assert_eq!(read_address(&json!({})), None);
     }
 }

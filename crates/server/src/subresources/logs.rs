@@ -13,12 +13,23 @@ use crate::chain::Exchange;
 use crate::server::Inner;
 
 /// The options that the kubelet understands too.
-const OPTIONS: [&str; 8] =
-    ["follow", "previous", "sinceSeconds", "sinceTime", "timestamps", "tailLines", "limitBytes", "stream"];
+const OPTIONS: [&str; 8] = [
+    "follow",
+    "previous",
+    "sinceSeconds",
+    "sinceTime",
+    "timestamps",
+    "tailLines",
+    "limitBytes",
+    "stream",
+];
 
 pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -> Result<Answer, Status> {
     let info = &exchange.info;
-    let found = inner.registry.get(resource, &info.namespace, &info.name, ReadAt::Latest).await?;
+    let found = inner
+        .registry
+        .get(resource, &info.namespace, &info.name, ReadAt::Latest)
+        .await?;
     let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
     let container = container_of(&pod, exchange.query.text("container"))?;
     let node = object::at_str(&pod, &["spec", "nodeName"]);
@@ -32,7 +43,12 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
             query.push(format!("{option}={}", connect::escape(value)));
         }
     }
-    let path = format!("/containerLogs/{}/{}/{container}?{}", info.namespace, info.name, query.join("&"));
+    let path = format!(
+        "/containerLogs/{}/{}/{container}?{}",
+        info.namespace,
+        info.name,
+        query.join("&")
+    );
     connect::to_kubelet(inner, exchange, node, &path, body::full("")).await
 }
 
@@ -46,24 +62,43 @@ pub fn container_of(pod: &Value, asked: &str) -> Result<String, Status> {
             .filter_map(|container| container["name"].as_str().map(str::to_string))
             .collect()
     };
-    let (containers, init, ephemeral) = (names("containers"), names("initContainers"), names("ephemeralContainers"));
+    let (containers, init, ephemeral) = (
+        names("containers"),
+        names("initContainers"),
+        names("ephemeralContainers"),
+    );
     let pod_name = object::name(pod);
-    let annotated = object::at_str(pod, &["metadata", "annotations", "kubectl.kubernetes.io/default-container"]);
+    let annotated = object::at_str(
+        pod,
+        &[
+            "metadata",
+            "annotations",
+            "kubectl.kubernetes.io/default-container",
+        ],
+    );
     let asked = if asked.is_empty() { annotated } else { asked };
     if asked.is_empty() {
         if let [only] = containers.as_slice() {
             return Ok(only.clone());
         }
-        let mut message = format!("a container name must be specified for pod {pod_name}, choose one of: [{}]", containers.join(" "));
+        let mut message = format!(
+            "a container name must be specified for pod {pod_name}, choose one of: [{}]",
+            containers.join(" ")
+        );
         if !init.is_empty() {
             message.push_str(&format!(" or one of the init containers: [{}]", init.join(" ")));
         }
         return Err(Status::bad_request(message));
     }
-    if [&containers, &init, &ephemeral].iter().any(|names| names.iter().any(|name| name == asked)) {
+    if [&containers, &init, &ephemeral]
+        .iter()
+        .any(|names| names.iter().any(|name| name == asked))
+    {
         return Ok(asked.to_string());
     }
-    Err(Status::bad_request(format!("container {asked} is not valid for pod {pod_name}")))
+    Err(Status::bad_request(format!(
+        "container {asked} is not valid for pod {pod_name}"
+    )))
 }
 
 #[cfg(test)]
@@ -81,7 +116,13 @@ mod tests {
         };
         check(&one, "", Ok("a"));
         check(&two, "i", Ok("i"));
-        check(&two, "", Err("a container name must be specified for pod p, choose one of: [a b] or one of the init containers: [i]"));
+        check(
+            &two,
+            "",
+            Err(
+                "a container name must be specified for pod p, choose one of: [a b] or one of the init containers: [i]",
+            ),
+        );
         check(&two, "x", Err("container x is not valid for pod p"));
     }
 }

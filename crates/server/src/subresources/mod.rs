@@ -50,7 +50,10 @@ pub async fn route(
         ("status", "update") => verbs::write::update(inner, exchange, resource, body, Part::Status).await,
         ("status", "patch") => verbs::patch::patch(inner, exchange, resource, body, Part::Status).await,
         ("finalize", "update") => {
-            let part = Part::Other { prepare: finalize::prepare, validate: finalize::validate };
+            let part = Part::Other {
+                prepare: finalize::prepare,
+                validate: finalize::validate,
+            };
             verbs::write::update(inner, exchange, resource, body, part).await
         }
         ("scale", "get") => scale::get(inner, exchange, resource).await,
@@ -62,7 +65,10 @@ pub async fn route(
         ("log", "get") => logs::get(inner, exchange, resource).await,
         ("exec" | "attach" | "portforward", _) => connect::pod_stream(inner, exchange, resource, body).await,
         ("proxy", _) => connect::proxy(inner, exchange, resource, body).await,
-        _ => Err(Status::not_built(format_args!("{} of {}/{name}", verb, resource.plural))),
+        _ => Err(Status::not_built(format_args!(
+            "{} of {}/{name}",
+            verb, resource.plural
+        ))),
     }
 }
 
@@ -76,8 +82,12 @@ pub async fn virtual_resource(
     match (resource.facts.group, resource.facts.plural) {
         ("", "bindings") => binding::create(inner, exchange, body).await,
         ("", "componentstatuses") => component_status::read(inner, exchange, resource).await,
-        ("authentication.k8s.io", "tokenreviews") => token_review::review(inner, exchange, resource, body).await,
-        ("authentication.k8s.io", "selfsubjectreviews") => token_review::self_review(exchange, resource, body).await,
+        ("authentication.k8s.io", "tokenreviews") => {
+            token_review::review(inner, exchange, resource, body).await
+        }
+        ("authentication.k8s.io", "selfsubjectreviews") => {
+            token_review::self_review(exchange, resource, body).await
+        }
         ("authorization.k8s.io", _) => access_review::create(inner, exchange, resource, body).await,
         _ => Err(Status::not_built(&resource.group_resource)),
     }

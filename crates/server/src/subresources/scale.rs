@@ -25,7 +25,10 @@ fn gvk() -> GroupVersionKind {
 pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -> Result<Answer, Status> {
     let output = exchange.output(false)?;
     let info = &exchange.info;
-    let found = inner.registry.get(resource, &info.namespace, &info.name, ReadAt::Latest).await?;
+    let found = inner
+        .registry
+        .get(resource, &info.namespace, &info.name, ReadAt::Latest)
+        .await?;
     let workload = found.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
     respond::raw(exchange, &output, StatusCode::OK, &scale_of(&workload))
 }
@@ -42,7 +45,10 @@ pub async fn update(
     let options = WriteOptions::read(&exchange.query, "UpdateOptions")?;
     let scale = decode::typed(exchange, &gvk(), options.field_validation, &bytes)?;
     check_name(exchange, &scale)?;
-    write(inner, exchange, resource, &options, &mut |workload| apply_scale(workload, &scale)).await
+    write(inner, exchange, resource, &options, &mut |workload| {
+        apply_scale(workload, &scale)
+    })
+    .await
 }
 
 pub async fn patch(
@@ -75,7 +81,13 @@ async fn write(
     apply: &mut (dyn FnMut(&Value) -> Result<Value, Status> + Send),
 ) -> Result<Answer, Status> {
     exchange.context.dry_run = options.dry_run;
-    let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&options.value));
+    let gate = Admission::new(
+        &inner.chain,
+        &inner.registry,
+        exchange,
+        resource,
+        Some(&options.value),
+    );
     let info = &exchange.info;
     let mut transform = |current: Option<&Value>| match current {
         Some(workload) => apply(workload),
@@ -83,8 +95,22 @@ async fn write(
     };
     let updated = inner
         .registry
-        .update(&exchange.context, resource, &info.namespace, &info.name, Part::Main, false, &mut transform, &gate)
+        .update(
+            &exchange.context,
+            resource,
+            &info.namespace,
+            &info.name,
+            Part::Main,
+            false,
+            &mut transform,
+            &gate,
+        )
         .await?;
     exchange.made(&updated.object);
-    respond::raw(exchange, &exchange.output(false)?, StatusCode::OK, &scale_of(&updated.object))
+    respond::raw(
+        exchange,
+        &exchange.output(false)?,
+        StatusCode::OK,
+        &scale_of(&updated.object),
+    )
 }

@@ -27,14 +27,24 @@ pub async fn create(
     let gvk = GroupVersionKind::new("authentication.k8s.io", "v1", "TokenRequest");
     let (mut request, _) = read_body(exchange, &gvk, body).await?;
     let (namespace, name) = (exchange.info.namespace.clone(), exchange.info.name.clone());
-    let seconds = object::at(&request, &["spec", "expirationSeconds"]).and_then(Value::as_i64).unwrap_or(DEFAULT_SECONDS);
+    let seconds = object::at(&request, &["spec", "expirationSeconds"])
+        .and_then(Value::as_i64)
+        .unwrap_or(DEFAULT_SECONDS);
     check_seconds(seconds)?;
-    let Some(issuer) = &inner.issuer else { return Err(Status::not_built("tokens without a service-account key")) };
-    let account = inner.registry.get(resource, &namespace, &name, ReadAt::Latest).await?;
+    let Some(issuer) = &inner.issuer else {
+        return Err(Status::not_built("tokens without a service-account key"));
+    };
+    let account = inner
+        .registry
+        .get(resource, &namespace, &name, ReadAt::Latest)
+        .await?;
     let account = account.ok_or_else(|| Status::not_found(&resource.group_resource, &name))?;
     let mut token = TokenRequest {
         namespace: namespace.clone(),
-        service_account: BoundObject { name: name.clone(), uid: object::uid(&account).to_string() },
+        service_account: BoundObject {
+            name: name.clone(),
+            uid: object::uid(&account).to_string(),
+        },
         pod: None,
         secret: None,
         node: None,
@@ -53,10 +63,18 @@ pub async fn create(
     let signed = issuer.issue(token).map_err(Status::internal)?;
     object::put(&mut request, &["spec", "expirationSeconds"], json!(seconds));
     object::put(&mut request, &["spec", "audiences"], json!(signed.audiences));
-    object::put(&mut request, &["status"], json!({"token": signed.token, "expirationTimestamp": time::format_seconds(expires)}));
+    object::put(
+        &mut request,
+        &["status"],
+        json!({"token": signed.token, "expirationTimestamp": time::format_seconds(expires)}),
+    );
     object::set(&mut request, "name", name);
     object::set(&mut request, "namespace", namespace);
-    object::set(&mut request, "creationTimestamp", time::format_seconds(inner.registry.now()));
+    object::set(
+        &mut request,
+        "creationTimestamp",
+        time::format_seconds(inner.registry.now()),
+    );
     respond::raw(exchange, &exchange.output(false)?, StatusCode::CREATED, &request)
 }
 
@@ -70,12 +88,24 @@ fn check_seconds(seconds: i64) -> Result<(), Status> {
         return Ok(());
     };
     let error = field::Error::invalid(&path, seconds, detail);
-    Err(Status::invalid(&GroupKind::new("authentication.k8s.io", "TokenRequest"), "", &[error]))
+    Err(Status::invalid(
+        &GroupKind::new("authentication.k8s.io", "TokenRequest"),
+        "",
+        &[error],
+    ))
 }
 
 /// Binds the token to the pod, secret or node that the request names.
-async fn bind(inner: &Arc<Inner>, request: &Value, namespace: &str, account: &str, token: &mut TokenRequest) -> Result<(), Status> {
-    let Some(reference) = object::at(request, &["spec", "boundObjectRef"]) else { return Ok(()) };
+async fn bind(
+    inner: &Arc<Inner>,
+    request: &Value,
+    namespace: &str,
+    account: &str,
+    token: &mut TokenRequest,
+) -> Result<(), Status> {
+    let Some(reference) = object::at(request, &["spec", "boundObjectRef"]) else {
+        return Ok(());
+    };
     let text = |field: &str| reference.get(field).and_then(Value::as_str).unwrap_or("");
     let (kind, version, name, uid) = (text("kind"), text("apiVersion"), text("name"), text("uid"));
     let (plural, namespace) = match (version, kind) {
@@ -90,15 +120,29 @@ async fn bind(inner: &Arc<Inner>, request: &Value, namespace: &str, account: &st
             )));
         }
     };
-    let resource = inner.registry.resources.get("", "v1", plural).ok_or_else(|| Status::internal("no such resource"))?;
-    let found = inner.registry.get(resource, namespace, name, ReadAt::Latest).await?;
+    let resource = inner
+        .registry
+        .resources
+        .get("", "v1", plural)
+        .ok_or_else(|| Status::internal("no such resource"))?;
+    let found = inner
+        .registry
+        .get(resource, namespace, name, ReadAt::Latest)
+        .await?;
     let found = found.ok_or_else(|| Status::not_found(&resource.group_resource, name))?;
     if !uid.is_empty() && uid != object::uid(&found) {
-        return Err(Status::conflict(&resource.group_resource, name, format_args!(
-            "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
-        )));
+        return Err(Status::conflict(
+            &resource.group_resource,
+            name,
+            format_args!(
+                "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
+            ),
+        ));
     }
-    let bound = BoundObject { name: name.to_string(), uid: object::uid(&found).to_string() };
+    let bound = BoundObject {
+        name: name.to_string(),
+        uid: object::uid(&found).to_string(),
+    };
     match kind {
         "Secret" => token.secret = Some(bound),
         "Node" => token.node = Some(bound),
@@ -113,9 +157,20 @@ async fn bind(inner: &Arc<Inner>, request: &Value, namespace: &str, account: &st
             token.pod = Some(bound);
             let node = object::at_str(&found, &["spec", "nodeName"]);
             if !node.is_empty() {
-                let nodes = inner.registry.resources.get("", "v1", "nodes").ok_or_else(|| Status::internal("no such resource"))?;
-                let uid = inner.registry.get(nodes, "", node, ReadAt::Any).await?.map(|node| object::uid(&node).to_string());
-                token.node = Some(BoundObject { name: node.to_string(), uid: uid.unwrap_or_default() });
+                let nodes = inner
+                    .registry
+                    .resources
+                    .get("", "v1", "nodes")
+                    .ok_or_else(|| Status::internal("no such resource"))?;
+                let uid = inner
+                    .registry
+                    .get(nodes, "", node, ReadAt::Any)
+                    .await?
+                    .map(|node| object::uid(&node).to_string());
+                token.node = Some(BoundObject {
+                    name: node.to_string(),
+                    uid: uid.unwrap_or_default(),
+                });
             }
         }
     }

@@ -23,7 +23,9 @@ pub async fn review(
     let (mut review, _) = read_body(exchange, &gvk_of(resource), body).await?;
     let token = object::at_str(&review, &["spec", "token"]).to_string();
     if token.is_empty() {
-        return Err(Status::bad_request("token is required for TokenReview in authentication"));
+        return Err(Status::bad_request(
+            "token is required for TokenReview in authentication",
+        ));
     }
     let asked: Vec<String> = object::at(&review, &["spec", "audiences"])
         .and_then(Value::as_array)
@@ -33,9 +35,16 @@ pub async fn review(
         .collect();
     let status = match &inner.authenticator.tokens {
         None => json!({"authenticated": false, "user": {}}),
-        Some(verifier) => match verifier.verify(&token, (!asked.is_empty()).then_some(asked.as_slice())).await {
+        Some(verifier) => match verifier
+            .verify(&token, (!asked.is_empty()).then_some(asked.as_slice()))
+            .await
+        {
             Ok(user) => {
-                let audiences = if asked.is_empty() { inner.audiences.clone() } else { asked };
+                let audiences = if asked.is_empty() {
+                    inner.audiences.clone()
+                } else {
+                    asked
+                };
                 json!({"authenticated": true, "user": user_value(&user), "audiences": audiences})
             }
             Err(error) => {

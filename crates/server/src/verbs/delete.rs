@@ -4,10 +4,8 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use serde_json::Value;
-use skiff_api::facts;
 use skiff_meta::Status;
 use skiff_registry::{DeleteOptions, Deleted, Resource, encode, is_not_found, object};
-use skiff_schema::decode as schema_decode;
 
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
@@ -30,20 +28,43 @@ pub async fn delete(
     let deleted = {
         let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&value));
         let info = &exchange.info;
-        inner.registry.delete(&exchange.context, resource, &info.namespace, &info.name, &options, &gate).await?
+        inner
+            .registry
+            .delete(
+                &exchange.context,
+                resource,
+                &info.namespace,
+                &info.name,
+                &options,
+                &gate,
+            )
+            .await?
     };
     exchange.made(&deleted.object);
     answer(exchange, resource, deleted, &options)
 }
 
-fn answer(exchange: &Exchange, resource: &Resource, deleted: Deleted, options: &DeleteOptions) -> Result<Answer, Status> {
+fn answer(
+    exchange: &Exchange,
+    resource: &Resource,
+    deleted: Deleted,
+    options: &DeleteOptions,
+) -> Result<Answer, Status> {
     let accepted = !deleted.gone && options.orphan_dependents == Some(false);
-    let code = if accepted { StatusCode::ACCEPTED } else { StatusCode::OK };
+    let code = if accepted {
+        StatusCode::ACCEPTED
+    } else {
+        StatusCode::OK
+    };
     if resource.returns_deleted || !(deleted.gone || deleted.pending) {
         return respond::object(exchange, resource, code, Stored::Value(deleted.object));
     }
     let object = &deleted.object;
-    let status = Status::deleted(&resource.group_resource, object::name(object), object::uid(object));
+    let status = Status::deleted(
+        &resource.group_resource,
+        object::name(object),
+        object::uid(object),
+    );
     respond::raw(exchange, &exchange.output(false)?, code, &status.to_value())
 }
 
@@ -53,19 +74,7 @@ async fn options(exchange: &Exchange, body: Body) -> Result<(Value, DeleteOption
     let value = if bytes.is_empty() {
         query::delete_options(&exchange.query)?
     } else {
-        let format = decode::format_of(exchange)?;
-        let document = schema_decode::Document::parse(&bytes, format)
-            .map_err(|error| Status::bad_request(format!("couldn't get version/kind; json parse error: {error}")))?;
-        let schema = facts::schema();
-        let Some(id) = schema.by_name("io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions") else {
-            return Err(Status::internal("no type DeleteOptions"));
-        };
-        let checked = document.check(schema, id).map_err(|error| Status::bad_request(error.to_string()))?;
-        let kind = checked.value.get("kind").and_then(Value::as_str).unwrap_or("");
-        if !kind.is_empty() && kind != "DeleteOptions" {
-            return Err(Status::bad_request("decoded object cannot be converted to DeleteOptions"));
-        }
-        checked.value
+        decode::delete_options(exchange, &bytes)?
     };
     let options = DeleteOptions::from_value(&value)?;
     Ok((value, options))
@@ -82,12 +91,19 @@ pub async fn delete_collection(
     let list = read::list_options(exchange, resource, false)?;
     let (value, options) = options(exchange, body).await?;
     exchange.context.dry_run = options.dry_run;
-    let listed = inner.registry.list(resource, read::cache_list(exchange, &list)?).await?;
+    let listed = inner
+        .registry
+        .list(resource, read::cache_list(exchange, &list)?)
+        .await?;
     {
         let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&value));
         for entry in &listed.items {
             let (namespace, name) = (&*entry.head.namespace, &*entry.head.name);
-            match inner.registry.delete(&exchange.context, resource, namespace, name, &options, &gate).await {
+            match inner
+                .registry
+                .delete(&exchange.context, resource, namespace, name, &options, &gate)
+                .await
+            {
                 Ok(_) => {}
                 Err(status) if is_not_found(&status) => {}
                 Err(status) => return Err(status),

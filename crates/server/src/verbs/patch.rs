@@ -27,9 +27,11 @@ pub fn patch_type(exchange: &Exchange) -> Result<PatchType, Status> {
         "application/json-patch+json" => Ok(PatchType::Json),
         "application/merge-patch+json" => Ok(PatchType::Merge),
         "application/strategic-merge-patch+json" => Ok(PatchType::StrategicMerge),
-        "application/apply-patch+yaml" | "application/apply-patch+cbor" => Err(Status::unsupported_media_type(
-            "skiff does not support server-side apply (application/apply-patch+yaml) yet; use client-side apply",
-        )),
+        "application/apply-patch+yaml" | "application/apply-patch+cbor" => {
+            Err(Status::unsupported_media_type(
+                "skiff does not support server-side apply (application/apply-patch+yaml) yet; use client-side apply",
+            ))
+        }
         _ => Err(Status::unsupported_media_type(
             "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json",
         )),
@@ -64,12 +66,17 @@ impl Patch {
 fn patch_error(error: PatchError) -> Status {
     match error {
         PatchError::BadRequest(text) => Status::bad_request(text),
-        PatchError::TooLarge(text) => Status::too_large(text.trim_start_matches("Request entity too large: ")),
+        PatchError::TooLarge(text) => {
+            Status::too_large(text.trim_start_matches("Request entity too large: "))
+        }
         PatchError::Unprocessable(text) => {
             // COMPAT: upstream's generic response does not tell what was wrong; the log does.
             tracing::debug!(text, "a patch cannot be applied");
-            let mut status =
-                Status::failure(422, "Invalid", "the server rejected our request due to an error in our request");
+            let mut status = Status::failure(
+                422,
+                "Invalid",
+                "the server rejected our request due to an error in our request",
+            );
             status.details = Some(Box::default());
             status
         }
@@ -93,7 +100,13 @@ pub async fn patch(
         let _stage = exchange.context.stage("decode");
         Patch::parse(kind, &bytes, options.field_validation)?
     };
-    let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&options.value));
+    let gate = Admission::new(
+        &inner.chain,
+        &inner.registry,
+        exchange,
+        resource,
+        Some(&options.value),
+    );
     let (info, context) = (&exchange.info, &exchange.context);
     let mut transform = |current: Option<&Value>| {
         let current = current.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
@@ -102,7 +115,16 @@ pub async fn patch(
     };
     let updated = inner
         .registry
-        .update(context, resource, &info.namespace, &info.name, part, false, &mut transform, &gate)
+        .update(
+            context,
+            resource,
+            &info.namespace,
+            &info.name,
+            part,
+            false,
+            &mut transform,
+            &gate,
+        )
         .await?;
     exchange.made(&updated.object);
     respond::object(exchange, resource, StatusCode::OK, Stored::Value(updated.object))
@@ -119,7 +141,13 @@ fn apply(
     let mut current = stored.clone();
     resource.from_stored(&mut current);
     let patched = patch.apply(resource.facts.type_id, &current)?;
-    let value = decode::patched(context, resource, validation, patched, patch.decoded.strict_errors.clone())?;
+    let value = decode::patched(
+        context,
+        resource,
+        validation,
+        patched,
+        patch.decoded.strict_errors.clone(),
+    )?;
     let (old, new) = (object::name(stored), object::name(&value));
     if old != new {
         return Err(Status::bad_request(format!(

@@ -7,7 +7,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use skiff_meta::Status;
-use skiff_registry::{ListResult, ReadAt, Resource, encode, hooks};
+use skiff_registry::{CacheError, ListResult, ReadAt, Resource, cache_error, encode, hooks};
 
 use crate::body::Answer;
 use crate::chain::Exchange;
@@ -23,11 +23,19 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
     exchange.output(false)?;
     let info = &exchange.info;
     let at = get_version(exchange.query.text("resourceVersion"))?;
-    let found = inner.registry.get_entry(resource, &info.namespace, &info.name, at).await?;
+    let found = inner
+        .registry
+        .get_entry(resource, &info.namespace, &info.name, at)
+        .await?;
     let Some(entry) = found else {
         return Err(Status::not_found(&resource.group_resource, &info.name));
     };
-    respond::object(exchange, resource, StatusCode::OK, Stored::Bytes(entry.bytes.clone()))
+    respond::object(
+        exchange,
+        resource,
+        StatusCode::OK,
+        Stored::Bytes(entry.bytes.clone()),
+    )
 }
 
 /// How fresh a get must be.
@@ -35,13 +43,19 @@ fn get_version(text: &str) -> Result<ReadAt, Status> {
     match text {
         "" => Ok(ReadAt::Latest),
         "0" => Ok(ReadAt::Any),
-        text => text.parse().map(ReadAt::NotOlderThan).map_err(|_| bad_version(text)),
+        text => text
+            .parse()
+            .map(ReadAt::NotOlderThan)
+            .map_err(|_| bad_version(text)),
     }
 }
 
 pub fn bad_version(text: &str) -> Status {
     use skiff_meta::{GroupKind, field};
-    let why = format!("strconv.ParseUint: parsing {}: invalid syntax", field::quote(text));
+    let why = format!(
+        "strconv.ParseUint: parsing {}: invalid syntax",
+        field::quote(text)
+    );
     let error = field::Error::invalid(&field::Path::new("resourceVersion"), text, why);
     Status::invalid(&GroupKind::new("", "ListOptions"), text, &[error])
 }
@@ -49,9 +63,18 @@ pub fn bad_version(text: &str) -> Status {
 /// The list options of a request, with the field names that the kind can be selected by.
 pub fn list_options(exchange: &Exchange, resource: &Resource, watch: bool) -> Result<ListOptions, Status> {
     let empty = json!({});
-    let selectable: Vec<&'static str> = (resource.rules.selectable)(&empty).into_iter().map(|(name, _)| name).collect();
-    let name = if exchange.info.parts.len() >= 2 { exchange.info.name.as_str() } else { "" };
-    ListOptions::read(&exchange.query, watch, name, &selectable, |field| hooks::stored_field(resource, field))
+    let selectable: Vec<&'static str> = (resource.rules.selectable)(&empty)
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+    let name = if exchange.info.parts.len() >= 2 {
+        exchange.info.name.as_str()
+    } else {
+        ""
+    };
+    ListOptions::read(&exchange.query, watch, name, &selectable, |field| {
+        hooks::stored_field(resource, field)
+    })
 }
 
 /// The read that the options ask of the cache.
@@ -67,7 +90,9 @@ pub fn cache_list(exchange: &Exchange, options: &ListOptions) -> Result<skiff_re
         _ => ReadAt::NotOlderThan(number()?),
     };
     if !options.continue_token.is_empty() && !matches!(version, "" | "0") {
-        return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
+        return Err(Status::bad_request(
+            "specifying resource version is not allowed when using continue",
+        ));
     }
     let mut namespace = (!exchange.info.namespace.is_empty()).then(|| exchange.info.namespace.clone());
     if namespace.is_none()
@@ -89,8 +114,22 @@ pub fn cache_list(exchange: &Exchange, options: &ListOptions) -> Result<skiff_re
 pub async fn list(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -> Result<Answer, Status> {
     let output = exchange.output(false)?;
     let options = list_options(exchange, resource, false)?;
-    let listed = inner.registry.list(resource, cache_list(exchange, &options)?).await?;
-    answer_list(exchange, resource, &output, listed)
+    match inner
+        .registry
+        .cache(resource)
+        .list(cache_list(exchange, &options)?)
+        .await
+    {
+        Ok(listed) => answer_list(exchange, resource, &output, listed),
+        Err(CacheError::ExpiredContinue { token }) => {
+            // The token lets a client go on with what there is now, if it can live with that.
+            let status = cache_error(CacheError::ExpiredContinue { token: token.clone() });
+            let mut value = status.to_value();
+            value["metadata"]["continue"] = json!(token);
+            respond::raw(exchange, &output, StatusCode::GONE, &value)
+        }
+        Err(error) => Err(cache_error(error)),
+    }
 }
 
 /// Answers with a list in the form asked for.
@@ -105,7 +144,11 @@ pub fn answer_list(
         Transform::None if output.format == Format::Json && !output.pretty => {
             let mut items = Vec::with_capacity(listed.items.len());
             for entry in listed.items {
-                let item = match resource.served_as_stored().then(|| Item::cached(entry.clone(), &resource.opening)).flatten() {
+                let item = match resource
+                    .served_as_stored()
+                    .then(|| Item::cached(entry.clone(), &resource.opening))
+                    .flatten()
+                {
                     Some(item) => item,
                     None => Item::Made(made_item(resource, &entry.bytes)?.to_string().into_bytes()),
                 };
@@ -118,8 +161,11 @@ pub fn answer_list(
             Ok(stream(exchange, ListBody::new(Bytes::from(head), items)))
         }
         Transform::None => {
-            let items: Result<Vec<Value>, Status> =
-                listed.items.iter().map(|entry| made_item(resource, &entry.bytes)).collect();
+            let items: Result<Vec<Value>, Status> = listed
+                .items
+                .iter()
+                .map(|entry| made_item(resource, &entry.bytes))
+                .collect();
             let value = json!({"kind": format!("{}List", resource.kind), "apiVersion": resource.api_version,
                 "metadata": metadata, "items": items?});
             respond::raw(exchange, output, StatusCode::OK, &value)
@@ -129,10 +175,21 @@ pub fn answer_list(
             let now = jiff::Timestamp::now().as_second();
             let mut rows = Vec::with_capacity(listed.items.len());
             for entry in &listed.items {
-                rows.push(table::row(resource, &encode::decode(&entry.bytes)?, version, include, now));
+                rows.push(table::row(
+                    resource,
+                    &encode::decode(&entry.bytes)?,
+                    version,
+                    include,
+                    now,
+                ));
             }
             let columns = table::columns(resource);
-            respond::raw(exchange, output, StatusCode::OK, &table::table(version, metadata, columns, rows))
+            respond::raw(
+                exchange,
+                output,
+                StatusCode::OK,
+                &table::table(version, metadata, columns, rows),
+            )
         }
         Transform::PartialObjectMetadataList(version) | Transform::PartialObjectMetadata(version) => {
             if let Transform::PartialObjectMetadata(_) = output.transform {
@@ -182,7 +239,8 @@ fn stream(exchange: &Exchange, list: ListBody) -> Answer {
     let gzip = list.len() >= compress::THRESHOLD as u64 && compress::accepted(exchange);
     let body = if gzip { list.gzip() } else { list };
     let mut response = Response::new(body.boxed_unsync());
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if gzip { compress::mark(response) } else { response }
 }
-

@@ -25,10 +25,20 @@ use crate::verbs::read;
 /// Upstream's `--min-request-timeout`: a watch without a timeout lasts this long, and up to twice that.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1800);
 
-pub async fn watch(inner: &Arc<Inner>, exchange: &Exchange, resource: &Arc<Resource>) -> Result<Answer, Status> {
+pub async fn watch(
+    inner: &Arc<Inner>,
+    exchange: &Exchange,
+    resource: &Arc<Resource>,
+) -> Result<Answer, Status> {
     let output = exchange.output(true)?;
     let options = read::list_options(exchange, resource, true)?;
-    let scope = read::cache_list(exchange, &ListOptions { resource_version: String::new(), ..options.clone() })?;
+    let scope = read::cache_list(
+        exchange,
+        &ListOptions {
+            resource_version: String::new(),
+            ..options.clone()
+        },
+    )?;
     let watch = WatchOptions {
         namespace: scope.namespace,
         labels: scope.labels,
@@ -56,12 +66,20 @@ pub async fn watch(inner: &Arc<Inner>, exchange: &Exchange, resource: &Arc<Resou
     let body = match first {
         Ok(watcher) => {
             let deadline = Instant::now() + timeout;
-            let running = Running { watcher, shape, deadline, inner: inner.clone(), ended: false };
+            let running = Running {
+                watcher,
+                shape,
+                deadline,
+                inner: inner.clone(),
+                ended: false,
+            };
             inner.metrics.watchers.fetch_add(1, Ordering::Relaxed);
             let frames = stream::unfold(running, Running::step);
             StreamBody::new(frames).boxed_unsync()
         }
-        Err(frame) => StreamBody::new(stream::iter([Ok::<_, BoxError>(Frame::data(frame))]).boxed()).boxed_unsync(),
+        Err(frame) => {
+            StreamBody::new(stream::iter([Ok::<_, BoxError>(Frame::data(frame))]).boxed()).boxed_unsync()
+        }
     };
     let mut response = Response::new(body);
     let content_type = HeaderValue::from_static("application/json");
@@ -85,7 +103,10 @@ fn from(options: &ListOptions) -> Result<WatchFrom, Status> {
 }
 
 fn error_frame(status: &Status) -> Bytes {
-    Bytes::from(format!("{}\n", json!({"type": "ERROR", "object": status.to_value()})))
+    Bytes::from(format!(
+        "{}\n",
+        json!({"type": "ERROR", "object": status.to_value()})
+    ))
 }
 
 /// An open watch.
@@ -150,7 +171,10 @@ impl Shape {
             Some(entry) => self.object(&entry.bytes)?,
             None => self.bookmark(event),
         };
-        Ok(Bytes::from(format!("{}\n", json!({"type": event.kind.as_str(), "object": object}))))
+        Ok(Bytes::from(format!(
+            "{}\n",
+            json!({"type": event.kind.as_str(), "object": object})
+        )))
     }
 
     fn object(&mut self, bytes: &[u8]) -> Result<Value, Status> {
@@ -161,7 +185,11 @@ impl Shape {
                 value
             }
             Transform::Table(version) => {
-                let columns = if std::mem::replace(&mut self.headed, true) { Value::Null } else { table::columns(&self.resource) };
+                let columns = if std::mem::replace(&mut self.headed, true) {
+                    Value::Null
+                } else {
+                    table::columns(&self.resource)
+                };
                 let now = jiff::Timestamp::now().as_second();
                 let metadata = json!({"resourceVersion": skiff_registry::object::resource_version(&value)});
                 let row = table::row(&self.resource, &value, version, self.include, now);
@@ -180,7 +208,9 @@ impl Shape {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
         match &self.transform {
-            Transform::None => json!({"kind": self.resource.kind, "apiVersion": self.resource.api_version, "metadata": metadata}),
+            Transform::None => {
+                json!({"kind": self.resource.kind, "apiVersion": self.resource.api_version, "metadata": metadata})
+            }
             Transform::Table(version) => {
                 json!({"kind": "Table", "apiVersion": format!("meta.k8s.io/{version}"), "metadata": metadata, "columnDefinitions": null, "rows": []})
             }

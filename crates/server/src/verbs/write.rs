@@ -29,15 +29,38 @@ pub async fn create(
     let mut value = decode::object(exchange, resource, options.field_validation, &bytes)?;
     // A new object has no system metadata, whatever the client sends.
     let metadata = object::metadata_mut(&mut value);
-    for field in ["creationTimestamp", "uid", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "managedFields"] {
+    for field in [
+        "creationTimestamp",
+        "uid",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "selfLink",
+        "managedFields",
+    ] {
         metadata.remove(field);
     }
-    if metadata.remove("resourceVersion").is_some_and(|version| version.as_str().is_some_and(|v| !v.is_empty() && v != "0")) {
-        return Err(Status::failure(500, "", "resourceVersion should not be set on objects to be created"));
+    if metadata
+        .remove("resourceVersion")
+        .is_some_and(|version| version.as_str().is_some_and(|v| !v.is_empty() && v != "0"))
+    {
+        return Err(Status::failure(
+            500,
+            "",
+            "resourceVersion should not be set on objects to be created",
+        ));
     }
     let namespace = exchange.info.namespace.clone();
-    let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&options.value));
-    let stored = inner.registry.create(&exchange.context, resource, &namespace, value, &gate).await?;
+    let gate = Admission::new(
+        &inner.chain,
+        &inner.registry,
+        exchange,
+        resource,
+        Some(&options.value),
+    );
+    let stored = inner
+        .registry
+        .create(&exchange.context, resource, &namespace, value, &gate)
+        .await?;
     exchange.made(&stored);
     respond::object(exchange, resource, StatusCode::CREATED, Stored::Value(stored))
 }
@@ -57,15 +80,34 @@ pub async fn update(
     let value = decode::object(exchange, resource, options.field_validation, &bytes)?;
     check_name(exchange, &value)?;
     let info = &exchange.info;
-    let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&options.value));
+    let gate = Admission::new(
+        &inner.chain,
+        &inner.registry,
+        exchange,
+        resource,
+        Some(&options.value),
+    );
     let mut transform = |_: Option<&Value>| Ok(value.clone());
     let allow_create = resource.rules.allow_create_on_update && matches!(part, Part::Main);
     let updated = inner
         .registry
-        .update(&exchange.context, resource, &info.namespace, &info.name, part, allow_create, &mut transform, &gate)
+        .update(
+            &exchange.context,
+            resource,
+            &info.namespace,
+            &info.name,
+            part,
+            allow_create,
+            &mut transform,
+            &gate,
+        )
         .await?;
     exchange.made(&updated.object);
-    let code = if updated.created { StatusCode::CREATED } else { StatusCode::OK };
+    let code = if updated.created {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
     respond::object(exchange, resource, code, Stored::Value(updated.object))
 }
 

@@ -45,7 +45,9 @@ impl Cluster {
         let (private_key, public_key) = pki.service_account_keys().expect("a key");
         let issuer = "https://kubernetes.default.svc.cluster.local".to_string();
         let names = ["localhost".to_string(), "127.0.0.1".to_string()];
-        let identity = pki.serving("apiserver", "kube-apiserver", &names).expect("a certificate");
+        let identity = pki
+            .serving("apiserver", "kube-apiserver", &names)
+            .expect("a certificate");
         let tls = Arc::new(skiff_pki::server_config(&identity, Some(pki.ca_certificate())).expect("TLS"));
         let shutdown = CancellationToken::new();
         let server = Server::start(ServerConfig {
@@ -55,7 +57,12 @@ impl Cluster {
             advertise_address: "192.0.2.1".parse().expect("an address"),
             advertise_port: 6443,
             tls,
-            service_account: Some(ServiceAccountKey { private_key, public_key, issuer, audiences: Vec::new() }),
+            service_account: Some(ServiceAccountKey {
+                private_key,
+                public_key,
+                issuer,
+                audiences: Vec::new(),
+            }),
             anonymous: true,
             admission: skiff_admission::Chain::recommended(),
             kubelet: None,
@@ -65,7 +72,12 @@ impl Cluster {
         })
         .await
         .expect("starts");
-        Cluster { server, shutdown, pki, dir }
+        Cluster {
+            server,
+            shutdown,
+            pki,
+            dir,
+        }
     }
 
     pub fn admin(&self) -> InProcess {
@@ -73,7 +85,8 @@ impl Cluster {
     }
 
     pub async fn send(&self, method: &str, uri: &str, content_type: &str, body: impl Into<Bytes>) -> Reply {
-        self.send_as(self.admin(), method, uri, &[("content-type", content_type)], body).await
+        self.send_as(self.admin(), method, uri, &[("content-type", content_type)], body)
+            .await
     }
 
     pub async fn send_as(
@@ -97,7 +110,8 @@ impl Cluster {
     }
 
     pub async fn post(&self, uri: &str, value: Value) -> Reply {
-        self.send("POST", uri, "application/json", value.to_string()).await
+        self.send("POST", uri, "application/json", value.to_string())
+            .await
     }
 
     pub async fn put(&self, uri: &str, value: Value) -> Reply {
@@ -105,18 +119,31 @@ impl Cluster {
     }
 
     pub async fn patch(&self, uri: &str, kind: &str, value: Value) -> Reply {
-        self.send("PATCH", uri, &format!("application/{kind}+json"), value.to_string()).await
+        self.send(
+            "PATCH",
+            uri,
+            &format!("application/{kind}+json"),
+            value.to_string(),
+        )
+        .await
     }
 
     pub async fn delete(&self, uri: &str, options: Value) -> Reply {
-        self.send("DELETE", uri, "application/json", options.to_string()).await
+        self.send("DELETE", uri, "application/json", options.to_string())
+            .await
     }
 
     pub async fn watch(&self, uri: &str) -> Frames {
-        let request = Request::builder().uri(uri).body(Full::<Bytes>::default()).expect("a request");
+        let request = Request::builder()
+            .uri(uri)
+            .body(Full::<Bytes>::default())
+            .expect("a request");
         let answer = self.admin().oneshot(request).await.expect("answers");
         assert_eq!(answer.status(), 200);
-        Frames { body: answer.into_body(), rest: Vec::new() }
+        Frames {
+            body: answer.into_body(),
+            rest: Vec::new(),
+        }
     }
 }
 
@@ -155,6 +182,10 @@ impl Frames {
     /// The next event in short: `ADDED name`.
     pub async fn brief(&mut self) -> String {
         let event = self.next().await.expect("an event");
-        format!("{} {}", event["type"].as_str().expect("a type"), event["object"]["metadata"]["name"].as_str().unwrap_or("-"))
+        format!(
+            "{} {}",
+            event["type"].as_str().expect("a type"),
+            event["object"]["metadata"]["name"].as_str().unwrap_or("-")
+        )
     }
 }
