@@ -195,6 +195,19 @@ pub fn kind(group: &str, kind: &str) -> &'static Kind {
         .unwrap_or(&GENERIC)
 }
 
+/// The warning that every request for a deprecated version gets.
+pub fn deprecation(group: &str, version: &str, kind: &str) -> Option<&'static str> {
+    match (group, version, kind) {
+        ("", "v1", "ComponentStatus" | "ComponentStatusList") => {
+            Some("v1 ComponentStatus is deprecated in v1.19+")
+        }
+        ("", "v1", "Endpoints" | "EndpointsList") => {
+            Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
+        }
+        _ => None,
+    }
+}
+
 /// What a kind without a file of its own gets.
 pub static GENERIC: Kind = BASE;
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::rolling::{
     amount, at_most, at_most_100_percent, int_or_percent, not_decremented, required_selector,
 };
-use crate::core::{pod_defaults, pod_spec};
+use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, number, text};
@@ -91,6 +91,7 @@ pub static DEPLOYMENT: Kind = Kind {
     ],
     row: deployment_row,
     has_status: true,
+    warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
     ..BASE
 };
 

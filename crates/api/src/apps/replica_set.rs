@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::rolling::required_selector;
 use crate::core::replication_controller::replica_counts;
-use crate::core::{pod_defaults, pod_spec};
+use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, integer, wide};
 use crate::node::{Node, at, number};
@@ -64,6 +64,7 @@ pub static REPLICA_SET: Kind = Kind {
         ]
     },
     has_status: true,
+    warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
     ..BASE
 };
 

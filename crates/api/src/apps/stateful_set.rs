@@ -6,7 +6,7 @@ use skiff_meta::{field, names};
 use super::rolling::{
     amount, at_most, at_most_100_percent, int_or_percent, not_decremented, required_selector,
 };
-use crate::core::{claim, pod_defaults, pod_spec};
+use crate::core::{claim, pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, number, same, text};
@@ -76,6 +76,7 @@ pub static STATEFUL_SET: Kind = Kind {
     },
     has_status: true,
     name_rule: object_meta::dns_label,
+    warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
     ..BASE
 };
 

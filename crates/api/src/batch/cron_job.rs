@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{cron, job};
+use crate::core::pod_warnings;
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, boolean, integer, text as column, wide};
 use crate::node::{Node, at, list, text};
@@ -79,6 +80,7 @@ pub static CRON_JOB: Kind = Kind {
         ]
     },
     has_status: true,
+    warnings: |new, old| pod_warnings::template(new, old, "spec.jobTemplate.spec.template"),
     ..BASE
 };
 

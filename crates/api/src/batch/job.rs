@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use skiff_meta::selector::LabelSelector;
 use skiff_meta::{field, names, time};
 
-use crate::core::{pod_defaults, pod_spec};
+use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, number, same, text};
@@ -86,6 +86,7 @@ pub static JOB: Kind = Kind {
     ],
     row: job_row,
     has_status: true,
+    warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
     ..BASE
 };
 

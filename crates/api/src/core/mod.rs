@@ -14,6 +14,7 @@ pub mod pod;
 pub mod pod_defaults;
 pub mod pod_row;
 pub mod pod_spec;
+pub mod pod_warnings;
 pub mod probe;
 pub mod qos;
 pub mod quota;

@@ -86,6 +86,17 @@ fn name_label(object: &mut Value) {
     }
 }
 
+/// A write of the subresource `finalize` may change nothing but the finalizers.
+pub fn prepare_finalize_update(new: &mut Value, old: &Value) {
+    strategy::keep_all_but(new, old, &["spec", "metadata", "apiVersion", "kind"]);
+}
+
+pub fn validate_finalize_update(new: &Value, _: &Value) -> Vec<skiff_meta::field::Error> {
+    let mut errors = Errors::new();
+    finalizers(&Node::root(new).field("spec.finalizers"), &mut errors);
+    errors.into_vec()
+}
+
 /// The rules of `spec.finalizers`, also for the finalize subresource.
 pub fn finalizers(finalizers: &Node, errors: &mut Errors) {
     for finalizer in finalizers.items() {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use skiff_meta::field::ErrorType;
 use skiff_meta::{field, names};
 
-use super::{container, pod_defaults, pod_row, pod_spec, scheduling};
+use super::{container, pod_defaults, pod_row, pod_spec, pod_warnings, scheduling};
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Graceful, Kind, NAME, text as column, wide};
 use crate::net;
@@ -93,14 +93,19 @@ pub static POD: Kind = Kind {
     graceful,
     has_status: true,
     warnings: |new, old| {
-        let complaints = names::dns1123_label(text(new, "metadata.name"));
-        if old.is_some() || complaints.is_empty() {
+        if old.is_some() {
             return Vec::new();
         }
-        vec![format!(
-            "metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; a DNS label is recommended: [{}]",
-            complaints.join(" ")
-        )]
+        let mut warnings = Vec::new();
+        let complaints = names::dns1123_label(text(new, "metadata.name"));
+        if !complaints.is_empty() {
+            warnings.push(format!(
+                "metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; a DNS label is recommended: [{}]",
+                complaints.join(" ")
+            ));
+        }
+        warnings.extend(pod_warnings::pod(&Node::root(new)));
+        warnings
     },
     ..BASE
 };
@@ -143,6 +148,46 @@ fn prepare_status_update(new: &mut Value, old: &Value) {
             }
         }
     });
+}
+
+/// A write of the subresource `ephemeralcontainers` may change nothing but these.
+pub fn prepare_ephemeral_containers_update(new: &mut Value, old: &Value) {
+    let wanted = at(new, "spec.ephemeralContainers").clone();
+    strategy::keep_all_but(new, old, &["metadata", "apiVersion", "kind"]);
+    if let Some(spec) = walk::object(new, "spec") {
+        walk::put(spec, "ephemeralContainers", wanted);
+        walk::each(spec, "ephemeralContainers[]", &mut pod_defaults::container);
+    }
+    strategy::bump_generation_if(new, old, &["spec"]);
+}
+
+/// Ephemeral containers come and stay.
+pub fn validate_ephemeral_containers_update(new: &Value, old: &Value) -> Vec<field::Error> {
+    let mut errors = Errors::new();
+    let root = Node::root(new);
+    metadata_and_spec(&root, &mut errors);
+    let now = root.field("spec.ephemeralContainers");
+    for before in list(old, "spec.ephemeralContainers") {
+        let name = field::quote(text(before, "name"));
+        match list(new, "spec.ephemeralContainers")
+            .iter()
+            .find(|c| text(c, "name") == text(before, "name"))
+        {
+            None => errors.forbidden(
+                &now,
+                format!("existing ephemeral containers {name} may not be removed\n"),
+            ),
+            Some(after) if !same(after, before) => {
+                let changes = difference("", before, after).join("\n");
+                errors.forbidden(
+                    &now,
+                    format!("existing ephemeral containers {name} may not be changed\n{changes}"),
+                );
+            }
+            Some(_) => {}
+        }
+    }
+    errors.into_vec()
 }
 
 fn graceful(object: &Value, requested: Option<i64>) -> Graceful {

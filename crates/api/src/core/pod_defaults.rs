@@ -75,7 +75,7 @@ fn requests_from_limits(resources: &mut Value) {
     }
 }
 
-fn container(container: &mut Value) {
+pub(super) fn container(container: &mut Value) {
     let policy = if is_latest(text(container, "image")) {
         "Always"
     } else {

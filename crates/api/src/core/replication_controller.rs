@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{pod_defaults, pod_spec};
+use super::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, integer, text as column, wide};
 use crate::node::{Node, at, number, text};
@@ -64,6 +64,7 @@ pub static REPLICATION_CONTROLLER: Kind = Kind {
         ]
     },
     has_status: true,
+    warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
     ..BASE
 };
 
@@ -129,5 +130,6 @@ pub static POD_TEMPLATE: Kind = Kind {
         let labels = row::label_map(object, "template.metadata.labels");
         vec![json!(text(object, "metadata.name")), names, images, labels]
     },
+    warnings: |new, old| pod_warnings::template(new, old, "template"),
     ..BASE
 };

@@ -55,6 +55,33 @@ pub static SERVICE: Kind = Kind {
     ],
     row: service_row,
     has_status: true,
+    warnings: |new, _| {
+        let mut warnings = Vec::new();
+        if at(new, "metadata.annotations")
+            .get("service.kubernetes.io/topology-aware-hints")
+            .is_some()
+        {
+            warnings.push("annotation service.kubernetes.io/topology-aware-hints is deprecated, please use service.kubernetes.io/topology-mode instead".to_owned());
+        }
+        let external = !list(new, "spec.externalIPs").is_empty();
+        if is_headless(new) {
+            let ignored = |field: &str| format!("{field} is ignored for headless services");
+            if !text(new, "spec.loadBalancerIP").is_empty() {
+                warnings.push(ignored("spec.loadBalancerIP"));
+            }
+            if external {
+                warnings.push(ignored("spec.externalIPs"));
+            }
+            if text(new, "spec.sessionAffinity") != "None" {
+                warnings.push(ignored("spec.SessionAffinity"));
+            }
+        } else if external && text(new, "spec.type") != "ExternalName" {
+            warnings.push(
+                "spec.externalIPs is deprecated and may no longer be implemented in some clusters".to_owned(),
+            );
+        }
+        warnings
+    },
     name_rule: object_meta::dns_label,
     allow_create_on_update: false,
     ..BASE
