@@ -40,7 +40,11 @@ pub struct Config {
 
 impl Config {
     /// A configuration with all directories below two, and the running binary as helper.
-    pub fn new(root: impl Into<PathBuf>, run_dir: impl Into<PathBuf>, cgroup_parent: impl Into<String>) -> Config {
+    pub fn new(
+        root: impl Into<PathBuf>,
+        run_dir: impl Into<PathBuf>,
+        cgroup_parent: impl Into<String>,
+    ) -> Config {
         let (root, run_dir) = (root.into(), run_dir.into());
         Config {
             cni_conf_dir: root.join("cni/net.d"),

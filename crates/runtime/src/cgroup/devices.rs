@@ -16,20 +16,45 @@ pub struct DeviceRule {
 
 impl DeviceRule {
     pub fn everything() -> DeviceRule {
-        DeviceRule { block: None, major: None, minor: None, access: "rwm".into() }
+        DeviceRule {
+            block: None,
+            major: None,
+            minor: None,
+            access: "rwm".into(),
+        }
     }
 
     pub fn node(block: bool, major: u32, minor: u32, access: &str) -> DeviceRule {
-        DeviceRule { block: Some(block), major: Some(major), minor: Some(minor), access: access.into() }
+        DeviceRule {
+            block: Some(block),
+            major: Some(major),
+            minor: Some(minor),
+            access: access.into(),
+        }
     }
 }
 
 /// What every container may use: making nodes, and the harmless nodes of its /dev.
 pub fn default_rules() -> Vec<DeviceRule> {
-    let character = |major, minor| DeviceRule { block: Some(false), major: Some(major), minor, access: "rwm".into() };
+    let character = |major, minor| DeviceRule {
+        block: Some(false),
+        major: Some(major),
+        minor,
+        access: "rwm".into(),
+    };
     vec![
-        DeviceRule { block: Some(false), major: None, minor: None, access: "m".into() },
-        DeviceRule { block: Some(true), major: None, minor: None, access: "m".into() },
+        DeviceRule {
+            block: Some(false),
+            major: None,
+            minor: None,
+            access: "m".into(),
+        },
+        DeviceRule {
+            block: Some(true),
+            major: None,
+            minor: None,
+            access: "m".into(),
+        },
         character(1, Some(3)),
         character(1, Some(5)),
         character(1, Some(7)),
@@ -55,7 +80,12 @@ pub(super) fn apply_v1(directory: &Path, rules: &[DeviceRule]) -> io::Result<()>
             None => &["b", "c"],
         };
         for kind in kinds {
-            let line = format!("{kind} {}:{} {}", number(rule.major), number(rule.minor), rule.access);
+            let line = format!(
+                "{kind} {}:{} {}",
+                number(rule.major),
+                number(rule.minor),
+                rule.access
+            );
             std::fs::write(directory.join("devices.allow"), line)?;
         }
     }
@@ -173,11 +203,19 @@ pub(super) fn attach_v2(directory: &Path, rules: &[DeviceRule]) -> io::Result<()
     // SAFETY: the attributes are the leading fields of the kernel's union, of the size given, and point
     // to memory that outlives the call.
     let program = unsafe {
-        libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, std::mem::size_of::<LoadAttributes>())
+        libc::syscall(
+            libc::SYS_bpf,
+            PROG_LOAD,
+            &raw const load,
+            std::mem::size_of::<LoadAttributes>(),
+        )
     };
     if program < 0 {
         let error = io::Error::last_os_error();
-        return Err(io::Error::new(error.kind(), format!("load the device filter: {error}")));
+        return Err(io::Error::new(
+            error.kind(),
+            format!("load the device filter: {error}"),
+        ));
     }
     // SAFETY: the kernel just returned this descriptor.
     let program = unsafe { OwnedFd::from_raw_fd(program as i32) };
@@ -190,11 +228,19 @@ pub(super) fn attach_v2(directory: &Path, rules: &[DeviceRule]) -> io::Result<()
     };
     // SAFETY: as above; both descriptors are open.
     let result = unsafe {
-        libc::syscall(libc::SYS_bpf, PROG_ATTACH, &raw const attach, std::mem::size_of::<AttachAttributes>())
+        libc::syscall(
+            libc::SYS_bpf,
+            PROG_ATTACH,
+            &raw const attach,
+            std::mem::size_of::<AttachAttributes>(),
+        )
     };
     if result < 0 {
         let error = io::Error::last_os_error();
-        return Err(io::Error::new(error.kind(), format!("attach the device filter: {error}")));
+        return Err(io::Error::new(
+            error.kind(),
+            format!("attach the device filter: {error}"),
+        ));
     }
     Ok(())
 }
@@ -225,7 +271,10 @@ mod tests {
             .status();
         let removed = std::fs::remove_dir(&group);
         result.expect("the kernel takes the filter");
-        assert!(status.expect("sh runs").success(), "null is allowed and zero is not");
+        assert!(
+            status.expect("sh runs").success(),
+            "null is allowed and zero is not"
+        );
         removed.expect("the group is removed");
     }
 }

@@ -22,24 +22,33 @@ pub enum Hierarchy {
 /// Looked up once: it does not change while a machine runs.
 pub fn hierarchy() -> &'static Hierarchy {
     static HIERARCHY: OnceLock<Hierarchy> = OnceLock::new();
-    HIERARCHY.get_or_init(|| parse_mounts(&std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()))
+    HIERARCHY
+        .get_or_init(|| parse_mounts(&std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()))
 }
 
 fn parse_mounts(mountinfo: &str) -> Hierarchy {
     let mut controllers = BTreeMap::new();
     let mut unified = None;
     for line in mountinfo.lines() {
-        let Some((left, right)) = line.split_once(" - ") else { continue };
-        let Some(mountpoint) = left.split(' ').nth(4) else { continue };
+        let Some((left, right)) = line.split_once(" - ") else {
+            continue;
+        };
+        let Some(mountpoint) = left.split(' ').nth(4) else {
+            continue;
+        };
         let mut right = right.split(' ');
         match (right.next(), right.nth(1)) {
             (Some("cgroup2"), _) => unified = unified.or(Some(PathBuf::from(mountpoint))),
             (Some("cgroup"), Some(options)) => {
                 for option in options.split(',') {
                     if V1_CONTROLLERS.contains(&option) {
-                        controllers.entry(option.to_owned()).or_insert_with(|| PathBuf::from(mountpoint));
+                        controllers
+                            .entry(option.to_owned())
+                            .or_insert_with(|| PathBuf::from(mountpoint));
                     } else if option == "name=systemd" {
-                        controllers.entry("systemd".to_owned()).or_insert_with(|| PathBuf::from(mountpoint));
+                        controllers
+                            .entry("systemd".to_owned())
+                            .or_insert_with(|| PathBuf::from(mountpoint));
                     }
                 }
             }
@@ -53,8 +62,18 @@ fn parse_mounts(mountinfo: &str) -> Hierarchy {
 }
 
 const V1_CONTROLLERS: &[&str] = &[
-    "blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory", "net_cls", "net_prio",
-    "perf_event", "pids",
+    "blkio",
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "devices",
+    "freezer",
+    "hugetlb",
+    "memory",
+    "net_cls",
+    "net_prio",
+    "perf_event",
+    "pids",
 ];
 
 /// What a container may use; `None` leaves a limit as it is.
@@ -82,7 +101,9 @@ impl Cgroup {
     /// `path` as the kubelet writes it (`/kubepods/burstable/pod…`); `..` is refused.
     pub fn new(path: &str) -> io::Result<Cgroup> {
         let relative = PathBuf::from(path.trim_start_matches('/'));
-        let plain = relative.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        let plain = relative
+            .components()
+            .all(|part| matches!(part, std::path::Component::Normal(_)));
         if !plain || relative.as_os_str().is_empty() {
             return Err(io::Error::other(format!("{path:?} is not a cgroup path")));
         }
@@ -90,7 +111,9 @@ impl Cgroup {
     }
 
     pub fn child(&self, name: &str) -> Cgroup {
-        Cgroup { path: self.path.join(name) }
+        Cgroup {
+            path: self.path.join(name),
+        }
     }
 
     /// Its directories with the name of the mount each is in (empty for v2). Controllers mounted
@@ -101,7 +124,10 @@ impl Cgroup {
             Hierarchy::V1(controllers) => {
                 let mut seen = Vec::new();
                 for mount in controllers.values() {
-                    if !seen.iter().any(|(_, path): &(String, PathBuf)| path.starts_with(mount)) {
+                    if !seen
+                        .iter()
+                        .any(|(_, path): &(String, PathBuf)| path.starts_with(mount))
+                    {
                         let name = mount.file_name().map(|name| name.to_string_lossy().into_owned());
                         seen.push((name.unwrap_or_default(), mount.join(&self.path)));
                     }
@@ -120,16 +146,19 @@ impl Cgroup {
     }
 
     pub fn procs_files(&self) -> Vec<PathBuf> {
-        self.directories().into_iter().map(|(_, path)| path.join("cgroup.procs")).collect()
+        self.directories()
+            .into_iter()
+            .map(|(_, path)| path.join("cgroup.procs"))
+            .collect()
     }
 
     /// One file that lists every process of the group.
     pub fn main_procs_file(&self) -> Option<PathBuf> {
         let name = match hierarchy() {
             Hierarchy::V2(_) => "",
-            Hierarchy::V1(controllers) => {
-                ["pids", "memory", "cpu", "freezer"].into_iter().find(|name| controllers.contains_key(*name))?
-            }
+            Hierarchy::V1(controllers) => ["pids", "memory", "cpu", "freezer"]
+                .into_iter()
+                .find(|name| controllers.contains_key(*name))?,
         };
         Some(self.controller(name)?.join("cgroup.procs"))
     }
@@ -181,10 +210,16 @@ impl Cgroup {
     }
 
     fn write(&self, controller: &str, file: &str, value: &str) -> io::Result<()> {
-        let Some(directory) = self.controller(controller) else { return Ok(()) };
+        let Some(directory) = self.controller(controller) else {
+            return Ok(());
+        };
         let path = directory.join(file);
-        std::fs::write(&path, value)
-            .map_err(|error| io::Error::new(error.kind(), format!("write {value:?} to {}: {error}", path.display())))
+        std::fs::write(&path, value).map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!("write {value:?} to {}: {error}", path.display()),
+            )
+        })
     }
 
     fn apply_v1(&self, resources: &Resources) -> io::Result<()> {
@@ -227,7 +262,10 @@ impl Cgroup {
         }
         if resources.cpu_quota.is_some() || resources.cpu_period.is_some() {
             let quota = resources.cpu_quota.map_or_else(|| "max".into(), limit_or_max);
-            let period = resources.cpu_period.filter(|period| *period > 0).unwrap_or(100_000);
+            let period = resources
+                .cpu_period
+                .filter(|period| *period > 0)
+                .unwrap_or(100_000);
             self.write("cpu", "cpu.max", &format!("{quota} {period}"))?;
         }
         if let Some(cpus) = &resources.cpuset_cpus {
@@ -266,7 +304,9 @@ impl Cgroup {
     }
 
     pub fn processes(&self) -> Vec<i32> {
-        let Some(file) = self.main_procs_file() else { return Vec::new() };
+        let Some(file) = self.main_procs_file() else {
+            return Vec::new();
+        };
         let mut pids = Vec::new();
         collect_processes(file.parent().unwrap_or(Path::new("/")), &mut pids);
         pids
@@ -275,11 +315,14 @@ impl Cgroup {
     /// SIGKILL to every process in it and below. True when none was left.
     pub fn kill(&self) -> bool {
         if let Hierarchy::V2(root) = hierarchy()
+            && !self.processes().contains(&(std::process::id() as i32))
             && std::fs::write(root.join(&self.path).join("cgroup.kill"), "1").is_ok()
         {
             return self.processes().is_empty();
         }
-        let pids = self.processes();
+        // Whoever cleans up may have been put into the group itself.
+        let own = std::process::id() as i32;
+        let pids: Vec<i32> = self.processes().into_iter().filter(|pid| *pid != own).collect();
         for pid in &pids {
             if *pid > 1 {
                 // SAFETY: kill takes any number; the kernel listed the process in this group just now.
@@ -294,7 +337,10 @@ impl Cgroup {
         let mut result = Ok(());
         for (_, directory) in self.directories() {
             if let Err(error) = remove_tree(&directory) {
-                result = Err(io::Error::new(error.kind(), format!("remove {}: {error}", directory.display())));
+                result = Err(io::Error::new(
+                    error.kind(),
+                    format!("remove {}: {error}", directory.display()),
+                ));
             }
         }
         result
@@ -330,9 +376,10 @@ fn remove_tree(directory: &Path) -> io::Result<()> {
 
 fn make_directory(path: &Path) -> io::Result<()> {
     match std::fs::create_dir(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(io::Error::new(error.kind(), format!("make cgroup {}: {error}", path.display())))
-        }
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(io::Error::new(
+            error.kind(),
+            format!("make cgroup {}: {error}", path.display()),
+        )),
         _ => Ok(()),
     }
 }
@@ -355,7 +402,11 @@ fn enable_controllers(directory: &Path) {
 }
 
 fn limit_or_max(limit: i64) -> String {
-    if limit <= 0 { "max".into() } else { limit.to_string() }
+    if limit <= 0 {
+        "max".into()
+    } else {
+        limit.to_string()
+    }
 }
 
 /// v1's shares (2 to 262144) on v2's scale (1 to 10000).
@@ -373,8 +424,13 @@ mod tests {
         let v1 = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
                   35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
                   41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
-        let Hierarchy::V1(controllers) = parse_mounts(v1) else { panic!("v1 expected") };
-        assert_eq!(controllers["cpuacct"], PathBuf::from("/sys/fs/cgroup/cpu,cpuacct"));
+        let Hierarchy::V1(controllers) = parse_mounts(v1) else {
+            panic!("v1 expected")
+        };
+        assert_eq!(
+            controllers["cpuacct"],
+            PathBuf::from("/sys/fs/cgroup/cpu,cpuacct")
+        );
         assert_eq!(controllers.len(), 3);
         let v2 = "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
         assert!(matches!(parse_mounts(v2), Hierarchy::V2(path) if path == Path::new("/sys/fs/cgroup")));

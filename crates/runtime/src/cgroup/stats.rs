@@ -26,9 +26,10 @@ impl Cgroup {
     pub fn cpu(&self) -> Option<CpuStats> {
         let usage_nanos = match hierarchy() {
             Hierarchy::V1(_) => number(&self.controller("cpuacct")?.join("cpuacct.usage"))?,
-            Hierarchy::V2(_) => {
-                table(&self.controller("cpu")?.join("cpu.stat")).get("usage_usec").copied()?.saturating_mul(1000)
-            }
+            Hierarchy::V2(_) => table(&self.controller("cpu")?.join("cpu.stat"))
+                .get("usage_usec")
+                .copied()?
+                .saturating_mul(1000),
         };
         Some(CpuStats { usage_nanos })
     }

@@ -90,7 +90,11 @@ pub fn own_bounding_set() -> u64 {
 
 /// `available` is what the machine lets us give. A capability by default that is not available is left
 /// out, one that was asked for by name is refused.
-pub fn resolve(wanted: Option<&cri::Capability>, privileged: bool, available: u64) -> Result<Capabilities, String> {
+pub fn resolve(
+    wanted: Option<&cri::Capability>,
+    privileged: bool,
+    available: u64,
+) -> Result<Capabilities, String> {
     if privileged {
         return Ok(Capabilities {
             bounding: available,
@@ -130,7 +134,13 @@ pub fn resolve(wanted: Option<&cri::Capability>, privileged: bool, available: u6
         set |= ambient & available;
     }
     let ambient = ambient & set;
-    Ok(Capabilities { bounding: set, effective: set, permitted: set, inheritable: ambient, ambient })
+    Ok(Capabilities {
+        bounding: set,
+        effective: set,
+        permitted: set,
+        inheritable: ambient,
+        ambient,
+    })
 }
 
 #[cfg(test)]
@@ -148,7 +158,8 @@ mod tests {
                 add_ambient_capabilities: Vec::new(),
             };
             let got = resolve(Some(&wanted), false, all).ok().map(|sets| sets.bounding);
-            let expected = expected.map(|names| names.iter().fold(0, |set, name| set | bit(name).expect("known")));
+            let expected =
+                expected.map(|names| names.iter().fold(0, |set, name| set | bit(name).expect("known")));
             assert_eq!(got, expected, "{add:?} {drop:?}");
         };
         check(&[], &[], Some(DEFAULTS));

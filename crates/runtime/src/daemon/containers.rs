@@ -34,7 +34,12 @@ impl From<&DeviceRule> for Rule {
 
 impl From<Rule> for DeviceRule {
     fn from(Rule(block, major, minor, access): Rule) -> DeviceRule {
-        DeviceRule { block, major, minor, access }
+        DeviceRule {
+            block,
+            major,
+            minor,
+            access,
+        }
     }
 }
 
@@ -51,11 +56,17 @@ fn container_name(sandbox_id: &str, config: &cri::ContainerConfig) -> String {
 const KILL_WAIT: Duration = Duration::from_secs(30);
 
 impl Daemon {
-    pub(super) async fn create_container(self: &Arc<Self>, sandbox_id: &str, config: cri::ContainerConfig) -> Result<String, Status> {
+    pub(super) async fn create_container(
+        self: &Arc<Self>,
+        sandbox_id: &str,
+        config: cri::ContainerConfig,
+    ) -> Result<String, Status> {
         let sandbox = self.sandbox(sandbox_id)?;
         let sandbox_id = sandbox.get().id;
         if !sandbox.get().ready {
-            return Err(Status::failed_precondition(format!("sandbox {sandbox_id:?} is not ready")));
+            return Err(Status::failed_precondition(format!(
+                "sandbox {sandbox_id:?} is not ready"
+            )));
         }
         if config.metadata.is_none() {
             return Err(Status::invalid_argument("container config must include metadata"));
@@ -92,7 +103,8 @@ impl Daemon {
         config: cri::ContainerConfig,
         image: &Image,
     ) -> Result<Container, Status> {
-        let make = |path: &Path| std::fs::create_dir_all(path).map_err(internal("make the container's directory"));
+        let make =
+            |path: &Path| std::fs::create_dir_all(path).map_err(internal("make the container's directory"));
         for name in ["upper", "work", "rootfs"] {
             make(&directory.join(name))?;
         }
@@ -100,13 +112,18 @@ impl Daemon {
         // The upper directory is the container's root directory as programs in it see it.
         std::fs::set_permissions(directory.join("upper"), std::fs::Permissions::from_mode(0o755))
             .map_err(internal("make the container's directory"))?;
-        self.images.lease(id, &image.layers).map_err(|error| Status::internal(error.to_string()))?;
+        self.images
+            .lease(id, &image.layers)
+            .map_err(|error| Status::internal(error.to_string()))?;
 
         let record = sandbox.get();
         let cgroup_path = format!("{}/{id}", record.cgroup_parent.trim_end_matches('/'));
         let cgroup = Cgroup::new(&cgroup_path).map_err(internal("cgroup"))?;
         let linux = config.linux.clone().unwrap_or_default();
-        let oom_score_adj = linux.resources.as_ref().map_or(0, |resources| resources.oom_score_adj);
+        let oom_score_adj = linux
+            .resources
+            .as_ref()
+            .map_or(0, |resources| resources.oom_score_adj);
         let oom_score_adj = i32::try_from(oom_score_adj).unwrap_or(0).clamp(-1000, 1000);
         let paths = self.sandbox_paths(sandbox);
         let built = spec::build(&spec::Request {
@@ -116,19 +133,27 @@ impl Daemon {
             layers_dir: self.images.layers_directory(),
             directory,
             cgroup: &cgroup,
-            oom_score_adj: self.oom_floor.map_or(oom_score_adj, |floor| oom_score_adj.max(floor)),
+            oom_score_adj: self
+                .oom_floor
+                .map_or(oom_score_adj, |floor| oom_score_adj.max(floor)),
             available_capabilities: self.capabilities,
         })
         .map_err(|message| Status::unknown(format!("failed to generate container {id:?} spec: {message}")))?;
-        let prepared =
-            Prepared { spec: built.spec, device_rules: built.device_rules.iter().map(Rule::from).collect() };
-        crate::disk::write_json(&directory.join(SPEC), &prepared).map_err(internal("record the container"))?;
+        let prepared = Prepared {
+            spec: built.spec,
+            device_rules: built.device_rules.iter().map(Rule::from).collect(),
+        };
+        crate::disk::write_json(&directory.join(SPEC), &prepared)
+            .map_err(internal("record the container"))?;
 
         let log_directory = &record.config.0.log_directory;
         let log_path = if log_directory.is_empty() || config.log_path.is_empty() {
             String::new()
         } else {
-            Path::new(log_directory).join(&config.log_path).to_string_lossy().into_owned()
+            Path::new(log_directory)
+                .join(&config.log_path)
+                .to_string_lossy()
+                .into_owned()
         };
         let container = Container::new(
             directory.to_owned(),
@@ -157,10 +182,16 @@ impl Daemon {
         let state = container.current();
         if state.started_at != 0 || state.finished_at != 0 {
             let state = super::record::cri_state(&state).as_str_name();
-            return Err(Status::failed_precondition(format!("container {:?} is in {state} state", record.id)));
+            return Err(Status::failed_precondition(format!(
+                "container {:?} is in {state} state",
+                record.id
+            )));
         }
         if !sandbox.get().ready {
-            return Err(Status::failed_precondition(format!("sandbox container {:?} is not running", record.sandbox_id)));
+            return Err(Status::failed_precondition(format!(
+                "sandbox container {:?} is not running",
+                record.sandbox_id
+            )));
         }
         match self.launch_container(&container, &record, &sandbox).await {
             Ok(state) => {
@@ -171,24 +202,45 @@ impl Daemon {
                 // COMPAT: a container that could not start has ended with 128 and StartError.
                 container.set_exited(128, message.clone());
                 self.release_cgroup(&record).await;
-                self.publish(&record.id, cri::ContainerEventType::ContainerStoppedEvent, &record.sandbox_id);
-                Err(Status::unknown(format!("failed to start container {:?}: {message}", record.id)))
+                self.publish(
+                    &record.id,
+                    cri::ContainerEventType::ContainerStoppedEvent,
+                    &record.sandbox_id,
+                );
+                Err(Status::unknown(format!(
+                    "failed to start container {:?}: {message}",
+                    record.id
+                )))
             }
         }
     }
 
-    async fn launch_container(&self, container: &Container, record: &ContainerRecord, sandbox: &Sandbox) -> Result<ContainerState, String> {
+    async fn launch_container(
+        &self,
+        container: &Container,
+        record: &ContainerRecord,
+        sandbox: &Sandbox,
+    ) -> Result<ContainerState, String> {
         let prepared: Prepared = crate::disk::read_json(&container.directory.join(SPEC))
             .map_err(|error| error.to_string())?
             .ok_or("its specification is gone")?;
         let mut spec = prepared.spec;
         let config = &record.config.0;
         let linux = config.linux.clone().unwrap_or_default();
-        let options = linux.security_context.unwrap_or_default().namespace_options.unwrap_or_default();
+        let options = linux
+            .security_context
+            .unwrap_or_default()
+            .namespace_options
+            .unwrap_or_default();
         if options.pid() == cri::NamespaceMode::Target {
-            let target = self.container(&options.target_id).map_err(|status| status.message().to_owned())?;
+            let target = self
+                .container(&options.target_id)
+                .map_err(|status| status.message().to_owned())?;
             if !target.is_running() || target.get().sandbox_id != record.sandbox_id {
-                return Err(format!("target container {:?} is not running in this pod", options.target_id));
+                return Err(format!(
+                    "target container {:?} is not running in this pod",
+                    options.target_id
+                ));
             }
             spec.namespaces.pid = PidNamespace::Join(format!("/proc/{}/ns/pid", target.current().pid).into());
         }
@@ -236,7 +288,9 @@ impl Daemon {
 
     /// Asks with the stop signal, waits, then kills.
     pub(super) async fn stop_container(&self, id: &str, timeout: i64) -> Result<(), Status> {
-        let Ok(container) = self.container(id) else { return Ok(()) };
+        let Ok(container) = self.container(id) else {
+            return Ok(());
+        };
         if !container.is_running() {
             return Ok(());
         }
@@ -288,7 +342,9 @@ impl Daemon {
     }
 
     pub(super) async fn remove_container(&self, id: &str) -> Result<(), Status> {
-        let Ok(container) = self.container(id) else { return Ok(()) };
+        let Ok(container) = self.container(id) else {
+            return Ok(());
+        };
         self.kill_container(&container).await?;
         let _lock = container.lock.lock().await;
         let record = container.get();
@@ -307,7 +363,11 @@ impl Daemon {
             _ => {}
         }
         self.images.release(&record.id);
-        self.publish(&record.id, cri::ContainerEventType::ContainerDeletedEvent, &record.sandbox_id);
+        self.publish(
+            &record.id,
+            cri::ContainerEventType::ContainerDeletedEvent,
+            &record.sandbox_id,
+        );
         self.containers.write().remove(&record.id);
         self.release(&record.id);
         Ok(())
@@ -326,7 +386,9 @@ impl Daemon {
         let record = container.get();
         if !container.is_running() {
             let state = super::record::cri_state(&container.current()).as_str_name();
-            return Err(Status::failed_precondition(format!("container is in {state} state")));
+            return Err(Status::failed_precondition(format!(
+                "container is in {state} state"
+            )));
         }
         if command.is_empty() {
             return Err(Status::invalid_argument("no command specified"));
@@ -341,19 +403,35 @@ impl Daemon {
             process.env.push("TERM=xterm".into());
         }
         let shim = self.sandbox(&record.sandbox_id)?.shim();
-        shim.exec(ExecRequest { id: record.id, process, stdin, kill_on_close }).await.map_err(|error| {
-            Status::unknown(format!("failed to exec in container: failed to start exec: {error}"))
+        shim.exec(ExecRequest {
+            id: record.id,
+            process,
+            stdin,
+            kill_on_close,
+        })
+        .await
+        .map_err(|error| {
+            Status::unknown(format!(
+                "failed to exec in container: failed to start exec: {error}"
+            ))
         })
     }
 
-    pub(super) async fn exec_sync(&self, request: cri::ExecSyncRequest) -> Result<cri::ExecSyncResponse, Status> {
+    pub(super) async fn exec_sync(
+        &self,
+        request: cri::ExecSyncRequest,
+    ) -> Result<cri::ExecSyncResponse, Status> {
         /// COMPAT: more output than this is cut, as the kubelet expects.
         const MAX_OUTPUT: usize = 16 * 1024 * 1024;
-        let mut stream = self.open_exec(&request.container_id, &request.cmd, false, false, true).await?;
+        let mut stream = self
+            .open_exec(&request.container_id, &request.cmd, false, false, true)
+            .await?;
         let mut response = cri::ExecSyncResponse::default();
         let collect = async {
             loop {
-                let (kind, data) = read_frame(&mut stream).await.map_err(internal("failed to exec in container"))?;
+                let (kind, data) = read_frame(&mut stream)
+                    .await
+                    .map_err(internal("failed to exec in container"))?;
                 let output = match kind {
                     frame::STDOUT => &mut response.stdout,
                     frame::STDERR => &mut response.stderr,
@@ -384,7 +462,10 @@ impl Daemon {
         }
     }
 
-    pub(super) async fn update_resources(&self, request: cri::UpdateContainerResourcesRequest) -> Result<(), Status> {
+    pub(super) async fn update_resources(
+        &self,
+        request: cri::UpdateContainerResourcesRequest,
+    ) -> Result<(), Status> {
         let container = self.container(&request.container_id)?;
         let Some(linux) = request.linux else { return Ok(()) };
         let _lock = container.lock.lock().await;
@@ -395,11 +476,19 @@ impl Daemon {
         }
         if container.is_running() {
             let cgroup = Cgroup::new(&record.cgroup).map_err(internal("cgroup"))?;
-            cgroup.apply(&spec::resources(&linux)).map_err(internal("failed to update resources"))?;
+            cgroup
+                .apply(&spec::resources(&linux))
+                .map_err(internal("failed to update resources"))?;
         }
         {
             let mut record = container.record.write();
-            let resources = record.config.0.linux.get_or_insert_default().resources.get_or_insert_default();
+            let resources = record
+                .config
+                .0
+                .linux
+                .get_or_insert_default()
+                .resources
+                .get_or_insert_default();
             merge_resources(resources, &linux);
         }
         container.save().map_err(internal("record the container"))
@@ -417,7 +506,10 @@ fn merge_resources(into: &mut cri::LinuxContainerResources, update: &cri::LinuxC
     number(&mut into.cpu_quota, update.cpu_quota);
     number(&mut into.cpu_shares, update.cpu_shares);
     number(&mut into.memory_limit_in_bytes, update.memory_limit_in_bytes);
-    number(&mut into.memory_swap_limit_in_bytes, update.memory_swap_limit_in_bytes);
+    number(
+        &mut into.memory_swap_limit_in_bytes,
+        update.memory_swap_limit_in_bytes,
+    );
     number(&mut into.oom_score_adj, update.oom_score_adj);
     if !update.cpuset_cpus.is_empty() {
         into.cpuset_cpus.clone_from(&update.cpuset_cpus);
@@ -436,7 +528,9 @@ pub fn exit_code(data: &[u8]) -> i32 {
 
 async fn wait_exited(container: &Container, timeout: Duration) -> bool {
     let mut state = container.state.subscribe();
-    tokio::time::timeout(timeout, state.wait_for(|state| state.finished_at != 0)).await.is_ok_and(|result| result.is_ok())
+    tokio::time::timeout(timeout, state.wait_for(|state| state.finished_at != 0))
+        .await
+        .is_ok_and(|result| result.is_ok())
 }
 
 /// The container's own, the image's, or SIGTERM.
@@ -497,7 +591,11 @@ fn signal_number(name: &str) -> Option<i32> {
     if let Some((_, number)) = plain.iter().find(|(known, _)| *known == short) {
         return Some(*number);
     }
-    let offset = |prefixes: [&str; 2]| prefixes.iter().find_map(|prefix| short.strip_prefix(prefix)?.parse::<i32>().ok());
+    let offset = |prefixes: [&str; 2]| {
+        prefixes
+            .iter()
+            .find_map(|prefix| short.strip_prefix(prefix)?.parse::<i32>().ok())
+    };
     if let Some(plus) = offset(["RTMINPLUS", "RTMIN+"]) {
         return (0..=15).contains(&plus).then_some(34 + plus);
     }
@@ -523,7 +621,11 @@ mod tests {
         check("99", None);
         for number in 1..=65 {
             let signal = cri::Signal::try_from(number).expect("signal");
-            assert!(signal_number(signal.as_str_name()).is_some(), "{}", signal.as_str_name());
+            assert!(
+                signal_number(signal.as_str_name()).is_some(),
+                "{}",
+                signal.as_str_name()
+            );
         }
     }
 }

@@ -12,8 +12,11 @@ impl Daemon {
             return;
         }
         let sandbox = self.sandbox(sandbox_id).ok();
-        let containers_statuses =
-            self.containers_of(sandbox_id).iter().map(|container| self.container_status(container)).collect();
+        let containers_statuses = self
+            .containers_of(sandbox_id)
+            .iter()
+            .map(|container| self.container_status(container))
+            .collect();
         let _ = self.events.send(cri::ContainerEventResponse {
             container_id: id.to_owned(),
             container_event_type: kind as i32,

@@ -69,7 +69,12 @@ impl Runtime {
     /// Finds what was running, and serves CRI on `<run_dir>/cri.sock`.
     pub async fn start(config: Config) -> Result<Runtime, Error> {
         let io = |what: String| move |source| Error::Io { what, source };
-        for directory in [config.sandboxes(), config.containers(), config.run_dir.join("shim"), config.run_dir.join("ns")] {
+        for directory in [
+            config.sandboxes(),
+            config.containers(),
+            config.run_dir.join("shim"),
+            config.run_dir.join("ns"),
+        ] {
             std::fs::create_dir_all(&directory).map_err(io(format!("make {}", directory.display())))?;
         }
         use std::os::unix::fs::PermissionsExt;
@@ -79,7 +84,14 @@ impl Runtime {
                 .map_err(io(format!("protect {}", directory.display())))?;
         }
         let socket = config.socket();
-        if config.run_dir.join("shim").join("0123456789abc.sock").as_os_str().len() > 107 {
+        if config
+            .run_dir
+            .join("shim")
+            .join("0123456789abc.sock")
+            .as_os_str()
+            .len()
+            > 107
+        {
             return Err(Error::SocketPath(config.run_dir.display().to_string()));
         }
         let shims = Cgroup::new(&config.cgroup_parent)
@@ -88,8 +100,9 @@ impl Runtime {
             .map_err(io(format!("make cgroup {}", config.cgroup_parent)));
         shims?;
         let images = Arc::new(ImageStore::open(&config.images())?);
-        let (streams, stream_server) =
-            streaming::Streams::bind(config.stream_bind).await.map_err(io("bind the streaming server".into()))?;
+        let (streams, stream_server) = streaming::Streams::bind(config.stream_bind)
+            .await
+            .map_err(io("bind the streaming server".into()))?;
         let capabilities = capabilities::own_bounding_set();
         let oom_floor = oom_floor(&config, capabilities);
         let daemon = Arc::new_cyclic(|itself| Daemon {
@@ -130,7 +143,10 @@ impl Runtime {
             }
         });
         let streaming = tokio::spawn(streaming::serve(daemon.clone(), stream_server));
-        Ok(Runtime { daemon, tasks: vec![serve, streaming] })
+        Ok(Runtime {
+            daemon,
+            tasks: vec![serve, streaming],
+        })
     }
 
     /// `unix:///…`, for the kubelet.
@@ -148,7 +164,10 @@ impl Runtime {
         for task in self.tasks.drain(..) {
             // A watcher that does not go away must not keep the process.
             let abort = task.abort_handle();
-            if tokio::time::timeout(std::time::Duration::from_secs(3), task).await.is_err() {
+            if tokio::time::timeout(std::time::Duration::from_secs(3), task)
+                .await
+                .is_err()
+            {
                 abort.abort();
             }
         }
@@ -182,7 +201,11 @@ pub async fn cleanup(config: Config) -> Result<(), Error> {
     let parent = config.cgroup_parent.clone();
     let (root, run_dir) = (config.root.clone(), config.run_dir.clone());
     if config.sandboxes().exists() {
-        let runtime = Runtime::start(Config { stream_bind: ([127, 0, 0, 1], 0).into(), ..config }).await?;
+        let runtime = Runtime::start(Config {
+            stream_bind: ([127, 0, 0, 1], 0).into(),
+            ..config
+        })
+        .await?;
         runtime.remove_everything().await;
         runtime.stop().await;
     }
@@ -197,7 +220,10 @@ pub async fn cleanup(config: Config) -> Result<(), Error> {
         unmount_below(&directory);
         match std::fs::remove_dir_all(&directory) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::Io { what: format!("remove {}", directory.display()), source });
+                return Err(Error::Io {
+                    what: format!("remove {}", directory.display()),
+                    source,
+                });
             }
             _ => {}
         }
@@ -230,13 +256,20 @@ fn unmount_below(directory: &Path) {
 
 /// Without CAP_SYS_RESOURCE a score cannot be lowered below what this process has.
 fn oom_floor(config: &Config, capabilities: u64) -> Option<i32> {
-    let restricted = config.restrict_oom_score_adj.unwrap_or(capabilities & (1 << capabilities::SYS_RESOURCE) == 0);
+    let restricted = config
+        .restrict_oom_score_adj
+        .unwrap_or(capabilities & (1 << capabilities::SYS_RESOURCE) == 0);
     if !restricted {
         return None;
     }
-    let own = std::fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse().ok());
+    let own = std::fs::read_to_string("/proc/self/oom_score_adj")
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
     let own = own.unwrap_or(0);
-    tracing::warn!(floor = own, "CAP_SYS_RESOURCE is missing: oom_score_adj of containers is not set below the floor");
+    tracing::warn!(
+        floor = own,
+        "CAP_SYS_RESOURCE is missing: oom_score_adj of containers is not set below the floor"
+    );
     Some(own)
 }
 
@@ -246,10 +279,14 @@ impl Daemon {
         if let Some(sandbox) = sandboxes.get(id) {
             return Ok(sandbox.clone());
         }
-        let mut matches = sandboxes.iter().filter(|(full, _)| !id.is_empty() && full.starts_with(id));
+        let mut matches = sandboxes
+            .iter()
+            .filter(|(full, _)| !id.is_empty() && full.starts_with(id));
         match (matches.next(), matches.next()) {
             (Some((_, sandbox)), None) => Ok(sandbox.clone()),
-            _ => Err(Status::not_found(format!("an error occurred when try to find sandbox {id:?}: not found"))),
+            _ => Err(Status::not_found(format!(
+                "an error occurred when try to find sandbox {id:?}: not found"
+            ))),
         }
     }
 
@@ -258,16 +295,24 @@ impl Daemon {
         if let Some(container) = containers.get(id) {
             return Ok(container.clone());
         }
-        let mut matches = containers.iter().filter(|(full, _)| !id.is_empty() && full.starts_with(id));
+        let mut matches = containers
+            .iter()
+            .filter(|(full, _)| !id.is_empty() && full.starts_with(id));
         match (matches.next(), matches.next()) {
             (Some((_, container)), None) => Ok(container.clone()),
-            _ => Err(Status::not_found(format!("an error occurred when try to find container {id:?}: not found"))),
+            _ => Err(Status::not_found(format!(
+                "an error occurred when try to find container {id:?}: not found"
+            ))),
         }
     }
 
     pub(crate) fn containers_of(&self, sandbox_id: &str) -> Vec<Arc<Container>> {
         let containers = self.containers.read();
-        containers.values().filter(|container| container.record.read().sandbox_id == sandbox_id).cloned().collect()
+        containers
+            .values()
+            .filter(|container| container.record.read().sandbox_id == sandbox_id)
+            .cloned()
+            .collect()
     }
 
     /// COMPAT: a name is a pod's or container's identity and attempt; making it twice is an error the
@@ -275,7 +320,9 @@ impl Daemon {
     pub(crate) fn reserve(&self, name: &str, id: &str) -> Result<(), Status> {
         let mut names = self.names.lock();
         if let Some(owner) = names.get(name) {
-            return Err(Status::unknown(format!("failed to reserve name {name:?}: name {name:?} is reserved for {owner:?}")));
+            return Err(Status::unknown(format!(
+                "failed to reserve name {name:?}: name {name:?} is reserved for {owner:?}"
+            )));
         }
         names.insert(name.to_owned(), id.to_owned());
         Ok(())
@@ -291,7 +338,9 @@ impl Daemon {
             match Container::load(&directory) {
                 Ok(Some(container)) => {
                     let id = container.get().id;
-                    self.names.lock().insert(containers::name_of(&container.get()), id.clone());
+                    self.names
+                        .lock()
+                        .insert(containers::name_of(&container.get()), id.clone());
                     self.containers.write().insert(id, Arc::new(container));
                 }
                 // Interrupted while it was made.
@@ -302,20 +351,31 @@ impl Daemon {
             match Sandbox::load(&directory) {
                 Ok(Some(sandbox)) => {
                     let record = sandbox.get();
-                    self.names.lock().insert(sandboxes::name_of(&record.config.0), record.id.clone());
-                    self.sandboxes.write().insert(record.id.clone(), Arc::new(sandbox));
+                    self.names
+                        .lock()
+                        .insert(sandboxes::name_of(&record.config.0), record.id.clone());
+                    self.sandboxes
+                        .write()
+                        .insert(record.id.clone(), Arc::new(sandbox));
                 }
                 _ => self.discard_sandbox_directory(&directory),
             }
         }
         let sandboxes: Vec<_> = self.sandboxes.read().values().cloned().collect();
         futures::future::join_all(sandboxes.iter().map(|sandbox| self.meet_shim(sandbox))).await;
+        self.images
+            .retain_leases(|holder| self.containers.read().contains_key(holder));
         // Containers whose sandbox is gone.
         let orphans: Vec<_> = self
             .containers
             .read()
             .values()
-            .filter(|container| !self.sandboxes.read().contains_key(&container.record.read().sandbox_id))
+            .filter(|container| {
+                !self
+                    .sandboxes
+                    .read()
+                    .contains_key(&container.record.read().sandbox_id)
+            })
             .cloned()
             .collect();
         for container in orphans {
@@ -328,7 +388,12 @@ impl Daemon {
 }
 
 fn list(directory: &Path) -> Vec<PathBuf> {
-    std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    std::fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
 }
 
 /// An internal failure, as gRPC carries it.

@@ -67,7 +67,10 @@ fn what(text: &'static str) -> impl Fn(rustix::io::Errno) -> io::Error {
 fn apply_sysctls(wanted: &Wanted) -> io::Result<()> {
     // COMPAT: containerd lets a pod's programs use low ports and ping without privileges.
     if wanted.net {
-        for (name, value) in [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")] {
+        for (name, value) in [
+            ("net.ipv4.ip_unprivileged_port_start", "0"),
+            ("net.ipv4.ping_group_range", "0 2147483647"),
+        ] {
             if !wanted.sysctls.contains_key(name) {
                 let _ = std::fs::write(sysctl_path(name)?, value);
             }
@@ -75,10 +78,14 @@ fn apply_sysctls(wanted: &Wanted) -> io::Result<()> {
     }
     for (name, value) in &wanted.sysctls {
         let own = (name.starts_with("net.") && wanted.net)
-            || (["kernel.shm", "kernel.msg", "kernel.sem", "fs.mqueue."].iter().any(|prefix| name.starts_with(prefix))
+            || (["kernel.shm", "kernel.msg", "kernel.sem", "fs.mqueue."]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
                 && wanted.ipc);
         if !own {
-            return Err(io::Error::other(format!("sysctl {name:?} is not in a separate kernel namespace")));
+            return Err(io::Error::other(format!(
+                "sysctl {name:?} is not in a separate kernel namespace"
+            )));
         }
         std::fs::write(sysctl_path(name)?, value)
             .map_err(|error| io::Error::new(error.kind(), format!("set sysctl {name}={value}: {error}")))?;
@@ -107,7 +114,11 @@ fn loopback_up() -> io::Result<()> {
         request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
         libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request)
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Undoes `create`; what is not there is fine.
@@ -135,5 +146,5 @@ pub fn unmount_all(path: &Path) -> io::Result<()> {
 /// Whether a file still is a bound namespace (it is a plain file after a reboot).
 pub fn is_alive(path: &Path) -> bool {
     const NSFS_MAGIC: i64 = 0x6e73_6673;
-    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type as i64 == NSFS_MAGIC)
+    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == NSFS_MAGIC)
 }

@@ -30,7 +30,9 @@ impl<'de, T: Message + Default> Deserialize<'de> for Wire<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         let bytes = BASE64.decode(text).map_err(serde::de::Error::custom)?;
-        T::decode(bytes.as_slice()).map(Wire).map_err(serde::de::Error::custom)
+        T::decode(bytes.as_slice())
+            .map(Wire)
+            .map_err(serde::de::Error::custom)
     }
 }
 
@@ -44,6 +46,8 @@ pub struct SandboxRecord {
     /// Where containers' cgroups are made.
     pub cgroup_parent: String,
     pub socket: PathBuf,
+    #[serde(default)]
+    pub shim_pid: i32,
     /// Holds the pod's shared pid namespace; 0 where there is none.
     pub pause_pid: i32,
     pub hostname: String,
@@ -60,7 +64,11 @@ pub struct Sandbox {
 
 impl Sandbox {
     pub fn new(directory: PathBuf, record: SandboxRecord) -> Sandbox {
-        Sandbox { directory, record: RwLock::new(record), lock: tokio::sync::Mutex::new(()) }
+        Sandbox {
+            directory,
+            record: RwLock::new(record),
+            lock: tokio::sync::Mutex::new(()),
+        }
     }
 
     pub fn load(directory: &Path) -> io::Result<Option<Sandbox>> {
@@ -105,7 +113,12 @@ pub struct Container {
 impl Container {
     pub fn new(directory: PathBuf, record: ContainerRecord, state: ContainerState) -> Container {
         let (state, _) = watch::channel(state);
-        Container { directory, record: RwLock::new(record), state, lock: tokio::sync::Mutex::new(()) }
+        Container {
+            directory,
+            record: RwLock::new(record),
+            state,
+            lock: tokio::sync::Mutex::new(()),
+        }
     }
 
     pub fn load(directory: &Path) -> io::Result<Option<Container>> {

@@ -2,7 +2,7 @@
 
 use super::namespaces::{self, Wanted};
 use super::record::{Sandbox, SandboxRecord, Wire, new_id, now_nanos};
-use super::shim_client::ShimClient;
+use super::shim_client::{self, ShimClient};
 use super::spec::{SandboxPaths, refuse_user_namespace};
 use super::{Daemon, internal};
 use crate::cgroup::Cgroup;
@@ -18,19 +18,32 @@ const IFNAME: &str = "eth0";
 
 pub fn name_of(config: &cri::PodSandboxConfig) -> String {
     let metadata = config.metadata.clone().unwrap_or_default();
-    format!("sandbox/{}_{}_{}_{}", metadata.name, metadata.namespace, metadata.uid, metadata.attempt)
+    format!(
+        "sandbox/{}_{}_{}_{}",
+        metadata.name, metadata.namespace, metadata.uid, metadata.attempt
+    )
 }
 
 impl Daemon {
-    pub(super) async fn run_sandbox(self: &Arc<Self>, config: cri::PodSandboxConfig, handler: &str) -> Result<String, Status> {
+    pub(super) async fn run_sandbox(
+        self: &Arc<Self>,
+        config: cri::PodSandboxConfig,
+        handler: &str,
+    ) -> Result<String, Status> {
         if !handler.is_empty() {
-            return Err(Status::unknown(format!("failed to get sandbox runtime: no runtime for {handler:?} is configured")));
+            return Err(Status::unknown(format!(
+                "failed to get sandbox runtime: no runtime for {handler:?} is configured"
+            )));
         }
         if config.metadata.is_none() {
             return Err(Status::invalid_argument("sandbox config must include metadata"));
         }
         let linux = config.linux.clone().unwrap_or_default();
-        let options = linux.security_context.unwrap_or_default().namespace_options.unwrap_or_default();
+        let options = linux
+            .security_context
+            .unwrap_or_default()
+            .namespace_options
+            .unwrap_or_default();
         refuse_user_namespace(&options).map_err(Status::unimplemented)?;
         let host_network = options.network() == cri::NamespaceMode::Node;
         let id = new_id();
@@ -51,14 +64,22 @@ impl Daemon {
             ready: false,
             ips: Vec::new(),
             cgroup_parent,
-            socket: self.config.run_dir.join("shim").join(format!("{}.sock", &id[..13])),
+            socket: self
+                .config
+                .run_dir
+                .join("shim")
+                .join(format!("{}.sock", &id[..13])),
+            shim_pid: 0,
             pause_pid: 0,
             hostname,
             host_network,
             host_ipc: options.ipc() == cri::NamespaceMode::Node,
         };
         let sandbox = Arc::new(Sandbox::new(self.config.sandboxes().join(&id), record));
-        match self.build_sandbox(&sandbox, options.pid() == cri::NamespaceMode::Pod, linux.sysctls).await {
+        match self
+            .build_sandbox(&sandbox, options.pid() == cri::NamespaceMode::Pod, linux.sysctls)
+            .await
+        {
             Ok(()) => {}
             Err(status) => {
                 if let Err(error) = self.tear_down(&sandbox).await {
@@ -89,12 +110,15 @@ impl Daemon {
         write_files(sandbox).map_err(internal("write the sandbox's files"))?;
 
         let cgroup = Cgroup::new(&record.cgroup_parent).map_err(internal("cgroup parent"))?;
-        let shims = Cgroup::new(&self.config.cgroup_parent).map_err(internal("cgroup parent"))?.child("shims");
+        let shims = Cgroup::new(&self.config.cgroup_parent)
+            .map_err(internal("cgroup parent"))?
+            .child("shims");
         let (log, shim_procs) = (sandbox.directory.join("shim.log"), shims.procs_files());
         let shim = ShimClient::spawn(&self.config.exe, &record.socket, &log, &shim_procs);
         let network = self.build_network(sandbox, sysctls);
         let (shim, ips) = tokio::join!(shim, network);
-        let shim = shim.map_err(|error| Status::internal(format!("failed to start shim: {error}")))?;
+        let (shim, pid) = shim.map_err(|error| Status::internal(format!("failed to start shim: {error}")))?;
+        sandbox.record.write().shim_pid = pid;
         let ips = ips?;
         let mut pause_pid = 0;
         if shared_pid {
@@ -129,7 +153,10 @@ impl Daemon {
             hostname: record.hostname.clone(),
             sysctls,
         };
-        let (at, shm) = (directory.clone(), (!record.host_ipc).then(|| sandbox.directory.join("shm")));
+        let (at, shm) = (
+            directory.clone(),
+            (!record.host_ipc).then(|| sandbox.directory.join("shm")),
+        );
         tokio::task::spawn_blocking(move || {
             namespaces::create(&at, wanted)?;
             shm.map_or(Ok(()), |shm| mount_shm(&shm))
@@ -141,7 +168,10 @@ impl Daemon {
             return Ok(Vec::new());
         }
         let fail = |error: skiff_cni::Error| {
-            Status::unknown(format!("failed to setup network for sandbox {:?}: {error}", record.id))
+            Status::unknown(format!(
+                "failed to setup network for sandbox {:?}: {error}",
+                record.id
+            ))
         };
         let network = skiff_cni::Network::load(&self.config.cni_conf_dir).map_err(fail)?;
         let result = network.add(&self.attachment(&record)).await.map_err(fail)?;
@@ -176,7 +206,11 @@ impl Daemon {
             container_id: record.id.clone(),
             netns: namespaces::is_alive(&netns).then_some(netns),
             ifname: IFNAME.into(),
-            pod: skiff_cni::PodArgs { namespace: metadata.namespace, name: metadata.name, uid: metadata.uid },
+            pod: skiff_cni::PodArgs {
+                namespace: metadata.namespace,
+                name: metadata.name,
+                uid: metadata.uid,
+            },
             runtime_config,
         }
     }
@@ -194,7 +228,11 @@ impl Daemon {
             ipc: unless(record.host_ipc, "ipc"),
             uts: unless(record.host_network, "uts"),
             pid: (record.pause_pid > 0).then(|| PathBuf::from(format!("/proc/{}/ns/pid", record.pause_pid))),
-            shm: Some(if record.host_ipc { PathBuf::from("/dev/shm") } else { sandbox.directory.join("shm") }),
+            shm: Some(if record.host_ipc {
+                PathBuf::from("/dev/shm")
+            } else {
+                sandbox.directory.join("shm")
+            }),
             hosts: sandbox.directory.join("hosts"),
             hostname_file: sandbox.directory.join("hostname"),
             resolv_conf: sandbox.directory.join("resolv.conf"),
@@ -208,12 +246,16 @@ impl Daemon {
 
     /// Ends every container, then the network and the shim. Stopping twice is fine.
     pub(super) async fn stop_sandbox(&self, id: &str) -> Result<(), Status> {
-        let Ok(sandbox) = self.sandbox(id) else { return Ok(()) };
+        let Ok(sandbox) = self.sandbox(id) else {
+            return Ok(());
+        };
         let _lock = sandbox.lock.lock().await;
         let id = sandbox.get().id;
         let was_ready = sandbox.get().ready;
         let containers = self.containers_of(&id);
-        let stopped = futures::future::join_all(containers.iter().map(|container| self.kill_container(container))).await;
+        let stopped =
+            futures::future::join_all(containers.iter().map(|container| self.kill_container(container)))
+                .await;
         stopped.into_iter().collect::<Result<Vec<()>, Status>>()?;
         // From here on the shim's end is not a loss.
         sandbox.record.write().ready = false;
@@ -231,15 +273,21 @@ impl Daemon {
         if !record.host_network {
             match skiff_cni::Network::load(&self.config.cni_conf_dir) {
                 Ok(network) => network.del(&self.attachment(&record)).await.map_err(|error| {
-                    Status::unknown(format!("failed to destroy network for sandbox {:?}: {error}", record.id))
+                    Status::unknown(format!(
+                        "failed to destroy network for sandbox {:?}: {error}",
+                        record.id
+                    ))
                 })?,
                 // Without a network there is nothing that could take the sandbox off it.
-                Err(error) => tracing::warn!(sandbox = %record.id, %error, "no network to detach the sandbox from"),
+                Err(error) => {
+                    tracing::warn!(sandbox = %record.id, %error, "no network to detach the sandbox from")
+                }
             }
         }
         let shim = sandbox.shim();
-        if shim.shutdown().await.is_err() && record.socket.exists() {
+        if shim.shutdown().await.is_err() {
             // A shim that does not answer: nothing of it may outlive the sandbox.
+            shim_client::kill(record.shim_pid, &record.socket);
             let _ = std::fs::remove_file(&record.socket);
         }
         namespaces::remove(&self.namespaces_of(&record.id)).map_err(internal("remove namespaces"))?;
@@ -250,7 +298,12 @@ impl Daemon {
             let _ = pause.remove();
         }
         // The kubelet removes the pod cgroups it made; ours, for sandboxes without a parent, we do.
-        if record.config.0.linux.as_ref().is_none_or(|linux| linux.cgroup_parent.is_empty())
+        if record
+            .config
+            .0
+            .linux
+            .as_ref()
+            .is_none_or(|linux| linux.cgroup_parent.is_empty())
             && let Ok(group) = Cgroup::new(&record.cgroup_parent)
         {
             let _ = group.remove();
@@ -259,7 +312,9 @@ impl Daemon {
     }
 
     pub(super) async fn remove_sandbox(&self, id: &str) -> Result<(), Status> {
-        let Ok(sandbox) = self.sandbox(id) else { return Ok(()) };
+        let Ok(sandbox) = self.sandbox(id) else {
+            return Ok(());
+        };
         let id = sandbox.get().id;
         self.stop_sandbox(&id).await?;
         for container in self.containers_of(&id) {
@@ -291,7 +346,9 @@ impl Daemon {
     pub(super) async fn meet_shim(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         let record = sandbox.get();
         let alive = record.ready && sandbox.shim().ping().await.is_ok();
-        let namespaces = self.netns_path(&record).is_none_or(|path| namespaces::is_alive(&path));
+        let namespaces = self
+            .netns_path(&record)
+            .is_none_or(|path| namespaces::is_alive(&path));
         if alive && namespaces {
             self.follow_shim(sandbox);
         } else {
@@ -363,7 +420,10 @@ impl Daemon {
 /// hostname, hosts and resolv.conf for containers that bring none of their own.
 fn write_files(sandbox: &Sandbox) -> std::io::Result<()> {
     let record = sandbox.get();
-    std::fs::write(sandbox.directory.join("hostname"), format!("{}\n", record.hostname))?;
+    std::fs::write(
+        sandbox.directory.join("hostname"),
+        format!("{}\n", record.hostname),
+    )?;
     let hosts = std::fs::read("/etc/hosts").unwrap_or_default();
     std::fs::write(sandbox.directory.join("hosts"), hosts)?;
     let resolv_conf = match &record.config.0.dns_config {
@@ -395,9 +455,17 @@ fn mount_shm(path: &Path) -> std::io::Result<()> {
     rustix::mount::fsconfig_set_string(&context, "mode", "1777")?;
     rustix::mount::fsconfig_set_string(&context, "size", SHM_SIZE)?;
     rustix::mount::fsconfig_create(&context)?;
-    let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let flags = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     let tree = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags)?;
-    rustix::mount::move_mount(&tree, "", rustix::fs::CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    rustix::mount::move_mount(
+        &tree,
+        "",
+        rustix::fs::CWD,
+        path,
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+    )?;
     Ok(())
 }
 
@@ -412,7 +480,8 @@ mod tests {
             searches: vec!["default.svc.cluster.local".into(), "svc.cluster.local".into()],
             options: vec!["ndots:5".into()],
         };
-        let expected = "search default.svc.cluster.local svc.cluster.local\nnameserver 10.96.0.10\noptions ndots:5\n";
+        let expected =
+            "search default.svc.cluster.local svc.cluster.local\nnameserver 10.96.0.10\noptions ndots:5\n";
         assert_eq!(resolv_conf(&dns), expected);
     }
 }

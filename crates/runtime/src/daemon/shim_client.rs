@@ -32,13 +32,30 @@ pub struct ShimClient {
     socket: PathBuf,
 }
 
+/// Ends a shim that does not listen to reason. The pid may be another process' by now, so the command
+/// line must name the socket.
+pub fn kill(pid: i32, socket: &Path) {
+    let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let named = cmdline
+        .split(|byte| *byte == 0)
+        .any(|word| word == socket.as_os_str().as_encoded_bytes());
+    if named && let Some(pid) = rustix::process::Pid::from_raw(pid) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+}
+
 impl ShimClient {
     pub fn new(socket: PathBuf) -> ShimClient {
         ShimClient { socket }
     }
 
-    /// Starts a shim that lives on its own and returns when it listens.
-    pub async fn spawn(executable: &Path, socket: &Path, log: &Path, cgroup_procs: &[PathBuf]) -> Result<ShimClient, Error> {
+    /// Starts a shim that lives on its own; returns it and its pid when it listens.
+    pub async fn spawn(
+        executable: &Path,
+        socket: &Path,
+        log: &Path,
+        cgroup_procs: &[PathBuf],
+    ) -> Result<(ShimClient, i32), Error> {
         let log = std::fs::File::options().create(true).append(true).open(log)?;
         let mut child = tokio::process::Command::new(executable)
             .arg(crate::INTERNAL_SHIM)
@@ -63,11 +80,12 @@ impl ShimClient {
                 return Err(Error::Timeout);
             }
         }
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or(0);
         // Only to reap it: the shim's life is its own.
         tokio::spawn(async move {
             let _ = child.wait().await;
         });
-        Ok(ShimClient::new(socket.to_owned()))
+        Ok((ShimClient::new(socket.to_owned()), pid))
     }
 
     async fn open(&self, request: &Request) -> Result<(UnixStream, Response), Error> {
@@ -115,7 +133,11 @@ impl ShimClient {
     }
 
     pub async fn signal(&self, id: &str, signal: i32) -> Result<(), Error> {
-        self.tell(&Request::Signal { id: id.into(), signal }).await
+        self.tell(&Request::Signal {
+            id: id.into(),
+            signal,
+        })
+        .await
     }
 
     pub async fn reopen_log(&self, id: &str) -> Result<(), Error> {
@@ -141,7 +163,9 @@ impl ShimClient {
     }
 
     pub async fn subscribe(&self) -> Result<Subscription, Error> {
-        Ok(Subscription { stream: self.open(&Request::Subscribe).await?.0 })
+        Ok(Subscription {
+            stream: self.open(&Request::Subscribe).await?.0,
+        })
     }
 }
 

@@ -51,8 +51,11 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
     refuse_unsupported(config, &security)?;
     let privileged = security.privileged;
 
-    let capabilities =
-        capabilities::resolve(security.capabilities.as_ref(), privileged, request.available_capabilities)?;
+    let capabilities = capabilities::resolve(
+        security.capabilities.as_ref(),
+        privileged,
+        request.available_capabilities,
+    )?;
     let process = ProcessSpec {
         args: arguments(config, &request.image.config)?,
         env: environment(config, &request.image.config, &request.sandbox.hostname)?,
@@ -85,8 +88,16 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
         namespaces: namespaces(&security, request.sandbox),
         mounts: mounts(config, request.sandbox, privileged)?,
         devices,
-        masked_paths: if privileged { Vec::new() } else { security.masked_paths.clone() },
-        readonly_paths: if privileged { Vec::new() } else { security.readonly_paths.clone() },
+        masked_paths: if privileged {
+            Vec::new()
+        } else {
+            security.masked_paths.clone()
+        },
+        readonly_paths: if privileged {
+            Vec::new()
+        } else {
+            security.readonly_paths.clone()
+        },
         cgroup_mounts: request.cgroup.directories(),
         cgroup_readonly: !privileged,
         process,
@@ -95,7 +106,10 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
 }
 
 /// What cannot be done is said, not skipped.
-fn refuse_unsupported(config: &cri::ContainerConfig, security: &cri::LinuxContainerSecurityContext) -> Result<(), String> {
+fn refuse_unsupported(
+    config: &cri::ContainerConfig,
+    security: &cri::LinuxContainerSecurityContext,
+) -> Result<(), String> {
     if !config.cdi_devices.is_empty() {
         return Err("CDI devices are not supported by this runtime".into());
     }
@@ -126,7 +140,11 @@ pub fn refuse_user_namespace(options: &cri::NamespaceOption) -> Result<(), Strin
 }
 
 fn first_of(first: &str, second: &str) -> String {
-    if first.is_empty() { second.to_owned() } else { first.to_owned() }
+    if first.is_empty() {
+        second.to_owned()
+    } else {
+        first.to_owned()
+    }
 }
 
 fn arguments(config: &cri::ContainerConfig, image: &ImageConfig) -> Result<Vec<String>, String> {
@@ -145,7 +163,11 @@ fn arguments(config: &cri::ContainerConfig, image: &ImageConfig) -> Result<Vec<S
 }
 
 /// Later values win: defaults, the image's, the container's.
-fn environment(config: &cri::ContainerConfig, image: &ImageConfig, hostname: &str) -> Result<Vec<String>, String> {
+fn environment(
+    config: &cri::ContainerConfig,
+    image: &ImageConfig,
+    hostname: &str,
+) -> Result<Vec<String>, String> {
     let mut environment: Vec<String> = Vec::new();
     let mut set = |variable: String| {
         let key = variable.split('=').next().unwrap_or_default().to_owned() + "=";
@@ -183,12 +205,19 @@ fn user(security: &cri::LinuxContainerSecurityContext, image: &ImageConfig) -> U
     UserSpec {
         user,
         group,
-        supplemental_groups: security.supplemental_groups.iter().filter_map(|gid| u32::try_from(*gid).ok()).collect(),
+        supplemental_groups: security
+            .supplemental_groups
+            .iter()
+            .filter_map(|gid| u32::try_from(*gid).ok())
+            .collect(),
         strict_groups: security.supplemental_groups_policy == cri::SupplementalGroupsPolicy::Strict as i32,
     }
 }
 
-fn seccomp_filter(security: &cri::LinuxContainerSecurityContext, capabilities: u64) -> Result<Option<Vec<u64>>, String> {
+fn seccomp_filter(
+    security: &cri::LinuxContainerSecurityContext,
+    capabilities: u64,
+) -> Result<Option<Vec<u64>>, String> {
     use cri::security_profile::ProfileType;
     if security.privileged {
         return Ok(None);
@@ -198,17 +227,23 @@ fn seccomp_filter(security: &cri::LinuxContainerSecurityContext, capabilities: u
         (Some(profile), _) => (profile.profile_type(), profile.localhost_ref.clone()),
         (None, "" | "unconfined") => (ProfileType::Unconfined, String::new()),
         (None, "runtime/default" | "docker/default") => (ProfileType::RuntimeDefault, String::new()),
-        (None, other) => (ProfileType::Localhost, other.trim_start_matches("localhost/").to_owned()),
+        (None, other) => (
+            ProfileType::Localhost,
+            other.trim_start_matches("localhost/").to_owned(),
+        ),
     };
     let profile = match kind {
         ProfileType::Unconfined => return Ok(None),
         ProfileType::RuntimeDefault => seccomp::default::profile(capabilities),
         ProfileType::Localhost => {
-            let body = std::fs::read(&path).map_err(|error| format!("failed to load seccomp profile {path:?}: {error}"))?;
+            let body = std::fs::read(&path)
+                .map_err(|error| format!("failed to load seccomp profile {path:?}: {error}"))?;
             seccomp::Profile::parse(&body).map_err(|error| format!("seccomp profile {path:?}: {error}"))?
         }
     };
-    seccomp::compile(&profile).map(Some).map_err(|error| error.to_string())
+    seccomp::compile(&profile)
+        .map(Some)
+        .map_err(|error| error.to_string())
 }
 
 fn namespaces(security: &cri::LinuxContainerSecurityContext, sandbox: &SandboxPaths) -> Namespaces {
@@ -219,10 +254,22 @@ fn namespaces(security: &cri::LinuxContainerSecurityContext, sandbox: &SandboxPa
         // A target's process is known when the container starts.
         cri::NamespaceMode::Container | cri::NamespaceMode::Target => PidNamespace::New,
     };
-    Namespaces { net: sandbox.net.clone(), ipc: sandbox.ipc.clone(), uts: sandbox.uts.clone(), pid }
+    Namespaces {
+        net: sandbox.net.clone(),
+        ipc: sandbox.ipc.clone(),
+        uts: sandbox.uts.clone(),
+        pid,
+    }
 }
 
-fn filesystem(target: &str, fstype: &str, options: &[&str], readonly: bool, noexec: bool, nodev: bool) -> Mount {
+fn filesystem(
+    target: &str,
+    fstype: &str,
+    options: &[&str],
+    readonly: bool,
+    noexec: bool,
+    nodev: bool,
+) -> Mount {
     Mount {
         target: target.into(),
         kind: MountKind::Filesystem {
@@ -237,16 +284,37 @@ fn filesystem(target: &str, fstype: &str, options: &[&str], readonly: bool, noex
 }
 
 fn bind(target: &str, source: &Path, readonly: bool) -> Mount {
-    let kind =
-        MountKind::Bind { source: source.to_owned(), propagation: Propagation::Private, recursive_readonly: false };
-    Mount { target: target.into(), kind, readonly, nosuid: false, nodev: false, noexec: false }
+    let kind = MountKind::Bind {
+        source: source.to_owned(),
+        propagation: Propagation::Private,
+        recursive_readonly: false,
+    };
+    Mount {
+        target: target.into(),
+        kind,
+        readonly,
+        nosuid: false,
+        nodev: false,
+        noexec: false,
+    }
 }
 
-fn mounts(config: &cri::ContainerConfig, sandbox: &SandboxPaths, privileged: bool) -> Result<Vec<Mount>, String> {
+fn mounts(
+    config: &cri::ContainerConfig,
+    sandbox: &SandboxPaths,
+    privileged: bool,
+) -> Result<Vec<Mount>, String> {
     let mut mounts = vec![
         filesystem("/proc", "proc", &[], false, true, true),
         filesystem("/dev", "tmpfs", &["mode=755", "size=65536k"], false, false, false),
-        filesystem("/dev/pts", "devpts", &["newinstance", "ptmxmode=0666", "mode=0620", "gid=5"], false, true, false),
+        filesystem(
+            "/dev/pts",
+            "devpts",
+            &["newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+            false,
+            true,
+            false,
+        ),
         filesystem("/dev/mqueue", "mqueue", &[], false, true, true),
         filesystem("/sys", "sysfs", &[], !privileged, true, true),
         Mount {
@@ -258,7 +326,12 @@ fn mounts(config: &cri::ContainerConfig, sandbox: &SandboxPaths, privileged: boo
             noexec: true,
         },
     ];
-    let named = |path: &str| config.mounts.iter().any(|mount| clean_path(&mount.container_path) == path);
+    let named = |path: &str| {
+        config
+            .mounts
+            .iter()
+            .any(|mount| clean_path(&mount.container_path) == path)
+    };
     let readonly_rootfs = config
         .linux
         .as_ref()
@@ -292,7 +365,11 @@ fn mounts(config: &cri::ContainerConfig, sandbox: &SandboxPaths, privileged: boo
 
 fn clean_path(path: &str) -> String {
     let trimmed = path.trim_end_matches('/');
-    if trimmed.is_empty() { "/".into() } else { trimmed.to_owned() }
+    if trimmed.is_empty() {
+        "/".into()
+    } else {
+        trimmed.to_owned()
+    }
 }
 
 fn volume(mount: &cri::Mount) -> Result<Mount, String> {
@@ -302,8 +379,12 @@ fn volume(mount: &cri::Mount) -> Result<Mount, String> {
     let source = Path::new(&mount.host_path);
     if !source.exists() {
         // COMPAT: containerd makes a missing source a directory.
-        std::fs::create_dir_all(source)
-            .map_err(|error| format!("failed to create directory for mount source {:?}: {error}", mount.host_path))?;
+        std::fs::create_dir_all(source).map_err(|error| {
+            format!(
+                "failed to create directory for mount source {:?}: {error}",
+                mount.host_path
+            )
+        })?;
     }
     let source = source
         .canonicalize()
@@ -318,7 +399,11 @@ fn volume(mount: &cri::Mount) -> Result<Mount, String> {
     }
     Ok(Mount {
         target: clean_path(&mount.container_path),
-        kind: MountKind::Bind { source, propagation, recursive_readonly: mount.recursive_read_only },
+        kind: MountKind::Bind {
+            source,
+            propagation,
+            recursive_readonly: mount.recursive_read_only,
+        },
         readonly: mount.readonly,
         nosuid: false,
         nodev: false,
@@ -327,7 +412,15 @@ fn volume(mount: &cri::Mount) -> Result<Mount, String> {
 }
 
 fn character(path: &str, major: u32, minor: u32) -> Device {
-    Device { path: path.into(), block: false, major, minor, mode: 0o666, uid: 0, gid: 0 }
+    Device {
+        path: path.into(),
+        block: false,
+        major,
+        minor,
+        mode: 0o666,
+        uid: 0,
+        gid: 0,
+    }
 }
 
 fn default_devices() -> Vec<Device> {
@@ -384,7 +477,11 @@ fn device_at(host: &Path, container: &Path) -> Option<Device> {
     })
 }
 
-fn add_device(device: &cri::Device, devices: &mut Vec<Device>, rules: &mut Vec<DeviceRule>) -> Result<(), String> {
+fn add_device(
+    device: &cri::Device,
+    devices: &mut Vec<Device>,
+    rules: &mut Vec<DeviceRule>,
+) -> Result<(), String> {
     let host = Path::new(&device.host_path)
         .canonicalize()
         .map_err(|error| format!("failed to resolve device {:?}: {error}", device.host_path))?;
@@ -398,7 +495,11 @@ fn add_device(device: &cri::Device, devices: &mut Vec<Device>, rules: &mut Vec<D
     if found.is_empty() {
         return Err(format!("{:?} is not a device", device.host_path));
     }
-    let access = if device.permissions.is_empty() { "rwm" } else { &device.permissions };
+    let access = if device.permissions.is_empty() {
+        "rwm"
+    } else {
+        &device.permissions
+    };
     for device in found {
         rules.push(DeviceRule::node(device.block, device.major, device.minor, access));
         devices.retain(|existing| existing.path != device.path);
@@ -420,7 +521,11 @@ pub fn resources(linux: &cri::LinuxContainerResources) -> Resources {
         memory_limit: positive(linux.memory_limit_in_bytes),
         memory_swap_limit: positive(linux.memory_swap_limit_in_bytes),
         pids_limit: None,
-        unified: linux.unified.iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
+        unified: linux
+            .unified
+            .iter()
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
     }
 }
 
@@ -434,11 +539,22 @@ mod tests {
 
     #[test]
     fn commands() {
-        let image = ImageConfig { entrypoint: strings(&["e"]), cmd: strings(&["c"]), ..Default::default() };
+        let image = ImageConfig {
+            entrypoint: strings(&["e"]),
+            cmd: strings(&["c"]),
+            ..Default::default()
+        };
         let check = |command: &[&str], args: &[&str], expected: &[&str]| {
-            let config =
-                cri::ContainerConfig { command: strings(command), args: strings(args), ..Default::default() };
-            assert_eq!(arguments(&config, &image).expect("command"), strings(expected), "{command:?} {args:?}");
+            let config = cri::ContainerConfig {
+                command: strings(command),
+                args: strings(args),
+                ..Default::default()
+            };
+            assert_eq!(
+                arguments(&config, &image).expect("command"),
+                strings(expected),
+                "{command:?} {args:?}"
+            );
         };
         check(&[], &[], &["e", "c"]);
         check(&[], &["a"], &["e", "a"]);
@@ -449,9 +565,18 @@ mod tests {
 
     #[test]
     fn environments() {
-        let image = ImageConfig { env: strings(&["PATH=/x", "A=1"]), ..Default::default() };
-        let pair = |key: &str, value: &str| cri::KeyValue { key: key.into(), value: value.into() };
-        let config = cri::ContainerConfig { envs: vec![pair("A", "2"), pair("B", "a=b")], ..Default::default() };
+        let image = ImageConfig {
+            env: strings(&["PATH=/x", "A=1"]),
+            ..Default::default()
+        };
+        let pair = |key: &str, value: &str| cri::KeyValue {
+            key: key.into(),
+            value: value.into(),
+        };
+        let config = cri::ContainerConfig {
+            envs: vec![pair("A", "2"), pair("B", "a=b")],
+            ..Default::default()
+        };
         let got = environment(&config, &image, "h").expect("environment");
         assert_eq!(got, strings(&["PATH=/x", "HOSTNAME=h", "A=2", "B=a=b"]));
     }
@@ -464,9 +589,16 @@ mod tests {
                 run_as_group: gid.map(|value| cri::Int64Value { value }),
                 ..Default::default()
             };
-            let image = ImageConfig { user: image_user.into(), ..Default::default() };
+            let image = ImageConfig {
+                user: image_user.into(),
+                ..Default::default()
+            };
             let got = user(&security, &image);
-            assert_eq!((got.user.as_str(), got.group.as_str()), expected, "{image_user} {uid:?} {gid:?}");
+            assert_eq!(
+                (got.user.as_str(), got.group.as_str()),
+                expected,
+                "{image_user} {uid:?} {gid:?}"
+            );
         };
         check("", None, None, ("", ""));
         check("web:log", None, None, ("web", "log"));

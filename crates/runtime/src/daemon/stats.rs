@@ -63,8 +63,12 @@ fn parse_interfaces(text: &str) -> Vec<cri::NetworkInterfaceUsage> {
         .skip(2)
         .filter_map(|line| {
             let (name, counters) = line.split_once(':')?;
-            let counters: Vec<u64> = counters.split_whitespace().filter_map(|text| text.parse().ok()).collect();
-            let [rx_bytes, _, rx_errors, _, _, _, _, _, tx_bytes, _, tx_errors, ..] = counters.as_slice() else {
+            let counters: Vec<u64> = counters
+                .split_whitespace()
+                .filter_map(|text| text.parse().ok())
+                .collect();
+            let [rx_bytes, _, rx_errors, _, _, _, _, _, tx_bytes, _, tx_errors, ..] = counters.as_slice()
+            else {
                 return None;
             };
             Some(cri::NetworkInterfaceUsage {
@@ -84,14 +88,19 @@ impl Daemon {
     pub(super) fn container_stats(&self, container: &Container) -> cri::ContainerStats {
         let record = container.get();
         let timestamp = now_nanos();
-        let cgroup = Cgroup::new(&record.cgroup).ok().filter(|_| container.is_running());
+        let cgroup = Cgroup::new(&record.cgroup)
+            .ok()
+            .filter(|_| container.is_running());
         let upper = container.directory.join("upper");
         let (bytes, inodes) = disk_usage(&upper);
-        let swap = cgroup.as_ref().and_then(Cgroup::memory).map(|stats| cri::SwapUsage {
-            timestamp,
-            swap_available_bytes: None,
-            swap_usage_bytes: value(stats.swap),
-        });
+        let swap = cgroup
+            .as_ref()
+            .and_then(Cgroup::memory)
+            .map(|stats| cri::SwapUsage {
+                timestamp,
+                swap_available_bytes: None,
+                swap_usage_bytes: value(stats.swap),
+            });
         let config = record.config.0;
         cri::ContainerStats {
             attributes: Some(cri::ContainerAttributes {
@@ -104,7 +113,9 @@ impl Daemon {
             memory: cgroup.as_ref().and_then(|cgroup| memory(cgroup, timestamp)),
             writable_layer: Some(cri::FilesystemUsage {
                 timestamp,
-                fs_id: Some(cri::FilesystemIdentifier { mountpoint: self.config.root.to_string_lossy().into_owned() }),
+                fs_id: Some(cri::FilesystemIdentifier {
+                    mountpoint: self.config.root.to_string_lossy().into_owned(),
+                }),
                 used_bytes: value(bytes),
                 inodes_used: value(inodes),
             }),
@@ -113,7 +124,10 @@ impl Daemon {
         }
     }
 
-    pub(super) fn list_container_stats(&self, filter: Option<cri::ContainerStatsFilter>) -> Vec<cri::ContainerStats> {
+    pub(super) fn list_container_stats(
+        &self,
+        filter: Option<cri::ContainerStatsFilter>,
+    ) -> Vec<cri::ContainerStats> {
         let filter = filter.unwrap_or_default();
         let containers: Vec<Arc<Container>> = self.containers.read().values().cloned().collect();
         containers
@@ -132,13 +146,23 @@ impl Daemon {
     pub(super) fn sandbox_stats(&self, sandbox: &Sandbox) -> cri::PodSandboxStats {
         let record = sandbox.get();
         let timestamp = now_nanos();
-        let containers: Vec<Arc<Container>> =
-            self.containers_of(&record.id).into_iter().filter(|container| container.is_running()).collect();
+        let containers: Vec<Arc<Container>> = self
+            .containers_of(&record.id)
+            .into_iter()
+            .filter(|container| container.is_running())
+            .collect();
         let cgroup = Cgroup::new(&record.cgroup_parent).ok().filter(|_| record.ready);
-        let network = containers.first().filter(|_| !record.host_network).map(|container| {
-            let interfaces = interfaces(container.current().pid);
-            cri::NetworkUsage { timestamp, default_interface: interfaces.first().cloned(), interfaces }
-        });
+        let network = containers
+            .first()
+            .filter(|_| !record.host_network)
+            .map(|container| {
+                let interfaces = interfaces(container.current().pid);
+                cri::NetworkUsage {
+                    timestamp,
+                    default_interface: interfaces.first().cloned(),
+                    interfaces,
+                }
+            });
         cri::PodSandboxStats {
             attributes: Some(cri::PodSandboxAttributes {
                 id: record.id,
@@ -150,17 +174,24 @@ impl Daemon {
                 cpu: cgroup.as_ref().and_then(|cgroup| cpu(cgroup, timestamp)),
                 memory: cgroup.as_ref().and_then(|cgroup| memory(cgroup, timestamp)),
                 network,
-                process: cgroup
-                    .as_ref()
-                    .map(|cgroup| cri::ProcessUsage { timestamp, process_count: value(cgroup.process_count()) }),
-                containers: containers.iter().map(|container| self.container_stats(container)).collect(),
+                process: cgroup.as_ref().map(|cgroup| cri::ProcessUsage {
+                    timestamp,
+                    process_count: value(cgroup.process_count()),
+                }),
+                containers: containers
+                    .iter()
+                    .map(|container| self.container_stats(container))
+                    .collect(),
                 io: None,
             }),
             windows: None,
         }
     }
 
-    pub(super) fn list_sandbox_stats(&self, filter: Option<cri::PodSandboxStatsFilter>) -> Vec<cri::PodSandboxStats> {
+    pub(super) fn list_sandbox_stats(
+        &self,
+        filter: Option<cri::PodSandboxStatsFilter>,
+    ) -> Vec<cri::PodSandboxStats> {
         let filter = filter.unwrap_or_default();
         let sandboxes: Vec<Arc<Sandbox>> = self.sandboxes.read().values().cloned().collect();
         sandboxes
@@ -192,7 +223,11 @@ impl Daemon {
                         metrics: container_metrics(container),
                     })
                     .collect();
-                cri::PodSandboxMetrics { pod_sandbox_id: record.id, metrics: Vec::new(), container_metrics }
+                cri::PodSandboxMetrics {
+                    pod_sandbox_id: record.id,
+                    metrics: Vec::new(),
+                    container_metrics,
+                }
             })
             .collect()
     }
@@ -210,13 +245,22 @@ fn container_metrics(container: &Container) -> Vec<cri::Metric> {
         name: name.into(),
         timestamp,
         metric_type: kind as i32,
-        label_values: vec![record.id.clone(), record.config.0.metadata.clone().unwrap_or_default().name],
+        label_values: vec![
+            record.id.clone(),
+            record.config.0.metadata.clone().unwrap_or_default().name,
+        ],
         value: value(number),
     };
-    let Ok(cgroup) = Cgroup::new(&record.cgroup) else { return Vec::new() };
+    let Ok(cgroup) = Cgroup::new(&record.cgroup) else {
+        return Vec::new();
+    };
     let mut metrics = Vec::new();
     if let Some(stats) = cgroup.cpu() {
-        metrics.push(metric(CPU_SECONDS, cri::MetricType::Counter, stats.usage_nanos / 1_000_000_000));
+        metrics.push(metric(
+            CPU_SECONDS,
+            cri::MetricType::Counter,
+            stats.usage_nanos / 1_000_000_000,
+        ));
     }
     if let Some(stats) = cgroup.memory() {
         metrics.push(metric(WORKING_SET, cri::MetricType::Gauge, stats.working_set));
@@ -252,6 +296,9 @@ mod tests {
                     \u{20}   lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n  eth0: 10 2 3 0 0 0 0 0 20 4 5 0 0 0 0 0\n";
         let got = parse_interfaces(text);
         assert_eq!(got.len(), 1);
-        assert_eq!((got[0].name.as_str(), &got[0].rx_bytes, &got[0].tx_errors), ("eth0", &value(10), &value(5)));
+        assert_eq!(
+            (got[0].name.as_str(), &got[0].rx_bytes, &got[0].tx_errors),
+            ("eth0", &value(10), &value(5))
+        );
     }
 }

@@ -24,7 +24,9 @@ impl Daemon {
                 ip: ips.next().unwrap_or_default(),
                 additional_ips: ips.map(|ip| cri::PodIp { ip }).collect(),
             }),
-            linux: Some(cri::LinuxPodSandboxStatus { namespaces: Some(cri::Namespace { options }) }),
+            linux: Some(cri::LinuxPodSandboxStatus {
+                namespaces: Some(cri::Namespace { options }),
+            }),
             labels: config.labels,
             annotations: config.annotations,
             runtime_handler: String::new(),
@@ -51,11 +53,19 @@ impl Daemon {
             })
             .filter(|item| {
                 item.id.starts_with(&filter.id)
-                    && filter.state.as_ref().is_none_or(|state| state.state == item.state)
+                    && filter
+                        .state
+                        .as_ref()
+                        .is_none_or(|state| state.state == item.state)
                     && matches(&filter.label_selector, &item.labels)
             })
             .collect();
-        list.sort_by(|left, right| right.created_at.cmp(&left.created_at).then(left.id.cmp(&right.id)));
+        list.sort_by(|left, right| {
+            right
+                .created_at
+                .cmp(&left.created_at)
+                .then(left.id.cmp(&right.id))
+        });
         list
     }
 
@@ -84,11 +94,19 @@ impl Daemon {
             .filter(|item| {
                 item.id.starts_with(&filter.id)
                     && item.pod_sandbox_id.starts_with(&filter.pod_sandbox_id)
-                    && filter.state.as_ref().is_none_or(|state| state.state == item.state)
+                    && filter
+                        .state
+                        .as_ref()
+                        .is_none_or(|state| state.state == item.state)
                     && matches(&filter.label_selector, &item.labels)
             })
             .collect();
-        list.sort_by(|left, right| right.created_at.cmp(&left.created_at).then(left.id.cmp(&right.id)));
+        list.sort_by(|left, right| {
+            right
+                .created_at
+                .cmp(&left.created_at)
+                .then(left.id.cmp(&right.id))
+        });
         list
     }
 
@@ -100,7 +118,10 @@ impl Daemon {
         let (reason, message) = if state.finished_at == 0 {
             ("", String::new())
         } else if !state.start_error.is_empty() {
-            ("StartError", format!("failed to start container {:?}: {}", record.id, state.start_error))
+            (
+                "StartError",
+                format!("failed to start container {:?}: {}", record.id, state.start_error),
+            )
         } else if state.oom_killed && state.exit_code != 0 {
             ("OOMKilled", String::new())
         } else if state.exit_code == 0 {
@@ -122,7 +143,11 @@ impl Daemon {
             state: cri_state(&state) as i32,
             created_at: record.created_at,
             // A container that never ran has no time of start.
-            started_at: if state.start_error.is_empty() { state.started_at } else { 0 },
+            started_at: if state.start_error.is_empty() {
+                state.started_at
+            } else {
+                0
+            },
             finished_at: state.finished_at,
             exit_code: state.exit_code,
             image: config.image,
@@ -133,7 +158,10 @@ impl Daemon {
             annotations: config.annotations,
             mounts: config.mounts,
             log_path: record.log_path,
-            resources: linux.map(|linux| cri::ContainerResources { linux: Some(linux), windows: None }),
+            resources: linux.map(|linux| cri::ContainerResources {
+                linux: Some(linux),
+                windows: None,
+            }),
             image_id: record.image_id,
             user,
             stop_signal: config.stop_signal,
@@ -142,7 +170,11 @@ impl Daemon {
 }
 
 fn sandbox_state(ready: bool) -> cri::PodSandboxState {
-    if ready { cri::PodSandboxState::SandboxReady } else { cri::PodSandboxState::SandboxNotready }
+    if ready {
+        cri::PodSandboxState::SandboxReady
+    } else {
+        cri::PodSandboxState::SandboxNotready
+    }
 }
 
 pub(super) fn matches(
@@ -155,8 +187,16 @@ pub(super) fn matches(
 /// The user is what the kubelet's runAsNonRoot check goes by.
 pub(super) fn image_view(image: &Image) -> cri::Image {
     let user = image.config.user.split(':').next().unwrap_or_default();
-    let uid = if user.is_empty() { None } else { user.parse::<i64>().ok() };
-    let username = if uid.is_none() { user.to_owned() } else { String::new() };
+    let uid = if user.is_empty() {
+        None
+    } else {
+        user.parse::<i64>().ok()
+    };
+    let username = if uid.is_none() {
+        user.to_owned()
+    } else {
+        String::new()
+    };
     cri::Image {
         id: image.id.clone(),
         repo_tags: image.repo_tags.clone(),

@@ -37,7 +37,13 @@ impl Streams {
     pub async fn bind(address: SocketAddr) -> std::io::Result<(Streams, TcpListener)> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
-        Ok((Streams { address, waiting: Mutex::default() }, listener))
+        Ok((
+            Streams {
+                address,
+                waiting: Mutex::default(),
+            },
+            listener,
+        ))
     }
 
     fn url(&self, kind: &str, ticket: Ticket) -> String {
@@ -46,7 +52,10 @@ impl Streams {
         let now = Instant::now();
         waiting.retain(|_, (made, _)| now.duration_since(*made) < LIFETIME);
         if waiting.len() >= MAX_WAITING {
-            let oldest = waiting.iter().min_by_key(|(_, (made, _))| *made).map(|(token, _)| token.clone());
+            let oldest = waiting
+                .iter()
+                .min_by_key(|(_, (made, _))| *made)
+                .map(|(token, _)| token.clone());
             oldest.map(|token| waiting.remove(&token));
         }
         waiting.insert(token.clone(), (now, ticket));
@@ -79,7 +88,9 @@ fn check(tty: bool, stdin: bool, stdout: bool, stderr: bool) -> Result<(), Statu
         return Err(Status::invalid_argument("tty and stderr cannot both be true"));
     }
     if !stdin && !stdout && !stderr {
-        return Err(Status::invalid_argument("one of stdin, stdout, or stderr must be set"));
+        return Err(Status::invalid_argument(
+            "one of stdin, stdout, or stderr must be set",
+        ));
     }
     Ok(())
 }
@@ -118,14 +129,25 @@ fn plain(status: StatusCode, text: &str) -> http::Response<Body> {
 }
 
 impl Daemon {
-    async fn handle_stream(self: Arc<Self>, request: http::Request<hyper::body::Incoming>) -> http::Response<Body> {
+    async fn handle_stream(
+        self: Arc<Self>,
+        request: http::Request<hyper::body::Incoming>,
+    ) -> http::Response<Body> {
         let token = request.uri().path().rsplit('/').next().unwrap_or_default();
         match self.streams.take(token) {
             None => plain(StatusCode::NOT_FOUND, "404 page not found\n"),
             Some(Ticket::Exec(exec)) => {
-                let options = Options { stdin: exec.stdin, stdout: exec.stdout, stderr: exec.stderr, tty: exec.tty };
+                let options = Options {
+                    stdin: exec.stdin,
+                    stdout: exec.stdout,
+                    stderr: exec.stderr,
+                    tty: exec.tty,
+                };
                 skiff_streaming::serve_remote_command(request, options, move |streams| async move {
-                    match self.open_exec(&exec.container_id, &exec.cmd, exec.tty, exec.stdin, false).await {
+                    match self
+                        .open_exec(&exec.container_id, &exec.cmd, exec.tty, exec.stdin, false)
+                        .await
+                    {
                         Ok(stream) => pump(stream, streams, options).await,
                         Err(status) => ExitOutcome::Failed(status.message().to_owned()),
                     }
@@ -133,8 +155,12 @@ impl Daemon {
                 .await
             }
             Some(Ticket::Attach(attach)) => {
-                let options =
-                    Options { stdin: attach.stdin, stdout: attach.stdout, stderr: attach.stderr, tty: attach.tty };
+                let options = Options {
+                    stdin: attach.stdin,
+                    stdout: attach.stdout,
+                    stderr: attach.stderr,
+                    tty: attach.tty,
+                };
                 skiff_streaming::serve_remote_command(request, options, move |streams| async move {
                     match self.open_attach(&attach.container_id).await {
                         // The end of an attach is not the command's failure.
@@ -161,21 +187,29 @@ impl Daemon {
     async fn open_attach(&self, id: &str) -> Result<UnixStream, Status> {
         let record = self.container(id)?.get();
         let shim = self.sandbox(&record.sandbox_id)?.shim();
-        shim.attach(&record.id).await.map_err(|error| Status::unknown(format!("failed to attach: {error}")))
+        shim.attach(&record.id)
+            .await
+            .map_err(|error| Status::unknown(format!("failed to attach: {error}")))
     }
 
     /// A connection to the pod's loopback, from inside its network namespace.
     async fn connect_in_sandbox(&self, id: &str, port: u16) -> Result<TcpStream, std::io::Error> {
-        let sandbox = self.sandbox(id).map_err(|status| std::io::Error::other(status.message().to_owned()))?;
+        let sandbox = self
+            .sandbox(id)
+            .map_err(|status| std::io::Error::other(status.message().to_owned()))?;
         let Some(netns) = self.netns_path(&sandbox.get()) else {
             return TcpStream::connect(("localhost", port)).await;
         };
-        let (v4, v6) = tokio::task::spawn_blocking(move || sockets_in(&netns)).await.map_err(std::io::Error::other)??;
+        let (v4, v6) = tokio::task::spawn_blocking(move || sockets_in(&netns))
+            .await
+            .map_err(std::io::Error::other)??;
         // A socket stays in the namespace it was made in, so connecting needs no thread there.
         let first = v4.connect(SocketAddr::from(([127, 0, 0, 1], port))).await;
         match (first, v6) {
             (Err(error), Some(v6)) => {
-                let second = v6.connect(SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, port))).await;
+                let second = v6
+                    .connect(SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, port)))
+                    .await;
                 second.map_err(|_| error)
             }
             (first, _) => first,
@@ -183,7 +217,9 @@ impl Daemon {
     }
 }
 
-fn sockets_in(netns: &std::path::Path) -> std::io::Result<(tokio::net::TcpSocket, Option<tokio::net::TcpSocket>)> {
+fn sockets_in(
+    netns: &std::path::Path,
+) -> std::io::Result<(tokio::net::TcpSocket, Option<tokio::net::TcpSocket>)> {
     let netns = std::fs::File::open(netns)?;
     let runtime = tokio::runtime::Handle::current();
     // A thread of its own, which dies in that namespace: nothing has to be put back.
@@ -195,7 +231,10 @@ fn sockets_in(netns: &std::path::Path) -> std::io::Result<(tokio::net::TcpSocket
                 netns.as_fd(),
                 Some(rustix::thread::LinkNameSpaceType::Network),
             )?;
-            Ok((tokio::net::TcpSocket::new_v4()?, tokio::net::TcpSocket::new_v6().ok()))
+            Ok((
+                tokio::net::TcpSocket::new_v4()?,
+                tokio::net::TcpSocket::new_v6().ok(),
+            ))
         })?
         .join()
         .map_err(|_| std::io::Error::other("the connecting thread ended early"))?
@@ -204,7 +243,13 @@ fn sockets_in(netns: &std::path::Path) -> std::io::Result<(tokio::net::TcpSocket
 /// Between the client's streams and the shim's frames, until the process ends or the client goes.
 async fn pump(shim: UnixStream, client: ClientStreams, options: Options) -> ExitOutcome {
     let (mut reader, mut writer) = shim.into_split();
-    let ClientStreams { stdin, mut stdout, mut stderr, mut resize, gone } = client;
+    let ClientStreams {
+        stdin,
+        mut stdout,
+        mut stderr,
+        mut resize,
+        gone,
+    } = client;
     let input = async {
         let mut stdin = stdin;
         let mut buffer = vec![0; 16 * 1024];

@@ -3,8 +3,8 @@
 
 use super::config::{ConfigFile, Descriptor, Manifest, choose_platform};
 use super::{
-    Error, Image, ImageStore, Progress, ProgressFn, chain_ids, digest_of, expect_digest, io_error, layer_name,
-    normalize, parse_reference, stream,
+    Error, Image, ImageStore, Progress, ProgressFn, chain_ids, digest_of, expect_digest, io_error,
+    layer_name, normalize, parse_reference, stream,
 };
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -17,15 +17,23 @@ const MAX_JSON: u64 = 8 * 1024 * 1024;
 impl ImageStore {
     /// Imports every image of an archive and returns their references. Blocking.
     pub fn import(&self, path: &Path, progress: &ProgressFn) -> Result<Vec<String>, Error> {
+        let _busy = self.busy()?;
         let source = if path.is_dir() {
             Source::directory(path.to_owned())
         } else {
             let temporary = self.temporary("import");
             std::fs::create_dir(&temporary).map_err(io_error("make a directory"))?;
-            let source = Source { directory: temporary, temporary: true, links: HashMap::new() };
+            let source = Source {
+                directory: temporary,
+                temporary: true,
+                links: HashMap::new(),
+            };
             source.extract(path)?
         };
-        let stem = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let stem = path
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default();
         let stem = stem.split('.').next().unwrap_or("image").to_lowercase();
         let found = if source.open("index.json").is_ok() {
             source.oci_images(&stem)?
@@ -59,7 +67,9 @@ impl ImageStore {
         let mut size = found.config.len() as u64;
         let chains = chain_ids(diff_ids);
         for ((layer, diff_id), chain) in found.layers.iter().zip(diff_ids).zip(&chains) {
-            progress(Progress::Unpacking { digest: diff_id.clone() });
+            progress(Progress::Unpacking {
+                digest: diff_id.clone(),
+            });
             let path = source.path(&layer.path)?;
             size += std::fs::metadata(&path).map_err(|_| missing(&layer.path))?.len();
             self.unpack_layer(&path, layer.digest.as_deref(), diff_id, chain)?;
@@ -85,7 +95,9 @@ impl ImageStore {
             pinned: false,
             source: None,
         })?;
-        progress(Progress::Done { reference: name.clone() });
+        progress(Progress::Done {
+            reference: name.clone(),
+        });
         Ok(name)
     }
 }
@@ -125,7 +137,11 @@ impl Drop for Source {
 
 impl Source {
     fn directory(directory: PathBuf) -> Source {
-        Source { directory, temporary: false, links: HashMap::new() }
+        Source {
+            directory,
+            temporary: false,
+            links: HashMap::new(),
+        }
     }
 
     fn extract(mut self, path: &Path) -> Result<Source, Error> {
@@ -146,7 +162,11 @@ impl Source {
             } else if (kind.is_symlink() || kind.is_hard_link())
                 && let Ok(Some(link)) = entry.link_name()
             {
-                let base = if kind.is_symlink() { name.parent().unwrap_or(Path::new("")) } else { Path::new("") };
+                let base = if kind.is_symlink() {
+                    name.parent().unwrap_or(Path::new(""))
+                } else {
+                    Path::new("")
+                };
                 self.links.insert(name.clone(), resolve(base, &link)?);
             }
         }
@@ -187,7 +207,8 @@ impl Source {
         };
         let index = parse("index.json", &self.open("index.json")?)?;
         let mut found: Vec<Found> = Vec::new();
-        let by_platform = index.manifests.len() > 1 && index.manifests.iter().all(|entry| entry.annotations.is_empty());
+        let by_platform =
+            index.manifests.len() > 1 && index.manifests.iter().all(|entry| entry.annotations.is_empty());
         let entries: Vec<&Descriptor> = if by_platform {
             choose_platform(&index.manifests).into_iter().collect()
         } else {
@@ -204,7 +225,10 @@ impl Source {
                     break;
                 }
                 let Some(own) = choose_platform(&manifest.manifests) else {
-                    return Err(Error::Archive(format!("no manifest for linux/{}", super::config::architecture())));
+                    return Err(Error::Archive(format!(
+                        "no manifest for linux/{}",
+                        super::config::architecture()
+                    )));
                 };
                 digest = own.digest.clone();
                 body = self.blob(own)?;
@@ -214,7 +238,10 @@ impl Source {
                 return Err(Error::Archive("a manifest without a configuration".into()));
             };
             let layers = manifest.layers.iter().map(|layer| {
-                Ok(Layer { path: blob_path(&layer.digest)?, digest: Some(layer.digest.clone()) })
+                Ok(Layer {
+                    path: blob_path(&layer.digest)?,
+                    digest: Some(layer.digest.clone()),
+                })
             });
             found.push(Found {
                 tags,
@@ -242,14 +269,27 @@ impl Source {
             let tags = entry.repo_tags.unwrap_or_default();
             let config = self.open(&entry.config)?;
             // The configuration's name is its digest; a changed one must not pass for the image.
-            let stem = entry.config.rsplit('/').next().unwrap_or_default().trim_end_matches(".json");
+            let stem = entry
+                .config
+                .rsplit('/')
+                .next()
+                .unwrap_or_default()
+                .trim_end_matches(".json");
             if stem.len() == 64 {
-                expect_digest("image configuration", &format!("sha256:{stem}"), &digest_of(&config))?;
+                expect_digest(
+                    "image configuration",
+                    &format!("sha256:{stem}"),
+                    &digest_of(&config),
+                )?;
             }
             found.push(Found {
                 tags: tags.iter().map(|tag| normalize(tag)).collect::<Result<_, _>>()?,
                 config,
-                layers: entry.layers.into_iter().map(|path| Layer { path, digest: None }).collect(),
+                layers: entry
+                    .layers
+                    .into_iter()
+                    .map(|path| Layer { path, digest: None })
+                    .collect(),
                 manifest: None,
             });
         }

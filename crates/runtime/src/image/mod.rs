@@ -7,6 +7,8 @@
 //! <root>/layers/<chain>     a layer on top of its parents, as overlayfs wants it
 //! <root>/leases/<holder>    layers that something still uses
 //! <root>/tmp                what is not finished; emptied at start
+//! <root>/lock               held by whoever changes the list
+//! <root>/busy               held, shared, by whoever brings in content that is not in the list yet
 //! ```
 
 mod archive;
@@ -16,7 +18,7 @@ mod pull;
 mod stream;
 mod unpack;
 
-pub use binary::BinaryImage;
+pub use binary::{BinaryImage, save_binary_image};
 pub use config::ImageConfig;
 pub use pull::Credentials;
 
@@ -35,11 +37,20 @@ pub enum Error {
     #[error("broken image archive: {0}")]
     Archive(String),
     #[error("digest mismatch: {what} should be {expected} but is {actual}")]
-    Digest { what: String, expected: String, actual: String },
+    Digest {
+        what: String,
+        expected: String,
+        actual: String,
+    },
     #[error("invalid image reference {0:?}: {1}")]
     Reference(String, String),
     #[error("failed to pull and unpack image {reference:?}: {message}")]
-    Pull { reference: String, message: String, not_found: bool, unauthorized: bool },
+    Pull {
+        reference: String,
+        message: String,
+        not_found: bool,
+        unauthorized: bool,
+    },
     #[error("image {0:?} not found")]
     NotFound(String),
     #[error("unsupported: {0}")]
@@ -55,9 +66,17 @@ pub(crate) fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> Err
 #[derive(Debug, Clone)]
 pub enum Progress {
     /// Bytes of a layer that have arrived, out of `total` (0: unknown).
-    Downloading { digest: String, done: u64, total: u64 },
-    Unpacking { digest: String },
-    Done { reference: String },
+    Downloading {
+        digest: String,
+        done: u64,
+        total: u64,
+    },
+    Unpacking {
+        digest: String,
+    },
+    Done {
+        reference: String,
+    },
 }
 
 /// Called from any thread; must not block.
@@ -95,6 +114,8 @@ struct Index {
 pub struct ImageStore {
     root: PathBuf,
     cached: Mutex<(Option<Stamp>, Arc<Index>)>,
+    /// Who pulls what right now: a second pull of a name waits and then finds the layers.
+    pulls: Mutex<std::collections::HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 #[derive(PartialEq, Eq, Clone, Copy)]
@@ -106,11 +127,21 @@ impl ImageStore {
             let path = root.join(directory);
             std::fs::create_dir_all(&path).map_err(io_error(format!("make {}", path.display())))?;
         }
-        let root = root.canonicalize().map_err(io_error(format!("open {}", root.display())))?;
-        let store = ImageStore { root, cached: Mutex::new((None, Arc::default())) };
-        // Leftovers of a process that was killed; a running import of another holds the lock.
-        if let Ok(Some(_lock)) = store.try_lock() {
-            for entry in std::fs::read_dir(store.root.join("tmp")).into_iter().flatten().flatten() {
+        let root = root
+            .canonicalize()
+            .map_err(io_error(format!("open {}", root.display())))?;
+        let store = ImageStore {
+            root,
+            cached: Mutex::new((None, Arc::default())),
+            pulls: Mutex::default(),
+        };
+        // Leftovers of a process that was killed, unless another brings in an image right now.
+        if let Ok(Some(_idle)) = store.idle() {
+            for entry in std::fs::read_dir(store.root.join("tmp"))
+                .into_iter()
+                .flatten()
+                .flatten()
+            {
                 let _ = std::fs::remove_dir_all(entry.path()).or_else(|_| std::fs::remove_file(entry.path()));
             }
         }
@@ -139,12 +170,16 @@ impl ImageStore {
     /// nothing else uses goes too. Removing what is not there is fine.
     pub fn remove(&self, reference: &str) -> Result<(), Error> {
         self.change(|images| {
-            let Some(at) = find_in(images, reference) else { return };
+            let Some(at) = find_in(images, reference) else {
+                return;
+            };
             let image = &mut images[at];
             let normal = normalize(reference).ok();
             let before = image.repo_tags.len() + image.repo_digests.len();
             image.repo_tags.retain(|tag| Some(tag) != normal.as_ref());
-            image.repo_digests.retain(|digest| Some(digest) != normal.as_ref());
+            image
+                .repo_digests
+                .retain(|digest| Some(digest) != normal.as_ref());
             let removed_a_name = image.repo_tags.len() + image.repo_digests.len() < before;
             if !removed_a_name || image.repo_tags.is_empty() {
                 images.remove(at);
@@ -155,8 +190,27 @@ impl ImageStore {
 
     /// Holds layers for `holder` (a container's id) until `release`.
     pub fn lease(&self, holder: &str, layers: &[String]) -> Result<(), Error> {
+        let _lock = self.lock()?;
+        for layer in layers {
+            if !self.root.join("layers").join(layer).exists() {
+                return Err(Error::NotFound(format!("layer {layer}")));
+            }
+        }
         let path = self.root.join("leases").join(holder);
         std::fs::write(&path, layers.join("\n")).map_err(io_error(format!("write {}", path.display())))
+    }
+
+    /// Ends the leases of holders that are no more.
+    pub fn retain_leases(&self, alive: impl Fn(&str) -> bool) {
+        for lease in std::fs::read_dir(self.root.join("leases"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            if !alive(&lease.file_name().to_string_lossy()) {
+                let _ = std::fs::remove_file(lease.path());
+            }
+        }
     }
 
     pub fn release(&self, holder: &str) {
@@ -165,8 +219,13 @@ impl ImageStore {
 
     /// Bytes and inodes of images and layers.
     pub fn usage(&self) -> (u64, u64) {
-        let images = self.index().map(|index| index.images.iter().map(|image| image.size).sum()).unwrap_or(0);
-        let layers = std::fs::read_dir(self.root.join("layers")).map(|entries| entries.count()).unwrap_or(0);
+        let images = self
+            .index()
+            .map(|index| index.images.iter().map(|image| image.size).sum())
+            .unwrap_or(0);
+        let layers = std::fs::read_dir(self.root.join("layers"))
+            .map(|entries| entries.count())
+            .unwrap_or(0);
         (images, layers as u64)
     }
 
@@ -180,7 +239,8 @@ impl ImageStore {
         };
         let mut cached = self.cached.lock();
         if cached.0 != stamp {
-            let index = crate::disk::read_json(&path).map_err(io_error(format!("read {}", path.display())))?;
+            let index =
+                crate::disk::read_json(&path).map_err(io_error(format!("read {}", path.display())))?;
             *cached = (stamp, Arc::new(index.unwrap_or_default()));
         }
         Ok(cached.1.clone())
@@ -196,20 +256,34 @@ impl ImageStore {
             .map_err(io_error(format!("write {}", path.display())))
     }
 
+    /// For short changes only.
     fn lock(&self) -> Result<std::fs::File, Error> {
-        let file = self.lock_file()?;
+        let file = self.lock_file("lock")?;
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
             .map_err(|error| io_error("lock the image store")(error.into()))?;
         Ok(file)
     }
 
-    fn try_lock(&self) -> Result<Option<std::fs::File>, Error> {
-        let file = self.lock_file()?;
-        Ok(rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).ok().map(|()| file))
+    /// While this is held, nothing that is not in the list is taken for garbage.
+    fn busy(&self) -> Result<std::fs::File, Error> {
+        let file = self.lock_file("busy")?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared)
+            .map_err(|error| io_error("lock the image store")(error.into()))?;
+        Ok(file)
     }
 
-    fn lock_file(&self) -> Result<std::fs::File, Error> {
-        let path = self.root.join("lock");
+    /// `None` while somebody is busy.
+    fn idle(&self) -> Result<Option<std::fs::File>, Error> {
+        let file = self.lock_file("busy")?;
+        Ok(
+            rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+                .ok()
+                .map(|()| file),
+        )
+    }
+
+    fn lock_file(&self, name: &str) -> Result<std::fs::File, Error> {
+        let path = self.root.join(name);
         std::fs::File::options()
             .create(true)
             .truncate(false)
@@ -221,9 +295,14 @@ impl ImageStore {
     /// Adds an image, or gives its names to the one that is there. A tag moves from its old image; an
     /// image that loses its last name stays until it is removed by id, as with other runtimes.
     fn add(&self, new: Image) -> Result<(), Error> {
+        // The list must not name layers that a power cut would lose.
+        let layers = std::fs::File::open(self.layers_directory()).map_err(io_error("open the layers"))?;
+        rustix::fs::syncfs(&layers).map_err(|error| io_error("write out the layers")(error.into()))?;
         self.change(|images| {
             for other in images.iter_mut() {
-                other.repo_tags.retain(|tag| other.id == new.id || !new.repo_tags.contains(tag));
+                other
+                    .repo_tags
+                    .retain(|tag| other.id == new.id || !new.repo_tags.contains(tag));
             }
             if let Some(existing) = images.iter_mut().find(|image| image.id == new.id) {
                 for tag in new.repo_tags {
@@ -244,22 +323,37 @@ impl ImageStore {
         })
     }
 
-    /// Drops layers and blobs that no image names and no lease holds.
+    /// Drops layers and blobs that no image names and no lease holds; the next one's work while
+    /// somebody is busy.
     pub fn collect_garbage(&self) -> Result<(), Error> {
-        let _lock = self.lock()?;
+        let Some(_idle) = self.idle()? else { return Ok(()) };
+        let lock = self.lock()?;
         let index = self.index()?;
-        let mut layers: HashSet<String> = index.images.iter().flat_map(|image| image.layers.clone()).collect();
-        for lease in std::fs::read_dir(self.root.join("leases")).into_iter().flatten().flatten() {
+        let mut layers: HashSet<String> = index
+            .images
+            .iter()
+            .flat_map(|image| image.layers.clone())
+            .collect();
+        for lease in std::fs::read_dir(self.root.join("leases"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let held = std::fs::read_to_string(lease.path()).unwrap_or_default();
             layers.extend(held.lines().map(str::to_owned));
         }
-        for entry in std::fs::read_dir(self.root.join("layers")).into_iter().flatten().flatten() {
+        let mut trash = Vec::new();
+        for entry in std::fs::read_dir(self.root.join("layers"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let name = entry.file_name().to_string_lossy().into_owned();
             if !layers.contains(&name) {
                 // Renamed first, so that a half-removed layer never looks like one.
-                let trash = self.temporary("trash");
-                if std::fs::rename(entry.path(), &trash).is_ok() {
-                    let _ = std::fs::remove_dir_all(&trash);
+                let target = self.temporary("trash");
+                if std::fs::rename(entry.path(), &target).is_ok() {
+                    trash.push(target);
                 }
             }
         }
@@ -267,20 +361,37 @@ impl ImageStore {
             .images
             .iter()
             .flat_map(|image| {
-                let digests = image.repo_digests.iter().filter_map(|digest| digest.split_once('@')).map(|(_, d)| d);
-                digests.chain([image.id.as_str()]).map(|digest| hex_of(digest).to_owned()).collect::<Vec<_>>()
+                let digests = image
+                    .repo_digests
+                    .iter()
+                    .filter_map(|digest| digest.split_once('@'))
+                    .map(|(_, d)| d);
+                digests
+                    .chain([image.id.as_str()])
+                    .map(|digest| hex_of(digest).to_owned())
+                    .collect::<Vec<_>>()
             })
             .collect();
-        for entry in std::fs::read_dir(self.root.join("blobs/sha256")).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(self.root.join("blobs/sha256"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             if !blobs.contains(entry.file_name().to_string_lossy().as_ref()) {
                 let _ = std::fs::remove_file(entry.path());
             }
+        }
+        drop(lock);
+        for directory in trash {
+            let _ = std::fs::remove_dir_all(directory);
         }
         Ok(())
     }
 
     fn temporary(&self, what: &str) -> PathBuf {
-        self.root.join("tmp").join(format!("{what}-{:016x}", rand::random::<u64>()))
+        self.root
+            .join("tmp")
+            .join(format!("{what}-{:016x}", rand::random::<u64>()))
     }
 
     fn write_blob(&self, digest: &str, body: &[u8]) -> Result<(), Error> {
@@ -290,7 +401,13 @@ impl ImageStore {
 
     /// Unpacks one layer from a file with its compressed or plain tar. `chain` names it together with
     /// the layers below. Nothing is left behind on failure.
-    fn unpack_layer(&self, file: &Path, blob: Option<&str>, diff_id: &str, chain: &str) -> Result<u64, Error> {
+    fn unpack_layer(
+        &self,
+        file: &Path,
+        blob: Option<&str>,
+        diff_id: &str,
+        chain: &str,
+    ) -> Result<u64, Error> {
         let target = self.root.join("layers").join(layer_name(chain));
         if target.exists() {
             return Ok(0);
@@ -301,8 +418,9 @@ impl ImageStore {
             let mut stream = stream::Verified::open(file).map_err(io_error("open a layer"))?;
             let size = unpack::unpack(&mut stream, &temporary)
                 .map_err(|error| Error::Archive(format!("layer {diff_id}: {error}")))?;
-            let (raw, plain) =
-                stream.finish().map_err(|error| Error::Archive(format!("layer {diff_id}: {error}")))?;
+            let (raw, plain) = stream
+                .finish()
+                .map_err(|error| Error::Archive(format!("layer {diff_id}: {error}")))?;
             if let Some(blob) = blob {
                 expect_digest("layer", blob, &raw)?;
             }
@@ -333,7 +451,10 @@ fn find_in(images: &[Image], reference: &str) -> Option<usize> {
     }
     let prefix = hex_of(reference);
     if prefix.len() >= 4 && prefix.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        let mut matches = images.iter().enumerate().filter(|(_, image)| hex_of(&image.id).starts_with(prefix));
+        let mut matches = images
+            .iter()
+            .enumerate()
+            .filter(|(_, image)| hex_of(&image.id).starts_with(prefix));
         if let (Some((at, _)), None) = (matches.next(), matches.next()) {
             return Some(at);
         }
@@ -373,17 +494,23 @@ pub(crate) fn digest_of(bytes: &[u8]) -> String {
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
 }
 
 fn expect_digest(what: &str, expected: &str, actual: &str) -> Result<(), Error> {
     if expected == actual {
         return Ok(());
     }
-    Err(Error::Digest { what: what.to_owned(), expected: expected.to_owned(), actual: actual.to_owned() })
+    Err(Error::Digest {
+        what: what.to_owned(),
+        expected: expected.to_owned(),
+        actual: actual.to_owned(),
+    })
 }
 
 /// The chain of a layer: a digest over itself and all below it.
@@ -415,7 +542,10 @@ mod tests {
         check("UPPER", None);
         check("", None);
         let digest = format!("sha256:{}", "a".repeat(64));
-        check(&format!("busybox:1@{digest}"), Some(&format!("docker.io/library/busybox@{digest}")));
+        check(
+            &format!("busybox:1@{digest}"),
+            Some(&format!("docker.io/library/busybox@{digest}")),
+        );
     }
 
     #[test]
@@ -430,7 +560,10 @@ mod tests {
             pinned: false,
             source: None,
         };
-        let images = [image("abcd11", "docker.io/library/a:1"), image("abcd22", "docker.io/library/b:latest")];
+        let images = [
+            image("abcd11", "docker.io/library/a:1"),
+            image("abcd22", "docker.io/library/b:latest"),
+        ];
         let check = |reference: &str, expected: Option<usize>| {
             assert_eq!(find_in(&images, reference), expected, "{reference}");
         };

@@ -3,8 +3,8 @@
 
 use super::config::{ConfigFile, Descriptor, Manifest, choose_platform};
 use super::{
-    Error, Image, ImageStore, Progress, ProgressFn, chain_ids, digest_of, expect_digest, io_error, layer_name,
-    normalize, parse_reference,
+    Error, Image, ImageStore, Progress, ProgressFn, chain_ids, digest_of, expect_digest, io_error,
+    layer_name, normalize, parse_reference,
 };
 use futures::{StreamExt, TryStreamExt};
 use oci_client::client::{ClientConfig, ClientProtocol};
@@ -38,7 +38,15 @@ pub struct Credentials {
 
 impl std::fmt::Debug for Credentials {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "Credentials({})", if self.username.is_empty() { "token" } else { &self.username })
+        write!(
+            formatter,
+            "Credentials({})",
+            if self.username.is_empty() {
+                "token"
+            } else {
+                &self.username
+            }
+        )
     }
 }
 
@@ -56,6 +64,15 @@ impl Credentials {
     }
 }
 
+/// Goes with the pull, also when its caller gives up in the middle.
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 impl ImageStore {
     /// Pulls `reference` and returns the image's id.
     pub async fn pull(
@@ -70,10 +87,17 @@ impl ImageStore {
         let name = normalize(reference)?;
         let parsed = parse_reference(&name)?;
         let auth = Credentials::registry_auth(credentials);
-        let temporary = self.temporary("pull");
-        std::fs::create_dir(&temporary).map_err(io_error("make a directory"))?;
-        let result = self.pull_into(&name, &parsed, &auth, &temporary, progress).await;
-        let _ = tokio::fs::remove_dir_all(&temporary).await;
+        let turn = self.pulls.lock().entry(name.clone()).or_default().clone();
+        let guard = turn.lock().await;
+        let _busy = self.busy()?;
+        let temporary = Temporary(self.temporary("pull"));
+        std::fs::create_dir(&temporary.0).map_err(io_error("make a directory"))?;
+        let result = self
+            .pull_into(&name, &parsed, &auth, &temporary.0, progress)
+            .await;
+        drop(guard);
+        drop(turn);
+        self.pulls.lock().retain(|_, turn| Arc::strong_count(turn) > 1);
         result
     }
 
@@ -95,7 +119,9 @@ impl ImageStore {
                 unauthorized: false,
             })
         };
-        let (body, _) = retry(|| client.pull_manifest_raw(reference, auth, ACCEPTED)).await.map_err(fail)?;
+        let (body, _) = retry(|| client.pull_manifest_raw(reference, auth, ACCEPTED))
+            .await
+            .map_err(fail)?;
         if body.len() > MAX_MANIFEST {
             return Err(Error::Archive("manifest too large".into()));
         }
@@ -109,13 +135,18 @@ impl ImageStore {
             let Some(own) = choose_platform(&manifest.manifests) else {
                 return Err(Error::Pull {
                     reference: name.to_owned(),
-                    message: format!("no match for platform in manifest: linux/{}", super::config::architecture()),
+                    message: format!(
+                        "no match for platform in manifest: linux/{}",
+                        super::config::architecture()
+                    ),
                     not_found: true,
                     unauthorized: false,
                 });
             };
             let by_digest = reference.clone_with_digest(own.digest.clone());
-            let (body, _) = retry(|| client.pull_manifest_raw(&by_digest, auth, ACCEPTED)).await.map_err(fail)?;
+            let (body, _) = retry(|| client.pull_manifest_raw(&by_digest, auth, ACCEPTED))
+                .await
+                .map_err(fail)?;
             expect_digest("manifest", &own.digest, &digest_of(&body))?;
             manifest = parse(&body)?;
         }
@@ -123,15 +154,21 @@ impl ImageStore {
             return Err(Error::Unsupported("a manifest without a configuration".into()));
         };
         let config_path = temporary.join("config");
-        download(&client, reference, &config_descriptor, &config_path, progress).await.map_err(fail)?;
-        let config_body = tokio::fs::read(&config_path).await.map_err(io_error("read the configuration"))?;
+        download(&client, reference, &config_descriptor, &config_path, progress)
+            .await
+            .map_err(fail)?;
+        let config_body = tokio::fs::read(&config_path)
+            .await
+            .map_err(io_error("read the configuration"))?;
         let id = digest_of(&config_body);
         expect_digest("configuration", &config_descriptor.digest, &id)?;
         let config: ConfigFile = serde_json::from_slice(&config_body)
             .map_err(|error| Error::Archive(format!("image configuration: {error}")))?;
         let diff_ids = config.rootfs.diff_ids.clone();
         if diff_ids.len() != manifest.layers.len() {
-            return Err(Error::Archive("configuration and manifest name different numbers of layers".into()));
+            return Err(Error::Archive(
+                "configuration and manifest name different numbers of layers".into(),
+            ));
         }
         let chains = chain_ids(&diff_ids);
 
@@ -151,7 +188,9 @@ impl ImageStore {
         let mut downloads = futures::stream::iter(jobs).buffered(PARALLEL_LAYERS).enumerate();
         while let Some((at, path)) = downloads.next().await {
             let Some(path) = path.map_err(fail)? else { continue };
-            progress(Progress::Unpacking { digest: manifest.layers[at].digest.clone() });
+            progress(Progress::Unpacking {
+                digest: manifest.layers[at].digest.clone(),
+            });
             let (store, layer) = (self.clone(), manifest.layers[at].digest.clone());
             let (diff_id, chain) = (diff_ids[at].clone(), chains[at].clone());
             tokio::task::spawn_blocking(move || {
@@ -167,7 +206,11 @@ impl ImageStore {
         self.write_blob(&id, &config_body)?;
         let size = config_body.len() as u64 + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
         let repository = format!("{}/{}", reference.registry(), reference.repository());
-        let tags = if reference.digest().is_some() { Vec::new() } else { vec![name.to_owned()] };
+        let tags = if reference.digest().is_some() {
+            Vec::new()
+        } else {
+            vec![name.to_owned()]
+        };
         self.add(Image {
             id: id.clone(),
             repo_tags: tags,
@@ -178,7 +221,9 @@ impl ImageStore {
             pinned: false,
             source: None,
         })?;
-        progress(Progress::Done { reference: name.to_owned() });
+        progress(Progress::Done {
+            reference: name.to_owned(),
+        });
         Ok(id)
     }
 }
@@ -187,7 +232,11 @@ impl ImageStore {
 fn client(registry: &str) -> Client {
     let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
     let local = host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    let protocol = if local { ClientProtocol::Http } else { ClientProtocol::Https };
+    let protocol = if local {
+        ClientProtocol::Http
+    } else {
+        ClientProtocol::Https
+    };
     Client::new(ClientConfig {
         protocol,
         connect_timeout: Some(Duration::from_secs(30)),
@@ -251,7 +300,11 @@ async fn download(
                 ))));
             }
             file.write_all(&chunk).await?;
-            progress(Progress::Downloading { digest: descriptor.digest.clone(), done, total: descriptor.size });
+            progress(Progress::Downloading {
+                digest: descriptor.digest.clone(),
+                done,
+                total: descriptor.size,
+            });
         }
         file.flush().await?;
         Ok(())
@@ -262,11 +315,18 @@ async fn download(
 fn pull_error(reference: &str, error: OciDistributionError) -> Error {
     let (not_found, unauthorized) = match &error {
         OciDistributionError::ImageManifestNotFoundError(_) => (true, false),
-        OciDistributionError::UnauthorizedError { .. } | OciDistributionError::AuthenticationFailure(_) => (false, true),
+        OciDistributionError::UnauthorizedError { .. } | OciDistributionError::AuthenticationFailure(_) => {
+            (false, true)
+        }
         OciDistributionError::RegistryError { envelope, .. } => {
-            use oci_client::errors::OciErrorCode::{Denied, ManifestUnknown, NameUnknown, NotFound, Unauthorized};
+            use oci_client::errors::OciErrorCode::{
+                Denied, ManifestUnknown, NameUnknown, NotFound, Unauthorized,
+            };
             let has = |code| envelope.errors.iter().any(|error| error.code == code);
-            (has(ManifestUnknown) || has(NameUnknown) || has(NotFound), has(Denied) || has(Unauthorized))
+            (
+                has(ManifestUnknown) || has(NameUnknown) || has(NotFound),
+                has(Denied) || has(Unauthorized),
+            )
         }
         OciDistributionError::ServerError { code, .. } => (*code == 404, *code == 401 || *code == 403),
         _ => (false, false),
@@ -286,5 +346,10 @@ fn pull_error(reference: &str, error: OciDistributionError) -> Error {
         }
         format!("failed to resolve reference {reference:?}: {text}")
     };
-    Error::Pull { reference: reference.to_owned(), message, not_found, unauthorized }
+    Error::Pull {
+        reference: reference.to_owned(),
+        message,
+        not_found,
+        unauthorized,
+    }
 }

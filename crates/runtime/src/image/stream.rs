@@ -41,8 +41,14 @@ pub struct Verified {
 impl Verified {
     pub fn open(path: &Path) -> io::Result<Verified> {
         let raw = Rc::new(RefCell::new(Sha256::new()));
-        let file = Hashing { inner: File::open(path)?, hash: raw.clone() };
-        let plain = Hashing { inner: decompress(file)?, hash: Rc::default() };
+        let file = Hashing {
+            inner: File::open(path)?,
+            hash: raw.clone(),
+        };
+        let plain = Hashing {
+            inner: decompress(file)?,
+            hash: Rc::default(),
+        };
         Ok(Verified { plain, raw })
     }
 
@@ -50,7 +56,8 @@ impl Verified {
     /// compressed stream's end are in neither and so break the outer digest, as they should.
     pub fn finish(mut self) -> io::Result<(String, String)> {
         io::copy(&mut self.plain, &mut io::sink())?;
-        let text = |hash: &Rc<RefCell<Sha256>>| format!("sha256:{}", super::hex(&hash.borrow().clone().finalize()));
+        let text =
+            |hash: &Rc<RefCell<Sha256>>| format!("sha256:{}", super::hex(&hash.borrow().clone().finalize()));
         Ok((text(&self.raw), text(&self.plain.hash)))
     }
 }

@@ -16,7 +16,11 @@ const OPAQUE_MARKER: &[u8] = b".wh..wh..opq";
 
 /// Unpacks `stream` (uncompressed) into `directory`; returns the bytes of file content.
 pub fn unpack(stream: &mut dyn Read, directory: &Path) -> io::Result<u64> {
-    let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let root = rustix::fs::open(
+        directory,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     let mut archive = tar::Archive::new(stream);
     let mut total = 0;
     // A directory's times and mode are set last: what is unpacked into it changes the former, and the
@@ -51,7 +55,10 @@ fn clean(bytes: &[u8]) -> io::Result<PathBuf> {
             Component::Normal(part) => clean.push(part),
             Component::RootDir | Component::CurDir => {}
             Component::ParentDir | Component::Prefix(_) => {
-                return Err(io::Error::other(format!("layer holds the path {:?}", String::from_utf8_lossy(bytes))));
+                return Err(io::Error::other(format!(
+                    "layer holds the path {:?}",
+                    String::from_utf8_lossy(bytes)
+                )));
             }
         }
     }
@@ -69,7 +76,10 @@ struct Attributes {
 impl Attributes {
     /// Owner first: changing it clears setuid bits and file capabilities.
     fn apply(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let (uid, gid) = (rustix::fs::Uid::from_raw(self.uid), rustix::fs::Gid::from_raw(self.gid));
+        let (uid, gid) = (
+            rustix::fs::Uid::from_raw(self.uid),
+            rustix::fs::Gid::from_raw(self.gid),
+        );
         rustix::fs::fchown(fd, Some(uid), Some(gid))?;
         rustix::fs::fchmod(fd, Mode::from_raw_mode(self.mode))?;
         for (name, value) in &self.xattrs {
@@ -84,12 +94,21 @@ impl Attributes {
     }
 
     fn times(&self) -> rustix::fs::Timestamps {
-        let time = rustix::fs::Timespec { tv_sec: self.mtime, tv_nsec: 0 };
-        rustix::fs::Timestamps { last_access: time, last_modification: time }
+        let time = rustix::fs::Timespec {
+            tv_sec: self.mtime,
+            tv_nsec: 0,
+        };
+        rustix::fs::Timestamps {
+            last_access: time,
+            last_modification: time,
+        }
     }
 
     fn apply_to_link(&self, parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
-        let (uid, gid) = (rustix::fs::Uid::from_raw(self.uid), rustix::fs::Gid::from_raw(self.gid));
+        let (uid, gid) = (
+            rustix::fs::Uid::from_raw(self.uid),
+            rustix::fs::Gid::from_raw(self.gid),
+        );
         rustix::fs::chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
         rustix::fs::utimensat(parent, name, &self.times(), AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(())
@@ -101,7 +120,11 @@ fn attributes<R: Read>(entry: &mut tar::Entry<'_, R>) -> io::Result<Attributes> 
     if let Some(extensions) = entry.pax_extensions()? {
         for extension in extensions {
             let extension = extension?;
-            if let Some(name) = extension.key().ok().and_then(|key| key.strip_prefix("SCHILY.xattr.")) {
+            if let Some(name) = extension
+                .key()
+                .ok()
+                .and_then(|key| key.strip_prefix("SCHILY.xattr."))
+            {
                 // The overlay's own marks must come from whiteouts, never from an image.
                 if !name.starts_with("trusted.overlay.") && !name.starts_with("user.overlay.") {
                     xattrs.push((name.to_owned(), extension.value_bytes().to_vec()));
@@ -199,9 +222,17 @@ fn unpack_entry<R: Read>(
         let major = header.device_major()?.unwrap_or(0);
         let minor = header.device_minor()?.unwrap_or(0);
         rustix::fs::mknodat(parent, name, special, mode, rustix::fs::makedev(major, minor))?;
-        let (uid, gid) = (rustix::fs::Uid::from_raw(attributes.uid), rustix::fs::Gid::from_raw(attributes.gid));
+        let (uid, gid) = (
+            rustix::fs::Uid::from_raw(attributes.uid),
+            rustix::fs::Gid::from_raw(attributes.gid),
+        );
         rustix::fs::chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
-        rustix::fs::chmodat(parent, name, Mode::from_raw_mode(attributes.mode), AtFlags::empty())?;
+        rustix::fs::chmodat(
+            parent,
+            name,
+            Mode::from_raw_mode(attributes.mode),
+            AtFlags::empty(),
+        )?;
         return Ok(0);
     }
     if !kind.is_file() && !kind.is_contiguous() && !kind.is_gnu_sparse() {
@@ -222,12 +253,22 @@ fn link_target<R: Read>(entry: &tar::Entry<'_, R>) -> io::Result<Vec<u8>> {
 }
 
 fn dot_if_empty(path: &Path) -> &Path {
-    if path.as_os_str().is_empty() { Path::new(".") } else { path }
+    if path.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        path
+    }
 }
 
 fn open_directory(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let open = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat2(root, dot_if_empty(path), open, Mode::empty(), inside())?)
+    Ok(rustix::fs::openat2(
+        root,
+        dot_if_empty(path),
+        open,
+        Mode::empty(),
+        inside(),
+    )?)
 }
 
 /// Layers made by tools often leave out parents that a lower layer has.
@@ -306,14 +347,57 @@ mod tests {
         let check = |entries: &[(&str, tar::EntryType, &str)]| {
             let layer = tempfile::tempdir().expect("dir");
             let _ = unpack(&mut archive(entries).as_slice(), layer.path());
-            assert_eq!(std::fs::read_to_string(&secret).expect("read"), "secret", "{entries:?}");
-            assert_eq!(std::fs::read_dir(outside.path()).expect("list").count(), 1, "{entries:?}");
+            assert_eq!(
+                std::fs::read_to_string(&secret).expect("read"),
+                "secret",
+                "{entries:?}"
+            );
+            assert_eq!(
+                std::fs::read_dir(outside.path()).expect("list").count(),
+                1,
+                "{entries:?}"
+            );
         };
         check(&[("../escape", Regular, "x")]);
-        check(&[("up", Symlink, &absolute), ("up/escape", Regular, "x"), ("up/secret", Regular, "x")]);
+        check(&[
+            ("up", Symlink, &absolute),
+            ("up/escape", Regular, "x"),
+            ("up/secret", Regular, "x"),
+        ]);
         check(&[("a", Symlink, &absolute), ("a/.wh.secret", Regular, "")]);
-        check(&[("a", Symlink, &absolute), ("b", Link, "a/secret"), ("b", Regular, "x")]);
-        check(&[("a", Symlink, "../../../../../../../.."), ("a/tmp/escape", Regular, "x")]);
+        check(&[
+            ("a", Symlink, &absolute),
+            ("b", Link, "a/secret"),
+            ("b", Regular, "x"),
+        ]);
+        check(&[
+            ("a", Symlink, "../../../../../../../.."),
+            ("a/tmp/escape", Regular, "x"),
+        ]);
+    }
+
+    /// Any bytes at all end in an answer.
+    #[test]
+    fn garbage() {
+        let good = archive(&[
+            ("d", Directory, ""),
+            ("d/f", Regular, "hello"),
+            ("l", Symlink, "d/f"),
+        ]);
+        for round in 0..300 {
+            let mut bytes = if round % 2 == 0 {
+                good.clone()
+            } else {
+                vec![0; 2048]
+            };
+            for _ in 0..1 + round % 8 {
+                let at = rand::random::<u32>() as usize % bytes.len();
+                bytes[at] = rand::random();
+            }
+            bytes.truncate(1 + rand::random::<u32>() as usize % bytes.len());
+            let layer = tempfile::tempdir().expect("dir");
+            let _ = unpack(&mut bytes.as_slice(), layer.path());
+        }
     }
 
     #[test]
@@ -331,8 +415,14 @@ mod tests {
             return;
         }
         assert_eq!(result.expect("unpacks"), 10);
-        assert_eq!(std::fs::read_to_string(layer.path().join("d/f")).expect("read"), "again");
-        assert_eq!(std::fs::read_to_string(layer.path().join("d/h")).expect("read"), "hello");
+        assert_eq!(
+            std::fs::read_to_string(layer.path().join("d/f")).expect("read"),
+            "again"
+        );
+        assert_eq!(
+            std::fs::read_to_string(layer.path().join("d/h")).expect("read"),
+            "hello"
+        );
         use std::os::unix::fs::{FileTypeExt, MetadataExt};
         let gone = std::fs::symlink_metadata(layer.path().join("d/gone")).expect("whiteout");
         assert!(gone.file_type().is_char_device());

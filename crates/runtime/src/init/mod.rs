@@ -37,7 +37,10 @@ pub(crate) trait Context<T> {
 
 impl<T, E: Into<std::io::Error>> Context<T> for Result<T, E> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T, InitError> {
-        self.map_err(|error| InitError::Os { what: what(), source: error.into() })
+        self.map_err(|error| InitError::Os {
+            what: what(),
+            source: error.into(),
+        })
     }
 }
 
@@ -93,7 +96,10 @@ fn run_init(spec: &InitSpec, socket: &mut File) -> Result<(), InitError> {
     }
     unshare(new)?;
     if spec.namespaces.pid == PidNamespace::Host {
-        send(socket, &Report::Pid(rustix::process::getpid().as_raw_nonzero().get()))?;
+        send(
+            socket,
+            &Report::Pid(rustix::process::getpid().as_raw_nonzero().get()),
+        )?;
     } else if fork_as_sibling(socket)? == Fork::Parent {
         return Ok(());
     }
@@ -148,7 +154,14 @@ fn run_pause(cgroup_procs: &[std::path::PathBuf], socket: &mut File) -> Result<(
         return Ok(());
     }
     rustix::process::setsid().context(|| "start a session".into())?;
-    send(socket, &Report::Ready { uid: 0, gid: 0, groups: Vec::new() })?;
+    send(
+        socket,
+        &Report::Ready {
+            uid: 0,
+            gid: 0,
+            groups: Vec::new(),
+        },
+    )?;
     // SAFETY: the descriptor is closed once and the process never returns to its owner; its end of
     // file tells the shim that the namespace is held. Ignoring SIGCHLD makes the kernel reap every
     // orphan of the namespace, and as pid 1 of it only SIGKILL from outside ends this process.
@@ -209,7 +222,10 @@ fn fork_as_sibling(socket: &mut File) -> Result<Fork, InitError> {
     // are zero.
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0usize, 0usize, 0usize, 0usize) };
     match pid {
-        -1 => Err(InitError::Os { what: "fork".into(), source: std::io::Error::last_os_error() }),
+        -1 => Err(InitError::Os {
+            what: "fork".into(),
+            source: std::io::Error::last_os_error(),
+        }),
         0 => Ok(Fork::Child),
         pid => {
             send(socket, &Report::Pid(pid as i32))?;

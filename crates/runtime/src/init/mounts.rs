@@ -35,8 +35,11 @@ pub fn build_root(spec: &InitSpec) -> Result<Option<Console>, InitError> {
     }
 
     // From here on nothing done in this namespace reaches the host.
-    rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
-        .context(|| "make the mount namespace a slave".into())?;
+    rustix::mount::mount_change(
+        "/",
+        MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
+    )
+    .context(|| "make the mount namespace a slave".into())?;
     mount_overlay(&spec.rootfs)?;
     let root = rustix::fs::open(
         &spec.rootfs.mountpoint,
@@ -51,7 +54,11 @@ pub fn build_root(spec: &InitSpec) -> Result<Option<Console>, InitError> {
     make_devices(root.as_fd(), &spec.devices)?;
     pivot(root.as_fd())?;
 
-    let console = if spec.process.terminal { Some(open_terminal()?) } else { None };
+    let console = if spec.process.terminal {
+        Some(open_terminal()?)
+    } else {
+        None
+    };
     if let Some(console) = &console {
         let file = rustix::fs::open(
             "/dev/console",
@@ -71,14 +78,24 @@ pub fn build_root(spec: &InitSpec) -> Result<Option<Console>, InitError> {
     }
     if spec.rootfs.readonly {
         let fd = open_path("/")?;
-        set_attributes(fd.as_fd(), MOUNT_ATTR_RDONLY, 0, false).context(|| "make the root read-only".into())?;
+        set_attributes(fd.as_fd(), MOUNT_ATTR_RDONLY, 0, false)
+            .context(|| "make the root read-only".into())?;
     }
     Ok(console)
 }
 
 fn prepare(mount: &Mount) -> Result<Prepared<'_>, InitError> {
-    let MountKind::Bind { source, propagation, recursive_readonly } = &mount.kind else {
-        return Ok(Prepared { mount, tree: None, source_is_dir: true });
+    let MountKind::Bind {
+        source,
+        propagation,
+        recursive_readonly,
+    } = &mount.kind
+    else {
+        return Ok(Prepared {
+            mount,
+            tree: None,
+            source_is_dir: true,
+        });
     };
     let tree = clone_tree(source)?;
     let stat = rustix::fs::fstat(&tree).context(|| format!("stat {}", source.display()))?;
@@ -95,7 +112,11 @@ fn prepare(mount: &Mount) -> Result<Prepared<'_>, InitError> {
         set_attributes(tree.as_fd(), attributes, 0, *recursive_readonly)
             .context(|| format!("set the flags of {}", source.display()))?;
     }
-    Ok(Prepared { mount, tree: Some(tree), source_is_dir })
+    Ok(Prepared {
+        mount,
+        tree: Some(tree),
+        source_is_dir,
+    })
 }
 
 fn clone_tree(source: &Path) -> Result<OwnedFd, InitError> {
@@ -117,11 +138,20 @@ fn mount_overlay(rootfs: &Rootfs) -> Result<(), InitError> {
         rootfs.work.display()
     );
     if data.len() >= 4096 {
-        return Err(InitError::Message(format!("the image has too many layers ({})", rootfs.lower.len())));
+        return Err(InitError::Message(format!(
+            "the image has too many layers ({})",
+            rootfs.lower.len()
+        )));
     }
     let data = CString::new(data).map_err(|_| InitError::Message("a path holds a zero byte".into()))?;
-    rustix::mount::mount("overlay", &rootfs.mountpoint, "overlay", MountFlags::empty(), data.as_c_str())
-        .context(|| "mount the overlay".into())
+    rustix::mount::mount(
+        "overlay",
+        &rootfs.mountpoint,
+        "overlay",
+        MountFlags::empty(),
+        data.as_c_str(),
+    )
+    .context(|| "mount the overlay".into())
 }
 
 fn place(
@@ -150,7 +180,8 @@ fn place(
                 cgroups.clear();
                 return Ok(());
             }
-            let tmpfs = new_filesystem("tmpfs", &["mode=755".into()], flags).context(|| "mount tmpfs".into())?;
+            let tmpfs =
+                new_filesystem("tmpfs", &["mode=755".into()], flags).context(|| "mount tmpfs".into())?;
             attach(&tmpfs, &target, &item.mount.target)?;
             for (name, tree) in cgroups.drain(..) {
                 set_attributes(tree.as_fd(), flags | readonly, 0, true).context(|| "cgroup mount".into())?;
@@ -165,6 +196,8 @@ fn place(
 
 fn new_filesystem(fstype: &str, options: &[String], attributes: u64) -> rustix::io::Result<OwnedFd> {
     let context = rustix::mount::fsopen(fstype, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    // Programs read /proc/mounts and look for `proc /proc proc`.
+    rustix::mount::fsconfig_set_string(&context, "source", fstype)?;
     for option in options {
         match option.split_once('=') {
             Some((key, value)) => rustix::mount::fsconfig_set_string(&context, key, value)?,
@@ -219,8 +252,14 @@ fn open_target(root: BorrowedFd<'_>, path: &str, directory: bool) -> Result<Owne
         )
         .context(|| format!("make mount point {}", path.display()))?;
     }
-    rustix::fs::openat2(&parent, name, flags | OFlags::NOFOLLOW, Mode::empty(), ResolveFlags::BENEATH)
-        .context(|| format!("open mount point {}", path.display()))
+    rustix::fs::openat2(
+        &parent,
+        name,
+        flags | OFlags::NOFOLLOW,
+        Mode::empty(),
+        ResolveFlags::BENEATH,
+    )
+    .context(|| format!("open mount point {}", path.display()))
 }
 
 /// mkdir -p inside the root; symlinks on the way are followed within it.
@@ -230,7 +269,9 @@ pub(super) fn make_directories(root: BorrowedFd<'_>, path: &Path) -> Result<Owne
     let open = |path: &Path| rustix::fs::openat2(root, path, flags, Mode::empty(), IN_ROOT);
     let mut current = open(&so_far).context(|| "open the root".into())?;
     for component in path.components() {
-        let std::path::Component::Normal(name) = component else { continue };
+        let std::path::Component::Normal(name) = component else {
+            continue;
+        };
         so_far.push(name);
         current = match open(&so_far) {
             Ok(fd) => fd,
@@ -252,7 +293,11 @@ fn make_devices(root: BorrowedFd<'_>, devices: &[Device]) -> Result<(), InitErro
         let path = Path::new(&device.path);
         let parent = make_directories(root, path.parent().unwrap_or(Path::new("/")))?;
         let Some(name) = path.file_name() else { continue };
-        let kind = if device.block { FileType::BlockDevice } else { FileType::CharacterDevice };
+        let kind = if device.block {
+            FileType::BlockDevice
+        } else {
+            FileType::CharacterDevice
+        };
         let number = rustix::fs::makedev(device.major, device.minor);
         match rustix::fs::mknodat(&parent, name, kind, Mode::from_raw_mode(device.mode), number) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
@@ -358,7 +403,12 @@ fn set_attributes(
     propagation: libc::c_ulong,
     recursive: bool,
 ) -> std::io::Result<()> {
-    let attr = MountAttr { attr_set: set, attr_clr: 0, propagation: propagation as u64, userns_fd: 0 };
+    let attr = MountAttr {
+        attr_set: set,
+        attr_clr: 0,
+        propagation,
+        userns_fd: 0,
+    };
     let mut flags = libc::AT_EMPTY_PATH;
     if recursive {
         flags |= libc::AT_RECURSIVE;
@@ -374,5 +424,9 @@ fn set_attributes(
             std::mem::size_of::<MountAttr>(),
         )
     };
-    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error())
+    }
 }

@@ -76,7 +76,10 @@ pub fn become_program(process: &ProcessSpec, socket: &mut File) -> Result<(), In
         rustix::thread::set_no_new_privs(true).context(|| "set no_new_privs".into())?;
     } else if let Some(filter) = &process.seccomp {
         // setuid cleared the effective set; what is permitted may be used for this one step.
-        let all = CapabilitySets { effective: current.permitted, ..current };
+        let all = CapabilitySets {
+            effective: current.permitted,
+            ..current
+        };
         rustix::thread::set_capabilities(None, all).context(|| "raise capabilities".into())?;
         load_seccomp(filter)?;
     }
@@ -87,7 +90,11 @@ pub fn become_program(process: &ProcessSpec, socket: &mut File) -> Result<(), In
     let envp = c_strings(&environment)?;
     control::send(
         socket,
-        &Report::Ready { uid: identity.uid, gid: identity.gid, groups: identity.groups.clone() },
+        &Report::Ready {
+            uid: identity.uid,
+            gid: identity.gid,
+            groups: identity.groups.clone(),
+        },
     )
     .context(|| "report to the shim".into())?;
     if process.no_new_privileges
@@ -136,7 +143,9 @@ fn enter_working_directory(cwd: &str) -> Result<(), InitError> {
     // kernel says so in getcwd.
     let real = rustix::process::getcwd(Vec::new()).context(|| "getcwd".into())?;
     if !real.to_bytes().starts_with(b"/") {
-        return Err(InitError::Message("current working directory is outside of container mount namespace root".into()));
+        return Err(InitError::Message(
+            "current working directory is outside of container mount namespace root".into(),
+        ));
     }
     Ok(())
 }
@@ -218,15 +227,27 @@ fn set_capabilities(wanted: &Capabilities) -> Result<(), InitError> {
 }
 
 fn load_seccomp(filter: &[u64]) -> Result<(), InitError> {
-    let length = u16::try_from(filter.len()).map_err(|_| InitError::Message("seccomp filter too long".into()))?;
-    let program = libc::sock_fprog { len: length, filter: filter.as_ptr().cast_mut().cast() };
+    let length =
+        u16::try_from(filter.len()).map_err(|_| InitError::Message("seccomp filter too long".into()))?;
+    let program = libc::sock_fprog {
+        len: length,
+        filter: filter.as_ptr().cast_mut().cast(),
+    };
     // SAFETY: an instruction is eight bytes in the kernel's layout (made by `seccomp::compile`), the
     // count is right, and the array outlives the call.
     let result = unsafe {
-        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program)
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            0,
+            &raw const program,
+        )
     };
     if result != 0 {
-        return Err(InitError::Os { what: "load the seccomp filter".into(), source: std::io::Error::last_os_error() });
+        return Err(InitError::Os {
+            what: "load the seccomp filter".into(),
+            source: std::io::Error::last_os_error(),
+        });
     }
     Ok(())
 }
@@ -253,11 +274,17 @@ fn find_program(args: &[String], environment: &[String]) -> Result<CString, Init
         let path = Path::new(program);
         return match usable(path) {
             Ok(()) => to_c(path),
-            Err("no such file or directory") => Err(failure(&format!("stat {program}: no such file or directory"))),
+            Err("no such file or directory") => {
+                Err(failure(&format!("stat {program}: no such file or directory")))
+            }
             Err(reason) => Err(failure(reason)),
         };
     }
-    let search = environment.iter().rev().find_map(|variable| variable.strip_prefix("PATH=")).unwrap_or_default();
+    let search = environment
+        .iter()
+        .rev()
+        .find_map(|variable| variable.strip_prefix("PATH="))
+        .unwrap_or_default();
     let mut denied = false;
     for directory in search.split(':') {
         let directory = if directory.is_empty() { "." } else { directory };
@@ -268,7 +295,11 @@ fn find_program(args: &[String], environment: &[String]) -> Result<CString, Init
             Err(_) => {}
         }
     }
-    Err(failure(if denied { "permission denied" } else { "executable file not found in $PATH" }))
+    Err(failure(if denied {
+        "permission denied"
+    } else {
+        "executable file not found in $PATH"
+    }))
 }
 
 fn c_strings(strings: &[String]) -> Result<Vec<CString>, InitError> {

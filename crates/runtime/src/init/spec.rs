@@ -67,7 +67,11 @@ pub struct Mount {
 pub enum MountKind {
     /// A new instance of a file system with its options (`key=value` or flags).
     Filesystem { fstype: String, options: Vec<String> },
-    Bind { source: PathBuf, propagation: Propagation, recursive_readonly: bool },
+    Bind {
+        source: PathBuf,
+        propagation: Propagation,
+        recursive_readonly: bool,
+    },
     /// The container's own cgroups, made out of `InitSpec::cgroup_mounts`.
     Cgroup,
 }
@@ -136,7 +140,7 @@ pub enum Task {
     /// The first process of a container.
     Init(Box<InitSpec>),
     /// A further process in the namespaces of `pid`.
-    Exec { pid: i32, process: ProcessSpec },
+    Exec { pid: i32, process: Box<ProcessSpec> },
     /// The process that holds a pod's shared pid namespace and reaps in it.
     Pause { cgroup_procs: Vec<PathBuf> },
 }
@@ -148,6 +152,10 @@ pub enum Report {
     Pid(i32),
     /// The terminal's master side rides along as a file descriptor.
     Console,
-    Ready { uid: u32, gid: u32, groups: Vec<u32> },
+    Ready {
+        uid: u32,
+        gid: u32,
+        groups: Vec<u32>,
+    },
     Failed(String),
 }

@@ -14,30 +14,48 @@ pub struct Identity {
 
 /// `passwd` and `group` are the files' contents, empty where the image has none.
 pub fn resolve(spec: &UserSpec, passwd: &str, group: &str) -> Result<Identity, InitError> {
-    let wanted = if spec.user.is_empty() { "0" } else { spec.user.as_str() };
+    let wanted = if spec.user.is_empty() {
+        "0"
+    } else {
+        spec.user.as_str()
+    };
     let number = wanted.parse::<u32>().ok();
     let entry = passwd.lines().find_map(|line| {
         let fields: Vec<&str> = line.split(':').collect();
-        let [name, _, uid, gid, _, home, ..] = fields.as_slice() else { return None };
+        let [name, _, uid, gid, _, home, ..] = fields.as_slice() else {
+            return None;
+        };
         let uid: u32 = uid.parse().ok()?;
         let matches = match number {
             Some(number) => number == uid,
             None => *name == wanted,
         };
-        matches.then(|| (name.to_string(), uid, gid.parse::<u32>().unwrap_or(0), home.to_string()))
+        matches.then(|| {
+            (
+                name.to_string(),
+                uid,
+                gid.parse::<u32>().unwrap_or(0),
+                home.to_string(),
+            )
+        })
     });
     let (name, uid, own_gid, home) = match (entry, number) {
         (Some(entry), _) => entry,
         (None, Some(number)) => (String::new(), number, 0, "/".to_owned()),
         (None, None) => {
-            return Err(InitError::Message(format!("unable to find user {wanted}: no matching entries in passwd file")));
+            return Err(InitError::Message(format!(
+                "unable to find user {wanted}: no matching entries in passwd file"
+            )));
         }
     };
     let gid = if spec.group.is_empty() {
         own_gid
     } else {
         find_group(&spec.group, group).ok_or_else(|| {
-            InitError::Message(format!("unable to find group {}: no matching entries in group file", spec.group))
+            InitError::Message(format!(
+                "unable to find group {}: no matching entries in group file",
+                spec.group
+            ))
         })?
     };
     let mut groups = vec![gid];
@@ -45,13 +63,22 @@ pub fn resolve(spec: &UserSpec, passwd: &str, group: &str) -> Result<Identity, I
         groups.extend(group.lines().filter_map(|line| {
             let mut fields = line.split(':').skip(2);
             let gid = fields.next()?.parse::<u32>().ok()?;
-            fields.next()?.split(',').any(|member| member == name).then_some(gid)
+            fields
+                .next()?
+                .split(',')
+                .any(|member| member == name)
+                .then_some(gid)
         }));
     }
     groups.extend(&spec.supplemental_groups);
     groups.sort_unstable();
     groups.dedup();
-    Ok(Identity { uid, gid, groups, home })
+    Ok(Identity {
+        uid,
+        gid,
+        groups,
+        home,
+    })
 }
 
 fn find_group(wanted: &str, group: &str) -> Option<u32> {
@@ -76,7 +103,11 @@ mod tests {
 
     #[test]
     fn resolves() {
-        let check = |user: &str, group: &str, extra: &[u32], strict: bool, expected: Option<(u32, u32, &[u32], &str)>| {
+        let check = |user: &str,
+                     group: &str,
+                     extra: &[u32],
+                     strict: bool,
+                     expected: Option<(u32, u32, &[u32], &str)>| {
             let spec = UserSpec {
                 user: user.into(),
                 group: group.into(),

@@ -48,11 +48,17 @@ const BY_CAPABILITY: &[(u32, &str)] = &[
     (CAP_SYS_CHROOT, "chroot"),
     (CAP_SYS_MODULE, "delete_module init_module finit_module"),
     (CAP_SYS_PACCT, "acct"),
-    (CAP_SYS_PTRACE, "kcmp pidfd_getfd process_madvise process_vm_readv process_vm_writev"),
+    (
+        CAP_SYS_PTRACE,
+        "kcmp pidfd_getfd process_madvise process_vm_readv process_vm_writev",
+    ),
     (CAP_SYS_RAWIO, "iopl ioperm"),
     (CAP_SYS_TIME, "settimeofday clock_settime adjtimex clock_adjtime"),
     (CAP_SYS_TTY_CONFIG, "vhangup"),
-    (CAP_SYS_NICE, "get_mempolicy mbind set_mempolicy set_mempolicy_home_node"),
+    (
+        CAP_SYS_NICE,
+        "get_mempolicy mbind set_mempolicy set_mempolicy_home_node",
+    ),
     (CAP_SYSLOG, "syslog"),
     (CAP_BPF, "bpf"),
     (CAP_PERFMON, "perf_event_open"),
@@ -91,10 +97,16 @@ pub fn profile(capabilities: u64) -> Profile {
         }
     }
     for persona in [0, 0x0008, 0x20000, 0x20008, 0xffff_ffff] {
-        syscalls.push(Rule::on("personality", Argument::new(0, Operator::EqualTo, persona, 0)));
+        syscalls.push(Rule::on(
+            "personality",
+            Argument::new(0, Operator::EqualTo, persona, 0),
+        ));
     }
     // Sockets to the hypervisor do not belong to a container's network.
-    syscalls.push(Rule::on("socket", Argument::new(0, Operator::NotEqual, libc::AF_VSOCK as u64, 0)));
+    syscalls.push(Rule::on(
+        "socket",
+        Argument::new(0, Operator::NotEqual, libc::AF_VSOCK as u64, 0),
+    ));
     if !has(CAP_SYS_ADMIN) {
         let no_namespaces = Argument::new(0, Operator::MaskedEqual, NEW_NAMESPACES, 0);
         syscalls.push(Rule::on("clone", no_namespaces));
@@ -106,5 +118,9 @@ pub fn profile(capabilities: u64) -> Profile {
             args: Vec::new(),
         });
     }
-    Profile { default_action: Action::Errno, default_errno_ret: None, syscalls }
+    Profile {
+        default_action: Action::Errno,
+        default_errno_ret: None,
+        syscalls,
+    }
 }

@@ -44,11 +44,21 @@ pub struct Rule {
 
 impl Rule {
     fn plain<'a>(names: impl Iterator<Item = &'a str>, action: Action) -> Rule {
-        Rule { names: names.map(str::to_owned).collect(), action, errno_ret: None, args: Vec::new() }
+        Rule {
+            names: names.map(str::to_owned).collect(),
+            action,
+            errno_ret: None,
+            args: Vec::new(),
+        }
     }
 
     fn on(name: &str, argument: Argument) -> Rule {
-        Rule { names: vec![name.into()], action: Action::Allow, errno_ret: None, args: vec![argument] }
+        Rule {
+            names: vec![name.into()],
+            action: Action::Allow,
+            errno_ret: None,
+            args: vec![argument],
+        }
     }
 }
 
@@ -64,7 +74,12 @@ pub struct Argument {
 
 impl Argument {
     fn new(index: u32, op: Operator, value: u64, value_two: u64) -> Argument {
-        Argument { index, value, value_two, op }
+        Argument {
+            index,
+            value,
+            value_two,
+            op,
+        }
     }
 }
 
@@ -162,16 +177,28 @@ pub fn compile(profile: &Profile) -> Result<Vec<u64>, Error> {
         // COMPAT: a call unknown to the profile's author is "not there", not "not allowed". On x86_64
         // this also takes the x32 numbers.
         program.push(instruction(JUMP_GREATER, 0, 1, numbers::highest()));
-        program.push(instruction(RETURN, 0, 0, return_value(Action::Errno, Some(libc::ENOSYS as u32))?));
+        program.push(instruction(
+            RETURN,
+            0,
+            0,
+            return_value(Action::Errno, Some(libc::ENOSYS as u32))?,
+        ));
     } else if cfg!(target_arch = "x86_64") {
         program.push(instruction(JUMP_GREATER_EQUAL, 0, 1, 0x4000_0000));
-        program.push(instruction(RETURN, 0, 0, return_value(Action::Errno, Some(libc::ENOSYS as u32))?));
+        program.push(instruction(
+            RETURN,
+            0,
+            0,
+            return_value(Action::Errno, Some(libc::ENOSYS as u32))?,
+        ));
     }
     for rule in &profile.syscalls {
         let action = return_value(rule.action, rule.errno_ret)?;
         for name in &rule.names {
             // A profile names calls of other architectures and of older kernels too.
-            let Some(number) = numbers::number(name) else { continue };
+            let Some(number) = numbers::number(name) else {
+                continue;
+            };
             for alternative in alternatives(&rule.args) {
                 emit(&mut program, number, &alternative, action)?;
             }
@@ -187,7 +214,9 @@ pub fn compile(profile: &Profile) -> Result<Vec<u64>, Error> {
 /// COMPAT: conditions on different arguments must all hold; several on the same one are alternatives.
 fn alternatives(arguments: &[Argument]) -> Vec<Vec<Argument>> {
     let repeated = arguments.iter().enumerate().any(|(at, argument)| {
-        arguments[..at].iter().any(|earlier| earlier.index == argument.index)
+        arguments[..at]
+            .iter()
+            .any(|earlier| earlier.index == argument.index)
     });
     if repeated {
         arguments.iter().map(|argument| vec![*argument]).collect()
@@ -248,7 +277,11 @@ fn condition(block: &mut Vec<u64>, argument: &Argument) {
             jump(JUMP_EQUAL, FAIL, 0, low),
         ]),
         Operator::GreaterThan | Operator::GreaterEqual => {
-            let last = if argument.op == Operator::GreaterThan { JUMP_GREATER } else { JUMP_GREATER_EQUAL };
+            let last = if argument.op == Operator::GreaterThan {
+                JUMP_GREATER
+            } else {
+                JUMP_GREATER_EQUAL
+            };
             block.extend([
                 load_high,
                 jump(JUMP_GREATER, 3, 0, high),
@@ -258,7 +291,11 @@ fn condition(block: &mut Vec<u64>, argument: &Argument) {
             ]);
         }
         Operator::LessThan | Operator::LessEqual => {
-            let last = if argument.op == Operator::LessThan { JUMP_GREATER_EQUAL } else { JUMP_GREATER };
+            let last = if argument.op == Operator::LessThan {
+                JUMP_GREATER_EQUAL
+            } else {
+                JUMP_GREATER
+            };
             block.extend([
                 load_high,
                 jump(JUMP_GREATER, FAIL, 0, high),
@@ -290,7 +327,12 @@ mod tests {
         let (mut accumulator, mut at) = (0u32, 0usize);
         loop {
             let word = program[at];
-            let (code, jt, jf, k) = (word as u16, (word >> 16) as u8, (word >> 24) as u8, (word >> 32) as u32);
+            let (code, jt, jf, k) = (
+                word as u16,
+                (word >> 16) as u8,
+                (word >> 24) as u8,
+                (word >> 32) as u32,
+            );
             at += 1;
             let test = match code {
                 LOAD => {
@@ -299,7 +341,11 @@ mod tests {
                         ARCHITECTURE => OWN_ARCHITECTURE,
                         offset => {
                             let value = arguments[(offset as usize - 16) / 8];
-                            if offset % 8 == 0 { value as u32 } else { (value >> 32) as u32 }
+                            if offset % 8 == 0 {
+                                value as u32
+                            } else {
+                                (value >> 32) as u32
+                            }
                         }
                     };
                     continue;
@@ -327,7 +373,11 @@ mod tests {
         let number = |name: &str| numbers::number(name).expect("known call");
         let check = |capabilities: u64, name: &str, first: u64, expected: u32| {
             let program = compile(&default::profile(capabilities)).expect("the default profile compiles");
-            assert_eq!(evaluate(&program, number(name), [first, 0, 0, 0, 0, 0]), expected, "{name}");
+            assert_eq!(
+                evaluate(&program, number(name), [first, 0, 0, 0, 0, 0]),
+                expected,
+                "{name}"
+            );
         };
         check(0, "read", 0, ALLOWED);
         check(0, "mount", 0, EPERM);
@@ -348,14 +398,31 @@ mod tests {
     fn comparisons() {
         let check = |op: Operator, value: u64, two: u64, argument: u64, matches: bool| {
             let rule = Rule::on("read", Argument::new(2, op, value, two));
-            let profile = Profile { default_action: Action::Errno, default_errno_ret: None, syscalls: vec![rule] };
+            let profile = Profile {
+                default_action: Action::Errno,
+                default_errno_ret: None,
+                syscalls: vec![rule],
+            };
             let program = compile(&profile).expect("compiles");
             let number = numbers::number("read").expect("read");
             let expected = if matches { ALLOWED } else { EPERM };
-            assert_eq!(evaluate(&program, number, [0, 0, argument, 0, 0, 0]), expected, "{argument} {op:?} {value}");
+            assert_eq!(
+                evaluate(&program, number, [0, 0, argument, 0, 0, 0]),
+                expected,
+                "{argument} {op:?} {value}"
+            );
         };
         let big = 1 << 40;
-        for (left, right) in [(1, 2), (2, 2), (3, 2), (big, 2), (2, big), (big + 1, big), (big, big), (big, big + 1)] {
+        for (left, right) in [
+            (1, 2),
+            (2, 2),
+            (3, 2),
+            (big, 2),
+            (2, big),
+            (big + 1, big),
+            (big, big),
+            (big, big + 1),
+        ] {
             check(Operator::EqualTo, right, 0, left, left == right);
             check(Operator::NotEqual, right, 0, left, left != right);
             check(Operator::LessThan, right, 0, left, left < right);

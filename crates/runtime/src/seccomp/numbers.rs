@@ -78,5 +78,10 @@ pub fn number(name: &str) -> Option<u32> {
 
 /// The highest number known here; the kernel may have more.
 pub fn highest() -> u32 {
-    COMMON.iter().chain(OWN).filter_map(|(_, number)| u32::try_from(*number).ok()).max().unwrap_or(0)
+    COMMON
+        .iter()
+        .chain(OWN)
+        .filter_map(|(_, number)| u32::try_from(*number).ok())
+        .max()
+        .unwrap_or(0)
 }

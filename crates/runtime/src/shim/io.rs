@@ -52,6 +52,11 @@ impl AsyncPipe {
 
 /// The size of a terminal.
 pub fn resize(terminal: BorrowedFd<'_>, width: u16, height: u16) -> io::Result<()> {
-    let size = rustix::termios::Winsize { ws_row: height, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 };
+    let size = rustix::termios::Winsize {
+        ws_row: height,
+        ws_col: width,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
     Ok(rustix::termios::tcsetwinsize(terminal, size)?)
 }

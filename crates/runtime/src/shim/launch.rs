@@ -96,20 +96,35 @@ impl Drop for Starting {
 }
 
 /// Starts `task`; returns when its program was executed. The error is the helper's sentence.
-pub async fn launch(reaper: &Rc<Reaper>, task: &Task, stdin: bool, terminal: bool) -> Result<Launched, String> {
+pub async fn launch(
+    reaper: &Rc<Reaper>,
+    task: &Task,
+    stdin: bool,
+    terminal: bool,
+) -> Result<Launched, String> {
     reaper.starting.set(reaper.starting.get() + 1);
     let _starting = Starting(reaper.clone());
-    let (ours, mut streams) = spawn_helper(stdin, terminal).map_err(|error| format!("start helper: {error}"))?;
+    let (ours, mut streams) =
+        spawn_helper(stdin, terminal).map_err(|error| format!("start helper: {error}"))?;
     // SAFETY: the descriptor is owned, and stays open for as long as the `AsyncFd` that owns it.
     let control = unsafe { AsyncFd::register(ours) }.map_err(|error| error.to_string())?;
     let message = crate::init::control::encode(task).map_err(|error| error.to_string())?;
-    send_all(&control, &message).await.map_err(|error| format!("send to helper: {error}"))?;
+    send_all(&control, &message)
+        .await
+        .map_err(|error| format!("send to helper: {error}"))?;
 
-    let mut reader = ReportReader { control: &control, buffer: Vec::new(), fds: Vec::new() };
+    let mut reader = ReportReader {
+        control: &control,
+        buffer: Vec::new(),
+        fds: Vec::new(),
+    };
     let mut launched: Option<(i32, oneshot::Receiver<i32>)> = None;
     let mut identity = None;
     loop {
-        let report = reader.next().await.map_err(|error| format!("read from helper: {error}"))?;
+        let report = reader
+            .next()
+            .await
+            .map_err(|error| format!("read from helper: {error}"))?;
         match report {
             Some(Report::Pid(pid)) => launched = Some((pid, reaper.watch(pid))),
             Some(Report::Console) => streams.console = reader.fds.pop(),
@@ -125,10 +140,19 @@ pub async fn launch(reaper: &Rc<Reaper>, task: &Task, stdin: bool, terminal: boo
         }
     }
     match (launched, identity) {
-        (Some((pid, exit)), Some((uid, gid, groups))) => Ok(Launched { pid, exit, streams, uid, gid, groups }),
+        (Some((pid, exit)), Some((uid, gid, groups))) => Ok(Launched {
+            pid,
+            exit,
+            streams,
+            uid,
+            gid,
+            groups,
+        }),
         (Some((_, exit)), None) => {
             let code = exit.await.unwrap_or(-1);
-            Err(format!("the process ended before it could start its program (exit code {code})"))
+            Err(format!(
+                "the process ended before it could start its program (exit code {code})"
+            ))
         }
         (None, _) => Err("the helper ended without a word".into()),
     }
@@ -136,13 +160,21 @@ pub async fn launch(reaper: &Rc<Reaper>, task: &Task, stdin: bool, terminal: boo
 
 fn spawn_helper(stdin: bool, terminal: bool) -> io::Result<(OwnedFd, Streams)> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
     rustix::io::ioctl_fionbio(&ours, true)?;
     let mut streams = Streams::default();
     // The helper of a shim is always of the shim's own version, also after the binary was replaced.
     let mut command = Command::new("/proc/self/exe");
     command.arg0("skiff").arg(crate::INTERNAL_INIT).env_clear();
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     if !terminal {
         if stdin {
             let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
@@ -203,7 +235,8 @@ impl ReportReader<'_> {
                     return Err(io::Error::other("message too large"));
                 }
                 if self.buffer.len() >= 4 + length {
-                    let report = serde_json::from_slice(&self.buffer[4..4 + length]).map_err(io::Error::other)?;
+                    let report =
+                        serde_json::from_slice(&self.buffer[4..4 + length]).map_err(io::Error::other)?;
                     self.buffer.drain(..4 + length);
                     return Ok(Some(report));
                 }

@@ -18,7 +18,10 @@ impl LogFile {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent)?;
         }
-        Ok(LogFile { path: path.to_owned(), file: open_append(path)? })
+        Ok(LogFile {
+            path: path.to_owned(),
+            file: open_append(path)?,
+        })
     }
 
     /// After the kubelet renamed the file.
@@ -45,7 +48,10 @@ pub struct LineCutter {
 
 impl LineCutter {
     pub fn new(stream: &'static str) -> LineCutter {
-        LineCutter { stream, rest: Vec::new() }
+        LineCutter {
+            stream,
+            rest: Vec::new(),
+        }
     }
 
     /// The entries that `chunk` completes.
@@ -109,7 +115,10 @@ mod tests {
         check(&["ab"], "T stdout P ab\n");
         check(&[], "");
         let long = "x".repeat(MAX_LINE + 1);
-        check(&[&long, "\n"], &format!("T stdout P {}\nT stdout F x\n", "x".repeat(MAX_LINE)));
+        check(
+            &[&long, "\n"],
+            &format!("T stdout P {}\nT stdout F x\n", "x".repeat(MAX_LINE)),
+        );
         let exact = "x".repeat(MAX_LINE);
         check(&[&exact, "\n"], &format!("T stdout F {exact}\n"));
     }

@@ -42,7 +42,9 @@ fn serve(socket: &std::path::Path, cgroups: &[OsString]) -> std::io::Result<()> 
     let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
     let _ = std::env::set_current_dir("/");
 
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, async {
         let _ = std::fs::remove_file(socket);

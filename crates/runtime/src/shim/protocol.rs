@@ -16,19 +16,34 @@ pub const MAX_FRAME: usize = 1024 * 1024;
 pub enum Request {
     Ping,
     /// Start the process that holds the pod's shared pid namespace.
-    Pause { cgroup_procs: Vec<PathBuf> },
+    Pause {
+        cgroup_procs: Vec<PathBuf>,
+    },
     Start(Box<StartRequest>),
-    Signal { id: String, signal: i32 },
+    Signal {
+        id: String,
+        signal: i32,
+    },
     /// Frames follow.
     Exec(Box<ExecRequest>),
     /// Frames follow.
-    Attach { id: String },
-    Resize { id: String, width: u16, height: u16 },
-    ReopenLog { id: String },
+    Attach {
+        id: String,
+    },
+    Resize {
+        id: String,
+        width: u16,
+        height: u16,
+    },
+    ReopenLog {
+        id: String,
+    },
     /// Frames of `Event` follow: first every container known, then each change.
     Subscribe,
     /// The container's record is gone; forget it.
-    Forget { id: String },
+    Forget {
+        id: String,
+    },
     /// End the shim; refused while a container runs.
     Shutdown,
 }
@@ -111,7 +126,10 @@ pub mod frame {
     pub const EVENT: u8 = 7;
 }
 
-pub async fn write_message<W: AsyncWrite + Unpin, T: Serialize>(writer: &mut W, message: &T) -> io::Result<()> {
+pub async fn write_message<W: AsyncWrite + Unpin, T: Serialize>(
+    writer: &mut W,
+    message: &T,
+) -> io::Result<()> {
     let framed = crate::init::control::encode(message)?;
     writer.write_all(&framed).await
 }

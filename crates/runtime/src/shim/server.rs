@@ -117,7 +117,11 @@ impl Shim {
                 Response::Ok
             }
             Request::Shutdown => {
-                let running = self.containers.borrow().values().any(|container| !*container.exited.borrow());
+                let running = self
+                    .containers
+                    .borrow()
+                    .values()
+                    .any(|container| !*container.exited.borrow());
                 if running {
                     Response::Error("a container is running".into())
                 } else {
@@ -159,7 +163,8 @@ impl Shim {
         }
         let log = match &request.log_path {
             Some(path) => {
-                let log = LogFile::open(path).map_err(|error| format!("open log {}: {error}", path.display()))?;
+                let log =
+                    LogFile::open(path).map_err(|error| format!("open log {}: {error}", path.display()))?;
                 Some(Rc::new(RefCell::new(log)))
             }
             None => None,
@@ -167,8 +172,22 @@ impl Shim {
         let terminal = request.spec.process.terminal;
         let task = Task::Init(Box::new(request.spec));
         let launched = launch(&self.reaper, &task, request.stdin, terminal).await?;
-        let Launched { pid, exit, streams, uid, gid, groups } = launched;
-        let state = ContainerState { pid, started_at: now_nanos(), uid, gid, groups, ..Default::default() };
+        let Launched {
+            pid,
+            exit,
+            streams,
+            uid,
+            gid,
+            groups,
+        } = launched;
+        let state = ContainerState {
+            pid,
+            started_at: now_nanos(),
+            uid,
+            gid,
+            groups,
+            ..Default::default()
+        };
         write_state(&request.state_path, &state);
 
         let to_pipe = |fd: Option<std::os::fd::OwnedFd>| -> Option<Rc<AsyncPipe>> {
@@ -191,14 +210,23 @@ impl Shim {
         });
         let mut copies = Vec::new();
         if let Some(console) = console {
-            copies.push(spawn_local(copy_output(container.clone(), console, frame::STDOUT)));
+            copies.push(spawn_local(copy_output(
+                container.clone(),
+                console,
+                frame::STDOUT,
+            )));
         }
-        for (pipe, kind) in [(to_pipe(streams.stdout), frame::STDOUT), (to_pipe(streams.stderr), frame::STDERR)] {
+        for (pipe, kind) in [
+            (to_pipe(streams.stdout), frame::STDOUT),
+            (to_pipe(streams.stderr), frame::STDERR),
+        ] {
             if let Some(pipe) = pipe {
                 copies.push(spawn_local(copy_output(container.clone(), pipe, kind)));
             }
         }
-        self.containers.borrow_mut().insert(request.id.clone(), container.clone());
+        self.containers
+            .borrow_mut()
+            .insert(request.id.clone(), container.clone());
         self.publish(&request.id, &state);
 
         let shim = self.clone();
@@ -230,15 +258,23 @@ impl Shim {
     }
 
     fn publish(&self, id: &str, state: &ContainerState) {
-        let event = Event { id: id.to_owned(), state: state.clone() };
-        self.subscribers.borrow_mut().retain(|subscriber| subscriber.send(event.clone()).is_ok());
+        let event = Event {
+            id: id.to_owned(),
+            state: state.clone(),
+        };
+        self.subscribers
+            .borrow_mut()
+            .retain(|subscriber| subscriber.send(event.clone()).is_ok());
     }
 
     async fn subscribe(&self, mut reader: OwnedReadHalf, mut writer: OwnedWriteHalf) -> io::Result<()> {
         // Unbounded, but a pod has few containers and each sends two events.
         let (sender, mut events) = mpsc::unbounded_channel();
         for (id, container) in self.containers.borrow().iter() {
-            let _ = sender.send(Event { id: id.clone(), state: container.state.borrow().clone() });
+            let _ = sender.send(Event {
+                id: id.clone(),
+                state: container.state.borrow().clone(),
+            });
         }
         self.subscribers.borrow_mut().push(sender);
         write_message(&mut writer, &Response::Ok).await?;
@@ -257,7 +293,12 @@ impl Shim {
         }
     }
 
-    async fn attach(&self, id: &str, mut reader: OwnedReadHalf, mut writer: OwnedWriteHalf) -> io::Result<()> {
+    async fn attach(
+        &self,
+        id: &str,
+        mut reader: OwnedReadHalf,
+        mut writer: OwnedWriteHalf,
+    ) -> io::Result<()> {
         let container = self.containers.borrow().get(id).cloned();
         let Some(container) = container.filter(|container| !*container.exited.borrow()) else {
             let message = format!("container {id} is not running");
@@ -296,7 +337,10 @@ impl Shim {
                 }
             }
             let mut exited = container.exited.clone();
-            if tokio::time::timeout(DRAIN, exited.wait_for(|exited| *exited)).await.is_ok() {
+            if tokio::time::timeout(DRAIN, exited.wait_for(|exited| *exited))
+                .await
+                .is_ok()
+            {
                 let code = container.state.borrow().exit_code;
                 let _ = write_frame(&mut writer, frame::EXIT, &code.to_be_bytes()).await;
             }
@@ -308,7 +352,12 @@ impl Shim {
         Ok(())
     }
 
-    async fn exec(&self, request: ExecRequest, mut reader: OwnedReadHalf, mut writer: OwnedWriteHalf) -> io::Result<()> {
+    async fn exec(
+        &self,
+        request: ExecRequest,
+        mut reader: OwnedReadHalf,
+        mut writer: OwnedWriteHalf,
+    ) -> io::Result<()> {
         let container = self.containers.borrow().get(&request.id).cloned();
         let Some(container) = container.filter(|container| !*container.exited.borrow()) else {
             let message = format!("container {} is not running", request.id);
@@ -316,7 +365,10 @@ impl Shim {
         };
         let terminal = request.process.terminal;
         let pid = container.state.borrow().pid;
-        let task = Task::Exec { pid, process: request.process };
+        let task = Task::Exec {
+            pid,
+            process: Box::new(request.process),
+        };
         let mut launched = match launch(&self.reaper, &task, request.stdin, terminal).await {
             Ok(launched) => launched,
             Err(message) => return write_message(&mut writer, &Response::Error(message)).await,
@@ -324,21 +376,42 @@ impl Shim {
         write_message(&mut writer, &Response::Pid(launched.pid)).await?;
 
         let pid = launched.pid;
-        let console = launched.streams.console.take().map(AsyncPipe::new).transpose()?.map(Rc::new);
+        let console = launched
+            .streams
+            .console
+            .take()
+            .map(AsyncPipe::new)
+            .transpose()?
+            .map(Rc::new);
         let mut stdin = match &console {
             Some(console) => request.stdin.then(|| console.clone()),
-            None => launched.streams.stdin.take().map(AsyncPipe::new).transpose()?.map(Rc::new),
+            None => launched
+                .streams
+                .stdin
+                .take()
+                .map(AsyncPipe::new)
+                .transpose()?
+                .map(Rc::new),
         };
         let (sender, mut chunks) = mpsc::channel::<Chunk>(4);
         let mut copies = Vec::new();
         if let Some(console) = &console {
-            copies.push(spawn_local(forward(console.clone(), frame::STDOUT, sender.clone())));
+            copies.push(spawn_local(forward(
+                console.clone(),
+                frame::STDOUT,
+                sender.clone(),
+            )));
         }
-        for (fd, kind) in
-            [(launched.streams.stdout.take(), frame::STDOUT), (launched.streams.stderr.take(), frame::STDERR)]
-        {
+        for (fd, kind) in [
+            (launched.streams.stdout.take(), frame::STDOUT),
+            (launched.streams.stderr.take(), frame::STDERR),
+        ] {
             if let Some(fd) = fd {
-                copies.push(spawn_local(forward(Rc::new(AsyncPipe::new(fd)?), kind, sender.clone())));
+                copies.push(spawn_local(forward(
+                    Rc::new(AsyncPipe::new(fd)?),
+                    kind,
+                    sender.clone(),
+                )));
             }
         }
         drop(sender);
@@ -426,7 +499,10 @@ async fn copy_output(container: Rc<Container>, pipe: Rc<AsyncPipe>, kind: u8) {
                 }
                 if !container.attached.borrow().is_empty() {
                     let data = Bytes::copy_from_slice(chunk);
-                    container.attached.borrow_mut().retain(|client| client.try_send((kind, data.clone())).is_ok());
+                    container
+                        .attached
+                        .borrow_mut()
+                        .retain(|client| client.try_send((kind, data.clone())).is_ok());
                 }
             }
         }
@@ -440,7 +516,12 @@ async fn copy_output(container: Rc<Container>, pipe: Rc<AsyncPipe>, kind: u8) {
 async fn forward(pipe: Rc<AsyncPipe>, kind: u8, sender: mpsc::Sender<Chunk>) {
     let mut buffer = vec![0; CHUNK];
     while let Ok(length) = pipe.read(&mut buffer).await {
-        if length == 0 || sender.send((kind, Bytes::copy_from_slice(&buffer[..length]))).await.is_err() {
+        if length == 0
+            || sender
+                .send((kind, Bytes::copy_from_slice(&buffer[..length])))
+                .await
+                .is_err()
+        {
             return;
         }
     }
@@ -448,7 +529,11 @@ async fn forward(pipe: Rc<AsyncPipe>, kind: u8, sender: mpsc::Sender<Chunk>) {
 
 fn resize_by_frame(console: Option<&AsyncPipe>, data: &[u8]) {
     if let (Some(console), [a, b, c, d]) = (console, data) {
-        let _ = resize(console.as_fd(), u16::from_be_bytes([*a, *b]), u16::from_be_bytes([*c, *d]));
+        let _ = resize(
+            console.as_fd(),
+            u16::from_be_bytes([*a, *b]),
+            u16::from_be_bytes([*c, *d]),
+        );
     }
 }
 
@@ -488,5 +573,7 @@ pub fn now_nanos() -> i64 {
 
 /// RFC 3339 with nanoseconds, as the kubelet parses it.
 fn timestamp() -> String {
-    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S.%9fZ").to_string()
+    jiff::Timestamp::now()
+        .strftime("%Y-%m-%dT%H:%M:%S.%9fZ")
+        .to_string()
 }

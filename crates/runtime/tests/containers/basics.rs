@@ -1,13 +1,25 @@
 //! What one pod and its containers see.
 
-use crate::environment::{Environment, Pod, container_config, eventually, log_text, sandbox_config, security};
+use crate::environment::{
+    Environment, Pod, container_config, eventually, log_text, sandbox_config, security,
+};
 use skiff_cri::v1 as cri;
 
 pub async fn runs_a_container() {
     let environment = Environment::new().await;
     let mut pod = Pod::run(&environment, "first").await;
-    let request = cri::PodSandboxStatusRequest { pod_sandbox_id: pod.id.clone(), verbose: true };
-    let status = pod.client.pod_sandbox_status(request).await.expect("status").into_inner().status.expect("status");
+    let request = cri::PodSandboxStatusRequest {
+        pod_sandbox_id: pod.id.clone(),
+        verbose: true,
+    };
+    let status = pod
+        .client
+        .pod_sandbox_status(request)
+        .await
+        .expect("status")
+        .into_inner()
+        .status
+        .expect("status");
     assert_eq!(status.state(), cri::PodSandboxState::SandboxReady);
     let ip = status.network.expect("network").ip;
     assert!(ip.starts_with("10."), "{ip}");
@@ -16,23 +28,73 @@ pub async fn runs_a_container() {
     let id = pod.start(container_config("main", script)).await;
     let status = pod.status(&id).await;
     assert_eq!(status.state(), cri::ContainerState::ContainerRunning);
-    assert!(status.image_ref.starts_with("docker.io/library/busybox@sha256:"), "{}", status.image_ref);
-    eventually("the log has both lines", async || log_text(&status.log_path).lines().count() >= 2).await;
+    assert!(
+        status.image_ref.starts_with("docker.io/library/busybox@sha256:"),
+        "{}",
+        status.image_ref
+    );
+    eventually("the log has both lines", async || {
+        log_text(&status.log_path).lines().count() >= 2
+    })
+    .await;
 
-    assert!(pod.exec_text(&id, &["ip", "addr", "show", "eth0"]).await.contains(&ip));
-    assert!(pod.exec_text(&id, &["ip", "addr", "show", "lo"]).await.contains("127.0.0.1"));
+    assert!(
+        pod.exec_text(&id, &["ip", "addr", "show", "eth0"])
+            .await
+            .contains(&ip)
+    );
+    assert!(
+        pod.exec_text(&id, &["ip", "addr", "show", "lo"])
+            .await
+            .contains("127.0.0.1")
+    );
     assert_eq!(pod.exec_text(&id, &["hostname"]).await, "first\n");
-    assert_eq!(pod.exec_text(&id, &["cat", "/etc/resolv.conf"]).await, "nameserver 10.96.0.10\n");
-    assert_eq!(pod.exec_text(&id, &["sh", "-c", "echo $$PPID; cat /proc/1/comm"]).await.lines().last(), Some("sleep"));
+    assert_eq!(
+        pod.exec_text(&id, &["cat", "/etc/resolv.conf"]).await,
+        "nameserver 10.96.0.10\n"
+    );
+    assert_eq!(
+        pod.exec_text(&id, &["sh", "-c", "echo $$PPID; cat /proc/1/comm"])
+            .await
+            .lines()
+            .last(),
+        Some("sleep")
+    );
     // In its own pid namespace, the only other process is this one's.
-    let processes = pod.exec_text(&id, &["sh", "-c", "ls /proc | grep -c '^[0-9]'"]).await;
-    assert!(processes.trim().parse::<u32>().expect("number") <= 5, "{processes}");
+    let processes = pod
+        .exec_text(&id, &["sh", "-c", "ls /proc | grep -c '^[0-9]'"])
+        .await;
+    assert!(
+        processes.trim().parse::<u32>().expect("number") <= 5,
+        "{processes}"
+    );
     let mounts = pod.exec_text(&id, &["cat", "/proc/self/mounts"]).await;
-    assert!(mounts.starts_with("overlay / overlay"), "the host's root is not seen: {mounts}");
+    assert!(
+        mounts.contains("overlay / overlay") && mounts.contains("proc /proc proc"),
+        "{mounts}"
+    );
+    assert!(
+        mounts.lines().count() < 30,
+        "the host's mounts are not seen: {mounts}"
+    );
 
-    let response = pod.exec(&id, &["sh", "-c", "echo a; echo b >&2; exit 3"]).await.expect("exec");
-    assert_eq!((response.stdout.as_slice(), response.stderr.as_slice(), response.exit_code), (&b"a\n"[..], &b"b\n"[..], 3));
-    let request = cri::ExecSyncRequest { container_id: id.clone(), cmd: vec!["sleep".into(), "100".into()], timeout: 1 };
+    let response = pod
+        .exec(&id, &["sh", "-c", "echo a; echo b >&2; exit 3"])
+        .await
+        .expect("exec");
+    assert_eq!(
+        (
+            response.stdout.as_slice(),
+            response.stderr.as_slice(),
+            response.exit_code
+        ),
+        (&b"a\n"[..], &b"b\n"[..], 3)
+    );
+    let request = cri::ExecSyncRequest {
+        container_id: id.clone(),
+        cmd: vec!["sleep".into(), "100".into()],
+        timeout: 1,
+    };
     let error = pod.client.exec_sync(request).await.expect_err("times out");
     assert_eq!(error.code(), tonic::Code::DeadlineExceeded);
     eventually("the timed-out process is gone", async || {
@@ -40,23 +102,60 @@ pub async fn runs_a_container() {
     })
     .await;
 
-    let request = cri::StopContainerRequest { container_id: id.clone(), timeout: 0 };
+    let request = cri::StopContainerRequest {
+        container_id: id.clone(),
+        timeout: 0,
+    };
     pod.client.stop_container(request).await.expect("stops");
     let status = pod.status(&id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (137, "Error"));
     assert!(status.finished_at >= status.started_at && status.started_at >= status.created_at);
     let log = std::fs::read_to_string(&status.log_path).expect("log");
-    for (stream, tag, line) in [("stdout", "F", "out"), ("stderr", "F", "err"), ("stdout", "P", "partial")] {
-        assert!(log.lines().any(|entry| entry.ends_with(&format!(" {stream} {tag} {line}"))), "{line} in {log}");
+    for (stream, tag, line) in [
+        ("stdout", "F", "out"),
+        ("stderr", "F", "err"),
+        ("stdout", "P", "partial"),
+    ] {
+        assert!(
+            log.lines()
+                .any(|entry| entry.ends_with(&format!(" {stream} {tag} {line}"))),
+            "{line} in {log}"
+        );
     }
     let time = log.split(' ').next().expect("time");
-    assert!(time.len() == 30 && time.ends_with('Z') && time.contains('T'), "{time}");
+    assert!(
+        time.len() == 30 && time.ends_with('Z') && time.contains('T'),
+        "{time}"
+    );
 
-    pod.client.remove_container(cri::RemoveContainerRequest { container_id: id.clone() }).await.expect("removes");
-    let request = cri::ContainerStatusRequest { container_id: id, verbose: false };
-    assert_eq!(pod.client.container_status(request).await.expect_err("gone").code(), tonic::Code::NotFound);
+    pod.client
+        .remove_container(cri::RemoveContainerRequest {
+            container_id: id.clone(),
+        })
+        .await
+        .expect("removes");
+    let request = cri::ContainerStatusRequest {
+        container_id: id,
+        verbose: false,
+    };
+    assert_eq!(
+        pod.client
+            .container_status(request)
+            .await
+            .expect_err("gone")
+            .code(),
+        tonic::Code::NotFound
+    );
     pod.remove().await;
-    assert!(pod.client.list_pod_sandbox(cri::ListPodSandboxRequest::default()).await.expect("list").into_inner().items.is_empty());
+    assert!(
+        pod.client
+            .list_pod_sandbox(cri::ListPodSandboxRequest::default())
+            .await
+            .expect("list")
+            .into_inner()
+            .items
+            .is_empty()
+    );
     environment.finish().await;
 }
 
@@ -75,43 +174,91 @@ pub async fn confinement() {
         assert!(status.contains("NoNewPrivs:\t0\n"), "{status}");
     }
     let refused = pod.exec(&id, &["unshare", "-U", "true"]).await.expect("exec");
-    assert_ne!(refused.exit_code, 0, "no user namespaces under the default profile");
-    let refused = pod.exec(&id, &["mount", "-t", "tmpfs", "x", "/tmp"]).await.expect("exec");
+    assert_ne!(
+        refused.exit_code, 0,
+        "no user namespaces under the default profile"
+    );
+    let refused = pod
+        .exec(&id, &["mount", "-t", "tmpfs", "x", "/tmp"])
+        .await
+        .expect("exec");
     assert_ne!(refused.exit_code, 0, "no mounts");
-    let refused = pod.exec(&id, &["sh", "-c", "echo 1 > /proc/sys/kernel/sysrq"]).await.expect("exec");
+    let refused = pod
+        .exec(&id, &["sh", "-c", "echo 1 > /proc/sys/kernel/sysrq"])
+        .await
+        .expect("exec");
     assert_ne!(refused.exit_code, 0, "/proc/sys is read-only");
-    assert_eq!(pod.exec_text(&id, &["head", "-c", "1", "/proc/version"]).await, "", "a masked file is empty");
-    let refused = pod.exec(&id, &["sh", "-c", "mkdir /sys/fs/cgroup/x || mkdir /sys/fs/cgroup/memory/x"]).await.expect("exec");
+    assert_eq!(
+        pod.exec_text(&id, &["head", "-c", "1", "/proc/version"]).await,
+        "",
+        "a masked file is empty"
+    );
+    let refused = pod
+        .exec(
+            &id,
+            &[
+                "sh",
+                "-c",
+                "mkdir /sys/fs/cgroup/x || mkdir /sys/fs/cgroup/memory/x",
+            ],
+        )
+        .await
+        .expect("exec");
     assert_ne!(refused.exit_code, 0, "cgroups are read-only");
-    let device = "busybox mknod /tmp/d b 8 0; busybox mknod /tmp/k c 1 2; ! dd if=/tmp/k of=/dev/null bs=1 count=1";
+    let device =
+        "busybox mknod /tmp/d b 8 0; busybox mknod /tmp/k c 1 2; ! dd if=/tmp/k of=/dev/null bs=1 count=1";
     let response = pod.exec(&id, &["sh", "-c", device]).await.expect("exec");
     assert_eq!(response.exit_code, 0, "other devices cannot be opened");
 
-    let mut config = container_config("tight", "cat /proc/self/status; echo $HOME; touch /x || echo read-only");
+    let mut config = container_config(
+        "tight",
+        "cat /proc/self/status; echo $HOME; touch /x || echo read-only",
+    );
     let context = security(&mut config);
     context.no_new_privs = true;
     context.readonly_rootfs = true;
     context.run_as_user = Some(cri::Int64Value { value: 1001 });
-    context.capabilities = Some(cri::Capability { drop_capabilities: vec!["ALL".into()], ..Default::default() });
+    context.capabilities = Some(cri::Capability {
+        drop_capabilities: vec!["ALL".into()],
+        ..Default::default()
+    });
     let (code, log) = pod.script(config).await;
     assert_eq!(code, 0);
-    for line in ["Seccomp:\t2", "NoNewPrivs:\t1", "CapBnd:\t0000000000000000", "Uid:\t1001\t1001\t1001\t1001", "/home", "read-only"] {
+    for line in [
+        "Seccomp:\t2",
+        "NoNewPrivs:\t1",
+        "CapBnd:\t0000000000000000",
+        "Uid:\t1001\t1001\t1001\t1001",
+        "/home",
+        "read-only",
+    ] {
         assert!(log.lines().any(|have| have == line), "{line} in {log}");
     }
 
-    let mut config = container_config("open", "cat /proc/self/status; mount -t tmpfs x /tmp && echo mounted; ls /dev");
+    let mut config = container_config(
+        "open",
+        "cat /proc/self/status; mount -t tmpfs x /tmp && echo mounted; ls /dev",
+    );
     let context = security(&mut config);
     context.privileged = true;
-    context.seccomp = Some(cri::SecurityProfile { profile_type: 1, localhost_ref: String::new() });
+    context.seccomp = Some(cri::SecurityProfile {
+        profile_type: 1,
+        localhost_ref: String::new(),
+    });
     let (_, log) = pod.script(config).await;
-    assert!(log.contains("Seccomp:\t0\n") && log.contains("mounted\n"), "{log}");
+    assert!(
+        log.contains("Seccomp:\t0\n") && log.contains("mounted\n"),
+        "{log}"
+    );
 
     let profile = environment.path("profile.json");
     let body = r#"{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["mkdir","mkdirat"],"action":"SCMP_ACT_ERRNO","errnoRet":1}]}"#;
     std::fs::write(&profile, body).expect("profile");
     let mut config = container_config("own", "mkdir /tmp/x || echo refused");
-    security(&mut config).seccomp =
-        Some(cri::SecurityProfile { profile_type: 2, localhost_ref: profile.to_string_lossy().into_owned() });
+    security(&mut config).seccomp = Some(cri::SecurityProfile {
+        profile_type: 2,
+        localhost_ref: profile.to_string_lossy().into_owned(),
+    });
     assert_eq!(pod.script(config).await.1.lines().last(), Some("refused"));
     pod.remove().await;
     environment.finish().await;
@@ -136,34 +283,95 @@ pub async fn resources() {
         (&["cpu/cpu.cfs_quota_us", "cpu.max"], "50000 50000 100000"),
     ];
     for (paths, expected) in files {
-        let script = paths.iter().map(|path| format!("cat /sys/fs/cgroup/{path} 2>/dev/null")).collect::<Vec<_>>();
+        let script = paths
+            .iter()
+            .map(|path| format!("cat /sys/fs/cgroup/{path} 2>/dev/null"))
+            .collect::<Vec<_>>();
         let value = pod.exec_text(&id, &["sh", "-c", &script.join(" || ")]).await;
         assert!(expected.split_once(value.trim()).is_some(), "{paths:?}: {value}");
     }
-    assert_eq!(pod.exec_text(&id, &["cat", "/proc/1/oom_score_adj"]).await, "500\n");
-    assert_eq!(pod.exec_text(&id, &["cat", "/proc/self/oom_score_adj"]).await, "500\n");
+    assert_eq!(
+        pod.exec_text(&id, &["cat", "/proc/1/oom_score_adj"]).await,
+        "500\n"
+    );
+    assert_eq!(
+        pod.exec_text(&id, &["cat", "/proc/self/oom_score_adj"]).await,
+        "500\n"
+    );
 
-    let linux = cri::LinuxContainerResources { memory_limit_in_bytes: 32 << 20, ..Default::default() };
-    let request =
-        cri::UpdateContainerResourcesRequest { container_id: id.clone(), linux: Some(linux), ..Default::default() };
-    pod.client.update_container_resources(request).await.expect("updates");
-    let script = "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max";
+    let linux = cri::LinuxContainerResources {
+        memory_limit_in_bytes: 32 << 20,
+        ..Default::default()
+    };
+    let request = cri::UpdateContainerResourcesRequest {
+        container_id: id.clone(),
+        linux: Some(linux),
+        ..Default::default()
+    };
+    pod.client
+        .update_container_resources(request)
+        .await
+        .expect("updates");
+    let script =
+        "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max";
     assert_eq!(pod.exec_text(&id, &["sh", "-c", script]).await, "33554432\n");
-    let resources = pod.status(&id).await.resources.and_then(|resources| resources.linux).expect("resources");
-    assert_eq!((resources.memory_limit_in_bytes, resources.cpu_shares), (32 << 20, 512));
+    let resources = pod
+        .status(&id)
+        .await
+        .resources
+        .and_then(|resources| resources.linux)
+        .expect("resources");
+    assert_eq!(
+        (resources.memory_limit_in_bytes, resources.cpu_shares),
+        (32 << 20, 512)
+    );
 
-    let stats = pod.client.container_stats(cri::ContainerStatsRequest { container_id: id.clone() }).await;
+    let stats = pod
+        .client
+        .container_stats(cri::ContainerStatsRequest {
+            container_id: id.clone(),
+        })
+        .await;
     let stats = stats.expect("stats").into_inner().stats.expect("stats");
     assert!(stats.memory.expect("memory").usage_bytes.expect("usage").value > 0);
-    assert!(stats.cpu.expect("cpu").usage_core_nano_seconds.expect("usage").value > 0);
-    let stats = pod.client.pod_sandbox_stats(cri::PodSandboxStatsRequest { pod_sandbox_id: pod.id.clone() }).await;
-    let linux = stats.expect("stats").into_inner().stats.expect("stats").linux.expect("linux");
+    assert!(
+        stats
+            .cpu
+            .expect("cpu")
+            .usage_core_nano_seconds
+            .expect("usage")
+            .value
+            > 0
+    );
+    let stats = pod
+        .client
+        .pod_sandbox_stats(cri::PodSandboxStatsRequest {
+            pod_sandbox_id: pod.id.clone(),
+        })
+        .await;
+    let linux = stats
+        .expect("stats")
+        .into_inner()
+        .stats
+        .expect("stats")
+        .linux
+        .expect("linux");
     assert_eq!(linux.containers.len(), 1);
-    assert_eq!(linux.network.expect("network").default_interface.expect("interface").name, "eth0");
+    assert_eq!(
+        linux
+            .network
+            .expect("network")
+            .default_interface
+            .expect("interface")
+            .name,
+        "eth0"
+    );
 
     let mut config = container_config("greedy", "head -c 200000000 /dev/zero | tail");
-    config.linux.as_mut().expect("linux").resources =
-        Some(cri::LinuxContainerResources { memory_limit_in_bytes: 16 << 20, ..Default::default() });
+    config.linux.as_mut().expect("linux").resources = Some(cri::LinuxContainerResources {
+        memory_limit_in_bytes: 16 << 20,
+        ..Default::default()
+    });
     // The first process must be the one that is killed.
     config.command = vec!["/bin/tail".into(), "/dev/zero".into()];
     let id = pod.start(config).await;
@@ -191,8 +399,11 @@ pub async fn users_and_mounts() {
     );
     let hosts = environment.path("hosts");
     std::fs::write(&hosts, "127.0.0.1 mine\n").expect("hosts");
-    config.mounts =
-        vec![mount("/data/inner", &data.join("inner"), false), mount("/data", &data, true), mount("/etc/hosts", &hosts, false)];
+    config.mounts = vec![
+        mount("/data/inner", &data.join("inner"), false),
+        mount("/data", &data, true),
+        mount("/etc/hosts", &hosts, false),
+    ];
     std::os::unix::fs::chown(data.join("inner"), Some(1001), None).expect("chown");
     config.working_dir = "/made/by/runtime".into();
     security(&mut config).run_as_username = "web".into();
@@ -203,21 +414,36 @@ pub async fn users_and_mounts() {
     for line in ["content", "ro", "rw", "127.0.0.1 mine", "/made/by/runtime"] {
         assert!(log.lines().any(|have| have == line), "{line} in {log}");
     }
-    assert!(log.contains("uid=1001(web) gid=1002(web) groups=1002(web),1003(log),4242"), "{log}");
+    assert!(
+        log.contains("uid=1001(web) gid=1002(web) groups=1002(web),1003(log),4242"),
+        "{log}"
+    );
     let user = status.user.and_then(|user| user.linux).expect("user");
-    assert_eq!((user.uid, user.gid, user.supplemental_groups), (1001, 1002, vec![1002, 1003, 4242]));
+    assert_eq!(
+        (user.uid, user.gid, user.supplemental_groups),
+        (1001, 1002, vec![1002, 1003, 4242])
+    );
 
     // A mount the container makes below a bidirectional volume shows on the host.
     let shared = environment.path("shared");
     std::fs::create_dir_all(&shared).expect("dir");
     rustix::mount::mount_bind(&shared, &shared).expect("bind");
     rustix::mount::mount_change(&shared, rustix::mount::MountPropagationFlags::SHARED).expect("share");
-    let mut config = container_config("sharer", "mkdir -p /s/m && mount -t tmpfs x /s/m && touch /s/m/seen && exec sleep 1000");
+    let mut config = container_config(
+        "sharer",
+        "mkdir -p /s/m && mount -t tmpfs x /s/m && touch /s/m/seen && exec sleep 1000",
+    );
     security(&mut config).privileged = true;
-    config.mounts = vec![cri::Mount { propagation: 2, ..mount("/s", &shared, false) }];
+    config.mounts = vec![cri::Mount {
+        propagation: 2,
+        ..mount("/s", &shared, false)
+    }];
     let id = pod.start(config).await;
     eventually("the mount shows", async || shared.join("m/seen").exists()).await;
-    let stop = cri::StopContainerRequest { container_id: id, timeout: 0 };
+    let stop = cri::StopContainerRequest {
+        container_id: id,
+        timeout: 0,
+    };
     pod.client.stop_container(stop).await.expect("stops");
     let _ = rustix::mount::unmount(shared.join("m"), rustix::mount::UnmountFlags::DETACH);
     rustix::mount::unmount(&shared, rustix::mount::UnmountFlags::DETACH).expect("unmount");
@@ -236,6 +462,38 @@ pub async fn terminal() {
     for line in ["/dev/pts/0", "terminal", "xterm"] {
         assert!(log.lines().any(|have| have.trim_end() == line), "{line} in {log}");
     }
+    let id = pod.start(container_config("plain", "exec sleep 1000")).await;
+    let request = cri::ExecRequest {
+        container_id: id,
+        cmd: vec![
+            "sh".into(),
+            "-c".into(),
+            "read size; stty size; tty; echo $TERM; exit 2".into(),
+        ],
+        tty: true,
+        stdin: true,
+        stdout: true,
+        stderr: false,
+    };
+    let url = pod.client.exec(request).await.expect("exec").into_inner().url;
+    // The size first, then the line the script waits for.
+    let frames = websocket(
+        &url,
+        "v5.channel.k8s.io",
+        &[br#"{"Width":80,"Height":25}"#, b"\0go\r"],
+    )
+    .await;
+    let text: String = frames
+        .iter()
+        .filter(|frame| frame.first() == Some(&1))
+        .map(|frame| String::from_utf8_lossy(&frame[1..]).into_owned())
+        .collect();
+    for line in ["25 80", "/dev/pts/0", "xterm"] {
+        assert!(
+            text.lines().any(|have| have.trim_end() == line),
+            "{line} in {text:?}"
+        );
+    }
     pod.remove().await;
     environment.finish().await;
 }
@@ -244,20 +502,33 @@ pub async fn terminal() {
 pub async fn streaming() {
     let environment = Environment::new().await;
     let mut pod = Pod::run(&environment, "stream").await;
-    let mut config = container_config("main", "while read line; do echo got $line; done; exec nc -ll -p 7777 -e /bin/echo hello");
+    let mut config = container_config(
+        "main",
+        "while read line; do echo got $line; done; exec nc -ll -p 7777 -e /bin/echo hello",
+    );
     config.stdin = true;
     config.stdin_once = true;
     let id = pod.start(config).await;
 
     let request = cri::ExecRequest {
         container_id: id.clone(),
-        cmd: vec!["sh".into(), "-c".into(), "read x; echo out $x; echo err >&2; exit 7".into()],
+        cmd: vec![
+            "sh".into(),
+            "-c".into(),
+            "read x; echo out $x; echo err >&2; exit 7".into(),
+        ],
         stdin: true,
         stdout: true,
         stderr: true,
         tty: false,
     };
-    let url = pod.client.exec(request.clone()).await.expect("exec").into_inner().url;
+    let url = pod
+        .client
+        .exec(request.clone())
+        .await
+        .expect("exec")
+        .into_inner()
+        .url;
     let frames = websocket(&url, "v5.channel.k8s.io", &[b"\0input\n"]).await;
     let channel = |number: u8| -> String {
         frames
@@ -273,7 +544,13 @@ pub async fn streaming() {
     let again = websocket_status(&url).await;
     assert_eq!(again, 404);
 
-    let request = cri::AttachRequest { container_id: id.clone(), stdin: true, stdout: true, stderr: true, tty: false };
+    let request = cri::AttachRequest {
+        container_id: id.clone(),
+        stdin: true,
+        stdout: true,
+        stderr: true,
+        tty: false,
+    };
     let url = pod.client.attach(request).await.expect("attach").into_inner().url;
     let mut attached = Attached::open(&url).await;
     attached.send(b"\0one\n").await;
@@ -285,8 +562,17 @@ pub async fn streaming() {
     })
     .await;
 
-    let request = cri::PortForwardRequest { pod_sandbox_id: pod.id.clone(), port: vec![7777] };
-    let url = pod.client.port_forward(request).await.expect("port-forward").into_inner().url;
+    let request = cri::PortForwardRequest {
+        pod_sandbox_id: pod.id.clone(),
+        port: vec![7777],
+    };
+    let url = pod
+        .client
+        .port_forward(request)
+        .await
+        .expect("port-forward")
+        .into_inner()
+        .url;
     let frames = websocket(&format!("{url}?port=7777"), "v4.channel.k8s.io", &[]).await;
     let text: String = frames
         .iter()
@@ -305,33 +591,83 @@ pub async fn failures() {
         let mut config = container_config(&format!("c{}", rand::random::<u32>()), "");
         config.command = command.iter().map(|word| word.to_string()).collect();
         let id = pod.create(config).await.expect("created");
-        let request = cri::StartContainerRequest { container_id: id.clone() };
-        let error = pod.client.start_container(request).await.expect_err("does not start");
-        assert!(error.message().contains(expected), "{} has {expected}", error.message());
+        let request = cri::StartContainerRequest {
+            container_id: id.clone(),
+        };
+        let error = pod
+            .client
+            .start_container(request)
+            .await
+            .expect_err("does not start");
+        assert!(
+            error.message().contains(expected),
+            "{} has {expected}",
+            error.message()
+        );
         let status = pod.status(&id).await;
         assert_eq!((status.exit_code, status.reason.as_str()), (128, "StartError"));
         assert!(status.message.contains(expected), "{}", status.message);
     };
-    check(&mut pod, &["nothere"], "exec: \"nothere\": executable file not found in $PATH").await;
-    check(&mut pod, &["/nothere"], "exec: \"/nothere\": stat /nothere: no such file or directory").await;
+    check(
+        &mut pod,
+        &["nothere"],
+        "exec: \"nothere\": executable file not found in $PATH",
+    )
+    .await;
+    check(
+        &mut pod,
+        &["/nothere"],
+        "exec: \"/nothere\": stat /nothere: no such file or directory",
+    )
+    .await;
     check(&mut pod, &["/etc"], "exec: \"/etc\": is a directory").await;
-    check(&mut pod, &["/etc/passwd"], "exec: \"/etc/passwd\": permission denied").await;
+    check(
+        &mut pod,
+        &["/etc/passwd"],
+        "exec: \"/etc/passwd\": permission denied",
+    )
+    .await;
 
     let mut config = container_config("nouser", "true");
     security(&mut config).run_as_username = "ghost".into();
     let id = pod.create(config).await.expect("created");
-    let error = pod.client.start_container(cri::StartContainerRequest { container_id: id }).await.expect_err("no user");
-    assert!(error.message().contains("unable to find user ghost"), "{}", error.message());
+    let error = pod
+        .client
+        .start_container(cri::StartContainerRequest { container_id: id })
+        .await
+        .expect_err("no user");
+    assert!(
+        error.message().contains("unable to find user ghost"),
+        "{}",
+        error.message()
+    );
 
     let mut config = container_config("noimage", "true");
-    config.image = Some(cri::ImageSpec { image: "no/such:image".into(), ..Default::default() });
-    assert_eq!(pod.create(config).await.expect_err("no image").code(), tonic::Code::NotFound);
+    config.image = Some(cri::ImageSpec {
+        image: "no/such:image".into(),
+        ..Default::default()
+    });
+    assert_eq!(
+        pod.create(config).await.expect_err("no image").code(),
+        tonic::Code::NotFound
+    );
     let id = pod.start(container_config("twice", "exec sleep 1000")).await;
-    let error = pod.create(container_config("twice", "true")).await.expect_err("taken");
+    let error = pod
+        .create(container_config("twice", "true"))
+        .await
+        .expect_err("taken");
     assert!(error.message().contains("is reserved for"), "{}", error.message());
     let error = pod.exec(&id, &["nothere"]).await.expect_err("no such program");
-    assert!(error.message().contains("executable file not found in $PATH"), "{}", error.message());
-    let error = pod.client.start_container(cri::StartContainerRequest { container_id: id }).await.expect_err("twice");
+    assert!(
+        error.message().contains("executable file not found in $PATH"),
+        "{}",
+        error.message()
+    );
+    let error = pod
+        .client
+        .start_container(cri::StartContainerRequest { container_id: id })
+        .await
+        .expect_err("twice");
     assert_eq!(error.code(), tonic::Code::FailedPrecondition);
 
     let request = cri::RunPodSandboxRequest {
@@ -339,7 +675,11 @@ pub async fn failures() {
         runtime_handler: "kata".into(),
     };
     let error = pod.client.run_pod_sandbox(request).await.expect_err("no handler");
-    assert!(error.message().contains("no runtime for \"kata\" is configured"), "{}", error.message());
+    assert!(
+        error.message().contains("no runtime for \"kata\" is configured"),
+        "{}",
+        error.message()
+    );
 
     // Without a network configuration a sandbox fails, leaves nothing, and the status says why.
     let conf = environment.config.cni_conf_dir.join("10-test.conflist");
@@ -349,14 +689,39 @@ pub async fn failures() {
         config: Some(sandbox_config(&environment, "other")),
         runtime_handler: String::new(),
     };
-    let error = pod.client.run_pod_sandbox(request.clone()).await.expect_err("no network");
-    assert!(error.message().contains("cni plugin not initialized"), "{}", error.message());
-    let status = pod.client.status(cri::StatusRequest::default()).await.expect("status").into_inner();
+    let error = pod
+        .client
+        .run_pod_sandbox(request.clone())
+        .await
+        .expect_err("no network");
+    assert!(
+        error.message().contains("cni plugin not initialized"),
+        "{}",
+        error.message()
+    );
+    let status = pod
+        .client
+        .status(cri::StatusRequest::default())
+        .await
+        .expect("status")
+        .into_inner();
     let conditions = status.status.expect("status").conditions;
-    assert!(conditions.iter().any(|condition| condition.r#type == "NetworkReady" && !condition.status));
+    assert!(
+        conditions
+            .iter()
+            .any(|condition| condition.r#type == "NetworkReady" && !condition.status)
+    );
     std::fs::write(&conf, kept).expect("conf");
-    assert_eq!(std::fs::read_dir(environment.config.root.join("sandboxes")).expect("list").count(), 1);
-    pod.client.run_pod_sandbox(request).await.expect("the name is free again");
+    assert_eq!(
+        std::fs::read_dir(environment.config.root.join("sandboxes"))
+            .expect("list")
+            .count(),
+        1
+    );
+    pod.client
+        .run_pod_sandbox(request)
+        .await
+        .expect("the name is free again");
     environment.finish().await;
 }
 
@@ -364,9 +729,24 @@ pub async fn namespaces() {
     let environment = Environment::new().await;
     // A shared pid namespace: containers see each other, and the first process is neither.
     let mut config = sandbox_config(&environment, "shared");
-    let options = cri::NamespaceOption { pid: cri::NamespaceMode::Pod as i32, ..Default::default() };
-    config.linux.as_mut().expect("linux").security_context.as_mut().expect("context").namespace_options = Some(options.clone());
-    config.linux.as_mut().expect("linux").sysctls.insert("net.ipv4.tcp_syncookies".into(), "0".into());
+    let options = cri::NamespaceOption {
+        pid: cri::NamespaceMode::Pod as i32,
+        ..Default::default()
+    };
+    config
+        .linux
+        .as_mut()
+        .expect("linux")
+        .security_context
+        .as_mut()
+        .expect("context")
+        .namespace_options = Some(options.clone());
+    config
+        .linux
+        .as_mut()
+        .expect("linux")
+        .sysctls
+        .insert("net.ipv4.tcp_syncookies".into(), "0".into());
     let mut pod = Pod::run_with(&environment, config).await;
     let mut first = container_config("one", "echo shared > /dev/shm/x; exec sleep 1111");
     security(&mut first).namespace_options = Some(options.clone());
@@ -375,9 +755,19 @@ pub async fn namespaces() {
     security(&mut second).namespace_options = Some(options);
     let second = pod.start(second).await;
     let processes = pod.exec_text(&second, &["ps"]).await;
-    assert!(processes.contains("sleep 1111") && processes.contains("sleep 2222"), "{processes}");
-    eventually("shm is shared", async || pod.exec_text(&second, &["ls", "/dev/shm"]).await == "x\n").await;
-    assert_eq!(pod.exec_text(&second, &["cat", "/proc/sys/net/ipv4/tcp_syncookies"]).await, "0\n");
+    assert!(
+        processes.contains("sleep 1111") && processes.contains("sleep 2222"),
+        "{processes}"
+    );
+    eventually("shm is shared", async || {
+        pod.exec_text(&second, &["ls", "/dev/shm"]).await == "x\n"
+    })
+    .await;
+    assert_eq!(
+        pod.exec_text(&second, &["cat", "/proc/sys/net/ipv4/tcp_syncookies"])
+            .await,
+        "0\n"
+    );
     // An ephemeral container joins its target.
     let mut debug = container_config("debug", "ps; true");
     security(&mut debug).namespace_options = Some(cri::NamespaceOption {
@@ -396,17 +786,67 @@ pub async fn namespaces() {
         ipc: cri::NamespaceMode::Node as i32,
         ..Default::default()
     };
-    config.linux.as_mut().expect("linux").security_context.as_mut().expect("context").namespace_options = Some(options.clone());
+    config
+        .linux
+        .as_mut()
+        .expect("linux")
+        .security_context
+        .as_mut()
+        .expect("context")
+        .namespace_options = Some(options.clone());
     let mut pod = Pod::run_with(&environment, config).await;
     let mut main = container_config("main", "exec sleep 1000");
     security(&mut main).namespace_options = Some(options);
     let id = pod.start(main).await;
     for namespace in ["net", "pid", "ipc", "uts"] {
         let host = std::fs::read_link(format!("/proc/self/ns/{namespace}")).expect("link");
-        let own = pod.exec_text(&id, &["busybox", "readlink", &format!("/proc/self/ns/{namespace}")]).await;
+        let own = pod
+            .exec_text(
+                &id,
+                &["busybox", "readlink", &format!("/proc/self/ns/{namespace}")],
+            )
+            .await;
         assert_eq!(own.trim(), host.to_string_lossy(), "{namespace}");
     }
     pod.remove().await;
+    environment.finish().await;
+}
+
+/// Prints what a pod costs; compared by eye, because a shared machine has no fixed times.
+pub async fn figures() {
+    let environment = Environment::new().await;
+    let mut times: [Vec<u128>; 4] = Default::default();
+    for index in 0..10 {
+        let mut clock = std::time::Instant::now();
+        let mut lap = |at: usize| {
+            times[at].push(clock.elapsed().as_micros());
+            clock = std::time::Instant::now();
+        };
+        let mut pod = Pod::run(&environment, &format!("timed-{index}")).await;
+        lap(0);
+        let id = pod
+            .create(container_config("main", "exec sleep 1000"))
+            .await
+            .expect("created");
+        lap(1);
+        pod.client
+            .start_container(cri::StartContainerRequest {
+                container_id: id.clone(),
+            })
+            .await
+            .expect("starts");
+        lap(2);
+        pod.exec_text(&id, &["true"]).await;
+        lap(3);
+    }
+    for (name, mut times) in ["sandbox", "create", "start", "exec"].into_iter().zip(times) {
+        times.sort_unstable();
+        println!(
+            "{name}: median {} us, worst {} us",
+            times[times.len() / 2],
+            times[times.len() - 1]
+        );
+    }
     environment.finish().await;
 }
 
@@ -418,7 +858,9 @@ struct Attached {
 
 impl Attached {
     async fn open(url: &str) -> Attached {
-        Attached::open_with(url, "v5.channel.k8s.io").await.expect("upgrades")
+        Attached::open_with(url, "v5.channel.k8s.io")
+            .await
+            .expect("upgrades")
     }
 
     async fn open_with(url: &str, protocol: &str) -> Result<Attached, u16> {
@@ -436,8 +878,19 @@ impl Attached {
         while !head.ends_with(b"\r\n\r\n") {
             head.push(stream.read_u8().await.expect("reads"));
         }
-        let status = String::from_utf8_lossy(&head).split(' ').nth(1).and_then(|code| code.parse().ok()).expect("status");
-        if status == 101 { Ok(Attached { stream, buffer: Vec::new() }) } else { Err(status) }
+        let status = String::from_utf8_lossy(&head)
+            .split(' ')
+            .nth(1)
+            .and_then(|code| code.parse().ok())
+            .expect("status");
+        if status == 101 {
+            Ok(Attached {
+                stream,
+                buffer: Vec::new(),
+            })
+        } else {
+            Err(status)
+        }
     }
 
     async fn send(&mut self, data: &[u8]) {
@@ -455,7 +908,10 @@ impl Attached {
             if self.buffer.len() >= 2 {
                 let (opcode, short) = (self.buffer[0] & 15, usize::from(self.buffer[1] & 127));
                 let (head, length) = match short {
-                    126 if self.buffer.len() >= 4 => (4, usize::from(u16::from_be_bytes([self.buffer[2], self.buffer[3]]))),
+                    126 if self.buffer.len() >= 4 => (
+                        4,
+                        usize::from(u16::from_be_bytes([self.buffer[2], self.buffer[3]])),
+                    ),
                     126 => (4, usize::MAX / 2),
                     short => (2, short),
                 };
@@ -507,5 +963,8 @@ async fn websocket(url: &str, protocol: &str, send: &[&[u8]]) -> Vec<Vec<u8>> {
 }
 
 async fn websocket_status(url: &str) -> u16 {
-    Attached::open_with(url, "v5.channel.k8s.io").await.err().unwrap_or(101)
+    Attached::open_with(url, "v5.channel.k8s.io")
+        .await
+        .err()
+        .unwrap_or(101)
 }

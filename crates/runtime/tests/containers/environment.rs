@@ -19,7 +19,10 @@ pub struct Environment {
 
 impl Environment {
     pub async fn new() -> Environment {
-        let directory = tempfile::Builder::new().prefix("skr").tempdir().expect("a directory");
+        let directory = tempfile::Builder::new()
+            .prefix("skr")
+            .tempdir()
+            .expect("a directory");
         let number: u16 = rand::random();
         let config = Config::new(
             directory.path().join("root"),
@@ -31,12 +34,19 @@ impl Environment {
         let data_dir = directory.path().join("ipam");
         write_network(&config, &bridge, &subnet, &data_dir);
         let bridge = skiff_cni::BridgeConf::new(bridge, subnet, data_dir);
-        let mut environment = Environment { directory, config, runtime: None, bridge };
+        let mut environment = Environment {
+            directory,
+            config,
+            runtime: None,
+            bridge,
+        };
         environment.start().await;
         let archive = environment.path("busybox.tar");
         busybox_archive(&archive);
         let images = environment.runtime.as_ref().expect("started").images();
-        images.import(&archive, &skiff_runtime::image::silent()).expect("import busybox");
+        images
+            .import(&archive, &skiff_runtime::image::silent())
+            .expect("import busybox");
         environment
     }
 
@@ -45,7 +55,11 @@ impl Environment {
     }
 
     pub async fn start(&mut self) {
-        self.runtime = Some(Runtime::start(self.config.clone()).await.expect("the runtime starts"));
+        self.runtime = Some(
+            Runtime::start(self.config.clone())
+                .await
+                .expect("the runtime starts"),
+        );
     }
 
     pub async fn channel(&self) -> Channel {
@@ -67,8 +81,13 @@ impl Environment {
             runtime.stop().await;
         }
         let parent = self.config.cgroup_parent.clone();
-        skiff_runtime::cleanup(self.config.clone()).await.expect("cleans up");
-        assert!(!self.config.root.exists() && !self.config.run_dir.exists(), "directories are gone");
+        skiff_runtime::cleanup(self.config.clone())
+            .await
+            .expect("cleans up");
+        assert!(
+            !self.config.root.exists() && !self.config.run_dir.exists(),
+            "directories are gone"
+        );
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
         let directory = self.directory.path().to_string_lossy().into_owned();
         let left: Vec<&str> = mounts.lines().filter(|line| line.contains(&directory)).collect();
@@ -98,7 +117,11 @@ impl Drop for Environment {
 
 fn cgroups_named(name: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for controller in std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
+    for controller in std::fs::read_dir("/sys/fs/cgroup")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         let path = controller.path().join(name);
         if path.exists() {
             found.push(path);
@@ -127,17 +150,20 @@ fn write_network(config: &Config, bridge: &str, subnet: &str, data_dir: &Path) {
     std::fs::write(config.cni_conf_dir.join("10-test.conflist"), conf.to_string()).expect("conf");
     let bin = &config.cni_bin_dirs[0];
     std::fs::create_dir_all(bin).expect("bin dir");
-    std::os::unix::fs::symlink(std::env::current_exe().expect("exe"), bin.join("skiff-bridge")).expect("link");
+    std::os::unix::fs::symlink(std::env::current_exe().expect("exe"), bin.join("skiff-bridge"))
+        .expect("link");
 }
 
 /// `serve <root> <run> <cgroup>`: a daemon in a process of its own, to be killed.
 pub fn serve(arguments: &[OsString]) {
     let config = Config::new(&arguments[0], &arguments[1], arguments[2].to_string_lossy());
-    tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
-        let _runtime = Runtime::start(config).await.expect("the runtime starts");
-        println!("ready");
-        std::future::pending::<()>().await;
-    });
+    tokio::runtime::Runtime::new()
+        .expect("a runtime")
+        .block_on(async {
+            let _runtime = Runtime::start(config).await.expect("the runtime starts");
+            println!("ready");
+            std::future::pending::<()>().await;
+        });
 }
 
 pub fn layer() -> Vec<u8> {
@@ -162,21 +188,43 @@ pub fn layer() -> Vec<u8> {
     let busybox = std::fs::read("/bin/busybox").expect("busybox-static is installed");
     add("bin/busybox", tar::EntryType::Regular, 0o755, &busybox, None);
     for applet in [
-        "sh", "cat", "ls", "grep", "sleep", "id", "echo", "hostname", "ip", "mount", "touch", "nc", "wget", "head",
-        "tty", "stty", "env", "true", "false", "dd", "mkdir", "ping", "tail", "unshare", "ps", "kill",
+        "sh", "cat", "ls", "grep", "sleep", "id", "echo", "hostname", "ip", "mount", "touch", "nc", "wget",
+        "head", "tty", "stty", "env", "true", "false", "dd", "mkdir", "ping", "tail", "unshare", "ps",
+        "kill",
     ] {
-        add(&format!("bin/{applet}"), tar::EntryType::Symlink, 0o777, &[], Some("busybox"));
+        add(
+            &format!("bin/{applet}"),
+            tar::EntryType::Symlink,
+            0o777,
+            &[],
+            Some("busybox"),
+        );
     }
     let passwd = "root:x:0:0:root:/root:/bin/sh\nweb:x:1001:1002:web:/home:/bin/sh\n";
-    add("etc/passwd", tar::EntryType::Regular, 0o644, passwd.as_bytes(), None);
+    add(
+        "etc/passwd",
+        tar::EntryType::Regular,
+        0o644,
+        passwd.as_bytes(),
+        None,
+    );
     let group = "root:x:0:\nweb:x:1002:\nlog:x:1003:web\n";
-    add("etc/group", tar::EntryType::Regular, 0o644, group.as_bytes(), None);
+    add(
+        "etc/group",
+        tar::EntryType::Regular,
+        0o644,
+        group.as_bytes(),
+        None,
+    );
     builder.into_inner().expect("tar")
 }
 
 pub fn sha256(bytes: &[u8]) -> String {
     use sha2::Digest;
-    sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    sha2::Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -196,9 +244,7 @@ pub fn oci_files(name: &str, layer_plain: &[u8], layer_packed: Vec<u8>) -> Vec<(
     })
     .to_string()
     .into_bytes();
-    let descriptor = |kind: &str, body: &[u8]| {
-        serde_json::json!({"mediaType": kind, "digest": format!("sha256:{}", sha256(body)), "size": body.len()})
-    };
+    let descriptor = |kind: &str, body: &[u8]| serde_json::json!({"mediaType": kind, "digest": format!("sha256:{}", sha256(body)), "size": body.len()});
     let manifest = serde_json::json!({
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
@@ -209,7 +255,9 @@ pub fn oci_files(name: &str, layer_plain: &[u8], layer_packed: Vec<u8>) -> Vec<(
     .into_bytes();
     let mut entry = descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
     entry["annotations"] = serde_json::json!({"io.containerd.image.name": name});
-    let index = serde_json::json!({"schemaVersion": 2, "manifests": [entry]}).to_string().into_bytes();
+    let index = serde_json::json!({"schemaVersion": 2, "manifests": [entry]})
+        .to_string()
+        .into_bytes();
     let blob = |body: Vec<u8>| (format!("blobs/sha256/{}", sha256(&body)), body);
     vec![
         ("oci-layout".into(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec()),
@@ -226,7 +274,9 @@ pub fn write_archive(path: &Path, files: &[(String, Vec<u8>)]) {
         let mut header = tar::Header::new_gnu();
         header.set_mode(0o644);
         header.set_size(body.len() as u64);
-        builder.append_data(&mut header, name, body.as_slice()).expect("entry");
+        builder
+            .append_data(&mut header, name, body.as_slice())
+            .expect("entry");
     }
     builder.finish().expect("archive");
 }
@@ -246,7 +296,11 @@ pub fn sandbox_config(environment: &Environment, name: &str) -> cri::PodSandboxC
         }),
         hostname: name.into(),
         log_directory: environment.path("logs").join(name).to_string_lossy().into_owned(),
-        dns_config: Some(cri::DnsConfig { servers: vec!["10.96.0.10".into()], searches: Vec::new(), options: Vec::new() }),
+        dns_config: Some(cri::DnsConfig {
+            servers: vec!["10.96.0.10".into()],
+            searches: Vec::new(),
+            options: Vec::new(),
+        }),
         labels: HashMap::from([("app".into(), name.into())]),
         linux: Some(cri::LinuxPodSandboxConfig {
             security_context: Some(cri::LinuxSandboxSecurityContext {
@@ -264,8 +318,14 @@ pub fn sandbox_config(environment: &Environment, name: &str) -> cri::PodSandboxC
 
 pub fn container_config(name: &str, script: &str) -> cri::ContainerConfig {
     cri::ContainerConfig {
-        metadata: Some(cri::ContainerMetadata { name: name.into(), attempt: 0 }),
-        image: Some(cri::ImageSpec { image: BUSYBOX.into(), ..Default::default() }),
+        metadata: Some(cri::ContainerMetadata {
+            name: name.into(),
+            attempt: 0,
+        }),
+        image: Some(cri::ImageSpec {
+            image: BUSYBOX.into(),
+            ..Default::default()
+        }),
         command: vec!["/bin/sh".into(), "-c".into(), script.into()],
         log_path: format!("{name}.log"),
         linux: Some(cri::LinuxContainerConfig {
@@ -276,7 +336,11 @@ pub fn container_config(name: &str, script: &str) -> cri::ContainerConfig {
                     ..Default::default()
                 }),
                 seccomp: Some(cri::SecurityProfile::default()),
-                masked_paths: vec!["/proc/version".into(), "/proc/scsi".into(), "/sys/firmware".into()],
+                masked_paths: vec![
+                    "/proc/version".into(),
+                    "/proc/scsi".into(),
+                    "/sys/firmware".into(),
+                ],
                 readonly_paths: vec!["/proc/sys".into()],
                 ..Default::default()
             }),
@@ -287,7 +351,13 @@ pub fn container_config(name: &str, script: &str) -> cri::ContainerConfig {
 
 /// The security context, to be changed.
 pub fn security(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
-    config.linux.as_mut().expect("linux").security_context.as_mut().expect("security context")
+    config
+        .linux
+        .as_mut()
+        .expect("linux")
+        .security_context
+        .as_mut()
+        .expect("security context")
 }
 
 pub struct Pod {
@@ -303,8 +373,16 @@ impl Pod {
 
     pub async fn run_with(environment: &Environment, config: cri::PodSandboxConfig) -> Pod {
         let mut client = environment.client().await;
-        let request = cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
-        let id = client.run_pod_sandbox(request).await.expect("sandbox runs").into_inner().pod_sandbox_id;
+        let request = cri::RunPodSandboxRequest {
+            config: Some(config.clone()),
+            runtime_handler: String::new(),
+        };
+        let id = client
+            .run_pod_sandbox(request)
+            .await
+            .expect("sandbox runs")
+            .into_inner()
+            .pod_sandbox_id;
         Pod { client, id, config }
     }
 
@@ -314,19 +392,38 @@ impl Pod {
             config: Some(config),
             sandbox_config: Some(self.config.clone()),
         };
-        Ok(self.client.create_container(request).await?.into_inner().container_id)
+        Ok(self
+            .client
+            .create_container(request)
+            .await?
+            .into_inner()
+            .container_id)
     }
 
     pub async fn start(&mut self, config: cri::ContainerConfig) -> String {
         let id = self.create(config).await.expect("container is created");
-        let request = cri::StartContainerRequest { container_id: id.clone() };
-        self.client.start_container(request).await.expect("container starts");
+        let request = cri::StartContainerRequest {
+            container_id: id.clone(),
+        };
+        self.client
+            .start_container(request)
+            .await
+            .expect("container starts");
         id
     }
 
     pub async fn status(&mut self, id: &str) -> cri::ContainerStatus {
-        let request = cri::ContainerStatusRequest { container_id: id.into(), verbose: false };
-        self.client.container_status(request).await.expect("status").into_inner().status.expect("status")
+        let request = cri::ContainerStatusRequest {
+            container_id: id.into(),
+            verbose: false,
+        };
+        self.client
+            .container_status(request)
+            .await
+            .expect("status")
+            .into_inner()
+            .status
+            .expect("status")
     }
 
     /// Waits for the end and returns the status.
@@ -360,21 +457,37 @@ impl Pod {
     pub async fn exec_text(&mut self, id: &str, command: &[&str]) -> String {
         let response = self.exec(id, command).await.expect("exec");
         let stdout = String::from_utf8_lossy(&response.stdout).into_owned();
-        assert_eq!(response.exit_code, 0, "{command:?}: {stdout} {}", String::from_utf8_lossy(&response.stderr));
+        assert_eq!(
+            response.exit_code,
+            0,
+            "{command:?}: {stdout} {}",
+            String::from_utf8_lossy(&response.stderr)
+        );
         stdout
     }
 
     pub async fn remove(&mut self) {
         let id = self.id.clone();
-        self.client.stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: id.clone() }).await.expect("stops");
-        self.client.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: id }).await.expect("removes");
+        self.client
+            .stop_pod_sandbox(cri::StopPodSandboxRequest {
+                pod_sandbox_id: id.clone(),
+            })
+            .await
+            .expect("stops");
+        self.client
+            .remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id: id })
+            .await
+            .expect("removes");
     }
 }
 
 /// The lines of a CRI log without their heads.
 pub fn log_text(path: &str) -> String {
     let log = std::fs::read_to_string(path).unwrap_or_default();
-    log.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).map(|line| format!("{line}\n")).collect()
+    log.lines()
+        .filter_map(|line| line.splitn(4, ' ').nth(3))
+        .map(|line| format!("{line}\n"))
+        .collect()
 }
 
 /// Waits until `condition` holds.

@@ -19,8 +19,18 @@ pub async fn archives() {
         write_archive(&path, files);
         let error = store.import(&path, &silent()).expect_err(what);
         assert!(names().is_empty(), "{what}: nothing is listed");
-        assert_eq!(std::fs::read_dir(store.layers_directory()).expect("layers").count(), 0, "{what}: no layer stays");
-        assert_eq!(std::fs::read_dir(store.root().join("tmp")).expect("tmp").count(), 0, "{what}: nothing is left");
+        assert_eq!(
+            std::fs::read_dir(store.layers_directory())
+                .expect("layers")
+                .count(),
+            0,
+            "{what}: no layer stays"
+        );
+        assert_eq!(
+            std::fs::read_dir(store.root().join("tmp")).expect("tmp").count(),
+            0,
+            "{what}: nothing is left"
+        );
         error
     };
     let good = oci_files("example.com/a:1", &plain, gzip(&plain));
@@ -31,8 +41,15 @@ pub async fn archives() {
     broken("flipped bit in the layer", &files);
     let mut files = good.clone();
     files[2].1.push(b' ');
-    assert!(matches!(broken("changed configuration", &files), Error::Digest { .. }));
-    let files: Vec<_> = good.iter().filter(|(name, _)| *name != good[3].0).cloned().collect();
+    assert!(matches!(
+        broken("changed configuration", &files),
+        Error::Digest { .. }
+    ));
+    let files: Vec<_> = good
+        .iter()
+        .filter(|(name, _)| *name != good[3].0)
+        .cloned()
+        .collect();
     assert!(broken("missing layer", &files).to_string().contains("is missing"));
     // The layer is the manifest's, but not what the configuration says it unpacks to.
     let other = oci_files("example.com/a:1", b"other", gzip(&plain));
@@ -44,11 +61,19 @@ pub async fn archives() {
     .expect("read");
     truncated.truncate(truncated.len() / 2);
     std::fs::write(&path, &truncated).expect("write");
-    assert!(store.import(&path, &silent()).is_err() && names().is_empty(), "truncated");
+    assert!(
+        store.import(&path, &silent()).is_err() && names().is_empty(),
+        "truncated"
+    );
 
     // Plain, gzip and zstd layers, the archive compressed or not.
-    for (index, packed) in
-        [plain.clone(), gzip(&plain), zstd::encode_all(plain.as_slice(), 1).expect("zstd")].into_iter().enumerate()
+    for (index, packed) in [
+        plain.clone(),
+        gzip(&plain),
+        zstd::encode_all(plain.as_slice(), 1).expect("zstd"),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let name = format!("example.com/packed:{index}");
         write_archive(&path, &oci_files(&name, &plain, packed));
@@ -57,7 +82,13 @@ pub async fn archives() {
         std::fs::write(&path, body).expect("write");
         assert_eq!(store.import(&path, &silent()).expect("imports"), [name]);
     }
-    assert_eq!(std::fs::read_dir(store.layers_directory()).expect("layers").count(), 1, "one layer for all");
+    assert_eq!(
+        std::fs::read_dir(store.layers_directory())
+            .expect("layers")
+            .count(),
+        1,
+        "one layer for all"
+    );
 
     // docker save: the configuration is named by its digest, the layer is plain.
     let config = good[2].1.clone();
@@ -70,7 +101,10 @@ pub async fn archives() {
         ("manifest.json".to_owned(), manifest.to_string().into_bytes()),
     ];
     write_archive(&path, &files);
-    assert_eq!(store.import(&path, &silent()).expect("imports"), ["docker.io/library/docker-saved:2"]);
+    assert_eq!(
+        store.import(&path, &silent()).expect("imports"),
+        ["docker.io/library/docker-saved:2"]
+    );
     let image = store.find("docker-saved:2").expect("find").expect("there");
     assert_eq!(image.config.cmd, ["sh"]);
     // Same configuration, same image.
@@ -78,14 +112,28 @@ pub async fn archives() {
 
     store.lease("holder", &image.layers).expect("lease");
     store.remove(&image.id).expect("removes");
-    assert_eq!(std::fs::read_dir(store.layers_directory()).expect("layers").count(), 1, "held by a lease");
+    assert_eq!(
+        std::fs::read_dir(store.layers_directory())
+            .expect("layers")
+            .count(),
+        1,
+        "held by a lease"
+    );
     store.release("holder");
     store.collect_garbage().expect("collects");
-    assert_eq!(std::fs::read_dir(store.layers_directory()).expect("layers").count(), 0);
+    assert_eq!(
+        std::fs::read_dir(store.layers_directory())
+            .expect("layers")
+            .count(),
+        0
+    );
 }
 
 /// A registry with just enough of the protocol, that wants a password and fails once in a while.
-async fn serve_registry(blobs: std::collections::HashMap<String, Vec<u8>>, manifest: Vec<u8>) -> std::net::SocketAddr {
+async fn serve_registry(
+    blobs: std::collections::HashMap<String, Vec<u8>>,
+    manifest: Vec<u8>,
+) -> std::net::SocketAddr {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let address = listener.local_addr().expect("address");
@@ -105,15 +153,25 @@ async fn serve_registry(blobs: std::collections::HashMap<String, Vec<u8>>, manif
                     let head = String::from_utf8_lossy(&head).into_owned();
                     let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
                     // user:secret
-                    let allowed = head.to_ascii_lowercase().contains("authorization: basic dxnlcjpzzwnyzxq=");
+                    let allowed = head
+                        .to_ascii_lowercase()
+                        .contains("authorization: basic dxnlcjpzzwnyzxq=");
                     let name = path.rsplit('/').next().unwrap_or_default();
                     let missing = path.contains("/missing/");
                     let (status, kind, body) = if !allowed {
-                        ("401 Unauthorized", "application/json", br#"{"errors":[{"code":"UNAUTHORIZED","message":"no"}]}"#.to_vec())
+                        (
+                            "401 Unauthorized",
+                            "application/json",
+                            br#"{"errors":[{"code":"UNAUTHORIZED","message":"no"}]}"#.to_vec(),
+                        )
                     } else if path == "/v2/" {
                         ("200 OK", "application/json", b"{}".to_vec())
                     } else if path.contains("/manifests/") && !missing {
-                        ("200 OK", "application/vnd.oci.image.manifest.v1+json", manifest.clone())
+                        (
+                            "200 OK",
+                            "application/vnd.oci.image.manifest.v1+json",
+                            manifest.clone(),
+                        )
                     } else if let Some(blob) = blobs.get(name).filter(|_| !missing) {
                         if !failed.swap(true, std::sync::atomic::Ordering::SeqCst) {
                             ("503 Service Unavailable", "text/plain", b"later".to_vec())
@@ -121,14 +179,20 @@ async fn serve_registry(blobs: std::collections::HashMap<String, Vec<u8>>, manif
                             ("200 OK", "application/octet-stream", blob.clone())
                         }
                     } else {
-                        ("404 Not Found", "application/json", br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"no"}]}"#.to_vec())
+                        (
+                            "404 Not Found",
+                            "application/json",
+                            br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"no"}]}"#.to_vec(),
+                        )
                     };
                     let answer = format!(
                         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\
                          WWW-Authenticate: Basic realm=\"test\"\r\n\r\n",
                         body.len()
                     );
-                    if stream.write_all(answer.as_bytes()).await.is_err() || stream.write_all(&body).await.is_err() {
+                    if stream.write_all(answer.as_bytes()).await.is_err()
+                        || stream.write_all(&body).await.is_err()
+                    {
                         return;
                     }
                 }
@@ -142,17 +206,23 @@ pub async fn pulls() {
     let environment = Environment::new().await;
     let plain = layer();
     let files = oci_files("unused", &plain, gzip(&plain));
-    let blobs: std::collections::HashMap<String, Vec<u8>> =
-        files[2..4].iter().map(|(_, body)| (format!("sha256:{}", sha256(body)), body.clone())).collect();
+    let blobs: std::collections::HashMap<String, Vec<u8>> = files[2..4]
+        .iter()
+        .map(|(_, body)| (format!("sha256:{}", sha256(body)), body.clone()))
+        .collect();
     let manifest = files[4].1.clone();
     let address = serve_registry(blobs.clone(), manifest.clone()).await;
     let mut client = environment.image_client().await;
     // Everything must really be fetched.
     let all = environment.runtime.as_ref().expect("runtime").images();
-    all.remove(&all.find(BUSYBOX).expect("find").expect("there").id).expect("remove");
+    all.remove(&all.find(BUSYBOX).expect("find").expect("there").id)
+        .expect("remove");
 
     let pull = |image: String, password: &str| cri::PullImageRequest {
-        image: Some(cri::ImageSpec { image, ..Default::default() }),
+        image: Some(cri::ImageSpec {
+            image,
+            ..Default::default()
+        }),
         auth: (!password.is_empty()).then(|| cri::AuthConfig {
             username: "user".into(),
             password: password.into(),
@@ -161,27 +231,59 @@ pub async fn pulls() {
         sandbox_config: None,
     };
     let name = format!("{address}/team/web:1");
-    let error = client.pull_image(pull(name.clone(), "wrong")).await.expect_err("refused");
+    let error = client
+        .pull_image(pull(name.clone(), "wrong"))
+        .await
+        .expect_err("refused");
     assert_eq!(error.code(), tonic::Code::Unauthenticated, "{error}");
-    let error = client.pull_image(pull(format!("{address}/missing/web:1"), "secret")).await.expect_err("missing");
+    let error = client
+        .pull_image(pull(format!("{address}/missing/web:1"), "secret"))
+        .await
+        .expect_err("missing");
     assert_eq!(error.code(), tonic::Code::NotFound, "{error}");
     assert!(error.message().contains("not found"), "{error}");
-    let error = client.pull_image(pull("Not An Image".into(), "")).await.expect_err("invalid");
+    let error = client
+        .pull_image(pull("Not An Image".into(), ""))
+        .await
+        .expect_err("invalid");
     assert_eq!(error.code(), tonic::Code::InvalidArgument);
-    let error = client.pull_image(pull("127.0.0.1:1/a:b".into(), "")).await.expect_err("nobody listens");
+    let error = client
+        .pull_image(pull("127.0.0.1:1/a:b".into(), ""))
+        .await
+        .expect_err("nobody listens");
     assert!(error.message().contains("failed to resolve reference"), "{error}");
 
-    let id = client.pull_image(pull(name.clone(), "secret")).await.expect("pulls").into_inner().image_ref;
+    let id = client
+        .pull_image(pull(name.clone(), "secret"))
+        .await
+        .expect("pulls")
+        .into_inner()
+        .image_ref;
     let request = cri::ImageStatusRequest {
-        image: Some(cri::ImageSpec { image: name.clone(), ..Default::default() }),
+        image: Some(cri::ImageSpec {
+            image: name.clone(),
+            ..Default::default()
+        }),
         verbose: false,
     };
-    let image = client.image_status(request).await.expect("status").into_inner().image.expect("there");
+    let image = client
+        .image_status(request)
+        .await
+        .expect("status")
+        .into_inner()
+        .image
+        .expect("there");
     assert_eq!((image.id, image.repo_tags), (id, vec![name.clone()]));
-    assert_eq!(image.repo_digests, [format!("{address}/team/web@sha256:{}", sha256(&manifest))]);
+    assert_eq!(
+        image.repo_digests,
+        [format!("{address}/team/web@sha256:{}", sha256(&manifest))]
+    );
     let mut pod = Pod::run(&environment, "pulled").await;
     let mut config = container_config("main", "echo runs");
-    config.image = Some(cri::ImageSpec { image: image.repo_digests[0].clone(), ..Default::default() });
+    config.image = Some(cri::ImageSpec {
+        image: image.repo_digests[0].clone(),
+        ..Default::default()
+    });
     assert_eq!(pod.script(config).await, (0, "runs\n".into()));
     pod.remove().await;
 
@@ -195,7 +297,10 @@ pub async fn pulls() {
     all.remove(&name).expect("remove");
     all.collect_garbage().expect("collect");
     let before = all.list().expect("list").len();
-    client.pull_image(pull(format!("{address}/team/web:1"), "secret")).await.expect_err("digest mismatch");
+    client
+        .pull_image(pull(format!("{address}/team/web:1"), "secret"))
+        .await
+        .expect_err("digest mismatch");
     assert_eq!(all.list().expect("list").len(), before);
     environment.finish().await;
 }
@@ -212,15 +317,28 @@ pub async fn binary() {
         working_dir: "/".into(),
     };
     let executable = std::path::Path::new("/bin/busybox");
-    let id = store.add_binary_image("skiff.local/demo:1", executable, &image).expect("made");
-    assert_eq!(store.add_binary_image("skiff.local/demo:1", executable, &image).expect("same"), id);
+    let id = store
+        .add_binary_image("skiff.local/demo:1", executable, &image)
+        .expect("made");
+    assert_eq!(
+        store
+            .add_binary_image("skiff.local/demo:1", executable, &image)
+            .expect("same"),
+        id
+    );
     let mut pod = Pod::run(&environment, "demo").await;
     let mut config = container_config("main", "");
     config.command.clear();
-    config.image = Some(cri::ImageSpec { image: "skiff.local/demo:1".into(), ..Default::default() });
+    config.image = Some(cri::ImageSpec {
+        image: "skiff.local/demo:1".into(),
+        ..Default::default()
+    });
     let id = pod.start(config).await;
     let status = pod.wait(&id).await;
-    assert_eq!((status.exit_code, crate::environment::log_text(&status.log_path)), (0, "made of one file\n".into()));
+    assert_eq!(
+        (status.exit_code, crate::environment::log_text(&status.log_path)),
+        (0, "made of one file\n".into())
+    );
     assert_eq!(status.user.and_then(|user| user.linux).expect("user").uid, 65532);
     pod.remove().await;
     environment.finish().await;

@@ -26,6 +26,7 @@ const TESTS: &[Test] = tests![
     basics::streaming,
     basics::failures,
     basics::namespaces,
+    basics::figures,
     lifecycle::survives_a_killed_daemon,
     lifecycle::a_lost_shim_ends_the_pod,
     lifecycle::events,
@@ -47,7 +48,10 @@ fn main() {
         environment::serve(&arguments[1..]);
         return;
     }
-    let words: Vec<String> = arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let words: Vec<String> = arguments
+        .iter()
+        .map(|argument| argument.to_string_lossy().into_owned())
+        .collect();
     if words.iter().any(|word| word == "--list") {
         TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
         return;
@@ -64,7 +68,9 @@ fn main() {
         }
         let started = std::time::Instant::now();
         let result = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            tokio::runtime::Runtime::new().expect("a runtime").block_on(test());
+            tokio::runtime::Runtime::new()
+                .expect("a runtime")
+                .block_on(test());
         }));
         let outcome = if result.is_ok() { "ok" } else { "FAILED" };
         println!("test {name} ... {outcome} ({} ms)", started.elapsed().as_millis());
