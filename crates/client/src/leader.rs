@@ -213,7 +213,8 @@ impl LeaderElector {
         if spec.holder_identity.as_deref() != Some(self.identity.as_str()) {
             return;
         }
-        spec.holder_identity = Some(String::new());
+        // A lease that nobody holds names nobody; an empty name is not valid.
+        spec.holder_identity = None;
         spec.lease_duration_seconds = Some(1);
         let params = PostParams::default();
         let write = api.replace(&self.name, &params, &lease);
@@ -257,7 +258,7 @@ mod tests {
 
     fn holder(state: &Mutex<Option<Value>>) -> String {
         state.lock().as_ref().map_or(String::new(), |l| {
-            l["spec"]["holderIdentity"].as_str().unwrap().into()
+            l["spec"]["holderIdentity"].as_str().unwrap_or_default().into()
         })
     }
 
