@@ -17,6 +17,8 @@ use crate::resources::{
 /// Where the hierarchies are mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hierarchies {
+    /// Pods get no cgroups of their own.
+    None,
     /// Controller to mount point.
     V1(HashMap<String, PathBuf>),
     V2(PathBuf),
@@ -86,8 +88,13 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    pub fn new(root: &str) -> io::Result<Self> {
-        Ok(Self::with_hierarchies(root, Hierarchies::detect()?))
+    pub fn new(root: &str, per_qos: bool) -> io::Result<Self> {
+        let hierarchies = if per_qos {
+            Hierarchies::detect()?
+        } else {
+            Hierarchies::None
+        };
+        Ok(Self::with_hierarchies(root, hierarchies))
     }
 
     fn with_hierarchies(root: &str, hierarchies: Hierarchies) -> Self {
@@ -96,10 +103,6 @@ impl Cgroups {
             root: root.trim_matches('/').to_owned(),
             burstable: Mutex::default(),
         }
-    }
-
-    pub fn is_v2(&self) -> bool {
-        matches!(self.hierarchies, Hierarchies::V2(_))
     }
 
     fn class_path(&self, class: QosClass) -> String {
@@ -112,6 +115,9 @@ impl Cgroups {
 
     /// The pod's cgroup as the runtime is told: its containers go below.
     pub fn pod_path(&self, pod: &Pod) -> String {
+        if self.hierarchies == Hierarchies::None {
+            return String::new();
+        }
         format!("{}/pod{}", self.class_path(qos_class(pod)), pods::uid(pod))
     }
 
@@ -191,6 +197,7 @@ impl Cgroups {
     /// Every distinct mount point.
     fn mounts(&self) -> Vec<&Path> {
         match &self.hierarchies {
+            Hierarchies::None => Vec::new(),
             Hierarchies::V2(mount) => vec![mount],
             Hierarchies::V1(map) => {
                 let mut mounts: Vec<&Path> = map.values().map(PathBuf::as_path).collect();
@@ -209,6 +216,7 @@ impl Cgroups {
         memory: Option<i64>,
     ) -> io::Result<()> {
         match &self.hierarchies {
+            Hierarchies::None => {}
             Hierarchies::V1(map) => {
                 for controller in MANAGED_V1 {
                     if let Some(mount) = map.get(controller) {

@@ -34,6 +34,8 @@ pub struct NodeConfig {
     pub resolv_conf: PathBuf,
     /// The cgroup all pods live below, as a path from the root of the hierarchy: `skiff-<name>`.
     pub cgroup_root: String,
+    /// Off: pods get no cgroups of their own, and the runtime decides where they go.
+    pub cgroups_per_qos: bool,
     /// Where the CNI configuration goes once the pod CIDR is known; `None` leaves that to others.
     pub cni_conf_dir: Option<PathBuf>,
     pub cni_config: Option<CniConfig>,
@@ -77,6 +79,7 @@ impl NodeConfig {
             cluster_domain: "cluster.local".to_owned(),
             resolv_conf: PathBuf::from("/etc/resolv.conf"),
             cgroup_root: "skiff".to_owned(),
+            cgroups_per_qos: true,
             cni_conf_dir: None,
             cni_config: None,
             pod_cidrs: Vec::new(),

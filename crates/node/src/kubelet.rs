@@ -100,7 +100,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     let server_port = listener.local_addr().map_err(server::Error::from)?.port();
     let tls = server::tls_config(&config)?;
     let runtime = Runtime::connect(&config.runtime_endpoint).await?;
-    let cgroups = Cgroups::new(&config.cgroup_root)
+    let cgroups = Cgroups::new(&config.cgroup_root, config.cgroups_per_qos)
         .and_then(|cgroups| cgroups.set_up().map(|()| cgroups))
         .map_err(|source| Error::Cgroups {
             root: config.cgroup_root.clone(),

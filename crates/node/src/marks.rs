@@ -22,8 +22,3 @@ pub fn work_of(pod: &Pod) -> Arc<Work> {
 pub async fn scope<F: Future>(work: Arc<Work>, future: F) -> F::Output {
     skiff_trace::scope(work, future).await
 }
-
-/// The work around the caller, to be handed to another task.
-pub fn current() -> Option<Arc<Work>> {
-    Work::current()
-}

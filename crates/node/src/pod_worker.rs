@@ -68,7 +68,8 @@ impl PodWorker {
             let work = marks::work_of(&self.state.pod());
             self.state.set_work(work.clone());
             let shutdown = self.kubelet.shutdown.clone();
-            let pass = std::panic::AssertUnwindSafe(marks::scope(work, self.pass())).catch_unwind();
+            // Boxed: these futures are large, and each layer around them would hold another copy on the stack.
+            let pass = std::panic::AssertUnwindSafe(marks::scope(work, Box::pin(self.pass()))).catch_unwind();
             let next = tokio::select! {
                 // The pod stays as it is; whoever comes next finds it.
                 () = shutdown.cancelled() => break,
@@ -126,7 +127,7 @@ impl PodWorker {
         let terminate = self.state.terminate.clone();
         let pass = tokio::select! {
             () = terminate.cancelled() => return Next::Again,
-            pass = self.kubelet.sync_pod(&self.state) => pass,
+            pass = Box::pin(self.kubelet.sync_pod(&self.state)) => pass,
         };
         let pause = match pass {
             Pass::Finished => {
@@ -166,7 +167,7 @@ impl PodWorker {
         if observed.is_anything_running() {
             let grace = pods::grace_period(&pod);
             let killed = tokio::select! {
-                killed = kubelet.kill_pod(&pod, &observed, state.is_gone().then_some(grace)) => killed,
+                killed = Box::pin(kubelet.kill_pod(&pod, &observed, state.is_gone().then_some(grace))) => killed,
                 () = state.grace_shortened(grace) => return Next::Again,
             };
             if let Err(error) = killed {

@@ -227,12 +227,6 @@ pub fn limit_value(resources: Option<&ResourceRequirements>, name: &str) -> i64 
     limit(resources, name).map_or(0, value)
 }
 
-pub fn request_value(resources: Option<&ResourceRequirements>, name: &str) -> i64 {
-    request(resources, name)
-        .or_else(|| limit(resources, name))
-        .map_or(0, value)
-}
-
 /// What is written into a pod's own cgroup. `None` leaves the kernel's default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupResources {

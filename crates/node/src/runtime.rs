@@ -419,14 +419,6 @@ impl Runtime {
             .await
             .map(|r| r.into_inner().image_ref)
     }
-
-    pub async fn image_filesystem_usage(&self) -> Result<v1::ImageFsInfoResponse> {
-        within(
-            TIMEOUT,
-            self.images.clone().image_fs_info(v1::ImageFsInfoRequest {}),
-        )
-        .await
-    }
 }
 
 /// Pods whose part of the listing differs.

@@ -80,7 +80,7 @@ impl Kubelet {
         if !needs_runtime(&actions) {
             return Pass::Settled;
         }
-        let pass = self.act(state, &pod, &observed, actions, &mounted).await;
+        let pass = Box::pin(self.act(state, &pod, &observed, actions, &mounted)).await;
         if self.observe(state).await.is_ok() {
             self.refresh_status(state);
             self.probes.wake_pod(&state.uid);
@@ -157,7 +157,7 @@ impl Kubelet {
             }
         };
         let (sandbox_id, pod_ips) = if actions.create_sandbox {
-            match stage("sandbox", self.create_sandbox(state, pod, &config)).await {
+            match stage("sandbox", Box::pin(self.create_sandbox(state, pod, &config))).await {
                 Ok(made) => made,
                 Err(()) => return Pass::Failed,
             }
@@ -268,13 +268,13 @@ impl Kubelet {
         for index in &actions.ephemeral_containers_to_start {
             let container = pods::ephemeral_as_container(&ephemeral[*index]);
             let target = ephemeral[*index].target_container_name.as_deref();
-            let result = self.start_container(context, &container, target).await;
+            let result = Box::pin(self.start_container(context, &container, target)).await;
             pass = self.note_start(state, &container, result, pass);
         }
         let init = spec.init_containers.as_deref().unwrap_or_default();
         for index in &actions.init_containers_to_start {
             let container = &init[*index];
-            let result = self.start_container(context, container, None).await;
+            let result = Box::pin(self.start_container(context, container, None)).await;
             let failed = result.is_err();
             pass = self.note_start(state, container, result, pass);
             if failed && !is_sidecar(container) {
@@ -283,7 +283,7 @@ impl Kubelet {
         }
         for index in &actions.containers_to_start {
             let container = &spec.containers[*index];
-            let result = self.start_container(context, container, None).await;
+            let result = Box::pin(self.start_container(context, container, None)).await;
             pass = self.note_start(state, container, result, pass);
         }
         pass

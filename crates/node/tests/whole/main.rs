@@ -1,0 +1,485 @@
+//! The node over a real API server and a runtime in memory: pods start, fail, end and are found again.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "everything here is a test, though not every function is marked as one"
+)]
+
+mod runtime;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Event, Node, Pod, ServiceAccount};
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, Client};
+use runtime::FakeRuntime;
+use serde_json::{Value, json};
+use skiff_node::NodeConfig;
+use tokio_util::sync::CancellationToken;
+
+const NODE: &str = "node-a";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct World {
+    dir: tempfile::TempDir,
+    client: Client,
+    node_client: Client,
+    runtime: FakeRuntime,
+    pki: skiff_pki::Pki,
+    stop: CancellationToken,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// One life of the kubelet; the runtime and the API outlive it.
+struct Life {
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<Result<(), skiff_node::Error>>,
+}
+
+impl Life {
+    async fn end(self) {
+        self.stop.cancel();
+        self.task.await.unwrap().unwrap();
+    }
+}
+
+impl World {
+    async fn new() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let store = skiff_store::Embedded::open(dir.path().join("store")).unwrap();
+        let pki = skiff_pki::Pki::open(&dir.path().join("pki")).unwrap();
+        let (private_key, public_key) = pki.service_account_keys().unwrap();
+        let identity = pki
+            .serving("apiserver", "kube-apiserver", &["localhost".to_owned()])
+            .unwrap();
+        let tls = Arc::new(skiff_pki::server_config(&identity, Some(pki.ca_certificate())).unwrap());
+        let stop = CancellationToken::new();
+        let server = skiff_server::Server::start(skiff_server::ServerConfig {
+            store: Arc::new(store),
+            service_cidr: "10.96.0.0/16".into(),
+            node_ports: 30000..=32767,
+            advertise_address: "192.0.2.1".parse().unwrap(),
+            advertise_port: 6443,
+            tls,
+            service_account: Some(skiff_server::ServiceAccountKey {
+                private_key,
+                public_key,
+                issuer: "https://kubernetes.default.svc.cluster.local".into(),
+                audiences: Vec::new(),
+            }),
+            anonymous: true,
+            admission: skiff_admission::Chain::recommended(),
+            kubelet: None,
+            recorder: Arc::default(),
+            version: Default::default(),
+            shutdown: stop.clone(),
+        })
+        .await
+        .unwrap();
+        let client_of = |user: &str, group: &str| {
+            let user = skiff_auth::UserInfo::new(user, [group, "system:authenticated"]);
+            skiff_client::in_process(server.service(user), "default")
+        };
+        let client = client_of("admin", "system:masters");
+        let node_client = client_of(&format!("system:node:{NODE}"), "system:nodes");
+        let runtime = FakeRuntime::new();
+        runtime.serve(&dir.path().join("cri.sock"), stop.clone()).await;
+        let world = World {
+            dir,
+            client,
+            node_client,
+            runtime,
+            pki,
+            stop,
+        };
+        // Controllers would make it; admission wants it.
+        let account = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
+        let accounts: Api<ServiceAccount> = Api::namespaced(world.client.clone(), "default");
+        accounts.create(&PostParams::default(), &account).await.unwrap();
+        world
+    }
+
+    fn start(&self) -> Life {
+        let identity = self
+            .pki
+            .serving(
+                "kubelet",
+                &format!("system:node:{NODE}"),
+                &["127.0.0.1".to_owned()],
+            )
+            .unwrap();
+        let endpoint = format!("unix://{}", self.dir.path().join("cri.sock").display());
+        let mut config = NodeConfig::new(NODE, self.dir.path().join("node"), endpoint);
+        config.node_ips = vec!["192.0.2.7".parse().unwrap()];
+        config.server_bind = "127.0.0.1:0".parse().unwrap();
+        config.tls_cert_pem = identity.certificate.clone().into_bytes();
+        config.tls_key_pem = identity.key.clone().into_bytes();
+        config.client_ca_pem = self.pki.ca_certificate().as_bytes().to_vec();
+        config.cgroups_per_qos = false;
+        let stop = self.stop.child_token();
+        let task = tokio::spawn(skiff_node::run(config, self.node_client.clone(), stop.clone()));
+        Life { stop, task }
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    async fn create(&self, name: &str, spec: Value) {
+        let mut spec = spec;
+        spec["nodeName"] = json!(NODE);
+        spec["automountServiceAccountToken"] = json!(false);
+        let pod = serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+        self.pods().create(&PostParams::default(), &pod).await.unwrap();
+    }
+
+    /// Waits until the pod satisfies `wanted`.
+    async fn until(&self, name: &str, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let mut last = Value::Null;
+        let found = tokio::time::timeout(PATIENCE, async {
+            loop {
+                if let Some(pod) = self.pods().get_opt(name).await.unwrap() {
+                    let pod = serde_json::to_value(pod).unwrap();
+                    if wanted(&pod) {
+                        return pod;
+                    }
+                    last = pod;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+        found.unwrap_or_else(|_| panic!("{name} was never {what}: {:#}", last["status"]))
+    }
+
+    async fn until_gone(&self, name: &str) {
+        let gone = tokio::time::timeout(PATIENCE, async {
+            while self.pods().get_opt(name).await.unwrap().is_some() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        gone.await.unwrap_or_else(|_| panic!("{name} was never gone"));
+    }
+
+    async fn until_event(&self, reason: &str, message: &str) {
+        let api: Api<Event> = Api::all(self.client.clone());
+        let mut seen = Vec::new();
+        let found = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let events = api.list(&ListParams::default()).await.unwrap().items;
+                seen = events
+                    .into_iter()
+                    .map(|e| (e.reason.unwrap_or_default(), e.message.unwrap_or_default()))
+                    .collect();
+                if seen.iter().any(|(r, m)| r == reason && m.contains(message)) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        if found.await.is_err() {
+            panic!("no event {reason}: {message} among {seen:#?}");
+        }
+    }
+}
+
+fn condition<'a>(pod: &'a Value, type_: &str) -> &'a str {
+    let list = pod["status"]["conditions"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
+    list.iter()
+        .find(|c| c["type"] == type_)
+        .and_then(|c| c["status"].as_str())
+        .unwrap_or("none")
+}
+
+fn is_ready(pod: &Value) -> bool {
+    pod["status"]["phase"] == "Running" && condition(pod, "Ready") == "True"
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_and_its_pods() {
+    let world = World::new().await;
+    let life = world.start();
+    let nodes: Api<Node> = Api::all(world.client.clone());
+    tokio::time::timeout(PATIENCE, async {
+        loop {
+            let node = nodes.get_opt(NODE).await.unwrap();
+            let ready = node.as_ref().and_then(|n| {
+                n.status
+                    .as_ref()?
+                    .conditions
+                    .as_ref()?
+                    .iter()
+                    .find(|c| c.type_ == "Ready")
+                    .cloned()
+            });
+            if ready.is_some_and(|c| c.status == "True") {
+                let node = serde_json::to_value(node.unwrap()).unwrap();
+                assert_eq!(node["status"]["nodeInfo"]["containerRuntimeVersion"], "fake://1");
+                assert_ne!(node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"], 0);
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .unwrap();
+
+    // A pod with an init container, a volume and an environment.
+    world.create("web", json!({
+        "initContainers": [{"name": "prepare", "image": "exit-0:1"}],
+        "containers": [{"name": "app", "image": "app:1", "env": [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+            "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}],
+        "volumes": [{"name": "scratch", "emptyDir": {}}]})).await;
+    let pod = world.until("web", "ready", is_ready).await;
+    assert!(pod["status"]["podIP"].as_str().unwrap().starts_with("10.9.0."));
+    assert_eq!(pod["status"]["hostIP"], "192.0.2.7");
+    assert_eq!(
+        pod["status"]["initContainerStatuses"][0]["state"]["terminated"]["exitCode"],
+        0
+    );
+    assert_eq!(condition(&pod, "Initialized"), "True");
+    assert_eq!(condition(&pod, "PodReadyToStartContainers"), "True");
+    world
+        .until_event("Pulled", "Container image \"app:1\" already present on machine")
+        .await;
+    world.until_event("Created", "Container created").await;
+    world.until_event("Started", "Container started").await;
+    {
+        let inner = world.runtime.inner.lock();
+        let (_, config, _) = inner
+            .containers
+            .values()
+            .find(|(_, c, _)| c.metadata.as_ref().unwrap().name == "app")
+            .unwrap();
+        let env = |name: &str| {
+            config
+                .envs
+                .iter()
+                .find(|e| e.key == name)
+                .map(|e| e.value.clone())
+        };
+        assert_eq!(
+            env("IP").unwrap(),
+            pod["status"]["podIP"].as_str().unwrap().as_bytes()
+        );
+        assert!(env("KUBERNETES_SERVICE_HOST").is_some());
+        assert!(config.mounts.iter().any(|m| m.container_path == "/scratch"));
+        assert!(config.mounts.iter().any(|m| m.container_path == "/etc/hosts"));
+    }
+
+    // A restart of the kubelet leaves everything alone.
+    let before = world.runtime.running();
+    life.end().await;
+    let life = world.start();
+    world
+        .create(
+            "second",
+            json!({"containers": [{"name": "app", "image": "app:1"}]}),
+        )
+        .await;
+    world.until("second", "ready", is_ready).await;
+    let after = world.runtime.running();
+    assert!(
+        before.iter().all(|one| after.contains(one)),
+        "{before:?} {after:?}"
+    );
+
+    // What exits is started again, at first at once and then more slowly.
+    let app = after.iter().find(|one| before.contains(one)).unwrap().1.clone();
+    world.runtime.exit(&app, 3);
+    let pod = world
+        .until("web", "restarted", |p| {
+            p["status"]["containerStatuses"][0]["restartCount"] == 1 && is_ready(p)
+        })
+        .await;
+    assert_eq!(
+        pod["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"],
+        3
+    );
+
+    // An end with a grace period, confirmed only when nothing is left.
+    world
+        .pods()
+        .delete("web", &DeleteParams::default())
+        .await
+        .unwrap();
+    world.until_gone("web").await;
+    world.until_event("Killing", "Stopping container app").await;
+    world
+        .pods()
+        .delete("second", &DeleteParams::default())
+        .await
+        .unwrap();
+    world.until_gone("second").await;
+    assert!(world.runtime.running().is_empty());
+    tokio::time::timeout(PATIENCE, async {
+        while !world.runtime.inner.lock().sandboxes.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .unwrap();
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_that_fail_say_why() {
+    let world = World::new().await;
+    let life = world.start();
+    world
+        .create(
+            "crash",
+            json!({"containers": [{"name": "c", "image": "exit-1:1"}]}),
+        )
+        .await;
+    world
+        .create(
+            "absent",
+            json!({"containers": [{"name": "c", "image": "missing:1"}]}),
+        )
+        .await;
+    world
+        .create(
+            "job",
+            json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": "exit-0:1"}]}),
+        )
+        .await;
+    world
+        .create(
+            "failed",
+            json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": "exit-7:1"}]}),
+        )
+        .await;
+    world.create("unmounted", json!({"containers": [{"name": "c", "image": "app:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        "volumes": [{"name": "v", "configMap": {"name": "nowhere"}}]})).await;
+    world
+        .create(
+            "bad-name",
+            json!({"containers": [{"name": "c", "image": "UPPER:1"}]}),
+        )
+        .await;
+
+    let waiting =
+        |p: &Value, reason: &str| p["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] == reason;
+    let crash = world
+        .until("crash", "in back-off", |p| waiting(p, "CrashLoopBackOff"))
+        .await;
+    let message = crash["status"]["containerStatuses"][0]["state"]["waiting"]["message"]
+        .as_str()
+        .unwrap();
+    assert!(
+        message.starts_with("back-off 10s restarting failed container=c pod=crash_default("),
+        "{message}"
+    );
+    assert_eq!(crash["status"]["phase"], "Running");
+    world
+        .until_event(
+            "BackOff",
+            "Back-off restarting failed container c in pod crash_default(",
+        )
+        .await;
+    world
+        .until("absent", "without an image", |p| {
+            waiting(p, "ErrImagePull") || waiting(p, "ImagePullBackOff")
+        })
+        .await;
+    world
+        .until_event(
+            "Failed",
+            "Failed to pull image \"missing:1\": rpc error: code = NotFound desc = no such image missing:1",
+        )
+        .await;
+    world
+        .until("job", "done", |p| {
+            p["status"]["phase"] == "Succeeded" && condition(p, "Ready") == "False"
+        })
+        .await;
+    let failed = world
+        .until("failed", "failed", |p| p["status"]["phase"] == "Failed")
+        .await;
+    assert_eq!(
+        failed["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"],
+        7
+    );
+    world
+        .until_event(
+            "FailedMount",
+            "MountVolume.SetUp failed for volume \"v\" : configmap \"nowhere\" not found",
+        )
+        .await;
+    world
+        .until("bad-name", "refused", |p| waiting(p, "InvalidImageName"))
+        .await;
+    for name in ["crash", "absent", "job", "failed", "unmounted", "bad-name"] {
+        world.pods().delete(name, &DeleteParams::default()).await.unwrap();
+    }
+    for name in ["crash", "absent", "job", "failed", "unmounted", "bad-name"] {
+        world.until_gone(name).await;
+    }
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readiness_follows_the_probe() {
+    let world = World::new().await;
+    world.runtime.inner.lock().exec_exit_code = 1;
+    let life = world.start();
+    world
+        .create(
+            "probed",
+            json!({"containers": [{"name": "c", "image": "app:1",
+        "readinessProbe": {"exec": {"command": ["check"]}, "periodSeconds": 1, "failureThreshold": 1}}]}),
+        )
+        .await;
+    let pod = world
+        .until("probed", "running", |p| p["status"]["phase"] == "Running")
+        .await;
+    assert_eq!(condition(&pod, "Ready"), "False");
+    world
+        .until_event("Unhealthy", "Readiness probe failed: said")
+        .await;
+    world.runtime.inner.lock().exec_exit_code = 0;
+    world.until("probed", "ready", is_ready).await;
+    world.runtime.inner.lock().exec_exit_code = 1;
+    world
+        .until("probed", "unready again", |p| condition(p, "Ready") == "False")
+        .await;
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_nobody_knows_are_ended() {
+    let world = World::new().await;
+    let life = world.start();
+    world
+        .create("orphan", json!({"containers": [{"name": "c", "image": "app:1"}]}))
+        .await;
+    world.until("orphan", "ready", is_ready).await;
+    life.end().await;
+    // While nobody looks, the object goes.
+    let now = DeleteParams {
+        grace_period_seconds: Some(0),
+        ..Default::default()
+    };
+    world.pods().delete("orphan", &now).await.unwrap();
+    assert_eq!(world.runtime.running().len(), 1);
+    let life = world.start();
+    tokio::time::timeout(PATIENCE, async {
+        while !world.runtime.inner.lock().sandboxes.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .unwrap();
+    assert!(world.runtime.running().is_empty());
+    life.end().await;
+}

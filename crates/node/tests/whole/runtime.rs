@@ -1,0 +1,433 @@
+//! A CRI runtime in memory: containers are entries in a map. An image named `exit-N` ends at once with code
+//! N, `missing` is not there and cannot be pulled, everything else runs until it is stopped.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use skiff_cri::v1::*;
+use skiff_cri::{
+    ImageService, ImageServiceServer, Request, Response, RuntimeService, RuntimeServiceServer, Status,
+};
+use tokio::sync::broadcast;
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_stream::{Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
+
+type Answer<T> = Result<Response<T>, Status>;
+type Events<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[derive(Default)]
+pub struct Inner {
+    pub sandboxes: HashMap<String, (PodSandboxConfig, PodSandboxStatus)>,
+    /// With the sandbox's id.
+    pub containers: HashMap<String, (String, ContainerConfig, ContainerStatus)>,
+    pub exec_exit_code: i32,
+    counter: u32,
+}
+
+#[derive(Clone)]
+pub struct FakeRuntime {
+    pub inner: Arc<Mutex<Inner>>,
+    events: broadcast::Sender<ContainerEventResponse>,
+    log_root: Arc<Mutex<HashMap<String, String>>>,
+}
+
+fn now() -> i64 {
+    i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos()).unwrap()
+}
+
+impl FakeRuntime {
+    pub fn new() -> Self {
+        FakeRuntime {
+            inner: Arc::default(),
+            events: broadcast::channel(256).0,
+            log_root: Arc::default(),
+        }
+    }
+
+    pub async fn serve(&self, socket: &Path, stop: CancellationToken) {
+        let listener = tokio::net::UnixListener::bind(socket).unwrap();
+        let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
+        let server = tonic::transport::Server::builder()
+            .add_service(RuntimeServiceServer::new(self.clone()))
+            .add_service(ImageServiceServer::new(self.clone()))
+            .serve_with_incoming_shutdown(incoming, stop.cancelled_owned());
+        tokio::spawn(server);
+    }
+
+    fn tell(&self, inner: &Inner, sandbox: &str) {
+        let status = inner.sandboxes.get(sandbox).map(|(_, s)| s.clone());
+        let _ = self.events.send(ContainerEventResponse {
+            pod_sandbox_status: status,
+            ..Default::default()
+        });
+    }
+
+    /// Ends a container as if its process did.
+    pub fn exit(&self, id: &str, code: i32) {
+        let mut inner = self.inner.lock();
+        let Some((sandbox, _, status)) = inner.containers.get_mut(id) else {
+            return;
+        };
+        if status.state == ContainerState::ContainerExited as i32 {
+            return;
+        }
+        status.state = ContainerState::ContainerExited as i32;
+        status.exit_code = code;
+        status.finished_at = now();
+        status.reason = if code == 0 { "Completed" } else { "Error" }.to_owned();
+        let sandbox = sandbox.clone();
+        self.tell(&inner, &sandbox);
+    }
+
+    pub fn running(&self) -> Vec<(String, String)> {
+        let inner = self.inner.lock();
+        let running = |s: &ContainerStatus| s.state == ContainerState::ContainerRunning as i32;
+        let mut list: Vec<_> = inner
+            .containers
+            .values()
+            .filter(|(_, _, s)| running(s))
+            .map(|(_, _, s)| (s.metadata.clone().unwrap().name, s.id.clone()))
+            .collect();
+        list.sort();
+        list
+    }
+}
+
+fn matches(selector: &HashMap<String, String>, labels: &HashMap<String, String>) -> bool {
+    selector.iter().all(|(k, v)| labels.get(k) == Some(v))
+}
+
+/// Written out as `async_trait` would: it does not look into other macros.
+macro_rules! not_here {
+    ($($name:ident($request:ty) -> $response:ty;)*) => {
+        $(fn $name<'life0, 'async_trait>(
+            &'life0 self,
+            _: Request<$request>,
+        ) -> std::pin::Pin<Box<dyn Future<Output = Answer<$response>> + Send + 'async_trait>>
+        where
+            'life0: 'async_trait,
+            Self: 'async_trait,
+        {
+            Box::pin(async { Err(Status::unimplemented(stringify!($name))) })
+        })*
+    };
+}
+
+#[tonic::async_trait]
+impl RuntimeService for FakeRuntime {
+    type StreamPodSandboxesStream = Events<StreamPodSandboxesResponse>;
+    type StreamContainersStream = Events<StreamContainersResponse>;
+    type StreamContainerStatsStream = Events<StreamContainerStatsResponse>;
+    type StreamPodSandboxStatsStream = Events<StreamPodSandboxStatsResponse>;
+    type StreamPodSandboxMetricsStream = Events<StreamPodSandboxMetricsResponse>;
+    type GetContainerEventsStream = Events<ContainerEventResponse>;
+
+    async fn version(&self, _: Request<VersionRequest>) -> Answer<VersionResponse> {
+        Ok(Response::new(VersionResponse {
+            runtime_name: "fake".into(),
+            runtime_version: "1".into(),
+            ..Default::default()
+        }))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Answer<StatusResponse> {
+        let condition = |name: &str| RuntimeCondition {
+            r#type: name.into(),
+            status: true,
+            ..Default::default()
+        };
+        let status = Some(RuntimeStatus {
+            conditions: vec![condition("RuntimeReady"), condition("NetworkReady")],
+        });
+        Ok(Response::new(StatusResponse {
+            status,
+            ..Default::default()
+        }))
+    }
+
+    async fn run_pod_sandbox(&self, request: Request<RunPodSandboxRequest>) -> Answer<RunPodSandboxResponse> {
+        let config = request.into_inner().config.unwrap_or_default();
+        let mut inner = self.inner.lock();
+        inner.counter += 1;
+        let id = format!("sandbox{}", inner.counter);
+        let status = PodSandboxStatus {
+            id: id.clone(),
+            metadata: config.metadata.clone(),
+            state: PodSandboxState::SandboxReady as i32,
+            created_at: now(),
+            network: Some(PodSandboxNetworkStatus {
+                ip: format!("10.9.0.{}", inner.counter),
+                additional_ips: vec![],
+            }),
+            labels: config.labels.clone(),
+            ..Default::default()
+        };
+        self.log_root
+            .lock()
+            .insert(id.clone(), config.log_directory.clone());
+        inner.sandboxes.insert(id.clone(), (config, status));
+        self.tell(&inner, &id);
+        Ok(Response::new(RunPodSandboxResponse { pod_sandbox_id: id }))
+    }
+
+    async fn stop_pod_sandbox(
+        &self,
+        request: Request<StopPodSandboxRequest>,
+    ) -> Answer<StopPodSandboxResponse> {
+        let id = request.into_inner().pod_sandbox_id;
+        let mut inner = self.inner.lock();
+        if let Some((_, status)) = inner.sandboxes.get_mut(&id) {
+            status.state = PodSandboxState::SandboxNotready as i32;
+        }
+        Ok(Response::new(StopPodSandboxResponse {}))
+    }
+
+    async fn remove_pod_sandbox(
+        &self,
+        request: Request<RemovePodSandboxRequest>,
+    ) -> Answer<RemovePodSandboxResponse> {
+        let id = request.into_inner().pod_sandbox_id;
+        let mut inner = self.inner.lock();
+        inner.sandboxes.remove(&id);
+        inner.containers.retain(|_, (sandbox, _, _)| *sandbox != id);
+        Ok(Response::new(RemovePodSandboxResponse {}))
+    }
+
+    async fn pod_sandbox_status(
+        &self,
+        request: Request<PodSandboxStatusRequest>,
+    ) -> Answer<PodSandboxStatusResponse> {
+        let id = request.into_inner().pod_sandbox_id;
+        let status = self.inner.lock().sandboxes.get(&id).map(|(_, s)| s.clone());
+        let status = Some(status.ok_or_else(|| Status::not_found(id))?);
+        Ok(Response::new(PodSandboxStatusResponse {
+            status,
+            ..Default::default()
+        }))
+    }
+
+    async fn list_pod_sandbox(
+        &self,
+        request: Request<ListPodSandboxRequest>,
+    ) -> Answer<ListPodSandboxResponse> {
+        let selector = request
+            .into_inner()
+            .filter
+            .map(|f| f.label_selector)
+            .unwrap_or_default();
+        let inner = self.inner.lock();
+        let items = inner
+            .sandboxes
+            .values()
+            .filter(|(_, s)| matches(&selector, &s.labels))
+            .map(|(_, s)| PodSandbox {
+                id: s.id.clone(),
+                metadata: s.metadata.clone(),
+                state: s.state,
+                created_at: s.created_at,
+                labels: s.labels.clone(),
+                ..Default::default()
+            });
+        Ok(Response::new(ListPodSandboxResponse {
+            items: items.collect(),
+        }))
+    }
+
+    async fn create_container(
+        &self,
+        request: Request<CreateContainerRequest>,
+    ) -> Answer<CreateContainerResponse> {
+        let request = request.into_inner();
+        let config = request.config.unwrap_or_default();
+        let mut inner = self.inner.lock();
+        inner.counter += 1;
+        let id = format!("container{}", inner.counter);
+        let log_root = self
+            .log_root
+            .lock()
+            .get(&request.pod_sandbox_id)
+            .cloned()
+            .unwrap_or_default();
+        let status = ContainerStatus {
+            id: id.clone(),
+            metadata: config.metadata.clone(),
+            state: ContainerState::ContainerCreated as i32,
+            created_at: now(),
+            image: config.image.clone(),
+            labels: config.labels.clone(),
+            annotations: config.annotations.clone(),
+            mounts: config.mounts.clone(),
+            log_path: format!("{log_root}/{}", config.log_path),
+            ..Default::default()
+        };
+        inner
+            .containers
+            .insert(id.clone(), (request.pod_sandbox_id, config, status));
+        Ok(Response::new(CreateContainerResponse { container_id: id }))
+    }
+
+    async fn start_container(
+        &self,
+        request: Request<StartContainerRequest>,
+    ) -> Answer<StartContainerResponse> {
+        let id = request.into_inner().container_id;
+        let exit = {
+            let mut inner = self.inner.lock();
+            let (sandbox, config, status) = inner
+                .containers
+                .get_mut(&id)
+                .ok_or_else(|| Status::not_found(id.clone()))?;
+            status.state = ContainerState::ContainerRunning as i32;
+            status.started_at = now();
+            std::fs::write(
+                &status.log_path,
+                "2026-01-01T00:00:00.000000000Z stdout F hello\n",
+            )
+            .unwrap();
+            let image = config.image.clone().unwrap_or_default().user_specified_image;
+            let sandbox = sandbox.clone();
+            self.tell(&inner, &sandbox);
+            image
+                .strip_prefix("exit-")
+                .map(|code| code.split(':').next().unwrap().parse::<i32>().unwrap())
+        };
+        if let Some(code) = exit {
+            self.exit(&id, code);
+        }
+        Ok(Response::new(StartContainerResponse {}))
+    }
+
+    async fn stop_container(&self, request: Request<StopContainerRequest>) -> Answer<StopContainerResponse> {
+        self.exit(&request.into_inner().container_id, 143);
+        Ok(Response::new(StopContainerResponse {}))
+    }
+
+    async fn remove_container(
+        &self,
+        request: Request<RemoveContainerRequest>,
+    ) -> Answer<RemoveContainerResponse> {
+        self.inner
+            .lock()
+            .containers
+            .remove(&request.into_inner().container_id);
+        Ok(Response::new(RemoveContainerResponse {}))
+    }
+
+    async fn list_containers(
+        &self,
+        request: Request<ListContainersRequest>,
+    ) -> Answer<ListContainersResponse> {
+        let selector = request
+            .into_inner()
+            .filter
+            .map(|f| f.label_selector)
+            .unwrap_or_default();
+        let inner = self.inner.lock();
+        let containers = inner
+            .containers
+            .values()
+            .filter(|(_, _, s)| matches(&selector, &s.labels))
+            .map(|(sandbox, _, s)| Container {
+                id: s.id.clone(),
+                pod_sandbox_id: sandbox.clone(),
+                metadata: s.metadata.clone(),
+                state: s.state,
+                created_at: s.created_at,
+                labels: s.labels.clone(),
+                ..Default::default()
+            });
+        Ok(Response::new(ListContainersResponse {
+            containers: containers.collect(),
+        }))
+    }
+
+    async fn container_status(
+        &self,
+        request: Request<ContainerStatusRequest>,
+    ) -> Answer<ContainerStatusResponse> {
+        let id = request.into_inner().container_id;
+        let status = self.inner.lock().containers.get(&id).map(|(_, _, s)| s.clone());
+        let status = Some(status.ok_or_else(|| Status::not_found(id))?);
+        Ok(Response::new(ContainerStatusResponse {
+            status,
+            ..Default::default()
+        }))
+    }
+
+    async fn exec_sync(&self, _: Request<ExecSyncRequest>) -> Answer<ExecSyncResponse> {
+        let exit_code = self.inner.lock().exec_exit_code;
+        Ok(Response::new(ExecSyncResponse {
+            exit_code,
+            stdout: b"said".to_vec(),
+            ..Default::default()
+        }))
+    }
+
+    async fn get_container_events(
+        &self,
+        _: Request<GetEventsRequest>,
+    ) -> Answer<Self::GetContainerEventsStream> {
+        let stream = BroadcastStream::new(self.events.subscribe()).filter_map(|event| event.ok().map(Ok));
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    not_here! {
+        stream_pod_sandboxes(StreamPodSandboxesRequest) -> Self::StreamPodSandboxesStream;
+        stream_containers(StreamContainersRequest) -> Self::StreamContainersStream;
+        update_container_resources(UpdateContainerResourcesRequest) -> UpdateContainerResourcesResponse;
+        reopen_container_log(ReopenContainerLogRequest) -> ReopenContainerLogResponse;
+        exec(ExecRequest) -> ExecResponse;
+        attach(AttachRequest) -> AttachResponse;
+        port_forward(PortForwardRequest) -> PortForwardResponse;
+        container_stats(ContainerStatsRequest) -> ContainerStatsResponse;
+        list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse;
+        stream_container_stats(StreamContainerStatsRequest) -> Self::StreamContainerStatsStream;
+        pod_sandbox_stats(PodSandboxStatsRequest) -> PodSandboxStatsResponse;
+        list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse;
+        stream_pod_sandbox_stats(StreamPodSandboxStatsRequest) -> Self::StreamPodSandboxStatsStream;
+        update_runtime_config(UpdateRuntimeConfigRequest) -> UpdateRuntimeConfigResponse;
+        checkpoint_container(CheckpointContainerRequest) -> CheckpointContainerResponse;
+        list_metric_descriptors(ListMetricDescriptorsRequest) -> ListMetricDescriptorsResponse;
+        list_pod_sandbox_metrics(ListPodSandboxMetricsRequest) -> ListPodSandboxMetricsResponse;
+        stream_pod_sandbox_metrics(StreamPodSandboxMetricsRequest) -> Self::StreamPodSandboxMetricsStream;
+        runtime_config(RuntimeConfigRequest) -> RuntimeConfigResponse;
+        update_pod_sandbox_resources(UpdatePodSandboxResourcesRequest) -> UpdatePodSandboxResourcesResponse;
+    }
+}
+
+#[tonic::async_trait]
+impl ImageService for FakeRuntime {
+    type StreamImagesStream = Events<StreamImagesResponse>;
+
+    async fn list_images(&self, _: Request<ListImagesRequest>) -> Answer<ListImagesResponse> {
+        Ok(Response::new(ListImagesResponse::default()))
+    }
+
+    async fn image_status(&self, request: Request<ImageStatusRequest>) -> Answer<ImageStatusResponse> {
+        let name = request.into_inner().image.unwrap_or_default().image;
+        let image = (!name.contains("missing")).then(|| Image {
+            id: format!("sha256:{name}"),
+            size: 7,
+            ..Default::default()
+        });
+        Ok(Response::new(ImageStatusResponse {
+            image,
+            ..Default::default()
+        }))
+    }
+
+    async fn pull_image(&self, request: Request<PullImageRequest>) -> Answer<PullImageResponse> {
+        let name = request.into_inner().image.unwrap_or_default().image;
+        Err(Status::not_found(format!("no such image {name}")))
+    }
+
+    not_here! {
+        stream_images(StreamImagesRequest) -> Self::StreamImagesStream;
+        remove_image(RemoveImageRequest) -> RemoveImageResponse;
+        image_fs_info(ImageFsInfoRequest) -> ImageFsInfoResponse;
+    }
+}
