@@ -146,7 +146,8 @@ const CREATED_AT: Column = Column {
 
 impl Kind {
     /// Prepares an object for creation: clears what a client may not set, then the kind's own rules.
-    /// The caller sets uid, creationTimestamp and a generated name.
+    /// The caller has set uid, creationTimestamp and the name (generated or not) before: a Job selects
+    /// its pods by its uid.
     pub fn begin_create(&self, object: &mut Value) {
         object_meta::before_create(object);
         (self.prepare_create)(object);

@@ -51,6 +51,16 @@ pub fn status_only_keep_labels(new: &mut Value, old: &Value) {
     }
 }
 
+/// Status update of kinds whose status writer may not touch metadata at all.
+pub fn status_only_keep_metadata(new: &mut Value, old: &Value) {
+    status_only(new, old);
+    if let (Some(n), Some(o)) = (new.get_mut("metadata"), old.get("metadata")) {
+        for name in ["labels", "annotations", "finalizers", "ownerReferences"] {
+            walk::copy(n, o, name);
+        }
+    }
+}
+
 /// Takes every top-level field from `old` except the named ones.
 pub fn keep_all_but(new: &mut Value, old: &Value, mine: &[&str]) {
     let (Some(n), Some(o)) = (new.as_object_mut(), old.as_object()) else {

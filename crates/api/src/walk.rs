@@ -35,7 +35,10 @@ pub fn pointer(value: &mut Value, name: &str, default: impl Into<Value>) {
     if let Some(map) = value.as_object_mut()
         && map.get(name).is_none_or(Value::is_null)
     {
-        map.insert(name.to_owned(), default.into());
+        let default = default.into();
+        if !default.is_null() {
+            map.insert(name.to_owned(), default);
+        }
     }
 }
 

@@ -98,6 +98,7 @@ pub static MUTATING_WEBHOOK_CONFIGURATION: Kind = Kind {
     validate_update: |new, _| webhooks(new),
     columns: &[NAME, integer("Webhooks"), AGE],
     row: webhook_row,
+    allow_unconditional_update: false,
     ..BASE
 };
 
@@ -111,6 +112,7 @@ pub static VALIDATING_WEBHOOK_CONFIGURATION: Kind = Kind {
     validate_update: |new, _| webhooks(new),
     columns: &[NAME, integer("Webhooks"), AGE],
     row: webhook_row,
+    allow_unconditional_update: false,
     ..BASE
 };
 
@@ -149,6 +151,7 @@ pub static VALIDATING_ADMISSION_POLICY: Kind = Kind {
     default: |_, object| policy_defaults(object),
     prepare_create: strategy::create_with_generation,
     prepare_update: strategy::update_spec,
+    prepare_status_update: strategy::status_only_keep_metadata,
     validate: |object| {
         let mut errors = Errors::new();
         errors.extend(policy(object));
@@ -172,6 +175,7 @@ pub static VALIDATING_ADMISSION_POLICY: Kind = Kind {
         ]
     },
     has_status: true,
+    allow_unconditional_update: false,
     ..BASE
 };
 
@@ -192,6 +196,7 @@ pub static MUTATING_ADMISSION_POLICY: Kind = Kind {
             row::age(object, now),
         ]
     },
+    allow_unconditional_update: false,
     ..BASE
 };
 
@@ -215,6 +220,7 @@ const BINDING: Kind = Kind {
             row::age(object, now),
         ]
     },
+    allow_unconditional_update: false,
     ..BASE
 };
 

@@ -59,6 +59,7 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
             walk::put(status, "storedVersions", Value::Array(versions));
         }
     },
+    prepare_status_update: strategy::status_only_keep_metadata,
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
@@ -91,5 +92,6 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
     },
     validate_update: |new, _| (CUSTOM_RESOURCE_DEFINITION.validate)(new),
     has_status: true,
+    allow_unconditional_update: false,
     ..BASE
 };

@@ -17,6 +17,7 @@ pub static API_SERVICE: Kind = Kind {
     },
     prepare_create: strategy::create_without_status,
     prepare_update: strategy::update_keep_status,
+    prepare_status_update: strategy::status_only_keep_metadata,
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
@@ -66,5 +67,6 @@ pub static API_SERVICE: Kind = Kind {
         ]
     },
     has_status: true,
+    allow_unconditional_update: false,
     ..BASE
 };

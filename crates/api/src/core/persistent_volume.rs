@@ -50,7 +50,26 @@ pub static PERSISTENT_VOLUME: Kind = Kind {
             pod_defaults::old_volume_sources(spec);
         }
     },
-    prepare_create: |object| walk::put(object, "status", json!({"phase": "Pending"})),
+    prepare_create: |object| {
+        let mut status = json!({"phase": "Pending"});
+        // The moment of creation is the moment of the first phase.
+        let created = text(object, "metadata.creationTimestamp").to_owned();
+        if !created.is_empty() {
+            walk::put(&mut status, "lastPhaseTransitionTime", json!(created));
+        }
+        walk::put(object, "status", status);
+    },
+    prepare_status_update: |new, old| {
+        strategy::status_only(new, old);
+        let same_phase = text(new, "status.phase") == text(old, "status.phase");
+        if same_phase && let Some(status) = walk::object(new, "status") {
+            walk::pointer(
+                status,
+                "lastPhaseTransitionTime",
+                at(old, "status.lastPhaseTransitionTime").clone(),
+            );
+        }
+    },
     prepare_update: strategy::update_keep_status,
     validate: |object| {
         let mut errors = Errors::new();

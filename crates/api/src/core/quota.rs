@@ -38,6 +38,7 @@ pub static LIMIT_RANGE: Kind = Kind {
             ..column("Created At")
         },
     ],
+    allow_create_on_update: true,
     ..BASE
 };
 

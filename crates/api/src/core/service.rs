@@ -83,7 +83,7 @@ pub static SERVICE: Kind = Kind {
         warnings
     },
     name_rule: object_meta::dns_label,
-    allow_create_on_update: false,
+    allow_create_on_update: true,
     ..BASE
 };
 

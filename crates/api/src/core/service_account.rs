@@ -7,6 +7,5 @@ pub static SERVICE_ACCOUNT: Kind = Kind {
     kind: "ServiceAccount",
     columns: &[NAME, AGE],
     row: row::name_and_age,
-    allow_unconditional_update: false,
     ..BASE
 };

@@ -30,13 +30,7 @@ pub static ENDPOINT_SLICE: Kind = Kind {
         strategy::bump_generation_if(
             new,
             old,
-            &[
-                "addressType",
-                "endpoints",
-                "ports",
-                "metadata.labels",
-                "metadata.annotations",
-            ],
+            &["addressType", "endpoints", "ports", "metadata.labels"],
         );
     },
     validate: |object| {
@@ -83,7 +77,6 @@ pub static ENDPOINT_SLICE: Kind = Kind {
             row::age(object, now),
         ]
     },
-    allow_create_on_update: true,
     ..BASE
 };
 

@@ -60,6 +60,7 @@ pub static SERVICE_CIDR: Kind = Kind {
     kind: "ServiceCIDR",
     prepare_create: strategy::create_without_status,
     prepare_update: strategy::update_keep_status,
+    prepare_status_update: strategy::status_only_keep_metadata,
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);

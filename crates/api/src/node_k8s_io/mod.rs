@@ -37,5 +37,7 @@ pub static RUNTIME_CLASS: Kind = Kind {
             row::age(object, now),
         ]
     },
+    allow_create_on_update: true,
+    allow_unconditional_update: false,
     ..BASE
 };

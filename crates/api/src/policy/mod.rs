@@ -57,6 +57,7 @@ pub static POD_DISRUPTION_BUDGET: Kind = Kind {
         ]
     },
     has_status: true,
+    allow_unconditional_update: false,
     ..BASE
 };
 

@@ -67,6 +67,7 @@ pub static RESOURCE_CLAIM: Kind = Kind {
     default: |_, object| walk::each(object, "spec", &mut claim_spec),
     prepare_create: strategy::create_without_status,
     prepare_update: strategy::update_keep_status,
+    prepare_status_update: strategy::status_only_keep_metadata,
     validate: |object| {
         let mut errors = Errors::new();
         claim(&Node::root(object).field("spec"), &mut errors);

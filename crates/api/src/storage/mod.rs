@@ -100,6 +100,7 @@ pub static VOLUME_ATTACHMENT: Kind = Kind {
     },
     prepare_create: strategy::create_without_status,
     prepare_update: strategy::update_keep_status,
+    prepare_status_update: strategy::status_only_keep_metadata,
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
@@ -153,6 +154,7 @@ pub static VOLUME_ATTACHMENT: Kind = Kind {
         ]
     },
     has_status: true,
+    allow_unconditional_update: false,
     ..BASE
 };
 
@@ -240,6 +242,7 @@ pub static CSI_DRIVER: Kind = Kind {
             row::age(object, now),
         ]
     },
+    allow_unconditional_update: false,
     ..BASE
 };
 
@@ -254,6 +257,7 @@ pub static CSI_NODE: Kind = Kind {
             row::age(object, now),
         ]
     },
+    allow_unconditional_update: false,
     ..BASE
 };
 
@@ -289,6 +293,7 @@ pub static CSI_STORAGE_CAPACITY: Kind = Kind {
             json!(capacity),
         ]
     },
+    allow_unconditional_update: false,
     ..BASE
 };
 
