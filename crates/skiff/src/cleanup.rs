@@ -1,0 +1,173 @@
+//! `skiff down --delete`: everything that a cluster made on this machine, taken away again. Each step is tried
+//! even if an earlier one failed; what could not be removed is named at the end.
+
+use crate::cluster::{Cluster, remove_if_there};
+use anyhow::{Context, Result, bail};
+use skiff_client::kubeconfig;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+pub fn delete(cluster: &Cluster) -> Result<()> {
+    // The lock keeps a server from starting in the middle.
+    let _lock = if cluster.data_dir.is_dir() {
+        cluster.lock()?
+    } else {
+        None
+    };
+    let mut failures: Vec<String> = Vec::new();
+    let mut attempt = |what: &str, result: Result<()>| {
+        if let Err(error) = result {
+            failures.push(format!("{what}: {error:#}"));
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        if let Some(endpoint) = cluster.remembered_runtime() {
+            attempt("pods", remove_foreign_pods(&endpoint, cluster).await);
+        }
+        attempt(
+            "containers",
+            async { Ok(skiff_runtime::cleanup(cluster.runtime_config()?).await?) }.await,
+        );
+        attempt(
+            "nftables",
+            async { Ok(skiff_network::proxy::remove(&cluster.proxy_config("")?).await?) }.await,
+        );
+        attempt(
+            "bridge",
+            async { Ok(skiff_cni::remove_bridge(&cluster.bridge_conf()?).await?) }.await,
+        );
+    });
+    runtime.shutdown_background();
+    attempt("mounts", unmount_below(&[&cluster.data_dir, &cluster.run_dir()]));
+    attempt("cgroups", remove_cgroups(&cluster.cgroup()));
+    for path in kubeconfig::paths() {
+        if path.exists() {
+            attempt(
+                "kubeconfig",
+                kubeconfig::remove(&path, &cluster.name).map_err(Into::into),
+            );
+        }
+    }
+    if failures.is_empty() {
+        // With something still mounted or running below them, the folders stay.
+        for folder in [cluster.run_dir(), cluster.data_dir.clone()] {
+            if let Err(error) = remove_folder(&folder) {
+                failures.push(format!("files: {error:#}"));
+            }
+        }
+    }
+    if !failures.is_empty() {
+        bail!(
+            "cluster {:?} is not wholly removed; run the command again\n  {}",
+            cluster.name,
+            failures.join("\n  ")
+        );
+    }
+    cluster.forget()
+}
+
+/// Pods of this cluster in a runtime that is not ours: those whose volumes are in the cluster's folder.
+async fn remove_foreign_pods(endpoint: &str, cluster: &Cluster) -> Result<()> {
+    use skiff_cri::RuntimeServiceClient;
+    use skiff_cri::v1::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
+    let ours: Vec<String> = fs::read_dir(cluster.data_dir.join("kubelet/pods"))
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .collect();
+    if ours.is_empty() {
+        return Ok(());
+    }
+    let mut client = RuntimeServiceClient::new(skiff_cri::connect(endpoint).await?);
+    let listed = client
+        .list_pod_sandbox(ListPodSandboxRequest::default())
+        .await?
+        .into_inner();
+    for sandbox in listed.items {
+        let Some(uid) = sandbox.labels.get("io.kubernetes.pod.uid") else {
+            continue;
+        };
+        if ours.contains(uid) {
+            client
+                .stop_pod_sandbox(StopPodSandboxRequest {
+                    pod_sandbox_id: sandbox.id.clone(),
+                })
+                .await?;
+            client
+                .remove_pod_sandbox(RemovePodSandboxRequest {
+                    pod_sandbox_id: sandbox.id,
+                })
+                .await?;
+        }
+    }
+    Ok(())
+}
+
+/// Unmounts what is left below these folders, deepest first.
+fn unmount_below(folders: &[&Path]) -> Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    let mut points: Vec<PathBuf> = mounts
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(1))
+        .map(|point| PathBuf::from(point.replace("\\040", " ")))
+        .filter(|point| folders.iter().any(|folder| point.starts_with(folder)))
+        .collect();
+    points.sort_by_key(|p| std::cmp::Reverse(p.components().count()));
+    for point in points {
+        rustix::mount::unmount(&point, rustix::mount::UnmountFlags::DETACH)
+            .with_context(|| format!("cannot unmount {}", point.display()))?;
+    }
+    Ok(())
+}
+
+/// Removes the cluster's cgroup in every hierarchy.
+fn remove_cgroups(name: &str) -> Result<()> {
+    let root = Path::new("/sys/fs/cgroup");
+    remove_cgroup(&root.join(name))?;
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        remove_cgroup(&entry.path().join(name))?;
+    }
+    Ok(())
+}
+
+/// A cgroup is a folder whose files go with it, and that must be empty of other cgroups.
+fn remove_cgroup(path: &Path) -> Result<()> {
+    if !path.is_dir() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(path)?.flatten() {
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            remove_cgroup(&entry.path())?;
+        }
+    }
+    fs::remove_dir(path).with_context(|| format!("cannot remove {}", path.display()))
+}
+
+fn remove_folder(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other.with_context(|| format!("cannot remove {}", path.display())),
+    }
+}
+
+impl Cluster {
+    fn runtime_note(&self) -> PathBuf {
+        self.data_dir.join("runtime-endpoint")
+    }
+
+    /// Notes which runtime holds the pods, so that their removal finds them.
+    pub fn remember_runtime(&self, endpoint: Option<&str>) -> Result<()> {
+        match endpoint {
+            Some(endpoint) => Ok(fs::write(self.runtime_note(), endpoint)?),
+            None => remove_if_there(&self.runtime_note()),
+        }
+    }
+
+    fn remembered_runtime(&self) -> Option<String> {
+        fs::read_to_string(self.runtime_note()).ok()
+    }
+}

@@ -1,0 +1,214 @@
+//! The command line: one definition a flag. Flags that upstream has keep upstream's names.
+
+use crate::cluster::DEFAULT_NAME;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+/// Kubernetes in one binary: from `kubectl apply` to a running pod that serves traffic.
+#[derive(Debug, Parser)]
+#[command(name = "skiff", version = crate::VERSION, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start a cluster in the background and return when its node is Ready
+    Up(Box<ServerArgs>),
+    /// Run a cluster in the foreground
+    Server(Box<ServerArgs>),
+    /// Stop a cluster; its pods go on running until --delete
+    Down(DownArgs),
+    /// Show components, memory and nodes
+    Status(StatusArgs),
+    /// Print the admin kubeconfig
+    Kubeconfig(ClusterArgs),
+    /// Show where the time of the last apply went
+    Trace(TraceArgs),
+    /// Import, pull, list and remove images of the embedded runtime
+    Image(ImageArgs),
+    /// Serve HTTP and say which pod this is (the program of the demo image)
+    Demo {
+        #[arg(long, default_value_t = 8080)]
+        port: u16,
+    },
+    /// Print the version
+    Version,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ClusterArgs {
+    /// Name of the cluster; clusters of different names run side by side
+    #[arg(long, default_value = DEFAULT_NAME, env = "SKIFF_NAME")]
+    pub name: String,
+    /// Folder for everything that must survive a restart [default: /var/lib/skiff/NAME]
+    #[arg(long)]
+    pub data_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ServerArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Address of the API server [default: 0.0.0.0:6443]
+    #[arg(long, value_name = "IP:PORT")]
+    pub bind: Option<SocketAddr>,
+    /// Address that pods and other machines reach the API server by [default: that of the default route]
+    #[arg(long, value_name = "IP")]
+    pub advertise_address: Option<IpAddr>,
+    /// What to run
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Component::ALL)]
+    pub components: Vec<Component>,
+    /// Name of this node [default: the host name]
+    #[arg(long, value_name = "NAME")]
+    pub hostname_override: Option<String>,
+    /// Network of the pods [default: 10.244.0.0/16]
+    #[arg(long, value_name = "CIDR")]
+    pub cluster_cidr: Option<String>,
+    /// Network of the services [default: 10.96.0.0/12]
+    #[arg(long, value_name = "CIDR")]
+    pub service_cluster_ip_range: Option<String>,
+    /// Ports of NodePort services
+    #[arg(long, value_name = "FROM-TO", default_value = "30000-32767")]
+    pub service_node_port_range: String,
+    /// Domain of the cluster's DNS names
+    #[arg(long, value_name = "DOMAIN", default_value = "cluster.local")]
+    pub cluster_domain: String,
+    /// Keep state in this etcd instead of the embedded store
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub etcd_servers: Vec<String>,
+    /// CA of the etcd servers
+    #[arg(long, value_name = "FILE")]
+    pub etcd_cafile: Option<PathBuf>,
+    /// Client certificate for etcd
+    #[arg(long, value_name = "FILE", requires = "etcd_keyfile")]
+    pub etcd_certfile: Option<PathBuf>,
+    /// Key of the client certificate for etcd
+    #[arg(long, value_name = "FILE", requires = "etcd_certfile")]
+    pub etcd_keyfile: Option<PathBuf>,
+    /// Run containers by this CRI runtime instead of the embedded one
+    #[arg(long, value_name = "unix://PATH")]
+    pub container_runtime_endpoint: Option<String>,
+    /// Leave the user's kubeconfig alone
+    #[arg(long)]
+    pub no_kubeconfig_merge: bool,
+    /// Report progress to a parent process on standard output
+    #[arg(long, hide = true)]
+    pub report_progress: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Component {
+    Api,
+    Controllers,
+    Scheduler,
+    Node,
+    Proxy,
+    Dns,
+}
+
+impl Component {
+    pub const ALL: [Self; 6] = [
+        Self::Api,
+        Self::Controllers,
+        Self::Scheduler,
+        Self::Node,
+        Self::Proxy,
+        Self::Dns,
+    ];
+}
+
+impl std::fmt::Display for Component {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.to_possible_value().as_ref().map_or("", |v| v.get_name()))
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct DownArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Also remove pods, networks, mounts, cgroups and data
+    #[arg(long)]
+    pub delete: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    #[arg(short, long, value_enum)]
+    pub output: Option<Output>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    Json,
+}
+
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// For example deployment/web
+    #[arg(value_name = "KIND/NAME")]
+    pub object: String,
+    #[arg(short, long, default_value = "default")]
+    pub namespace: String,
+    #[arg(short, long, value_enum)]
+    pub output: Option<Output>,
+}
+
+#[derive(Debug, Args)]
+pub struct ImageArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    #[command(subcommand)]
+    pub command: ImageCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// Import an OCI or docker archive
+    Import { archive: PathBuf },
+    /// Pull from a registry
+    Pull {
+        image: String,
+        /// User and password for the registry
+        #[arg(long, value_name = "USER:PASSWORD")]
+        creds: Option<String>,
+    },
+    /// List images
+    List,
+    /// Remove an image
+    Rm { image: String },
+    /// Write the demo image as an OCI archive, for other runtimes
+    SaveDemo { archive: PathBuf },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn components_are_a_list() {
+        let cli = Cli::try_parse_from(["skiff", "server", "--components", "api,scheduler"]).unwrap();
+        let Command::Server(args) = cli.command else {
+            panic!("server")
+        };
+        assert_eq!(args.components, [Component::Api, Component::Scheduler]);
+        assert!(Cli::try_parse_from(["skiff", "server", "--components", "nonsense"]).is_err());
+        assert!(
+            Cli::try_parse_from(["skiff", "up", "--etcd-certfile", "x"]).is_err(),
+            "a certificate needs its key"
+        );
+    }
+}

@@ -1,0 +1,422 @@
+//! One cluster on this machine: its names, addresses and folders, all derived from `--name` and kept so that
+//! every later command finds them again.
+//!
+//! Several clusters share a host, so each gets a slot: a number that keeps its networks, bridge and ports apart.
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+pub const DEFAULT_NAME: &str = "skiff";
+const ROOT: &str = "/var/lib/skiff";
+const RUN_ROOT: &str = "/run/skiff";
+/// Slot 0 is the default cluster's; the pod and service networks of the others lie side by side in 10/8.
+const MAX_SLOT: u8 = 40;
+const DEFAULT_API_PORT: u16 = 6443;
+const DEFAULT_KUBELET_PORT: u16 = 10250;
+
+/// What is remembered of a cluster between commands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cluster {
+    pub name: String,
+    pub slot: u8,
+    pub data_dir: PathBuf,
+    pub bind: SocketAddr,
+    pub kubelet_port: u16,
+    pub pod_cidr: String,
+    pub service_cidr: String,
+}
+
+/// What the command line may say of a new cluster.
+#[derive(Debug, Clone, Default)]
+pub struct Wishes {
+    pub data_dir: Option<PathBuf>,
+    pub bind: Option<SocketAddr>,
+    pub pod_cidr: Option<String>,
+    pub service_cidr: Option<String>,
+}
+
+impl Cluster {
+    /// The cluster of this name, if it was ever started here and not deleted.
+    pub fn find(name: &str) -> Result<Option<Self>> {
+        check_name(name)?;
+        read_record(&record_path(Path::new(ROOT), name))
+    }
+
+    /// The cluster of this name, made if there is none. Wishes that contradict an existing one are refused.
+    pub fn find_or_make(name: &str, wishes: &Wishes) -> Result<Self> {
+        check_name(name)?;
+        Self::find_or_make_in(Path::new(ROOT), name, wishes)
+    }
+
+    fn find_or_make_in(root: &Path, name: &str, wishes: &Wishes) -> Result<Self> {
+        let records = root.join("clusters");
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&records)
+            .with_context(|| needs_root(&records))?;
+        let lock = File::create(records.join(".lock")).with_context(|| needs_root(&records))?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        let path = record_path(root, name);
+        if let Some(mut found) = read_record(&path)? {
+            found.adopt(wishes)?;
+            found.write(&path)?;
+            return Ok(found);
+        }
+        let taken: Vec<Self> = all_records(&records)?;
+        let slot = free_slot(name, &taken)?;
+        let cluster = Self {
+            name: name.to_owned(),
+            slot,
+            data_dir: absolute(&wishes.data_dir.clone().unwrap_or_else(|| root.join(name)))?,
+            bind: wishes.bind.unwrap_or_else(|| default_bind(slot)),
+            kubelet_port: if slot == 0 { DEFAULT_KUBELET_PORT } else { 0 },
+            pod_cidr: wishes.pod_cidr.clone().unwrap_or_else(|| match slot {
+                0 => "10.244.0.0/16".to_owned(),
+                slot => format!("10.{}.0.0/16", 160 + u16::from(slot)),
+            }),
+            service_cidr: wishes.service_cidr.clone().unwrap_or_else(|| match slot {
+                0 => "10.96.0.0/12".to_owned(),
+                slot => format!("10.{}.0.0/16", 112 + u16::from(slot)),
+            }),
+        };
+        if let Some(other) = taken.iter().find(|c| c.data_dir == cluster.data_dir) {
+            bail!(
+                "{} belongs to cluster {:?}; choose another --data-dir",
+                cluster.data_dir.display(),
+                other.name
+            );
+        }
+        cluster.write(&path)?;
+        Ok(cluster)
+    }
+
+    /// Takes new wishes into an existing cluster. What is written into its objects cannot change any more.
+    fn adopt(&mut self, wishes: &Wishes) -> Result<()> {
+        let fixed = [
+            (
+                "--data-dir",
+                wishes
+                    .data_dir
+                    .as_ref()
+                    .map(|d| absolute(d))
+                    .transpose()?
+                    .map(|d| d.display().to_string()),
+                self.data_dir.display().to_string(),
+            ),
+            ("--cluster-cidr", wishes.pod_cidr.clone(), self.pod_cidr.clone()),
+            (
+                "--service-cluster-ip-range",
+                wishes.service_cidr.clone(),
+                self.service_cidr.clone(),
+            ),
+        ];
+        for (flag, wish, have) in fixed {
+            if let Some(wish) = wish.filter(|wish| *wish != have) {
+                bail!(
+                    "cluster {:?} was made with {flag} {have}, not {wish}; leave the flag out, choose another --name, or remove the cluster with `skiff down --delete`",
+                    self.name
+                );
+            }
+        }
+        if let Some(bind) = wishes.bind {
+            self.bind = bind;
+        }
+        Ok(())
+    }
+
+    fn write(&self, path: &Path) -> Result<()> {
+        let beside = path.with_extension("new");
+        fs::write(&beside, serde_json::to_vec_pretty(self)?).with_context(|| needs_root(&beside))?;
+        fs::rename(&beside, path).with_context(|| needs_root(path))
+    }
+
+    /// Forgets the cluster: the last step of its deletion.
+    pub fn forget(&self) -> Result<()> {
+        remove_if_there(&record_path(Path::new(ROOT), &self.name))
+    }
+
+    pub fn run_dir(&self) -> PathBuf {
+        Path::new(RUN_ROOT).join(&self.name)
+    }
+
+    pub fn log_file(&self) -> PathBuf {
+        self.data_dir.join("skiff.log")
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.data_dir.join("admin.kubeconfig")
+    }
+
+    pub fn bridge(&self) -> String {
+        format!("skiff{}", self.slot)
+    }
+
+    pub fn nft_table(&self) -> String {
+        format!("skiff-{}", self.name)
+    }
+
+    pub fn cgroup(&self) -> String {
+        format!("skiff-{}", self.name)
+    }
+
+    /// The n-th address of the service network: 1 is the API's, 10 is DNS's.
+    pub fn service_ip(&self, n: u32) -> Result<IpAddr> {
+        let network = self.service_cidr.split('/').next().unwrap_or_default();
+        let base: Ipv4Addr = network
+            .parse()
+            .with_context(|| format!("{} is not an IPv4 network", self.service_cidr))?;
+        Ok(IpAddr::V4(Ipv4Addr::from(u32::from(base) + n)))
+    }
+
+    /// The pod network of the first node: the first 256 addresses.
+    pub fn node_pod_cidr(&self) -> Result<String> {
+        let (network, mask) = self.pod_cidr.split_once('/').unwrap_or((&self.pod_cidr, ""));
+        let fits = network.parse::<Ipv4Addr>().is_ok() && mask.parse::<u8>().is_ok_and(|m| m <= 24);
+        if !fits {
+            bail!(
+                "--cluster-cidr {} is not an IPv4 network of at least 256 addresses",
+                self.pod_cidr
+            );
+        }
+        Ok(format!("{network}/24"))
+    }
+
+    /// The address of the pods' bridge, where cluster DNS listens.
+    pub fn pod_gateway(&self) -> Result<IpAddr> {
+        let cidr = self.node_pod_cidr()?;
+        let base: Ipv4Addr = cidr.trim_end_matches("/24").parse()?;
+        Ok(IpAddr::V4(Ipv4Addr::from(u32::from(base) + 1)))
+    }
+
+    /// The pods' bridge on this node.
+    pub fn bridge_conf(&self) -> Result<skiff_cni::BridgeConf> {
+        Ok(serde_json::from_value(self.plugin_conf(&self.node_pod_cidr()?))?)
+    }
+
+    fn plugin_conf(&self, subnet: &str) -> serde_json::Value {
+        serde_json::json!({
+            "cniVersion": "1.0.0",
+            "name": self.nft_table(),
+            "type": "skiff-bridge",
+            "bridge": self.bridge(),
+            "subnet": subnet,
+            "dataDir": self.data_dir.join("cni/addresses"),
+        })
+    }
+
+    /// The CNI configuration of a node with these pod networks.
+    pub fn cni_conf_list(&self, cidrs: &[String]) -> String {
+        let subnet = cidrs.first().map(String::as_str).unwrap_or_default();
+        let mut plugin = self.plugin_conf(subnet);
+        if let Some(plugin) = plugin.as_object_mut() {
+            plugin.remove("cniVersion");
+            plugin.remove("name");
+        }
+        serde_json::json!({"cniVersion": "1.0.0", "name": self.nft_table(), "plugins": [plugin]}).to_string()
+    }
+
+    /// Where clients on this machine find the API server.
+    pub fn endpoint(&self) -> String {
+        let host = match self.bind.ip() {
+            ip if ip.is_unspecified() => "127.0.0.1".to_owned(),
+            IpAddr::V6(ip) => format!("[{ip}]"),
+            ip => ip.to_string(),
+        };
+        format!("https://{host}:{}", self.bind.port())
+    }
+
+    /// Takes the cluster's lock, which the server holds as long as it lives. `None`: a server runs.
+    pub fn lock(&self) -> Result<Option<File>> {
+        let path = self.data_dir.join("skiff.pid");
+        let open = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .mode(0o644)
+            .open(&path);
+        let file = open.with_context(|| needs_root(&path))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(file)),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
+        }
+    }
+
+    /// The process id of the running server.
+    pub fn running(&self) -> Result<Option<u32>> {
+        if !self.data_dir.is_dir() || self.lock()?.is_some() {
+            return Ok(None);
+        }
+        let text = fs::read_to_string(self.data_dir.join("skiff.pid"))?;
+        Ok(text.trim().parse().ok())
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let fits = name.len() <= 40
+        && name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+        && name.ends_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    if !fits || name == "clusters" {
+        bail!(
+            "--name {name:?}: use up to 40 lower case letters, digits and '-', with a letter or digit at both ends"
+        );
+    }
+    Ok(())
+}
+
+fn record_path(root: &Path, name: &str) -> PathBuf {
+    root.join("clusters").join(format!("{name}.json"))
+}
+
+fn read_record(path: &Path) -> Result<Option<Cluster>> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(
+            serde_json::from_slice(&bytes).with_context(|| format!("{} is damaged", path.display()))?,
+        )),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e).with_context(|| needs_root(path)),
+    }
+}
+
+fn all_records(records: &Path) -> Result<Vec<Cluster>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(records)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "json") {
+            found.extend(read_record(&path)?);
+        }
+    }
+    Ok(found)
+}
+
+fn free_slot(name: &str, taken: &[Cluster]) -> Result<u8> {
+    if name == DEFAULT_NAME {
+        return Ok(0);
+    }
+    (1..=MAX_SLOT)
+        .find(|slot| taken.iter().all(|c| c.slot != *slot))
+        .with_context(|| {
+            format!(
+                "{MAX_SLOT} clusters exist on this machine; remove one with `skiff down --delete --name NAME`"
+            )
+        })
+}
+
+/// The default cluster has the well-known port, the others the first free one after it.
+fn default_bind(slot: u8) -> SocketAddr {
+    let any = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port);
+    if slot == 0 {
+        return any(DEFAULT_API_PORT);
+    }
+    let first = DEFAULT_API_PORT + u16::from(slot);
+    (0..100)
+        .map(|n| any(first + n * 41))
+        .find(|a| TcpListener::bind(a).is_ok())
+        .unwrap_or_else(|| any(first))
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("{} is not a usable path", path.display()))
+}
+
+fn needs_root(path: &Path) -> String {
+    let hint = if rustix::process::geteuid().is_root() {
+        ""
+    } else {
+        " (skiff needs root: run it with sudo)"
+    };
+    format!("cannot use {}{hint}", path.display())
+}
+
+pub fn remove_if_there(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).with_context(|| needs_root(path)),
+        _ => Ok(()),
+    }
+}
+
+/// The address of this host that others reach it by: the source of its default route. No packet is sent.
+pub fn host_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    socket.connect((Ipv4Addr::new(203, 0, 113, 1), 9)).ok()?;
+    socket
+        .local_addr()
+        .ok()
+        .map(|a| a.ip())
+        .filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clusters_are_kept_apart_and_found_again() {
+        let root = tempfile::tempdir().unwrap();
+        let make = |name: &str, wishes: &Wishes| Cluster::find_or_make_in(root.path(), name, wishes);
+        let none = Wishes::default();
+        let first = make("skiff", &none).unwrap();
+        let (one, two) = (make("one", &none).unwrap(), make("two", &none).unwrap());
+        assert_eq!((first.slot, one.slot, two.slot), (0, 1, 2));
+        assert_eq!(make("one", &none).unwrap(), one);
+        for (a, b) in [(&first, &one), (&one, &two)] {
+            assert_ne!(a.pod_cidr, b.pod_cidr);
+            assert_ne!(a.service_cidr, b.service_cidr);
+            assert_ne!(a.bridge(), b.bridge());
+            assert_ne!(a.data_dir, b.data_dir);
+        }
+        let error = make(
+            "one",
+            &Wishes {
+                pod_cidr: Some("10.9.0.0/16".into()),
+                ..none.clone()
+            },
+        )
+        .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("was made with --cluster-cidr 10.161.0.0/16"),
+            "{error}"
+        );
+        let error = make(
+            "three",
+            &Wishes {
+                data_dir: Some(one.data_dir.clone()),
+                ..none
+            },
+        )
+        .unwrap_err();
+        assert!(
+            error.to_string().contains("belongs to cluster \"one\""),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn names_are_checked() {
+        for bad in ["", "A", "-a", "a-", "a/b", "clusters"] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+        assert!(check_name("e2e-1").is_ok());
+    }
+
+    #[test]
+    fn addresses_follow_from_the_network() {
+        let root = tempfile::tempdir().unwrap();
+        let cluster = Cluster::find_or_make_in(root.path(), "skiff", &Wishes::default()).unwrap();
+        assert_eq!(cluster.service_ip(10).unwrap().to_string(), "10.96.0.10");
+        assert_eq!(cluster.endpoint(), "https://127.0.0.1:6443");
+    }
+}

@@ -1,0 +1,206 @@
+//! `up` and `down`: starting the server in the background, and ending it.
+
+use crate::cli::{ClusterArgs, DownArgs, ServerArgs};
+use crate::cluster::{Cluster, Wishes};
+use crate::{cleanup, preflight, progress};
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, OpenOptions};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A server that is told to end gets this long before it is killed.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Marks a server that was started in the background.
+pub const BACKGROUND: &str = "SKIFF_BACKGROUND";
+
+impl ServerArgs {
+    pub fn wishes(&self) -> Wishes {
+        Wishes {
+            data_dir: self.cluster.data_dir.clone(),
+            bind: self.bind,
+            pod_cidr: self.cluster_cidr.clone(),
+            service_cidr: self.service_cluster_ip_range.clone(),
+        }
+    }
+}
+
+pub fn up(args: &ServerArgs) -> Result<()> {
+    preflight::check_root()?;
+    let cluster = Cluster::find_or_make(&args.cluster.name, &args.wishes())?;
+    make_data_dir(&cluster.data_dir)?;
+    if let Some(pid) = cluster.running()? {
+        println!("Cluster {:?} is already running (pid {pid}).", cluster.name);
+        print_usage(&cluster, args);
+        return Ok(());
+    }
+    println!(
+        "Starting cluster {:?} in {}",
+        cluster.name,
+        cluster.data_dir.display()
+    );
+    let log_path = cluster.log_file();
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(&log_path);
+    let log = log.with_context(|| format!("cannot write {}", log_path.display()))?;
+    let log_start = log.metadata()?.len();
+    // The same flags again, so that a flag has one definition; the parent's own words come first.
+    let flags = std::env::args_os().skip(2);
+    let mut server = Command::new(std::env::current_exe()?)
+        .arg("server")
+        .arg("--report-progress")
+        .args(flags)
+        .env(BACKGROUND, "1")
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .context("cannot start the server")?;
+    let reports = server.stdout.take().context("the server has no output")?;
+    match progress::show(reports) {
+        Ok(Some(took)) => {
+            println!(
+                "\nThe node is Ready after {}.\n",
+                progress::millis(u64::try_from(took.as_micros())?)
+            );
+            print_usage(&cluster, args);
+            Ok(())
+        }
+        Ok(None) => {
+            let status = server.wait()?;
+            let tail = log_tail(&log_path, log_start).unwrap_or_default();
+            bail!(
+                "the server ended ({status}) before it was ready:\n{tail}see {}",
+                log_path.display()
+            )
+        }
+        Err(message) => {
+            let _ = server.wait();
+            bail!("{message}\n(log: {})", log_path.display())
+        }
+    }
+}
+
+pub fn make_data_dir(dir: &Path) -> Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(dir)
+        .with_context(|| format!("cannot make {}", dir.display()))
+}
+
+fn print_usage(cluster: &Cluster, args: &ServerArgs) {
+    let named = if cluster.name == crate::cluster::DEFAULT_NAME {
+        String::new()
+    } else {
+        format!(" --name {}", cluster.name)
+    };
+    println!("  API server   {}", cluster.endpoint());
+    println!("  kubeconfig   {}", cluster.kubeconfig().display());
+    if args.no_kubeconfig_merge {
+        println!("\n  export KUBECONFIG={}", cluster.kubeconfig().display());
+    } else {
+        println!("\n  kubectl config use-context {}", cluster.name);
+    }
+    println!("  kubectl get nodes");
+    println!("  skiff status{named}");
+    println!("  skiff down{named}");
+}
+
+/// The last lines that the server wrote since `from`.
+fn log_tail(path: &Path, from: u64) -> Result<String> {
+    let mut file = fs::File::open(path)?;
+    file.seek(SeekFrom::Start(from))?;
+    let mut text = String::new();
+    file.take(1 << 20).read_to_string(&mut text)?;
+    let lines: Vec<&str> = text.lines().collect();
+    Ok(lines[lines.len().saturating_sub(15)..]
+        .iter()
+        .map(|l| format!("  {l}\n"))
+        .collect())
+}
+
+/// The cluster that a command is about, or a sentence that says how to make it.
+pub fn existing(args: &ClusterArgs) -> Result<Cluster> {
+    let Some(cluster) = Cluster::find(&args.name)? else {
+        let named = if args.name == crate::cluster::DEFAULT_NAME {
+            String::new()
+        } else {
+            format!(" --name {}", args.name)
+        };
+        bail!(
+            "there is no cluster {:?} on this machine; start one with `skiff up{named}`",
+            args.name
+        );
+    };
+    if let Some(dir) = &args.data_dir
+        && std::path::absolute(dir)? != cluster.data_dir
+    {
+        bail!(
+            "cluster {:?} is in {}, not in {}",
+            cluster.name,
+            cluster.data_dir.display(),
+            dir.display()
+        );
+    }
+    Ok(cluster)
+}
+
+pub fn down(args: &DownArgs) -> Result<()> {
+    preflight::check_root()?;
+    let cluster = match Cluster::find(&args.cluster.name)? {
+        Some(_) => existing(&args.cluster)?,
+        // Gone is what was asked for.
+        None if args.delete => {
+            println!("There is no cluster {:?}.", args.cluster.name);
+            return Ok(());
+        }
+        None => existing(&args.cluster)?,
+    };
+    match cluster.running()? {
+        Some(pid) => stop(&cluster, pid)?,
+        None if !args.delete => println!("Cluster {:?} is not running.", cluster.name),
+        None => {}
+    }
+    if args.delete {
+        cleanup::delete(&cluster)?;
+        println!("Cluster {:?} is deleted.", cluster.name);
+    }
+    Ok(())
+}
+
+fn stop(cluster: &Cluster, pid: u32) -> Result<()> {
+    let target = Pid::from_raw(i32::try_from(pid)?).context("the pid file holds no process id")?;
+    let signal = |signal| match kill_process(target, signal) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot signal process {pid}")),
+    };
+    signal(Signal::TERM)?;
+    let began = Instant::now();
+    while cluster.running()? == Some(pid) {
+        if began.elapsed() > PATIENCE {
+            println!(
+                "The server did not end within {} s; killing it.",
+                PATIENCE.as_secs()
+            );
+            signal(Signal::KILL)?;
+            while cluster.running()? == Some(pid) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    println!(
+        "Cluster {:?} is stopped ({:.0} ms).",
+        cluster.name,
+        began.elapsed().as_secs_f64() * 1e3
+    );
+    Ok(())
+}

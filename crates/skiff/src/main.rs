@@ -1,0 +1,71 @@
+//! The skiff binary: flags and wiring, nothing else.
+//!
+//! The same file is also a pod's shim, a container's first process and a CNI plugin, so `main` looks for those
+//! roles before it does anything: they must start fast and single-threaded.
+
+mod addons;
+mod cleanup;
+mod cli;
+mod cluster;
+mod daemon;
+mod demo;
+mod image;
+mod preflight;
+mod progress;
+mod serve;
+mod status;
+mod supervise;
+mod trace;
+
+use clap::Parser;
+use cli::{Cli, Command};
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// The version of Kubernetes whose behaviour this is, and that of skiff.
+pub const VERSION: &str = concat!("v1.36.4+skiff", env!("CARGO_PKG_VERSION"));
+
+fn main() -> ExitCode {
+    let args: Vec<std::ffi::OsString> = std::env::args_os().skip(1).collect();
+    if let Some(code) = skiff_cni::plugin_main().or_else(|| skiff_runtime::internal_main(&args)) {
+        return ExitCode::from(u8::try_from(code).unwrap_or(1));
+    }
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Command::Up(args) => daemon::up(&args),
+        Command::Server(args) => serve::main(&args),
+        Command::Down(args) => daemon::down(&args),
+        Command::Status(args) => block_on(status::show(&args))?,
+        Command::Kubeconfig(args) => {
+            let cluster = daemon::existing(&args)?;
+            print!("{}", std::fs::read_to_string(cluster.kubeconfig())?);
+            Ok(())
+        }
+        Command::Trace(args) => block_on(trace::show(&args))?,
+        Command::Image(args) => block_on(image::run(&args))?,
+        Command::Demo { port } => block_on(demo::serve(port))?,
+        Command::Version => {
+            println!("skiff {VERSION}");
+            Ok(())
+        }
+    }
+}
+
+/// Commands that only ask something need one thread.
+fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
+    Ok(tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(future))
+}

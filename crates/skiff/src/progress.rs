@@ -1,0 +1,159 @@
+//! The steps of a start, each with its time. The server reports them; `skiff up` shows them.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::time::{Duration, Instant};
+
+/// One line from the starting server to `skiff up`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "event")]
+pub enum Report {
+    Started { step: String },
+    Done { step: String, took_us: u64 },
+    Ready { took_us: u64 },
+    Failed { message: String },
+}
+
+/// The server's side. Reports go to stdout as JSON lines when a parent listens, else to the log.
+pub struct Reporter {
+    began: Instant,
+    /// Present until the start is over. A leaf lock.
+    parent: Mutex<Option<std::io::Stdout>>,
+}
+
+impl Reporter {
+    pub fn new(has_parent: bool) -> Self {
+        Self {
+            began: Instant::now(),
+            parent: Mutex::new(has_parent.then(std::io::stdout)),
+        }
+    }
+
+    fn send(&self, report: &Report) {
+        if let Some(parent) = self.parent.lock().as_mut()
+            && let Ok(mut line) = serde_json::to_vec(report)
+        {
+            line.push(b'\n');
+            // The parent may be gone (Ctrl-C): the start goes on without it.
+            let _ = parent.write_all(&line).and_then(|()| parent.flush());
+        }
+    }
+
+    /// Runs one step and reports its time.
+    pub async fn step<T, E>(&self, name: &str, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        self.send(&Report::Started {
+            step: name.to_owned(),
+        });
+        let began = Instant::now();
+        let result = work.await;
+        if result.is_ok() {
+            let took = began.elapsed();
+            tracing::info!(step = name, ms = took.as_secs_f64() * 1e3, "started");
+            self.send(&Report::Done {
+                step: name.to_owned(),
+                took_us: micros(took),
+            });
+        }
+        result
+    }
+
+    pub fn ready(&self) {
+        let took = self.began.elapsed();
+        tracing::info!(ms = took.as_secs_f64() * 1e3, "ready");
+        self.send(&Report::Ready {
+            took_us: micros(took),
+        });
+        self.hang_up();
+    }
+
+    pub fn failed(&self, message: &str) {
+        self.send(&Report::Failed {
+            message: message.to_owned(),
+        });
+        self.hang_up();
+    }
+
+    /// Closes the pipe to the parent, so that it sees the end and nothing later can block on it.
+    fn hang_up(&self) {
+        if self.parent.lock().take().is_some()
+            && let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null")
+            && let Err(error) = rustix::stdio::dup2_stdout(null)
+        {
+            tracing::warn!(%error, "cannot detach from the terminal");
+        }
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// `skiff up`'s side: draws the steps until the server is ready. `Err` has the server's own words; `Ok(None)`
+/// means that it ended without a word.
+pub fn show(reports: impl Read) -> Result<Option<Duration>, String> {
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("  {spinner} {msg}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(80));
+    let mut open: Vec<String> = Vec::new();
+    for line in BufReader::new(reports).lines().map_while(Result::ok) {
+        match serde_json::from_str(&line) {
+            Ok(Report::Started { step }) => open.push(step),
+            Ok(Report::Done { step, took_us }) => {
+                open.retain(|s| *s != step);
+                let line = format!("  ✓ {step:<28} {:>9}", millis(took_us));
+                // Without a terminal indicatif prints nothing.
+                if bar.is_hidden() {
+                    println!("{line}")
+                } else {
+                    bar.println(line)
+                }
+            }
+            Ok(Report::Ready { took_us }) => {
+                bar.finish_and_clear();
+                return Ok(Some(Duration::from_micros(took_us)));
+            }
+            Ok(Report::Failed { message }) => {
+                bar.finish_and_clear();
+                return Err(message);
+            }
+            Err(_) => {}
+        }
+        bar.set_message(open.join(", "));
+    }
+    bar.finish_and_clear();
+    Ok(None)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for display")]
+pub fn millis(us: u64) -> String {
+    format!("{:.1} ms", us as f64 / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(reports: &[Report]) -> Vec<u8> {
+        reports
+            .iter()
+            .flat_map(|r| [serde_json::to_vec(r).unwrap(), b"\n".to_vec()].concat())
+            .collect()
+    }
+
+    #[test]
+    fn the_end_of_a_start_is_told_apart() {
+        let step = Report::Done {
+            step: "store".into(),
+            took_us: 5,
+        };
+        let ready = show(&lines(&[step.clone(), Report::Ready { took_us: 7 }])[..]);
+        assert_eq!(ready, Ok(Some(Duration::from_micros(7))));
+        let failed = show(&lines(&[step.clone(), Report::Failed { message: "no".into() }])[..]);
+        assert_eq!(failed, Err("no".into()));
+        assert_eq!(show(&lines(&[step])[..]), Ok(None));
+    }
+}

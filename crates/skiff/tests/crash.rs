@@ -1,0 +1,107 @@
+//! `kill -9` of skiff under write load: no acknowledged write is lost, and no container is restarted.
+
+mod whole_path;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use skiff_testkit::{Cluster, Kubectl, eventually, expect_eq};
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use whole_path::PATIENCE;
+
+const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
+const WRITERS: usize = 3;
+
+/// Container ids and restart counts by pod.
+fn containers(kubectl: &Kubectl) -> Result<BTreeMap<String, (String, i64)>> {
+    let pods = whole_path::pods(kubectl, "app=web")?;
+    let one = |pod: &Value| {
+        let status = &pod["status"]["containerStatuses"][0];
+        let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        (
+            name,
+            (
+                status["containerID"].as_str().unwrap_or_default().to_owned(),
+                status["restartCount"].as_i64().unwrap_or(-1),
+            ),
+        )
+    };
+    Ok(pods.iter().map(one).collect())
+}
+
+#[test]
+fn kill_9_loses_nothing() -> Result<()> {
+    let cluster = Cluster::start(SKIFF, &[])?;
+    let kubectl = cluster.kubectl();
+    whole_path::apply_the_example(&kubectl)?;
+    let before = containers(&kubectl)?;
+    let shims = |status: &Value| -> Vec<u64> {
+        let processes = status["processes"].as_array().into_iter().flatten();
+        processes
+            .filter(|p| p["role"] == "shim")
+            .filter_map(|p| p["pid"].as_u64())
+            .collect()
+    };
+    let shims_before = shims(&cluster.status()?);
+    ensure!(shims_before.len() == 3, "{shims_before:?}");
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let acknowledged = Arc::new(Mutex::new(Vec::<String>::new()));
+    let writers: Vec<_> = (0..WRITERS)
+        .map(|writer| {
+            let (kubectl, stop, acknowledged) = (kubectl.clone(), stop.clone(), acknowledged.clone());
+            std::thread::spawn(move || {
+                for number in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let name = format!("w{writer}-{number}");
+                    if kubectl
+                        .run(&["create", "configmap", &name, "--from-literal=k=v"])
+                        .is_ok()
+                    {
+                        acknowledged.lock().expect("no writer panics").push(name);
+                    }
+                }
+            })
+        })
+        .collect();
+    eventually("some writes are acknowledged", PATIENCE, || {
+        ensure!(acknowledged.lock().expect("no writer panics").len() > 10);
+        Ok(())
+    })?;
+    let pid = cluster.pid()?;
+    let killed = Command::new("kill").args(["-9", &pid.to_string()]).status()?;
+    ensure!(killed.success());
+    stop.store(true, Ordering::Relaxed);
+    for writer in writers {
+        writer.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?;
+    }
+    cluster.up()?;
+
+    let list = kubectl.json(&["get", "configmaps"])?;
+    let found: Vec<&str> = list["items"]
+        .as_array()
+        .context("items")?
+        .iter()
+        .filter_map(|c| c["metadata"]["name"].as_str())
+        .collect();
+    for name in acknowledged.lock().expect("no writer panics").iter() {
+        ensure!(
+            found.contains(&name.as_str()),
+            "{name} was acknowledged and is gone"
+        );
+    }
+    kubectl.run(&["rollout", "status", "deployment/web", "--timeout=90s"])?;
+    expect_eq(containers(&kubectl)?, before)?;
+    expect_eq(shims(&cluster.status()?), shims_before)?;
+    // What was running keeps its logs and can still be ended.
+    let pod = before.keys().next().context("a pod")?;
+    ensure!(kubectl.run(&["logs", pod])?.contains("listens on port"));
+    kubectl.run(&["delete", "-f", whole_path::EXAMPLE, "--timeout=60s"])?;
+    eventually("the shims end with their pods", PATIENCE, || {
+        expect_eq(shims(&cluster.status()?), vec![])
+    })
+}

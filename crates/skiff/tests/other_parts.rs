@@ -1,0 +1,67 @@
+//! The same path with a real etcd as the store, and with containerd as the runtime.
+
+mod whole_path;
+
+use anyhow::{Context, Result};
+use skiff_testkit::{Cluster, Containerd, Etcd, busybox_archive, eventually, expect_eq, pause_archive};
+
+const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
+
+#[test]
+fn the_whole_path_on_etcd() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let etcd = Etcd::start()?;
+    let cluster = Cluster::start(SKIFF, &["--etcd-servers", etcd.endpoint()])?;
+    cluster.import(&busybox_archive(dir.path())?)?;
+    whole_path::walk(&cluster)
+}
+
+#[test]
+fn a_store_that_is_away_is_503_and_nothing_is_lost() -> Result<()> {
+    let mut etcd = Etcd::start()?;
+    let cluster = Cluster::start(SKIFF, &["--etcd-servers", etcd.endpoint()])?;
+    let kubectl = cluster.kubectl();
+    kubectl.run(&["create", "configmap", "before", "--from-literal=a=1"])?;
+    etcd.kill();
+    let (code, shown) = kubectl.try_run(&["create", "configmap", "during", "--from-literal=a=1"])?;
+    expect_eq(code != 0, true).with_context(|| shown)?;
+    etcd.restart()?;
+    eventually("writes work again", whole_path::PATIENCE, || {
+        kubectl
+            .run(&[
+                "create",
+                "configmap",
+                "after",
+                "--from-literal=a=1",
+                "--dry-run=server",
+            ])
+            .map(|_| ())
+    })?;
+    kubectl.run(&["get", "configmap", "before"]).map(|_| ())
+}
+
+#[test]
+fn the_whole_path_on_containerd() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let name = Cluster::new_name();
+    let cni = Cluster::data_dir(&name).join("cni");
+    let containerd = Containerd::start(
+        &cni.join("conf").display().to_string(),
+        &cni.join("bin").display().to_string(),
+    )?;
+    for archive in [busybox_archive(dir.path())?, pause_archive(dir.path())?] {
+        containerd.ctr(&["image", "import", &archive.display().to_string()])?;
+    }
+    let demo = dir.path().join("demo.tar");
+    let saved = std::process::Command::new(SKIFF)
+        .args(["image", "save-demo"])
+        .arg(&demo)
+        .status()?;
+    expect_eq(saved.success(), true)?;
+    containerd.ctr(&["image", "import", &demo.display().to_string()])?;
+    let endpoint = format!("unix://{}", containerd.socket().display());
+    let cluster = Cluster::start_named(SKIFF, name, &["--container-runtime-endpoint", &endpoint])?;
+    let walked = whole_path::walk(&cluster).with_context(|| containerd.log());
+    drop(cluster);
+    walked
+}

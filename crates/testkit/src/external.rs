@@ -1,0 +1,234 @@
+//! Real programs beside skiff: etcd, containerd, a registry. Each runs in a temporary folder on free ports and
+//! is killed, by its process id, when dropped.
+
+use crate::eventually;
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A port that was free a moment ago.
+pub fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// A child process that ends with its value.
+struct Process(Child);
+
+impl Process {
+    fn start(program: &str, package: &str, command: &mut Command) -> Result<Self> {
+        let child = command.stdin(Stdio::null()).spawn();
+        Ok(Self(child.with_context(|| {
+            format!("{program}: install Debian's {package}")
+        })?))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A real etcd with one member.
+pub struct Etcd {
+    process: Option<Process>,
+    dir: TempDir,
+    client: String,
+    peer: String,
+}
+
+impl Etcd {
+    pub fn start() -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let client = format!("http://127.0.0.1:{}", free_port()?);
+        let peer = format!("http://127.0.0.1:{}", free_port()?);
+        let mut etcd = Self {
+            process: None,
+            dir,
+            client,
+            peer,
+        };
+        etcd.restart()?;
+        Ok(etcd)
+    }
+
+    pub fn endpoint(&self) -> &str {
+        &self.client
+    }
+
+    /// Ends it at once, as `kill -9` does.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    pub fn restart(&mut self) -> Result<()> {
+        self.process = None;
+        let mut command = Command::new("etcd");
+        command
+            .arg("--data-dir")
+            .arg(self.dir.path().join("data"))
+            .args([
+                "--listen-client-urls",
+                &self.client,
+                "--advertise-client-urls",
+                &self.client,
+            ])
+            .args([
+                "--listen-peer-urls",
+                &self.peer,
+                "--initial-advertise-peer-urls",
+                &self.peer,
+            ])
+            .args(["--initial-cluster", &format!("default={}", self.peer)])
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(self.dir.path().join("etcd.log"))?);
+        self.process = Some(Process::start("etcd", "etcd-server", &mut command)?);
+        let address = self.client.trim_start_matches("http://").to_owned();
+        eventually("etcd listens", PATIENCE, || {
+            Ok(TcpStream::connect(&address).map(|_| ())?)
+        })
+    }
+}
+
+/// Debian's containerd with its own state, sockets and CNI configuration.
+pub struct Containerd {
+    _process: Process,
+    dir: TempDir,
+}
+
+impl Containerd {
+    /// `cni_conf_dir` and `cni_bin_dir` are where skiff's node puts its network and its plugin.
+    pub fn start(cni_conf_dir: &str, cni_bin_dir: &str) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        // CAP_SYS_RESOURCE may be missing: then oom_score_adj can only be raised.
+        let config = format!(
+            r#"version = 2
+root = "{root}"
+state = "{state}"
+[grpc]
+  address = "{socket}"
+[ttrpc]
+  address = "{socket}.ttrpc"
+[plugins."io.containerd.grpc.v1.cri"]
+  restrict_oom_score_adj = true
+  sandbox_image = "{pause}"
+  disable_apparmor = true
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "0"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{cni_bin_dir}"
+    conf_dir = "{cni_conf_dir}"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+"#,
+            pause = crate::PAUSE,
+            root = at("root"),
+            state = at("state"),
+            socket = at("containerd.sock"),
+        );
+        fs::write(dir.path().join("config.toml"), config)?;
+        let mut command = Command::new("containerd");
+        command
+            .arg("--config")
+            .arg(dir.path().join("config.toml"))
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(dir.path().join("containerd.log"))?);
+        let process = Process::start("containerd", "containerd", &mut command)?;
+        let containerd = Self {
+            _process: process,
+            dir,
+        };
+        let socket = containerd.socket();
+        eventually("containerd listens", PATIENCE, || {
+            Ok(UnixStream::connect(&socket).map(|_| ())?)
+        })?;
+        Ok(containerd)
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("containerd.sock")
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("containerd.log")).unwrap_or_default()
+    }
+
+    /// `ctr -n k8s.io …`
+    pub fn ctr(&self, args: &[&str]) -> Result<String> {
+        let output = Command::new("ctr")
+            .arg("--address")
+            .arg(self.socket())
+            .args(["--namespace", "k8s.io"])
+            .args(args)
+            .output()
+            .context("ctr: install Debian's containerd")?;
+        if !output.status.success() {
+            bail!("ctr {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+/// Debian's docker-registry on loopback.
+pub struct Registry {
+    _process: Process,
+    _dir: TempDir,
+    address: String,
+}
+
+impl Registry {
+    pub fn start() -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let address = format!("127.0.0.1:{}", free_port()?);
+        let config = format!(
+            "version: 0.1\nlog: {{level: error}}\nstorage:\n  filesystem: {{rootdirectory: {}}}\nhttp: {{addr: '{address}'}}\n",
+            dir.path().join("data").display()
+        );
+        let path = dir.path().join("config.yml");
+        fs::write(&path, config)?;
+        let mut command = Command::new("docker-registry");
+        command
+            .arg("serve")
+            .arg(&path)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let process = Process::start("docker-registry", "docker-registry", &mut command)?;
+        eventually("the registry listens", PATIENCE, || {
+            Ok(TcpStream::connect(&address).map(|_| ())?)
+        })?;
+        Ok(Self {
+            _process: process,
+            _dir: dir,
+            address,
+        })
+    }
+
+    /// `host:port`, the first part of its images' names.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Pushes a docker archive under `name`; returns the full reference.
+    pub fn push(&self, archive: &std::path::Path, name: &str) -> Result<String> {
+        let reference = format!("{}/{name}", self.address);
+        let output = Command::new("skopeo")
+            .args(["copy", "--insecure-policy", "--dest-tls-verify=false"])
+            .arg(format!("docker-archive:{}", archive.display()))
+            .arg(format!("docker://{reference}"))
+            .output()
+            .context("skopeo: install Debian's skopeo")?;
+        if !output.status.success() {
+            bail!("skopeo: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(reference)
+    }
+}

@@ -1,0 +1,103 @@
+//! Images for tests, packed here as docker archives: no registry can be assumed.
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The reference that [`busybox_archive`] carries.
+pub const BUSYBOX: &str = "test.local/busybox:1";
+/// The reference that [`pause_archive`] carries.
+pub const PAUSE: &str = "test.local/pause:1";
+
+const APPLETS: [&str; 12] = [
+    "sh", "cat", "echo", "false", "grep", "ls", "nslookup", "printenv", "sleep", "true", "wget", "id",
+];
+
+/// Writes an archive with a busybox image into `dir`.
+pub fn busybox_archive(dir: &Path) -> Result<PathBuf> {
+    archive(&dir.join("busybox.tar"), BUSYBOX, &["sh"])
+}
+
+/// An image for pod sandboxes, for runtimes that need one: it sleeps.
+pub fn pause_archive(dir: &Path) -> Result<PathBuf> {
+    archive(&dir.join("pause.tar"), PAUSE, &["sleep", "2147483647"])
+}
+
+fn archive(path: &Path, reference: &str, command: &[&str]) -> Result<PathBuf> {
+    let busybox = std::fs::read("/bin/busybox").context("/bin/busybox: install Debian's busybox-static")?;
+    let mut layer = tar::Builder::new(Vec::new());
+    for folder in ["bin/", "etc/", "tmp/", "root/"] {
+        append(&mut layer, folder, tar::EntryType::Directory, 0o755, &[])?;
+    }
+    append(
+        &mut layer,
+        "bin/busybox",
+        tar::EntryType::Regular,
+        0o755,
+        &busybox,
+    )?;
+    append(
+        &mut layer,
+        "etc/passwd",
+        tar::EntryType::Regular,
+        0o644,
+        b"root:x:0:0::/root:/bin/sh\n",
+    )?;
+    for applet in APPLETS {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        header.set_mode(0o777);
+        layer.append_link(&mut header, format!("bin/{applet}"), "busybox")?;
+    }
+    let layer = layer.into_inner()?;
+    let config = json!({
+        "architecture": "amd64", "os": "linux",
+        "config": {"Env": ["PATH=/bin"], "Cmd": command},
+        "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]},
+    });
+    let config = serde_json::to_vec(&config)?;
+    let config_name = format!("{}.json", digest(&config).trim_start_matches("sha256:"));
+    let manifest = json!([{"Config": config_name, "RepoTags": [reference], "Layers": ["layer.tar"]}]);
+    let mut archive = tar::Builder::new(File::create(path)?);
+    append(
+        &mut archive,
+        &config_name,
+        tar::EntryType::Regular,
+        0o644,
+        &config,
+    )?;
+    append(&mut archive, "layer.tar", tar::EntryType::Regular, 0o644, &layer)?;
+    append(
+        &mut archive,
+        "manifest.json",
+        tar::EntryType::Regular,
+        0o644,
+        &serde_json::to_vec(&manifest)?,
+    )?;
+    archive.into_inner()?.sync_all()?;
+    Ok(path.to_owned())
+}
+
+fn append<W: Write>(
+    archive: &mut tar::Builder<W>,
+    path: &str,
+    kind: tar::EntryType,
+    mode: u32,
+    bytes: &[u8],
+) -> Result<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_size(bytes.len() as u64);
+    header.set_mode(mode);
+    archive.append_data(&mut header, path, bytes)?;
+    Ok(())
+}
+
+fn digest(bytes: &[u8]) -> String {
+    let hex: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+    format!("sha256:{hex}")
+}

@@ -1,0 +1,37 @@
+//! For tests only: a whole cluster under a name of its own, the real kubectl, images made on the spot, and the
+//! other programs that tests run beside skiff. Everything started here ends when its value is dropped.
+
+mod cluster;
+mod external;
+mod image;
+
+pub use cluster::{Cluster, Kubectl};
+pub use external::{Containerd, Etcd, Registry, free_port};
+pub use image::{BUSYBOX, PAUSE, busybox_archive, pause_archive};
+
+use anyhow::{Result, bail};
+use std::fmt::Debug;
+use std::time::{Duration, Instant};
+
+/// Asks again until the answer is `Ok`, for at most `patience`; then fails with the last refusal.
+pub fn eventually<T>(what: &str, patience: Duration, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
+    let began = Instant::now();
+    loop {
+        match ask() {
+            Ok(answer) => return Ok(answer),
+            Err(error) if began.elapsed() > patience => {
+                bail!("{what}: not within {patience:?}; at last: {error:#}")
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
+/// `Ok` if both are equal, else what was found; for use inside [`eventually`].
+pub fn expect_eq<T: PartialEq + Debug>(found: T, expected: T) -> Result<()> {
+    if found == expected {
+        Ok(())
+    } else {
+        bail!("found {found:?}, expected {expected:?}")
+    }
+}
