@@ -13,7 +13,7 @@ use crate::endpointslice::plan::{
 };
 use crate::endpointslice::{selects_pods, wake_services};
 use crate::selector::matches_map;
-use crate::{Context, Error, error_message, is_namespace_terminating, pods};
+use crate::{Context, Error, Written, error_message, is_namespace_terminating, pods, wait_for_copy};
 
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
@@ -25,6 +25,7 @@ struct Controller {
     pods: Informer<Pod>,
     endpoints: Informer<Endpoints>,
     queue: Arc<WorkQueue>,
+    written: Written,
 }
 
 pub(crate) async fn run(context: Context) {
@@ -33,6 +34,7 @@ pub(crate) async fn run(context: Context) {
         pods: context.informers.informer(),
         endpoints: context.informers.informer(),
         queue: WorkQueue::new(),
+        written: Written::default(),
         context: context.clone(),
     });
     let queue = controller.queue.clone();
@@ -46,18 +48,18 @@ pub(crate) async fn run(context: Context) {
         let cause = Some(cause_of(&**change.object()));
         wake_services(&watcher.services, &watcher.queue, change, cause);
     });
-    let queue = controller.queue.clone();
+    let watcher = controller.clone();
     controller.endpoints.subscribe(move |change: &Change<Endpoints>| {
-        if let Change::Deleted { last } = change {
-            queue.add(Key::of(&**last), Some(cause_of(&**last)));
+        let endpoints = change.object();
+        let key = Key::of(&**endpoints);
+        if matches!(change, Change::Deleted { .. }) {
+            watcher.written.forget(&key);
         }
+        // Endpoints that were there before are looked at too: their Service may be gone.
+        watcher.queue.add(key, Some(cause_of(&**endpoints)));
     });
     controller.pods.synced().await;
     controller.endpoints.synced().await;
-    // Endpoints whose Service went away while nobody was looking.
-    for left_over in controller.endpoints.list() {
-        controller.queue.add(Key::of(&*left_over), None);
-    }
     let queue = controller.queue.clone();
     run_workers(context.name, 5, queue, context.shutdown.clone(), move |key| {
         let controller = controller.clone();
@@ -161,6 +163,13 @@ impl Controller {
     async fn reconcile(&self, key: Key) -> Result<Action, Error> {
         let api: Api<Endpoints> = Api::namespaced(self.context.client.clone(), &key.namespace);
         let present = self.endpoints.get(&key.namespace, &key.name);
+        if let Some(present) = &present
+            && !self
+                .written
+                .is_seen(&key, present.metadata.resource_version.as_deref())
+        {
+            return wait_for_copy();
+        }
         let Some(service) = self.services.get(&key.namespace, &key.name) else {
             let ours = present.is_some_and(|present| {
                 present
@@ -199,7 +208,10 @@ impl Controller {
             None => api.create(&PostParams::default(), &wanted).await,
         };
         match write {
-            Ok(_) => Ok(Action::Done),
+            Ok(live) => {
+                self.written.note(&key, live.metadata.resource_version.as_deref());
+                Ok(Action::Done)
+            }
             Err(error) if is_namespace_terminating(&error) => Ok(Action::Done),
             Err(error) => {
                 let (reason, verb) = match present {

@@ -8,6 +8,7 @@ mod deployment;
 mod discovery;
 mod endpoints;
 mod endpointslice;
+mod endpointslice_mirroring;
 mod expectations;
 mod garbage_collector;
 mod namespace;
@@ -125,6 +126,12 @@ const CONTROLLERS: &[Spec] = &[
         endpointslice::run
     ),
     controller!(
+        "endpointslice-mirroring-controller",
+        "endpointslicemirroring-controller",
+        "endpoint-slice-mirroring-controller",
+        endpointslice_mirroring::run
+    ),
+    controller!(
         "endpoints-controller",
         "endpoint-controller",
         "endpoint-controller",
@@ -205,9 +212,6 @@ pub(crate) struct Context {
 pub(crate) enum Error {
     #[error("{0}")]
     Api(#[from] kube::Error),
-    /// The local copy does not show our own last write yet.
-    #[error("the local copy of {0} lags behind our own writes")]
-    Stale(String),
     #[error("{0}")]
     Other(String),
 }
@@ -277,4 +281,10 @@ pub(crate) fn is_namespace_terminating(error: &kube::Error) -> bool {
 
 pub(crate) fn seconds_until(at: jiff::Timestamp, now: jiff::Timestamp) -> Duration {
     Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)
+}
+
+/// The answer of a reconcile whose local copy does not show its own last write yet. That write's event
+/// wakes it again; the delay is only there in case the event is lost with its object.
+pub(crate) fn wait_for_copy() -> Result<skiff_client::Action, Error> {
+    Ok(skiff_client::Action::RequeueAfter(Duration::from_secs(1)))
 }

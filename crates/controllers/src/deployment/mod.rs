@@ -23,7 +23,9 @@ use skiff_client::{
 };
 
 use crate::ownership::{self, BY_CONTROLLER, Claim};
-use crate::{Context, Error, error_message, is_namespace_terminating, pods, selector};
+use crate::{
+    Context, Error, Written, error_message, is_namespace_terminating, pods, selector, wait_for_copy,
+};
 use plan::{Observed, Plan, Write};
 
 struct Controller {
@@ -32,7 +34,9 @@ struct Controller {
     sets: Informer<ReplicaSet>,
     pods: Informer<Pod>,
     queue: Arc<WorkQueue>,
-    written: crate::Written,
+    /// ReplicaSets that we wrote, and Deployments.
+    written: Written,
+    written_own: Written,
     /// Serves only to say once, not at each look, that a selector takes everything.
     complained: Mutex<std::collections::HashSet<String>>,
 }
@@ -44,6 +48,7 @@ pub(crate) async fn run(context: Context) {
         pods: context.informers.informer(),
         queue: WorkQueue::new(),
         written: Default::default(),
+        written_own: Default::default(),
         complained: Default::default(),
         context: context.clone(),
     });
@@ -152,6 +157,12 @@ impl Controller {
             self.complain(&deployment);
             return Ok(Action::Done);
         }
+        if !self
+            .written_own
+            .is_seen(&key, deployment.metadata.resource_version.as_deref())
+        {
+            return wait_for_copy();
+        }
         let sets = self.claim(&deployment).await?;
         // A copy that lacks our own last write would plan that write again.
         for set in &sets {
@@ -159,7 +170,7 @@ impl Controller {
                 .written
                 .is_seen(&Key::of(&**set), set.metadata.resource_version.as_deref())
             {
-                return Err(Error::Stale(format!("ReplicaSet {}", Key::of(&**set))));
+                return wait_for_copy();
             }
         }
         let observed = Observed {
@@ -293,7 +304,7 @@ impl Controller {
             }
             Err(error) if error.is_already_exists() => {
                 let Some(live) = api.get_opt(name).await? else {
-                    return Err(Error::Stale(format!("ReplicaSet {name}")));
+                    return Err(error.into());
                 };
                 let ours = ownership::controller_of(&live.metadata)
                     .is_some_and(|owner| Some(&owner.uid) == deployment.metadata.uid.as_ref());
@@ -304,7 +315,7 @@ impl Controller {
                     .is_some_and(|(a, b)| revision::same_template(a, b));
                 if ours && same {
                     // Made by us before; the copy has yet to show it.
-                    return Err(Error::Stale(format!("ReplicaSet {name}")));
+                    return Ok(false);
                 }
                 let mut bumped = deployment.clone();
                 let status = bumped.status.get_or_insert_default();
@@ -359,7 +370,7 @@ impl Controller {
                 .cloned()
         };
         let wanted = revision(&updated);
-        let live = match api
+        let mut live = match api
             .replace_status(&key.name, &PostParams::default(), &updated)
             .await
         {
@@ -369,14 +380,16 @@ impl Controller {
         };
         // The revision travels with the status where the server lets annotations pass there.
         if wanted.is_some() && revision(&live) != wanted {
-            let mut annotated = live;
+            let mut annotated = live.clone();
             annotated
                 .metadata
                 .annotations
                 .get_or_insert_default()
                 .insert(revision::REVISION.into(), wanted.unwrap_or_default());
-            api.replace(&key.name, &PostParams::default(), &annotated).await?;
+            live = api.replace(&key.name, &PostParams::default(), &annotated).await?;
         }
+        self.written_own
+            .note(key, live.metadata.resource_version.as_deref());
         Ok(())
     }
 }

@@ -5,22 +5,28 @@
 
 pub(crate) mod plan;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
+use parking_lot::Mutex;
 use skiff_client::{
     Action, Cause, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, reference, run_workers, stage,
 };
 
+use tokio::time::Instant;
+
 use crate::selector::matches_map;
-use crate::{Context, Error, Written, error_message, is_namespace_terminating};
+use crate::{Context, Error, Written, error_message, is_namespace_terminating, wait_for_copy};
 use plan::{CONTROLLER, MANAGED_BY, SERVICE_NAME};
 
 const BY_SERVICE: &str = "service";
+/// A slice that was deleted before its creation was seen never comes; after this long it is given up.
+const NEVER_SEEN: Duration = Duration::from_secs(10);
 
 struct Controller {
     context: Context,
@@ -30,8 +36,8 @@ struct Controller {
     slices: Informer<EndpointSlice>,
     queue: Arc<WorkQueue>,
     written: Written,
-    /// Slices that were made but are not in the copy yet, by Service.
-    created: parking_lot::Mutex<std::collections::HashMap<Key, BTreeSet<Key>>>,
+    /// Slices that were made but are not in the copy yet, by Service, and when they were made.
+    created: Mutex<HashMap<Key, HashMap<Key, Instant>>>,
 }
 
 fn by_service(slice: &EndpointSlice) -> Vec<String> {
@@ -213,24 +219,20 @@ impl Controller {
             self.created.lock().remove(&key);
             return Ok(Action::Done);
         };
-        if !selects_pods(&service) || service.metadata.deletion_timestamp.is_some() {
+        if !selects_pods(&service) {
             return Ok(Action::Done);
         }
-        let existing = self.slices.by_index(BY_SERVICE, &key.to_string());
-        if self
-            .created
-            .lock()
-            .get(&key)
-            .is_some_and(|waiting| !waiting.is_empty())
-        {
-            return Err(Error::Stale(format!("the EndpointSlices of {key}")));
+        // Asked before the slices are read: what arrives in between only makes the copy fresher.
+        if self.awaits_created(&key) {
+            return wait_for_copy();
         }
+        let existing = self.slices.by_index(BY_SERVICE, &key.to_string());
         for slice in &existing {
             if !self
                 .written
                 .is_seen(&Key::of(&**slice), slice.metadata.resource_version.as_deref())
             {
-                return Err(Error::Stale(format!("EndpointSlice {}", Key::of(&**slice))));
+                return wait_for_copy();
             }
         }
         let selector = service
@@ -274,6 +276,15 @@ impl Controller {
         Ok(Action::Done)
     }
 
+    fn awaits_created(&self, service: &Key) -> bool {
+        let mut created = self.created.lock();
+        let Some(waiting) = created.get_mut(service) else {
+            return false;
+        };
+        waiting.retain(|_, made| made.elapsed() < NEVER_SEEN);
+        !waiting.is_empty()
+    }
+
     async fn write(&self, key: &Key, plan: &plan::Plan) -> Result<(), Error> {
         let api: Api<EndpointSlice> = Api::namespaced(self.context.client.clone(), &key.namespace);
         for slice in &plan.create {
@@ -286,7 +297,7 @@ impl Controller {
                             .lock()
                             .entry(key.clone())
                             .or_default()
-                            .insert(slice_key.clone());
+                            .insert(slice_key.clone(), Instant::now());
                         if self.slices.get(&slice_key.namespace, &slice_key.name).is_some()
                             && let Some(waiting) = self.created.lock().get_mut(key)
                         {

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
@@ -144,7 +145,8 @@ async fn reconcile(
     // All of our own assignments must be in the copy before the next one.
     for node in &all {
         if !written.is_seen(&Key::of(&**node), node.metadata.resource_version.as_deref()) {
-            return Err(Error::Stale(format!("node {}", Key::of(&**node))));
+            // Nodes that have a network wake nobody here, so look again soon.
+            return Ok(Action::RequeueAfter(Duration::from_millis(20)));
         }
     }
     let Some(node) = nodes.get("", &key.name).filter(|node| cidrs_of(node).is_empty()) else {

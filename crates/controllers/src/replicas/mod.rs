@@ -21,7 +21,9 @@ use skiff_client::{
 
 use crate::expectations::Expectations;
 use crate::ownership::{self, BY_CONTROLLER, Claim};
-use crate::{Context, Error, error_message, is_namespace_terminating, pods, seconds_until};
+use crate::{
+    Context, Error, Written, error_message, is_namespace_terminating, pods, seconds_until, wait_for_copy,
+};
 use plan::{Failure, Plan};
 pub(crate) use workload::Workload;
 
@@ -38,6 +40,7 @@ struct Controller<W> {
     workloads: Informer<W>,
     pods: Informer<Pod>,
     expectations: Expectations,
+    written: Written,
     queue: Arc<WorkQueue>,
 }
 
@@ -46,6 +49,7 @@ async fn run<W: Workload>(context: Context) {
         workloads: context.informers.informer::<W>(),
         pods: context.informers.informer::<Pod>(),
         expectations: Expectations::default(),
+        written: Written::default(),
         queue: WorkQueue::new(),
         context: context.clone(),
     });
@@ -131,8 +135,15 @@ impl<W: Workload> Controller<W> {
     async fn reconcile(&self, key: Key) -> Result<Action, Error> {
         let Some(workload) = self.workloads.get(&key.namespace, &key.name) else {
             self.expectations.forget(&key);
+            self.written.forget(&key);
             return Ok(Action::Done);
         };
+        if !self
+            .written
+            .is_seen(&key, workload.meta().resource_version.as_deref())
+        {
+            return wait_for_copy();
+        }
         // Asked before the pods are read: what arrives in between only makes the copy fresher.
         let trusted = self.expectations.satisfied(&key);
         let controlled = self.claim(&workload).await?;
@@ -343,7 +354,11 @@ impl<W: Workload> Controller<W> {
         let mut updated = workload.clone();
         updated.set_status(status.clone());
         match api.replace_status(name, &PostParams::default(), &updated).await {
-            Ok(_) => Ok(()),
+            Ok(live) => {
+                self.written
+                    .note(&Key::of(workload), live.meta().resource_version.as_deref());
+                Ok(())
+            }
             Err(error) if error.is_not_found() => Ok(()),
             Err(error) if error.is_conflict() => {
                 // Only the spec moved, most often: the counts are still the newest we know.
@@ -351,7 +366,9 @@ impl<W: Workload> Controller<W> {
                     return Ok(());
                 };
                 live.set_status(status);
-                api.replace_status(name, &PostParams::default(), &live).await?;
+                let live = api.replace_status(name, &PostParams::default(), &live).await?;
+                self.written
+                    .note(&Key::of(workload), live.meta().resource_version.as_deref());
                 Ok(())
             }
             Err(error) => Err(error.into()),

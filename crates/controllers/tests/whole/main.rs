@@ -1,7 +1,10 @@
 //! All controllers together over a server in a hash map: an apply goes down to pods and endpoints, and a
 //! delete takes everything with it.
 
-#![allow(clippy::unwrap_used, reason = "everything here is a test, though not every function is marked as one")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "everything here is a test, though not every function is marked as one"
+)]
 
 mod fake;
 
