@@ -3,6 +3,7 @@
 
 mod capabilities;
 mod containers;
+mod devices;
 mod events;
 mod image_service;
 mod namespaces;
@@ -10,6 +11,7 @@ mod record;
 mod runtime_service;
 mod sandboxes;
 mod shim_client;
+mod signals;
 mod spec;
 mod stats;
 mod status;
@@ -36,6 +38,8 @@ pub enum Error {
     Image(#[from] crate::image::Error),
     #[error("the socket path {0} is too long; choose a shorter run directory")]
     SocketPath(String),
+    #[error("another runtime is using {0}")]
+    Taken(String),
 }
 
 /// The state that every call works on.
@@ -63,6 +67,8 @@ pub(crate) struct Daemon {
 pub struct Runtime {
     daemon: Arc<Daemon>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
+    /// Locked while this runtime lives: two daemons over one state would fight.
+    _lock: std::fs::File,
 }
 
 impl Runtime {
@@ -77,6 +83,10 @@ impl Runtime {
         ] {
             std::fs::create_dir_all(&directory).map_err(io(format!("make {}", directory.display())))?;
         }
+        let lock = std::fs::File::create(config.run_dir.join("lock"))
+            .map_err(io("lock the run directory".into()))?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| Error::Taken(config.run_dir.display().to_string()))?;
         use std::os::unix::fs::PermissionsExt;
         for directory in [&config.root, &config.run_dir] {
             // The root holds setuid programs of images, the run directory control sockets.
@@ -146,6 +156,7 @@ impl Runtime {
         Ok(Runtime {
             daemon,
             tasks: vec![serve, streaming],
+            _lock: lock,
         })
     }
 

@@ -426,6 +426,26 @@ impl Pod {
             .expect("status")
     }
 
+    /// The first process, as the host sees it.
+    pub async fn pid(&mut self, id: &str) -> i32 {
+        let request = cri::ContainerStatusRequest {
+            container_id: id.into(),
+            verbose: true,
+        };
+        let info = self
+            .client
+            .container_status(request)
+            .await
+            .expect("status")
+            .into_inner()
+            .info;
+        let info: serde_json::Value = serde_json::from_str(&info["info"]).expect("json");
+        info["pid"]
+            .as_i64()
+            .and_then(|pid| i32::try_from(pid).ok())
+            .expect("pid")
+    }
+
     /// Waits for the end and returns the status.
     pub async fn wait(&mut self, id: &str) -> cri::ContainerStatus {
         for _ in 0..2000 {

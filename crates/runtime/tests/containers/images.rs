@@ -343,3 +343,118 @@ pub async fn binary() {
     pod.remove().await;
     environment.finish().await;
 }
+
+/// Against Debian's registry and skopeo, where they are installed.
+pub async fn real_registry() {
+    let tools = ["docker-registry", "skopeo"];
+    let installed = |tool: &&str| {
+        std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
+            .any(|path| path.join(tool).exists())
+    };
+    if !tools.iter().all(installed) {
+        println!("docker-registry and skopeo are not installed, nothing is tested");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("dir");
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .expect("bind")
+        .local_addr()
+        .expect("address")
+        .port();
+    let config = directory.path().join("config.yml");
+    let text = format!(
+        "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:{port}\n",
+        directory.path().join("registry").display()
+    );
+    std::fs::write(&config, text).expect("config");
+    struct Killed(std::process::Child);
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let _registry = Killed(
+        std::process::Command::new("docker-registry")
+            .arg("serve")
+            .arg(&config)
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("the registry starts"),
+    );
+    crate::environment::eventually("the registry listens", async || {
+        tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok()
+    })
+    .await;
+    let plain = layer();
+    let archive = directory.path().join("image.tar");
+    write_archive(&archive, &oci_files("busybox:latest", &plain, gzip(&plain)));
+    let skopeo = |from: &str, to: &str| {
+        let output = std::process::Command::new("skopeo")
+            .args([
+                "copy",
+                "--insecure-policy",
+                "--dest-tls-verify=false",
+                "--src-tls-verify=false",
+                "--tmpdir",
+            ])
+            .arg(directory.path())
+            .args([from, to])
+            .output()
+            .expect("skopeo runs");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    };
+    let name = format!("127.0.0.1:{port}/team/web:1");
+    skopeo(
+        &format!("oci-archive:{}", archive.display()),
+        &format!("docker://{name}"),
+    );
+
+    let store = std::sync::Arc::new(ImageStore::open(&directory.path().join("images")).expect("store"));
+    let progress = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let seen = progress.clone();
+    let count: skiff_runtime::image::ProgressFn = std::sync::Arc::new(move |step| {
+        if let skiff_runtime::image::Progress::Downloading { done, .. } = step {
+            seen.fetch_max(done, std::sync::atomic::Ordering::SeqCst);
+        }
+    });
+    // Twice at the same time: one fetches, the other finds.
+    let (first, second) = tokio::join!(store.pull(&name, None, &count), store.pull(&name, None, &count));
+    let id = first.expect("pulls");
+    assert_eq!(second.expect("pulls"), id);
+    assert!(
+        progress.load(std::sync::atomic::Ordering::SeqCst) > 100_000,
+        "progress is told"
+    );
+    let missing = store
+        .pull(&format!("127.0.0.1:{port}/team/web:2"), None, &silent())
+        .await;
+    assert!(
+        matches!(missing, Err(Error::Pull { not_found: true, .. })),
+        "{missing:?}"
+    );
+    let by_digest = store.find(&name).expect("find").expect("there").repo_digests[0].clone();
+    assert_eq!(
+        store
+            .pull(&by_digest, None, &silent())
+            .await
+            .expect("pulls by digest"),
+        id
+    );
+
+    // And back through an archive of docker's kind.
+    let saved = directory.path().join("saved.tar");
+    skopeo(
+        &format!("docker://{name}"),
+        &format!("docker-archive:{}:saved:3", saved.display()),
+    );
+    assert_eq!(
+        store.import(&saved, &silent()).expect("imports"),
+        ["docker.io/library/saved:3"]
+    );
+}

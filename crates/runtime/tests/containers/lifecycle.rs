@@ -186,6 +186,11 @@ pub async fn side_by_side() {
         let (code, log) = pod.script(container_config("main", "hostname")).await;
         assert_eq!((code, log), (0, format!("pod-{index}\n")));
     };
+    let taken = skiff_runtime::Runtime::start(one.config.clone()).await;
+    assert!(
+        matches!(taken, Err(skiff_runtime::Error::Taken(_))),
+        "one daemon for one directory"
+    );
     let first = futures::future::join_all((0..8).map(|index| run(&one, index)));
     let second = futures::future::join_all((0..8).map(|index| run(&two, index)));
     tokio::join!(first, second);

@@ -2,9 +2,11 @@
 //! container helper and as CNI plugin. Without root every test says that it was skipped.
 
 mod basics;
+mod edges;
 mod environment;
 mod images;
 mod lifecycle;
+mod websocket;
 
 use std::ffi::OsString;
 use std::panic::AssertUnwindSafe;
@@ -24,15 +26,16 @@ const TESTS: &[Test] = tests![
     basics::users_and_mounts,
     basics::terminal,
     basics::streaming,
-    basics::failures,
-    basics::namespaces,
-    basics::figures,
+    edges::failures,
+    edges::namespaces,
+    edges::figures,
     lifecycle::survives_a_killed_daemon,
     lifecycle::a_lost_shim_ends_the_pod,
     lifecycle::events,
     lifecycle::side_by_side,
     images::archives,
     images::pulls,
+    images::real_registry,
     images::binary,
 ];
 

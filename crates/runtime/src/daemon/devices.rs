@@ -1,0 +1,103 @@
+//! Device nodes of containers: the harmless ones, the host's, and those a pod asks for.
+
+use crate::cgroup::DeviceRule;
+use crate::init::spec::Device;
+use skiff_cri::v1 as cri;
+use std::path::Path;
+
+fn character(path: &str, major: u32, minor: u32) -> Device {
+    Device {
+        path: path.into(),
+        block: false,
+        major,
+        minor,
+        mode: 0o666,
+        uid: 0,
+        gid: 0,
+    }
+}
+
+pub fn default_devices() -> Vec<Device> {
+    vec![
+        character("/dev/null", 1, 3),
+        character("/dev/zero", 1, 5),
+        character("/dev/full", 1, 7),
+        character("/dev/random", 1, 8),
+        character("/dev/urandom", 1, 9),
+        character("/dev/tty", 5, 0),
+    ]
+}
+
+/// Every device node of the host, for privileged containers.
+pub fn host_devices() -> Vec<Device> {
+    let mut devices = Vec::new();
+    collect_devices(Path::new("/dev"), Path::new("/dev"), &mut devices);
+    devices
+}
+
+fn collect_devices(host: &Path, container: &Path, devices: &mut Vec<Device>) {
+    for entry in std::fs::read_dir(host).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let path = container.join(&name);
+        match entry.file_type() {
+            // These are mounts of the container's own.
+            Ok(kind) if kind.is_dir() => {
+                if !["pts", "shm", "fd", "mqueue"].iter().any(|own| name == *own) {
+                    collect_devices(&entry.path(), &path, devices);
+                }
+            }
+            Ok(_) if name == "console" || name == "ptmx" => {}
+            Ok(_) => devices.extend(device_at(&entry.path(), &path)),
+            Err(_) => {}
+        }
+    }
+}
+
+fn device_at(host: &Path, container: &Path) -> Option<Device> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let metadata = std::fs::symlink_metadata(host).ok()?;
+    let block = metadata.file_type().is_block_device();
+    if !block && !metadata.file_type().is_char_device() {
+        return None;
+    }
+    Some(Device {
+        path: container.to_string_lossy().into_owned(),
+        block,
+        major: rustix::fs::major(metadata.rdev()),
+        minor: rustix::fs::minor(metadata.rdev()),
+        mode: metadata.mode() & 0o7777,
+        uid: metadata.uid(),
+        gid: metadata.gid(),
+    })
+}
+
+pub fn add_device(
+    device: &cri::Device,
+    devices: &mut Vec<Device>,
+    rules: &mut Vec<DeviceRule>,
+) -> Result<(), String> {
+    let host = Path::new(&device.host_path)
+        .canonicalize()
+        .map_err(|error| format!("failed to resolve device {:?}: {error}", device.host_path))?;
+    let container = Path::new(&device.container_path);
+    let mut found = Vec::new();
+    if host.is_dir() {
+        collect_devices(&host, container, &mut found);
+    } else {
+        found.extend(device_at(&host, container));
+    }
+    if found.is_empty() {
+        return Err(format!("{:?} is not a device", device.host_path));
+    }
+    let access = if device.permissions.is_empty() {
+        "rwm"
+    } else {
+        &device.permissions
+    };
+    for device in found {
+        rules.push(DeviceRule::node(device.block, device.major, device.minor, access));
+        devices.retain(|existing| existing.path != device.path);
+        devices.push(device);
+    }
+    Ok(())
+}
