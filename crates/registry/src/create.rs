@@ -63,9 +63,10 @@ impl Registry {
         let change;
         {
             let _stage = context.stage("prepare");
-            resource.rules.begin_create(&mut object);
+            // Some kinds build on their uid.
             object::set(&mut object, "uid", uuid::Uuid::new_v4().to_string());
             object::set(&mut object, "creationTimestamp", self.now_text());
+            resource.rules.begin_create(&mut object);
             object::metadata_mut(&mut object).remove("resourceVersion");
             ensure_namespace(resource, namespace, &mut object)?;
             change = resource.hook.begin_create(&mut object, context)?;

@@ -2,18 +2,21 @@
 
 use async_trait::async_trait;
 use serde_json::Value;
-use skiff_admission::{Attributes, Chain, Lister, Operation, User};
+use skiff_admission::{Attributes, Lister, Operation, User};
+use skiff_auth::UserInfo;
 use skiff_meta::Status;
 use skiff_registry::{Gate, Registry, Resource, encode, object};
 use skiff_registry::{ListOptions, ReadAt};
 
 use crate::chain::Exchange;
+use crate::hooks::escalation;
+use crate::server::Inner;
 
 /// One request at the admission chain.
 pub struct Admission<'a> {
-    chain: &'a Chain,
-    registry: &'a Registry,
+    inner: &'a Inner,
     user: User,
+    identity: &'a UserInfo,
     resource: &'a Resource,
     subresource: &'a str,
     namespace: &'a str,
@@ -24,16 +27,15 @@ pub struct Admission<'a> {
 
 impl<'a> Admission<'a> {
     pub fn new(
-        chain: &'a Chain,
-        registry: &'a Registry,
+        inner: &'a Inner,
         exchange: &'a Exchange,
         resource: &'a Resource,
         options: Option<&'a Value>,
     ) -> Admission<'a> {
         let user = &exchange.user;
         Admission {
-            chain,
-            registry,
+            inner,
+            identity: user,
             user: User {
                 name: user.name.clone(),
                 uid: user.uid.clone(),
@@ -87,9 +89,9 @@ impl<'a> Admission<'a> {
     pub async fn connect(&self) -> Result<(), Status> {
         let mut attributes = self.attributes(None, None, self.name);
         attributes.operation = Operation::Connect;
-        let lister = CacheLister(self.registry);
-        self.chain.admit(&mut attributes, &lister).await?;
-        self.chain.validate(&attributes, &lister).await
+        let lister = CacheLister(&self.inner.registry);
+        self.inner.chain.admit(&mut attributes, &lister).await?;
+        self.inner.chain.validate(&attributes, &lister).await
     }
 }
 
@@ -98,16 +100,21 @@ impl Gate for Admission<'_> {
     async fn admit(&self, object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status> {
         let name = self.name_of(object.as_deref(), old);
         let mut attributes = self.attributes(object, old, &name);
-        self.chain
-            .admit(&mut attributes, &CacheLister(self.registry))
+        self.inner
+            .chain
+            .admit(&mut attributes, &CacheLister(&self.inner.registry))
             .await
     }
 
     async fn validate(&self, object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status> {
         let name = self.name_of(object.as_deref(), old);
+        if let Some(new) = object.as_deref() {
+            escalation::check(self.inner, self.identity, self.resource, self.namespace, new, old).await?;
+        }
         let attributes = self.attributes(object, old, &name);
-        self.chain
-            .validate(&attributes, &CacheLister(self.registry))
+        self.inner
+            .chain
+            .validate(&attributes, &CacheLister(&self.inner.registry))
             .await
     }
 }

@@ -1,6 +1,6 @@
 //! The front door: HTTPS and in-process requests, from authentication to the answer. State is the
 //! registry's; the server itself keeps nothing that would be missed after a restart.
-//! Read `chain.rs` first: it is the way of a request. Kinds are named only in `subresources`.
+//! Read `chain.rs` first: it is the way of a request. Kinds are named only in `hooks` and `subresources`.
 
 mod body;
 mod chain;
@@ -9,6 +9,7 @@ mod decode;
 mod discovery;
 mod gate;
 mod health;
+mod hooks;
 mod in_flight;
 mod list_body;
 mod listen;

@@ -700,6 +700,50 @@ async fn who_may_do_what() {
 }
 
 #[tokio::test]
+async fn nobody_grants_what_they_do_not_hold() {
+    let cluster = Cluster::start().await;
+    let bindings = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings";
+    let binding = |name: &str, role: &str, user: &str| {
+        json!({"metadata": {"name": name}, "subjects": [{"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}],
+            "roleRef": {"kind": "ClusterRole", "name": role, "apiGroup": "rbac.authorization.k8s.io"}})
+    };
+    assert_eq!(
+        cluster
+            .post(bindings, binding("jane", "admin", "jane"))
+            .await
+            .code,
+        201
+    );
+    let jane = || {
+        cluster
+            .server
+            .service(UserInfo::new("jane", Vec::<String>::new()))
+    };
+    let json = [("content-type", "application/json")];
+    let send = async |value: Value| {
+        cluster
+            .send_as(jane(), "POST", bindings, &json, value.to_string())
+            .await
+    };
+    let mut view = send(binding("v", "view", "joe")).await;
+    for _ in 0..1000 {
+        if view.code != 403 {
+            break;
+        }
+        tokio::task::yield_now().await;
+        view = send(binding("v", "view", "joe")).await;
+    }
+    assert_eq!(view.code, 201, "an admin may hand out view: {}", view.text);
+    let more = send(binding("more", "cluster-admin", "jane")).await;
+    assert_eq!(more.code, 403, "{}", more.text);
+    let message = more.json["message"].as_str().expect("a message");
+    assert!(
+        message.starts_with("rolebindings.rbac.authorization.k8s.io \"more\" is forbidden: user \"jane\" (groups=[\"system:authenticated\"]) is attempting to grant RBAC permissions not currently held:\n"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
 async fn marks_of_writes() {
     let cluster = Cluster::start().await;
     let headers = [

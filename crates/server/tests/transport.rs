@@ -174,3 +174,149 @@ async fn https_with_certificates_and_tokens() {
     https.shutdown.cancel();
     https.serving.await.expect("ends");
 }
+
+/// A kubelet that knows one log and echoes what comes over an upgraded connection.
+async fn fake_kubelet(cluster: &Cluster) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let identity = cluster
+        .pki
+        .serving("kubelet", "system:node:n", &["127.0.0.1".to_string()])
+        .expect("a certificate");
+    let tls = skiff_pki::server_config(&identity, Some(cluster.pki.ca_certificate())).expect("TLS");
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let stream = acceptor.accept(stream).await.expect("TLS");
+                assert!(
+                    stream.get_ref().1.peer_certificates().is_some(),
+                    "the API server shows who it is"
+                );
+                let service =
+                    hyper::service::service_fn(|mut request: Request<hyper::body::Incoming>| async move {
+                        let path = request.uri().to_string();
+                        if !request.headers().contains_key("upgrade") {
+                            return Ok::<_, std::convert::Infallible>(http::Response::new(Full::<
+                                bytes::Bytes,
+                            >::from(
+                                path
+                            )));
+                        }
+                        tokio::spawn(async move {
+                            let upgraded = hyper::upgrade::on(&mut request).await.expect("upgrades");
+                            let (mut read, mut write) = tokio::io::split(TokioIo::new(upgraded));
+                            tokio::io::copy(&mut read, &mut write).await.expect("echoes");
+                        });
+                        let mut response = http::Response::new(Full::default());
+                        *response.status_mut() = http::StatusCode::SWITCHING_PROTOCOLS;
+                        response
+                            .headers_mut()
+                            .insert("connection", "Upgrade".parse().expect("a value"));
+                        response
+                            .headers_mut()
+                            .insert("upgrade", "SPDY/3.1".parse().expect("a value"));
+                        Ok(response)
+                    });
+                let connection = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service);
+                let _ = connection.with_upgrades().await;
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn logs_and_exec_reach_the_kubelet() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let cluster = Cluster::start().await;
+    let port = fake_kubelet(&cluster).await;
+    let node = cluster
+        .post("/api/v1/nodes", json!({"metadata": {"name": "n"}}))
+        .await;
+    assert_eq!(node.code, 201, "{}", node.text);
+    let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}], "daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}});
+    assert_eq!(
+        cluster
+            .patch("/api/v1/nodes/n/status", "merge-patch", status)
+            .await
+            .code,
+        200
+    );
+    cluster
+        .post(
+            "/api/v1/namespaces/default/serviceaccounts",
+            json!({"metadata": {"name": "default"}}),
+        )
+        .await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let made = cluster
+        .post(
+            pods,
+            json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}),
+        )
+        .await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    assert_eq!(
+        cluster.get(&format!("{pods}/p/log")).await.text,
+        "",
+        "no node, no log"
+    );
+    cluster
+        .post(
+            &format!("{pods}/p/binding"),
+            json!({"metadata": {"name": "p"}, "target": {"name": "n"}}),
+        )
+        .await;
+    let log = cluster
+        .get(&format!("{pods}/p/log?tailLines=3&timestamps=true"))
+        .await;
+    assert_eq!(
+        (log.code, log.text.as_str()),
+        (200, "/containerLogs/default/p/c?timestamps=true&tailLines=3")
+    );
+    let proxied = cluster.get("/api/v1/nodes/n/proxy/healthz?x=1").await;
+    assert_eq!(
+        (proxied.code, proxied.text.as_str()),
+        (200, "/healthz?x=1"),
+        "{}",
+        proxied.text
+    );
+
+    let https = listen(&cluster).await;
+    let identity = cluster
+        .pki
+        .client("admin", "admin", Some("system:masters"))
+        .expect("a certificate");
+    let tls = skiff_pki::client_config(cluster.pki.ca_certificate(), Some(&identity)).expect("TLS");
+    let stream = TcpStream::connect(https.address).await.expect("connects");
+    let name = ServerName::try_from("localhost").expect("a name");
+    let stream = TlsConnector::from(Arc::new(tls))
+        .connect(name, stream)
+        .await
+        .expect("TLS");
+    let (mut sender, driver) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .expect("HTTP/1.1");
+    tokio::spawn(driver.with_upgrades());
+    let request = Request::builder()
+        .method("POST")
+        .uri(format!("{pods}/p/exec?command=ls&command=-l&stdout=true"))
+        .header("host", "localhost")
+        .header("connection", "Upgrade")
+        .header("upgrade", "SPDY/3.1")
+        .body(Full::<bytes::Bytes>::default())
+        .expect("a request");
+    let response = sender.send_request(request).await.expect("answers");
+    assert_eq!(response.status(), 101);
+    let mut upgraded = TokioIo::new(hyper::upgrade::on(response).await.expect("upgrades"));
+    upgraded.write_all(b"over and back").await.expect("writes");
+    let mut echo = [0; 13];
+    upgraded.read_exact(&mut echo).await.expect("reads");
+    assert_eq!(&echo, b"over and back");
+    drop(upgraded);
+    https.shutdown.cancel();
+    https.serving.await.expect("ends");
+}

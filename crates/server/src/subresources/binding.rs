@@ -40,13 +40,7 @@ pub async fn create(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> 
     }
     let now = time::format_seconds(inner.registry.now());
     let version = object::resource_version(&binding).to_string();
-    let gate = Admission::new(
-        &inner.chain,
-        &inner.registry,
-        exchange,
-        &pods,
-        Some(&options.value),
-    );
+    let gate = Admission::new(inner, exchange, &pods, Some(&options.value));
     let mut transform = |pod: Option<&Value>| {
         let pod = pod.ok_or_else(|| Status::not_found(&pods.group_resource, &name))?;
         let mut bound = bind(pod, &binding, &node, &now)?;

@@ -28,9 +28,7 @@ pub async fn pod_stream(
         .get(resource, &info.namespace, &info.name, ReadAt::Latest)
         .await?;
     let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
-    Admission::new(&inner.chain, &inner.registry, exchange, resource, None)
-        .connect()
-        .await?;
+    Admission::new(inner, exchange, resource, None).connect().await?;
     let node = object::at_str(&pod, &["spec", "nodeName"]);
     let mut query = Vec::new();
     let path = if info.subresource == "portforward" {
@@ -85,9 +83,7 @@ pub async fn proxy(
     resource: &Resource,
     body: Body,
 ) -> Result<Answer, Status> {
-    Admission::new(&inner.chain, &inner.registry, exchange, resource, None)
-        .connect()
-        .await?;
+    Admission::new(inner, exchange, resource, None).connect().await?;
     let info = &exchange.info;
     let mut path = format!("/{}", info.parts.get(3..).unwrap_or_default().join("/"));
     if info.path.ends_with('/') && !path.ends_with('/') {

@@ -42,7 +42,7 @@ pub async fn create(
     let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, &name))?;
     inner.registry.claim_disruption(&exchange.context, &pod).await?;
     let deleted = {
-        let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&value));
+        let gate = Admission::new(inner, exchange, resource, Some(&value));
         inner
             .registry
             .delete(&exchange.context, resource, &namespace, &name, &options, &gate)

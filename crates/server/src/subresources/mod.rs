@@ -1,4 +1,4 @@
-//! Subresources, and resources that are answered but never stored. Only this folder names kinds.
+//! Subresources, and resources that are answered but never stored. Only this folder and `hooks` name kinds.
 
 mod access_review;
 mod binding;

@@ -81,13 +81,7 @@ async fn write(
     apply: &mut (dyn FnMut(&Value) -> Result<Value, Status> + Send),
 ) -> Result<Answer, Status> {
     exchange.context.dry_run = options.dry_run;
-    let gate = Admission::new(
-        &inner.chain,
-        &inner.registry,
-        exchange,
-        resource,
-        Some(&options.value),
-    );
+    let gate = Admission::new(inner, exchange, resource, Some(&options.value));
     let info = &exchange.info;
     let mut transform = |current: Option<&Value>| match current {
         Some(workload) => apply(workload),

@@ -26,7 +26,7 @@ pub async fn delete(
     let (value, options) = options(exchange, body).await?;
     exchange.context.dry_run = options.dry_run;
     let deleted = {
-        let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&value));
+        let gate = Admission::new(inner, exchange, resource, Some(&value));
         let info = &exchange.info;
         inner
             .registry
@@ -96,7 +96,7 @@ pub async fn delete_collection(
         .list(resource, read::cache_list(exchange, &list)?)
         .await?;
     {
-        let gate = Admission::new(&inner.chain, &inner.registry, exchange, resource, Some(&value));
+        let gate = Admission::new(inner, exchange, resource, Some(&value));
         for entry in &listed.items {
             let (namespace, name) = (&*entry.head.namespace, &*entry.head.name);
             match inner

@@ -100,13 +100,7 @@ pub async fn patch(
         let _stage = exchange.context.stage("decode");
         Patch::parse(kind, &bytes, options.field_validation)?
     };
-    let gate = Admission::new(
-        &inner.chain,
-        &inner.registry,
-        exchange,
-        resource,
-        Some(&options.value),
-    );
+    let gate = Admission::new(inner, exchange, resource, Some(&options.value));
     let (info, context) = (&exchange.info, &exchange.context);
     let mut transform = |current: Option<&Value>| {
         let current = current.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;

@@ -50,13 +50,7 @@ pub async fn create(
         ));
     }
     let namespace = exchange.info.namespace.clone();
-    let gate = Admission::new(
-        &inner.chain,
-        &inner.registry,
-        exchange,
-        resource,
-        Some(&options.value),
-    );
+    let gate = Admission::new(inner, exchange, resource, Some(&options.value));
     let stored = inner
         .registry
         .create(&exchange.context, resource, &namespace, value, &gate)
@@ -80,13 +74,7 @@ pub async fn update(
     let value = decode::object(exchange, resource, options.field_validation, &bytes)?;
     check_name(exchange, &value)?;
     let info = &exchange.info;
-    let gate = Admission::new(
-        &inner.chain,
-        &inner.registry,
-        exchange,
-        resource,
-        Some(&options.value),
-    );
+    let gate = Admission::new(inner, exchange, resource, Some(&options.value));
     let mut transform = |_: Option<&Value>| Ok(value.clone());
     let allow_create = resource.rules.allow_create_on_update && matches!(part, Part::Main);
     let updated = inner

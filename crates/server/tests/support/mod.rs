@@ -8,7 +8,9 @@ use http::{HeaderMap, Request};
 use http_body_util::{BodyExt, Full};
 use serde_json::Value;
 use skiff_auth::UserInfo;
-use skiff_server::{Answer, Body, InProcess, Server, ServerConfig, ServiceAccountKey, Version};
+use skiff_server::{
+    Answer, Body, InProcess, KubeletClient, Server, ServerConfig, ServiceAccountKey, Version,
+};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
@@ -49,6 +51,14 @@ impl Cluster {
             .serving("apiserver", "kube-apiserver", &names)
             .expect("a certificate");
         let tls = Arc::new(skiff_pki::server_config(&identity, Some(pki.ca_certificate())).expect("TLS"));
+        let client = pki
+            .client(
+                "apiserver-kubelet-client",
+                "kube-apiserver",
+                Some("system:masters"),
+            )
+            .expect("a certificate");
+        let kubelet = Arc::new(skiff_pki::client_config(pki.ca_certificate(), Some(&client)).expect("TLS"));
         let shutdown = CancellationToken::new();
         let server = Server::start(ServerConfig {
             store: Arc::new(store),
@@ -65,7 +75,7 @@ impl Cluster {
             }),
             anonymous: true,
             admission: skiff_admission::Chain::recommended(),
-            kubelet: None,
+            kubelet: Some(KubeletClient { tls: kubelet }),
             recorder: Arc::default(),
             version: Version::default(),
             shutdown: shutdown.clone(),

@@ -1,0 +1,4 @@
+//! What the front door checks specially for certain kinds, beside admission. Only this folder and
+//! `subresources` name kinds.
+
+pub mod escalation;
