@@ -195,6 +195,9 @@ pub fn service_accounts() -> Vec<&'static str> {
     names
 }
 
+/// How long reconciles may take to end after a shutdown.
+const LAST_RECONCILES: Duration = Duration::from_secs(1);
+
 /// What every controller gets.
 #[derive(Clone)]
 pub(crate) struct Context {
@@ -252,9 +255,13 @@ async fn run_all(config: Arc<ControllersConfig>, client: Client, shutdown: Cance
         tasks.spawn(async move {
             tracing::debug!(controller = name, "started");
             let work = std::panic::AssertUnwindSafe(run(context)).catch_unwind();
+            // Reconciles in progress may end; a controller that still waits for its first list never will.
+            let too_long = async {
+                stop.cancelled().await;
+                tokio::time::sleep(LAST_RECONCILES).await;
+            };
             tokio::select! {
-                // A controller that still waits for its first list has nothing to end properly.
-                _ = stop.cancelled() => {}
+                _ = too_long => {}
                 outcome = work => if outcome.is_err() {
                     tracing::error!(controller = name, "ended by a panic");
                 }

@@ -16,7 +16,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, PropagationPoli
 use kube::core::DynamicObject;
 use parking_lot::{Mutex, RwLock};
 use serde_json::json;
-use skiff_client::{Action, Change, ErrorExt, Informer, PartialObject, WorkQueue, run_workers};
+use skiff_client::{Action, Cause, Change, ErrorExt, Informer, PartialObject, WorkQueue, run_workers};
 use tokio_util::sync::CancellationToken;
 
 use crate::discovery::{Discovery, Served};
@@ -123,7 +123,7 @@ impl Collector {
             }
             monitor.stop.cancel();
             for object in monitor.informer.list() {
-                self.gone(object.metadata.uid.as_deref().unwrap_or_default());
+                self.gone(&object, None);
             }
             false
         });
@@ -139,18 +139,28 @@ impl Collector {
     fn monitor(self: &Arc<Self>, served: Served) -> Monitor {
         let stop = CancellationToken::new();
         let informer = self.context.informers.metadata(&served.resource, stop.clone());
-        let (collector, resource) = (self.clone(), served.resource.clone());
+        let (collector, resource, name) = (self.clone(), served.resource.clone(), served.group_resource());
+        let cause_of = move |object: &PartialObject| {
+            let text = |text: &Option<String>| text.clone().unwrap_or_default();
+            Some(Cause {
+                resource: name.clone(),
+                namespace: text(&object.metadata.namespace),
+                name: text(&object.metadata.name),
+                version: text(&object.metadata.resource_version),
+            })
+        };
         informer.subscribe(move |change: &Change<PartialObject>| match change {
             Change::Applied { old, new } => {
+                let cause = cause_of(new);
                 // An object that was deleted and made again between two looks has two lives.
                 if let Some(old) = old.as_ref().filter(|old| old.metadata.uid != new.metadata.uid) {
-                    collector.gone(old.metadata.uid.as_deref().unwrap_or_default());
+                    collector.gone(old, cause.clone());
                 }
                 let object = Object::new(&new.metadata, &resource.api_version, &resource.kind);
                 let work = collector.graph.lock().apply(object);
-                collector.enqueue(work);
+                collector.enqueue(work, cause);
             }
-            Change::Deleted { last } => collector.gone(last.metadata.uid.as_deref().unwrap_or_default()),
+            Change::Deleted { last } => collector.gone(last, cause_of(last)),
         });
         Monitor {
             served,
@@ -159,14 +169,15 @@ impl Collector {
         }
     }
 
-    fn gone(&self, uid: &str) {
+    fn gone(&self, object: &PartialObject, cause: Option<Cause>) {
+        let uid = object.metadata.uid.as_deref().unwrap_or_default();
         let work = self.graph.lock().remove(uid);
-        self.enqueue(work);
+        self.enqueue(work, cause);
     }
 
-    fn enqueue(&self, work: Vec<Work>) {
+    fn enqueue(&self, work: Vec<Work>, cause: Option<Cause>) {
         for one in work {
-            self.queue.add(one, None);
+            self.queue.add(one, cause.clone());
         }
     }
 
