@@ -52,10 +52,11 @@ impl Kubelet {
             }
         }
         for uid in on_disk.into_iter().chain(in_cgroups) {
-            if !outlines.contains_key(&uid) && !self.is_known(&uid) {
-                if let Err(error) = self.remove_traces(&uid, "", "").await {
-                    tracing::warn!(uid, error, "cannot remove what a pod left behind");
-                }
+            if outlines.contains_key(&uid) || self.is_known(&uid) {
+                continue;
+            }
+            if let Err(error) = self.remove_traces(&uid, "", "").await {
+                tracing::warn!(uid, error, "cannot remove what a pod left behind");
             }
         }
     }

@@ -14,6 +14,7 @@ use skiff_cri::v1;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::admission::{self, Refusal};
 use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
 use crate::config::NodeConfig;
@@ -231,6 +232,18 @@ impl Kubelet {
         }
     }
 
+    /// Whether the node can take the pod beside those it has taken. The scheduler has looked at that before,
+    /// but pods also come past it, and it may have looked too early.
+    pub fn admit(&self, state: &PodState) -> Result<(), Refusal> {
+        let others: Vec<Arc<Pod>> = self
+            .states()
+            .into_iter()
+            .filter(|other| other.uid != state.uid && other.is_admitted() && !other.is_terminal())
+            .map(|other| other.pod())
+            .collect();
+        admission::admit(&state.pod(), &others, &self.allocatable())
+    }
+
     /// Nothing of the pod is left.
     pub fn forget_pod(&self, uid: &str) {
         self.states.lock().remove(uid);
@@ -279,12 +292,13 @@ impl Kubelet {
 
     /// Makes the pod's status anew and, if it changed, has it written.
     pub fn refresh_status(&self, state: &PodState) {
+        let host_ips = self.config.host_ips();
+        let mut current = state.status.lock();
+        // Read under the lock, so that an older view cannot overwrite what a newer one made.
         let pod = state.pod();
         let observed = state.observed();
         let reasons = state.reasons();
         let failed = state.failed();
-        let host_ips = self.config.host_ips();
-        let mut current = state.status.lock();
         let made = generate(&StatusInput {
             pod: &pod,
             previous: &current,
@@ -297,14 +311,20 @@ impl Kubelet {
             failed: failed.as_ref(),
             now: Timestamp::now(),
         });
+        let news = !statuses_equal(&current, &made);
         // The API may have something else than what was last made; the writer finds out.
         let api_differs = pod
             .status
             .as_ref()
             .is_none_or(|status| !statuses_equal(status, &made));
-        if api_differs || !statuses_equal(&current, &made) {
+        if news {
             *current = Arc::new(made);
-            drop(current);
+            if let Some(work) = marks::current() {
+                state.write_for(work);
+            }
+        }
+        drop(current);
+        if news || api_differs {
             state.dirty.send_modify(|generation| *generation += 1);
         }
     }
@@ -318,7 +338,7 @@ impl Kubelet {
                 started_us,
                 (skiff_trace::now_us() - started_us).max(0),
             );
-            state.set_work(work);
+            state.write_for(work);
         }
         self.refresh_status(state);
         if kind != ProbeKind::Readiness {

@@ -4,6 +4,7 @@
 //! ([`pod_worker`]) that observes the runtime, plans ([`plan`]) and acts ([`sync`]), and one status writer.
 //! It calls no other component, and a container outlives it: what runs when it starts is found again.
 
+mod admission;
 mod backoff;
 mod cgroups;
 mod config;

@@ -22,3 +22,8 @@ pub fn work_of(pod: &Pod) -> Arc<Work> {
 pub async fn scope<F: Future>(work: Arc<Work>, future: F) -> F::Output {
     skiff_trace::scope(work, future).await
 }
+
+/// The work around the caller, whose status write another task makes.
+pub fn current() -> Option<Arc<Work>> {
+    Work::current()
+}

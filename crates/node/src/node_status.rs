@@ -177,7 +177,7 @@ impl Kubelet {
                 _ = network.changed() => {}
                 () = tokio::time::sleep(UPDATE_PERIOD) => {
                     ticks += 1;
-                    if ticks % 3 == 0 && let Ok(list) = self.runtime.images().await {
+                    if ticks.is_multiple_of(3) && let Ok(list) = self.runtime.images().await {
                         images = image_list(list);
                     }
                 }

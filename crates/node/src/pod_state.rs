@@ -29,6 +29,8 @@ pub struct PodState {
     failed: Mutex<Option<WaitingReason>>,
     /// Nothing of this pod will be started any more.
     terminal: AtomicBool,
+    /// The node has taken the pod: what it asks for counts.
+    admitted: AtomicBool,
     /// The API has no such pod any more.
     gone: AtomicBool,
     /// The runtime may have something of this pod; if not, there is no need to ask.
@@ -54,6 +56,7 @@ impl PodState {
             reasons: Mutex::default(),
             failed: Mutex::default(),
             terminal: AtomicBool::new(false),
+            admitted: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             in_runtime: AtomicBool::new(in_runtime),
             terminate: CancellationToken::new(),
@@ -159,6 +162,14 @@ impl PodState {
         self.terminal.store(true, Ordering::SeqCst);
     }
 
+    pub fn is_admitted(&self) -> bool {
+        self.admitted.load(Ordering::SeqCst)
+    }
+
+    pub fn set_admitted(&self) {
+        self.admitted.store(true, Ordering::SeqCst);
+    }
+
     pub fn may_be_in_runtime(&self) -> bool {
         self.in_runtime.load(Ordering::SeqCst)
     }
@@ -171,7 +182,19 @@ impl PodState {
         self.work.read().clone()
     }
 
-    pub fn set_work(&self, work: Arc<Work>) {
-        *self.work.write() = Some(work);
+    /// The next status write is on behalf of this work. Stages of work whose write was overtaken go along.
+    pub fn write_for(&self, work: Arc<Work>) {
+        let mut current = self.work.write();
+        if let Some(earlier) = current.take().filter(|earlier| !Arc::ptr_eq(earlier, &work)) {
+            let unwritten = *self.written.borrow() < *self.dirty.borrow();
+            for stage in if unwritten {
+                earlier.take_stages()
+            } else {
+                Vec::new()
+            } {
+                work.push(&stage.name, stage.start_us, stage.dur_us);
+            }
+        }
+        *current = Some(work);
     }
 }

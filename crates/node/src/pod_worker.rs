@@ -66,7 +66,6 @@ impl PodWorker {
         ));
         loop {
             let work = marks::work_of(&self.state.pod());
-            self.state.set_work(work.clone());
             let shutdown = self.kubelet.shutdown.clone();
             // Boxed: these futures are large, and each layer around them would hold another copy on the stack.
             let pass = std::panic::AssertUnwindSafe(marks::scope(work, Box::pin(self.pass()))).catch_unwind();
@@ -123,6 +122,23 @@ impl PodWorker {
             );
             self.state.fail("DeadlineExceeded", message);
             return Next::Again;
+        }
+        if !self.state.is_admitted() {
+            // A pod that already has something running here was taken by an earlier life of this kubelet.
+            if !self.state.may_be_in_runtime()
+                && let Err(refusal) = self.kubelet.admit(&self.state)
+            {
+                self.kubelet.recorder.event(
+                    &pods::reference(&pod),
+                    "Warning",
+                    refusal.reason,
+                    refusal.message.clone(),
+                );
+                self.state
+                    .fail(refusal.reason, format!("Pod was rejected: {}", refusal.message));
+                return Next::Again;
+            }
+            self.state.set_admitted();
         }
         let terminate = self.state.terminate.clone();
         let pass = tokio::select! {

@@ -227,6 +227,12 @@ pub fn limit_value(resources: Option<&ResourceRequirements>, name: &str) -> i64 
     limit(resources, name).map_or(0, value)
 }
 
+pub fn request_or_limit_value(resources: Option<&ResourceRequirements>, name: &str) -> i64 {
+    request(resources, name)
+        .or_else(|| limit(resources, name))
+        .map_or(0, value)
+}
+
 /// What is written into a pod's own cgroup. `None` leaves the kernel's default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupResources {
@@ -294,9 +300,7 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity: i64) -> 
             .unwrap_or(0);
         adjusted = adjusted.min(score(smallest));
     }
-    adjusted
-        .max(1000 + GUARANTEED_OOM_SCORE_ADJ)
-        .min(BEST_EFFORT_OOM_SCORE_ADJ - 1)
+    adjusted.clamp(1000 + GUARANTEED_OOM_SCORE_ADJ, BEST_EFFORT_OOM_SCORE_ADJ - 1)
 }
 
 #[cfg(test)]

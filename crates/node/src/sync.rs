@@ -242,14 +242,20 @@ impl Kubelet {
                 self.refresh_status(state);
                 Ok((id, ips))
             }
-            Ok(None) => Err(event(
-                "FailedPodSandBoxStatus",
-                "Unable to get pod sandbox status: it is gone".to_owned(),
-            )),
-            Err(status) => Err(event(
-                "FailedPodSandBoxStatus",
-                format!("Unable to get pod sandbox status: {}", describe(&status)),
-            )),
+            Ok(None) => {
+                event(
+                    "FailedPodSandBoxStatus",
+                    "Unable to get pod sandbox status: it is gone".to_owned(),
+                );
+                Err(())
+            }
+            Err(status) => {
+                event(
+                    "FailedPodSandBoxStatus",
+                    format!("Unable to get pod sandbox status: {}", describe(&status)),
+                );
+                Err(())
+            }
         }
     }
 

@@ -112,15 +112,17 @@ async fn copy(
         if record.ends_with(b"\n") || record.len() > MAX_RECORD {
             let more = formatter.push(&record, &mut piece);
             record.clear();
-            if !more || piece.len() >= PIECE {
-                if output
+            let full = !more || piece.len() >= PIECE;
+            if full
+                && output
                     .send(Bytes::from(std::mem::take(&mut piece)))
                     .await
                     .is_err()
-                    || !more
-                {
-                    return Ok(());
-                }
+            {
+                return Ok(());
+            }
+            if !more {
+                return Ok(());
             }
             continue;
         }

@@ -90,34 +90,36 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    /// Path, content, mode.
+    type Expected<'a> = (&'a str, &'a [u8], u32);
+
     #[test]
     fn keys_to_files() {
         let map: ConfigMap =
             serde_json::from_value(json!({"data": {"a": "1", "b": "2"}, "binaryData": {"c": "AAE="}}))
                 .unwrap();
-        let check =
-            |items: serde_json::Value, optional: bool, expected: Result<&[(&str, &[u8], u32)], &str>| {
-                let items: Vec<KeyToPath> = serde_json::from_value(items).unwrap();
-                let made = config_map_payload(Some(&map), Some(&items), 0o644, optional);
-                let expected = expected
-                    .map(|files| {
-                        files
-                            .iter()
-                            .map(|(p, d, m)| {
-                                (
-                                    (*p).to_owned(),
-                                    File {
-                                        data: d.to_vec(),
-                                        mode: *m,
-                                        owner: None,
-                                    },
-                                )
-                            })
-                            .collect::<Payload>()
-                    })
-                    .map_err(str::to_owned);
-                assert_eq!(made, expected);
-            };
+        let check = |items: serde_json::Value, optional: bool, expected: Result<&[Expected<'_>], &str>| {
+            let items: Vec<KeyToPath> = serde_json::from_value(items).unwrap();
+            let made = config_map_payload(Some(&map), Some(&items), 0o644, optional);
+            let expected = expected
+                .map(|files| {
+                    files
+                        .iter()
+                        .map(|(p, d, m)| {
+                            (
+                                (*p).to_owned(),
+                                File {
+                                    data: d.to_vec(),
+                                    mode: *m,
+                                    owner: None,
+                                },
+                            )
+                        })
+                        .collect::<Payload>()
+                })
+                .map_err(str::to_owned);
+            assert_eq!(made, expected);
+        };
         check(
             json!([]),
             false,

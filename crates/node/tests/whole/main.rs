@@ -483,3 +483,108 @@ async fn pods_nobody_knows_are_ended() {
     assert!(world.runtime.running().is_empty());
     life.end().await;
 }
+
+/// One GET to the kubelet's server, as the client that `identity` says.
+async fn get(world: &World, port: u16, identity: Option<&skiff_pki::Identity>, path: &str) -> (u16, String) {
+    use http_body_util::BodyExt;
+    let config = skiff_pki::client_config(world.pki.ca_certificate(), identity).unwrap();
+    let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    let stream = tokio_rustls::TlsConnector::from(Arc::new(config))
+        .connect(name, stream)
+        .await
+        .unwrap();
+    let io = hyper_util::rt::TokioIo::new(stream);
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+    tokio::spawn(connection);
+    let request = http::Request::get(path)
+        .header("host", "x")
+        .body(http_body_util::Empty::<bytes::Bytes>::new())
+        .unwrap();
+    let response = sender.send_request(request).await.unwrap();
+    let code = response.status().as_u16();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (code, String::from_utf8(body.to_vec()).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_server_knows_its_clients() {
+    let world = World::new().await;
+    let life = world.start();
+    world
+        .create("talker", json!({"containers": [{"name": "c", "image": "app:1"}]}))
+        .await;
+    world.until("talker", "ready", is_ready).await;
+    let nodes: Api<Node> = Api::all(world.client.clone());
+    let node = serde_json::to_value(nodes.get(NODE).await.unwrap()).unwrap();
+    let port = u16::try_from(
+        node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+            .as_u64()
+            .unwrap(),
+    )
+    .unwrap();
+    let path = "/containerLogs/default/talker/c?timestamps=true";
+    assert_eq!(
+        get(&world, port, None, path).await,
+        (401, "Unauthorized".to_owned())
+    );
+    let stranger = world.pki.client("stranger", "somebody", None).unwrap();
+    assert_eq!(get(&world, port, Some(&stranger), path).await.0, 403);
+    let api_server = world
+        .pki
+        .client("api", "kube-apiserver-kubelet-client", None)
+        .unwrap();
+    let logs = get(&world, port, Some(&api_server), path).await;
+    assert_eq!(logs, (200, "2026-01-01T00:00:00.000000000Z hello\n".to_owned()));
+    let missing = get(
+        &world,
+        port,
+        Some(&api_server),
+        "/containerLogs/default/talker/nobody",
+    )
+    .await;
+    assert_eq!(
+        missing,
+        (
+            404,
+            "container \"nobody\" not found in pod \"talker\"\n".to_owned()
+        )
+    );
+    let none = get(
+        &world,
+        port,
+        Some(&api_server),
+        "/containerLogs/default/talker/c?previous=true",
+    )
+    .await;
+    assert_eq!(
+        none,
+        (
+            400,
+            "previous terminated container \"c\" in pod \"talker\" not found".to_owned()
+        )
+    );
+    assert_eq!(
+        get(&world, port, Some(&api_server), "/healthz").await,
+        (200, "ok".to_owned())
+    );
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_does_not_fit_is_refused() {
+    let world = World::new().await;
+    let life = world.start();
+    world.create("huge", json!({"containers": [{"name": "c", "image": "app:1", "resources": {"requests": {"cpu": "1000000"}}}]})).await;
+    let pod = world
+        .until("huge", "refused", |p| p["status"]["phase"] == "Failed")
+        .await;
+    assert_eq!(pod["status"]["reason"], "OutOfcpu");
+    let message = pod["status"]["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("Pod was rejected: Node didn't have enough resource: cpu, requested: 1000000000"),
+        "{message}"
+    );
+    assert!(world.runtime.running().is_empty());
+    life.end().await;
+}
