@@ -110,15 +110,13 @@ impl Daemon {
         write_files(sandbox).map_err(internal("write the sandbox's files"))?;
 
         let cgroup = Cgroup::new(&record.cgroup_parent).map_err(internal("cgroup parent"))?;
-        let shims = Cgroup::new(&self.config.cgroup_parent)
-            .map_err(internal("cgroup parent"))?
-            .child("shims");
-        let (log, shim_procs) = (sandbox.directory.join("shim.log"), shims.procs_files());
-        let shim = ShimClient::spawn(&self.config.exe, &record.socket, &log, &shim_procs);
+        let log = sandbox.directory.join("shim.log");
+        let shim = ShimClient::spawn(&self.config.exe, &record.socket, &log);
         let network = self.build_network(sandbox, sysctls);
         let (shim, ips) = tokio::join!(shim, network);
         let (shim, pid) = shim.map_err(|error| Status::internal(format!("failed to start shim: {error}")))?;
         sandbox.record.write().shim_pid = pid;
+        self.move_shim(pid);
         let ips = ips?;
         let mut pause_pid = 0;
         if shared_pid {
@@ -137,6 +135,20 @@ impl Daemon {
             record.ready = true;
         }
         sandbox.save().map_err(internal("record the sandbox"))
+    }
+
+    /// Puts a shim into a cgroup of its own, so that stopping the daemon's service does not take the
+    /// pods with it. In the background: the kernel takes its time over it, and nobody has to wait.
+    fn move_shim(&self, pid: i32) {
+        let Ok(group) = Cgroup::new(&self.config.cgroup_parent).map(|group| group.child("shims")) else {
+            return;
+        };
+        tokio::task::spawn_blocking(move || {
+            for file in group.procs_files() {
+                // Fails when the shim has ended already.
+                let _ = std::fs::write(&file, pid.to_string());
+            }
+        });
     }
 
     async fn build_network(

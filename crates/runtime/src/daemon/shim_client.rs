@@ -50,17 +50,11 @@ impl ShimClient {
     }
 
     /// Starts a shim that lives on its own; returns it and its pid when it listens.
-    pub async fn spawn(
-        executable: &Path,
-        socket: &Path,
-        log: &Path,
-        cgroup_procs: &[PathBuf],
-    ) -> Result<(ShimClient, i32), Error> {
+    pub async fn spawn(executable: &Path, socket: &Path, log: &Path) -> Result<(ShimClient, i32), Error> {
         let log = std::fs::File::options().create(true).append(true).open(log)?;
         let mut child = tokio::process::Command::new(executable)
             .arg(crate::INTERNAL_SHIM)
             .arg(socket)
-            .args(cgroup_procs)
             .env_clear()
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -17,7 +17,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 use spec::{InitSpec, PidNamespace, ProcessSpec, Report, Task};
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, FromRawFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 /// The descriptor of the control socket in the helper.
@@ -78,7 +78,8 @@ fn run(task: Task, socket: &mut File) -> Result<(), InitError> {
 }
 
 fn run_init(spec: &InitSpec, socket: &mut File) -> Result<(), InitError> {
-    enter_process(&spec.process)?;
+    set_oom_score(&spec.process)?;
+    let cgroups = open_cgroups(&spec.process.cgroup_procs)?;
     for (path, kind) in [
         (&spec.namespaces.net, LinkNameSpaceType::Network),
         (&spec.namespaces.ipc, LinkNameSpaceType::InterProcessCommunication),
@@ -88,34 +89,36 @@ fn run_init(spec: &InitSpec, socket: &mut File) -> Result<(), InitError> {
             join_namespace(path, kind)?;
         }
     }
-    let mut new = UnshareFlags::NEWNS | UnshareFlags::NEWCGROUP;
+    let mut new = UnshareFlags::NEWNS;
     match &spec.namespaces.pid {
         PidNamespace::New => new |= UnshareFlags::NEWPID,
         PidNamespace::Join(path) => join_namespace(path, LinkNameSpaceType::ProcessID)?,
         PidNamespace::Host => {}
     }
     unshare(new)?;
-    if spec.namespaces.pid == PidNamespace::Host {
-        send(
-            socket,
-            &Report::Pid(rustix::process::getpid().as_raw_nonzero().get()),
-        )?;
-    } else if fork_as_sibling(socket)? == Fork::Parent {
-        return Ok(());
-    }
-    let console = mounts::build_root(spec)?;
-    if let Some(console) = console {
-        control::send_with_fd(socket, &Report::Console, console.master.as_fd())
-            .context(|| "send the terminal".into())?;
-        process::take_terminal(console)?;
+    let joined = if spec.namespaces.pid == PidNamespace::Host {
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        send(socket, &Report::Pid(own))?;
+        write_cgroups(&cgroups, own)?;
+        None
     } else {
-        rustix::process::setsid().context(|| "start a session".into())?;
-    }
+        match fork_as_sibling(socket, &cgroups)? {
+            Fork::Parent => return Ok(()),
+            Fork::Child(joined) => Some(joined),
+        }
+    };
+    drop(cgroups);
+    let console = mounts::build_root(spec)?;
+    wait_joined(joined)?;
+    // Only now is the group that the namespace takes for its root the right one.
+    unshare(UnshareFlags::NEWCGROUP)?;
+    start_session(console, socket)?;
     process::become_program(&spec.process, socket)
 }
 
 fn run_exec(pid: i32, process: &ProcessSpec, socket: &mut File) -> Result<(), InitError> {
-    enter_process(process)?;
+    set_oom_score(process)?;
+    let cgroups = open_cgroups(&process.cgroup_procs)?;
     let pid = rustix::process::Pid::from_raw(pid)
         .ok_or_else(|| InitError::Message("the container has no process".into()))?;
     let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
@@ -132,26 +135,39 @@ fn run_exec(pid: i32, process: &ProcessSpec, socket: &mut File) -> Result<(), In
     )
     .context(|| "join the container's namespaces".into())?;
     drop(pidfd);
-    if fork_as_sibling(socket)? == Fork::Parent {
-        return Ok(());
-    }
-    if process.terminal {
-        let console = process::open_terminal()?;
-        control::send_with_fd(socket, &Report::Console, console.master.as_fd())
-            .context(|| "send the terminal".into())?;
-        process::take_terminal(console)?;
+    let joined = match fork_as_sibling(socket, &cgroups)? {
+        Fork::Parent => return Ok(()),
+        Fork::Child(joined) => joined,
+    };
+    drop(cgroups);
+    wait_joined(Some(joined))?;
+    let console = if process.terminal {
+        Some(process::open_terminal()?)
     } else {
-        rustix::process::setsid().context(|| "start a session".into())?;
-    }
+        None
+    };
+    start_session(console, socket)?;
     process::become_program(process, socket)
+}
+
+fn start_session(console: Option<process::Console>, socket: &mut File) -> Result<(), InitError> {
+    let Some(console) = console else {
+        return rustix::process::setsid()
+            .map(drop)
+            .context(|| "start a session".into());
+    };
+    control::send_with_fd(socket, &Report::Console, console.master.as_fd())
+        .context(|| "send the terminal".into())?;
+    process::take_terminal(console)
 }
 
 /// Holds a shared pid namespace: the first process in it reaps the orphans of all containers.
 fn run_pause(cgroup_procs: &[std::path::PathBuf], socket: &mut File) -> Result<(), InitError> {
-    join_cgroups(cgroup_procs)?;
+    let cgroups = open_cgroups(cgroup_procs)?;
     unshare(UnshareFlags::NEWPID)?;
-    if fork_as_sibling(socket)? == Fork::Parent {
-        return Ok(());
+    match fork_as_sibling(socket, &cgroups)? {
+        Fork::Parent => return Ok(()),
+        Fork::Child(joined) => wait_joined(Some(joined))?,
     }
     rustix::process::setsid().context(|| "start a session".into())?;
     send(
@@ -174,24 +190,43 @@ fn run_pause(cgroup_procs: &[std::path::PathBuf], socket: &mut File) -> Result<(
     }
 }
 
-/// What must happen before any namespace changes, while the host's /proc and cgroup paths are seen.
-fn enter_process(process: &ProcessSpec) -> Result<(), InitError> {
-    if let Some(score) = process.oom_score_adj {
-        std::fs::write("/proc/self/oom_score_adj", score.to_string())
-            .context(|| format!("set oom_score_adj to {score}"))?;
-    }
-    join_cgroups(&process.cgroup_procs)
+fn set_oom_score(process: &ProcessSpec) -> Result<(), InitError> {
+    let Some(score) = process.oom_score_adj else {
+        return Ok(());
+    };
+    std::fs::write("/proc/self/oom_score_adj", score.to_string())
+        .context(|| format!("set oom_score_adj to {score}"))
 }
 
-fn join_cgroups(cgroup_procs: &[std::path::PathBuf]) -> Result<(), InitError> {
-    for path in cgroup_procs {
-        File::options()
-            .write(true)
-            .open(path)
-            .and_then(|mut file| file.write_all(b"0"))
-            .context(|| format!("join cgroup {}", path.display()))?;
+/// Opened while the host's paths are still seen.
+fn open_cgroups(cgroup_procs: &[std::path::PathBuf]) -> Result<Vec<File>, InitError> {
+    cgroup_procs
+        .iter()
+        .map(|path| {
+            File::options()
+                .write(true)
+                .open(path)
+                .context(|| format!("join cgroup {}", path.display()))
+        })
+        .collect()
+}
+
+fn write_cgroups(cgroups: &[File], pid: i32) -> Result<(), InitError> {
+    for mut file in cgroups {
+        file.write_all(pid.to_string().as_bytes())
+            .context(|| "join the container's cgroup".into())?;
     }
     Ok(())
+}
+
+fn wait_joined(joined: Option<OwnedFd>) -> Result<(), InitError> {
+    let Some(joined) = joined else { return Ok(()) };
+    let mut byte = [0; 1];
+    match rustix::io::read(&joined, &mut byte) {
+        Ok(1) => Ok(()),
+        // The parent has said why on the control socket.
+        _ => Err(InitError::Message("the process could not join its cgroup".into())),
+    }
 }
 
 fn join_namespace(path: &Path, kind: LinkNameSpaceType) -> Result<(), InitError> {
@@ -207,15 +242,20 @@ fn unshare(flags: UnshareFlags) -> Result<(), InitError> {
     unsafe { unshare_unsafe(flags) }.context(|| "make namespaces".into())
 }
 
-#[derive(PartialEq, Eq)]
 enum Fork {
     Parent,
-    Child,
+    /// A byte arrives here when the child is in its cgroups.
+    Child(OwnedFd),
 }
 
 /// Forks a child whose parent is the shim, so that the shim gets its exit status without this process
-/// having to live on, and tells the shim the child's pid.
-fn fork_as_sibling(socket: &mut File) -> Result<Fork, InitError> {
+/// having to live on; tells the shim the child's pid and puts the child into its cgroups.
+///
+/// The kernel makes whoever moves a process wait for all processors, ten milliseconds and more. The
+/// parent waits that out while the child builds its root.
+fn fork_as_sibling(socket: &mut File, cgroups: &[File]) -> Result<Fork, InitError> {
+    let (joined, join) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context(|| "make a pipe".into())?;
     let flags = (libc::CLONE_PARENT | libc::SIGCHLD) as libc::c_ulong;
     // SAFETY: a fork without shared memory; this process has a single thread, so the child may go on
     // allocating. The arguments are the same in the order of x86_64 and aarch64 as all but the flags
@@ -226,9 +266,11 @@ fn fork_as_sibling(socket: &mut File) -> Result<Fork, InitError> {
             what: "fork".into(),
             source: std::io::Error::last_os_error(),
         }),
-        0 => Ok(Fork::Child),
+        0 => Ok(Fork::Child(joined)),
         pid => {
             send(socket, &Report::Pid(pid as i32))?;
+            write_cgroups(cgroups, pid as i32)?;
+            rustix::io::write(&join, b"1").context(|| "tell the child".into())?;
             Ok(Fork::Parent)
         }
     }

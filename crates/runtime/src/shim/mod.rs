@@ -12,14 +12,14 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// `internal-shim <socket> [cgroup.procs…]`: binds the socket, says so with a byte on stdout, and serves
+/// `internal-shim <socket>`: binds the socket, says so with a byte on stdout, and serves
 /// until it is told to end.
 pub fn main(arguments: &[OsString]) -> i32 {
     let Some(socket) = arguments.first().map(PathBuf::from) else {
         eprintln!("internal-shim needs a socket path");
         return 2;
     };
-    match serve(&socket, &arguments[1..]) {
+    match serve(&socket) {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("shim: {error}");
@@ -28,15 +28,9 @@ pub fn main(arguments: &[OsString]) -> i32 {
     }
 }
 
-fn serve(socket: &std::path::Path, cgroups: &[OsString]) -> std::io::Result<()> {
+fn serve(socket: &std::path::Path) -> std::io::Result<()> {
     // A session of its own: signals to the daemon's terminal are not for containers.
     let _ = rustix::process::setsid();
-    // Out of the daemon's cgroup, so that stopping a service does not take the pods with it.
-    for procs in cgroups {
-        if let Err(error) = std::fs::write(procs, "0") {
-            eprintln!("shim: join {}: {error}", procs.to_string_lossy());
-        }
-    }
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     // The kernel should rather end a container than the one that records its end.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
