@@ -154,7 +154,7 @@ pub fn aggregated(resources: &Resources, core: bool, version: &str) -> Value {
                     json!({"version": version, "resources": found, "freshness": "Current"})
                 })
                 .collect();
-            let mut metadata = json!({"creationTimestamp": null});
+            let mut metadata = json!({});
             if !core {
                 metadata["name"] = json!(group.name);
             }

@@ -19,7 +19,6 @@ mod openapi;
 mod paths;
 mod protobuf;
 mod query;
-mod rbac_source;
 mod request_info;
 mod resource_paths;
 mod respond;

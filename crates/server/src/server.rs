@@ -14,12 +14,13 @@ use skiff_trace::Recorder;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::hooks::rbac_source;
 use crate::in_flight::InFlight;
+use crate::listen;
 use crate::metrics::Metrics;
 use crate::service::InProcess;
 use crate::subresources::KubeletClient;
 use crate::version::Version;
-use crate::{listen, rbac_source};
 
 /// The key of service-account tokens.
 #[derive(Clone)]

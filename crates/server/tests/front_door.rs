@@ -143,6 +143,44 @@ async fn patches() {
 }
 
 #[tokio::test]
+async fn writes_at_the_same_time_all_count() {
+    let cluster = Cluster::start().await;
+    cluster.post(MAPS, config_map("busy")).await;
+    let uri = format!("{MAPS}/busy");
+    let patches =
+        (0..40).map(|n| cluster.patch(&uri, "merge-patch", json!({"data": {format!("k{n}"): "v"}})));
+    for reply in futures::future::join_all(patches).await {
+        assert_eq!(reply.code, 200, "{}", reply.text);
+    }
+    let data = cluster.get(&uri).await.json["data"]
+        .as_object()
+        .expect("data")
+        .len();
+    assert_eq!(data, 41, "no patch was lost");
+    // Of writers that name the same version exactly one wins.
+    let seen = cluster.get(&uri).await.json;
+    let puts = (0..10).map(|n| {
+        let mut value = seen.clone();
+        value["data"]["a"] = json!(n.to_string());
+        cluster.put(&uri, value)
+    });
+    let codes: Vec<u16> = futures::future::join_all(puts)
+        .await
+        .iter()
+        .map(|reply| reply.code)
+        .collect();
+    assert_eq!(codes.iter().filter(|code| **code == 200).count(), 1, "{codes:?}");
+    assert_eq!(codes.iter().filter(|code| **code == 409).count(), 9, "{codes:?}");
+    let creates = (0..10).map(|_| cluster.post(MAPS, config_map("race")));
+    let codes: Vec<u16> = futures::future::join_all(creates)
+        .await
+        .iter()
+        .map(|reply| reply.code)
+        .collect();
+    assert_eq!(codes.iter().filter(|code| **code == 201).count(), 1, "{codes:?}");
+}
+
+#[tokio::test]
 async fn names_are_generated() {
     let cluster = Cluster::start().await;
     let made = cluster

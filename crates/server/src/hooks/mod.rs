@@ -2,3 +2,4 @@
 //! `subresources` name kinds.
 
 pub mod escalation;
+pub mod rbac_source;
