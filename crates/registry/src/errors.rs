@@ -3,8 +3,8 @@
 
 use skiff_meta::Status;
 
-/// A failed store call. 503 tells clients to try again; a full disk is 507-like but upstream's
-/// clients only know 500, so the words say it.
+/// A failed store call. 503 tells clients to try again; a full disk is a 500 that says so, because
+/// clients know no better code for it.
 pub fn store(error: skiff_store::Error) -> Status {
     use skiff_store::Error;
     match error {
