@@ -37,6 +37,21 @@ pub struct ImageInfo {
     pub username: String,
 }
 
+impl ImageInfo {
+    fn from_cri(image: v1::Image) -> Self {
+        // An image that names no user runs as root.
+        let uid = image
+            .uid
+            .map(|u| u.value)
+            .or(image.username.is_empty().then_some(0));
+        ImageInfo {
+            id: image.id,
+            uid,
+            username: image.username,
+        }
+    }
+}
+
 pub struct Images {
     runtime: Runtime,
     recorder: EventRecorder,
@@ -123,11 +138,7 @@ impl Images {
 
     async fn inspect(&self, image: &str) -> Result<Option<ImageInfo>, skiff_cri::Status> {
         let found = self.runtime.image_status(image).await?;
-        Ok(found.filter(|i| !i.id.is_empty()).map(|i| ImageInfo {
-            id: i.id,
-            uid: i.uid.map(|u| u.value),
-            username: i.username,
-        }))
+        Ok(found.filter(|i| !i.id.is_empty()).map(ImageInfo::from_cri))
     }
 
     async fn pull(
@@ -189,11 +200,7 @@ impl Images {
                 );
                 self.recorder.event(reference, "Normal", "Pulled", message);
                 self.last_errors.lock().remove(&key);
-                Ok(ImageInfo {
-                    id: status.id,
-                    uid: status.uid.map(|u| u.value),
-                    username: status.username,
-                })
+                Ok(ImageInfo::from_cri(status))
             }
             Err(status) => {
                 let why = describe(&status);

@@ -16,7 +16,7 @@ use crate::kill::Target;
 use crate::kubelet::Kubelet;
 use crate::marks::stage;
 use crate::mounts::{MountInputs, container_mounts};
-use crate::observed::{ContainerState, ObservedPod, container_hash};
+use crate::observed::{ContainerState, ObservedContainer, ObservedPod, container_hash};
 use crate::plan::KillReason;
 use crate::pods;
 use crate::runtime::pod_log_dir;
@@ -190,10 +190,10 @@ impl Kubelet {
         container: &Container,
         observed: &ObservedPod,
     ) -> Result<(), StartError> {
-        let Some(ended) = observed
-            .container(&container.name)
-            .filter(|c| c.state == ContainerState::Exited)
-        else {
+        // The last one that ended: one that was just killed for its probe still counts as running here, and
+        // the one before it tells how soon that happens again.
+        let exited = |c: &&ObservedContainer| c.name == container.name && c.state == ContainerState::Exited;
+        let Some(ended) = observed.containers.iter().find(exited) else {
             return Ok(());
         };
         let hash = container_hash(&container.name, container.image.as_deref().unwrap_or_default());

@@ -6,8 +6,29 @@ use serde_json::{Map, Value, json};
 
 fn as_map(status: &PodStatus) -> Map<String, Value> {
     match serde_json::to_value(status) {
-        Ok(Value::Object(map)) => map,
-        _ => Map::new(),
+        Ok(mut value) => {
+            prune(&mut value);
+            match value {
+                Value::Object(map) => map,
+                _ => Map::new(),
+            }
+        }
+        Err(_) => Map::new(),
+    }
+}
+
+/// Takes out what says nothing. The API shows some empty objects (`lastState: {}`) that nobody wrote; they
+/// must not look like a difference, or a settled pod would be written again and again.
+fn prune(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.values_mut().for_each(prune);
+            map.retain(|_, value| {
+                !matches!(value, Value::Null) && value.as_object().is_none_or(|m| !m.is_empty())
+            });
+        }
+        Value::Array(list) => list.iter_mut().for_each(prune),
+        _ => {}
     }
 }
 
@@ -83,6 +104,28 @@ mod tests {
     #[test]
     fn patches() {
         check(json!({"phase": "Running"}), json!({"phase": "Running"}), None);
+        let container = |extra: Value| {
+            let mut status =
+                json!({"name": "c", "image": "i", "imageID": "", "ready": true, "restartCount": 0});
+            status
+                .as_object_mut()
+                .unwrap()
+                .extend(extra.as_object().unwrap().clone());
+            json!({"containerStatuses": [status]})
+        };
+        check(container(json!({"lastState": {}})), container(json!({})), None);
+        check(container(json!({})), container(json!({"resources": {}})), None);
+        let container = |extra: Value| {
+            let mut status =
+                json!({"name": "c", "image": "i", "imageID": "", "ready": true, "restartCount": 0});
+            status
+                .as_object_mut()
+                .unwrap()
+                .extend(extra.as_object().unwrap().clone());
+            json!({"containerStatuses": [status]})
+        };
+        check(container(json!({"lastState": {}})), container(json!({})), None);
+        check(container(json!({})), container(json!({"resources": {}})), None);
         check(
             json!({"phase": "Pending", "reason": "x"}),
             json!({"phase": "Running"}),
