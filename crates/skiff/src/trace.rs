@@ -9,6 +9,12 @@ const BAR_WIDTH: usize = 40;
 /// Where the path of an apply ends: the moment traffic can reach it.
 const ENDS: [&str; 1] = ["endpointslices.discovery.k8s.io"];
 
+/// What the server answers.
+#[derive(serde::Deserialize)]
+struct Marks {
+    marks: Vec<Mark>,
+}
+
 pub async fn show(args: &TraceArgs) -> Result<()> {
     let cluster = existing(&args.cluster)?;
     let Some((kind, name)) = args.object.split_once('/') else {
@@ -25,7 +31,7 @@ pub async fn show(args: &TraceArgs) -> Result<()> {
         .request_text(request)
         .await
         .context("the server does not answer; is the cluster up?")?;
-    let marks: Vec<Mark> = serde_json::from_str(&text).context("the server sent no marks")?;
+    let Marks { marks } = serde_json::from_str(&text).context("the server sent no marks")?;
     let Some(found) = waterfall(&marks, &resource, namespace, name, &ENDS) else {
         bail!(
             "no write to {resource} {name:?} in namespace {:?} is remembered; the server keeps the last few thousand writes since it started",

@@ -1,7 +1,5 @@
 //! `kill -9` of skiff under write load: no acknowledged write is lost, and no container is restarted.
 
-mod whole_path;
-
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use skiff_testkit::{Cluster, Kubectl, eventually, expect_eq};
@@ -9,7 +7,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use whole_path::PATIENCE;
+use skiff_testkit::whole_path::{self, PATIENCE};
 
 const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
 const WRITERS: usize = 3;
@@ -95,7 +93,7 @@ fn kill_9_loses_nothing() -> Result<()> {
         );
     }
     kubectl.run(&["rollout", "status", "deployment/web", "--timeout=90s"])?;
-    expect_eq(containers(&kubectl)?, before)?;
+    expect_eq(&containers(&kubectl)?, &before)?;
     expect_eq(shims(&cluster.status()?), shims_before)?;
     // What was running keeps its logs and can still be ended.
     let pod = before.keys().next().context("a pod")?;

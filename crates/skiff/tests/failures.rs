@@ -1,10 +1,8 @@
 //! Failures look as users know them.
 
-mod whole_path;
-
 use anyhow::{Context, Result, ensure};
 use skiff_testkit::{BUSYBOX, Cluster, Kubectl, Registry, busybox_archive, eventually, expect_eq};
-use whole_path::PATIENCE;
+use skiff_testkit::whole_path::PATIENCE;
 
 const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
 

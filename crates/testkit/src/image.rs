@@ -47,10 +47,7 @@ fn archive(path: &Path, reference: &str, command: &[&str]) -> Result<PathBuf> {
         b"root:x:0:0::/root:/bin/sh\n",
     )?;
     for applet in APPLETS {
-        let mut header = tar::Header::new_gnu();
-        header.set_entry_type(tar::EntryType::Symlink);
-        header.set_size(0);
-        header.set_mode(0o777);
+        let mut header = header(tar::EntryType::Symlink, 0o777, 0);
         layer.append_link(&mut header, format!("bin/{applet}"), "busybox")?;
     }
     let layer = layer.into_inner()?;
@@ -89,12 +86,19 @@ fn append<W: Write>(
     mode: u32,
     bytes: &[u8],
 ) -> Result<()> {
+    archive.append_data(&mut header(kind, mode, bytes.len() as u64), path, bytes)?;
+    Ok(())
+}
+
+fn header(kind: tar::EntryType, mode: u32, size: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_entry_type(kind);
-    header.set_size(bytes.len() as u64);
     header.set_mode(mode);
-    archive.append_data(&mut header, path, bytes)?;
-    Ok(())
+    header.set_size(size);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header
 }
 
 fn digest(bytes: &[u8]) -> String {

@@ -4,6 +4,7 @@
 mod cluster;
 mod external;
 mod image;
+pub mod whole_path;
 
 pub use cluster::{Cluster, Kubectl};
 pub use external::{Containerd, Etcd, Registry, free_port};

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use skiff_testkit::{BUSYBOX, Cluster, Kubectl, eventually, expect_eq};
+use crate::{BUSYBOX, Cluster, Kubectl, eventually, expect_eq};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -67,7 +67,7 @@ pub fn exec(kubectl: &Kubectl, command: &[&str]) -> Result<String> {
 }
 
 fn answering_pods(kubectl: &Kubectl, url: &str, asks: usize) -> Result<BTreeSet<String>> {
-    let ask = format!("for i in $(busybox seq {asks}); do wget -q -T 5 -O - {url} || exit 1; done");
+    let ask = format!("for i in $(busybox seq {asks}); do wget -q -O - {url} || exit 1; done");
     let answers = exec(kubectl, &["sh", "-c", &ask])?;
     let names = answers
         .lines()
@@ -200,7 +200,7 @@ fn rolling_update_loses_no_request(kubectl: &Kubectl) -> Result<()> {
         let (kubectl, stop, asked, failed) = (kubectl.clone(), stop.clone(), asked.clone(), failed.clone());
         std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                let ask = "n=0; for i in $(busybox seq 50); do wget -q -T 5 -O /dev/null http://web/ && n=$((n+1)); done; echo $n";
+                let ask = "n=0; for i in $(busybox seq 50); do wget -q -O /dev/null http://web/ && n=$((n+1)); done; echo $n";
                 match exec(&kubectl, &["sh", "-c", ask])
                     .ok()
                     .and_then(|s| s.trim().parse::<u32>().ok())
@@ -232,7 +232,7 @@ fn rolling_update_loses_no_request(kubectl: &Kubectl) -> Result<()> {
 
 fn version_is(kubectl: &Kubectl, version: u32) -> Result<()> {
     eventually(&format!("version {version} answers"), PATIENCE, || {
-        let answer = exec(kubectl, &["wget", "-q", "-T", "5", "-O", "-", "http://web/"])?;
+        let answer = exec(kubectl, &["wget", "-q", "-O", "-", "http://web/"])?;
         ensure!(answer.contains(&format!("version {version}")), "{answer}");
         Ok(())
     })
