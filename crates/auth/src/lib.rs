@@ -10,6 +10,7 @@ mod escalation;
 mod impersonation;
 mod node;
 mod rbac;
+mod reconcile;
 mod rule;
 mod service_account;
 mod x509;
@@ -19,6 +20,7 @@ pub use bootstrap::{bootstrap_objects, fill_aggregated};
 pub use escalation::{covers, missing_rules};
 pub use impersonation::{Impersonation, requested_impersonation};
 pub use rbac::Rbac;
+pub use reconcile::reconcile;
 pub use rule::Rule;
 pub use service_account::{BoundObject, Lookup, TokenIssuer, TokenRequest, TokenSpec, TokenVerifier};
 

@@ -62,6 +62,10 @@ async fn main_resource(
     if !fits || !resource.facts.can(&verb) {
         return Err(method_not_allowed());
     }
+    let facts = resource.facts;
+    if let Some(warning) = skiff_api::kind::deprecation(facts.group, facts.version, facts.kind) {
+        exchange.context.warn(warning.to_string());
+    }
     if !resource.is_stored() {
         return subresources::virtual_resource(inner, exchange, resource, body).await;
     }

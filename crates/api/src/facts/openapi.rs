@@ -8,7 +8,7 @@ use skiff_schema::openapi::{OpenApi, Resource, Subresource};
 const RENDERING: &str = "1";
 
 /// The version that `info` shows, and that the fact tables are of.
-pub const KUBERNETES_VERSION: &str = "v1.36.0";
+pub const KUBERNETES_VERSION: &str = "v1.36.4";
 
 static OPENAPI: LazyLock<OpenApi<'static>> = LazyLock::new(|| {
     let resources = super::resources().iter().map(published).collect();

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use skiff_meta::Status;
 
-use crate::{Context, Open, Part, Registry, errors, object};
+use crate::{Context, Open, Part, Registry, encode, errors, object};
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
@@ -99,6 +99,39 @@ impl Registry {
             Err(status) if errors::is_already_exists(&status) => Ok(()),
             result => result.map(drop),
         }
+    }
+
+    /// Creates an object, or writes what `merge` makes of the present one and the wanted one.
+    pub async fn ensure_merged(
+        &self,
+        value: Value,
+        merge: impl Fn(&Value, &Value) -> Option<Value> + Send + Sync,
+    ) -> Result<(), Status> {
+        let resource = self.resource_of(&value)?;
+        let namespace = object::namespace(&value).to_string();
+        let name = object::name(&value).to_string();
+        let Some(stored) = self.read_stored(&resource.key(&namespace, &name)).await? else {
+            return self.ensure(value).await;
+        };
+        if merge(&encode::decode(&stored.value)?, &value).is_none() {
+            return Ok(());
+        }
+        let mut bring = |current: Option<&Value>| match current {
+            Some(current) => Ok(merge(current, &value).unwrap_or_else(|| current.clone())),
+            None => Ok(value.clone()),
+        };
+        self.update(
+            &Context::default(),
+            &resource,
+            &namespace,
+            &name,
+            Part::Main,
+            false,
+            &mut bring,
+            &Open,
+        )
+        .await
+        .map(drop)
     }
 
     /// Creates an object, or brings one field of the present one up to date.

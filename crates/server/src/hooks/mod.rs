@@ -3,3 +3,4 @@
 
 pub mod escalation;
 pub mod rbac_source;
+pub mod requester;

@@ -15,12 +15,15 @@ use crate::server::Inner;
 const GROUP: &str = "rbac.authorization.k8s.io";
 const RESOURCES: [&str; 4] = ["clusterroles", "clusterrolebindings", "roles", "rolebindings"];
 
-/// Makes the missing bootstrap objects, and lets every stored one take effect before the first request.
+/// Makes the missing bootstrap objects, adds what present ones lack, and lets every stored one take effect
+/// before the first request.
 pub async fn bootstrap(inner: &Arc<Inner>) -> Result<(), Status> {
     let mut objects = skiff_auth::bootstrap_objects();
     skiff_auth::fill_aggregated(&mut objects);
     inner.authorizer.rbac.update(objects.iter().map(Ok));
-    let writes = objects.into_iter().map(|object| inner.registry.ensure(object));
+    let writes = objects
+        .into_iter()
+        .map(|object| inner.registry.ensure_merged(object, skiff_auth::reconcile));
     for result in futures::future::join_all(writes).await {
         match result {
             // The authorizer has it already; only reading it through the API would miss it.

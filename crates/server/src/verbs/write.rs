@@ -11,6 +11,7 @@ use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
 use crate::decode;
 use crate::gate::Admission;
+use crate::hooks::requester;
 use crate::query::WriteOptions;
 use crate::respond::{self, Stored};
 use crate::server::Inner;
@@ -49,6 +50,7 @@ pub async fn create(
             "resourceVersion should not be set on objects to be created",
         ));
     }
+    requester::fill(resource, &exchange.user, &mut value);
     let namespace = exchange.info.namespace.clone();
     let gate = Admission::new(inner, exchange, resource, Some(&options.value));
     let stored = inner
