@@ -78,8 +78,8 @@ pub fn route(exchange: &Exchange, parts: &[&str]) -> Result<Answer, Status> {
 fn protobuf(accept: &str) -> Option<&'static str> {
     for clause in parse_accept(accept) {
         match format!("{}/{}", clause.main, clause.sub).as_str() {
-            PROTOBUF => return Some(PROTOBUF),
-            PROTOBUF_NEWER => return Some(PROTOBUF_NEWER),
+            // COMPAT: the older name is accepted, but Go's clients cannot parse it in an answer.
+            PROTOBUF | PROTOBUF_NEWER => return Some(PROTOBUF_NEWER),
             "application/json" | "application/*" | "*/*" => return None,
             _ => {}
         }
