@@ -7,6 +7,8 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use kube::api::{Api, PostParams};
 use std::convert::Infallible;
 use std::env;
 use std::net::{Ipv6Addr, SocketAddr};
@@ -81,9 +83,23 @@ async fn answer(
     let (code, text) = match request.uri().path() {
         "/" => (StatusCode::OK, greeting.as_str().to_owned()),
         "/healthz" => (StatusCode::OK, "ok\n".to_owned()),
+        "/whoami" => match who_am_i().await {
+            Ok(text) => (StatusCode::OK, text),
+            Err(error) => (StatusCode::BAD_GATEWAY, format!("{error:#}\n")),
+        },
         _ => (StatusCode::NOT_FOUND, "not found\n".to_owned()),
     };
     let mut response = Response::new(Full::new(Bytes::from(text)));
     *response.status_mut() = code;
     Ok(response)
+}
+
+/// Asks the API server through the `kubernetes` service, with the token that the pod was given.
+async fn who_am_i() -> Result<String> {
+    let client = kube::Client::try_from(kube::Config::incluster().context("not in a cluster")?)?;
+    let version = client.apiserver_version().await?.git_version;
+    let reviews: Api<SelfSubjectReview> = Api::all(client);
+    let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await?;
+    let user = review.status.and_then(|s| s.user_info).and_then(|u| u.username).unwrap_or_default();
+    Ok(format!("Kubernetes {version} knows me as {user}\n"))
 }
