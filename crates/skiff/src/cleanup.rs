@@ -82,7 +82,15 @@ async fn remove_foreign_pods(endpoint: &str, cluster: &Cluster) -> Result<()> {
     if ours.is_empty() {
         return Ok(());
     }
-    let mut client = RuntimeServiceClient::new(skiff_cri::connect(endpoint).await?);
+    let channel = match skiff_cri::connect(endpoint).await {
+        Ok(channel) => channel,
+        Err(error) => {
+            // A runtime that is gone for good must not keep the rest from being removed.
+            println!("The runtime at {endpoint} does not answer ({error}); pods that it still has are left to it.");
+            return Ok(());
+        }
+    };
+    let mut client = RuntimeServiceClient::new(channel);
     let listed = client
         .list_pod_sandbox(ListPodSandboxRequest::default())
         .await?

@@ -41,10 +41,10 @@ pub enum Command {
 #[derive(Debug, Clone, Args)]
 pub struct ClusterArgs {
     /// Name of the cluster; clusters of different names run side by side
-    #[arg(long, default_value = DEFAULT_NAME, env = "SKIFF_NAME")]
+    #[arg(long, global = true, default_value = DEFAULT_NAME, env = "SKIFF_NAME")]
     pub name: String,
     /// Folder for everything that must survive a restart [default: /var/lib/skiff/NAME]
-    #[arg(long)]
+    #[arg(long, global = true)]
     pub data_dir: Option<PathBuf>,
 }
 

@@ -42,11 +42,7 @@ fn a_store_that_is_away_is_503_and_nothing_is_lost() -> Result<()> {
 fn the_whole_path_on_containerd() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let name = Cluster::new_name();
-    let cni = Cluster::data_dir(&name).join("cni");
-    let containerd = Containerd::start(
-        &cni.join("conf").display().to_string(),
-        &cni.join("bin").display().to_string(),
-    )?;
+    let containerd = Containerd::start(&Cluster::data_dir(&name).join("cni/conf"), SKIFF)?;
     for archive in [busybox_archive(dir.path())?, pause_archive(dir.path())?] {
         containerd.ctr(&["image", "import", &archive.display().to_string()])?;
     }

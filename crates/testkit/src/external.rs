@@ -5,8 +5,9 @@ use crate::eventually;
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -105,9 +106,15 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// `cni_conf_dir` and `cni_bin_dir` are where skiff's node puts its network and its plugin.
-    pub fn start(cni_conf_dir: &str, cni_bin_dir: &str) -> Result<Self> {
+    /// `cni_conf_dir` is where skiff's node puts its network; `skiff` is the binary that is its CNI plugin.
+    pub fn start(cni_conf_dir: &Path, skiff: &str) -> Result<Self> {
         let dir = tempfile::tempdir()?;
+        // containerd has one folder of plugins, and needs Debian's loopback beside ours.
+        let cni_bin_dir = dir.path().join("cni");
+        fs::create_dir(&cni_bin_dir)?;
+        symlink("/usr/lib/cni/loopback", cni_bin_dir.join("loopback"))?;
+        symlink(skiff, cni_bin_dir.join("skiff-bridge"))?;
+        let (cni_bin_dir, cni_conf_dir) = (cni_bin_dir.display(), cni_conf_dir.display());
         let at = |name: &str| dir.path().join(name).display().to_string();
         // CAP_SYS_RESOURCE may be missing: then oom_score_adj can only be raised.
         let config = format!(
