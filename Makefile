@@ -3,13 +3,12 @@
 CARGO   ?= cargo
 TARGET  := x86_64-unknown-linux-gnu
 RELEASE := target/$(TARGET)/release/skiff
-APT     := DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends
 
 # What a build needs beside Rust: a C compiler for SQLite and the TLS library.
 BUILD_PACKAGES := gcc g++ make cmake libc6-dev
 # What the tests need: the real parts they claim to work with.
 TEST_PACKAGES  := etcd-server etcd-client containerd runc containernetworking-plugins docker-registry \
-                  skopeo busybox-static iproute2 nftables
+                  skopeo busybox-static iproute2 nftables util-linux procps
 
 .PHONY: up down build build-deps test test-deps lint unit e2e bench install clean
 
@@ -45,8 +44,10 @@ unit:
 	$(CARGO) test --workspace --exclude skiff
 	$(CARGO) test --package skiff --bins
 
+# The example once more with the oldest client that is promised to work, Debian's kubectl 1.20.
 e2e:
 	$(CARGO) test --package skiff --test '*' -- --test-threads=3
+	SKIFF_TEST_KUBECTL=$$(sh tools/debian-kubectl.sh) $(CARGO) test --package skiff --test example
 
 ## bench: the figures of docs/performance.md
 bench: build

@@ -183,9 +183,10 @@ impl Wiring<'_> {
         }
         if runs(Component::Scheduler) {
             let client = client(UserInfo::new("system:kube-scheduler", [] as [&str; 0]));
+            let leader_elect = Some(self.identity(&node_name));
+            let config = skiff_scheduler::SchedulerConfig { leader_elect, ..Default::default() };
             self.supervisor.run("scheduler", move |stop| {
-                let config = skiff_scheduler::SchedulerConfig::default();
-                let client = client.clone();
+                let (config, client) = (config.clone(), client.clone());
                 async move {
                     skiff_scheduler::run(config, client, stop).await;
                     Ok(())
@@ -214,6 +215,11 @@ impl Wiring<'_> {
                 .await?;
         }
         Ok(())
+    }
+
+    /// Who holds a leader's lease. The same after a restart, so that a killed skiff gets its leases back at once.
+    fn identity(&self, node_name: &str) -> String {
+        format!("{node_name}_{}", self.cluster.name)
     }
 
     fn certificates(&self, advertise: IpAddr, node_name: &str) -> Result<Certificates> {
@@ -362,7 +368,7 @@ impl Wiring<'_> {
             skiff_client::in_process(server.service(user), "default")
         });
         let mut config =
-            skiff_controllers::ControllersConfig::new(client_for, ca.to_owned(), node_name.to_owned());
+            skiff_controllers::ControllersConfig::new(client_for, ca.to_owned(), self.identity(node_name));
         config.cluster_cidrs = vec![self.cluster.pod_cidr.clone()];
         self.supervisor.run("controllers", move |stop| {
             let config = config.clone();

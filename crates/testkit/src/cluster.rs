@@ -125,7 +125,8 @@ pub struct Kubectl {
 
 impl Kubectl {
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new("kubectl");
+        let kubectl = std::env::var_os("SKIFF_TEST_KUBECTL").unwrap_or_else(|| "kubectl".into());
+        let mut command = Command::new(kubectl);
         // A cache of its own: clusters come and go on the same address.
         command
             .arg("--kubeconfig")
