@@ -1,9 +1,11 @@
-//! Small records on disk: written whole or not at all, and safe to read at any moment.
+//! Small records on disk: written whole or not at all, and safe to read at any moment. They hold the
+//! environment of containers, so nobody but root may read them.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Replaces `path` in one step. Not synced: records of pods and containers describe processes, which a
@@ -18,7 +20,11 @@ pub fn write_bytes(path: &Path, body: &[u8], sync: bool) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{:x}.tmp", rand::random::<u32>()));
     let result = (|| {
-        let mut file = File::create(&temporary)?;
+        let mut file = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&temporary)?;
         file.write_all(body)?;
         if sync {
             file.sync_data()?;

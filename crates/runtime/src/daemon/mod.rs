@@ -89,8 +89,10 @@ impl Runtime {
             .map_err(|_| Error::Taken(config.run_dir.display().to_string()))?;
         use std::os::unix::fs::PermissionsExt;
         for directory in [&config.root, &config.run_dir] {
-            // The root holds setuid programs of images, the run directory control sockets.
-            std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o711))
+            // The root holds setuid programs of images and the files of containers, the run directory
+            // control sockets: users of the machine must not even pass through. Containers need no way
+            // in, their mounts are made from inside.
+            std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o700))
                 .map_err(io(format!("protect {}", directory.display())))?;
         }
         let socket = config.socket();

@@ -82,11 +82,18 @@ impl Daemon {
         {
             Ok(()) => {}
             Err(status) => {
-                if let Err(error) = self.tear_down(&sandbox).await {
-                    tracing::warn!(sandbox = %id, error = error.message(), "cannot clean up after a failed sandbox");
+                match self.tear_down(&sandbox).await {
+                    Ok(()) => {
+                        let _ = std::fs::remove_dir_all(&sandbox.directory);
+                        self.release(&id);
+                    }
+                    // COMPAT: like containerd, it is kept as a sandbox that is not ready: the kubelet
+                    // stops and removes it until that works, and nothing is leaked.
+                    Err(error) => {
+                        tracing::warn!(sandbox = %id, error = error.message(), "cannot clean up after a failed sandbox");
+                        self.sandboxes.write().insert(id, sandbox);
+                    }
                 }
-                let _ = std::fs::remove_dir_all(&sandbox.directory);
-                self.release(&id);
                 return Err(status);
             }
         }

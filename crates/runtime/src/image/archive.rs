@@ -3,8 +3,8 @@
 
 use super::config::{ConfigFile, Descriptor, Manifest, choose_platform};
 use super::{
-    Error, Image, ImageStore, Progress, ProgressFn, chain_ids, digest_of, expect_digest, io_error,
-    layer_name, normalize, parse_reference, stream,
+    Error, Image, ImageStore, Progress, ProgressFn, chain_ids, digest_of, expect_digest, hex_of, io_error,
+    is_digest, layer_name, normalize, parse_reference, stream,
 };
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -65,7 +65,7 @@ impl ImageStore {
             )));
         }
         let mut size = found.config.len() as u64;
-        let chains = chain_ids(diff_ids);
+        let chains = chain_ids(diff_ids)?;
         for ((layer, diff_id), chain) in found.layers.iter().zip(diff_ids).zip(&chains) {
             progress(Progress::Unpacking {
                 digest: diff_id.clone(),
@@ -310,12 +310,10 @@ fn entry_tags(entry: &Descriptor, stem: &str) -> Result<Vec<String>, Error> {
 }
 
 fn blob_path(digest: &str) -> Result<String, Error> {
-    match digest.split_once(':') {
-        Some(("sha256", hex)) if hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
-            Ok(format!("blobs/sha256/{hex}"))
-        }
-        _ => Err(Error::Archive(format!("{digest:?} is not a sha256 digest"))),
+    if !is_digest(digest) {
+        return Err(Error::Archive(format!("{digest:?} is not a sha256 digest")));
     }
+    Ok(format!("blobs/sha256/{}", hex_of(digest)))
 }
 
 fn relative(path: &Path) -> Result<PathBuf, Error> {

@@ -479,6 +479,14 @@ fn parse_reference(reference: &str) -> Result<oci_client::Reference, Error> {
         .map_err(|error: oci_client::ParseError| Error::Reference(reference.to_owned(), error.to_string()))
 }
 
+/// Whether it is `sha256:` and 64 hexadecimal digits. Digests become names of files, so what an image
+/// says must not get that far unchecked: a "digest" `sha256:/` would be the host's root directory.
+fn is_digest(digest: &str) -> bool {
+    digest.strip_prefix("sha256:").is_some_and(|hex| {
+        hex.len() == 64 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    })
+}
+
 fn hex_of(digest: &str) -> &str {
     digest.strip_prefix("sha256:").unwrap_or(digest)
 }
@@ -513,22 +521,41 @@ fn expect_digest(what: &str, expected: &str, actual: &str) -> Result<(), Error> 
     })
 }
 
-/// The chain of a layer: a digest over itself and all below it.
-fn chain_ids(diff_ids: &[String]) -> Vec<String> {
+/// The chain of a layer: a digest over itself and all below it. The only way from an image's own words
+/// to layers' names.
+fn chain_ids(diff_ids: &[String]) -> Result<Vec<String>, Error> {
     let mut chain: Vec<String> = Vec::with_capacity(diff_ids.len());
     for diff_id in diff_ids {
+        if !is_digest(diff_id) {
+            return Err(Error::Archive(format!("{diff_id:?} is not a sha256 digest")));
+        }
         let next = match chain.last() {
             None => diff_id.clone(),
             Some(below) => digest_of(format!("{below} {diff_id}").as_bytes()),
         };
         chain.push(next);
     }
-    chain
+    Ok(chain)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn layers_are_named_by_digests_only() {
+        let check = |diff_id: &str, expected: bool| {
+            assert_eq!(chain_ids(&[diff_id.to_owned()]).is_ok(), expected, "{diff_id}");
+        };
+        let digest = format!("sha256:{}", "0a".repeat(32));
+        check(&digest, true);
+        check("sha256:/", false);
+        check("sha256:../../..", false);
+        check("sha256:", false);
+        check(&digest.to_uppercase(), false);
+        check(digest.trim_start_matches("sha256:"), false);
+        check(&format!("{digest}0"), false);
+    }
 
     #[test]
     fn references() {

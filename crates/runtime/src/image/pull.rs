@@ -153,6 +153,13 @@ impl ImageStore {
         let Some(config_descriptor) = manifest.config.clone() else {
             return Err(Error::Unsupported("a manifest without a configuration".into()));
         };
+        // It is read into memory, so its size is not the registry's to choose.
+        if config_descriptor.size == 0 || config_descriptor.size > MAX_MANIFEST as u64 {
+            return Err(Error::Archive(format!(
+                "an image configuration of {} bytes",
+                config_descriptor.size
+            )));
+        }
         let config_path = temporary.join("config");
         download(&client, reference, &config_descriptor, &config_path, progress)
             .await
@@ -170,7 +177,7 @@ impl ImageStore {
                 "configuration and manifest name different numbers of layers".into(),
             ));
         }
-        let chains = chain_ids(&diff_ids);
+        let chains = chain_ids(&diff_ids)?;
 
         // Layers that are here already are not fetched; the rest come in parallel and are unpacked in
         // order as they arrive.

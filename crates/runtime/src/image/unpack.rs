@@ -4,15 +4,41 @@
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, XattrFlags};
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
 
 const WHITEOUT_PREFIX: &[u8] = b".wh.";
 const OPAQUE_MARKER: &[u8] = b".wh..wh..opq";
+
+/// Long names and attributes of one entry. They are kept in memory, and a few bytes of a compressed layer
+/// can unpack to any amount of them.
+const MAX_HEADERS: u64 = 4 * 1024 * 1024;
+
+/// Counts what is read between two entries, where there are only headers.
+struct Metered<'a> {
+    inner: &'a mut dyn Read,
+    /// `None` while an entry's content is read.
+    left: Rc<Cell<Option<u64>>>,
+}
+
+impl Read for Metered<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.inner.read(buffer)?;
+        if let Some(left) = self.left.get() {
+            let left = left
+                .checked_sub(length as u64)
+                .ok_or_else(|| io::Error::other("an entry's headers are too long"))?;
+            self.left.set(Some(left));
+        }
+        Ok(length)
+    }
+}
 
 /// Unpacks `stream` (uncompressed) into `directory`; returns the bytes of file content.
 pub fn unpack(stream: &mut dyn Read, directory: &Path) -> io::Result<u64> {
@@ -21,16 +47,24 @@ pub fn unpack(stream: &mut dyn Read, directory: &Path) -> io::Result<u64> {
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     )?;
-    let mut archive = tar::Archive::new(stream);
+    let headers_left = Rc::new(Cell::new(Some(MAX_HEADERS)));
+    let mut archive = tar::Archive::new(Metered {
+        inner: stream,
+        left: headers_left.clone(),
+    });
     let mut total = 0;
     // A directory's times and mode are set last: what is unpacked into it changes the former, and the
     // latter may forbid it.
     let mut directories: Vec<(PathBuf, Attributes)> = Vec::new();
     for entry in archive.entries()? {
         let mut entry = entry?;
+        headers_left.set(None);
         let path = clean(&entry.path_bytes())?;
         total += unpack_entry(root.as_fd(), &mut entry, &path, &mut directories)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+        // Content of entries that have no use for any.
+        io::copy(&mut entry, &mut io::sink())?;
+        headers_left.set(Some(MAX_HEADERS));
     }
     for (path, attributes) in directories.iter().rev() {
         let open = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -374,6 +408,28 @@ mod tests {
             ("a", Symlink, "../../../../../../../.."),
             ("a/tmp/escape", Regular, "x"),
         ]);
+    }
+
+    #[test]
+    fn long_headers_are_refused() {
+        let check = |length: usize, expected: bool| {
+            let mut builder = tar::Builder::new(Vec::new());
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(tar::EntryType::GNULongName);
+            header.set_size(length as u64);
+            header.set_cksum();
+            builder
+                .append(&header, vec![b'n'; length].as_slice())
+                .expect("append");
+            let mut bytes = builder.into_inner().expect("tar");
+            bytes.truncate(bytes.len() - 1024);
+            bytes.extend(archive(&[("f", Regular, "x")]));
+            let layer = tempfile::tempdir().expect("dir");
+            let result = unpack(&mut bytes.as_slice(), layer.path());
+            assert_eq!(result.is_ok(), expected, "{length}: {result:?}");
+        };
+        check(200, true);
+        check(5 * 1024 * 1024, false);
     }
 
     /// Any bytes at all end in an answer.

@@ -22,6 +22,11 @@ use std::path::Path;
 
 /// The descriptor of the control socket in the helper.
 pub const CONTROL_FD: i32 = 3;
+/// The descriptor of the process whose namespaces an exec joins. A handle and not a number: the process
+/// may end at any moment, and a number would then be somebody else's, a process of the host perhaps.
+pub const TARGET_FD: i32 = 4;
+
+pub(crate) use mounts::make_tree_readonly;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InitError {
@@ -46,6 +51,8 @@ impl<T, E: Into<std::io::Error>> Context<T> for Result<T, E> {
 
 /// The entry of `internal-init`. Returns only on failure or in the parent of a fork.
 pub fn main() -> i32 {
+    // The shim executes it by a descriptor's number, which is no name to find in a list of processes.
+    let _ = rustix::thread::set_name(c"skiff-init");
     // SAFETY: the shim starts the helper with the control socket at this number, and nothing else in
     // this process owns it.
     let mut socket = unsafe { File::from_raw_fd(CONTROL_FD) };
@@ -72,7 +79,7 @@ fn run(task: Task, socket: &mut File) -> Result<(), InitError> {
         .context(|| "set not dumpable".into())?;
     match task {
         Task::Init(spec) => run_init(&spec, socket),
-        Task::Exec { pid, process } => run_exec(pid, &process, socket),
+        Task::Exec { process } => run_exec(&process, socket),
         Task::Pause { cgroup_procs } => run_pause(&cgroup_procs, socket),
     }
 }
@@ -92,7 +99,16 @@ fn run_init(spec: &InitSpec, socket: &mut File) -> Result<(), InitError> {
     let mut new = UnshareFlags::NEWNS;
     match &spec.namespaces.pid {
         PidNamespace::New => new |= UnshareFlags::NEWPID,
-        PidNamespace::Join(path) => join_namespace(path, LinkNameSpaceType::ProcessID)?,
+        PidNamespace::Join(path) => {
+            // The path names a process by its number. If that one is gone, it may be any process' by now,
+            // and the host's processes must not come into the container's sight.
+            if same_namespace(path, "/proc/self/ns/pid".as_ref())? {
+                return Err(InitError::Message(
+                    "the process that holds the pid namespace is gone".into(),
+                ));
+            }
+            join_namespace(path, LinkNameSpaceType::ProcessID)?
+        }
         PidNamespace::Host => {}
     }
     unshare(new)?;
@@ -116,13 +132,12 @@ fn run_init(spec: &InitSpec, socket: &mut File) -> Result<(), InitError> {
     process::become_program(&spec.process, socket)
 }
 
-fn run_exec(pid: i32, process: &ProcessSpec, socket: &mut File) -> Result<(), InitError> {
+fn run_exec(process: &ProcessSpec, socket: &mut File) -> Result<(), InitError> {
     set_oom_score(process)?;
     let cgroups = open_cgroups(&process.cgroup_procs)?;
-    let pid = rustix::process::Pid::from_raw(pid)
-        .ok_or_else(|| InitError::Message("the container has no process".into()))?;
-    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
-        .context(|| "open the container's process".into())?;
+    // SAFETY: the shim starts an exec's helper with this descriptor, and nothing else in this process
+    // owns it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(TARGET_FD) };
     // One call joins all of them or none.
     rustix::thread::move_into_thread_name_spaces(
         pidfd.as_fd(),
@@ -227,6 +242,16 @@ fn wait_joined(joined: Option<OwnedFd>) -> Result<(), InitError> {
         // The parent has said why on the control socket.
         _ => Err(InitError::Message("the process could not join its cgroup".into())),
     }
+}
+
+fn same_namespace(one: &Path, other: &Path) -> Result<bool, InitError> {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |path: &Path| {
+        std::fs::metadata(path)
+            .map(|metadata| (metadata.dev(), metadata.ino()))
+            .context(|| format!("open namespace {}", path.display()))
+    };
+    Ok(identity(one)? == identity(other)?)
 }
 
 fn join_namespace(path: &Path, kind: LinkNameSpaceType) -> Result<(), InitError> {

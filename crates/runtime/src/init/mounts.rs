@@ -343,6 +343,11 @@ fn open_path(path: &str) -> Result<OwnedFd, InitError> {
     rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context(|| format!("open {path}"))
 }
 
+/// A detached mount that nobody can change its files through.
+pub(crate) fn make_tree_readonly(tree: &OwnedFd) -> std::io::Result<()> {
+    set_attributes(tree.as_fd(), MOUNT_ATTR_RDONLY, 0, false)
+}
+
 fn make_readonly(path: &str) -> Result<(), InitError> {
     let Ok(tree) = rustix::mount::open_tree(
         CWD,
@@ -364,9 +369,29 @@ fn mask(path: &str) -> Result<(), InitError> {
     let tree = if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
         new_filesystem("tmpfs", &["size=0k".into()], MOUNT_ATTR_RDONLY).context(|| format!("mask {path}"))?
     } else {
-        clone_tree(Path::new("/dev/null"))?
+        null_device()?
     };
     attach(&tree, &target, path)
+}
+
+/// What files are masked with. A volume on /dev may hold anything under this name, a link to the very file
+/// that is to be masked for one, so it must be the device itself.
+fn null_device() -> Result<OwnedFd, InitError> {
+    let tree = rustix::mount::open_tree(
+        CWD,
+        "/dev/null",
+        OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_SYMLINK_NOFOLLOW,
+    )
+    .context(|| "open /dev/null".into())?;
+    let stat = rustix::fs::fstat(&tree).context(|| "stat /dev/null".into())?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice
+        || stat.st_rdev != rustix::fs::makedev(1, 3)
+    {
+        return Err(InitError::Message("/dev/null is not the null device".into()));
+    }
+    Ok(tree)
 }
 
 pub const MOUNT_ATTR_RDONLY: u64 = 1;

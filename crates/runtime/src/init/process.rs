@@ -53,8 +53,8 @@ pub fn take_terminal(console: Console) -> Result<(), InitError> {
 /// either no_new_privs or CAP_SYS_ADMIN: with the former it is the very last step before execve, without
 /// it the filter goes in just before CAP_SYS_ADMIN is given up.
 pub fn become_program(process: &ProcessSpec, socket: &mut File) -> Result<(), InitError> {
-    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let group = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let passwd = read_small("/etc/passwd");
+    let group = read_small("/etc/group");
     let identity = users::resolve(&process.user, &passwd, &group)?;
 
     let environment = environment(process, &identity);
@@ -68,6 +68,7 @@ pub fn become_program(process: &ProcessSpec, socket: &mut File) -> Result<(), In
         libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
     }
 
+    leave_session_keyring()?;
     drop_bounding_set(process.capabilities.bounding)?;
     rustix::thread::set_keep_capabilities(true).context(|| "keep capabilities".into())?;
     set_identity(&identity)?;
@@ -111,6 +112,38 @@ pub fn become_program(process: &ProcessSpec, socket: &mut File) -> Result<(), In
     unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
     let error = std::io::Error::last_os_error();
     Err(InitError::Message(exec_message(&process.args[0], &error)))
+}
+
+/// A file of the image, which may be anything: a pipe that nobody writes to, a device without an end.
+/// What is no small file is no file.
+fn read_small(path: &str) -> String {
+    use std::io::Read;
+    const MAX: u64 = 8 * 1024 * 1024;
+    let open = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let read = || -> std::io::Result<String> {
+        let file = File::from(rustix::fs::open(path, open, Mode::empty())?);
+        let mut text = Vec::new();
+        if file.metadata()?.is_file() {
+            file.take(MAX).read_to_end(&mut text)?;
+        }
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    };
+    read().unwrap_or_default()
+}
+
+/// Keys of whoever started skiff are not for containers, nor one container's for the next.
+fn leave_session_keyring() -> Result<(), InitError> {
+    const JOIN_SESSION_KEYRING: libc::c_long = 1;
+    // SAFETY: without a name the call takes no pointer.
+    let result = unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, 0usize) };
+    match std::io::Error::last_os_error() {
+        error if result < 0 => match error.raw_os_error() {
+            // A kernel without keys, or a filter around skiff that is around the container too.
+            Some(libc::ENOSYS | libc::EPERM) => Ok(()),
+            _ => Err(error).context(|| "make a session keyring".into()),
+        },
+        _ => Ok(()),
+    }
 }
 
 /// COMPAT: the words are runc's, which users search for.

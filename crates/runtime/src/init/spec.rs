@@ -139,8 +139,8 @@ pub struct Capabilities {
 pub enum Task {
     /// The first process of a container.
     Init(Box<InitSpec>),
-    /// A further process in the namespaces of `pid`.
-    Exec { pid: i32, process: Box<ProcessSpec> },
+    /// A further process in the namespaces of the one behind `TARGET_FD`.
+    Exec { process: Box<ProcessSpec> },
     /// The process that holds a pod's shared pid namespace and reaps in it.
     Pause { cgroup_procs: Vec<PathBuf> },
 }

@@ -167,10 +167,18 @@ fn instruction(code: u16, jump_true: u8, jump_false: u8, value: u32) -> u64 {
 /// Compiles a profile. The first rule that matches a call decides.
 pub fn compile(profile: &Profile) -> Result<Vec<u64>, Error> {
     let default = return_value(profile.default_action, profile.default_errno_ret)?;
+    // Calls of another architecture have other numbers, which the rules do not know: where the default
+    // lets calls pass, that would be a way around everything the profile forbids.
+    let foreign = match profile.default_action {
+        Action::Allow | Action::Log | Action::Trace => {
+            return_value(Action::Errno, Some(libc::ENOSYS as u32))?
+        }
+        _ => default,
+    };
     let mut program = vec![
         instruction(LOAD, 0, 0, ARCHITECTURE),
         instruction(JUMP_EQUAL, 1, 0, OWN_ARCHITECTURE),
-        instruction(RETURN, 0, 0, default),
+        instruction(RETURN, 0, 0, foreign),
         instruction(LOAD, 0, 0, NUMBER),
     ];
     if matches!(profile.default_action, Action::Errno) {
@@ -324,6 +332,10 @@ mod tests {
 
     /// The kernel's machine in ten lines: what the filter says of a call.
     fn evaluate(program: &[u64], number: u32, arguments: [u64; 6]) -> u32 {
+        evaluate_on(OWN_ARCHITECTURE, program, number, arguments)
+    }
+
+    fn evaluate_on(architecture: u32, program: &[u64], number: u32, arguments: [u64; 6]) -> u32 {
         let (mut accumulator, mut at) = (0u32, 0usize);
         loop {
             let word = program[at];
@@ -338,7 +350,7 @@ mod tests {
                 LOAD => {
                     accumulator = match k {
                         NUMBER => number,
-                        ARCHITECTURE => OWN_ARCHITECTURE,
+                        ARCHITECTURE => architecture,
                         offset => {
                             let value = arguments[(offset as usize - 16) / 8];
                             if offset % 8 == 0 {
@@ -392,6 +404,28 @@ mod tests {
         check(0, "socket", libc::AF_VSOCK as u64, EPERM);
         let program = compile(&default::profile(0)).expect("compiles");
         assert_eq!(evaluate(&program, numbers::highest() + 1, [0; 6]), ENOSYS);
+    }
+
+    #[test]
+    fn calls_of_other_architectures() {
+        const I386: u32 = 0x4000_0003;
+        let check = |default_action: Action, expected: u32| {
+            let profile = Profile {
+                default_action,
+                default_errno_ret: None,
+                syscalls: vec![Rule::plain(["mount"].into_iter(), Action::Errno)],
+            };
+            let program = compile(&profile).expect("compiles");
+            assert_eq!(
+                evaluate_on(I386, &program, 21, [0; 6]),
+                expected,
+                "{default_action:?}"
+            );
+        };
+        check(Action::Allow, ENOSYS);
+        check(Action::Log, ENOSYS);
+        check(Action::Errno, EPERM);
+        check(Action::KillProcess, 0x8000_0000);
     }
 
     #[test]

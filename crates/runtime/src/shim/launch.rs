@@ -1,9 +1,9 @@
 //! Starts the helper that becomes a container process, and reads its reports until the program runs.
 //! Every child of the shim is reaped here and nowhere else.
 
-use crate::init::CONTROL_FD;
 use crate::init::control::MAX_MESSAGE;
 use crate::init::spec::{Report, Task};
+use crate::init::{CONTROL_FD, TARGET_FD};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -14,6 +14,28 @@ use std::process::{Command, Stdio};
 use std::rc::Rc;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
+
+/// Helpers' descriptors are moved up here, out of the way of those they are given at fixed numbers.
+const SPARE_FD: i32 = 10;
+
+/// This binary on a read-only mount of its own, to be executed as helper. A container can make its helper
+/// execute `/proc/self/exe`; what it then finds under /proc/<pid>/exe must not be the host's file with
+/// the host's permissions to change it.
+pub struct HelperBinary(OwnedFd);
+
+impl HelperBinary {
+    /// Also of the version that the shim is, after the file was replaced.
+    pub fn open() -> io::Result<HelperBinary> {
+        use rustix::mount::OpenTreeFlags;
+        let tree = rustix::mount::open_tree(
+            rustix::fs::CWD,
+            "/proc/self/exe",
+            OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC,
+        )?;
+        crate::init::make_tree_readonly(&tree)?;
+        Ok(HelperBinary(rustix::io::fcntl_dupfd_cloexec(&tree, SPARE_FD)?))
+    }
+}
 
 /// Who waits for which child.
 #[derive(Default)]
@@ -52,6 +74,22 @@ impl Reaper {
                 self.unclaimed.borrow_mut().insert(pid, code);
             }
         }
+    }
+
+    /// Whether the process is still a child of ours, dead or alive: only then the number is its own, and
+    /// stays so until the next await.
+    pub fn holds(&self, pid: i32) -> bool {
+        self.waiters.borrow().contains_key(&pid)
+    }
+
+    /// A handle on a child, to be used after the next await.
+    pub fn handle(&self, pid: i32) -> io::Result<OwnedFd> {
+        let pid = rustix::process::Pid::from_raw(pid).filter(|_| self.holds(pid));
+        let pid = pid.ok_or(rustix::io::Errno::SRCH)?;
+        Ok(rustix::process::pidfd_open(
+            pid,
+            rustix::process::PidfdFlags::empty(),
+        )?)
     }
 
     fn watch(&self, pid: i32) -> oneshot::Receiver<i32> {
@@ -95,17 +133,20 @@ impl Drop for Starting {
     }
 }
 
-/// Starts `task`; returns when its program was executed. The error is the helper's sentence.
+/// Starts `task`; returns when its program was executed. The error is the helper's sentence. `target` is
+/// the process whose namespaces an exec joins.
 pub async fn launch(
     reaper: &Rc<Reaper>,
+    binary: &HelperBinary,
     task: &Task,
+    target: Option<OwnedFd>,
     stdin: bool,
     terminal: bool,
 ) -> Result<Launched, String> {
     reaper.starting.set(reaper.starting.get() + 1);
     let _starting = Starting(reaper.clone());
     let (ours, mut streams) =
-        spawn_helper(stdin, terminal).map_err(|error| format!("start helper: {error}"))?;
+        spawn_helper(binary, target, stdin, terminal).map_err(|error| format!("start helper: {error}"))?;
     // SAFETY: the descriptor is owned, and stays open for as long as the `AsyncFd` that owns it.
     let control = unsafe { AsyncFd::register(ours) }.map_err(|error| error.to_string())?;
     let message = crate::init::control::encode(task).map_err(|error| error.to_string())?;
@@ -158,7 +199,12 @@ pub async fn launch(
     }
 }
 
-fn spawn_helper(stdin: bool, terminal: bool) -> io::Result<(OwnedFd, Streams)> {
+fn spawn_helper(
+    binary: &HelperBinary,
+    target: Option<OwnedFd>,
+    stdin: bool,
+    terminal: bool,
+) -> io::Result<(OwnedFd, Streams)> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
@@ -168,8 +214,7 @@ fn spawn_helper(stdin: bool, terminal: bool) -> io::Result<(OwnedFd, Streams)> {
     )?;
     rustix::io::ioctl_fionbio(&ours, true)?;
     let mut streams = Streams::default();
-    // The helper of a shim is always of the shim's own version, also after the binary was replaced.
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = Command::new(format!("/proc/self/fd/{}", binary.0.as_raw_fd()));
     command.arg0("skiff").arg(crate::INTERNAL_INIT).env_clear();
     command
         .stdin(Stdio::null())
@@ -188,16 +233,18 @@ fn spawn_helper(stdin: bool, terminal: bool) -> io::Result<(OwnedFd, Streams)> {
         command.stderr(write);
         streams.stderr = Some(read);
     }
-    let control = theirs.as_raw_fd();
-    // SAFETY: between fork and exec only dup2 and fcntl are called.
+    let up = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, SPARE_FD);
+    let theirs = up(&theirs)?;
+    let target = target.as_ref().map(up).transpose()?;
+    let mut given = vec![(theirs.as_raw_fd(), CONTROL_FD)];
+    given.extend(target.as_ref().map(|target| (target.as_raw_fd(), TARGET_FD)));
+    // SAFETY: between fork and exec only dup2 is called; the descriptors are open until after the spawn.
     unsafe {
         command.pre_exec(move || {
-            if control == CONTROL_FD {
-                if libc::fcntl(control, libc::F_SETFD, 0) < 0 {
+            for (from, to) in &given {
+                if libc::dup2(*from, *to) < 0 {
                     return Err(io::Error::last_os_error());
                 }
-            } else if libc::dup2(control, CONTROL_FD) < 0 {
-                return Err(io::Error::last_os_error());
             }
             Ok(())
         });

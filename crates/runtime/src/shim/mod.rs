@@ -41,6 +41,8 @@ fn serve(socket: &std::path::Path) -> std::io::Result<()> {
         .build()?;
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, async {
+        let binary = launch::HelperBinary::open()
+            .map_err(|error| std::io::Error::new(error.kind(), format!("protect the binary: {error}")))?;
         let _ = std::fs::remove_file(socket);
         let listener = tokio::net::UnixListener::bind(socket)?;
         use std::os::unix::fs::PermissionsExt;
@@ -52,7 +54,7 @@ fn serve(socket: &std::path::Path) -> std::io::Result<()> {
         if let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null") {
             let _ = rustix::stdio::dup2_stdout(&null);
         }
-        server::run(listener).await;
+        server::run(listener, binary).await;
         let _ = std::fs::remove_file(socket);
         Ok(())
     })

@@ -1,7 +1,7 @@
 //! The shim's request loop and the containers it looks after.
 
 use super::io::{AsyncPipe, resize};
-use super::launch::{Launched, Reaper, launch};
+use super::launch::{HelperBinary, Launched, Reaper, launch};
 use super::logs::{LineCutter, LogFile};
 use super::protocol::{
     ContainerState, Event, ExecRequest, Request, Response, StartRequest, frame, read_frame, read_message,
@@ -38,17 +38,24 @@ struct Container {
     console: Option<Rc<AsyncPipe>>,
 }
 
-#[derive(Default)]
 struct Shim {
     reaper: Rc<Reaper>,
+    binary: HelperBinary,
     containers: RefCell<HashMap<String, Rc<Container>>>,
     subscribers: RefCell<Vec<mpsc::UnboundedSender<Event>>>,
     pause: std::cell::Cell<i32>,
     shutdown: tokio::sync::Notify,
 }
 
-pub async fn run(listener: UnixListener) {
-    let shim = Rc::new(Shim::default());
+pub async fn run(listener: UnixListener, binary: HelperBinary) {
+    let shim = Rc::new(Shim {
+        reaper: Rc::default(),
+        binary,
+        containers: RefCell::default(),
+        subscribers: RefCell::default(),
+        pause: std::cell::Cell::default(),
+        shutdown: tokio::sync::Notify::new(),
+    });
     let reaper = shim.reaper.clone();
     spawn_local(async move {
         if let Err(error) = reaper.run().await {
@@ -77,9 +84,7 @@ pub async fn run(listener: UnixListener) {
         () = accept => {}
         () = shim.shutdown.notified() => {}
     }
-    if shim.pause.get() > 0 {
-        kill(shim.pause.get(), libc::SIGKILL);
-    }
+    shim.kill(shim.pause.get(), libc::SIGKILL);
 }
 
 impl Shim {
@@ -100,8 +105,7 @@ impl Shim {
                 if *container.exited.borrow() {
                     return Ok(());
                 }
-                let pid = container.state.borrow().pid;
-                kill(pid, signal);
+                self.kill(container.state.borrow().pid, signal);
                 Ok(())
             }),
             Request::Resize { id, width, height } => self.with(&id, |container| match &container.console {
@@ -148,7 +152,8 @@ impl Shim {
         if self.pause.get() > 0 {
             return Response::Pid(self.pause.get());
         }
-        match launch(&self.reaper, &Task::Pause { cgroup_procs }, false, true).await {
+        let task = Task::Pause { cgroup_procs };
+        match launch(&self.reaper, &self.binary, &task, None, false, true).await {
             Ok(launched) => {
                 self.pause.set(launched.pid);
                 Response::Pid(launched.pid)
@@ -171,7 +176,7 @@ impl Shim {
         };
         let terminal = request.spec.process.terminal;
         let task = Task::Init(Box::new(request.spec));
-        let launched = launch(&self.reaper, &task, request.stdin, terminal).await?;
+        let launched = launch(&self.reaper, &self.binary, &task, None, request.stdin, terminal).await?;
         let Launched {
             pid,
             exit,
@@ -255,6 +260,13 @@ impl Shim {
             shim.publish(&request.id, &state);
         });
         Ok(state)
+    }
+
+    /// A process that was reaped is left out: its number may be another's by now.
+    fn kill(&self, pid: i32, signal: i32) {
+        if self.reaper.holds(pid) {
+            kill(pid, signal);
+        }
     }
 
     fn publish(&self, id: &str, state: &ContainerState) {
@@ -364,12 +376,23 @@ impl Shim {
             return write_message(&mut writer, &Response::Error(message)).await;
         };
         let terminal = request.process.terminal;
-        let pid = container.state.borrow().pid;
+        // The container counts as running until its output is read to the end; its process does not.
+        let Ok(target) = self.reaper.handle(container.state.borrow().pid) else {
+            let message = format!("container {} is not running", request.id);
+            return write_message(&mut writer, &Response::Error(message)).await;
+        };
         let task = Task::Exec {
-            pid,
             process: Box::new(request.process),
         };
-        let mut launched = match launch(&self.reaper, &task, request.stdin, terminal).await {
+        let launched = launch(
+            &self.reaper,
+            &self.binary,
+            &task,
+            Some(target),
+            request.stdin,
+            terminal,
+        );
+        let mut launched = match launched.await {
             Ok(launched) => launched,
             Err(message) => return write_message(&mut writer, &Response::Error(message)).await,
         };
@@ -438,7 +461,7 @@ impl Shim {
                     frame::RESIZE => resize_by_frame(console.as_deref(), &data),
                     frame::SIGNAL => {
                         if let Some(signal) = data.first() {
-                            kill(pid, i32::from(*signal));
+                            self.kill(pid, i32::from(*signal));
                         }
                     }
                     _ => {}
@@ -447,7 +470,7 @@ impl Shim {
             // The client went away: its end of the streams closes with it.
             drop(stdin.take());
             if request.kill_on_close {
-                kill(pid, libc::SIGKILL);
+                self.kill(pid, libc::SIGKILL);
             }
             std::future::pending::<()>().await;
         };
@@ -538,7 +561,7 @@ fn resize_by_frame(console: Option<&AsyncPipe>, data: &[u8]) {
 }
 
 fn kill(pid: i32, signal: i32) {
-    // SAFETY: kill takes any number; the pid is of a child that was not reaped yet, so it is ours.
+    // SAFETY: kill takes any number.
     unsafe { libc::kill(pid, signal) };
 }
 

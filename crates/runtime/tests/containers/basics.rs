@@ -211,6 +211,24 @@ pub async fn confinement() {
     let response = pod.exec(&id, &["sh", "-c", device]).await.expect("exec");
     assert_eq!(response.exit_code, 0, "other devices cannot be opened");
 
+    // The helper's own binary, which is the host's, executed in the container: it stays out of reach.
+    let mut client = environment.client().await;
+    let host_binary = client.exec_sync(cri::ExecSyncRequest {
+        container_id: id.clone(),
+        cmd: ["/proc/self/exe", "stay"].map(String::from).to_vec(),
+        timeout: 10,
+    });
+    let attack = async {
+        let find = "until [ -s /tmp/stays ]; do sleep 0.05; done; p=$(cat /tmp/stays); \
+            chmod 700 /proc/$p/exe; kill -9 $p";
+        pod.exec(&id, &["sh", "-c", find]).await.expect("exec")
+    };
+    let (ended, attack) = tokio::join!(host_binary, attack);
+    let ended = ended.expect("exec").into_inner();
+    assert_eq!(ended.exit_code, 137, "the binary was running");
+    let said = String::from_utf8_lossy(&attack.stderr).into_owned();
+    assert!(said.contains("Read-only file system"), "{said}");
+
     let mut config = container_config(
         "tight",
         "cat /proc/self/status; echo $HOME; touch /x || echo read-only",

@@ -51,6 +51,13 @@ fn main() {
         environment::serve(&arguments[1..]);
         return;
     }
+    // What a container makes of this binary that wants it to stay.
+    if arguments.first().is_some_and(|first| first == "stay") {
+        std::fs::write("/tmp/stays", std::process::id().to_string()).expect("write");
+        loop {
+            std::thread::park();
+        }
+    }
     let words: Vec<String> = arguments
         .iter()
         .map(|argument| argument.to_string_lossy().into_owned())
