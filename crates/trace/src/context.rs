@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// At most this many stages ride on one request; later ones are dropped.
-const MAX_STAGES: usize = 32;
+pub(crate) const MAX_STAGES: usize = 32;
 
 tokio::task_local! {
     static WORK: Arc<Work>;
@@ -83,4 +83,9 @@ pub async fn stage<F: Future>(name: &str, future: F) -> F::Output {
 /// Records a stage that began at `start_us` and ends now. Outside any work it does nothing.
 pub fn record_stage(name: &str, start_us: i64) {
     let _ = WORK.try_with(|work| work.push(name, start_us, (now_us() - start_us).max(0)));
+}
+
+/// Tells something of the next write rather than of the time before it, such as [`crate::COMPLETE`].
+pub fn note(name: &str) {
+    let _ = WORK.try_with(|work| work.push(name, now_us(), 0));
 }

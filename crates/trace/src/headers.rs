@@ -1,5 +1,6 @@
 //! How cause and stages travel: two request headers, set by a tower layer around a client.
 
+use crate::context::MAX_STAGES;
 use crate::{Cause, Stage, Work};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use std::task::{Context, Poll};
@@ -8,7 +9,7 @@ use tower::{Layer, Service};
 pub const CAUSE_HEADER: HeaderName = HeaderName::from_static("x-skiff-cause");
 pub const STAGES_HEADER: HeaderName = HeaderName::from_static("x-skiff-stages");
 
-/// Longer headers are ignored: marks are kept in memory and come from any client.
+/// Longer headers are ignored, and so are further stages: marks are kept in memory and come from any client.
 const MAX_HEADER: usize = 4096;
 
 /// Adds the cause and the stages of the work around the caller to each write.
@@ -80,7 +81,7 @@ pub fn read_headers(headers: &HeaderMap) -> (Option<Cause>, Vec<Stage>) {
     };
     let cause = text(CAUSE_HEADER).and_then(|t| t.parse().ok());
     let stages = text(STAGES_HEADER)
-        .map(|t| t.split(',').filter_map(read_stage).collect())
+        .map(|t| t.split(',').take(MAX_STAGES).filter_map(read_stage).collect())
         .unwrap_or_default();
     (cause, stages)
 }
@@ -120,6 +121,14 @@ mod tests {
             }
         );
         assert!(work.take_stages().is_empty(), "stages ride on one write only");
+    }
+
+    #[test]
+    fn a_client_cannot_fill_the_memory_with_stages() {
+        let mut headers = HeaderMap::new();
+        let many = "a=1+1,".repeat(600);
+        headers.insert(STAGES_HEADER, HeaderValue::from_str(&many).unwrap());
+        assert_eq!(read_headers(&headers).1.len(), MAX_STAGES);
     }
 
     #[test]

@@ -13,7 +13,7 @@ mod headers;
 mod recorder;
 mod waterfall;
 
-pub use context::{Work, current_cause, now_us, record_stage, scope, stage};
+pub use context::{Work, current_cause, note, now_us, record_stage, scope, stage};
 pub use headers::{CAUSE_HEADER, STAGES_HEADER, TraceHeaders, TraceHeadersService, read_headers};
 pub use recorder::Recorder;
 pub use waterfall::{Step, Waterfall, waterfall};
@@ -21,6 +21,9 @@ pub use waterfall::{Step, Waterfall, waterfall};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+
+/// The [`note`] of a status write which says that the object is now all that was asked for.
+pub const COMPLETE: &str = "complete";
 
 /// An object version: what woke a writer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -67,6 +70,7 @@ impl FromStr for Cause {
 
 /// A named stretch of time. Times are microseconds since the Unix epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Stage {
     pub name: String,
     pub start_us: i64,
@@ -74,7 +78,7 @@ pub struct Stage {
 }
 
 /// What one write through the front door left behind.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mark {
     pub start_us: i64,
