@@ -122,12 +122,20 @@ impl Correlator {
     fn plan(&mut self, source: &EventSource, occurrence: &Occurrence) -> Write {
         let object = &occurrence.object;
         let object_key = format!(
-            "{:?}/{:?}/{:?}/{:?}/{:?}/{:?}",
-            object.kind, object.namespace, object.name, object.uid, object.api_version, object.field_path
+            "{:?}/{:?}/{:?}/{:?}/{:?}",
+            object.kind, object.namespace, object.name, object.uid, object.api_version
         );
-        if !self.admit(&object_key, occurrence.at) {
-            return Write::Nothing;
+        // COMPAT: what is muted is counted all the same, so the next event that passes tells the true number.
+        let write = self.count(source, occurrence, &object_key);
+        if self.admit(&object_key, occurrence.at) {
+            write
+        } else {
+            Write::Nothing
         }
+    }
+
+    fn count(&mut self, source: &EventSource, occurrence: &Occurrence, object_key: &str) -> Write {
+        let object = &occurrence.object;
         let group = format!("{object_key}/{}/{}", occurrence.type_, occurrence.reason);
         let combined = self.is_one_of_many(&group, occurrence);
         let (key, message) = if combined {
@@ -137,7 +145,7 @@ impl Correlator {
             )
         } else {
             (
-                format!("{group}/{}", occurrence.message),
+                format!("{group}/{:?}/{}", object.field_path, occurrence.message),
                 occurrence.message.clone(),
             )
         };
@@ -366,6 +374,11 @@ mod tests {
         }
         let text: String = outcomes.iter().collect();
         assert_eq!(text, "ccccccccCUUUUUUUUUUUUUU-------");
+        // Later one more may pass, and it tells of those that were muted.
+        match correlator.plan(&source, &occurrence("m30", 600)) {
+            Write::Update { count, .. } => assert_eq!(count, 23),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[tokio::test]

@@ -123,10 +123,14 @@ impl LeaderElector {
         let mut renewed_at = Instant::now();
         loop {
             tokio::time::sleep(self.retry_period).await;
+            // Others count from when they see the renewal, which is not before it was asked for.
+            let asked_at = Instant::now();
             let left = self.renew_deadline.saturating_sub(renewed_at.elapsed());
             match tokio::time::timeout(left, self.try_acquire_or_renew(api, observed)).await {
-                Ok(Ok(true)) => renewed_at = Instant::now(),
-                Ok(Ok(false)) => return,
+                Ok(Ok(true)) => renewed_at = asked_at,
+                Ok(Ok(false)) if !self.holds(observed) => return,
+                // Somebody else wrote to the lease in that moment, and it is still ours.
+                Ok(Ok(false)) => {}
                 Ok(Err(error)) => tracing::debug!(lease = self.name, %error, "cannot renew the lease"),
                 Err(_timeout) => {}
             }
@@ -188,6 +192,11 @@ impl LeaderElector {
         }
     }
 
+    fn holds(&self, observed: &Observed) -> bool {
+        let spec = observed.lease.as_ref().and_then(|lease| lease.spec.as_ref());
+        spec.is_some_and(|spec| spec.holder_identity.as_ref() == Some(&self.identity))
+    }
+
     /// The spec that says that we hold the lease, renewed now.
     fn taken(&self, before: Option<LeaseSpec>) -> LeaseSpec {
         let now = MicroTime(Timestamp::now());
@@ -206,13 +215,13 @@ impl LeaderElector {
 
     /// Lets the next contender begin without waiting. A failure only costs that wait.
     async fn release(&self, api: &Api<Lease>, observed: &Observed) {
+        if !self.holds(observed) {
+            return;
+        }
         let Some(mut lease) = observed.lease.clone() else {
             return;
         };
         let Some(spec) = &mut lease.spec else { return };
-        if spec.holder_identity.as_deref() != Some(self.identity.as_str()) {
-            return;
-        }
         // A lease that nobody holds names nobody; an empty name is not valid.
         spec.holder_identity = None;
         spec.lease_duration_seconds = Some(1);
@@ -304,5 +313,38 @@ mod tests {
             .await;
         assert_eq!(outcome, Outcome::Lost);
         assert_eq!(state.lock().as_ref().unwrap()["spec"]["leaseTransitions"], 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_conflict_over_the_lease_does_not_cost_it() {
+        let lease = json!({"metadata": {"name": "test", "namespace": "kube-system"}, "spec": {
+            "holderIdentity": "me", "leaseDurationSeconds": 15}});
+        let writes = Arc::new(Mutex::new(0));
+        let (counted, shutdown) = (writes.clone(), CancellationToken::new());
+        let stop = shutdown.clone();
+        let (client, _) = fake::client(move |request| {
+            if request.method == "GET" {
+                return Reply::Json(200, lease.clone());
+            }
+            let mut writes = counted.lock();
+            *writes += 1;
+            match *writes {
+                2 => fake::status(409, "Conflict"),
+                4 => {
+                    stop.cancel();
+                    Reply::Json(200, request.body.clone())
+                }
+                _ => Reply::Json(200, request.body.clone()),
+            }
+        });
+        let elector = LeaderElector::new("kube-system", "test", "me");
+        let outcome = elector
+            .run(
+                client,
+                |leading| async move { leading.cancelled().await },
+                shutdown,
+            )
+            .await;
+        assert_eq!(outcome, Outcome::Shutdown);
     }
 }

@@ -65,7 +65,16 @@ impl<K: Resource> Shared<K> {
         let handlers = self.handlers.lock();
         let new = self.prepare(object);
         let old = self.store.write().insert(new.clone());
-        dispatch(&handlers, &Change::Applied { old, new });
+        dispatch_applied(&handlers, old, new);
+    }
+
+    /// An object whose last state cannot be read is gone all the same.
+    fn delete_unread(&self, key: &Key) {
+        let handlers = self.handlers.lock();
+        let removed = self.store.write().remove(key);
+        if let Some(last) = removed {
+            dispatch(&handlers, &Change::Deleted { last });
+        }
     }
 
     fn delete(&self, object: K) {
@@ -89,7 +98,7 @@ impl<K: Resource> Shared<K> {
                 .as_ref()
                 .is_some_and(|old| old.meta().resource_version == new.meta().resource_version);
             if !unchanged {
-                dispatch(&handlers, &Change::Applied { old, new });
+                dispatch_applied(&handlers, old, new);
             }
         }
         for key in gone {
@@ -100,6 +109,19 @@ impl<K: Resource> Shared<K> {
         }
         self.synced.send_replace(true);
     }
+}
+
+/// A list can show an object that was deleted and made again under its name since the last look. It is another
+/// object: subscribers hear of both lives.
+fn dispatch_applied<K: Resource>(handlers: &[Handler<K>], old: Option<Arc<K>>, new: Arc<K>) {
+    let old = match old {
+        Some(last) if last.meta().uid != new.meta().uid => {
+            dispatch(handlers, &Change::Deleted { last });
+            None
+        }
+        old => old,
+    };
+    dispatch(handlers, &Change::Applied { old, new });
 }
 
 fn dispatch<K>(handlers: &[Handler<K>], change: &Change<K>) {

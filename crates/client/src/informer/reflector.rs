@@ -1,7 +1,7 @@
 //! The list and watch behind an informer, for as long as the informer lives.
 //!
-//! A watch that breaks is resumed from the last version seen; only a version that is too old (410) makes
-//! a new list. An object that cannot be decoded is logged and left out: one bad object must not blind a
+//! A watch that breaks is resumed from the last version seen; only a version that is too old (410), or a
+//! watch that the server refuses, makes a new list. An object that cannot be decoded is logged and left out: one bad object must not blind a
 //! component to all others.
 
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::Shared;
+use crate::Key;
 
 const PAGE: u32 = 500;
 const METADATA_LIST: &str =
@@ -31,6 +32,11 @@ const MAX_EVENT: usize = 64 << 20;
 /// Short at first, so that a component that starts before its role exists catches up at once.
 const FIRST_BACKOFF: Duration = Duration::from_millis(20);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// A watch that lived this long did its job.
+const GOOD_WATCH: Duration = Duration::from_secs(10);
+/// How much longer than asked for a watch may last. The server ends it in time; a server that is gone without
+/// a word does not.
+const OVERDUE: Duration = Duration::from_secs(30);
 
 /// What to list and watch.
 pub(super) struct Source {
@@ -75,11 +81,18 @@ enum Error {
     Decode(#[from] serde_json::Error),
     #[error("a watch event of more than {MAX_EVENT} bytes")]
     TooLong,
+    #[error("the watch did not end in its time")]
+    Overdue,
 }
 
 impl Error {
     fn is_expired(&self) -> bool {
         matches!(self, Error::Api(status) if status.code == 410)
+    }
+
+    /// True if asking the same again would get the same answer.
+    fn is_refusal(&self) -> bool {
+        matches!(self, Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
     }
 }
 
@@ -173,9 +186,15 @@ impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
         loop {
             match self.list(list_at).await {
                 Ok(version) => {
-                    backoff = FIRST_BACKOFF;
+                    let started = Instant::now();
                     self.watch_from(version).await;
                     list_at = "";
+                    // A list whose version is too old at once must not be asked for again and again.
+                    if started.elapsed() > GOOD_WATCH {
+                        backoff = FIRST_BACKOFF;
+                    } else {
+                        pause(&mut backoff).await;
+                    }
                 }
                 Err(error) => {
                     if error.is_expired() {
@@ -228,18 +247,14 @@ impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
             let before = version.clone();
             match self.watch_once(&mut version).await {
                 Ok(()) => {}
-                Err(error) if error.is_expired() => {
-                    tracing::debug!(
-                        url = self.source.url,
-                        version,
-                        "watch version is too old, listing again"
-                    );
+                Err(error) if error.is_refusal() => {
+                    tracing::debug!(url = self.source.url, version, %error, "watch refused, listing again");
                     return;
                 }
                 Err(error) => tracing::debug!(url = self.source.url, version, %error, "watch broke"),
             }
             // A watch that did its job is renewed at once; one that broke early waits.
-            if version != before || started.elapsed() > Duration::from_secs(10) {
+            if version != before || started.elapsed() > GOOD_WATCH {
                 backoff = FIRST_BACKOFF;
             } else {
                 pause(&mut backoff).await;
@@ -248,11 +263,18 @@ impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
     }
 
     async fn watch_once(&self, version: &mut String) -> Result<(), Error> {
+        // Not all watches of a process should end at the same moment.
+        let seconds = rand::random_range(240..295);
+        let limit = Duration::from_secs(seconds.into()) + OVERDUE;
+        let watched = tokio::time::timeout(limit, self.watch_for(seconds, version)).await;
+        watched.unwrap_or(Err(Error::Overdue))
+    }
+
+    async fn watch_for(&self, seconds: u32, version: &mut String) -> Result<(), Error> {
         let params = WatchParams {
             label_selector: self.source.label_selector.clone(),
             field_selector: self.source.field_selector.clone(),
-            // Not all watches of a process should end at the same moment.
-            timeout: Some(rand::random_range(240..295)),
+            timeout: Some(seconds),
             bookmarks: true,
             send_initial_events: false,
         };
@@ -285,8 +307,13 @@ impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
                         self.shared.apply(object);
                     }
                     *version = seen.unwrap_or_default();
-                } else if let Ok(object) = serde_json::from_str::<VersionOnly>(event.object.get()) {
-                    *version = object.metadata.resource_version;
+                } else if let Ok(object) =
+                    serde_json::from_str::<kube::core::PartialObjectMeta>(event.object.get())
+                {
+                    if event.event_type == "DELETED" {
+                        self.shared.delete_unread(&Key::of(&object));
+                    }
+                    *version = object.metadata.resource_version.unwrap_or_default();
                 }
             }
             "BOOKMARK" => {

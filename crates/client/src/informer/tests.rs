@@ -104,6 +104,13 @@ async fn lists_in_pages_then_follows_the_watch_and_survives_its_ends() {
     ));
     send(event("DELETED", config_map("b", "14", "x")));
     assert_eq!(changes.recv().await.unwrap(), "-b");
+    // Nor does one that cannot be read any more stay for ever.
+    send(event("ADDED", config_map("e", "15", "x")));
+    assert_eq!(changes.recv().await.unwrap(), "+e@15");
+    let mut unreadable = config_map("e", "16", "x");
+    unreadable["data"] = json!(5);
+    send(event("DELETED", unreadable));
+    assert_eq!(changes.recv().await.unwrap(), "-e");
     send(event("BOOKMARK", json!({"metadata": {"resourceVersion": "20"}})));
     // The stream ends: it is resumed from the bookmark.
     feeds.lock().clear();
@@ -178,4 +185,38 @@ async fn a_refused_list_is_tried_again_and_informers_are_shared() {
         names(factory.namespaced::<ConfigMap>("default", None).list()).len(),
         0
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_lives_under_one_name_are_told_apart_and_a_storm_of_410_is_slowed_down() {
+    let lists = Arc::new(Mutex::new(0));
+    let counted = lists.clone();
+    let (client, seen) = fake::client(move |request| {
+        if request.query.contains("watch=true") {
+            return fake::status(410, "Expired");
+        }
+        let mut count = counted.lock();
+        *count += 1;
+        let (uid, version) = if *count == 1 {
+            ("first", "3")
+        } else {
+            ("second", "7")
+        };
+        let mut object = config_map("a", version, "x");
+        object["metadata"]["uid"] = json!(uid);
+        Reply::Json(
+            200,
+            json!({"metadata": {"resourceVersion": "9"}, "items": [object]}),
+        )
+    });
+    let shutdown = CancellationToken::new();
+    let factory = InformerFactory::new(client, shutdown.clone());
+    let mut changes = record(&factory.informer::<ConfigMap>());
+    for expected in ["+a@3", "-a", "+a@7"] {
+        assert_eq!(changes.recv().await.unwrap(), expected);
+    }
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    shutdown.cancel();
+    let asked = seen.lock().len();
+    assert!(asked < 40, "{asked} requests in a minute");
 }
