@@ -5,7 +5,10 @@ use std::sync::LazyLock;
 use skiff_schema::openapi::{OpenApi, Resource, Subresource};
 
 /// Changes when the rendering does, so that clients do not keep documents of an older skiff.
-const RENDERING: &str = "1";
+const RENDERING: &str = "2";
+
+/// The lists of values that upstream publishes for string properties.
+const ENUMS: &str = include_str!("../../data/enums.txt");
 
 /// The version that `info` shows, and that the fact tables are of.
 pub const KUBERNETES_VERSION: &str = "v1.36.4";
@@ -25,6 +28,7 @@ static OPENAPI: LazyLock<OpenApi<'static>> = LazyLock::new(|| {
         resources,
         KUBERNETES_VERSION,
         format!("{RENDERING}-{sum:x}"),
+        ENUMS,
     )
 });
 
@@ -82,7 +86,10 @@ mod tests {
         match value {
             Value::Object(map) => {
                 // A property may be called description; its value is an object then.
-                map.retain(|key, value| key != "description" || value.is_object());
+                // The stored documents were made without lists of values.
+                map.retain(|key, value| {
+                    (key != "description" || value.is_object()) && !(key == "enum" && value.is_array())
+                });
                 map.values_mut().for_each(without_descriptions);
                 // Upstream wraps a reference only to give it a description.
                 if map.len() == 1

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::enums::Enums;
 use crate::types::{Field, ListType, MapType, Scalar, Schema, Shape, Special, TypeId};
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
@@ -108,15 +109,15 @@ fn special_name(special: Special) -> Option<&'static str> {
         .find(|name| name.ends_with(last))
 }
 
-pub(super) fn v2(schema: &Schema, id: TypeId) -> Value {
-    definition(schema, id, Version::V2, &|_, _| true)
+pub(super) fn v2(schema: &Schema, id: TypeId, enums: &Enums) -> Value {
+    definition(schema, id, Version::V2, &|_, _| true, enums)
 }
 
 /// As the document of one group version has it, which names no other group's kinds.
-pub(super) fn v3(schema: &Schema, id: TypeId, group: &str, version: &str) -> Value {
+pub(super) fn v3(schema: &Schema, id: TypeId, group: &str, version: &str, enums: &Enums) -> Value {
     let several = schema.get(id).group_versions.len() > 1;
     let shown = |g: &str, v: &str| !several || (g == group && v == version) || (g.is_empty() && v == "v1");
-    definition(schema, id, Version::V3, &shown)
+    definition(schema, id, Version::V3, &shown, enums)
 }
 
 /// The names that a type refers to.
@@ -137,7 +138,13 @@ pub(super) fn references(schema: &Schema, id: TypeId) -> Vec<String> {
     out
 }
 
-fn definition(schema: &Schema, id: TypeId, version: Version, shown: &dyn Fn(&str, &str) -> bool) -> Value {
+fn definition(
+    schema: &Schema,
+    id: TypeId,
+    version: Version,
+    shown: &dyn Fn(&str, &str) -> bool,
+    enums: &Enums,
+) -> Value {
     let t = schema.get(id);
     let mut out = Map::new();
     out.insert("type".into(), "object".into());
@@ -151,11 +158,12 @@ fn definition(schema: &Schema, id: TypeId, version: Version, shown: &dyn Fn(&str
         out.insert("required".into(), required.into());
     }
     if !t.fields.is_empty() {
-        let properties = t
+        let mut properties: Map<String, Value> = t
             .fields
             .iter()
             .map(|field| (field.name.to_string(), property(schema, field, version)))
             .collect();
+        enums.add(&t.name, &mut properties);
         out.insert("properties".into(), Value::Object(properties));
     }
     if !t.group_versions.is_empty() {

@@ -91,6 +91,9 @@ pub(super) fn document(v2: &Value) -> Vec<u8> {
     let mut definitions = Message::default();
     definitions.named(1, &v2["definitions"], schema);
     out.message(9, &definitions);
+    let mut named = Message::default();
+    named.named(1, &v2["parameters"], parameter);
+    out.message(10, &named);
     for requirement in v2["security"].as_array().into_iter().flatten() {
         let mut message = Message::default();
         message.named(1, requirement, |scopes| {
@@ -157,26 +160,35 @@ fn operation(value: &Value) -> Message {
 }
 
 fn parameters(out: &mut Message, number: u32, list: &Value) {
-    for parameter in list.as_array().into_iter().flatten() {
-        let mut message = Message::default();
-        let in_query = u32::from(parameter["in"] == "query");
-        let inner = if parameter["in"] == "body" {
-            message.text(2, &parameter["name"]);
-            message.text(3, &parameter["in"]);
-            message.flag(4, &parameter["required"]);
-            message.message(5, &schema(&parameter["schema"]));
-            wrapped(1, message)
+    for item in list.as_array().into_iter().flatten() {
+        let message = if item["$ref"].is_string() {
+            let mut reference = Message::default();
+            reference.text(1, &item["$ref"]);
+            wrapped(2, reference)
         } else {
-            message.flag(1, &parameter["required"]);
-            message.text(2, &parameter["in"]);
-            message.text(4, &parameter["name"]);
-            // A query parameter has one field more before its type.
-            message.text(5 + in_query, &parameter["type"]);
-            message.flag(19 + in_query, &parameter["uniqueItems"]);
-            wrapped(2, wrapped(4 - in_query, message))
+            wrapped(1, parameter(item))
         };
-        out.message(number, &wrapped(1, inner));
+        out.message(number, &message);
     }
+}
+
+fn parameter(parameter: &Value) -> Message {
+    let mut message = Message::default();
+    let in_query = u32::from(parameter["in"] == "query");
+    if parameter["in"] == "body" {
+        message.text(2, &parameter["name"]);
+        message.text(3, &parameter["in"]);
+        message.flag(4, &parameter["required"]);
+        message.message(5, &schema(&parameter["schema"]));
+        return wrapped(1, message);
+    }
+    message.flag(1, &parameter["required"]);
+    message.text(2, &parameter["in"]);
+    message.text(4, &parameter["name"]);
+    // A query parameter has one field more before its type.
+    message.text(5 + in_query, &parameter["type"]);
+    message.flag(19 + in_query, &parameter["uniqueItems"]);
+    wrapped(2, wrapped(4 - in_query, message))
 }
 
 fn schema(value: &Value) -> Message {
@@ -185,6 +197,11 @@ fn schema(value: &Value) -> Message {
     out.text(2, &value["format"]);
     out.text(4, &value["description"]);
     out.texts(19, &value["required"]);
+    for allowed in value["enum"].as_array().into_iter().flatten() {
+        let mut any = Message::default();
+        any.blob(2, allowed.to_string().as_bytes());
+        out.message(20, &any);
+    }
     if value["additionalProperties"].is_object() {
         out.message(21, &wrapped(1, schema(&value["additionalProperties"])));
     }

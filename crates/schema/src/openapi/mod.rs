@@ -2,6 +2,7 @@
 //! older clients ask for, and version 3 a group version at a time. Descriptions are not in the tables.
 
 mod definitions;
+mod enums;
 mod gnostic;
 mod operations;
 mod render;
@@ -12,6 +13,7 @@ use std::sync::OnceLock;
 use serde_json::{Value, json};
 
 use crate::types::{Schema, TypeId};
+use enums::Enums;
 
 /// A resource to publish.
 #[derive(Debug, Clone)]
@@ -55,6 +57,7 @@ pub struct OpenApi<'a> {
     /// Names the contents: documents of equal fingerprints are equal. It saves rendering every document
     /// to tell their hashes.
     fingerprint: String,
+    enums: Enums,
     v2_json: OnceLock<Document>,
     v2_protobuf: OnceLock<Document>,
     v3: BTreeMap<String, OnceLock<Document>>,
@@ -66,9 +69,16 @@ impl<'a> OpenApi<'a> {
         resources: Vec<Resource<'a>>,
         version: &'a str,
         fingerprint: String,
+        enums: &str,
     ) -> OpenApi<'a> {
         let mut v3: BTreeMap<String, OnceLock<Document>> = BTreeMap::new();
-        for root in ["api", "apis", "version"] {
+        for root in [
+            ".well-known/openid-configuration",
+            "api",
+            "apis",
+            "openid/v1/jwks",
+            "version",
+        ] {
             v3.insert(root.to_string(), OnceLock::new());
         }
         for resource in &resources {
@@ -83,6 +93,7 @@ impl<'a> OpenApi<'a> {
             resources,
             version,
             fingerprint,
+            enums: Enums::parse(enums),
             v2_json: OnceLock::new(),
             v2_protobuf: OnceLock::new(),
             v3,
@@ -154,7 +165,7 @@ impl<'a> OpenApi<'a> {
             .schema
             .types()
             .filter(|(_, t)| !t.hidden)
-            .map(|(id, t)| (t.name.to_string(), definitions::v2(self.schema, id)))
+            .map(|(id, t)| (t.name.to_string(), definitions::v2(self.schema, id, &self.enums)))
             .chain(
                 definitions::specials()
                     .map(|(name, special)| (name.to_string(), definitions::special_v2(special))),
@@ -187,7 +198,7 @@ impl<'a> OpenApi<'a> {
             .into_iter()
             .filter_map(|name| {
                 let schema = match self.schema.by_name(&name) {
-                    Some(id) => definitions::v3(self.schema, id, group, version),
+                    Some(id) => definitions::v3(self.schema, id, group, version, &self.enums),
                     None => definitions::special_v3(definitions::special_named(&name)?),
                 };
                 Some((name, schema))

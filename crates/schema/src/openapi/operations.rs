@@ -47,6 +47,8 @@ pub(super) enum Media {
     Log,
     Discovery,
     JsonOnly,
+    OpenIdConfiguration,
+    OpenIdKeys,
 }
 
 impl Path {
@@ -217,6 +219,24 @@ impl Maker<'_> {
             "/apis/".into(),
             vec![get("getAPIVersions".into(), "apis", &groups, Media::Discovery)],
         );
+        for (path, id, tag, media) in [
+            (
+                "/.well-known/openid-configuration/",
+                "getServiceAccountIssuerOpenIDConfiguration",
+                "WellKnown",
+                Media::OpenIdConfiguration,
+            ),
+            (
+                "/openid/v1/jwks/",
+                "getServiceAccountIssuerOpenIDKeyset",
+                "openid",
+                Media::OpenIdKeys,
+            ),
+        ] {
+            let mut operation = get(id.into(), tag, "", media);
+            operation.answer = None;
+            self.push(path.into(), vec![operation]);
+        }
         let info = "io.k8s.apimachinery.pkg.version.Info";
         self.push(
             "/version/".into(),

@@ -9,51 +9,97 @@ const OBJECT: &[&str] = &[
     "application/json",
     "application/yaml",
     "application/vnd.kubernetes.protobuf",
-    "application/cbor",
 ];
 const WATCHABLE: &[&str] = &[
     "application/json",
     "application/yaml",
     "application/vnd.kubernetes.protobuf",
-    "application/cbor",
     "application/json;stream=watch",
     "application/vnd.kubernetes.protobuf;stream=watch",
-    "application/cbor-seq",
 ];
 const LOG: &[&str] = &[
     "text/plain",
     "application/json",
     "application/yaml",
     "application/vnd.kubernetes.protobuf",
-    "application/cbor",
 ];
 const PATCHES: &[&str] = &[
     "application/json-patch+json",
     "application/merge-patch+json",
     "application/strategic-merge-patch+json",
     "application/apply-patch+yaml",
-    "application/apply-patch+cbor",
 ];
-const DISCOVERY: &[&str] = &[
-    "application/json",
-    "application/yaml",
-    "application/vnd.kubernetes.protobuf",
+/// Name, place where it matters, kind or action where it matters, and the hash that ends the name.
+const HASHES: &[(&str, &str, &str, &str)] = &[
+    ("allowWatchBookmarks", "", "", "HC2hJt-J"),
+    ("body", "", "patch", "78PwaGsr"),
+    ("body", "", "", "2Y1dVQaQ"),
+    ("command", "", "", "Py3eQybp"),
+    ("container", "", "Pod", "1GeXxFDC"),
+    ("container", "", "PodAttachOptions", "_Q-EJ3nR"),
+    ("container", "", "PodExecOptions", "i5dOmRiM"),
+    ("continue", "", "", "QfD61s0i"),
+    ("fieldManager", "", "patch", "7c6nTn1T"),
+    ("fieldManager", "", "", "Qy4HdaTW"),
+    ("fieldSelector", "", "", "xIcQKXFG"),
+    ("follow", "", "", "9OIXh_2R"),
+    ("force", "", "", "tOGGb0Yi"),
+    ("gracePeriodSeconds", "", "", "-K5HaBOS"),
+    (
+        "ignoreStoreReadErrorWithClusterBreakingPotential",
+        "",
+        "",
+        "QbNkfIqj",
+    ),
+    ("insecureSkipTLSVerifyBackend", "", "", "gM00jVbe"),
+    ("labelSelector", "", "", "5Zw57w4C"),
+    ("limit", "", "", "1NfNmdNH"),
+    ("limitBytes", "", "", "zwd1RXuc"),
+    ("namespace", "", "", "vgWSWtn3"),
+    ("orphanDependents", "", "", "uRB25kX5"),
+    ("path", "query", "NodeProxyOptions", "rFDtV0x9"),
+    ("path", "query", "PodProxyOptions", "oPbzgLUj"),
+    ("path", "query", "ServiceProxyOptions", "QCf0eosM"),
+    ("path", "path", "", "z6Ciiujn"),
+    ("ports", "", "", "91KROJmm"),
+    ("pretty", "", "", "tJGM1-ng"),
+    ("previous", "", "", "1jxDPu3y"),
+    ("propagationPolicy", "", "", "6jk3prlO"),
+    ("resourceVersion", "", "", "5WAnf1kx"),
+    ("resourceVersionMatch", "", "", "t8XhRHeC"),
+    ("sendInitialEvents", "", "", "rLXlEK_k"),
+    ("shardSelector", "", "", "Kgyki_3_"),
+    ("sinceSeconds", "", "", "vE2NLdnP"),
+    ("stderr", "", "PodAttachOptions", "26jJhFUR"),
+    ("stderr", "", "PodExecOptions", "W_1TNlWc"),
+    ("stdin", "", "PodAttachOptions", "sEFnN3IS"),
+    ("stdin", "", "PodExecOptions", "PSzNhyUC"),
+    ("stdout", "", "PodAttachOptions", "005YMKE6"),
+    ("stdout", "", "PodExecOptions", "-EZLRwV1"),
+    ("stream", "", "", "l-48cgXv"),
+    ("tailLines", "", "", "9xQLWHMV"),
+    ("timeoutSeconds", "", "", "yvYezaOC"),
+    ("timestamps", "", "", "c17fW1w_"),
+    ("tty", "", "PodAttachOptions", "g7MlET_l"),
+    ("tty", "", "PodExecOptions", "s0flW37O"),
+    ("watch", "", "", "XNNPZGbK"),
 ];
 
 fn produces(media: Media) -> &'static [&'static str] {
     match media {
-        Media::Object => OBJECT,
+        Media::Object | Media::Discovery => OBJECT,
         Media::Watchable => WATCHABLE,
         Media::Connect => &["*/*"],
         Media::Log => LOG,
-        Media::Discovery => DISCOVERY,
-        Media::JsonOnly => &["application/json"],
+        Media::JsonOnly | Media::OpenIdConfiguration => &["application/json"],
+        Media::OpenIdKeys => &["application/jwk-set+json"],
     }
 }
 
 fn consumes(operation: &Operation) -> &'static [&'static str] {
     match operation.action {
         "patch" => PATCHES,
+        "" if matches!(operation.media, Media::OpenIdConfiguration | Media::OpenIdKeys) => &[],
         "" => produces(operation.media),
         _ => &["*/*"],
     }
@@ -77,7 +123,18 @@ fn shared(path: &Path) -> Vec<Parameter> {
         rest.iter()
             .all(|operation| operation.parameters.contains(parameter))
     };
-    first.parameters.iter().filter(in_all).cloned().collect()
+    in_order(first.parameters.iter().filter(in_all))
+}
+
+/// The parameters of an operation beside the shared ones.
+fn own<'a>(operation: &'a Operation, shared: &[Parameter]) -> Vec<Parameter> {
+    in_order(operation.parameters.iter().filter(|p| !shared.contains(p)))
+}
+
+fn in_order<'a>(parameters: impl Iterator<Item = &'a Parameter>) -> Vec<Parameter> {
+    let mut list: Vec<Parameter> = parameters.cloned().collect();
+    list.sort_by(|a, b| (&a.name, a.location).cmp(&(&b.name, b.location)));
+    list
 }
 
 fn extensions(operation: &Operation, out: &mut Map<String, Value>) {
@@ -90,13 +147,44 @@ fn extensions(operation: &Operation, out: &mut Map<String, Value>) {
     }
 }
 
+/// Puts a parameter that upstream names into the document's list and returns a reference to it. The names
+/// end in a hash over upstream's descriptions, so they can only be known, not computed.
+fn name_parameter(
+    named: &mut Map<String, Value>,
+    name: &str,
+    location: &str,
+    operation: &Operation,
+    value: Value,
+) -> Value {
+    let kind = operation.gvk.as_ref().map_or("", |(_, _, kind)| kind);
+    let Some((_, _, _, hash)) = HASHES.iter().find(|(n, l, k, _)| {
+        *n == name
+            && (l.is_empty() || *l == location)
+            && (k.is_empty() || *k == kind || *k == operation.action)
+    }) else {
+        return value;
+    };
+    if name == "body"
+        && !value["schema"]["$ref"]
+            .as_str()
+            .is_some_and(|r| r.contains(".meta.v1."))
+    {
+        return value;
+    }
+    let key = format!("{name}-{hash}");
+    let reference = json!({"$ref": format!("#/parameters/{key}")});
+    named.insert(key, value);
+    reference
+}
+
 pub(super) fn v2(paths: &[Path], definitions: Map<String, Value>, version: &str) -> Value {
-    let parameter = |p: &Parameter| {
+    let (mut named, mut body_names) = (Map::new(), Map::new());
+    let mut parameter = |p: &Parameter, operation: &Operation| {
         let mut out = json!({"in": p.location, "name": p.name, "type": p.type_name, "uniqueItems": true});
         if p.location == "path" {
             out["required"] = true.into();
         }
-        out
+        name_parameter(&mut named, &p.name, p.location, operation, out)
     };
     let reference = |name: &str| json!({"$ref": format!("#/definitions/{name}")});
     let mut out = Map::new();
@@ -104,17 +192,16 @@ pub(super) fn v2(paths: &[Path], definitions: Map<String, Value>, version: &str)
         let shared = shared(path);
         let mut item = Map::new();
         for operation in &path.operations {
-            let mut parameters: Vec<Value> = operation
-                .parameters
+            let mut parameters: Vec<Value> = own(operation, &shared)
                 .iter()
-                .filter(|p| !shared.contains(p))
-                .map(parameter)
+                .map(|p| parameter(p, operation))
                 .collect();
             if let Some(body) = &operation.body {
                 let mut value = json!({"in": "body", "name": "body", "schema": reference(&body.type_name)});
                 if body.required {
                     value["required"] = true.into();
                 }
+                let value = name_parameter(&mut body_names, "body", "body", operation, value);
                 parameters.insert(0, value);
             }
             let schema = operation
@@ -133,7 +220,9 @@ pub(super) fn v2(paths: &[Path], definitions: Map<String, Value>, version: &str)
             value.insert("operationId".into(), operation.id.clone().into());
             value.insert("tags".into(), json!([operation.tag]));
             value.insert("schemes".into(), json!(["https"]));
-            value.insert("consumes".into(), json!(consumes(operation)));
+            if !consumes(operation).is_empty() {
+                value.insert("consumes".into(), json!(consumes(operation)));
+            }
             value.insert("produces".into(), json!(produces(operation.media)));
             value.insert("responses".into(), Value::Object(responses));
             if !parameters.is_empty() {
@@ -142,13 +231,16 @@ pub(super) fn v2(paths: &[Path], definitions: Map<String, Value>, version: &str)
             extensions(operation, &mut value);
             item.insert(operation.method.into(), Value::Object(value));
         }
-        if !shared.is_empty() {
-            item.insert("parameters".into(), shared.iter().map(parameter).collect());
+        if let Some(first) = path.operations.first().filter(|_| !shared.is_empty()) {
+            let shared = shared.iter().map(|p| parameter(p, first)).collect();
+            item.insert("parameters".into(), shared);
         }
         out.insert(path.path.clone(), Value::Object(item));
     }
+    named.extend(body_names);
     json!({
         "swagger": "2.0",
+        "parameters": named,
         "info": {"title": "Kubernetes", "version": version},
         "paths": out,
         "definitions": definitions,
@@ -205,12 +297,7 @@ pub(super) fn v3(paths: &[Path], schemas: Map<String, Value>, version: &str) -> 
                 }
                 value.insert("requestBody".into(), request);
             }
-            let parameters: Vec<Value> = operation
-                .parameters
-                .iter()
-                .filter(|p| !shared.contains(p))
-                .map(parameter)
-                .collect();
+            let parameters: Vec<Value> = own(operation, &shared).iter().map(parameter).collect();
             if !parameters.is_empty() {
                 value.insert("parameters".into(), Value::Array(parameters));
             }
