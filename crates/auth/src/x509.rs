@@ -2,6 +2,7 @@
 
 use crate::{AuthError, UserInfo};
 use rustls::pki_types::CertificateDer;
+use sha2::{Digest, Sha256};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 pub fn user(leaf: &CertificateDer<'_>) -> Result<UserInfo, AuthError> {
@@ -15,7 +16,13 @@ pub fn user(leaf: &CertificateDer<'_>) -> Result<UserInfo, AuthError> {
         .filter(|cn| !cn.is_empty())
         .ok_or_else(|| AuthError::Certificate("has no common name".to_owned()))?;
     let groups = subject.iter_organization().filter_map(|o| o.as_str().ok());
-    Ok(UserInfo::new(name, groups))
+    let mut user = UserInfo::new(name, groups);
+    let digest: String = Sha256::digest(leaf).iter().map(|byte| format!("{byte:02x}")).collect();
+    user.extra.insert(
+        "authentication.kubernetes.io/credential-id".to_owned(),
+        vec![format!("X509SHA256={digest}")],
+    );
+    Ok(user)
 }
 
 #[cfg(test)]
@@ -36,6 +43,7 @@ mod tests {
         let user = user(certificate.der()).unwrap();
         assert_eq!(user.name, "kubernetes-admin");
         assert_eq!(user.groups, ["system:masters", "system:authenticated"]);
+        assert!(user.extra["authentication.kubernetes.io/credential-id"][0].starts_with("X509SHA256="));
         assert!(super::user(&CertificateDer::from(vec![1, 2, 3])).is_err());
     }
 }
