@@ -1,11 +1,15 @@
 //! Continue tokens: the version of the snapshot and the last key given out. Clients must not look
 //! inside, but the form is upstream's, so that a token survives a change of server.
 
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use base64::alphabet::URL_SAFE;
+use base64::engine::general_purpose::{GeneralPurpose, NO_PAD, URL_SAFE_NO_PAD};
+use base64::{DecodeError, Engine};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
+
+/// Trailing bits mean nothing to upstream's decoder.
+const LENIENT: GeneralPurpose = GeneralPurpose::new(&URL_SAFE, NO_PAD.with_decode_allow_trailing_bits(true));
 
 const VERSION: &str = "meta.k8s.io/v1";
 /// In place of a version: continue in the newest state, whatever happened since the last page.
@@ -42,14 +46,35 @@ pub fn encode(last_key: &str, keys: &str, revision: Option<i64>) -> String {
 
 pub fn decode(token: &str, keys: &str) -> Result<Token> {
     let invalid = |why: &str| Error::InvalidContinue(format!("continue key is not valid: {why}"));
-    let json = URL_SAFE_NO_PAD
-        .decode(token)
-        .map_err(|error| invalid(&error.to_string()))?;
-    let wire: Wire = serde_json::from_slice(&json).map_err(|error| invalid(&error.to_string()))?;
+    let json = LENIENT.decode(token).map_err(|error| match error {
+        DecodeError::InvalidByte(at, _) | DecodeError::InvalidLastSymbol(at, _) => {
+            invalid(&format!("illegal base64 data at input byte {at}"))
+        }
+        // Padding is a character like any other that does not belong here.
+        DecodeError::InvalidPadding => {
+            let at = token.find('=').unwrap_or(0);
+            invalid(&format!("illegal base64 data at input byte {at}"))
+        }
+        DecodeError::InvalidLength(at) => invalid(&format!("illegal base64 data at input byte {at}")),
+    })?;
+    let wire: Wire = serde_json::from_slice(&json).map_err(|error| match json.first() {
+        Some(byte) if !b"{[\"tfn-0123456789 \t\r\n".contains(byte) => {
+            let char = char::from(*byte);
+            let shown = if char.is_ascii_graphic() {
+                char.to_string()
+            } else {
+                format!("\\u{:04x}", u32::from(char))
+            };
+            invalid(&format!(
+                "invalid character '{shown}' looking for beginning of value"
+            ))
+        }
+        _ => invalid(&error.to_string()),
+    })?;
     if wire.version != VERSION {
         let version = wire.version;
         return Err(invalid(&format!(
-            "server does not recognize this encoded version \"{version}\""
+            "server does not recognize this encoded version {version}"
         )));
     }
     if wire.revision == 0 || wire.revision < INCONSISTENT {
@@ -57,15 +82,16 @@ pub fn decode(token: &str, keys: &str) -> Result<Token> {
             "incorrect encoded start resourceVersion (version meta.k8s.io/v1)",
         ));
     }
-    let Some(start) = wire.start.strip_suffix('\0').filter(|start| !start.is_empty()) else {
+    let start = wire.start.strip_suffix('\0').unwrap_or(&wire.start);
+    if start.is_empty() {
         return Err(invalid("encoded start key empty (version meta.k8s.io/v1)"));
-    };
+    }
     // A key that steps out of the listed part was not made here.
     if start
         .split('/')
         .any(|part| part.is_empty() || part == "." || part == "..")
     {
-        return Err(invalid(&format!("{:?}", wire.start)));
+        return Err(invalid(start));
     }
     let revision = (wire.revision != INCONSISTENT).then_some(wire.revision);
     Ok(Token {
@@ -111,8 +137,8 @@ mod tests {
         };
         check("", "EOF");
         check("[]", "");
-        check("{}", "encoded version \"\"");
-        check(r#"{"v":"v2","rv":1,"start":"a\u0000"}"#, "encoded version \"v2\"");
+        check("{}", "encoded version ");
+        check(r#"{"v":"v2","rv":1,"start":"a\u0000"}"#, "encoded version v2");
         check(
             r#"{"v":"meta.k8s.io/v1","start":"a\u0000"}"#,
             "incorrect encoded start resourceVersion",

@@ -16,7 +16,7 @@ pub fn cache_error(error: skiff_cache::Error) -> Status {
     match error {
         Error::TooOld { .. } | Error::Expired | Error::ExpiredContinue { .. } => Status::expired(message),
         Error::TooLarge { requested, current } => Status::resource_version_too_large(requested, current),
-        Error::InvalidContinue(_) => Status::bad_request(message),
+        Error::InvalidContinue(_) => Status::bad_request(format!("invalid continue token: {message}")),
         Error::NotReady => Status::too_many_requests(message, 1),
         Error::Malformed(_) => Status::internal(message),
         Error::Store(error) => crate::errors::store(error),

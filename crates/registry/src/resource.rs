@@ -168,6 +168,10 @@ impl Resources {
         found.into_iter().find(|r| r.facts.group == group)
     }
 
+    pub fn has_group(&self, group: &str) -> bool {
+        self.all.iter().any(|r| r.facts.group == group)
+    }
+
     pub fn has_group_version(&self, group: &str, version: &str) -> bool {
         self.all
             .iter()

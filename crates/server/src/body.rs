@@ -28,6 +28,13 @@ pub fn answer(code: StatusCode, content_type: &'static str, bytes: impl Into<Byt
     response
 }
 
+/// An answer without a body, and so without a type.
+pub fn empty(code: StatusCode) -> Answer {
+    let mut response = Response::new(full(""));
+    *response.status_mut() = code;
+    response
+}
+
 pub fn text(code: StatusCode, body: impl Into<Bytes>) -> Answer {
     let mut response = answer(code, "text/plain; charset=utf-8", body);
     response

@@ -64,8 +64,14 @@ impl Exchange {
 
     /// The form of the answer that the client wants.
     pub fn output(&self, stream: bool) -> Result<Output, Status> {
+        let accept = self.header(header::ACCEPT);
+        let listing = matches!(self.info.verb.as_str(), "list" | "watch");
+        // The list of groups is upstream's aggregator's, which has no router.
+        if self.info.path.trim_end_matches('/') != "/apis" {
+            negotiate::routed(accept, self.info.is_resource && listing).map_err(not_routed)?;
+        }
         let pretty = negotiate::pretty(self.query.get("pretty"), self.header(header::USER_AGENT));
-        negotiate::output(self.header(header::ACCEPT), pretty, stream).map_err(Status::not_acceptable)
+        negotiate::output(accept, pretty, stream, !self.info.is_resource).map_err(Status::not_acceptable)
     }
 
     pub fn made(&mut self, object: &Value) {
@@ -280,6 +286,13 @@ impl Inner {
                 .collect(),
         });
     }
+}
+
+/// The 406 of upstream's router.
+pub fn not_routed(message: String) -> Status {
+    let mut status = Status::not_acceptable(message);
+    status.details = Some(Box::default());
+    status
 }
 
 /// A client may bring an id of its own; otherwise one is drawn.

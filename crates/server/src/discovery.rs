@@ -116,8 +116,8 @@ pub fn api_resources(resources: &Resources, group: &str, version: &str) -> Optio
     Some(value)
 }
 
-/// Which version of the aggregated form the client prefers over the older one, if any.
-pub fn aggregated_version(accept: &str) -> Option<&'static str> {
+/// Whether the client prefers the aggregated form over the older one.
+pub fn wants_aggregated(accept: &str) -> bool {
     for clause in parse_accept(accept) {
         let json = matches!(
             (clause.main, clause.sub),
@@ -127,17 +127,16 @@ pub fn aggregated_version(accept: &str) -> Option<&'static str> {
             continue;
         }
         match (clause.param("as"), clause.param("g"), clause.param("v")) {
-            ("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2") => return Some("v2"),
-            ("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2beta1") => return Some("v2beta1"),
-            ("", "", "") => return None,
+            ("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2") => return true,
+            ("", "", "") => return false,
             _ => {}
         }
     }
-    None
+    false
 }
 
 /// All groups (`/apis`), or the core group (`/api`), in one document.
-pub fn aggregated(resources: &Resources, core: bool, version: &str) -> Value {
+pub fn aggregated(resources: &Resources, core: bool) -> Value {
     let items: Vec<Value> = groups(resources)
         .iter()
         .filter(|group| group.name.is_empty() == core)
@@ -161,7 +160,7 @@ pub fn aggregated(resources: &Resources, core: bool, version: &str) -> Value {
             json!({"metadata": metadata, "versions": versions})
         })
         .collect();
-    json!({"kind": "APIGroupDiscoveryList", "apiVersion": format!("apidiscovery.k8s.io/{version}"),
+    json!({"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2",
         "metadata": {}, "items": items})
 }
 

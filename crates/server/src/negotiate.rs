@@ -6,6 +6,15 @@ use crate::protobuf;
 /// The media types this server answers in, in the order in which it prefers them.
 pub const SUPPORTED: [&str; 2] = ["application/json", "application/yaml"];
 const SUPPORTED_STREAM: [&str; 1] = ["application/json;stream=watch"];
+/// What upstream's routes say they produce; those of lists also say the forms of a watch.
+const PRODUCES: [&str; 5] = [
+    "application/json",
+    "application/yaml",
+    protobuf::MEDIA_TYPE,
+    "application/json;stream=watch",
+    "application/vnd.kubernetes.protobuf;stream=watch",
+];
+const OF_OBJECTS: usize = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -92,8 +101,34 @@ pub fn parse_accept(header: &str) -> Vec<Clause<'_>> {
     clauses
 }
 
-/// Chooses the answer's form. `Err` carries the message of the 406.
-pub fn output(accept: &str, pretty: bool, stream: bool) -> Result<Output, String> {
+/// COMPAT: upstream's router refuses what no route produces before any finer choice, in words of its own.
+/// It looks at whole types only: `application/*` is refused.
+pub fn routed(accept: &str, listing: bool) -> Result<(), String> {
+    let produces = if listing {
+        &PRODUCES[..]
+    } else {
+        &PRODUCES[..OF_OBJECTS]
+    };
+    routed_to(accept, produces)
+}
+
+pub fn routed_to(accept: &str, produces: &[&str]) -> Result<(), String> {
+    let fits = |clause: &str| {
+        let media = media_type(clause);
+        media == "*/*" || produces.contains(&media)
+    };
+    if accept.is_empty() || accept.split(',').any(fits) {
+        return Ok(());
+    }
+    Err(format!(
+        "406: Not Acceptable\n\nAvailable representations: {}",
+        produces.join(", ")
+    ))
+}
+
+/// Chooses the answer's form; with `whole`, objects are not turned into tables or metadata. `Err` carries
+/// the message of the 406.
+pub fn output(accept: &str, pretty: bool, stream: bool, whole: bool) -> Result<Output, String> {
     if accept.is_empty() {
         return Ok(Output {
             format: Format::Json,
@@ -114,6 +149,7 @@ pub fn output(accept: &str, pretty: bool, stream: bool) -> Result<Output, String
         let (kind, group, version) = (clause.param("as"), clause.param("g"), clause.param("v"));
         let known_version = matches!(version, "v1" | "v1beta1");
         let transform = match kind {
+            _ if whole && !kind.is_empty() => continue,
             "" if group.is_empty() && version.is_empty() => Transform::None,
             "Table" if group == "meta.k8s.io" && known_version => Transform::Table(version.to_string()),
             "PartialObjectMetadata" if group == "meta.k8s.io" && known_version => {
@@ -130,7 +166,12 @@ pub fn output(accept: &str, pretty: bool, stream: bool) -> Result<Output, String
             transform,
         });
     }
-    let supported: &[&str] = if stream { &SUPPORTED_STREAM } else { &SUPPORTED };
+    let supported: &[&str] = match stream {
+        true => &SUPPORTED_STREAM,
+        // Who asks for protobuf must not be told that it is served.
+        false if accept.contains(protobuf::MEDIA_TYPE) => &SUPPORTED,
+        false => &PRODUCES[..OF_OBJECTS],
+    };
     Err(format!(
         "only the following media types are accepted: {}",
         supported.join(", ")
@@ -171,12 +212,10 @@ mod tests {
     use super::*;
 
     fn check(accept: &str, expected: Result<(Format, Transform), &str>) {
-        let got = output(accept, false, false).map(|output| (output.format, output.transform));
+        let got = output(accept, false, false, false).map(|output| (output.format, output.transform));
         assert_eq!(
             got,
-            expected.map_err(|_| {
-                "only the following media types are accepted: application/json, application/yaml".to_string()
-            }),
+            expected.map_err(|list| format!("only the following media types are accepted: {list}")),
             "{accept}"
         );
     }
@@ -190,7 +229,10 @@ mod tests {
             "application/vnd.kubernetes.protobuf, application/json",
             Ok((Format::Json, Transform::None)),
         );
-        check("application/vnd.kubernetes.protobuf", Err("406"));
+        check(
+            "application/vnd.kubernetes.protobuf",
+            Err("application/json, application/yaml"),
+        );
         check(
             "application/json;q=0.5, application/yaml",
             Ok((Format::Yaml, Transform::None)),
@@ -207,6 +249,25 @@ mod tests {
             "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io",
             Ok((Format::Json, Transform::PartialObjectMetadataList("v1".into()))),
         );
-        check("text/html", Err("406"));
+        check(
+            "text/html",
+            Err("application/json, application/yaml, application/vnd.kubernetes.protobuf"),
+        );
+    }
+
+    #[test]
+    fn routes() {
+        for fine in [
+            "",
+            "*/*",
+            "application/json;as=Table",
+            "text/html, application/yaml",
+        ] {
+            assert_eq!(routed(fine, false), Ok(()), "{fine}");
+        }
+        let refused = "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, application/vnd.kubernetes.protobuf";
+        for bad in ["application/*", "garbage", "text/html;q=0.5", "application/cbor"] {
+            assert_eq!(routed(bad, false), Err(refused.to_string()), "{bad}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `/openapi/v2` and `/openapi/v3`. The documents are the fact tables'; this file serves them.
 
 use http::{HeaderValue, StatusCode, header};
-use sha2::{Digest, Sha256};
+use sha2::{Digest, Sha512};
 use skiff_api::facts;
 use skiff_meta::Status;
 use skiff_schema::openapi::Document;
@@ -20,15 +20,19 @@ fn hex(bytes: &[u8]) -> String {
 
 /// A strong tag of the content, quoted.
 pub fn etag(bytes: &[u8]) -> String {
-    format!("\"{}\"", hex(&Sha256::digest(bytes)))
+    format!("\"{}\"", hex(&Sha512::digest(bytes)))
 }
 
 pub fn route(exchange: &Exchange, parts: &[&str]) -> Result<Answer, Status> {
     let documents = facts::openapi();
     match parts {
         ["openapi", "v2"] => {
-            if let Some(content_type) = protobuf(exchange.header(header::ACCEPT)) {
+            let accept = exchange.header(header::ACCEPT);
+            if let Some(content_type) = protobuf(accept) {
                 return Ok(document(exchange, documents.v2_protobuf(), content_type));
+            }
+            if !takes_json(accept) {
+                return Ok(body::empty(StatusCode::NOT_ACCEPTABLE));
             }
             Ok(document(exchange, documents.v2_json(), "application/json"))
         }
@@ -44,9 +48,10 @@ pub fn route(exchange: &Exchange, parts: &[&str]) -> Result<Answer, Status> {
         ["openapi", "v3", path @ ..] => {
             let path = path.join("/");
             let Some(found) = documents.v3_group_version(&path) else {
-                return Ok(not_found());
+                return Ok(body::empty(StatusCode::NOT_FOUND));
             };
-            if protobuf_v3_only(exchange.header(header::ACCEPT)) {
+            // Version 3 is made as JSON only; clients that prefer protobuf also take JSON.
+            if !takes_json(exchange.header(header::ACCEPT)) {
                 return Err(Status::not_acceptable(
                     "only the following media types are accepted: application/json",
                 ));
@@ -87,11 +92,10 @@ fn protobuf(accept: &str) -> Option<&'static str> {
     None
 }
 
-/// Version 3 is made as JSON only; clients that prefer protobuf also take JSON.
-fn protobuf_v3_only(accept: &str) -> bool {
+fn takes_json(accept: &str) -> bool {
     let clauses = parse_accept(accept);
-    !clauses.is_empty()
-        && !clauses.iter().any(|clause| {
+    clauses.is_empty()
+        || clauses.iter().any(|clause| {
             matches!(
                 (clause.main, clause.sub),
                 ("application", "json" | "*") | ("*", "*")

@@ -7,49 +7,61 @@ use serde_json::{Value, json};
 use skiff_meta::Status;
 
 use crate::body::{self, Answer, not_found};
-use crate::chain::Exchange;
+use crate::chain::{Exchange, not_routed};
 use crate::server::Inner;
-use crate::{compress, discovery, health, openapi, respond};
+use crate::{compress, discovery, health, negotiate, openapi, respond};
+
+const KEY_SET: &str = "application/jwk-set+json";
 
 pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, Status> {
     let path = exchange.info.path.trim_end_matches('/').to_string();
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     if exchange.parts.method != Method::GET && exchange.parts.method != Method::HEAD {
-        return if known(inner, &parts) {
-            Err(crate::resource_paths::method_not_allowed())
-        } else {
-            Ok(not_found())
-        };
+        if known(inner, &parts) {
+            return Err(crate::resource_paths::method_not_allowed());
+        }
+        // COMPAT: what upstream serves without its router answers to any method.
+        if !matches!(
+            parts[..],
+            ["apis"] | ["apis", _] | ["healthz" | "livez" | "readyz", ..]
+        ) {
+            return Ok(not_found());
+        }
     }
     let resources = &inner.registry.resources;
+    let aggregate = discovery::wants_aggregated(exchange.header(header::ACCEPT));
     match parts[..] {
         [""] => document(exchange, &root(inner)),
         ["version"] => document(exchange, &inner.version.to_value()),
         ["healthz" | "livez" | "readyz", ..] => Ok(health::check(inner, exchange, &parts).await),
         ["metrics"] => Ok(body::answer(
             StatusCode::OK,
-            "text/plain; version=0.0.4; charset=utf-8",
+            "text/plain; version=0.0.4; charset=utf-8; escaping=underscores",
             inner.metrics.text(),
         )),
-        ["api"] => match discovery::aggregated_version(exchange.header(header::ACCEPT)) {
-            Some(version) => aggregated(inner, exchange, true, version),
-            None => document(exchange, &discovery::api_versions(&inner.server_address)),
-        },
-        ["apis"] => match discovery::aggregated_version(exchange.header(header::ACCEPT)) {
-            Some(version) => aggregated(inner, exchange, false, version),
-            None => document(exchange, &discovery::api_groups(resources)),
-        },
-        ["api", version] => found(exchange, discovery::api_resources(resources, "", version)),
+        ["api"] if aggregate => Ok(aggregated(inner, exchange, true)),
+        ["api"] => document(exchange, &discovery::api_versions(&inner.server_address)),
+        ["apis"] if aggregate => Ok(aggregated(inner, exchange, false)),
+        ["apis"] => document(exchange, &discovery::api_groups(resources)),
+        ["apis", "", _] => Ok(not_found()),
         ["apis", group] => found(exchange, discovery::api_group(resources, group)),
-        ["apis", group, version] => found(exchange, discovery::api_resources(resources, group, version)),
+        ["api", version] | ["apis", _, version] => {
+            let group = if parts[0] == "api" { "" } else { parts[1] };
+            match discovery::api_resources(resources, group, version) {
+                Some(value) => document(exchange, &value),
+                // A group's router knows its paths; what is no group has no router.
+                None if resources.has_group(group) => Err(Status::resource_not_found()),
+                None => Ok(not_found()),
+            }
+        }
         ["openapi", ..] => openapi::route(exchange, &parts),
         [".well-known", "openid-configuration"] => openid_configuration(inner),
         ["openid", "v1", "jwks"] => match &inner.issuer {
-            Some(issuer) => Ok(body::answer(
-                StatusCode::OK,
-                "application/jwk-set+json",
-                issuer.jwks().to_string(),
-            )),
+            Some(issuer) => {
+                let accept = exchange.header(header::ACCEPT);
+                negotiate::routed_to(accept, &[KEY_SET]).map_err(not_routed)?;
+                Ok(body::answer(StatusCode::OK, KEY_SET, issuer.jwks().to_string()))
+            }
             None => Ok(not_found()),
         },
         ["debug", "skiff", "trace"] => {
@@ -63,7 +75,7 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
 fn known(inner: &Inner, parts: &[&str]) -> bool {
     let resources = &inner.registry.resources;
     match parts {
-        ["api" | "apis" | "version"] => true,
+        ["api" | "version"] => true,
         ["api", version] => resources.has_group_version("", version),
         ["apis", group, version] => resources.has_group_version(group, version),
         _ => false,
@@ -81,23 +93,14 @@ fn found(exchange: &Exchange, value: Option<Value>) -> Result<Answer, Status> {
     }
 }
 
-fn aggregated(
-    inner: &Inner,
-    exchange: &Exchange,
-    core: bool,
-    version: &'static str,
-) -> Result<Answer, Status> {
-    let value = discovery::aggregated(&inner.registry.resources, core, version);
+fn aggregated(inner: &Inner, exchange: &Exchange, core: bool) -> Answer {
+    let value = discovery::aggregated(&inner.registry.resources, core);
     let mut bytes = value.to_string().into_bytes();
     bytes.push(b'\n');
     let etag = openapi::etag(&bytes);
-    let content_type = if version == "v2" {
-        "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
-    } else {
-        "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList"
-    };
+    let content_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
     let mut answer = if exchange.header(header::IF_NONE_MATCH) == etag {
-        body::answer(StatusCode::NOT_MODIFIED, content_type, "")
+        body::empty(StatusCode::NOT_MODIFIED)
     } else {
         compress::answer(exchange, StatusCode::OK, content_type, bytes.into())
     };
@@ -107,7 +110,7 @@ fn aggregated(
     if let Ok(value) = HeaderValue::from_str(&etag) {
         headers.insert(header::ETAG, value);
     }
-    Ok(answer)
+    answer
 }
 
 fn root(inner: &Inner) -> Value {

@@ -14,7 +14,7 @@ pub async fn route(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> R
     let info = &exchange.info;
     let resources = &inner.registry.resources;
     let Some(resource) = resources.get(&info.group, &info.version, &info.resource).cloned() else {
-        if resources.has_group_version(&info.group, &info.version) {
+        if resources.has_group(&info.group) {
             return Err(Status::resource_not_found());
         }
         return Ok(not_found());
@@ -51,6 +51,14 @@ async fn main_resource(
     body: Body,
 ) -> Result<Answer, Status> {
     let verb = exchange.info.verb.clone();
+    let named = exchange.info.parts.len() >= 2;
+    if named
+        && !["get", "update", "patch", "delete"]
+            .iter()
+            .any(|verb| resource.facts.can(verb))
+    {
+        return Err(Status::resource_not_found());
+    }
     let across_namespaces = resource.namespaced && exchange.info.namespace.is_empty();
     let fits = match verb.as_str() {
         // Only reading works across namespaces; and a POST to a name, or a PUT to a collection, is no route.
@@ -59,12 +67,17 @@ async fn main_resource(
         "deletecollection" => !across_namespaces,
         _ => true,
     };
-    if !fits || !resource.facts.can(&verb) {
+    let unwatchable = verb == "watch" && !resource.facts.can(&verb) && resource.facts.can("list");
+    let head = exchange.parts.method == http::Method::HEAD;
+    if !fits || head || !(resource.facts.can(&verb) || unwatchable) {
         return Err(method_not_allowed());
     }
     let facts = resource.facts;
     if let Some(warning) = skiff_api::kind::deprecation(facts.group, facts.version, facts.kind) {
         exchange.context.warn(warning.to_string());
+    }
+    if unwatchable {
+        return Err(Status::method_not_supported(&resource.group_resource, &verb));
     }
     if !resource.is_stored() {
         return subresources::virtual_resource(inner, exchange, resource, body).await;

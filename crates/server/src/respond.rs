@@ -59,10 +59,20 @@ pub fn object(
             code,
             &table::partial(&value, &format!("meta.k8s.io/{version}")),
         ),
-        Transform::PartialObjectMetadataList(_) => Err(Status::not_acceptable(
-            "you requested PartialObjectMetadataList, but the requested object is not a list",
-        )),
+        Transform::PartialObjectMetadataList(_) => Err(Status::not_acceptable(format!(
+            "you requested PartialObjectMetadataList, but the requested object is not a list ({})",
+            go_type(resource)
+        ))),
     }
+}
+
+/// COMPAT: some of upstream's messages name its type: the group's first word and the kind.
+pub fn go_type(resource: &Resource) -> String {
+    let group = match resource.facts.group {
+        "" => "core",
+        group => group.split('.').next().unwrap_or(group),
+    };
+    format!("*{group}.{}", resource.kind)
 }
 
 /// Answers with a value that is no stored object: discovery, reviews, Status.

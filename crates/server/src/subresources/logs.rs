@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use serde_json::Value;
-use skiff_meta::Status;
+use skiff_meta::{GroupKind, Status, field};
 use skiff_registry::{ReadAt, Resource, object};
 
 use super::connect;
 use crate::body::{self, Answer};
 use crate::chain::Exchange;
+use crate::query::Query;
 use crate::server::Inner;
 
 /// The options that the kubelet understands too.
@@ -31,11 +32,12 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
         .get(resource, &info.namespace, &info.name, ReadAt::Latest)
         .await?;
     let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
+    check_options(&exchange.query, &info.name)?;
     let container = container_of(&pod, exchange.query.text("container"))?;
     let node = object::at_str(&pod, &["spec", "nodeName"]);
     if node.is_empty() {
         // COMPAT: a pod without a node has an empty log, not an error.
-        return Ok(body::text(StatusCode::OK, ""));
+        return Ok(body::empty(StatusCode::NO_CONTENT));
     }
     let mut query = Vec::new();
     for option in OPTIONS {
@@ -50,6 +52,39 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
         query.join("&")
     );
     connect::to_kubelet(inner, exchange, node, &path, body::full("")).await
+}
+
+/// The rules of the options, which come as text.
+fn check_options(query: &Query, name: &str) -> Result<(), Status> {
+    let mut found = Vec::new();
+    let mut least = |option: &'static str, least: i64, why: &str| {
+        if let Some(number) = query.get(option).and_then(|text| text.parse::<i64>().ok())
+            && number < least
+        {
+            found.push(field::Error::invalid(&field::Path::new(option), number, why));
+        }
+    };
+    least("tailLines", 0, "must be greater than or equal to 0");
+    least("limitBytes", 1, "must be greater than 0");
+    least("sinceSeconds", 1, "must be greater than 0");
+    let both = ["sinceSeconds", "sinceTime"]
+        .iter()
+        .all(|option| query.get(option).is_some());
+    if both {
+        let path = field::Path::new("");
+        found.push(field::Error::forbidden(
+            &path,
+            "at most one of `sinceTime` or `sinceSeconds` may be specified",
+        ));
+    }
+    if found.is_empty() {
+        return Ok(());
+    }
+    Err(Status::invalid(
+        &GroupKind::new("", "PodLogOptions"),
+        name,
+        &found,
+    ))
 }
 
 /// The container that is meant: the one named, the one annotated, or the only one.

@@ -27,14 +27,15 @@ pub fn patch_type(exchange: &Exchange) -> Result<PatchType, Status> {
         "application/json-patch+json" => Ok(PatchType::Json),
         "application/merge-patch+json" => Ok(PatchType::Merge),
         "application/strategic-merge-patch+json" => Ok(PatchType::StrategicMerge),
-        "application/apply-patch+yaml" | "application/apply-patch+cbor" => {
-            Err(Status::unsupported_media_type(
-                "skiff does not support server-side apply (application/apply-patch+yaml) yet; use client-side apply",
-            ))
-        }
-        _ => Err(Status::unsupported_media_type(
-            "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json",
+        "application/apply-patch+yaml" => Err(Status::unsupported_media_type(
+            "skiff does not support server-side apply (application/apply-patch+yaml) yet; use client-side apply",
         )),
+        // COMPAT: upstream's router refuses it, in words of its own.
+        _ => {
+            let mut status = Status::unsupported_media_type("415: Unsupported Media Type");
+            status.details = Some(Box::default());
+            Err(status)
+        }
     }
 }
 

@@ -43,21 +43,28 @@ fn get_version(text: &str) -> Result<ReadAt, Status> {
     match text {
         "" => Ok(ReadAt::Latest),
         "0" => Ok(ReadAt::Any),
-        text => text
-            .parse()
+        text => version_number(text)
             .map(ReadAt::NotOlderThan)
-            .map_err(|_| bad_version(text)),
+            .map_err(|message| Status::failure(500, "", message)),
     }
 }
 
-pub fn bad_version(text: &str) -> Status {
-    use skiff_meta::{GroupKind, field};
-    let why = format!(
-        "strconv.ParseUint: parsing {}: invalid syntax",
-        field::quote(text)
-    );
-    let error = field::Error::invalid(&field::Path::new("resourceVersion"), text, why);
-    Status::invalid(&GroupKind::new("", "ListOptions"), text, &[error])
+/// A resourceVersion as a number, or what is wrong with it.
+pub fn version_number(text: &str) -> Result<i64, String> {
+    use skiff_meta::field;
+    if let Ok(number) = text.parse::<u64>()
+        && !text.starts_with('+')
+    {
+        return Ok(i64::try_from(number).unwrap_or(i64::MAX));
+    }
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let why = if digits {
+        "value out of range"
+    } else {
+        "invalid syntax"
+    };
+    let why = format!("strconv.ParseUint: parsing {}: {why}", field::quote(text));
+    Err(field::Error::invalid(&field::Path::new("resourceVersion"), text, why).to_string())
 }
 
 /// The list options of a request, with the field names that the kind can be selected by.
@@ -80,7 +87,10 @@ pub fn list_options(exchange: &Exchange, resource: &Resource, watch: bool) -> Re
 /// The read that the options ask of the cache.
 pub fn cache_list(exchange: &Exchange, options: &ListOptions) -> Result<skiff_registry::ListOptions, Status> {
     let version = options.resource_version.as_str();
-    let number = || version.parse::<i64>().map_err(|_| bad_version(version));
+    let number = || {
+        version_number(version)
+            .map_err(|message| Status::bad_request(format!("invalid resource version: {message}")))
+    };
     let at = match (version, options.version_match) {
         ("", _) => ReadAt::Latest,
         ("0", _) => ReadAt::Any,
@@ -106,7 +116,8 @@ pub fn cache_list(exchange: &Exchange, options: &ListOptions) -> Result<skiff_re
         labels: options.labels.clone(),
         fields: options.fields.clone(),
         at,
-        limit: options.limit,
+        // COMPAT: what any version may answer, upstream's cache answers whole.
+        limit: if version == "0" { 0 } else { options.limit },
         continue_token: (!options.continue_token.is_empty()).then(|| options.continue_token.clone()),
     })
 }
@@ -193,18 +204,15 @@ pub fn answer_list(
         }
         Transform::PartialObjectMetadataList(version) | Transform::PartialObjectMetadata(version) => {
             if let Transform::PartialObjectMetadata(_) = output.transform {
-                return Err(Status::not_acceptable(
-                    "you requested PartialObjectMetadata, but the requested object is a list",
-                ));
+                return Err(Status::not_acceptable(format!(
+                    "you requested PartialObjectMetadata, but the requested object is a list ({}List)",
+                    respond::go_type(resource)
+                )));
             }
             let mut items = Vec::with_capacity(listed.items.len());
             for entry in &listed.items {
-                let mut item = table::partial(&encode::decode(&entry.bytes)?, "");
-                if let Some(map) = item.as_object_mut() {
-                    map.remove("kind");
-                    map.remove("apiVersion");
-                }
-                items.push(item);
+                let api_version = format!("meta.k8s.io/{version}");
+                items.push(table::partial(&encode::decode(&entry.bytes)?, &api_version));
             }
             let value = json!({"kind": "PartialObjectMetadataList", "apiVersion": format!("meta.k8s.io/{version}"),
                 "metadata": metadata, "items": items});

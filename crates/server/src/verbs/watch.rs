@@ -90,7 +90,7 @@ pub async fn watch(
 /// Where a watch starts.
 fn from(options: &ListOptions) -> Result<WatchFrom, Status> {
     let version = options.resource_version.as_str();
-    let number = || version.parse::<i64>().map_err(|_| read::bad_version(version));
+    let number = || read::version_number(version).map_err(|message| Status::failure(500, "", message));
     Ok(match (options.send_initial_events, version) {
         (Some(true), "") => WatchFrom::State(ReadAt::Latest),
         (Some(true), "0") => WatchFrom::State(ReadAt::Any),
@@ -168,7 +168,7 @@ impl Shape {
             return Ok(event.json());
         }
         let object = match &event.entry {
-            Some(entry) => self.object(&entry.bytes)?,
+            Some(entry) => self.object(encode::decode(&entry.bytes)?),
             None => self.bookmark(event),
         };
         Ok(Bytes::from(format!(
@@ -177,9 +177,8 @@ impl Shape {
         )))
     }
 
-    fn object(&mut self, bytes: &[u8]) -> Result<Value, Status> {
-        let mut value = encode::decode(bytes)?;
-        Ok(match &self.transform {
+    fn object(&mut self, mut value: Value) -> Value {
+        match &self.transform {
             Transform::None => {
                 self.resource.from_stored(&mut value);
                 value
@@ -198,10 +197,10 @@ impl Shape {
             Transform::PartialObjectMetadata(version) | Transform::PartialObjectMetadataList(version) => {
                 table::partial(&value, &format!("meta.k8s.io/{version}"))
             }
-        })
+        }
     }
 
-    fn bookmark(&self, event: &WatchEvent) -> Value {
+    fn bookmark(&mut self, event: &WatchEvent) -> Value {
         debug_assert_eq!(event.kind, EventKind::Bookmark);
         let mut metadata = json!({"resourceVersion": event.revision.to_string()});
         if event.initial_events_end {
@@ -211,9 +210,8 @@ impl Shape {
             Transform::None => {
                 json!({"kind": self.resource.kind, "apiVersion": self.resource.api_version, "metadata": metadata})
             }
-            Transform::Table(version) => {
-                json!({"kind": "Table", "apiVersion": format!("meta.k8s.io/{version}"), "metadata": metadata, "columnDefinitions": null, "rows": []})
-            }
+            // COMPAT: upstream's bookmark in a table is a row like any other.
+            Transform::Table(_) => self.object(json!({"metadata": metadata})),
             Transform::PartialObjectMetadata(version) | Transform::PartialObjectMetadataList(version) => {
                 json!({"kind": "PartialObjectMetadata", "apiVersion": format!("meta.k8s.io/{version}"), "metadata": metadata})
             }
