@@ -84,6 +84,10 @@ pub(crate) const INTERNAL_INIT: &str = "internal-init";
 /// program's name) ask for one of the runtime's own processes, becomes it and returns its exit code.
 pub fn internal_main(arguments: &[OsString]) -> Option<i32> {
     let (first, rest) = arguments.split_first()?;
+    if first == INTERNAL_SHIM || first == INTERNAL_INIT {
+        // The daemon may do without huge pages; that is inherited, and containers shall not.
+        let _ = rustix::thread::disable_transparent_huge_pages(false);
+    }
     if first == INTERNAL_SHIM {
         Some(shim::main(rest))
     } else if first == INTERNAL_INIT {

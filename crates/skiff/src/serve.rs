@@ -38,6 +38,9 @@ pub fn main(args: &ServerArgs) -> Result<()> {
         // A session of its own: Ctrl-C in the terminal of `skiff up` is not for us.
         rustix::process::setsid().context("cannot leave the terminal's session")?;
     }
+    // The allocator asks for huge pages; for many small objects they only round memory up. Shims turn this back on
+    // for containers.
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
     log_to_stderr();
     let reporter = Reporter::new(args.report_progress);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

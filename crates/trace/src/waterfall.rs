@@ -107,7 +107,13 @@ pub fn waterfall(
         steps: Vec::new(),
     };
     for mark in &chain {
-        builder.follow(mark);
+        // The same writer may have written to the same object on the way, and told of its work then.
+        let before: Vec<&Mark> = caused
+            .iter()
+            .map(|c| c.mark)
+            .filter(|m| m.user == mark.user && same_object(m, mark) && m.start_us < mark.start_us)
+            .collect();
+        builder.follow(mark, &before);
     }
     Some(Waterfall {
         object: format!("{resource} {name}"),
@@ -200,35 +206,48 @@ impl Builder {
         self.at = until;
     }
 
-    fn follow(&mut self, mark: &Mark) {
-        let mut stages: Vec<&Stage> = mark.client_stages.iter().filter(|s| s.name != COMPLETE).collect();
+    fn follow(&mut self, mark: &Mark, before: &[&Mark]) {
+        let told = before
+            .iter()
+            .flat_map(|m| m.client_stages.iter().cloned().chain([request_stage(m)]));
+        let mut stages: Vec<Stage> = mark.client_stages.iter().cloned().chain(told).collect();
+        stages.retain(|s| s.name != COMPLETE && s.start_us + s.dur_us > self.at);
         stages.sort_by_key(|s| s.start_us);
         let told_nothing = stages.is_empty();
         for stage in stages {
-            let first = self.at;
             self.push(
                 stage.start_us.min(mark.start_us),
                 &mark.user,
                 "wake".to_owned(),
                 vec![],
             );
-            if stage.start_us + stage.dur_us > first {
-                self.push(
-                    (stage.start_us + stage.dur_us).min(mark.start_us),
-                    &mark.user,
-                    stage.name.clone(),
-                    vec![],
-                );
-            }
+            let end = (stage.start_us + stage.dur_us).min(mark.start_us);
+            self.push(end, &mark.user, stage.name, vec![]);
         }
         let gap = if told_nothing { "wake and work" } else { "work" };
         self.push(mark.start_us, &mark.user, gap.to_owned(), vec![]);
-        let slash = if mark.subresource.is_empty() { "" } else { "/" };
-        let what = format!(
-            "{} {}{slash}{} {}",
-            mark.verb, mark.resource, mark.subresource, mark.name
-        );
-        self.push(mark.end_us(), &mark.user, what, mark.stages.clone());
+        self.push(mark.end_us(), &mark.user, request(mark), mark.stages.clone());
+    }
+}
+
+fn same_object(a: &Mark, b: &Mark) -> bool {
+    (&a.resource, &a.namespace, &a.name) == (&b.resource, &b.namespace, &b.name)
+}
+
+/// A request in words: `patch pods/status web-1`.
+fn request(mark: &Mark) -> String {
+    let slash = if mark.subresource.is_empty() { "" } else { "/" };
+    format!(
+        "{} {}{slash}{} {}",
+        mark.verb, mark.resource, mark.subresource, mark.name
+    )
+}
+
+fn request_stage(mark: &Mark) -> Stage {
+    Stage {
+        name: request(mark),
+        start_us: mark.start_us,
+        dur_us: mark.dur_us,
     }
 }
 
@@ -554,6 +573,33 @@ mod tests {
         marks.push(scale);
         let found = waterfall(&marks, "deployments.apps", "default", "web", &[]).unwrap();
         assert_eq!((found.resource_version.as_str(), found.writes), ("2000", 1));
+    }
+
+    #[test]
+    fn work_that_an_earlier_write_told_of_is_on_the_path() {
+        let stage = |name: &str, start_us, dur_us| Stage {
+            name: name.into(),
+            start_us,
+            dur_us,
+        };
+        let cause = Some("pods/default/web@1");
+        let mut early = mark(("pods", "web", "2"), 3_000, 500, cause);
+        early.client_stages = vec![stage("sandbox", 1_000, 2_000)];
+        let mut late = mark(("pods", "web", "3"), 5_000, 500, cause);
+        late.client_stages = vec![stage("start", 3_200, 1_800)];
+        let marks = vec![mark(("pods", "web", "1"), 0, 1_000, None), early, late];
+        let found = waterfall(&marks, "pods", "default", "web", &[]).unwrap();
+        let steps: Vec<(&str, i64)> = found.steps.iter().map(|s| (s.what.as_str(), s.dur_us)).collect();
+        assert_eq!(
+            steps,
+            [
+                ("create pods web", 1_000),
+                ("sandbox", 2_000),
+                ("create pods web", 500),
+                ("start", 1_500),
+                ("create pods web", 500),
+            ]
+        );
     }
 
     #[test]
