@@ -21,7 +21,7 @@ pub use kube::Client;
 pub use leader::{LeaderElector, Outcome};
 pub use marks::{cause_of, in_process, with_marks};
 pub use queue::{Taken, WorkQueue};
-pub use skiff_trace::{Cause, stage};
+pub use skiff_trace::{COMPLETE, Cause, note, stage};
 pub use workers::{Action, run_workers};
 
 use std::path::Path;

@@ -214,7 +214,10 @@ fn set_conditions(conditions: &mut Vec<NamespaceCondition>, pass: &Pass, now: Ti
 
 impl Controller {
     async fn reconcile(&self, key: Key) -> Result<Action, Error> {
-        let Some(namespace) = self.namespaces.get("", &key.name) else {
+        // Asked of the server: the copy may still show the end of a namespace whose name is taken again, and
+        // what is in the new one is none of its business.
+        let api: Api<Namespace> = Api::all(self.client.clone());
+        let Some(namespace) = api.get_opt(&key.name).await? else {
             self.waits.lock().remove(&key.name);
             return Ok(Action::Done);
         };
@@ -226,7 +229,6 @@ impl Controller {
         if namespace.metadata.deletion_timestamp.is_none() || !finalizers.iter().any(|one| one == FINALIZER) {
             return Ok(Action::Done);
         }
-        let api: Api<Namespace> = Api::all(self.client.clone());
         let pass = self.delete_content(&key.name).await?;
         let Some(mut live) = api.get_opt(&key.name).await? else {
             return Ok(Action::Done);
@@ -345,6 +347,31 @@ fn ignore_absent(outcome: Result<(), kube::Error>) -> Result<(), kube::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_namespace_that_came_back_is_left_alone() {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let log = asked.clone();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            log.lock()
+                .push(format!("{} {}", request.method(), request.uri().path()));
+            let live = serde_json::json!({"metadata": {"name": "x", "uid": "new"},
+                "spec": {"finalizers": ["kubernetes"]}});
+            let body = kube::client::Body::from(live.to_string().into_bytes());
+            async { Ok::<_, std::convert::Infallible>(http::Response::new(body)) }
+        });
+        let client = skiff_client::in_process(service, "default");
+        let stop = tokio_util::sync::CancellationToken::new();
+        stop.cancel();
+        let controller = Controller {
+            namespaces: skiff_client::InformerFactory::new(client.clone(), stop).informer(),
+            client,
+            waits: Mutex::default(),
+        };
+        let action = controller.reconcile(Key::new("", "x")).await.unwrap();
+        assert_eq!(action, Action::Done);
+        assert_eq!(*asked.lock(), vec!["GET /api/v1/namespaces/x"]);
+    }
 
     #[test]
     fn conditions_tell_what_is_left() {

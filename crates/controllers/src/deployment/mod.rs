@@ -19,7 +19,8 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use parking_lot::Mutex;
 use skiff_client::{
-    Action, Cause, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, reference, run_workers, stage,
+    Action, COMPLETE, Cause, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, note, reference,
+    run_workers, stage,
 };
 
 use crate::ownership::{self, BY_CONTROLLER, Claim};
@@ -147,6 +148,7 @@ impl Controller {
 
     async fn reconcile(&self, key: Key) -> Result<Action, Error> {
         let Some(deployment) = self.deployments.get(&key.namespace, &key.name) else {
+            self.written_own.forget(&key);
             return Ok(Action::Done);
         };
         if deployment
@@ -370,6 +372,13 @@ impl Controller {
                 .cloned()
         };
         let wanted = revision(&updated);
+        if updated
+            .status
+            .as_ref()
+            .is_some_and(|status| status::is_complete(&updated, status))
+        {
+            note(COMPLETE);
+        }
         let mut live = match api
             .replace_status(&key.name, &PostParams::default(), &updated)
             .await

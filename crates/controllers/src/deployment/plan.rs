@@ -437,7 +437,9 @@ impl Rollout {
                 (None, Some(new)) => Some(new),
                 (None, None) => self.old.last_mut(),
             };
-            if let Some(set) = target.filter(|set| set.size() != wanted) {
+            // One that has the right size already, perhaps by hand, must still learn the number: as long as its
+            // annotation differs, every look takes the Deployment for one that is being scaled.
+            if let Some(set) = target {
                 Self::resize(&self.deployment, set, wanted);
             }
             return;

@@ -307,3 +307,15 @@ fn a_deployment_that_is_deleted_only_reports() {
     );
     assert!(world.step().writes.is_empty());
 }
+
+#[test]
+fn a_set_scaled_by_hand_to_the_wanted_size_does_not_stop_rollouts() {
+    let mut world = World::rolling(json!(1), json!(0), 3);
+    world.settle();
+    world.sets[0].spec.as_mut().unwrap().replicas = Some(5);
+    world.set_replicas(5);
+    world.settle();
+    world.set_image("v2");
+    world.settle();
+    assert_eq!(world.sizes(), "1:0 2:5");
+}

@@ -82,12 +82,17 @@ impl Graph {
         self.nodes.get(uid)?.object.as_ref()
     }
 
+    /// Those whose reference counts: from another namespace than the owner's it names nobody, and must not
+    /// keep the owner from going.
     pub(super) fn dependents(&self, uid: &str) -> Vec<Object> {
-        let dependents = self.nodes.get(uid).map(|node| &node.dependents);
+        let Some(node) = self.nodes.get(uid) else {
+            return Vec::new();
+        };
+        let namespace = node.object.as_ref().map_or("", |owner| owner.namespace.as_str());
+        let dependents = node.dependents.iter().filter_map(|uid| self.get(uid));
         dependents
-            .into_iter()
-            .flatten()
-            .filter_map(|uid| self.get(uid).cloned())
+            .filter(|dependent| namespace.is_empty() || dependent.namespace == namespace)
+            .cloned()
             .collect()
     }
 
@@ -300,5 +305,6 @@ mod tests {
             text(graph.apply(object("late", &[("owner", true)], None))),
             "delete late"
         );
+        assert!(graph.dependents("owner").is_empty(), "nor do they block it");
     }
 }

@@ -45,9 +45,19 @@ struct Collector {
     graph: Mutex<Graph>,
     discovery: RwLock<Arc<Discovery>>,
     queue: Arc<WorkQueue<Work>>,
-    /// Owners that the server did not know, by the dependent's namespace and the owner's uid. A uid never
-    /// comes back.
-    absent: Mutex<HashSet<(String, Uid)>>,
+    /// Owners that the server did not know. A uid never comes back.
+    absent: Mutex<HashSet<AbsentOwner>>,
+}
+
+/// Where an owner was looked for. All of it counts: a reference with the uid of a living object and a wrong
+/// name or kind finds nothing, and must not make that object absent to those who name it rightly.
+#[derive(PartialEq, Eq, Hash)]
+struct AbsentOwner {
+    namespace: String,
+    api_version: String,
+    kind: String,
+    name: String,
+    uid: Uid,
 }
 
 pub(crate) async fn run(context: Context) {
@@ -227,9 +237,22 @@ impl Collector {
             None => return Ok(Action::Done),
         };
         let unseen = verdicts.unseen;
-        let has_no_dependents = self.graph.lock().dependents(uid).is_empty();
-        match verdict(&live, &verdicts, has_no_dependents) {
+        let dependents = self.graph.lock().dependents(uid);
+        match verdict(&live, &verdicts, dependents.is_empty()) {
             Verdict::Keep => {}
+            Verdict::Delete(PropagationPolicy::Foreground) if closes_circle(&live, &dependents) => {
+                let unblocked: Vec<OwnerReference> = live
+                    .owners
+                    .iter()
+                    .map(|owner| OwnerReference {
+                        block_owner_deletion: Some(false),
+                        ..owner.clone()
+                    })
+                    .collect();
+                set_owners(&api, &meta, &unblocked.iter().collect::<Vec<_>>()).await?;
+                // With its new version it is looked at once more, and deleted.
+                return Ok(Action::RequeueAfter(Duration::ZERO));
+            }
             Verdict::Detach(uids) => {
                 let kept: Vec<&OwnerReference> = live
                     .owners
@@ -287,7 +310,13 @@ impl Collector {
             } else {
                 String::new()
             };
-            let key = (namespace.clone(), owner.uid.clone());
+            let key = AbsentOwner {
+                namespace: namespace.clone(),
+                api_version: owner.api_version.clone(),
+                kind: owner.kind.clone(),
+                name: owner.name.clone(),
+                uid: owner.uid.clone(),
+            };
             if self.absent.lock().contains(&key) {
                 verdicts.dangling.push(owner.uid.clone());
                 continue;
@@ -411,6 +440,16 @@ fn verdict(object: &Object, owners: &Verdicts, has_no_dependents: bool) -> Verdi
     } else {
         PropagationPolicy::Background
     })
+}
+
+/// Objects that own each other in a ring and wait for their dependents would wait for ever. One that is about
+/// to join them while a dependent of its own waits already stops blocking its owners.
+fn closes_circle(object: &Object, dependents: &[Object]) -> bool {
+    let blocks = object
+        .owners
+        .iter()
+        .any(|owner| owner.block_owner_deletion == Some(true));
+    blocks && dependents.iter().any(Object::deletes_dependents)
 }
 
 async fn set_owners(

@@ -1,6 +1,7 @@
 //! The taint eviction controller: a pod that does not tolerate a NoExecute taint of its node is deleted,
 //! at once or when the time of its toleration is over.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -8,6 +9,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use parking_lot::Mutex;
 use serde_json::json;
 use skiff_client::{Action, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, reference, run_workers};
 
@@ -40,8 +42,9 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     }
 }
 
-/// When the pod has to go. The clock of a toleration starts when the taint was added.
-fn plan(taints: &[Taint], tolerations: &[Toleration], now: Timestamp) -> Evict {
+/// When the pod has to go. The clock of a toleration starts when the taint was added, or if nobody wrote that
+/// down, when it was `noticed`.
+fn plan(taints: &[Taint], tolerations: &[Toleration], noticed: Timestamp, now: Timestamp) -> Evict {
     let mut earliest: Option<Timestamp> = None;
     for taint in taints.iter().filter(|taint| taint.effect == "NoExecute") {
         let matching: Vec<&Toleration> = tolerations
@@ -51,7 +54,7 @@ fn plan(taints: &[Taint], tolerations: &[Toleration], now: Timestamp) -> Evict {
         if matching.is_empty() {
             return Evict::At(now);
         }
-        let since = taint.time_added.as_ref().map_or(now, |time| time.0);
+        let since = taint.time_added.as_ref().map_or(noticed, |time| time.0);
         if let Some(seconds) = matching
             .iter()
             .filter_map(|toleration| toleration.toleration_seconds)
@@ -105,7 +108,7 @@ pub(crate) async fn run(context: Context) {
         };
         let before = old.as_ref().map(|old| no_execute(old)).unwrap_or_default();
         let taints = no_execute(new);
-        if taints == before || taints.is_empty() {
+        if taints == before {
             return;
         }
         for pod in on_node.by_index(BY_NODE, new.metadata.name.as_deref().unwrap_or_default()) {
@@ -120,7 +123,7 @@ pub(crate) async fn run(context: Context) {
             queue.add(Key::of(&*pod), None);
         }
     }
-    let own = context.clone();
+    let (own, noticed) = (context.clone(), Arc::new(Noticed::default()));
     run_workers(
         context.name,
         8,
@@ -128,25 +131,49 @@ pub(crate) async fn run(context: Context) {
         context.shutdown.clone(),
         move |key: Key| {
             let (context, nodes, all_pods) = (own.clone(), nodes.clone(), all_pods.clone());
-            async move { reconcile(&context, &nodes, &all_pods, &key).await }
+            let noticed = noticed.clone();
+            async move { reconcile(&context, &nodes, &all_pods, &noticed, &key).await }
         },
     )
     .await;
+}
+
+/// Since when pods are known to stand on a tainted node, with their uids.
+#[derive(Default)]
+struct Noticed {
+    since: Mutex<HashMap<Key, (Option<String>, Timestamp)>>,
+}
+
+impl Noticed {
+    fn since(&self, key: &Key, uid: Option<&String>, now: Timestamp) -> Timestamp {
+        let mut all = self.since.lock();
+        let known = all.entry(key.clone()).or_insert_with(|| (uid.cloned(), now));
+        if known.0.as_ref() != uid {
+            *known = (uid.cloned(), now);
+        }
+        known.1
+    }
+
+    /// True if the pod was waiting for its end.
+    fn forget(&self, key: &Key) -> bool {
+        self.since.lock().remove(key).is_some()
+    }
 }
 
 async fn reconcile(
     context: &Context,
     nodes: &Informer<Node>,
     all_pods: &Informer<Pod>,
+    noticed: &Noticed,
     key: &Key,
 ) -> Result<Action, Error> {
-    let Some(pod) = all_pods.get(&key.namespace, &key.name) else {
+    let pod = all_pods.get(&key.namespace, &key.name);
+    let Some(pod) = pod.filter(|pod| pod.metadata.deletion_timestamp.is_none()) else {
+        noticed.forget(key);
         return Ok(Action::Done);
     };
-    if pod.metadata.deletion_timestamp.is_some() {
-        return Ok(Action::Done);
-    }
     let Some(node) = nodes.get("", pods::node_name(&pod)) else {
+        noticed.forget(key);
         return Ok(Action::Done);
     };
     let tolerations = pod
@@ -155,8 +182,18 @@ async fn reconcile(
         .and_then(|spec| spec.tolerations.clone())
         .unwrap_or_default();
     let now = Timestamp::now();
-    match plan(&no_execute(&node), &tolerations, now) {
-        Evict::Never => Ok(Action::Done),
+    let since = noticed.since(key, pod.metadata.uid.as_ref(), now);
+    match plan(&no_execute(&node), &tolerations, since, now) {
+        Evict::Never => {
+            if noticed.forget(key) && since != now {
+                let message = format!("Cancelling deletion of Pod {key}");
+                let about = reference(&*pod);
+                context
+                    .events
+                    .event(&about, "Normal", "TaintManagerEviction", message);
+            }
+            Ok(Action::Done)
+        }
         // Looked at anew then: the taint may be gone.
         Evict::At(at) if at > now => Ok(Action::RequeueAfter(seconds_until(at, now))),
         Evict::At(_) => evict(context, &pod, key, now).await,
@@ -201,13 +238,14 @@ mod tests {
     #[test]
     fn tolerations_give_time() {
         let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
+        let noticed: Timestamp = "2026-01-01T00:00:40Z".parse().unwrap();
         let taint = |key: &str, effect: &str| -> Taint {
             serde_json::from_value(json!({"key": key, "effect": effect, "timeAdded": "2026-01-01T00:00:00Z"}))
                 .unwrap()
         };
         let check = |taints: &[Taint], tolerations: serde_json::Value, expected: Evict| {
             let parsed: Vec<Toleration> = serde_json::from_value(tolerations.clone()).unwrap();
-            assert_eq!(plan(taints, &parsed, now), expected, "{tolerations}");
+            assert_eq!(plan(taints, &parsed, noticed, now), expected, "{tolerations}");
         };
         let unreachable = [taint("u", "NoExecute")];
         let at = |text: &str| Evict::At(text.parse().unwrap());
@@ -235,5 +273,28 @@ mod tests {
             json!([{"operator": "Exists", "tolerationSeconds": 30}, {"key": "u", "operator": "Exists"}]),
             at("2026-01-01T00:00:30Z"),
         );
+        // A taint by hand says not when it came.
+        let by_hand = Taint {
+            time_added: None,
+            ..taint("u", "NoExecute")
+        };
+        check(
+            &[by_hand],
+            json!([{"operator": "Exists", "tolerationSeconds": 15}]),
+            at("2026-01-01T00:00:55Z"),
+        );
+    }
+
+    #[test]
+    fn the_clock_starts_once_a_pod() {
+        let noticed = Noticed::default();
+        let (key, at) = (Key::new("a", "b"), |second| {
+            Timestamp::from_second(second).unwrap()
+        });
+        let (one, two) = ("one".to_owned(), "two".to_owned());
+        assert_eq!(noticed.since(&key, Some(&one), at(1)), at(1));
+        assert_eq!(noticed.since(&key, Some(&one), at(9)), at(1));
+        assert_eq!(noticed.since(&key, Some(&two), at(9)), at(9));
+        assert!(noticed.forget(&key) && !noticed.forget(&key));
     }
 }

@@ -16,7 +16,8 @@ use k8s_openapi::api::core::v1::{Pod, ReplicationController};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use skiff_client::{
-    Action, Cause, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, reference, run_workers, stage,
+    Action, COMPLETE, Cause, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, note, reference,
+    run_workers, stage,
 };
 
 use crate::expectations::Expectations;
@@ -54,10 +55,15 @@ async fn run<W: Workload>(context: Context) {
         context: context.clone(),
     });
     controller.pods.add_index(BY_CONTROLLER, ownership::by_controller);
-    let queue = controller.queue.clone();
+    let watcher = controller.clone();
     controller.workloads.subscribe(move |change: &Change<W>| {
         let object = change.object();
-        queue.add(Key::of(&**object), Some(cause_of(&**object)));
+        let key = Key::of(&**object);
+        if matches!(change, Change::Deleted { .. }) {
+            // One that comes back under the name expects nothing of what this one asked for.
+            watcher.expectations.forget(&key);
+        }
+        watcher.queue.add(key, Some(cause_of(&**object)));
     });
     let watcher = controller.clone();
     controller
@@ -74,15 +80,16 @@ async fn run<W: Workload>(context: Context) {
 }
 
 impl<W: Workload> Controller<W> {
+    /// The workload that controls the pod. The uid tells it from an earlier one of its name, whose pods must
+    /// not be taken for those that this one waits for.
     fn owner_of(&self, pod: &Pod) -> Option<Key> {
         let owner = ownership::controller_of(&pod.metadata)?;
-        let ours = owner.kind == W::kind(&()) && owner.api_version == W::api_version(&());
-        ours.then(|| {
-            Key::new(
-                pod.metadata.namespace.clone().unwrap_or_default(),
-                owner.name.clone(),
-            )
-        })
+        if owner.kind != W::kind(&()) || owner.api_version != W::api_version(&()) {
+            return None;
+        }
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let workload = self.workloads.get(namespace, &owner.name)?;
+        (workload.meta().uid.as_ref() == Some(&owner.uid)).then(|| Key::of(&*workload))
     }
 
     fn pod_changed(&self, change: &Change<Pod>) {
@@ -351,6 +358,10 @@ impl<W: Workload> Controller<W> {
             self.context.client.clone(),
             meta.namespace.as_deref().unwrap_or_default(),
         );
+        let wanted = workload.replicas();
+        if (status.replicas, status.available) == (wanted, wanted) {
+            note(COMPLETE);
+        }
         let mut updated = workload.clone();
         updated.set_status(status.clone());
         match api.replace_status(name, &PostParams::default(), &updated).await {
@@ -362,7 +373,8 @@ impl<W: Workload> Controller<W> {
             Err(error) if error.is_not_found() => Ok(()),
             Err(error) if error.is_conflict() => {
                 // Only the spec moved, most often: the counts are still the newest we know.
-                let Some(mut live) = api.get_opt(name).await? else {
+                let live = api.get_opt(name).await?;
+                let Some(mut live) = live.filter(|live| live.meta().uid == meta.uid) else {
                     return Ok(());
                 };
                 live.set_status(status);

@@ -384,3 +384,72 @@ async fn a_namespace_is_furnished_and_emptied() {
         })
         .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forged_reference_costs_nobody_else() {
+    let world = World::start().await;
+    world.create::<Deployment>(deployment("v1", 1)).await;
+    world.until(async || rolled_out(&world, 1, "v1").await).await;
+    let owner = world.api::<Deployment>().get("web").await.unwrap();
+    let uid = owner.metadata.uid.unwrap();
+    let map = |name: &str, references: &[(&str, &str, &str, &str)]| {
+        let references: Vec<Value> = references
+            .iter()
+            .map(|(api_version, kind, name, uid)| {
+                json!({"apiVersion": api_version, "kind": kind, "name": name, "uid": uid})
+            })
+            .collect();
+        json!({"metadata": {"name": name, "namespace": "default", "ownerReferences": references}})
+    };
+    // The uid of a living object under a name that nobody has. The second reference makes it looked at.
+    let forged = [
+        ("v1", "Pod", "nobody", uid.as_str()),
+        ("v1", "Pod", "x", "gone-1"),
+    ];
+    world.create::<ConfigMap>(map("forged", &forged)).await;
+    world
+        .until(async || {
+            let left = world.api::<ConfigMap>().get_opt("forged").await.unwrap();
+            check(left.is_none(), left)
+        })
+        .await;
+    let honest = [
+        ("apps/v1", "Deployment", "web", uid.as_str()),
+        ("v1", "Pod", "x", "gone-2"),
+    ];
+    world.create::<ConfigMap>(map("honest", &honest)).await;
+    world
+        .until(async || {
+            let left = world.api::<ConfigMap>().get_opt("honest").await.unwrap();
+            let owners = left
+                .as_ref()
+                .and_then(|left| left.metadata.owner_references.clone())
+                .unwrap_or_default();
+            assert!(left.is_some(), "it was deleted though its owner lives");
+            check(owners.len() == 1 && owners[0].uid == uid, owners)
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ring_of_owners_can_be_deleted_in_the_foreground() {
+    let world = World::start().await;
+    let map = |name: &str| json!({"metadata": {"name": name, "namespace": "default"}});
+    world.create::<ConfigMap>(map("a")).await;
+    world.create::<ConfigMap>(map("b")).await;
+    let maps = world.api::<ConfigMap>();
+    for (name, owner) in [("a", "b"), ("b", "a")] {
+        let uid = maps.get(owner).await.unwrap().metadata.uid;
+        let patch = json!({"metadata": {"ownerReferences": [
+            {"apiVersion": "v1", "kind": "ConfigMap", "name": owner, "uid": uid, "blockOwnerDeletion": true}]}});
+        let patch = Patch::Merge(patch);
+        maps.patch(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+    maps.delete("a", &DeleteParams::foreground()).await.unwrap();
+    world
+        .until(async || {
+            let left = (maps.get_opt("a").await.unwrap(), maps.get_opt("b").await.unwrap());
+            check(left == (None, None), left)
+        })
+        .await;
+}
