@@ -54,8 +54,8 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
     }
     if failures.is_empty() {
         // With something still mounted or running below them, the folders stay.
-        for folder in [cluster.run_dir(), cluster.data_dir.clone()] {
-            if let Err(error) = remove_folder(&folder) {
+        for result in [remove_folder(&cluster.run_dir()), remove_data(&cluster.data_dir)] {
+            if let Err(error) = result {
                 failures.push(format!("files: {error:#}"));
             }
         }
@@ -86,7 +86,9 @@ async fn remove_foreign_pods(endpoint: &str, cluster: &Cluster) -> Result<()> {
         Ok(channel) => channel,
         Err(error) => {
             // A runtime that is gone for good must not keep the rest from being removed.
-            println!("The runtime at {endpoint} does not answer ({error}); pods that it still has are left to it.");
+            println!(
+                "The runtime at {endpoint} does not answer ({error}); pods that it still has are left to it."
+            );
             return Ok(());
         }
     };
@@ -155,6 +157,42 @@ fn remove_cgroup(path: &Path) -> Result<()> {
     fs::remove_dir(path).with_context(|| format!("cannot remove {}", path.display()))
 }
 
+/// What skiff makes in its data directory.
+const OURS: [&str; 10] = [
+    "admin.kubeconfig",
+    "cni",
+    "kubelet",
+    "logs",
+    "pki",
+    "runtime",
+    "runtime-endpoint",
+    "skiff.log",
+    "skiff.pid",
+    "store",
+];
+
+/// The data directory may be one that the user had before: only what is ours goes, and the folder if that was all.
+fn remove_data(dir: &Path) -> Result<()> {
+    for name in OURS {
+        let path = dir.join(name);
+        if path.is_dir() {
+            remove_folder(&path)?
+        } else {
+            remove_if_there(&path)?
+        }
+    }
+    match fs::remove_dir(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+            println!("{} holds files that are not skiff's; it stays.", dir.display());
+            Ok(())
+        }
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}", dir.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn remove_folder(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -177,5 +215,26 @@ impl Cluster {
 
     fn remembered_runtime(&self) -> Option<String> {
         fs::read_to_string(self.runtime_note()).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_ours_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("data");
+        fs::create_dir_all(dir.join("pki")).unwrap();
+        fs::write(dir.join("pki/ca.key"), "x").unwrap();
+        fs::write(dir.join("skiff.log"), "x").unwrap();
+        fs::write(dir.join("mine.txt"), "x").unwrap();
+        remove_data(&dir).unwrap();
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+        fs::remove_file(dir.join("mine.txt")).unwrap();
+        remove_data(&dir).unwrap();
+        assert!(!dir.exists());
+        remove_data(&dir).unwrap();
     }
 }

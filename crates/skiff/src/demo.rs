@@ -99,7 +99,13 @@ async fn who_am_i() -> Result<String> {
     let client = kube::Client::try_from(kube::Config::incluster().context("not in a cluster")?)?;
     let version = client.apiserver_version().await?.git_version;
     let reviews: Api<SelfSubjectReview> = Api::all(client);
-    let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await?;
-    let user = review.status.and_then(|s| s.user_info).and_then(|u| u.username).unwrap_or_default();
+    let review = reviews
+        .create(&PostParams::default(), &SelfSubjectReview::default())
+        .await?;
+    let user = review
+        .status
+        .and_then(|s| s.user_info)
+        .and_then(|u| u.username)
+        .unwrap_or_default();
     Ok(format!("Kubernetes {version} knows me as {user}\n"))
 }

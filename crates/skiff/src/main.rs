@@ -16,6 +16,7 @@ mod serve;
 mod status;
 mod supervise;
 mod trace;
+mod wiring;
 
 use clap::Parser;
 use cli::{Cli, Command};

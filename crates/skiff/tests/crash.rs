@@ -2,12 +2,12 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use skiff_testkit::whole_path::{self, PATIENCE};
 use skiff_testkit::{Cluster, Kubectl, eventually, expect_eq};
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use skiff_testkit::whole_path::{self, PATIENCE};
 
 const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
 const WRITERS: usize = 3;

@@ -1,7 +1,7 @@
 //! The example on the embedded parts: everything that the README's first five minutes promise.
 
 use anyhow::{Result, ensure};
-use skiff_testkit::{whole_path, Cluster, busybox_archive};
+use skiff_testkit::{Cluster, busybox_archive, whole_path};
 
 const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
 

@@ -1,8 +1,8 @@
 //! Failures look as users know them.
 
 use anyhow::{Context, Result, ensure};
-use skiff_testkit::{BUSYBOX, Cluster, Kubectl, Registry, busybox_archive, eventually, expect_eq};
 use skiff_testkit::whole_path::PATIENCE;
+use skiff_testkit::{BUSYBOX, Cluster, Kubectl, Registry, busybox_archive, eventually, expect_eq};
 
 const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
 

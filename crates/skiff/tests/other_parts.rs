@@ -1,7 +1,9 @@
 //! The same path with a real etcd as the store, and with containerd as the runtime.
 
 use anyhow::{Context, Result};
-use skiff_testkit::{whole_path, Cluster, Containerd, Etcd, busybox_archive, eventually, expect_eq, pause_archive};
+use skiff_testkit::{
+    Cluster, Containerd, Etcd, busybox_archive, eventually, expect_eq, pause_archive, whole_path,
+};
 
 const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
 

@@ -5,7 +5,9 @@ use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use tempfile::TempDir;
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
@@ -14,6 +16,8 @@ pub struct Cluster {
     name: String,
     flags: Vec<String>,
     kubeconfig: PathBuf,
+    /// What kubectl remembers of the API.
+    cache: Arc<TempDir>,
 }
 
 impl Cluster {
@@ -43,6 +47,7 @@ impl Cluster {
             name,
             flags,
             kubeconfig: PathBuf::new(),
+            cache: Arc::new(tempfile::tempdir()?),
         };
         let shown = cluster.up()?;
         cluster.kubeconfig = cluster.status()?["kubeconfig"].as_str().context(shown)?.into();
@@ -92,6 +97,7 @@ impl Cluster {
     pub fn kubectl(&self) -> Kubectl {
         Kubectl {
             kubeconfig: self.kubeconfig.clone(),
+            cache: Arc::clone(&self.cache),
         }
     }
 }
@@ -121,6 +127,7 @@ impl Drop for Cluster {
 #[derive(Clone)]
 pub struct Kubectl {
     kubeconfig: PathBuf,
+    cache: Arc<TempDir>,
 }
 
 impl Kubectl {
@@ -132,7 +139,7 @@ impl Kubectl {
             .arg("--kubeconfig")
             .arg(&self.kubeconfig)
             .arg("--cache-dir")
-            .arg(self.kubeconfig.with_extension("cache"));
+            .arg(self.cache.path());
         command.args(args);
         command
     }

@@ -1,9 +1,9 @@
 //! The whole path with the real kubectl, step by step. It runs on the embedded parts, on a real etcd and on
 //! containerd: what differs is how the cluster was started.
 
+use crate::{BUSYBOX, Cluster, Kubectl, eventually, expect_eq};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use crate::{BUSYBOX, Cluster, Kubectl, eventually, expect_eq};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -108,9 +108,15 @@ fn names_resolve(kubectl: &Kubectl) -> Result<()> {
 /// The `kubernetes` service works from inside with the mounted token: the demo server asks it who it is.
 fn the_api_answers_pods(kubectl: &Kubectl) -> Result<()> {
     let answer = exec(kubectl, &["wget", "-q", "-O", "-", "http://web/whoami"])?;
-    ensure!(answer.contains("knows me as system:serviceaccount:default:default"), "{answer}");
+    ensure!(
+        answer.contains("knows me as system:serviceaccount:default:default"),
+        "{answer}"
+    );
     let folder = "/var/run/secrets/kubernetes.io/serviceaccount";
-    expect_eq(exec(kubectl, &["cat", &format!("{folder}/namespace")])?.as_str(), "default")?;
+    expect_eq(
+        exec(kubectl, &["cat", &format!("{folder}/namespace")])?.as_str(),
+        "default",
+    )?;
     let token = exec(kubectl, &["cat", &format!("{folder}/token")])?;
     let review = serde_json::json!({
         "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token},

@@ -1,0 +1,484 @@
+//! Every component wired to the API, in the order in which they need each other.
+//!
+//! The API server comes first. All others are its clients, each with its own identity, over an in-process
+//! service: no component gets anything but its configuration and a client.
+
+use crate::cli::{Component, ServerArgs};
+use crate::cluster::{Cluster, host_address};
+use crate::progress::Reporter;
+use crate::supervise::Supervisor;
+use crate::{VERSION, addons, image, preflight};
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::Node;
+use kube::Client;
+use kube::api::Api;
+use skiff_auth::UserInfo;
+use skiff_client::kubeconfig::{self, ClusterEntry};
+use skiff_pki::{Identity, Pki};
+use skiff_server::{KubeletClient, Server, ServerConfig, ServiceAccountKey, Version};
+use skiff_store::Store;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+pub struct Wiring<'a> {
+    pub args: &'a ServerArgs,
+    pub cluster: &'a Cluster,
+    pub reporter: &'a Reporter,
+    pub supervisor: &'a Arc<Supervisor>,
+}
+
+/// The certificates that the components show each other.
+struct Certificates {
+    ca: String,
+    api_server: Identity,
+    kubelet_client: Identity,
+    kubelet: Identity,
+    admin: Identity,
+    service_account: (String, String),
+}
+
+impl Wiring<'_> {
+    /// Starts what the flags ask for; returns when the node, if there is one, is Ready.
+    pub async fn start(&self) -> Result<()> {
+        let (args, cluster) = (self.args, self.cluster);
+        let runs = |component| args.components.contains(&component);
+        let node_name = match &args.hostname_override {
+            Some(name) => name.clone(),
+            None => host_name()?,
+        };
+        let gateway = cluster.pod_gateway()?;
+        let advertise = args.advertise_address.or_else(host_address).unwrap_or(gateway);
+        self.reporter
+            .step("checks", async {
+                preflight::check(cluster, runs(Component::Node))
+            })
+            .await?;
+        let certificates = self
+            .reporter
+            .step("certificates", async { self.certificates(advertise, &node_name) })
+            .await?;
+        // The runtime needs nothing of the API, so it starts beside it.
+        let (server, endpoint) = tokio::try_join!(
+            async {
+                let store = self.reporter.step("store", self.open_store()).await?;
+                self.reporter
+                    .step("API server", self.start_api(store, advertise, &certificates))
+                    .await
+            },
+            async {
+                if !runs(Component::Node) {
+                    return Ok(None);
+                }
+                self.reporter.step("pod network", self.prepare_network()).await?;
+                Ok(Some(match &args.container_runtime_endpoint {
+                    Some(endpoint) => endpoint.clone(),
+                    None => {
+                        self.reporter
+                            .step("container runtime", self.start_runtime())
+                            .await?
+                    }
+                }))
+            },
+        )?;
+        let client = |user: UserInfo| skiff_client::in_process(server.service(user), "default");
+        self.write_kubeconfig(&certificates)?;
+        let admin = client(UserInfo::new("kubernetes-admin", ["system:masters"]));
+        self.reporter
+            .step("cluster add-ons", addons::install(&admin, cluster, gateway))
+            .await?;
+        if runs(Component::Controllers) {
+            self.start_controllers(&server, &certificates.ca, &node_name);
+        }
+        if runs(Component::Scheduler) {
+            let client = client(UserInfo::new("system:kube-scheduler", [] as [&str; 0]));
+            let leader_elect = Some(self.identity(&node_name));
+            let config = skiff_scheduler::SchedulerConfig {
+                leader_elect,
+                ..Default::default()
+            };
+            self.supervisor.run("scheduler", move |stop| {
+                let (config, client) = (config.clone(), client.clone());
+                async move {
+                    skiff_scheduler::run(config, client, stop).await;
+                    Ok(())
+                }
+            });
+        }
+        if runs(Component::Proxy) {
+            self.start_proxy(
+                client(UserInfo::new("system:kube-proxy", [] as [&str; 0])),
+                &node_name,
+            )?;
+        }
+        if let Some(endpoint) = endpoint {
+            let identity = UserInfo::new(format!("system:node:{node_name}"), ["system:nodes"]);
+            self.start_node(client(identity), &node_name, advertise, endpoint, &certificates)?;
+        }
+        if runs(Component::Dns) {
+            self.start_dns(
+                client(UserInfo::service_account("kube-system", "coredns")),
+                gateway,
+            );
+        }
+        if runs(Component::Node) {
+            self.reporter
+                .step("node Ready", node_ready(admin, &node_name))
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Who holds a leader's lease. The same after a restart, so that a killed skiff gets its leases back at once.
+    fn identity(&self, node_name: &str) -> String {
+        format!("{node_name}_{}", self.cluster.name)
+    }
+
+    fn certificates(&self, advertise: IpAddr, node_name: &str) -> Result<Certificates> {
+        let pki = Pki::open(&self.cluster.data_dir.join("pki"))?;
+        let domain = &self.args.cluster_domain;
+        let mut hosts = vec![
+            "kubernetes".to_owned(),
+            "kubernetes.default".to_owned(),
+            "kubernetes.default.svc".to_owned(),
+            format!("kubernetes.default.svc.{domain}"),
+            "localhost".to_owned(),
+            node_name.to_owned(),
+        ];
+        let mut addresses = vec![
+            IpAddr::V4(Ipv4Addr::LOCALHOST),
+            self.cluster.service_ip(1)?,
+            advertise,
+            self.cluster.pod_gateway()?,
+            self.cluster.bind.ip(),
+        ];
+        addresses.retain(|ip| !ip.is_unspecified());
+        addresses.sort();
+        addresses.dedup();
+        hosts.extend(addresses.iter().map(IpAddr::to_string));
+        hosts.dedup();
+        let node_hosts = vec![node_name.to_owned(), advertise.to_string()];
+        Ok(Certificates {
+            ca: pki.ca_certificate().to_owned(),
+            api_server: pki.serving("apiserver", "kube-apiserver", &hosts)?,
+            kubelet_client: pki.client(
+                "apiserver-kubelet-client",
+                "kube-apiserver-kubelet-client",
+                Some("system:masters"),
+            )?,
+            kubelet: pki.serving("kubelet", &format!("system:node:{node_name}"), &node_hosts)?,
+            admin: pki.client("admin", "kubernetes-admin", Some("system:masters"))?,
+            service_account: pki.service_account_keys()?,
+        })
+    }
+
+    async fn open_store(&self) -> Result<Arc<dyn Store>> {
+        let args = self.args;
+        if args.etcd_servers.is_empty() {
+            let dir = self.cluster.data_dir.join("store");
+            let store = tokio::task::spawn_blocking(move || skiff_store::Embedded::open(dir)).await??;
+            return Ok(Arc::new(store));
+        }
+        let mut options = skiff_store::etcd::Options::new(&args.etcd_servers);
+        options.ca_file.clone_from(&args.etcd_cafile);
+        options.cert_file.clone_from(&args.etcd_certfile);
+        options.key_file.clone_from(&args.etcd_keyfile);
+        let store = skiff_store::Etcd::open(options).await;
+        Ok(Arc::new(store.with_context(|| {
+            format!("etcd at {} cannot be used", args.etcd_servers.join(", "))
+        })?))
+    }
+
+    async fn start_api(
+        &self,
+        store: Arc<dyn Store>,
+        advertise: IpAddr,
+        certificates: &Certificates,
+    ) -> Result<Server> {
+        let cluster = self.cluster;
+        let kubelet_tls = skiff_pki::client_config(&certificates.ca, Some(&certificates.kubelet_client))?;
+        let shutdown = self.supervisor.shutdown.clone();
+        let server = Server::start(ServerConfig {
+            store,
+            service_cidr: cluster.service_cidr.clone(),
+            node_ports: node_ports(&self.args.service_node_port_range)?,
+            advertise_address: advertise,
+            advertise_port: cluster.bind.port(),
+            tls: Arc::new(skiff_pki::server_config(
+                &certificates.api_server,
+                Some(&certificates.ca),
+            )?),
+            service_account: Some(ServiceAccountKey {
+                private_key: certificates.service_account.0.clone(),
+                public_key: certificates.service_account.1.clone(),
+                issuer: format!("https://kubernetes.default.svc.{}", self.args.cluster_domain),
+                audiences: vec![],
+            }),
+            anonymous: true,
+            admission: skiff_admission::Chain::recommended(),
+            kubelet: Some(KubeletClient {
+                tls: Arc::new(kubelet_tls),
+            }),
+            recorder: Arc::default(),
+            version: Version {
+                git_version: VERSION.to_owned(),
+                ..Version::default()
+            },
+            shutdown: shutdown.clone(),
+        })
+        .await?;
+        let listener = TcpListener::bind(cluster.bind)
+            .await
+            .with_context(|| format!("cannot listen on {}", cluster.bind))?;
+        // One listener for all attempts: it is bound before anything else counts on it.
+        let listener = Arc::new(parking_lot::Mutex::new(Some(listener)));
+        let (door, bind) = (server.clone(), cluster.bind);
+        self.supervisor.run("api", move |stop| {
+            let (door, bound) = (door.clone(), listener.lock().take());
+            async move {
+                let listener = match bound {
+                    Some(listener) => listener,
+                    None => TcpListener::bind(bind)
+                        .await
+                        .map_err(|e| format!("cannot listen on {bind}: {e}"))?,
+                };
+                door.serve(listener, stop).await;
+                Ok(())
+            }
+        });
+        Ok(server)
+    }
+
+    fn write_kubeconfig(&self, certificates: &Certificates) -> Result<()> {
+        let entry = ClusterEntry {
+            name: self.cluster.name.clone(),
+            server: self.cluster.endpoint(),
+            ca_pem: certificates.ca.clone(),
+            client_certificate_pem: certificates.admin.certificate.clone(),
+            client_key_pem: certificates.admin.key.clone(),
+        };
+        kubeconfig::write(&self.cluster.kubeconfig(), &entry)?;
+        if !self.args.no_kubeconfig_merge
+            && let Some(path) = kubeconfig::paths().first()
+        {
+            // The user's file is a convenience: a start does not fail for it.
+            if let Err(error) = kubeconfig::merge(path, &entry, true) {
+                tracing::warn!(%error, "the context is not in the user's kubeconfig");
+            }
+        }
+        Ok(())
+    }
+
+    fn start_controllers(&self, server: &Server, ca: &str, node_name: &str) {
+        let server = server.clone();
+        let client_for = Arc::new(move |name: &str| {
+            let user = if name == skiff_controllers::MANAGER {
+                UserInfo::new(name, [] as [&str; 0])
+            } else {
+                UserInfo::service_account("kube-system", name)
+            };
+            skiff_client::in_process(server.service(user), "default")
+        });
+        let mut config =
+            skiff_controllers::ControllersConfig::new(client_for, ca.to_owned(), self.identity(node_name));
+        config.cluster_cidrs = vec![self.cluster.pod_cidr.clone()];
+        self.supervisor.run("controllers", move |stop| {
+            let config = config.clone();
+            async move {
+                skiff_controllers::run(config, stop).await;
+                Ok(())
+            }
+        });
+    }
+
+    async fn prepare_network(&self) -> Result<()> {
+        let cluster = self.cluster;
+        // The CNI plugin is this binary under another name.
+        let bin = cluster.data_dir.join("cni/bin");
+        fs::create_dir_all(&bin)?;
+        fs::create_dir_all(cluster.data_dir.join("cni/conf"))?;
+        let plugin = bin.join(skiff_cni::PLUGIN_NAME);
+        let beside = bin.join(".new");
+        let _ = fs::remove_file(&beside);
+        std::os::unix::fs::symlink(std::env::current_exe()?, &beside)?;
+        fs::rename(&beside, &plugin)?;
+        skiff_cni::ensure_bridge(&cluster.bridge_conf()?)
+            .await
+            .context("the pod bridge cannot be made")
+    }
+
+    async fn start_runtime(&self) -> Result<String> {
+        let runtime = skiff_runtime::Runtime::start(self.cluster.runtime_config()?);
+        let runtime = runtime.await.context("the container runtime cannot start")?;
+        let (endpoint, images, exe) = (runtime.endpoint(), runtime.images(), std::env::current_exe()?);
+        tokio::task::spawn_blocking(move || images.add_binary_image(image::DEMO, &exe, &image::demo()))
+            .await?
+            .context("the demo image cannot be made")?;
+        let runtime = Arc::new(parking_lot::Mutex::new(Some(runtime)));
+        let config = self.cluster.runtime_config()?;
+        self.supervisor.run("runtime", move |stop| {
+            let (running, config) = (runtime.lock().take(), config.clone());
+            async move {
+                let running = match running {
+                    Some(running) => running,
+                    None => skiff_runtime::Runtime::start(config)
+                        .await
+                        .map_err(|e| e.to_string())?,
+                };
+                stop.cancelled().await;
+                running.stop().await;
+                Ok(())
+            }
+        });
+        Ok(endpoint)
+    }
+
+    fn start_node(
+        &self,
+        client: Client,
+        node_name: &str,
+        address: IpAddr,
+        endpoint: String,
+        certificates: &Certificates,
+    ) -> Result<()> {
+        let cluster = self.cluster.clone();
+        let mut config = skiff_node::NodeConfig::new(node_name, cluster.data_dir.join("kubelet"), endpoint);
+        config.node_ips = vec![address];
+        config.log_dir = cluster.data_dir.join("logs");
+        config.server_bind = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), cluster.kubelet_port);
+        config.tls_cert_pem = certificates.kubelet.certificate.clone().into_bytes();
+        config.tls_key_pem = certificates.kubelet.key.clone().into_bytes();
+        config.client_ca_pem = certificates.ca.clone().into_bytes();
+        config.cluster_dns = vec![cluster.service_ip(10)?];
+        config.cluster_domain.clone_from(&self.args.cluster_domain);
+        config.cgroup_root = cluster.cgroup();
+        config.cni_conf_dir = Some(cluster.data_dir.join("cni/conf"));
+        config.pod_cidrs = vec![cluster.node_pod_cidr()?];
+        config.kubelet_version = VERSION.to_owned();
+        let named = cluster.clone();
+        config.cni_config = Some(Arc::new(move |cidrs| named.cni_conf_list(cidrs)));
+        self.supervisor.run("node", move |stop| {
+            let (config, client) = (config.clone(), client.clone());
+            async move {
+                skiff_node::run(config, client, stop)
+                    .await
+                    .map_err(|e| e.to_string())
+            }
+        });
+        Ok(())
+    }
+
+    fn start_proxy(&self, client: Client, node_name: &str) -> Result<()> {
+        let config = self.cluster.proxy_config(node_name)?;
+        self.supervisor.run("proxy", move |stop| {
+            let (config, client) = (config.clone(), client.clone());
+            async move {
+                skiff_network::proxy::run(config, client, stop)
+                    .await
+                    .map_err(|e| e.to_string())
+            }
+        });
+        Ok(())
+    }
+
+    fn start_dns(&self, client: Client, gateway: IpAddr) {
+        let own = [gateway, self.cluster.service_ip(10).unwrap_or(gateway)];
+        let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+        let config = skiff_dns::DnsConfig {
+            bind: SocketAddr::new(gateway, 53),
+            domain: self.args.cluster_domain.clone(),
+            resolvers: skiff_dns::host_resolvers(&resolv_conf, &own),
+        };
+        self.supervisor.run("dns", move |stop| {
+            let (config, client) = (config.clone(), client.clone());
+            async move {
+                skiff_dns::run(config, client, stop)
+                    .await
+                    .map_err(|e| e.to_string())
+            }
+        });
+    }
+}
+
+async fn node_ready(client: Client, name: &str) -> Result<()> {
+    let nodes: Api<Node> = Api::all(client);
+    loop {
+        let node = nodes.get_opt(name).await?;
+        let conditions = node
+            .as_ref()
+            .and_then(|n| n.status.as_ref())
+            .and_then(|s| s.conditions.as_ref());
+        if conditions
+            .into_iter()
+            .flatten()
+            .any(|c| c.type_ == "Ready" && c.status == "True")
+        {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn host_name() -> Result<String> {
+    let name = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .to_lowercase();
+    if name.is_empty() || name == "(none)" {
+        bail!("this machine has no host name; set one, or choose a node name with --hostname-override NAME");
+    }
+    Ok(name)
+}
+
+fn node_ports(text: &str) -> Result<RangeInclusive<u16>> {
+    let range = text
+        .split_once('-')
+        .and_then(|(from, to)| Some(from.parse().ok()?..=to.parse().ok()?));
+    let range: Option<RangeInclusive<u16>> =
+        range.filter(|r: &RangeInclusive<u16>| !r.is_empty() && *r.start() > 0);
+    range.with_context(|| format!("--service-node-port-range {text:?} is not FROM-TO, such as 30000-32767"))
+}
+
+/// Where the embedded runtime keeps what, for the server and for `skiff image`.
+impl Cluster {
+    pub fn runtime_config(&self) -> Result<skiff_runtime::Config> {
+        let mut config =
+            skiff_runtime::Config::new(self.data_dir.join("runtime"), self.run_dir(), self.cgroup());
+        config.cni_conf_dir = self.data_dir.join("cni/conf");
+        config.cni_bin_dirs = vec![
+            self.data_dir.join("cni/bin"),
+            PathBuf::from("/opt/cni/bin"),
+            PathBuf::from("/usr/lib/cni"),
+        ];
+        config.exe = std::env::current_exe()?;
+        Ok(config)
+    }
+
+    pub fn proxy_config(&self, node_name: &str) -> Result<skiff_network::proxy::ProxyConfig> {
+        Ok(skiff_network::proxy::ProxyConfig {
+            table: self.nft_table(),
+            node_name: node_name.to_owned(),
+            pod_cidr: Some(self.pod_cidr.parse().map_err(anyhow::Error::msg)?),
+            service_cidr: Some(self.service_cidr.parse().map_err(anyhow::Error::msg)?),
+            masquerade_from: Some(self.node_pod_cidr()?.parse().map_err(anyhow::Error::msg)?),
+            bridge: Some(self.bridge()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_port_ranges_are_read() {
+        assert_eq!(node_ports("30000-32767").unwrap(), 30000..=32767);
+        for bad in ["", "1", "2-1", "0-5", "a-b", "1-70000"] {
+            assert!(node_ports(bad).is_err(), "{bad}");
+        }
+    }
+}
