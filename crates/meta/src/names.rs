@@ -11,6 +11,11 @@ fn max_len(length: usize) -> String {
     format!("must be no more than {length} characters")
 }
 
+/// Newer rules count bytes, and say so.
+fn max_bytes(length: usize) -> String {
+    format!("must be no more than {length} bytes")
+}
+
 /// The sentence upstream makes of a rule, its pattern and examples.
 pub fn regex_error(rule: &str, pattern: &str, examples: &[&str]) -> String {
     if examples.is_empty() {
@@ -140,7 +145,7 @@ pub fn qualified_name(text: &str) -> Vec<String> {
         }
         _ => {
             let rule = regex_error(
-                &format!("a qualified name {QUALIFIED_RULE}"),
+                &format!("a valid label key {QUALIFIED_RULE}"),
                 QUALIFIED_FMT,
                 &["MyName", "my.name", "123-abc"],
             );
@@ -153,7 +158,7 @@ pub fn qualified_name(text: &str) -> Vec<String> {
     if name.is_empty() {
         errors.push("name part must be non-empty".to_owned());
     } else if name.len() > 63 {
-        errors.push(format!("name part {}", max_len(63)));
+        errors.push(format!("name part {}", max_bytes(63)));
     }
     if !qualified_part(name) {
         let rule = regex_error(QUALIFIED_RULE, QUALIFIED_FMT, &["MyName", "my.name", "123-abc"]);
@@ -165,7 +170,7 @@ pub fn qualified_name(text: &str) -> Vec<String> {
 pub fn label_value(text: &str) -> Vec<String> {
     let mut errors = Vec::new();
     if text.len() > LABEL_VALUE_MAX {
-        errors.push(max_len(LABEL_VALUE_MAX));
+        errors.push(max_bytes(LABEL_VALUE_MAX));
     }
     if !text.is_empty() && !qualified_part(text) {
         errors.push(regex_error(

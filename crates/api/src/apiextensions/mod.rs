@@ -59,7 +59,6 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
             walk::put(status, "storedVersions", Value::Array(versions));
         }
     },
-    prepare_status_update: strategy::status_only_keep_metadata,
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);

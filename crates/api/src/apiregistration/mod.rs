@@ -15,7 +15,15 @@ pub static API_SERVICE: Kind = Kind {
             walk::pointer(service, "port", 443)
         });
     },
-    prepare_create: strategy::create_without_status,
+    prepare_create: |object| {
+        strategy::create_without_status(object);
+        if at(object, "spec.service").is_null() {
+            let now = at(object, "metadata.creationTimestamp").clone();
+            let available = json!({"type": "Available", "status": "True", "lastTransitionTime": now,
+                "reason": "Local", "message": "Local APIServices are always available"});
+            walk::put(object, "status", json!({"conditions": [available]}));
+        }
+    },
     prepare_update: strategy::update_keep_status,
     prepare_status_update: strategy::status_only_keep_metadata,
     validate: |object| {

@@ -39,7 +39,6 @@ pub static REPLICA_SET: Kind = Kind {
         replica_counts(&Node::root(new).field("status"), &mut errors);
         errors.into_vec()
     },
-    selectable: |object| vec![("status.replicas", number(object, "status.replicas").to_string())],
     columns: &[
         NAME,
         integer("Desired"),

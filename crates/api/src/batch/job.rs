@@ -17,23 +17,19 @@ pub static JOB: Kind = Kind {
     group: "batch",
     kind: "Job",
     default: |_, object| {
-        let labels = at(object, "spec.template.metadata.labels")
-            .as_object()
-            .filter(|m| !m.is_empty())
-            .cloned();
         if let Some(spec) = walk::object(object, "spec") {
             spec_defaults(spec);
         }
-        if let (Some(labels), Some(metadata)) = (labels, walk::object(object, "metadata"))
-            && at(metadata, "labels")
-                .as_object()
-                .is_none_or(serde_json::Map::is_empty)
-        {
-            walk::put(metadata, "labels", Value::Object(labels));
+        // A new job waits for its generated labels (see `prepare_create`).
+        if !text(object, "metadata.uid").is_empty() {
+            labels_of_template(object);
         }
     },
     prepare_create: |object| {
         generate_selector(object);
+        // COMPAT: upstream's job shares one map of labels with its template from defaulting on, so that
+        // what is generated for the pods shows up on the job too.
+        labels_of_template(object);
         strategy::create_with_generation(object);
     },
     prepare_update: strategy::update_spec,
@@ -89,6 +85,21 @@ pub static JOB: Kind = Kind {
     warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
     ..BASE
 };
+
+/// A job without labels gets those of its pods.
+fn labels_of_template(object: &mut Value) {
+    let labels = at(object, "spec.template.metadata.labels")
+        .as_object()
+        .filter(|map| !map.is_empty())
+        .cloned();
+    if let (Some(labels), Some(metadata)) = (labels, walk::object(object, "metadata"))
+        && at(metadata, "labels")
+            .as_object()
+            .is_none_or(serde_json::Map::is_empty)
+    {
+        walk::put(metadata, "labels", Value::Object(labels));
+    }
+}
 
 /// Defaults of a job spec, also in the template of a cron job.
 pub(super) fn spec_defaults(spec: &mut Value) {

@@ -46,7 +46,7 @@ pub static CONFIG_MAP: Kind = Kind {
         let count = |name| at(object, name).as_object().map_or(0, serde_json::Map::len);
         vec![
             row::name(object),
-            json!((count("data") + count("binaryData")).to_string()),
+            json!(count("data") + count("binaryData")),
             row::age(object, now),
         ]
     },
@@ -77,7 +77,7 @@ pub static SECRET: Kind = Kind {
         vec![
             row::name(object),
             json!(text(object, "type")),
-            json!(count.to_string()),
+            json!(count),
             row::age(object, now),
         ]
     },

@@ -131,6 +131,59 @@ pub static PERSISTENT_VOLUME: Kind = Kind {
         ]
     },
     has_status: true,
+    warnings: |new, _| {
+        let mut warnings = Vec::new();
+        for (key, why) in [
+            (
+                "volume.beta.kubernetes.io/storage-class",
+                "deprecated since v1.8; use \"storageClassName\" attribute instead",
+            ),
+            (
+                "volume.beta.kubernetes.io/mount-options",
+                "deprecated since v1.31; use \"mountOptions\" attribute instead",
+            ),
+        ] {
+            if at(new, "metadata.annotations").get(key).is_some() {
+                warnings.push(format!("metadata.annotations[{key}]: {why}"));
+            }
+        }
+        if text(new, "spec.persistentVolumeReclaimPolicy") == "Recycle" {
+            warnings.push("spec.persistentVolumeReclaimPolicy: The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.".to_owned());
+        }
+        for (field, shown, why) in [
+            (
+                "cephfs",
+                "cephfs",
+                "deprecated in v1.28, non-functional in v1.31+",
+            ),
+            (
+                "photonPersistentDisk",
+                "photonPersistentDisk",
+                "deprecated in v1.11, non-functional in v1.16+",
+            ),
+            (
+                "scaleIO",
+                "scaleIO",
+                "deprecated in v1.16, non-functional in v1.22+",
+            ),
+            (
+                "storageos",
+                "storageOS",
+                "deprecated in v1.22, non-functional in v1.25+",
+            ),
+            (
+                "glusterfs",
+                "glusterfs",
+                "deprecated in v1.25, non-functional in v1.26+",
+            ),
+            ("rbd", "rbd", "deprecated in v1.28, non-functional in v1.31+"),
+        ] {
+            if !at(at(new, "spec"), field).is_null() {
+                warnings.push(format!("spec.{shown}: {why}"));
+            }
+        }
+        warnings
+    },
     ..BASE
 };
 

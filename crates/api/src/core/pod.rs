@@ -115,10 +115,12 @@ fn prepare_create(object: &mut Value) {
     walk::each(object, "spec", &mut pod_defaults::sync_service_account);
     let mut status = json!({ "phase": "Pending", "qosClass": super::qos::class(object) });
     if !list(object, "spec.schedulingGates").is_empty() {
+        // A pod of this moment: its creation is the condition's last change.
+        let now = at(object, "metadata.creationTimestamp").clone();
         status["conditions"] = json!([{
             "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
             "message": "Scheduling is blocked due to non-empty scheduling gates",
-            "lastProbeTime": null, "lastTransitionTime": null,
+            "lastProbeTime": null, "lastTransitionTime": now,
         }]);
     }
     walk::put(object, "status", status);

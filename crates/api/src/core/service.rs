@@ -80,6 +80,18 @@ pub static SERVICE: Kind = Kind {
                 "spec.externalIPs is deprecated and may no longer be implemented in some clusters".to_owned(),
             );
         }
+        let external_name = text(new, "spec.type") == "ExternalName";
+        if external_name && external {
+            warnings.push("spec.externalIPs is ignored when spec.type is \"ExternalName\"".to_owned());
+        }
+        if !external_name && !text(new, "spec.externalName").is_empty() {
+            warnings.push("spec.externalName is ignored when spec.type is not \"ExternalName\"".to_owned());
+        }
+        if text(new, "spec.trafficDistribution") == "PreferClose" {
+            warnings.push(
+                "spec.trafficDistribution: \"PreferClose\" is deprecated; use \"PreferSameZone\"".to_owned(),
+            );
+        }
         warnings
     },
     name_rule: object_meta::dns_label,

@@ -24,6 +24,10 @@ pub static ENDPOINT_SLICE: Kind = Kind {
             walk::pointer(port, "name", "");
             walk::pointer(port, "protocol", "TCP");
         });
+        // Nothing is kept of what the older version called topology.
+        walk::each(object, "endpoints[]", &mut |endpoint| {
+            walk::remove(endpoint, "deprecatedTopology");
+        });
     },
     prepare_create: strategy::create_generation_only,
     prepare_update: |new, old| {

@@ -19,6 +19,7 @@ pub static FLOW_SCHEMA: Kind = Kind {
     },
     prepare_create: strategy::create_with_generation,
     prepare_update: strategy::update_spec,
+    prepare_status_update: strategy::status_only_keep_metadata,
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
@@ -83,6 +84,7 @@ pub static PRIORITY_LEVEL_CONFIGURATION: Kind = Kind {
     },
     prepare_create: strategy::create_with_generation,
     prepare_update: strategy::update_spec,
+    prepare_status_update: strategy::status_only_keep_metadata,
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);

@@ -30,7 +30,8 @@ pub static IP_ADDRESS: Kind = Kind {
         errors.into_vec()
     },
     selectable: |_| Vec::new(),
-    columns: &[NAME, column("ParentRef"), AGE],
+    // COMPAT: upstream forgot the column of the last cell.
+    columns: &[NAME, column("ParentRef")],
     row: |object, now| {
         let parent = match at(object, "spec.parentRef") {
             Value::Null => row::NONE.to_owned(),

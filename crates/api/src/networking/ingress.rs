@@ -86,6 +86,15 @@ pub static INGRESS: Kind = Kind {
         ]
     },
     has_status: true,
+    warnings: |new, old| {
+        let annotated = at(new, "metadata.annotations")
+            .get("kubernetes.io/ingress.class")
+            .is_some();
+        if old.is_some() || !annotated || !at(new, "spec.ingressClassName").is_null() {
+            return Vec::new();
+        }
+        vec!["annotation \"kubernetes.io/ingress.class\" is deprecated, please use 'spec.ingressClassName' instead".to_owned()]
+    },
     ..BASE
 };
 

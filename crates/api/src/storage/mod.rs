@@ -10,6 +10,7 @@ use crate::node::{Node, at, list, same, text};
 use crate::{row, strategy, walk};
 
 const GROUP: &str = "storage.k8s.io";
+const UNSAFE_TOKENS: &str = "spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes";
 
 pub static STORAGE_CLASS: Kind = Kind {
     group: GROUP,
@@ -201,6 +202,16 @@ pub static CSI_DRIVER: Kind = Kind {
         errors.extend((CSI_DRIVER.validate)(new));
         errors.into_vec()
     },
+    prepare_update: strategy::update_generation,
+    warnings: |new, old| {
+        let tokens = at(new, "spec.tokenRequests");
+        let changed = old.is_none_or(|old| !same(tokens, at(old, "spec.tokenRequests")));
+        let unset = at(new, "spec.serviceAccountTokenInSecrets").is_null();
+        if changed && unset && !list(new, "spec.tokenRequests").is_empty() {
+            return vec![UNSAFE_TOKENS.to_owned()];
+        }
+        Vec::new()
+    },
     columns: &[
         NAME,
         boolean("AttachRequired"),
@@ -280,18 +291,6 @@ pub static CSI_STORAGE_CAPACITY: Kind = Kind {
             errors.immutable(&root.field(name), at(old, name));
         }
         errors.into_vec()
-    },
-    columns: &[NAME, column("StorageClassName"), column("Capacity")],
-    row: |object, _| {
-        let capacity = match text(object, "capacity") {
-            "" => "<unset>",
-            amount => amount,
-        };
-        vec![
-            row::name(object),
-            json!(text(object, "storageClassName")),
-            json!(capacity),
-        ]
     },
     allow_unconditional_update: false,
     ..BASE
