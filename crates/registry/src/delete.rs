@@ -337,8 +337,12 @@ fn mark_as_deleting(object: &mut Value, now: jiff::Timestamp) {
 }
 
 fn check_preconditions(resource: &Resource, object: &Value, options: &DeleteOptions) -> Result<(), Status> {
-    // COMPAT: upstream names the kind where the resource belongs.
-    let group_resource = GroupResource::new(resource.group_resource.group.as_str(), resource.kind.as_str());
+    if resource.own_delete {
+        return check_preconditions_first(resource, object, options);
+    }
+    // COMPAT: upstream names the kind where the resource belongs, and the group that stores it.
+    let (group, _) = resource.stored_api_version.rsplit_once('/').unwrap_or(("", ""));
+    let group_resource = GroupResource::new(group, resource.kind.as_str());
     let name = object::name(object);
     if let Some(uid) = options.uid.as_deref().filter(|uid| *uid != object::uid(object)) {
         let found = object::uid(object);
@@ -363,6 +367,33 @@ fn check_preconditions(resource: &Resource, object: &Value, options: &DeleteOpti
                 "the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record ({found}). The object might have been modified"
             ),
         ));
+    }
+    Ok(())
+}
+
+/// The same, as kinds say it whose deletion upstream writes by hand.
+fn check_preconditions_first(
+    resource: &Resource,
+    object: &Value,
+    options: &DeleteOptions,
+) -> Result<(), Status> {
+    for (asked, found, what) in [
+        (&options.uid, object::uid(object), "UID"),
+        (
+            &options.resource_version,
+            object::resource_version(object),
+            "ResourceVersion",
+        ),
+    ] {
+        if let Some(asked) = asked.as_deref().filter(|asked| *asked != found) {
+            return Err(Status::conflict(
+                &resource.group_resource,
+                object::name(object),
+                format_args!(
+                    "Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}"
+                ),
+            ));
+        }
     }
     Ok(())
 }

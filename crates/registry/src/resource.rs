@@ -46,6 +46,10 @@ pub struct Resource {
     pub orphan: Orphan,
     /// A delete that removes at once answers with the object.
     pub returns_deleted: bool,
+    /// Upstream deletes the kind in its own way, and words a failed precondition differently.
+    pub own_delete: bool,
+    /// What a client is told who deletes without saying what becomes of dependents.
+    pub orphan_warning: Option<&'static str>,
     converter: Option<Converter>,
 }
 
@@ -82,6 +86,8 @@ impl Resource {
             ttl_seconds: kept.ttl_seconds,
             orphan: kept.orphan,
             returns_deleted: facts.returns_deleted_object,
+            own_delete: kept.own_delete,
+            orphan_warning: kept.orphan_warning,
             converter: converter(facts.group, facts.version, facts.kind),
             stored_api_version,
             facts,

@@ -41,7 +41,8 @@ pub fn route(exchange: &Exchange, parts: &[&str]) -> Result<Answer, Status> {
             Ok(compress::answer(
                 exchange,
                 StatusCode::OK,
-                "application/json",
+                // COMPAT: upstream forgets to say that this is JSON.
+                "text/plain; charset=utf-8",
                 value.to_string().into(),
             ))
         }

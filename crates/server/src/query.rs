@@ -93,6 +93,7 @@ impl ListOptions {
         name: &str,
         selectable: &[&'static str],
         converted: impl Fn(&str) -> Option<&'static str>,
+        unknown: impl Fn(&str) -> String,
     ) -> Result<ListOptions, Status> {
         let labels = LabelSelector::parse(query.text("labelSelector")).map_err(Status::bad_request)?;
         let mut fields = FieldSelector::parse(query.text("fieldSelector")).map_err(Status::bad_request)?;
@@ -126,14 +127,7 @@ impl ListOptions {
                 continue;
             }
             let label = &term.field;
-            return Err(Status::bad_request(if selectable.is_empty() {
-                let label = field::quote(label);
-                format!(
-                    "{label} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
-                )
-            } else {
-                format!("field label not supported: {label}")
-            }));
+            return Err(Status::bad_request(unknown(label)));
         }
         if !name.is_empty() {
             match fields.required_value("metadata.name") {
@@ -329,11 +323,14 @@ mod tests {
     use super::*;
 
     fn check(query: &str, watch: bool, expected: &str) {
-        let got = match ListOptions::read(&Query::parse(query), watch, "", &["spec.nodeName"], |_| None) {
+        let unknown = |label: &str| format!("field label not supported: {label}");
+        let query_text = query;
+        let query = Query::parse(query);
+        let got = match ListOptions::read(&query, watch, "", &["spec.nodeName"], |_| None, unknown) {
             Ok(_) => String::new(),
             Err(status) => format!("{} {}", status.code, status.message),
         };
-        assert_eq!(got, expected, "{query}");
+        assert_eq!(got, expected, "{query_text}");
     }
 
     #[test]

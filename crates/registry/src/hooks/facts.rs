@@ -10,11 +10,15 @@ const EVENT_TTL_SECONDS: i64 = 3600;
 pub struct StorageFacts {
     pub ttl_seconds: Option<i64>,
     pub orphan: Orphan,
+    pub own_delete: bool,
+    pub orphan_warning: Option<&'static str>,
 }
 
 const USUAL: StorageFacts = StorageFacts {
     ttl_seconds: None,
     orphan: Orphan::Never,
+    own_delete: false,
+    orphan_warning: None,
 };
 
 pub fn storage_facts(group: &str, plural: &str) -> StorageFacts {
@@ -26,9 +30,17 @@ pub fn storage_facts(group: &str, plural: &str) -> StorageFacts {
         ("" | "events.k8s.io", "events") => StorageFacts {
             ttl_seconds: Some(EVENT_TTL_SECONDS),
             orphan: Orphan::Unsupported,
+            ..USUAL
+        },
+        ("", "namespaces") | ("apiextensions.k8s.io", "customresourcedefinitions") => StorageFacts {
+            own_delete: true,
+            ..USUAL
         },
         ("batch", "jobs") => StorageFacts {
             orphan: Orphan::ByDefault,
+            orphan_warning: Some(
+                "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning",
+            ),
             ..USUAL
         },
         _ => USUAL,

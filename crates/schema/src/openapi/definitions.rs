@@ -161,7 +161,7 @@ fn definition(
         let mut properties: Map<String, Value> = t
             .fields
             .iter()
-            .map(|field| (field.name.to_string(), property(schema, field, version)))
+            .map(|field| (field.name.to_string(), property(schema, &t.name, field, version)))
             .collect();
         enums.add(&t.name, &mut properties);
         out.insert("properties".into(), Value::Object(properties));
@@ -187,21 +187,29 @@ fn definition(
     Value::Object(out)
 }
 
-fn property(schema: &Schema, field: &Field, version: Version) -> Value {
+/// Whether upstream describes a property. A described reference is wrapped.
+fn is_described(type_name: &str, field: &str) -> bool {
+    let short = type_name.rsplit('.').next().unwrap_or(type_name);
+    short != "JSONSchemaProps" && (short, field) != ("IngressRule", "http")
+}
+
+fn property(schema: &Schema, type_name: &str, field: &Field, version: Version) -> Value {
     let mut out = match shape(schema, &field.shape, version) {
         Value::Object(map) => map,
         _ => Map::new(),
     };
     if version == Version::V3 {
-        // A reference with something beside it is wrapped.
-        if let Some(reference) = out.remove("$ref") {
-            out.insert("allOf".into(), json!([{ "$ref": reference }]));
-        }
         let default = match field.default() {
             Some(text) => serde_json::from_str(text).ok(),
             None if field.pointer => None,
             None => implied_default(&field.shape, field.omitempty),
         };
+        // A reference with something beside it is wrapped.
+        if (default.is_some() || is_described(type_name, &field.name))
+            && let Some(reference) = out.remove("$ref")
+        {
+            out.insert("allOf".into(), json!([{ "$ref": reference }]));
+        }
         if let Some(default) = default {
             out.insert("default".into(), default);
         }

@@ -25,6 +25,13 @@ pub async fn delete(
     exchange.output(false)?;
     let (value, options) = options(exchange, body).await?;
     exchange.context.dry_run = options.dry_run;
+    if let Some(warning) = resource.orphan_warning
+        && ["propagationPolicy", "orphanDependents"]
+            .iter()
+            .all(|field| value.get(field).is_none_or(Value::is_null))
+    {
+        exchange.context.warn(warning.to_string());
+    }
     let deleted = {
         let gate = Admission::new(inner, exchange, resource, Some(&value));
         let info = &exchange.info;
@@ -91,6 +98,13 @@ pub async fn delete_collection(
     let list = read::list_options(exchange, resource, false)?;
     let (value, options) = options(exchange, body).await?;
     exchange.context.dry_run = options.dry_run;
+    if let Some(warning) = resource.orphan_warning
+        && ["propagationPolicy", "orphanDependents"]
+            .iter()
+            .all(|field| value.get(field).is_none_or(Value::is_null))
+    {
+        exchange.context.warn(warning.to_string());
+    }
     let listed = inner
         .registry
         .list(resource, read::cache_list(exchange, &list)?)

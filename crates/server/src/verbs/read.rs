@@ -79,9 +79,15 @@ pub fn list_options(exchange: &Exchange, resource: &Resource, watch: bool) -> Re
     } else {
         ""
     };
-    ListOptions::read(&exchange.query, watch, name, &selectable, |field| {
-        hooks::stored_field(resource, field)
-    })
+    let facts = resource.facts;
+    ListOptions::read(
+        &exchange.query,
+        watch,
+        name,
+        &selectable,
+        |field| hooks::stored_field(resource, field),
+        |label| skiff_api::kind::unknown_field_label(facts.group, facts.version, facts.kind, label),
+    )
 }
 
 /// The read that the options ask of the cache.
