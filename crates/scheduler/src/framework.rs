@@ -51,7 +51,12 @@ pub trait Plugin: Send + Sync {
         Ok(())
     }
 
-    /// Which pod comes first. Exactly one plugin answers.
+    /// Whether this is the plugin that orders the queue; exactly one does.
+    fn sorts_queue(&self) -> bool {
+        false
+    }
+
+    /// Which pod comes first.
     fn queue_sort(&self, _a: &PodInfo, _b: &PodInfo) -> Option<Ordering> {
         None
     }

@@ -5,7 +5,7 @@ use crate::snapshot::PodInfo;
 use parking_lot::Mutex;
 use skiff_client::Cause;
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -24,6 +24,7 @@ pub struct Queued {
     /// The pod version that brought it here.
     pub cause: Option<Cause>,
     pub entered_us: i64,
+    /// When it came, or last failed, among all others.
     sequence: u64,
 }
 
@@ -39,15 +40,124 @@ enum State {
     },
     /// Held back by PreEnqueue until the pod changes.
     Gated,
-    /// Being scheduled or bound. `true`: an event came meanwhile that may concern it.
-    InFlight(bool),
+    /// Being scheduled or bound, with what happened meanwhile.
+    InFlight(Vec<ClusterEvent>),
 }
 
+impl State {
+    /// When it becomes active by the mere passing of time.
+    fn due(&self) -> Option<Instant> {
+        match self {
+            State::Backoff(until) => Some(*until),
+            State::Waiting { since, .. } => Some(*since + MAX_WAIT),
+            _ => None,
+        }
+    }
+}
+
+/// The place of an active pod: as the QueueSort plugin says, then by order of arrival.
+struct Rank {
+    sort: Option<Arc<dyn Plugin>>,
+    queued: Queued,
+}
+
+impl Ord for Rank {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let sort = self.sort.as_ref();
+        let sorted = sort.and_then(|sort| sort.queue_sort(&self.queued.pod, &other.queued.pod));
+        sorted
+            .unwrap_or(Ordering::Equal)
+            .then(self.queued.sequence.cmp(&other.queued.sequence))
+    }
+}
+
+impl PartialOrd for Rank {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Rank {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Rank {}
+
+struct Entry {
+    queued: Queued,
+    state: State,
+}
+
+/// Changed only by `set`, `insert` and `take`, which keep the three in step.
 #[derive(Default)]
 struct Inner {
-    entries: HashMap<String, (Queued, State)>,
+    entries: HashMap<String, Entry>,
+    /// The entries that are `Active`.
+    active: BTreeSet<Rank>,
+    /// The entries that have a `due` moment, by uid.
+    timers: BTreeSet<(Instant, String)>,
+    sort: Option<Arc<dyn Plugin>>,
     sequence: u64,
     closed: bool,
+}
+
+impl Inner {
+    fn rank(&self, queued: &Queued) -> Rank {
+        Rank {
+            sort: self.sort.clone(),
+            queued: queued.clone(),
+        }
+    }
+
+    fn take(&mut self, uid: &str) -> Option<Entry> {
+        let entry = self.entries.remove(uid)?;
+        if let Some(at) = entry.state.due() {
+            self.timers.remove(&(at, uid.to_owned()));
+        }
+        if matches!(entry.state, State::Active) {
+            let rank = self.rank(&entry.queued);
+            self.active.remove(&rank);
+        }
+        Some(entry)
+    }
+
+    fn insert(&mut self, entry: Entry) {
+        let uid = entry.queued.pod.uid.clone();
+        if let Some(at) = entry.state.due() {
+            self.timers.insert((at, uid.clone()));
+        }
+        if matches!(entry.state, State::Active) {
+            let rank = self.rank(&entry.queued);
+            self.active.insert(rank);
+        }
+        self.entries.insert(uid, entry);
+    }
+
+    fn set(&mut self, uid: &str, state: State) {
+        if let Some(entry) = self.take(uid) {
+            self.insert(Entry { state, ..entry });
+        }
+    }
+
+    /// After a failed try the pod stands behind those that came meanwhile.
+    fn set_behind(&mut self, uid: &str, state: State) {
+        if let Some(mut entry) = self.take(uid) {
+            self.sequence += 1;
+            entry.queued.sequence = self.sequence;
+            entry.state = state;
+            self.insert(entry);
+        }
+    }
+
+    fn activate_due(&mut self, now: Instant) {
+        while let Some((at, uid)) = self.timers.first().cloned()
+            && at <= now
+        {
+            self.set(&uid, State::Active);
+        }
+    }
 }
 
 pub struct SchedulingQueue {
@@ -57,11 +167,22 @@ pub struct SchedulingQueue {
     changed: Notify,
 }
 
+/// What of a pod can change whether it fits. Its status changes too, by the condition that we write, and must
+/// not wake it.
+fn fits_differ(old: &PodInfo, new: &PodInfo) -> bool {
+    old.pod.spec != new.pod.spec || old.pod.metadata.labels != new.pod.metadata.labels
+}
+
 impl SchedulingQueue {
     pub fn new(plugins: Vec<Arc<dyn Plugin>>) -> Self {
+        let sort = plugins.iter().find(|p| p.sorts_queue()).cloned();
+        let inner = Inner {
+            sort,
+            ..Inner::default()
+        };
         Self {
             plugins,
-            inner: Mutex::default(),
+            inner: Mutex::new(inner),
             changed: Notify::new(),
         }
     }
@@ -71,46 +192,51 @@ impl SchedulingQueue {
         let gated = self.plugins.iter().any(|p| p.pre_enqueue(&pod).is_err());
         let mut inner = self.inner.lock();
         inner.sequence += 1;
-        let fresh = Queued {
+        let mut queued = Queued {
             pod,
             attempts: 0,
             cause,
             entered_us: skiff_trace::now_us(),
             sequence: inner.sequence,
         };
-        let uid = fresh.pod.uid.clone();
-        match inner.entries.get_mut(&uid) {
-            Some((queued, state)) => {
-                queued.pod = fresh.pod;
-                match state {
-                    _ if gated => *state = State::Gated,
-                    State::Waiting { rejected_by, .. } => {
-                        // Its own status changes too, by the condition that we write: only rejections that a
-                        // change of the pod can lift are worth another look.
-                        if self.concerns(rejected_by, ClusterEvent::PodChanged) {
-                            *state = State::Backoff(Instant::now() + backoff(queued.attempts));
-                        }
-                    }
-                    State::Gated => {
-                        queued.cause = fresh.cause;
-                        queued.entered_us = fresh.entered_us;
-                        *state = State::Active;
-                    }
-                    State::Active | State::Backoff(_) | State::InFlight(_) => {}
+        let Some(known) = inner.take(&queued.pod.uid) else {
+            let state = if gated { State::Gated } else { State::Active };
+            inner.insert(Entry { queued, state });
+            drop(inner);
+            self.changed.notify_one();
+            return;
+        };
+        let differs = fits_differ(&known.queued.pod, &queued.pod);
+        queued.attempts = known.queued.attempts;
+        queued.sequence = known.queued.sequence;
+        let woken = match known.state {
+            State::InFlight(mut missed) => {
+                if differs && !missed.contains(&ClusterEvent::PodChanged) {
+                    missed.push(ClusterEvent::PodChanged);
                 }
+                State::InFlight(missed)
             }
-            None => {
-                inner
-                    .entries
-                    .insert(uid, (fresh, if gated { State::Gated } else { State::Active }));
+            _ if gated => State::Gated,
+            State::Gated => State::Active,
+            State::Waiting { rejected_by, since }
+                if differs && self.concerns(&rejected_by, ClusterEvent::PodChanged) =>
+            {
+                after_backoff(since, queued.attempts)
             }
-        }
+            // Nothing new: what brought it here stays its cause.
+            state => {
+                queued.cause = known.queued.cause;
+                queued.entered_us = known.queued.entered_us;
+                state
+            }
+        };
+        inner.insert(Entry { queued, state: woken });
         drop(inner);
         self.changed.notify_one();
     }
 
     pub fn remove(&self, uid: &str) {
-        self.inner.lock().entries.remove(uid);
+        self.inner.lock().take(uid);
     }
 
     pub fn close(&self) {
@@ -126,35 +252,16 @@ impl SchedulingQueue {
                 if inner.closed {
                     return None;
                 }
-                let now = Instant::now();
-                for (_, state) in inner.entries.values_mut() {
-                    let due = match state {
-                        State::Backoff(until) => *until <= now,
-                        State::Waiting { since, .. } => *since + MAX_WAIT <= now,
-                        _ => false,
-                    };
-                    if due {
-                        *state = State::Active;
-                    }
+                inner.activate_due(Instant::now());
+                let first = inner.active.first().map(|rank| rank.queued.pod.uid.clone());
+                if let Some(mut entry) = first.and_then(|uid| inner.take(&uid)) {
+                    entry.queued.attempts += 1;
+                    entry.state = State::InFlight(Vec::new());
+                    let queued = entry.queued.clone();
+                    inner.insert(entry);
+                    return Some(queued);
                 }
-                let active = inner
-                    .entries
-                    .values()
-                    .filter(|(_, s)| matches!(s, State::Active))
-                    .map(|(q, _)| q);
-                if let Some(uid) = active.min_by(|a, b| self.order(a, b)).map(|q| q.pod.uid.clone())
-                    && let Some((queued, state)) = inner.entries.get_mut(&uid)
-                {
-                    *state = State::InFlight(false);
-                    queued.attempts += 1;
-                    return Some(queued.clone());
-                }
-                let due = inner.entries.values().filter_map(|(_, state)| match state {
-                    State::Backoff(until) => Some(*until),
-                    State::Waiting { since, .. } => Some(*since + MAX_WAIT),
-                    _ => None,
-                });
-                due.min()
+                inner.timers.first().map(|(at, _)| *at)
             };
             match wake_at {
                 Some(at) => tokio::select! {
@@ -166,28 +273,27 @@ impl SchedulingQueue {
         }
     }
 
-    fn order(&self, a: &Queued, b: &Queued) -> Ordering {
-        let sorted = self
-            .plugins
-            .iter()
-            .find_map(|p| p.queue_sort(&a.pod, &b.pod))
-            .unwrap_or(Ordering::Equal);
-        sorted.then(a.sequence.cmp(&b.sequence))
-    }
-
     /// The pod fits nowhere: it waits until one of these plugins' events.
     pub fn park(&self, uid: &str, rejected_by: Vec<&'static str>) {
         let mut inner = self.inner.lock();
-        if let Some((queued, state)) = inner.entries.get_mut(uid) {
-            // An event during the try may have made room; it would be lost if the pod went to sleep now.
-            *state = match state {
-                State::InFlight(true) => State::Backoff(Instant::now() + backoff(queued.attempts)),
-                _ => State::Waiting {
-                    rejected_by,
-                    since: Instant::now(),
-                },
-            };
-        }
+        let Some(Entry {
+            queued,
+            state: State::InFlight(missed),
+        }) = inner.entries.get(uid)
+        else {
+            return;
+        };
+        let now = Instant::now();
+        // An event during the try may have made room; it would be lost if the pod went to sleep now.
+        let state = if missed.iter().any(|event| self.concerns(&rejected_by, *event)) {
+            State::Backoff(now + backoff(queued.attempts))
+        } else {
+            State::Waiting {
+                rejected_by,
+                since: now,
+            }
+        };
+        inner.set_behind(uid, state);
         drop(inner);
         self.changed.notify_one();
     }
@@ -195,8 +301,9 @@ impl SchedulingQueue {
     /// The try failed for no fault of the pod: again after a while.
     pub fn back_off(&self, uid: &str) {
         let mut inner = self.inner.lock();
-        if let Some((queued, state)) = inner.entries.get_mut(uid) {
-            *state = State::Backoff(Instant::now() + backoff(queued.attempts));
+        if let Some(entry) = inner.entries.get(uid) {
+            let state = State::Backoff(Instant::now() + backoff(entry.queued.attempts));
+            inner.set_behind(uid, state);
         }
         drop(inner);
         self.changed.notify_one();
@@ -205,21 +312,18 @@ impl SchedulingQueue {
     /// Something changed: pods that one of the interested plugins turned away are tried again.
     pub fn on_event(&self, event: ClusterEvent) {
         let mut inner = self.inner.lock();
-        let now = Instant::now();
-        for (queued, state) in inner.entries.values_mut() {
-            match state {
+        let mut woken = Vec::new();
+        for (uid, entry) in &mut inner.entries {
+            match &mut entry.state {
                 State::Waiting { rejected_by, since } if self.concerns(rejected_by, event) => {
-                    // Time spent waiting counts against the back-off.
-                    let until = *since + backoff(queued.attempts);
-                    *state = if until <= now {
-                        State::Active
-                    } else {
-                        State::Backoff(until)
-                    };
+                    woken.push((uid.clone(), after_backoff(*since, entry.queued.attempts)));
                 }
-                State::InFlight(missed) => *missed = true,
+                State::InFlight(missed) if !missed.contains(&event) => missed.push(event),
                 _ => {}
             }
+        }
+        for (uid, state) in woken {
+            inner.set(&uid, state);
         }
         drop(inner);
         self.changed.notify_one();
@@ -231,6 +335,16 @@ impl SchedulingQueue {
                 .plugins
                 .iter()
                 .any(|p| rejected_by.contains(&p.name()) && p.events().contains(&event))
+    }
+}
+
+/// Time spent waiting counts against the back-off.
+fn after_backoff(since: Instant, attempts: u32) -> State {
+    let until = since + backoff(attempts);
+    if until <= Instant::now() {
+        State::Active
+    } else {
+        State::Backoff(until)
     }
 }
 
@@ -256,8 +370,11 @@ mod tests {
         fn queue_sort(&self, a: &PodInfo, b: &PodInfo) -> Option<Ordering> {
             Some(b.priority.cmp(&a.priority))
         }
+        fn sorts_queue(&self) -> bool {
+            true
+        }
         fn events(&self) -> &'static [ClusterEvent] {
-            &[ClusterEvent::NodeAdded]
+            &[ClusterEvent::NodeAdded, ClusterEvent::PodChanged]
         }
         fn filter(&self, _pod: &PodInfo, _node: &NodeInfo) -> Result<(), Rejection> {
             Ok(())
@@ -323,6 +440,68 @@ mod tests {
             tokio::time::timeout(Duration::from_secs(60), queue.next())
                 .await
                 .is_err()
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_that_does_not_concern_the_try_is_no_reason_for_another() {
+        let queue = queue();
+        add(&queue, "p", 0);
+        next(&queue).await;
+        queue.on_event(ClusterEvent::PodRemoved);
+        queue.park("p", vec!["Sort"]);
+        let quiet = tokio::time::timeout(Duration::from_secs(60), queue.next()).await;
+        assert!(quiet.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn its_own_condition_does_not_wake_a_pod_but_a_new_spec_does() {
+        let queue = queue();
+        let with = |spec: serde_json::Value, status: &str| {
+            let mut pod = pod("p", spec);
+            let mut object = (*pod.pod).clone();
+            object.status = serde_json::from_value(json!({"message": status})).unwrap();
+            pod.pod = Arc::new(object);
+            Arc::new(pod)
+        };
+        queue.add(with(json!({}), ""), None);
+        next(&queue).await;
+        // While it is being tried, and while it waits.
+        queue.add(with(json!({}), "tried"), None);
+        queue.park("p", vec!["Sort"]);
+        queue.add(with(json!({}), "waiting"), None);
+        let quiet = tokio::time::timeout(Duration::from_secs(60), queue.next()).await;
+        assert!(quiet.is_err(), "a changed status wakes nobody");
+        let tolerant = json!({"tolerations": [{"operator": "Exists"}]});
+        queue.add(with(tolerant.clone(), ""), None);
+        assert_eq!(next(&queue).await, "p");
+        queue.add(with(json!({"tolerations": []}), ""), None);
+        queue.park("p", vec!["Sort"]);
+        let again = tokio::time::timeout(Duration::from_secs(5), queue.next()).await;
+        assert_eq!(
+            again.unwrap().unwrap().attempts,
+            3,
+            "a spec that changed during the try"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_failed_stands_behind_those_that_came_meanwhile() {
+        let queue = queue();
+        add(&queue, "old", 0);
+        next(&queue).await;
+        add(&queue, "new", 0);
+        queue.back_off("old");
+        tokio::time::advance(Duration::from_secs(2)).await;
+        add(&queue, "newer", 0);
+        assert_eq!(
+            [next(&queue).await, next(&queue).await, next(&queue).await],
+            ["new", "old", "newer"]
+        );
+        let inner = queue.inner.lock();
+        assert_eq!(
+            (inner.active.len(), inner.timers.len(), inner.entries.len()),
+            (0, 0, 3)
         );
     }
 }

@@ -1,7 +1,7 @@
 //! The loop: informers feed cache and queue, cycles run one after another, bindings run beside them.
 
 use crate::cycle::{Outcome, schedule};
-use crate::framework::{ClusterEvent, Plugin};
+use crate::framework::{ClusterEvent, Plugin, Rejection};
 use crate::plugins::default_profile;
 use crate::queue::{Queued, SchedulingQueue};
 use crate::snapshot::{Cache, PodInfo};
@@ -9,8 +9,11 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, Patch, PatchParams};
 use parking_lot::Mutex;
 use serde_json::json;
-use skiff_client::{Change, Client, EventRecorder, InformerFactory, LeaderElector, cause_of, reference};
+use skiff_client::{
+    Change, Client, ErrorExt, EventRecorder, InformerFactory, LeaderElector, cause_of, reference,
+};
 use skiff_trace::Work;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
@@ -40,6 +43,33 @@ struct Scheduler {
     queue: SchedulingQueue,
     /// A leaf lock.
     cache: Mutex<Cache>,
+}
+
+struct BindFailure {
+    message: String,
+    /// Nobody is left to be told.
+    pod_is_gone: bool,
+}
+
+/// A binding under way. Unless it is done, its end, be it by a panic, gives the room back and lets the pod be
+/// tried again.
+struct Binding<'a> {
+    scheduler: &'a Scheduler,
+    pod: &'a PodInfo,
+    done: bool,
+}
+
+impl Drop for Binding<'_> {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        let freed = self.scheduler.cache.lock().forget_assumed(&self.pod.uid);
+        self.scheduler.queue.back_off(&self.pod.uid);
+        if freed {
+            self.scheduler.queue.on_event(ClusterEvent::PodRemoved);
+        }
+    }
 }
 
 /// Schedules until `shutdown`.
@@ -158,59 +188,80 @@ impl Scheduler {
             if cache.is_placed(&pod.uid) {
                 return;
             }
-            let outcome = schedule(&pod, &cache.snapshot(), &self.plugins);
+            // A plugin that trips over one pod must not keep all others waiting.
+            let decided = catch_unwind(AssertUnwindSafe(|| schedule(&pod, cache.nodes(), &self.plugins)));
             // Assumed at once: the next cycle must not give the same room away again.
-            if let Outcome::Node(node) = &outcome {
-                cache.place(Arc::clone(&pod), node);
+            if let Ok(Outcome::Node(node)) = &decided {
+                cache.assume(Arc::clone(&pod), node);
             }
-            outcome
+            decided
+        };
+        let Ok(outcome) = outcome else {
+            tracing::error!(pod = %pod.key, "scheduling the pod panicked");
+            self.queue.back_off(&pod.uid);
+            return;
         };
         work.push("schedule", began, skiff_trace::now_us() - began);
         let scheduler = Arc::clone(self);
         tokio::spawn(skiff_trace::scope(work, async move {
             match outcome {
                 Outcome::Node(node) => {
-                    if let Err(why) = scheduler.bind(&pod, &node).await {
-                        tracing::warn!(pod = %pod.key, node, why, "binding failed");
-                        for plugin in &scheduler.plugins {
-                            plugin.unreserve(&pod, &node);
-                        }
-                        scheduler.cache.lock().remove_pod(&pod.uid);
-                        scheduler.queue.back_off(&pod.uid);
+                    let mut binding = Binding {
+                        scheduler: &scheduler,
+                        pod: &pod,
+                        done: false,
+                    };
+                    let result = scheduler.bind(&pod, &node).await;
+                    binding.done = result.is_ok();
+                    let Err(failure) = result else { return };
+                    tracing::warn!(pod = %pod.key, node, why = failure.message, "binding failed");
+                    for plugin in &scheduler.plugins {
+                        plugin.unreserve(&pod, &node);
+                    }
+                    drop(binding);
+                    if !failure.pod_is_gone {
+                        scheduler.report(&pod, "SchedulerError", &failure.message).await;
                     }
                 }
                 Outcome::Nowhere(diagnosis) => {
-                    // Parked first: writing the condition changes the pod, and that change must find it parked.
+                    // Parked first: what happens while the report is written must find it parked.
                     scheduler.queue.park(&pod.uid, diagnosis.rejected_by);
-                    scheduler.report(&pod, &diagnosis.message).await;
+                    scheduler.report(&pod, "Unschedulable", &diagnosis.message).await;
                 }
             }
         }));
     }
 
-    async fn bind(&self, pod: &Arc<PodInfo>, node: &str) -> Result<(), String> {
+    async fn bind(&self, pod: &Arc<PodInfo>, node: &str) -> Result<(), BindFailure> {
+        let refused = |r: Rejection| BindFailure {
+            message: r.reasons.join(", "),
+            pod_is_gone: false,
+        };
         for plugin in &self.plugins {
-            plugin.reserve(pod, node).map_err(|r| r.reasons.join(", "))?;
+            plugin.reserve(pod, node).map_err(refused)?;
         }
         for plugin in &self.plugins {
-            plugin.permit(pod, node).map_err(|r| r.reasons.join(", "))?;
+            plugin.permit(pod, node).map_err(refused)?;
         }
         for plugin in &self.plugins {
-            plugin
-                .pre_bind(pod, node)
-                .await
-                .map_err(|r| r.reasons.join(", "))?;
+            plugin.pre_bind(pod, node).await.map_err(refused)?;
         }
         let mut bound = false;
         for plugin in &self.plugins {
             if let Some(result) = plugin.bind(pod, node).await {
-                result.map_err(|e| e.to_string())?;
+                result.map_err(|error| BindFailure {
+                    message: format!(
+                        "binding rejected: running Bind plugin \"{}\": {error}",
+                        plugin.name()
+                    ),
+                    pod_is_gone: error.is_not_found(),
+                })?;
                 bound = true;
                 break;
             }
         }
         if !bound {
-            return Err("no plugin binds".to_owned());
+            return Err(refused(Rejection::new("no plugin binds")));
         }
         let message = format!("Successfully assigned {} to {node}", pod.key);
         self.recorder
@@ -222,7 +273,7 @@ impl Scheduler {
     }
 
     /// Says why the pod waits: as an event, and as its condition.
-    async fn report(&self, pod: &PodInfo, message: &str) {
+    async fn report(&self, pod: &PodInfo, reason: &str, message: &str) {
         self.recorder.event(
             &reference(&*pod.pod),
             "Warning",
@@ -238,7 +289,7 @@ impl Scheduler {
         let same = |c: &k8s_openapi::api::core::v1::PodCondition| {
             c.type_ == "PodScheduled"
                 && c.status == "False"
-                && c.reason.as_deref() == Some("Unschedulable")
+                && c.reason.as_deref() == Some(reason)
                 && c.message.as_deref() == Some(message)
         };
         if conditions.iter().any(same) {
@@ -252,7 +303,7 @@ impl Scheduler {
             .and_then(|c| c.last_transition_time.as_ref())
             .map_or(now, |t| t.0);
         let condition = json!({
-            "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message,
+            "type": "PodScheduled", "status": "False", "reason": reason, "message": message,
             "lastTransitionTime": skiff_meta::time::format_seconds(since),
             "observedGeneration": pod.pod.metadata.generation,
         });
@@ -264,5 +315,85 @@ impl Scheduler {
         if let Err(error) = written {
             tracing::debug!(pod = %pod.key, %error, "cannot write the PodScheduled condition");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::framework::Rejection;
+    use crate::snapshot::NodeInfo;
+    use crate::snapshot::fixtures::{plain_node, pod};
+    use tokio::time::{Duration, timeout};
+
+    /// Trips over the pod "bad".
+    struct Clumsy;
+
+    impl Plugin for Clumsy {
+        fn name(&self) -> &'static str {
+            "Clumsy"
+        }
+
+        fn filter(&self, pod: &PodInfo, _node: &NodeInfo) -> Result<(), Rejection> {
+            assert!(pod.uid != "bad", "tripped");
+            Ok(())
+        }
+    }
+
+    /// A scheduler with one node and a server that nobody can reach.
+    fn scheduler() -> Arc<Scheduler> {
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = Client::try_from(config).unwrap();
+        let mut plugins = default_profile(client.clone());
+        plugins.push(Arc::new(Clumsy));
+        let scheduler = Scheduler {
+            recorder: EventRecorder::new(client.clone(), "test", ""),
+            queue: SchedulingQueue::new(plugins.clone()),
+            plugins,
+            client,
+            cache: Mutex::default(),
+        };
+        let node = plain_node("a").node.unwrap();
+        scheduler.cache.lock().set_node(node);
+        Arc::new(scheduler)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_binding_gives_the_room_back_and_a_panic_costs_one_try() {
+        for name in ["good", "bad"] {
+            let scheduler = scheduler();
+            scheduler.queue.add(Arc::new(pod(name, json!({}))), None);
+            let queued = scheduler.queue.next().await.unwrap();
+            scheduler.attempt(queued);
+            assert_eq!(scheduler.cache.lock().is_placed(name), name == "good", "assumed");
+            let again = timeout(Duration::from_secs(300), scheduler.queue.next()).await;
+            assert_eq!(again.unwrap().unwrap().attempts, 2, "{name}");
+            let cache = scheduler.cache.lock();
+            assert!(
+                !cache.is_placed(name) && cache.nodes()[0].pods.is_empty(),
+                "{name}"
+            );
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_is_bound_or_gone_while_it_is_being_bound_leaves_nothing() {
+        let scheduler = scheduler();
+        let waiting = pod("p", json!({}));
+        let bound = pod("p", json!({"nodeName": "a"}));
+        let applied = |pod: &PodInfo| Change::Applied {
+            old: None,
+            new: Arc::clone(&pod.pod),
+        };
+        scheduler.on_pod(&applied(&waiting), DEFAULT_SCHEDULER);
+        let queued = scheduler.queue.next().await.unwrap();
+        scheduler.attempt(queued);
+        // The answer to the binding is lost, but the API shows the pod on its node.
+        scheduler.on_pod(&applied(&bound), DEFAULT_SCHEDULER);
+        let quiet = timeout(Duration::from_secs(60), scheduler.queue.next()).await;
+        assert!(quiet.is_err(), "nothing is left to do");
+        assert!(scheduler.cache.lock().is_placed("p"), "it still takes its room");
+        scheduler.on_pod(&Change::Deleted { last: bound.pod }, DEFAULT_SCHEDULER);
+        assert!(!scheduler.cache.lock().is_placed("p"));
     }
 }

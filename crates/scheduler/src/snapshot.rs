@@ -1,5 +1,5 @@
-//! What the scheduler knows of nodes and the pods on them. The cache follows informers and assumed pods; a
-//! cycle works on a snapshot of it, which shares everything that has not changed.
+//! What the scheduler knows of nodes and the pods on them: what informers show, and the pods that were given a
+//! node but are not shown there yet.
 
 use crate::resources::{Resources, pod_requests, scoring_requests};
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
@@ -129,64 +129,105 @@ impl NodeInfo {
 /// Nodes and where pods are, confirmed or assumed.
 #[derive(Debug, Default)]
 pub struct Cache {
-    nodes: BTreeMap<String, Arc<NodeInfo>>,
-    /// Pod uid to node name.
-    placed: HashMap<String, String>,
+    /// In no order. Kept as a list because every cycle goes through all of them.
+    nodes: Vec<Arc<NodeInfo>>,
+    /// Name to place in `nodes`.
+    index: HashMap<String, usize>,
+    /// Nodes known only by their pods: a node's pods may outlive the news of it, or come before.
+    absent: HashMap<String, NodeInfo>,
+    /// By pod uid.
+    placed: HashMap<String, Placed>,
+}
+
+#[derive(Debug)]
+struct Placed {
+    node: String,
+    /// By our own decision only; the API has not shown it yet.
+    assumed: bool,
 }
 
 impl Cache {
+    /// The nodes as they are now.
+    pub fn nodes(&self) -> &[Arc<NodeInfo>] {
+        &self.nodes
+    }
+
     fn entry(&mut self, name: &str) -> &mut NodeInfo {
-        let entry = self.nodes.entry(name.to_owned());
-        Arc::make_mut(entry.or_insert_with(|| {
-            Arc::new(NodeInfo {
+        match self.index.get(name) {
+            Some(place) => Arc::make_mut(&mut self.nodes[*place]),
+            None => self.absent.entry(name.to_owned()).or_insert_with(|| NodeInfo {
                 name: name.to_owned(),
                 ..NodeInfo::default()
-            })
-        }))
+            }),
+        }
     }
 
     pub fn set_node(&mut self, node: Arc<Node>) {
         let name = node.metadata.name.clone().unwrap_or_default();
         self.entry(&name).set_node(node);
-    }
-
-    /// Pods may outlive the news of their node: they are kept until they go themselves.
-    pub fn remove_node(&mut self, name: &str) {
-        let entry = self.entry(name);
-        entry.node = None;
-        if entry.pods.is_empty() {
-            self.nodes.remove(name);
+        if let Some(known) = self.absent.remove(&name) {
+            self.index.insert(name, self.nodes.len());
+            self.nodes.push(Arc::new(known));
         }
     }
 
-    /// A pod that is on a node, by the API or by assumption.
+    /// Its pods are kept until they go themselves.
+    pub fn remove_node(&mut self, name: &str) {
+        let Some(place) = self.index.remove(name) else {
+            return;
+        };
+        let mut removed = Arc::unwrap_or_clone(self.nodes.swap_remove(place));
+        if let Some(moved) = self.nodes.get(place) {
+            self.index.insert(moved.name.clone(), place);
+        }
+        if !removed.pods.is_empty() {
+            removed.node = None;
+            self.absent.insert(name.to_owned(), removed);
+        }
+    }
+
+    /// A pod that the API shows on a node.
     pub fn place(&mut self, pod: Arc<PodInfo>, node: &str) {
+        self.put(pod, node, false);
+    }
+
+    /// A pod that is about to be bound to a node.
+    pub fn assume(&mut self, pod: Arc<PodInfo>, node: &str) {
+        self.put(pod, node, true);
+    }
+
+    fn put(&mut self, pod: Arc<PodInfo>, node: &str, assumed: bool) {
         self.remove_pod(&pod.uid);
-        self.placed.insert(pod.uid.clone(), node.to_owned());
+        let placed = Placed {
+            node: node.to_owned(),
+            assumed,
+        };
+        self.placed.insert(pod.uid.clone(), placed);
         self.entry(node).add_pod(pod);
     }
 
+    /// The binding failed. What the API shows by now stays: an answer can be lost though the pod was bound.
+    pub fn forget_assumed(&mut self, uid: &str) -> bool {
+        let assumed = self.placed.get(uid).is_some_and(|placed| placed.assumed);
+        if assumed {
+            self.remove_pod(uid);
+        }
+        assumed
+    }
+
     pub fn remove_pod(&mut self, uid: &str) {
-        if let Some(node) = self.placed.remove(uid) {
-            let entry = self.entry(&node);
-            entry.remove_pod(uid);
-            if entry.pods.is_empty() && entry.node.is_none() {
-                self.nodes.remove(&node);
-            }
+        let Some(Placed { node, .. }) = self.placed.remove(uid) else {
+            return;
+        };
+        let entry = self.entry(&node);
+        entry.remove_pod(uid);
+        if entry.pods.is_empty() {
+            self.absent.remove(&node);
         }
     }
 
     pub fn is_placed(&self, uid: &str) -> bool {
         self.placed.contains_key(uid)
-    }
-
-    /// The nodes as they are now.
-    pub fn snapshot(&self) -> Vec<Arc<NodeInfo>> {
-        self.nodes
-            .values()
-            .filter(|n| n.node.is_some())
-            .cloned()
-            .collect()
     }
 }
 
@@ -238,20 +279,49 @@ mod tests {
         cache.set_node(plain_node("a").node.unwrap());
         let spec = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "500m"}}}]});
         let pod = Arc::new(pod("p", spec));
+        cache.assume(Arc::clone(&pod), "a");
         cache.place(Arc::clone(&pod), "a");
-        cache.place(Arc::clone(&pod), "a");
-        let before = cache.snapshot();
-        assert_eq!(before[0].requested.milli_cpu, 500);
+        assert_eq!(cache.nodes()[0].requested.milli_cpu, 500);
+        assert!(
+            !cache.forget_assumed("p") && cache.is_placed("p"),
+            "a lost answer does not undo what the API shows"
+        );
         cache.remove_pod("p");
-        assert_eq!(cache.snapshot()[0].requested.milli_cpu, 0);
-        assert_eq!(before[0].requested.milli_cpu, 500, "a snapshot does not change");
+        assert_eq!(cache.nodes()[0].requested.milli_cpu, 0);
+        cache.assume(Arc::clone(&pod), "a");
+        assert!(cache.forget_assumed("p") && !cache.is_placed("p"));
         cache.place(pod, "gone");
         assert_eq!(
-            cache.snapshot().len(),
+            cache.nodes().len(),
             1,
             "a node known only by its pods takes no new ones"
         );
         cache.remove_pod("p");
-        assert_eq!(cache.nodes.len(), 1);
+        assert!(cache.absent.is_empty());
+    }
+
+    #[test]
+    fn nodes_come_and_go_with_their_pods_on_them() {
+        let mut cache = Cache::default();
+        let spec = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "500m"}}}]});
+        cache.place(Arc::new(pod("early", spec.clone())), "a");
+        for name in ["a", "b", "c"] {
+            cache.set_node(plain_node(name).node.unwrap());
+        }
+        cache.place(Arc::new(pod("late", spec)), "c");
+        cache.remove_node("a");
+        cache.remove_node("a");
+        let of = |cache: &Cache, name: &str| {
+            let found = cache.nodes().iter().find(|n| n.name == name);
+            found.map(|n| n.requested.milli_cpu)
+        };
+        assert_eq!(
+            (of(&cache, "a"), of(&cache, "b"), of(&cache, "c")),
+            (None, Some(0), Some(500))
+        );
+        cache.remove_pod("late");
+        assert_eq!(of(&cache, "c"), Some(0), "found where it was moved to");
+        cache.set_node(plain_node("a").node.unwrap());
+        assert_eq!(of(&cache, "a"), Some(500), "with the pods it had");
     }
 }

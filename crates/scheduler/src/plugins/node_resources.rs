@@ -87,33 +87,32 @@ impl Plugin for BalancedAllocation {
         pod.requests.milli_cpu > 0 || pod.requests.memory > 0
     }
 
-    /// The closer the shares of CPU and memory in use, the better.
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        reason = "shares between 0 and 1"
-    )]
+    /// COMPAT: what counts is whether the pod brings the shares of CPU and memory in use closer together.
     fn score(&self, pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let share = |used: i64, wanted: i64, have: i64| {
-            if have <= 0 {
-                1.0
-            } else {
-                ((used + wanted) as f64 / have as f64).min(1.0)
-            }
-        };
-        let cpu = share(
-            node.requested.milli_cpu,
-            pod.requests.milli_cpu,
-            node.allocatable.milli_cpu,
+        let (have, used, want) = (&node.allocatable, &node.requested, &pod.requests);
+        let with = balance(
+            (used.milli_cpu + want.milli_cpu, have.milli_cpu),
+            (used.memory + want.memory, have.memory),
         );
-        let memory = share(
-            node.requested.memory,
-            pod.requests.memory,
-            node.allocatable.memory,
-        );
-        let deviation = (cpu - memory).abs() / 2.0;
-        ((1.0 - deviation) * MAX_SCORE as f64) as i64
+        let without = balance((used.milli_cpu, have.milli_cpu), (used.memory, have.memory));
+        MAX_SCORE / 2 + (MAX_SCORE / 2 + with - without) / 2
     }
+}
+
+/// How close the shares of two resources in use are, from half the score to all of it.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    reason = "shares between 0 and 1"
+)]
+fn balance(cpu: (i64, i64), memory: (i64, i64)) -> i64 {
+    let share = |(used, have): (i64, i64)| (have > 0).then(|| (used as f64 / have as f64).min(1.0));
+    let deviation = match (share(cpu), share(memory)) {
+        (Some(cpu), Some(memory)) => (cpu - memory).abs() / 2.0,
+        // One alone is always in balance.
+        _ => 0.0,
+    };
+    ((1.0 - deviation) * MAX_SCORE as f64) as i64
 }
 
 #[cfg(test)]
@@ -157,6 +156,8 @@ mod tests {
         full.add_pod(Arc::new(asking("there", "1500m", "1Gi")));
         let pod = asking("p", "100m", "100Mi");
         assert!(Fit.score(&pod, &empty) > Fit.score(&pod, &full));
-        assert!(BalancedAllocation.score(&pod, &empty) > BalancedAllocation.score(&pod, &full));
+        // The one is used 75% and 25%: memory brings it into balance, CPU out of it.
+        assert_eq!(BalancedAllocation.score(&asking("p", "0", "2Gi"), &full), 87);
+        assert_eq!(BalancedAllocation.score(&asking("p", "500m", "0"), &full), 68);
     }
 }

@@ -11,6 +11,10 @@ impl Plugin for PrioritySort {
         "PrioritySort"
     }
 
+    fn sorts_queue(&self) -> bool {
+        true
+    }
+
     fn queue_sort(&self, a: &PodInfo, b: &PodInfo) -> Option<Ordering> {
         Some(b.priority.cmp(&a.priority))
     }
