@@ -15,6 +15,7 @@ use kube::api::Api;
 use skiff_auth::UserInfo;
 use skiff_client::kubeconfig::{self, ClusterEntry};
 use skiff_pki::{Identity, Pki};
+use skiff_runtime::ImageStore;
 use skiff_server::{KubeletClient, Server, ServerConfig, ServiceAccountKey, Version};
 use skiff_store::Store;
 use std::fs;
@@ -46,7 +47,6 @@ impl Wiring<'_> {
     /// Starts what the flags ask for; returns when the node, if there is one, is Ready.
     pub async fn start(&self) -> Result<()> {
         let (args, cluster) = (self.args, self.cluster);
-        let runs = |component| args.components.contains(&component);
         let node_name = match &args.hostname_override {
             Some(name) => name.clone(),
             None => host_name()?,
@@ -55,48 +55,70 @@ impl Wiring<'_> {
         let advertise = args.advertise_address.or_else(host_address).unwrap_or(gateway);
         self.reporter
             .step("checks", async {
-                preflight::check(cluster, runs(Component::Node))
+                preflight::check(cluster, self.runs(Component::Node))
             })
             .await?;
         let certificates = self
             .reporter
             .step("certificates", async { self.certificates(advertise, &node_name) })
             .await?;
-        // The runtime needs nothing of the API, so it starts beside it.
-        let (server, endpoint) = tokio::try_join!(
-            async {
-                let store = self.reporter.step("store", self.open_store()).await?;
-                self.reporter
-                    .step("API server", self.start_api(store, advertise, &certificates))
-                    .await
-            },
-            async {
-                if !runs(Component::Node) {
-                    return Ok(None);
-                }
-                self.reporter.step("pod network", self.prepare_network()).await?;
-                Ok(Some(match &args.container_runtime_endpoint {
-                    Some(endpoint) => endpoint.clone(),
-                    None => {
-                        self.reporter
-                            .step("container runtime", self.start_runtime())
-                            .await?
-                    }
-                }))
-            },
-        )?;
+        // The demo image is made beside the rest: nothing waits for it but the end of the start.
+        let (endpoint, images) = self.prepare_node().await?;
+        let rest = self.start_components(advertise, gateway, &node_name, &certificates, endpoint);
+        match images {
+            Some(images) => {
+                tokio::try_join!(rest, self.reporter.step("demo image", self.pack_demo(images))).map(|_| ())
+            }
+            None => rest.await,
+        }
+    }
+
+    /// The pod network and the runtime, if this machine is a node: its endpoint, and the images of our own one.
+    async fn prepare_node(&self) -> Result<(Option<String>, Option<Arc<ImageStore>>)> {
+        if !self.runs(Component::Node) {
+            return Ok((None, None));
+        }
+        self.reporter.step("pod network", self.prepare_network()).await?;
+        if let Some(endpoint) = &self.args.container_runtime_endpoint {
+            return Ok((Some(endpoint.clone()), None));
+        }
+        let (endpoint, images) = self
+            .reporter
+            .step("container runtime", self.start_runtime())
+            .await?;
+        Ok((Some(endpoint), Some(images)))
+    }
+
+    fn runs(&self, component: Component) -> bool {
+        self.args.components.contains(&component)
+    }
+
+    async fn start_components(
+        &self,
+        advertise: IpAddr,
+        gateway: IpAddr,
+        node_name: &str,
+        certificates: &Certificates,
+        endpoint: Option<String>,
+    ) -> Result<()> {
+        let cluster = self.cluster;
+        let store = self.reporter.step("store", self.open_store()).await?;
+        let server = self
+            .reporter
+            .step("API server", self.start_api(store, advertise, certificates))
+            .await?;
         let client = |user: UserInfo| skiff_client::in_process(server.service(user), "default");
-        self.write_kubeconfig(&certificates)?;
+        self.write_kubeconfig(certificates)?;
         let admin = client(UserInfo::new("kubernetes-admin", ["system:masters"]));
         self.reporter
             .step("cluster add-ons", addons::install(&admin, cluster, gateway))
             .await?;
-        if runs(Component::Controllers) {
-            self.start_controllers(&server, &certificates.ca, &node_name);
+        if self.runs(Component::Controllers) {
+            self.start_controllers(&server, &certificates.ca, node_name);
         }
-        if runs(Component::Scheduler) {
+        if self.runs(Component::Scheduler) {
             let client = client(UserInfo::new("system:kube-scheduler", [] as [&str; 0]));
-            let leader_elect = Some(self.identity(&node_name));
+            let leader_elect = Some(self.identity(node_name));
             let config = skiff_scheduler::SchedulerConfig {
                 leader_elect,
                 ..Default::default()
@@ -109,25 +131,25 @@ impl Wiring<'_> {
                 }
             });
         }
-        if runs(Component::Proxy) {
+        if self.runs(Component::Proxy) {
             self.start_proxy(
                 client(UserInfo::new("system:kube-proxy", [] as [&str; 0])),
-                &node_name,
+                node_name,
             )?;
         }
         if let Some(endpoint) = endpoint {
             let identity = UserInfo::new(format!("system:node:{node_name}"), ["system:nodes"]);
-            self.start_node(client(identity), &node_name, advertise, endpoint, &certificates)?;
+            self.start_node(client(identity), node_name, advertise, endpoint, certificates)?;
         }
-        if runs(Component::Dns) {
+        if self.runs(Component::Dns) {
             self.start_dns(
                 client(UserInfo::service_account("kube-system", "coredns")),
                 gateway,
             );
         }
-        if runs(Component::Node) {
+        if self.runs(Component::Node) {
             self.reporter
-                .step("node Ready", node_ready(admin, &node_name))
+                .step("node Ready", node_ready(admin, node_name))
                 .await?;
         }
         Ok(())
@@ -311,15 +333,12 @@ impl Wiring<'_> {
             .context("the pod bridge cannot be made")
     }
 
-    async fn start_runtime(&self) -> Result<String> {
-        let runtime = skiff_runtime::Runtime::start(self.cluster.runtime_config()?);
-        let runtime = runtime.await.context("the container runtime cannot start")?;
-        let (endpoint, images, exe) = (runtime.endpoint(), runtime.images(), std::env::current_exe()?);
-        tokio::task::spawn_blocking(move || images.add_binary_image(image::DEMO, &exe, &image::demo()))
-            .await?
-            .context("the demo image cannot be made")?;
-        let runtime = Arc::new(parking_lot::Mutex::new(Some(runtime)));
+    async fn start_runtime(&self) -> Result<(String, Arc<ImageStore>)> {
         let config = self.cluster.runtime_config()?;
+        let runtime = skiff_runtime::Runtime::start(config.clone()).await;
+        let runtime = runtime.context("the container runtime cannot start")?;
+        let (endpoint, images) = (runtime.endpoint(), runtime.images());
+        let runtime = Arc::new(parking_lot::Mutex::new(Some(runtime)));
         self.supervisor.run("runtime", move |stop| {
             let (running, config) = (runtime.lock().take(), config.clone());
             async move {
@@ -334,7 +353,16 @@ impl Wiring<'_> {
                 Ok(())
             }
         });
-        Ok(endpoint)
+        Ok((endpoint, images))
+    }
+
+    /// Makes the demo image of this binary, unless it is there.
+    async fn pack_demo(&self, images: Arc<ImageStore>) -> Result<()> {
+        let exe = std::env::current_exe()?;
+        tokio::task::spawn_blocking(move || images.add_binary_image(image::DEMO, &exe, &image::demo()))
+            .await?
+            .context("the demo image cannot be made")?;
+        Ok(())
     }
 
     fn start_node(
