@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, integer, text as column};
+use crate::kind::{AGE, BASE, Kind, NAME, text as column};
 use crate::node::{Node, at, list, number, text};
 use crate::row;
 
@@ -29,7 +29,7 @@ pub static CONTROLLER_REVISION: Kind = Kind {
         errors.immutable(&root.field("data"), at(old, "data"));
         errors.into_vec()
     },
-    columns: &[NAME, column("Controller"), integer("Revision"), AGE],
+    columns: &[NAME, column("Controller"), column("Revision"), AGE],
     row: |object, now| {
         let owner = list(object, "metadata.ownerReferences")
             .iter()

@@ -190,7 +190,11 @@ fn definition(
 /// Whether upstream describes a property. A described reference is wrapped.
 fn is_described(type_name: &str, field: &str) -> bool {
     let short = type_name.rsplit('.').next().unwrap_or(type_name);
-    short != "JSONSchemaProps" && (short, field) != ("IngressRule", "http")
+    match short {
+        "JSONSchemaProps" => field == "default",
+        "IngressRule" => field != "http",
+        _ => true,
+    }
 }
 
 fn property(schema: &Schema, type_name: &str, field: &Field, version: Version) -> Value {

@@ -98,6 +98,15 @@ pub async fn proxy(
     if resource.plural == "nodes" {
         return to_kubelet(inner, exchange, name, &target, body).await;
     }
+    if resource.plural == "services"
+        && inner
+            .registry
+            .get_entry(resource, &info.namespace, name, ReadAt::Latest)
+            .await?
+            .is_none()
+    {
+        return Err(Status::not_found(&resource.group_resource, name));
+    }
     if resource.plural != "pods" || scheme == "https" {
         return Err(Status::not_built(format_args!(
             "{}/proxy to {}",

@@ -15,8 +15,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::Value;
+use skiff_api::core::pod;
 use skiff_meta::{GroupVersionKind, Status};
-use skiff_registry::subresources::finalize;
+use skiff_registry::subresources::{approval, finalize};
 use skiff_registry::{Part, Resource};
 
 pub use kubelet::KubeletClient;
@@ -45,17 +46,17 @@ pub async fn route(
     if !facts.verbs.iter().any(|known| *known == verb) {
         return Err(method_not_allowed());
     }
+    if let Some(part) = part_of(resource, &name) {
+        return match verb.as_str() {
+            "get" => verbs::read::get(inner, exchange, resource).await,
+            "update" => verbs::write::update(inner, exchange, resource, body, part).await,
+            _ => verbs::patch::patch(inner, exchange, resource, body, part).await,
+        };
+    }
     match (name.as_str(), verb.as_str()) {
         ("status", "get") => verbs::read::get(inner, exchange, resource).await,
         ("status", "update") => verbs::write::update(inner, exchange, resource, body, Part::Status).await,
         ("status", "patch") => verbs::patch::patch(inner, exchange, resource, body, Part::Status).await,
-        ("finalize", "update") => {
-            let part = Part::Other {
-                prepare: finalize::prepare,
-                validate: finalize::validate,
-            };
-            verbs::write::update(inner, exchange, resource, body, part).await
-        }
         ("scale", "get") => scale::get(inner, exchange, resource).await,
         ("scale", "update") => scale::update(inner, exchange, resource, body).await,
         ("scale", "patch") => scale::patch(inner, exchange, resource, body).await,
@@ -69,6 +70,29 @@ pub async fn route(
             "{} of {}/{name}",
             verb, resource.plural
         ))),
+    }
+}
+
+/// The subresources that are a part of their object, with rules of their own for who writes it.
+fn part_of(resource: &Resource, name: &str) -> Option<Part> {
+    match (resource.facts.group, resource.facts.plural, name) {
+        ("", "namespaces", "finalize") => Some(Part::Other {
+            prepare: finalize::prepare,
+            validate: finalize::validate,
+        }),
+        ("", "pods", "ephemeralcontainers") => Some(Part::Other {
+            prepare: pod::prepare_ephemeral_containers_update,
+            validate: pod::validate_ephemeral_containers_update,
+        }),
+        ("certificates.k8s.io", "certificatesigningrequests", "approval") => Some(Part::Other {
+            prepare: approval::prepare_approval,
+            validate: approval::validate_approval,
+        }),
+        ("certificates.k8s.io", "certificatesigningrequests", "status") => Some(Part::Other {
+            prepare: approval::prepare_status,
+            validate: approval::validate_status,
+        }),
+        _ => None,
     }
 }
 

@@ -3,18 +3,20 @@
 use std::sync::Arc;
 
 use http::StatusCode;
-use serde_json::Value;
+use serde_json::{Value, json};
 use skiff_meta::{GroupVersionKind, Status};
 use skiff_registry::subresources::scale::{apply_scale, scale_of};
-use skiff_registry::{Part, ReadAt, Resource};
+use skiff_registry::{Part, ReadAt, Resource, object};
 
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
 use crate::decode;
 use crate::gate::Admission;
+use crate::negotiate::Transform;
 use crate::query::WriteOptions;
 use crate::respond;
 use crate::server::Inner;
+use crate::table::{self, IncludeObject};
 use crate::verbs::patch::{Patch, patch_type};
 use crate::verbs::write::check_name;
 
@@ -30,7 +32,44 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
         .get(resource, &info.namespace, &info.name, ReadAt::Latest)
         .await?;
     let workload = found.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
-    respond::raw(exchange, &output, StatusCode::OK, &scale_of(&workload))
+    let scale = scale_of(&workload);
+    if let Transform::Table(version) = &output.transform {
+        let include = IncludeObject::read(&exchange.query)?;
+        let table = table_of(&scale, version, include);
+        return respond::raw(exchange, &output, StatusCode::OK, &table);
+    }
+    respond::raw(exchange, &output, StatusCode::OK, &scale)
+}
+
+/// What `kubectl get --subresource=scale` prints.
+fn table_of(scale: &Value, version: &str, include: IncludeObject) -> Value {
+    let column = |name: &str, kind: &str| json!({"name": name, "type": kind, "format": "", "description": "", "priority": 0});
+    let columns = json!([
+        column("Name", "string"),
+        column("Desired", "integer"),
+        column("Available", "integer"),
+        column("Age", "string")
+    ]);
+    let now = jiff::Timestamp::now().as_second();
+    let count = |part: &str| scale[part]["replicas"].as_i64().unwrap_or(0);
+    let cells = json!([
+        object::name(scale),
+        count("spec"),
+        count("status"),
+        skiff_api::row::age(scale, now)
+    ]);
+    let shown = match include {
+        IncludeObject::None => Value::Null,
+        IncludeObject::Metadata => table::partial(scale, &format!("meta.k8s.io/{version}")),
+        IncludeObject::Object => scale.clone(),
+    };
+    let metadata = json!({"resourceVersion": object::resource_version(scale)});
+    table::table(
+        version,
+        metadata,
+        columns,
+        vec![json!({"cells": cells, "object": shown})],
+    )
 }
 
 pub async fn update(

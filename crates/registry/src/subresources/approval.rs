@@ -1,0 +1,243 @@
+//! `certificatesigningrequests/approval` and the same kind's status: who may write which condition. The
+//! approver adds Approved or Denied, once and for all; the signer adds the certificate or Failed.
+
+use serde_json::{Value, json};
+use skiff_api::kind::kind;
+use skiff_meta::{field, time};
+
+use crate::object;
+
+const DECISIONS: [&str; 2] = ["Approved", "Denied"];
+
+fn conditions(request: &Value) -> &[Value] {
+    object::at(request, &["status", "conditions"])
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
+}
+
+fn of_type<'a>(request: &'a Value, wanted: &str) -> Vec<&'a Value> {
+    conditions(request)
+        .iter()
+        .filter(|condition| condition["type"] == wanted)
+        .collect()
+}
+
+/// Conditions are stamped by the server where the client did not.
+fn stamp(new: &mut Value, old: &Value) {
+    let now = json!(time::format_seconds(jiff::Timestamp::now()));
+    let before = conditions(old).to_vec();
+    let list = new
+        .get_mut("status")
+        .and_then(|status| status.get_mut("conditions"))
+        .and_then(Value::as_array_mut);
+    for condition in list.into_iter().flatten() {
+        if condition["lastUpdateTime"].is_null() {
+            condition["lastUpdateTime"] = now.clone();
+        }
+        if condition["lastTransitionTime"].is_null() {
+            let same = before.iter().find(|old| {
+                old["type"] == condition["type"]
+                    && old["status"] == condition["status"]
+                    && !old["lastTransitionTime"].is_null()
+            });
+            condition["lastTransitionTime"] =
+                same.map_or_else(|| now.clone(), |old| old["lastTransitionTime"].clone());
+        }
+    }
+}
+
+/// The approver writes conditions and nothing else.
+pub fn prepare_approval(new: &mut Value, old: &Value) {
+    stamp(new, old);
+    let list = object::at(new, &["status", "conditions"]).cloned();
+    for field in ["spec", "status"] {
+        match old.get(field) {
+            Some(value) => new[field] = value.clone(),
+            None => new[field] = json!({}),
+        }
+    }
+    object::put(new, &["status", "conditions"], list.unwrap_or_else(|| json!([])));
+}
+
+/// The signer leaves decisions as they are.
+pub fn prepare_status(new: &mut Value, old: &Value) {
+    if let Some(spec) = old.get("spec") {
+        new["spec"] = spec.clone();
+    }
+    for decision in DECISIONS {
+        let before: Vec<Value> = of_type(old, decision).into_iter().cloned().collect();
+        if before.len() != of_type(new, decision).len() {
+            continue;
+        }
+        let list = new
+            .get_mut("status")
+            .and_then(|status| status.get_mut("conditions"))
+            .and_then(Value::as_array_mut);
+        let same = list
+            .into_iter()
+            .flatten()
+            .filter(|condition| condition["type"] == decision);
+        for (condition, before) in same.zip(before) {
+            *condition = before;
+        }
+    }
+    stamp(new, old);
+}
+
+pub fn validate_approval(new: &Value, old: &Value) -> Vec<field::Error> {
+    let mut errors = validate(new, old);
+    if object::at(new, &["status", "certificate"]) != object::at(old, &["status", "certificate"]) {
+        let path = field::Path::new("status.certificate");
+        errors.push(field::Error::forbidden(
+            &path,
+            "updates may not set certificate content",
+        ));
+    }
+    errors
+}
+
+pub fn validate_status(new: &Value, old: &Value) -> Vec<field::Error> {
+    let mut errors = validate(new, old);
+    let path = field::Path::new("status.conditions");
+    for decision in DECISIONS {
+        let (now, before) = (of_type(new, decision), of_type(old, decision));
+        if now.len() > before.len() {
+            let detail = format!("updates may not add a condition of type \"{decision}\"");
+            errors.push(field::Error::forbidden(&path, detail));
+        } else if now.len() == before.len() && now != before {
+            let detail = format!("updates may not modify a condition of type \"{decision}\"");
+            errors.push(field::Error::forbidden(&path, detail));
+        }
+    }
+    let before = object::at_str(old, &["status", "certificate"]);
+    let now = object::at_str(new, &["status", "certificate"]);
+    if now != before {
+        let path = field::Path::new("status.certificate");
+        if !before.is_empty() {
+            errors.push(field::Error::forbidden(
+                &path,
+                "updates may not modify existing certificate content",
+            ));
+        } else if !holds_certificate(now) {
+            errors.push(field::Error::invalid(
+                &path,
+                "<certificate data>",
+                "must contain at least one CERTIFICATE PEM block",
+            ));
+        }
+    }
+    errors
+}
+
+fn holds_certificate(base64: &str) -> bool {
+    use base64::Engine;
+    base64::engine::general_purpose::STANDARD
+        .decode(base64)
+        .is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains("-----BEGIN CERTIFICATE-----"))
+}
+
+/// What both may not do.
+fn validate(new: &Value, old: &Value) -> Vec<field::Error> {
+    let rules = kind("certificates.k8s.io", "CertificateSigningRequest");
+    let mut errors = rules.check_status_update(new, old, false);
+    let path = field::Path::new("status.conditions");
+    let mut seen: Vec<&Value> = Vec::new();
+    for (index, condition) in conditions(new).iter().enumerate() {
+        let at = path.index(index);
+        let decided = ["Approved", "Denied", "Failed"]
+            .iter()
+            .any(|t| condition["type"] == *t);
+        let allowed: &[&str] = if decided {
+            &["True"]
+        } else {
+            &["False", "True", "Unknown"]
+        };
+        match condition["status"].as_str().unwrap_or("") {
+            "" => errors.push(field::Error::required(&at.child("status"), "")),
+            status if !allowed.contains(&status) => {
+                errors.push(field::Error::not_supported(&at.child("status"), status, allowed));
+            }
+            _ => {}
+        }
+        let other = |decision: &str| seen.iter().any(|kind| **kind == decision);
+        if (condition["type"] == "Approved" && other("Denied"))
+            || (condition["type"] == "Denied" && other("Approved"))
+        {
+            errors.push(field::Error::invalid(
+                &path,
+                condition["type"].clone(),
+                "Approved and Denied conditions are mutually exclusive",
+            ));
+        }
+        if seen.contains(&&condition["type"]) {
+            errors.push(field::Error::duplicate(
+                &at.child("type"),
+                condition["type"].clone(),
+            ));
+        }
+        seen.push(&condition["type"]);
+    }
+    for kept in ["Approved", "Denied", "Failed"] {
+        if of_type(new, kept).len() < of_type(old, kept).len() {
+            let detail = format!("updates may not remove a condition of type \"{kept}\"");
+            errors.push(field::Error::forbidden(&path, detail));
+        }
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(kinds: &[&str]) -> Value {
+        let list: Vec<Value> = kinds
+            .iter()
+            .map(|kind| json!({"type": kind, "status": "True"}))
+            .collect();
+        json!({"metadata": {"name": "r", "resourceVersion": "1"}, "spec": {"signerName": "a/b"},
+            "status": {"conditions": list}})
+    }
+
+    fn check(found: Vec<field::Error>, expected: &[&str]) {
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn decisions_are_the_approvers_and_stay() {
+        check(validate_approval(&request(&["Approved"]), &request(&[])), &[]);
+        check(
+            validate_status(&request(&["Approved"]), &request(&[])),
+            &["status.conditions: Forbidden: updates may not add a condition of type \"Approved\""],
+        );
+        check(
+            validate_approval(&request(&[]), &request(&["Denied"])),
+            &["status.conditions: Forbidden: updates may not remove a condition of type \"Denied\""],
+        );
+        check(
+            validate_approval(&request(&["Approved", "Denied"]), &request(&["Approved"])),
+            &[
+                "status.conditions: Invalid value: \"Denied\": Approved and Denied conditions are mutually exclusive",
+            ],
+        );
+        let mut signed = request(&["Approved"]);
+        signed["status"]["certificate"] = json!("bm90IGEgY2VydA==");
+        check(
+            validate_status(&signed, &request(&["Approved"])),
+            &[
+                "status.certificate: Invalid value: \"<certificate data>\": must contain at least one CERTIFICATE PEM block",
+            ],
+        );
+    }
+
+    #[test]
+    fn the_server_stamps_conditions() {
+        let mut new = request(&["Approved"]);
+        new["spec"] = json!({"signerName": "changed/by-hand"});
+        prepare_approval(&mut new, &request(&[]));
+        assert_eq!(new["spec"]["signerName"], "a/b");
+        assert!(new["status"]["conditions"][0]["lastUpdateTime"].is_string());
+        assert!(new["status"]["conditions"][0]["lastTransitionTime"].is_string());
+    }
+}
