@@ -6,6 +6,7 @@
 
 mod cluster;
 mod forward;
+mod respond;
 mod server;
 mod zone;
 

@@ -1,22 +1,30 @@
-//! The sockets: UDP and TCP on one address, a task a question, bounded in number.
+//! The sockets: UDP and TCP on one address, a task a question, bounded in number. Pods are not trusted to be
+//! moderate: each kind of work has its own bound, so that none can starve the others.
 
 use crate::cluster::Cluster;
-use crate::forward::forward;
-use crate::zone::{Answer, Zone};
-use hickory_proto::op::{Edns, Message, MessageType, OpCode, ResponseCode};
+use crate::forward::Upstream;
+use crate::respond::Responder;
+use crate::zone::{Records, Zone};
 use skiff_client::{Client, InformerFactory};
 use socket2::{Domain, Protocol, Socket, Type};
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Questions worked on at once; more wait in the socket's buffer.
+/// Questions by UDP worked on at once; more wait in the socket's buffer. More than may wait for resolvers, so
+/// that there is always room for questions about the cluster.
 const MAX_IN_FLIGHT: usize = 1024;
+/// Connections at once: in all, and of one peer.
+const MAX_CONNECTIONS: usize = 256;
+const MAX_CONNECTIONS_OF_PEER: usize = 16;
 const TCP_IDLE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
@@ -38,10 +46,11 @@ pub enum Error {
 }
 
 struct Server {
-    zone: Zone,
-    cluster: Cluster,
-    resolvers: Vec<SocketAddr>,
+    responder: Responder<Cluster>,
     in_flight: Arc<Semaphore>,
+    connections: Arc<Semaphore>,
+    /// A leaf lock.
+    peers: Mutex<HashMap<IpAddr, usize>>,
 }
 
 /// Serves until `shutdown`. Answers begin once the informers have their first list.
@@ -50,14 +59,19 @@ pub async fn run(config: DnsConfig, client: Client, shutdown: CancellationToken)
     let tcp = listen_tcp(config.bind).map_err(|e| Error::Bind(config.bind, e))?;
     let factory = InformerFactory::new(client, shutdown.clone());
     let server = Arc::new(Server {
-        zone: Zone::new(&config.domain).ok_or(Error::Domain(config.domain))?,
-        cluster: Cluster::new(&factory),
-        resolvers: config.resolvers,
+        responder: Responder {
+            zone: Zone::new(&config.domain).ok_or(Error::Domain(config.domain))?,
+            records: Cluster::new(&factory),
+            upstream: Upstream::new(config.resolvers),
+            turn: AtomicUsize::new(0),
+        },
         in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+        connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+        peers: Mutex::default(),
     });
     tokio::select! {
         () = shutdown.cancelled() => return Ok(()),
-        () = server.cluster.synced() => {}
+        () = server.responder.records.synced() => {}
     }
     tokio::select! {
         () = shutdown.cancelled() => {}
@@ -111,7 +125,7 @@ async fn serve_udp(server: Arc<Server>, socket: Arc<UdpSocket>) {
             buffer[..length].to_vec(),
         );
         tokio::spawn(async move {
-            if let Some(answer) = server.respond(&question, false).await {
+            if let Some(answer) = server.responder.respond(&question, false).await {
                 let _ = socket.send_to(&answer, peer).await;
             }
             drop(permit);
@@ -121,17 +135,19 @@ async fn serve_udp(server: Arc<Server>, socket: Arc<UdpSocket>) {
 
 async fn serve_tcp(server: Arc<Server>, listener: TcpListener) {
     loop {
-        let Ok(permit) = Arc::clone(&server.in_flight).acquire_owned().await else {
+        let Ok(permit) = Arc::clone(&server.connections).acquire_owned().await else {
             return;
         };
         match listener.accept().await {
-            Ok((stream, _)) => {
-                let server = Arc::clone(&server);
+            Ok((stream, peer)) => {
+                let Some(place) = Place::take(&server, peer.ip()) else {
+                    continue;
+                };
                 tokio::spawn(async move {
-                    if let Err(error) = server.converse(stream).await {
+                    if let Err(error) = converse(&place.server.responder, stream).await {
                         tracing::debug!(%error, "connection ended");
                     }
-                    drop(permit);
+                    drop((place, permit));
                 });
             }
             Err(error) => {
@@ -142,74 +158,52 @@ async fn serve_tcp(server: Arc<Server>, listener: TcpListener) {
     }
 }
 
-impl Server {
-    async fn converse(&self, mut stream: TcpStream) -> std::io::Result<()> {
-        loop {
-            let Ok(length) = tokio::time::timeout(TCP_IDLE, stream.read_u16()).await else {
-                return Ok(());
-            };
-            let mut question = vec![0; usize::from(length?)];
-            tokio::time::timeout(TCP_IDLE, stream.read_exact(&mut question)).await??;
-            let Some(answer) = self.respond(&question, true).await else {
-                return Ok(());
-            };
-            let length = u16::try_from(answer.len()).map_err(std::io::Error::other)?;
-            stream.write_all(&length.to_be_bytes()).await?;
-            stream.write_all(&answer).await?;
-        }
-    }
+/// One of the connections that a peer may have.
+struct Place {
+    server: Arc<Server>,
+    peer: IpAddr,
+}
 
-    /// The answer to a message; `None` for what is not a question at all.
-    async fn respond(&self, bytes: &[u8], over_tcp: bool) -> Option<Vec<u8>> {
-        let question = Message::from_vec(bytes).ok()?;
-        if question.metadata.message_type != MessageType::Query {
+impl Place {
+    fn take(server: &Arc<Server>, peer: IpAddr) -> Option<Place> {
+        let mut peers = server.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = peers.entry(peer).or_default();
+        if *count >= MAX_CONNECTIONS_OF_PEER {
             return None;
         }
-        let mut answer = reply_to(&question);
-        if question.metadata.op_code != OpCode::Query {
-            answer.metadata.response_code = ResponseCode::NotImp;
-        } else if let [query] = question.queries.as_slice() {
-            match self.zone.answer(query.name(), query.query_type(), &self.cluster) {
-                Some(found) => fill(&mut answer, found),
-                None => match forward(bytes, &self.resolvers, over_tcp).await {
-                    Some(forwarded) => return Some(forwarded),
-                    None => answer.metadata.response_code = ResponseCode::ServFail,
-                },
+        *count += 1;
+        Some(Place {
+            server: Arc::clone(server),
+            peer,
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut peers = self.server.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = peers.get_mut(&self.peer) {
+            *count -= 1;
+            if *count == 0 {
+                peers.remove(&self.peer);
             }
-        } else {
-            answer.metadata.response_code = ResponseCode::FormErr;
         }
-        let limit = if over_tcp {
-            usize::from(u16::MAX)
-        } else {
-            usize::from(question.max_payload())
+    }
+}
+
+async fn converse<R: Records>(responder: &Responder<R>, mut stream: TcpStream) -> std::io::Result<()> {
+    loop {
+        let Ok(length) = timeout(TCP_IDLE, stream.read_u16()).await else {
+            return Ok(());
         };
-        let encoded = answer.to_vec().ok()?;
-        if encoded.len() <= limit {
-            Some(encoded)
-        } else {
-            answer.truncate().to_vec().ok()
-        }
+        let mut question = vec![0; usize::from(length?)];
+        timeout(TCP_IDLE, stream.read_exact(&mut question)).await??;
+        let Some(answer) = responder.respond(&question, true).await else {
+            return Ok(());
+        };
+        let length = u16::try_from(answer.len()).map_err(std::io::Error::other)?;
+        let mut framed = length.to_be_bytes().to_vec();
+        framed.extend(answer);
+        timeout(TCP_IDLE, stream.write_all(&framed)).await??;
     }
-}
-
-fn reply_to(question: &Message) -> Message {
-    let mut answer = Message::response(question.metadata.id, question.metadata.op_code);
-    answer.metadata.recursion_desired = question.metadata.recursion_desired;
-    answer.metadata.recursion_available = true;
-    answer.queries.clone_from(&question.queries);
-    if question.edns.is_some() {
-        let mut edns = Edns::new();
-        edns.set_max_payload(4096);
-        answer.edns = Some(edns);
-    }
-    answer
-}
-
-fn fill(answer: &mut Message, found: Answer) {
-    answer.metadata.authoritative = true;
-    answer.metadata.response_code = found.code;
-    answer.answers = found.records;
-    answer.additionals = found.additionals;
-    answer.authorities = found.authority.into_iter().collect();
 }
