@@ -1,8 +1,10 @@
-//! Whether the node takes a pod: enough room, and the operating system it wants. Pure.
+//! Whether the node takes a pod: the operating system and the node it wants, enough room, and taints that it
+//! must tolerate. The scheduler has looked at most of that; pods also come past it. Pure.
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration};
+use skiff_meta::selector::{Operator, Requirement};
 
 use crate::resources::{
     ResourceList, cpu_request_milli, milli_value, pod_total, request_or_limit_value, value,
@@ -15,7 +17,16 @@ pub struct Refusal {
     pub message: String,
 }
 
-pub fn admit(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Result<(), Refusal> {
+/// The reason of a pod that wants another node.
+pub const NODE_AFFINITY: &str = "NodeAffinity";
+
+/// Without a node (it is not registered yet) what depends on it is not looked at.
+pub fn admit(
+    pod: &Pod,
+    others: &[Arc<Pod>],
+    allocatable: &ResourceList,
+    node: Option<&Node>,
+) -> Result<(), Refusal> {
     if pod
         .spec
         .as_ref()
@@ -27,6 +38,98 @@ pub fn admit(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Resu
             message: "Failed to admit pod as the OS field doesn't match node OS".to_owned(),
         });
     }
+    enough_room(pod, others, allocatable)?;
+    let Some(node) = node else { return Ok(()) };
+    if !wants_node(pod, node) {
+        return Err(Refusal {
+            reason: NODE_AFFINITY,
+            message: "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
+                .to_owned(),
+        });
+    }
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref());
+    let tolerations = tolerations.unwrap_or_default();
+    let no_execute = taints.filter(|taint| taint.effect == "NoExecute");
+    if { no_execute }.any(|taint| !tolerations.iter().any(|toleration| tolerates(toleration, taint))) {
+        return Err(Refusal {
+            reason: "TaintToleration",
+            message: "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate"
+                .to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// `nodeSelector` and the required part of the node affinity.
+fn wants_node(pod: &Pod, node: &Node) -> bool {
+    let Some(spec) = &pod.spec else { return true };
+    let label = |key: &str| {
+        let labels = node.metadata.labels.as_ref()?;
+        labels.get(key).map(String::as_str)
+    };
+    let selected = spec
+        .node_selector
+        .iter()
+        .flatten()
+        .all(|(key, value)| label(key) == Some(value));
+    let required = spec
+        .affinity
+        .as_ref()
+        .and_then(|affinity| affinity.node_affinity.as_ref())
+        .and_then(|affinity| {
+            affinity
+                .required_during_scheduling_ignored_during_execution
+                .as_ref()
+        });
+    let field = |key: &str| {
+        (key == "metadata.name")
+            .then_some(node.metadata.name.as_deref())
+            .flatten()
+    };
+    let matches = |term: &NodeSelectorTerm| {
+        let expressions = term.match_expressions.as_deref().unwrap_or_default();
+        let fields = term.match_fields.as_deref().unwrap_or_default();
+        // A term that asks for nothing matches nothing.
+        !(expressions.is_empty() && fields.is_empty())
+            && expressions.iter().all(|wanted| holds(wanted, label(&wanted.key)))
+            && fields.iter().all(|wanted| holds(wanted, field(&wanted.key)))
+    };
+    selected && required.is_none_or(|selector| selector.node_selector_terms.iter().any(matches))
+}
+
+fn holds(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let operator = match wanted.operator.as_str() {
+        "In" => Operator::In,
+        "NotIn" => Operator::NotIn,
+        "Exists" => Operator::Exists,
+        "DoesNotExist" => Operator::DoesNotExist,
+        "Gt" => Operator::GreaterThan,
+        "Lt" => Operator::LessThan,
+        _ => return false,
+    };
+    Requirement {
+        key: wanted.key.clone(),
+        operator,
+        values: wanted.values.iter().flatten().cloned().collect(),
+    }
+    .matches(value)
+}
+
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let (key, effect) = (text(&toleration.key), text(&toleration.effect));
+    if !(effect.is_empty() || effect == taint.effect) || !(key.is_empty() || key == taint.key) {
+        return false;
+    }
+    match toleration.operator.as_deref().unwrap_or_default() {
+        "" | "Equal" => !key.is_empty() && text(&toleration.value) == text(&taint.value),
+        "Exists" => true,
+        _ => false,
+    }
+}
+
+fn enough_room(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Result<(), Refusal> {
     let sum = |measure: &dyn Fn(&Pod) -> i64| -> i64 { others.iter().map(|other| measure(other)).sum() };
     let cpu = |pod: &Pod| pod_total(pod, "cpu", cpu_request_milli);
     let memory = |pod: &Pod| pod_total(pod, "memory", request_or_limit_value);
@@ -96,7 +199,7 @@ mod tests {
         .unwrap();
         let check = |new: Pod, others: Vec<Pod>, expected: Option<(&str, &str)>| {
             let others: Vec<Arc<Pod>> = others.into_iter().map(Arc::new).collect();
-            let found = admit(&new, &others, &allocatable).err();
+            let found = admit(&new, &others, &allocatable, None).err();
             assert_eq!(found.as_ref().map(|r| (r.reason, r.message.as_str())), expected);
         };
         check(pod("2", "1Gi"), vec![], None);
@@ -134,6 +237,62 @@ mod tests {
                 "PodOSNotSupported",
                 "Failed to admit pod as the OS field doesn't match node OS",
             )),
+        );
+    }
+
+    #[test]
+    fn nodes_and_taints() {
+        let check = |spec: serde_json::Value, expected: Option<&str>| {
+            let node: Node = serde_json::from_value(json!({
+                "metadata": {"name": "n1", "labels": {"disk": "ssd", "size": "4"}},
+                "spec": {"taints": [
+                    {"key": "maintenance", "value": "now", "effect": "NoExecute"},
+                    {"key": "other", "effect": "NoSchedule"}]}}))
+            .unwrap();
+            let mut spec = spec;
+            spec["containers"] = json!([]);
+            if spec.get("tolerations").is_none() {
+                spec["tolerations"] = json!([{"operator": "Exists"}]);
+            }
+            let pod: Pod = serde_json::from_value(json!({"spec": spec})).unwrap();
+            let allocatable: ResourceList = serde_json::from_value(json!({"pods": "10"})).unwrap();
+            let found = admit(&pod, &[], &allocatable, Some(&node)).err();
+            assert_eq!(found.map(|refusal| refusal.reason), expected, "{pod:?}");
+        };
+        let term = |term: serde_json::Value| {
+            json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+                {"nodeSelectorTerms": [term]}}}})
+        };
+        check(json!({}), None);
+        check(json!({"nodeSelector": {"disk": "ssd"}}), None);
+        check(json!({"nodeSelector": {"disk": "hdd"}}), Some(NODE_AFFINITY));
+        let expression = |key: &str, operator: &str, values: &[&str]| {
+            term(json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]}))
+        };
+        check(expression("size", "Gt", &["3"]), None);
+        check(expression("size", "Gt", &["4"]), Some(NODE_AFFINITY));
+        check(expression("disk", "NotIn", &["ssd"]), Some(NODE_AFFINITY));
+        check(
+            term(json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]})),
+            None,
+        );
+        check(
+            term(json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]})),
+            Some(NODE_AFFINITY),
+        );
+        check(term(json!({})), Some(NODE_AFFINITY));
+        check(json!({"tolerations": []}), Some("TaintToleration"));
+        check(
+            json!({"tolerations": [{"key": "maintenance", "value": "now"}]}),
+            None,
+        );
+        check(
+            json!({"tolerations": [{"key": "maintenance", "value": "later"}]}),
+            Some("TaintToleration"),
+        );
+        check(
+            json!({"tolerations": [{"key": "maintenance", "operator": "Exists", "effect": "NoSchedule"}]}),
+            Some("TaintToleration"),
         );
     }
 }

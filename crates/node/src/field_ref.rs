@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
 
-use crate::resources::{limit, milli_value, parse_milli, request, value};
+use crate::resources::{limit, milli_value, request, value};
 
 /// What the node knows that the pod object may not say yet.
 #[derive(Clone, Debug, Default)]
@@ -118,7 +118,7 @@ pub fn resource_value(
     let divisor = selector
         .divisor
         .as_ref()
-        .and_then(|d| parse_milli(&d.0))
+        .map(|d| i128::from(milli_value(d)))
         .filter(|d| *d > 0)
         .unwrap_or(1000);
     let (kind, resource) = selector.resource.split_once('.').unwrap_or(("", ""));

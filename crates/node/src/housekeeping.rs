@@ -1,4 +1,5 @@
-//! Work by the clock: pods the API does not know are ended, what they left is removed, logs are rotated.
+//! Work by the clock: pods the API does not know are ended, what they left is removed, logs are rotated, disk
+//! limits are looked after.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use crate::observed::ContainerState;
 
 const ORPHAN_PERIOD: Duration = Duration::from_secs(30);
 const LOG_PERIOD: Duration = Duration::from_secs(10);
+const LIMIT_PERIOD: Duration = Duration::from_secs(10);
 /// A pod nobody knows gets little time.
 const ORPHAN_GRACE: i64 = 1;
 
@@ -21,11 +23,15 @@ impl Kubelet {
         self.pods.synced().await;
         let mut orphans = tokio::time::interval(ORPHAN_PERIOD);
         let mut logs = tokio::time::interval(LOG_PERIOD);
+        let mut limits = tokio::time::interval(LIMIT_PERIOD);
+        // Measuring a large volume may take longer than that.
+        limits.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
                 _ = orphans.tick() => self.remove_orphans().await,
                 _ = logs.tick() => self.rotate_logs().await,
+                _ = limits.tick() => self.evict_over_limits().await,
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The node as a whole: what its parts share, how it starts, and how a change finds the worker of its pod.
 
 use std::collections::{HashMap, HashSet};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -73,6 +74,10 @@ pub struct Kubelet {
     pub server_port: u16,
     pub pods: Informer<Pod>,
     pub services: Informer<Service>,
+    /// This node alone.
+    node: Informer<Node>,
+    /// Taken before `states`.
+    admission: Mutex<()>,
     pub crash_backoff: Mutex<Backoff>,
     /// Why the node is not ready; `None` when it is.
     pub network: watch::Sender<Option<String>>,
@@ -87,16 +92,13 @@ pub struct Kubelet {
 
 /// Runs the node until `shutdown`. Containers stay as they are when it ends.
 pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken) -> Result<(), Error> {
-    for directory in [config.data_dir.join("pods"), config.log_dir.clone()] {
-        std::fs::create_dir_all(&directory).map_err(|source| Error::Directory {
-            path: directory.display().to_string(),
-            source,
-        })?;
-    }
+    make_directories(&config)?;
     let factory = InformerFactory::new(client.clone(), shutdown.clone());
     let selector = format!("spec.nodeName={}", config.node_name);
     let pods: Informer<Pod> = factory.filtered(None, Some(&selector));
     let services: Informer<Service> = factory.informer();
+    let node_selector = format!("metadata.name={}", config.node_name);
+    let node: Informer<Node> = factory.filtered(None, Some(&node_selector));
     let listener = server::bind(config.server_bind).await?;
     let server_port = listener.local_addr().map_err(server::Error::from)?.port();
     let tls = server::tls_config(&config)?;
@@ -143,6 +145,8 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         server_port,
         pods,
         services,
+        node,
+        admission: Mutex::default(),
     });
     kubelet.recorder.event(
         &node_reference(&kubelet.config.node_name),
@@ -151,9 +155,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         "Starting kubelet.".to_owned(),
     );
     kubelet.configure_network(&kubelet.config.pod_cidrs.clone()).await;
-    let node_selector = format!("metadata.name={}", kubelet.config.node_name);
-    let node: Informer<Node> = factory.filtered(None, Some(&node_selector));
-    kubelet.follow_node(&node);
+    kubelet.follow_node();
     kubelet.follow_pods();
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(kubelet.clone().run_health());
@@ -170,6 +172,28 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
             tracing::error!(%error, "a part of the node panicked");
             shutdown.cancel();
         }
+    }
+    Ok(())
+}
+
+fn make_directories(config: &NodeConfig) -> Result<(), Error> {
+    let pods = config.data_dir.join("pods");
+    for directory in [&pods, &config.log_dir] {
+        std::fs::create_dir_all(directory)
+            .and_then(|()| {
+                // Secrets and service account tokens are in there, some of them readable to all that get so
+                // far; containers do not come this way.
+                let private = std::fs::Permissions::from_mode(0o750);
+                if *directory == pods {
+                    std::fs::set_permissions(directory, private)
+                } else {
+                    Ok(())
+                }
+            })
+            .map_err(|source| Error::Directory {
+                path: directory.display().to_string(),
+                source,
+            })?;
     }
     Ok(())
 }
@@ -232,16 +256,33 @@ impl Kubelet {
         }
     }
 
-    /// Whether the node can take the pod beside those it has taken. The scheduler has looked at that before,
-    /// but pods also come past it, and it may have looked too early.
-    pub fn admit(&self, state: &PodState) -> Result<(), Refusal> {
+    /// Takes the pod, if the node can have it beside those it has taken.
+    pub async fn admit(&self, state: &PodState) -> Result<(), Refusal> {
+        let node = self.node.list().into_iter().next();
+        let refused = match self.admit_on(state, node.as_deref()) {
+            Err(refused) if refused.reason == admission::NODE_AFFINITY => refused,
+            result => return result,
+        };
+        // The labels may be newer than what we have of them.
+        let api: Api<Node> = Api::all(self.client.clone());
+        match api.get(&self.config.node_name).await {
+            Ok(node) => self.admit_on(state, Some(&node)),
+            Err(_) => Err(refused),
+        }
+    }
+
+    fn admit_on(&self, state: &PodState, node: Option<&Node>) -> Result<(), Refusal> {
+        // One after the other: two pods must not both be given the last room.
+        let _turn = self.admission.lock();
         let others: Vec<Arc<Pod>> = self
             .states()
             .into_iter()
             .filter(|other| other.uid != state.uid && other.is_admitted() && !other.is_terminal())
             .map(|other| other.pod())
             .collect();
-        admission::admit(&state.pod(), &others, &self.allocatable())
+        admission::admit(&state.pod(), &others, &self.allocatable(), node)?;
+        state.set_admitted();
+        Ok(())
     }
 
     /// Nothing of the pod is left.
@@ -407,9 +448,9 @@ impl Kubelet {
             .is_ok_and(|r| r.is_ok())
     }
 
-    fn follow_node(self: &Arc<Self>, node: &Informer<Node>) {
+    fn follow_node(self: &Arc<Self>) {
         let kubelet = self.clone();
-        node.subscribe(move |change| {
+        self.node.subscribe(move |change| {
             let Change::Applied { new, .. } = change else {
                 return;
             };

@@ -13,6 +13,7 @@ mod credentials;
 mod dns;
 mod durations;
 mod env;
+mod eviction;
 mod expansion;
 mod field_ref;
 mod hooks;

@@ -11,6 +11,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
 use skiff_client::ErrorExt;
 
+use crate::eviction;
 use crate::kubelet::Kubelet;
 use crate::marks;
 use crate::pod_state::PodState;
@@ -126,7 +127,7 @@ impl PodWorker {
         if !self.state.is_admitted() {
             // A pod that already has something running here was taken by an earlier life of this kubelet.
             if !self.state.may_be_in_runtime()
-                && let Err(refusal) = self.kubelet.admit(&self.state)
+                && let Err(refusal) = self.kubelet.admit(&self.state).await
             {
                 self.kubelet.recorder.event(
                     &pods::reference(&pod),
@@ -182,8 +183,16 @@ impl PodWorker {
         let observed = state.observed();
         if observed.is_anything_running() {
             let grace = pods::grace_period(&pod);
+            let evicted = state
+                .failed()
+                .is_some_and(|failed| failed.reason == eviction::REASON);
+            let grace_override = if evicted {
+                Some(eviction::GRACE)
+            } else {
+                state.is_gone().then_some(grace)
+            };
             let killed = tokio::select! {
-                killed = Box::pin(kubelet.kill_pod(&pod, &observed, state.is_gone().then_some(grace))) => killed,
+                killed = Box::pin(kubelet.kill_pod(&pod, &observed, grace_override)) => killed,
                 () = state.grace_shortened(grace) => return Next::Again,
             };
             if let Err(error) = killed {

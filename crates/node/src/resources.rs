@@ -18,76 +18,20 @@ const BEST_EFFORT_OOM_SCORE_ADJ: i64 = 1000;
 
 pub type ResourceList = BTreeMap<String, Quantity>;
 
-/// A quantity in thousandths, rounded up; `None` if it cannot be read.
-pub fn parse_milli(text: &str) -> Option<i128> {
-    let text = text.trim();
-    let (negative, unsigned) = match text.strip_prefix('-') {
-        Some(rest) => (true, rest),
-        None => (false, text.strip_prefix('+').unwrap_or(text)),
-    };
-    let digits_end = unsigned
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(unsigned.len());
-    let (number, suffix) = unsigned.split_at(digits_end);
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
-        return None;
-    }
-    // Scale by a numerator and a denominator in thousandths, so that nothing is lost before rounding.
-    let (numerator, denominator): (i128, i128) = match suffix {
-        "n" => (1, 1_000_000),
-        "u" => (1, 1_000),
-        "m" => (1, 1),
-        "" => (1_000, 1),
-        "k" => (1_000_000, 1),
-        "M" => (1_000_000_000, 1),
-        "G" => (1_000_000_000_000, 1),
-        "T" => (1_000_000_000_000_000, 1),
-        "P" => (1_000_000_000_000_000_000, 1),
-        "E" => (1_000_000_000_000_000_000_000, 1),
-        "Ki" => (1_000 << 10, 1),
-        "Mi" => (1_000 << 20, 1),
-        "Gi" => (1_000 << 30, 1),
-        "Ti" => (1_000 << 40, 1),
-        "Pi" => (1_000 << 50, 1),
-        "Ei" => (1_000 << 60, 1),
-        exponent => {
-            let power: i32 = exponent.strip_prefix(['e', 'E'])?.parse().ok()?;
-            let magnitude = 10i128.checked_pow(power.unsigned_abs())?;
-            if power >= 0 {
-                (magnitude.checked_mul(1_000)?, 1)
-            } else {
-                (1_000, magnitude)
-            }
-        }
-    };
-    let fraction = fraction.trim_end_matches('0');
-    let mantissa: i128 = format!("{whole}{fraction}")
-        .parse()
-        .or_else(|e| {
-            if whole.is_empty() && fraction.is_empty() {
-                Ok(0)
-            } else {
-                Err(e)
-            }
-        })
-        .ok()?;
-    let denominator = denominator.checked_mul(10i128.checked_pow(u32::try_from(fraction.len()).ok()?)?)?;
-    let scaled = mantissa.checked_mul(numerator)?;
-    let rounded_up = scaled / denominator + i128::from(scaled % denominator != 0);
-    Some(if negative { -rounded_up } else { rounded_up })
+/// What cannot be read counts as nothing: the API server has validated it before.
+pub fn parse(quantity: &Quantity) -> skiff_meta::quantity::Quantity {
+    skiff_meta::quantity::Quantity::parse(&quantity.0)
+        .unwrap_or_else(|_| skiff_meta::quantity::Quantity::from_units(0))
 }
 
-/// The quantity in thousandths, as CPU is counted. What cannot be read counts as nothing: the API server
-/// has validated it before.
+/// The quantity in thousandths, rounded up, as CPU is counted.
 pub fn milli_value(quantity: &Quantity) -> i64 {
-    i64::try_from(parse_milli(&quantity.0).unwrap_or(0)).unwrap_or(i64::MAX)
+    parse(quantity).milli_value()
 }
 
 /// The quantity in whole units, rounded up, as memory is counted.
 pub fn value(quantity: &Quantity) -> i64 {
-    let milli = parse_milli(&quantity.0).unwrap_or(0);
-    i64::try_from(milli / 1000 + i128::from(milli % 1000 > 0)).unwrap_or(i64::MAX)
+    parse(quantity).value()
 }
 
 fn of<'a>(list: Option<&'a ResourceList>, name: &str) -> Option<&'a Quantity> {
@@ -314,21 +258,21 @@ mod tests {
 
     #[test]
     fn quantities() {
-        let check = |text: &str, milli: i128| assert_eq!(parse_milli(text), Some(milli), "{text}");
-        check("1", 1000);
-        check("100m", 100);
-        check("0.5", 500);
-        check("1.5Gi", 1_610_612_736_000);
-        check("64Mi", 67_108_864_000);
-        check("1e3", 1_000_000);
-        check("1E", 1_000_000_000_000_000_000_000);
-        check("5n", 1);
-        check("-250m", -250);
-        check(".5", 500);
-        check("12e-1", 1200);
-        for bad in ["", "x", "1.2.3", "1Kib", "m", "1e"] {
-            assert_eq!(parse_milli(bad), None, "{bad}");
-        }
+        let check = |text: &str, milli: i64, whole: i64| {
+            let quantity = Quantity(text.to_owned());
+            assert_eq!(
+                (milli_value(&quantity), value(&quantity)),
+                (milli, whole),
+                "{text}"
+            );
+        };
+        check("1", 1000, 1);
+        check("100m", 100, 1);
+        check("1.5Gi", 1_610_612_736_000, 1_610_612_736);
+        check("5n", 1, 1);
+        check("1e3", 1_000_000, 1000);
+        check("9E", i64::MAX, 9_000_000_000_000_000_000);
+        check("nonsense", 0, 0);
     }
 
     #[test]

@@ -3,8 +3,10 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rustix::fs::OFlags;
 use skiff_cri::v1::ContainerStatus;
 
 use crate::observed::labels;
@@ -47,7 +49,14 @@ pub fn message(status: &ContainerStatus) -> String {
 }
 
 fn read_tail(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
+    // A volume may be mounted in the file's place: a pipe must not make us wait for a writer.
+    let mut file = File::options()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(limit)))?;
     let mut bytes = Vec::new();
@@ -112,6 +121,17 @@ mod tests {
         assert_eq!(message(&status(1, "File")), "");
         assert_eq!(message(&status(1, "FallbackToLogsOnError")), "one\ntwo\n");
         assert_eq!(message(&status(0, "FallbackToLogsOnError")), "");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &file,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        let refused = message(&status(0, "File"));
+        assert!(refused.ends_with("not a regular file"), "{refused}");
+        std::fs::remove_file(&file).unwrap();
         std::fs::write(&file, "DONE").unwrap();
         assert_eq!(message(&status(1, "FallbackToLogsOnError")), "DONE");
     }

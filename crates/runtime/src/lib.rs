@@ -7,6 +7,7 @@ mod daemon;
 mod disk;
 pub mod image;
 mod init;
+mod removal;
 mod seccomp;
 mod shim;
 

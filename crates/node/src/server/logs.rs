@@ -9,7 +9,7 @@ use bytes::Bytes;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use rustix::fs::inotify;
 use tokio::io::unix::AsyncFd;
-use tokio::io::{AsyncBufReadExt, AsyncSeekExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncSeekExt, BufReader};
 use tokio::sync::mpsc;
 
 use super::log_file::{Formatter, LogOptions, tail_offset};
@@ -108,7 +108,11 @@ async fn copy(
     let (mut record, mut piece) = (Vec::new(), Vec::new());
     loop {
         // A record that is still being written stays in `record` until its newline comes.
-        let read = reader.read_until(b'\n', &mut record).await?;
+        let read = if record.ends_with(b"\n") {
+            0
+        } else {
+            read_record(&mut reader, &mut record).await?
+        };
         if record.ends_with(b"\n") || record.len() > MAX_RECORD {
             let more = formatter.push(&record, &mut piece);
             record.clear();
@@ -145,13 +149,15 @@ async fn copy(
             return Ok(());
         }
         if was_replaced(&reader, path).await {
-            reader = open(path, None).await?;
+            // The old file got its last lines before the new one was there, but maybe after our look.
+            if read_record(&mut reader, &mut record).await? == 0 {
+                reader = open(path, None).await?;
+            }
             continue;
         }
         // Asked before the last look at the file: what was written before the end is not lost.
         if !is_running(state, container, id) {
-            let rest = reader.read_until(b'\n', &mut record).await?;
-            if rest == 0 {
+            if read_record(&mut reader, &mut record).await? == 0 {
                 return Ok(());
             }
             continue;
@@ -163,6 +169,16 @@ async fn copy(
             () = tokio::time::sleep(LOOK_AGAIN) => {}
         }
     }
+}
+
+/// Reads on to the end of the record, but no more of one than is kept together.
+async fn read_record(
+    reader: &mut BufReader<tokio::fs::File>,
+    record: &mut Vec<u8>,
+) -> std::io::Result<usize> {
+    let room = (MAX_RECORD + 1).saturating_sub(record.len());
+    let mut bounded = reader.take(u64::try_from(room).unwrap_or(u64::MAX));
+    bounded.read_until(b'\n', record).await
 }
 
 async fn open(path: &Path, tail_lines: Option<u64>) -> std::io::Result<BufReader<tokio::fs::File>> {

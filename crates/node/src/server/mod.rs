@@ -1,36 +1,46 @@
 //! The node's HTTPS server, which the API server calls for logs, exec, attach and port-forward. Streams are
-//! passed on to the runtime; nothing here runs anything itself.
+//! passed on to the runtime; nothing here runs anything itself. Anybody on the network can knock, so what
+//! comes before a client is known is bounded.
 
 mod auth;
 pub mod log_file;
 mod logs;
+mod query;
 mod stats;
+mod streams;
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use k8s_openapi::jiff::Timestamp;
-use skiff_cri::v1;
 use skiff_streaming::Body;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::config::NodeConfig;
-use crate::images::describe;
 use crate::kubelet::Kubelet;
-use crate::observed::ContainerState;
 use crate::pod_state::PodState;
 use crate::pods;
 use auth::Identity;
 use log_file::LogOptions;
+use query::{decode, parse_query};
+use streams::{attach, exec, port_forward};
+
+/// How long a client may take to say who it is.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the head of a request may take, and the pause before it.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(90);
+/// Connections whose client is not known yet; more wait in the kernel's queue.
+const MAX_HANDSHAKES: usize = 256;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -82,7 +92,11 @@ pub fn tls_config(config: &NodeConfig) -> Result<Arc<rustls::ServerConfig>, Erro
 
 pub async fn serve(kubelet: Arc<Kubelet>, listener: TcpListener, tls: Arc<rustls::ServerConfig>) {
     let acceptor = tokio_rustls::TlsAcceptor::from(tls);
+    let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     loop {
+        let Ok(turn) = handshakes.clone().acquire_owned().await else {
+            return;
+        };
         let stream = tokio::select! {
             () = kubelet.shutdown.cancelled() => return,
             accepted = listener.accept() => match accepted {
@@ -94,15 +108,21 @@ pub async fn serve(kubelet: Arc<Kubelet>, listener: TcpListener, tls: Arc<rustls
                 }
             },
         };
-        tokio::spawn(connection(kubelet.clone(), acceptor.clone(), stream));
+        tokio::spawn(connection(kubelet.clone(), acceptor.clone(), stream, turn));
     }
 }
 
-async fn connection(kubelet: Arc<Kubelet>, acceptor: tokio_rustls::TlsAcceptor, stream: TcpStream) {
+async fn connection(
+    kubelet: Arc<Kubelet>,
+    acceptor: tokio_rustls::TlsAcceptor,
+    stream: TcpStream,
+    turn: OwnedSemaphorePermit,
+) {
     let _ = stream.set_nodelay(true);
-    let Ok(stream) = acceptor.accept(stream).await else {
+    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await else {
         return;
     };
+    drop(turn);
     let identity = stream
         .get_ref()
         .1
@@ -113,7 +133,11 @@ async fn connection(kubelet: Arc<Kubelet>, acceptor: tokio_rustls::TlsAcceptor, 
         let (kubelet, identity) = (kubelet.clone(), identity.clone());
         async move { Ok::<_, Infallible>(handle(kubelet, identity, request).await) }
     });
-    let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new()).http1_only();
+    let mut builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new()).http1_only();
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT);
     let served = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::select! {
         () = shutdown.cancelled() => {}
@@ -158,9 +182,6 @@ async fn handle(
     request: Request<Incoming>,
 ) -> Response<Body> {
     let path = request.uri().path().to_owned();
-    if path == "/healthz" && identity.is_none() {
-        return text(StatusCode::UNAUTHORIZED, "Unauthorized");
-    }
     let Some(identity) = identity else {
         return text(StatusCode::UNAUTHORIZED, "Unauthorized");
     };
@@ -215,41 +236,6 @@ async fn handle(
         }
         _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
     }
-}
-
-/// Percent-decoding, with `+` left alone as in a path.
-fn decode(part: &str) -> String {
-    let bytes = part.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut index = 0;
-    while index < bytes.len() {
-        let code = (bytes[index] == b'%')
-            .then(|| part.get(index + 1..index + 3))
-            .flatten()
-            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        match code {
-            Some(byte) => {
-                out.push(byte);
-                index += 3;
-            }
-            None => {
-                out.push(bytes[index]);
-                index += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
-fn parse_query(query: &str) -> Vec<(String, String)> {
-    query
-        .split('&')
-        .filter(|pair| !pair.is_empty())
-        .map(|pair| {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (decode(&name.replace('+', " ")), decode(&value.replace('+', " ")))
-        })
-        .collect()
 }
 
 fn pod_list(kubelet: &Kubelet) -> Response<Body> {
@@ -329,250 +315,4 @@ fn container_logs(
         http::HeaderValue::from_static("text/plain; charset=utf-8"),
     );
     response
-}
-
-/// The running instance of the container.
-fn running(state: &PodState, container: &str) -> Option<String> {
-    state
-        .observed()
-        .container(container)
-        .filter(|c| c.state == ContainerState::Running)
-        .map(|c| c.id.clone())
-}
-
-/// The streams a client wants, by the kubelet's names or the API's.
-struct Streams {
-    stdin: bool,
-    stdout: bool,
-    stderr: bool,
-    tty: bool,
-}
-
-impl Streams {
-    fn from_query(query: &[(String, String)]) -> Result<Self, String> {
-        let on = |names: [&str; 2]| {
-            query
-                .iter()
-                .any(|(n, v)| names.contains(&n.as_str()) && matches!(v.as_str(), "1" | "true"))
-        };
-        let tty = on(["tty", "tty"]);
-        let streams = Streams {
-            stdin: on(["input", "stdin"]),
-            stdout: on(["output", "stdout"]),
-            // A terminal has one output.
-            stderr: on(["error", "stderr"]) && !tty,
-            tty,
-        };
-        if !(streams.stdin || streams.stdout || streams.stderr) {
-            return Err("you must specify at least 1 of stdin, stdout, stderr".to_owned());
-        }
-        Ok(streams)
-    }
-}
-
-async fn exec(
-    kubelet: &Kubelet,
-    request: Request<Incoming>,
-    namespace: &str,
-    pod: &str,
-    uid: Option<&str>,
-    container: &str,
-    query: &[(String, String)],
-) -> Response<Body> {
-    let streams = match Streams::from_query(query) {
-        Ok(streams) => streams,
-        Err(error) => return text(StatusCode::BAD_REQUEST, error),
-    };
-    let Some(state) = find(kubelet, namespace, pod, uid) else {
-        return text(StatusCode::NOT_FOUND, "pod does not exist\n");
-    };
-    let Some(id) = running(&state, container) else {
-        return text(
-            StatusCode::NOT_FOUND,
-            format!("container not found ({container:?})\n"),
-        );
-    };
-    let cmd: Vec<String> = query
-        .iter()
-        .filter(|(n, _)| n == "command")
-        .map(|(_, v)| v.clone())
-        .collect();
-    let Streams {
-        stdin,
-        stdout,
-        stderr,
-        tty,
-    } = streams;
-    match kubelet
-        .runtime
-        .exec_url(v1::ExecRequest {
-            container_id: id,
-            cmd,
-            tty,
-            stdin,
-            stdout,
-            stderr,
-        })
-        .await
-    {
-        Ok(url) => proxy(request, &url).await,
-        Err(status) => text(StatusCode::INTERNAL_SERVER_ERROR, describe(&status)),
-    }
-}
-
-async fn attach(
-    kubelet: &Kubelet,
-    request: Request<Incoming>,
-    namespace: &str,
-    pod: &str,
-    uid: Option<&str>,
-    container: &str,
-    query: &[(String, String)],
-) -> Response<Body> {
-    let streams = match Streams::from_query(query) {
-        Ok(streams) => streams,
-        Err(error) => return text(StatusCode::BAD_REQUEST, error),
-    };
-    let Some(state) = find(kubelet, namespace, pod, uid) else {
-        return text(StatusCode::NOT_FOUND, "pod does not exist\n");
-    };
-    let Some(id) = running(&state, container) else {
-        return text(
-            StatusCode::NOT_FOUND,
-            format!("container {container} not found in pod {pod}_{namespace}\n"),
-        );
-    };
-    // The container decides whether it has a terminal.
-    let tty = pods::container(&state.pod(), container).and_then(|c| c.tty) == Some(true);
-    let Streams {
-        stdin,
-        stdout,
-        stderr,
-        ..
-    } = streams;
-    match kubelet
-        .runtime
-        .attach_url(v1::AttachRequest {
-            container_id: id,
-            stdin,
-            tty,
-            stdout,
-            stderr: stderr && !tty,
-        })
-        .await
-    {
-        Ok(url) => proxy(request, &url).await,
-        Err(status) => text(StatusCode::INTERNAL_SERVER_ERROR, describe(&status)),
-    }
-}
-
-async fn port_forward(
-    kubelet: &Kubelet,
-    request: Request<Incoming>,
-    namespace: &str,
-    pod: &str,
-    uid: Option<&str>,
-    query: &[(String, String)],
-) -> Response<Body> {
-    let mut ports = Vec::new();
-    for (_, value) in query.iter().filter(|(n, _)| n == "port") {
-        for port in value.split(',') {
-            match port.parse::<u16>() {
-                Ok(port) if port > 0 => ports.push(i32::from(port)),
-                _ => {
-                    return text(
-                        StatusCode::BAD_REQUEST,
-                        format!("unable to parse {port:?} as a port"),
-                    );
-                }
-            }
-        }
-    }
-    let Some(state) = find(kubelet, namespace, pod, uid) else {
-        return text(StatusCode::NOT_FOUND, "pod does not exist\n");
-    };
-    let Some(sandbox) = state
-        .observed()
-        .sandboxes
-        .iter()
-        .find(|s| s.ready)
-        .map(|s| s.id.clone())
-    else {
-        return text(StatusCode::NOT_FOUND, "pod not found\n");
-    };
-    match kubelet.runtime.port_forward_url(&sandbox, ports).await {
-        Ok(url) => proxy(request, &url).await,
-        Err(status) => text(StatusCode::INTERNAL_SERVER_ERROR, describe(&status)),
-    }
-}
-
-/// Hands the connection to the runtime's streaming server at `url`.
-async fn proxy(mut request: Request<Incoming>, url: &str) -> Response<Body> {
-    let Ok(target) = url.parse::<http::Uri>() else {
-        return text(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "the runtime answered with a broken URL",
-        );
-    };
-    let (Some(host), port) = (target.host(), target.port_u16().unwrap_or(80)) else {
-        return text(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "the runtime answered with a URL without a host",
-        );
-    };
-    let address = (host.trim_matches(['[', ']']).to_owned(), port);
-    let authority = target
-        .authority()
-        .map(|a| a.as_str().to_owned())
-        .unwrap_or_default();
-    let path = target.path_and_query().map_or("/", |p| p.as_str());
-    match path.parse() {
-        Ok(uri) => *request.uri_mut() = uri,
-        Err(_) => {
-            return text(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "the runtime answered with a broken URL",
-            );
-        }
-    }
-    if let Ok(value) = http::HeaderValue::from_str(&authority) {
-        request.headers_mut().insert("host", value);
-    }
-    skiff_streaming::proxy_upgrade(request, || async move { TcpStream::connect(address).await }).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn queries_and_paths() {
-        assert_eq!(decode("a%2Fb%20c+d%zz"), "a/b c+d%zz");
-        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
-        assert_eq!(
-            parse_query("command=sh&command=-c&command=echo+%24x&tty"),
-            [
-                pair("command", "sh"),
-                pair("command", "-c"),
-                pair("command", "echo $x"),
-                pair("tty", "")
-            ]
-        );
-    }
-
-    #[test]
-    fn streams() {
-        let check = |query: &str, expected: Option<(bool, bool, bool, bool)>| {
-            let found = Streams::from_query(&parse_query(query))
-                .ok()
-                .map(|s| (s.stdin, s.stdout, s.stderr, s.tty));
-            assert_eq!(found, expected, "{query}");
-        };
-        check("input=1&output=1&error=1", Some((true, true, true, false)));
-        check(
-            "stdin=true&stdout=true&stderr=true&tty=true",
-            Some((true, true, false, true)),
-        );
-        check("tty=1", None);
-    }
 }

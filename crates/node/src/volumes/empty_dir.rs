@@ -30,6 +30,27 @@ pub fn set_up(path: &Path, memory: bool, size_limit: Option<i64>, mode: u32) -> 
     Ok(())
 }
 
+/// Bytes on disk below a path, links not followed. What goes away meanwhile does not count.
+pub fn usage(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let mut pending = vec![path.to_owned()];
+    let mut total = 0u64;
+    // A file with many names is one file.
+    let mut seen = std::collections::HashSet::new();
+    while let Some(directory) = pending.pop() {
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            let Ok(metadata) = entry.metadata() else { continue };
+            if metadata.is_dir() {
+                pending.push(entry.path());
+            } else if metadata.nlink() > 1 && !seen.insert(metadata.ino()) {
+                continue;
+            }
+            total = total.saturating_add(metadata.blocks().saturating_mul(512));
+        }
+    }
+    total
+}
+
 /// Whether something is mounted exactly there.
 pub fn is_mount_point(path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
@@ -55,6 +76,13 @@ mod tests {
             0o777
         );
         assert!(path.join("kept").exists());
+        let before = usage(&path);
+        std::fs::create_dir(path.join("d")).unwrap();
+        std::fs::write(path.join("d/big"), vec![1; 1 << 20]).unwrap();
+        std::fs::hard_link(path.join("d/big"), path.join("again")).unwrap();
+        std::os::unix::fs::symlink("/usr", path.join("link")).unwrap();
+        let grown = usage(&path) - before;
+        assert!((1 << 20..2 << 20).contains(&grown), "{grown}");
         assert!(!is_mount_point(&path).unwrap());
     }
 }

@@ -7,6 +7,7 @@ mod empty_dir;
 mod host_path;
 mod keyed;
 mod ownership;
+mod removal;
 pub mod sub_path;
 mod tokens;
 
@@ -22,6 +23,7 @@ use crate::objects::Objects;
 use crate::pods;
 use crate::resources::{limit_value, pod_total, value};
 use atomic_writer::{File, Payload};
+use removal::remove_tree;
 use tokens::Tokens;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +71,20 @@ impl Volumes {
             .join("volumes")
             .join(format!("kubernetes.io~{plugin}"))
             .join(name)
+    }
+
+    /// Tells that a volume was made to the end.
+    fn ready_file(&self, uid: &str, plugin: &str, name: &str) -> PathBuf {
+        self.pod_dir(uid)
+            .join("plugins")
+            .join(format!("kubernetes.io~{plugin}"))
+            .join(name)
+            .join("ready")
+    }
+
+    /// The disk space an emptyDir takes. Blocking.
+    pub fn empty_dir_usage(&self, uid: &str, name: &str) -> u64 {
+        empty_dir::usage(&self.volume_dir(uid, "empty-dir", name))
     }
 
     /// Makes or refreshes all volumes of the pod that a container mounts. Safe to repeat.
@@ -133,9 +149,16 @@ impl Volumes {
             };
             let (group, policy) = fs_group(pod);
             let target = path.clone();
+            let ready = self.ready_file(uid, "empty-dir", &volume.name);
             blocking(move || {
                 empty_dir::set_up(&target, memory, size, 0o777)?;
-                ownership::apply(&target, group, policy.as_deref(), false)
+                // Once: after that the files are the containers' own, and so are their modes.
+                if !ready.exists() {
+                    ownership::apply(&target, group, policy.as_deref(), false)?;
+                    ready.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+                    std::fs::write(&ready, b"")?;
+                }
+                Ok(())
             })
             .await
             .map_err(|e: io::Error| e.to_string())?;
@@ -301,8 +324,8 @@ impl Volumes {
         let pod_dir = self.pod_dir(uid);
         blocking(move || {
             unmount_below(&pod_dir)?;
-            for part in ["volume-subpaths", "volumes"] {
-                remove_all(&pod_dir.join(part))?;
+            for part in ["volume-subpaths", "volumes", "plugins"] {
+                remove_tree(&pod_dir.join(part))?;
             }
             Ok(())
         })
@@ -314,7 +337,7 @@ impl Volumes {
         let pod_dir = self.pod_dir(uid);
         blocking(move || {
             unmount_below(&pod_dir)?;
-            remove_all(&pod_dir)
+            remove_tree(&pod_dir)
         })
         .await
     }
@@ -334,13 +357,6 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     match tokio::task::spawn_blocking(work).await {
         Ok(output) => output,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
-}
-
-fn remove_all(path: &Path) -> io::Result<()> {
-    match std::fs::remove_dir_all(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
     }
 }
 

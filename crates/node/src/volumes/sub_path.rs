@@ -84,8 +84,17 @@ fn open_inside(volume: &Path, sub_path: &str) -> io::Result<OwnedFd> {
             open(&reached)?
         };
         match mkdirat(parent.as_fd(), name, mode) {
-            // The umask took its share.
-            Ok(()) => rustix::fs::chmodat(parent.as_fd(), name, mode, rustix::fs::AtFlags::empty())?,
+            // The umask took its share. By a descriptor: a container that shares the volume may have put
+            // a link in its place already.
+            Ok(()) => {
+                let made = openat(
+                    parent.as_fd(),
+                    name,
+                    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+                    Mode::empty(),
+                )?;
+                rustix::fs::fchmod(&made, mode)?;
+            }
             Err(rustix::io::Errno::EXIST) => {}
             Err(e) => return Err(e.into()),
         }

@@ -140,3 +140,27 @@ fn mount_lists() {
         [PathBuf::from("/a/pods/u1 x")]
     );
 }
+
+/// What a container did to the modes of its files is not undone by the next look at the pod.
+#[tokio::test]
+async fn an_empty_dir_is_given_to_its_group_once() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), Arc::new(Scripted::default()));
+    let mut pod = pod(json!([{"name": "e", "emptyDir": {}}]));
+    let group = i64::from(std::fs::metadata(dir.path()).unwrap().gid());
+    pod.spec.as_mut().unwrap().security_context =
+        Some(serde_json::from_value(json!({"fsGroup": group})).unwrap());
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    let mounted = volumes.set_up(&pod, &NodeFacts::default()).await.unwrap();
+    let path = &mounted["e"].path;
+    assert_eq!(mode(path), 0o2777);
+    let file = path.join("f");
+    std::fs::write(&file, "x").unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    volumes.set_up(&pod, &NodeFacts::default()).await.unwrap();
+    assert_eq!(mode(&file), 0o600);
+    volumes.tear_down("u1").await.unwrap();
+    volumes.set_up(&pod, &NodeFacts::default()).await.unwrap();
+    assert_eq!(mode(path), 0o2777, "a new volume of the same name is new");
+}

@@ -7,6 +7,7 @@ use super::{Daemon, internal, spec};
 use crate::cgroup::{Cgroup, DeviceRule, default_rules};
 use crate::image::Image;
 use crate::init::spec::{InitSpec, PidNamespace};
+use crate::removal::remove_tree;
 use crate::shim::protocol::{ContainerState, ExecRequest, StartRequest, frame, read_frame, write_frame};
 use serde::{Deserialize, Serialize};
 use skiff_cri::v1 as cri;
@@ -356,12 +357,12 @@ impl Daemon {
         }
         let directory = container.directory.clone();
         // Large layers take a while to delete.
-        let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(&directory)).await;
+        let removed = tokio::task::spawn_blocking(move || remove_tree(&directory)).await;
         match removed {
-            Ok(Err(error)) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(internal("remove the container's directory")(error));
-            }
-            _ => {}
+            Ok(Err(error)) => return Err(internal("remove the container's directory")(error)),
+            // A panic there ends here.
+            Err(error) => return Err(Status::internal(error.to_string())),
+            Ok(Ok(())) => {}
         }
         self.images.release(&record.id);
         self.publish(

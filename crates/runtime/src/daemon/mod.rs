@@ -231,15 +231,10 @@ pub async fn cleanup(config: Config) -> Result<(), Error> {
     }
     for directory in [run_dir, root] {
         unmount_below(&directory);
-        match std::fs::remove_dir_all(&directory) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::Io {
-                    what: format!("remove {}", directory.display()),
-                    source,
-                });
-            }
-            _ => {}
-        }
+        crate::removal::remove_tree(&directory).map_err(|source| Error::Io {
+            what: format!("remove {}", directory.display()),
+            source,
+        })?;
     }
     Ok(())
 }
@@ -357,7 +352,7 @@ impl Daemon {
                     self.containers.write().insert(id, Arc::new(container));
                 }
                 // Interrupted while it was made.
-                _ => drop(std::fs::remove_dir_all(&directory)),
+                _ => drop(crate::removal::remove_tree(&directory)),
             }
         }
         for directory in list(&self.config.sandboxes()) {

@@ -130,7 +130,7 @@ struct Source {
 impl Drop for Source {
     fn drop(&mut self) {
         if self.temporary {
-            let _ = std::fs::remove_dir_all(&self.directory);
+            let _ = crate::removal::remove_tree(&self.directory);
         }
     }
 }

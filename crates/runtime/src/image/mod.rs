@@ -22,6 +22,7 @@ pub use binary::{BinaryImage, save_binary_image};
 pub use config::ImageConfig;
 pub use pull::Credentials;
 
+use crate::removal::remove_tree;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -142,7 +143,7 @@ impl ImageStore {
                 .flatten()
                 .flatten()
             {
-                let _ = std::fs::remove_dir_all(entry.path()).or_else(|_| std::fs::remove_file(entry.path()));
+                let _ = remove_tree(&entry.path());
             }
         }
         Ok(store)
@@ -383,7 +384,7 @@ impl ImageStore {
         }
         drop(lock);
         for directory in trash {
-            let _ = std::fs::remove_dir_all(directory);
+            let _ = remove_tree(&directory);
         }
         Ok(())
     }
@@ -432,7 +433,7 @@ impl ImageStore {
             }
         })();
         if temporary.exists() {
-            let _ = std::fs::remove_dir_all(&temporary);
+            let _ = remove_tree(&temporary);
         }
         result
     }

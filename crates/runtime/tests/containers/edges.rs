@@ -61,6 +61,41 @@ pub async fn failures() {
         error.message()
     );
 
+    // Volumes put in the way of what the helper itself reads and mounts.
+    let volume = |at: &str, source: &std::path::Path| cri::Mount {
+        container_path: at.into(),
+        host_path: source.to_string_lossy().into_owned(),
+        ..Default::default()
+    };
+    let device_directory = environment.path("dev");
+    std::fs::create_dir(&device_directory).expect("dev");
+    std::os::unix::fs::symlink("/proc/sysrq-trigger", device_directory.join("null")).expect("link");
+    let mut config = container_config("fakenull", "true");
+    config.mounts.push(volume("/dev", &device_directory));
+    let container_id = pod.create(config).await.expect("created");
+    let error = pod
+        .client
+        .start_container(cri::StartContainerRequest { container_id })
+        .await
+        .expect_err("a link for /dev/null");
+    assert!(
+        error.message().contains("/dev/null is not the null device"),
+        "{}",
+        error.message()
+    );
+    let pipe = environment.path("pipe");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &pipe,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o666),
+        0,
+    )
+    .expect("pipe");
+    let mut config = container_config("fakepasswd", "echo started");
+    config.mounts.push(volume("/etc/passwd", &pipe));
+    assert_eq!(pod.script(config).await.1, "started\n");
+
     let mut config = container_config("noimage", "true");
     config.image = Some(cri::ImageSpec {
         image: "no/such:image".into(),
