@@ -362,7 +362,7 @@ mod tests {
         let one = Error::required(&Path::new("spec.selector"), "");
         let two = Error::required(&Path::new("spec.template"), "");
         assert_eq!(
-            Status::invalid(&kind, "x", &[one.clone()]).message,
+            Status::invalid(&kind, "x", std::slice::from_ref(&one)).message,
             "Deployment.apps \"x\" is invalid: spec.selector: Required value"
         );
         assert_eq!(
