@@ -16,6 +16,8 @@ use crate::fields::Interner;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// A quiet cache is not looked at more often than this.
+const OFTEN: Duration = Duration::from_millis(100);
 
 pub async fn run(shared: Arc<Shared>, store: Arc<dyn Store>) {
     let mut interner = Interner::default();
@@ -50,8 +52,14 @@ async fn follow(
     let mut reached = revision;
     loop {
         *pause = FIRST_PAUSE;
+        let limits = &shared.config.limits;
         let error = loop {
-            match watch.next().await {
+            // What a burst left behind must go even if nothing happens after it.
+            let Ok(next) = tokio::time::timeout(limits.age.max(OFTEN), watch.next()).await else {
+                shared.state.write().trim(limits, Instant::now());
+                continue;
+            };
+            match next {
                 Ok(batch) => {
                     reached = reached.max(batch.revision);
                     take_in(shared, interner, batch);

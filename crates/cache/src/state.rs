@@ -141,6 +141,9 @@ impl State {
             self.floor = oldest.revision;
             self.ring.pop_front();
         }
+        if self.ring.capacity() > 256 && self.ring.len() * 4 < self.ring.capacity() {
+            self.ring.shrink_to(self.ring.len() * 2);
+        }
     }
 
     /// The changes after `revision`, oldest first.

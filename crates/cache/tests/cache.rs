@@ -559,6 +559,32 @@ async fn a_version_that_is_forgotten_is_too_old() {
 }
 
 #[tokio::test]
+async fn what_a_burst_left_behind_goes_though_nothing_follows() {
+    let limits = Limits {
+        age: Duration::ZERO,
+        at_least: 0,
+        ..Limits::default()
+    };
+    let setup = setup_with(Config { limits, ..config() }).await;
+    let before = setup.cache.revision();
+    setup.put("a/1", json!({}), "").await;
+    setup.list(ListOptions::default()).await;
+    loop {
+        let from = WatchFrom::After(before);
+        let options = WatchOptions {
+            from,
+            ..WatchOptions::default()
+        };
+        match setup.cache.watch(options).await {
+            Err(Error::TooOld { .. }) => break,
+            Err(error) => panic!("{error}"),
+            Ok(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+    assert_eq!(setup.cache.len(), 1);
+}
+
+#[tokio::test]
 async fn a_burst_does_not_end_a_watcher_but_never_reading_does() {
     let limits = Limits {
         changes: 1000,

@@ -48,6 +48,7 @@ pub fn size(dir: &Path) -> u64 {
 impl Disk {
     pub fn open(dir: &Path) -> Result<Disk> {
         let io = |error: std::io::Error| Error::Io(format!("{}: {error}", dir.display()));
+        let missing: Vec<&Path> = dir.ancestors().take_while(|part| !part.exists()).collect();
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -61,6 +62,17 @@ impl Disk {
             .mode(0o600)
             .open(&file)
             .map_err(io)?;
+        // SQLite makes its own files durable in the directory, but the directories are ours.
+        for made in std::iter::once(dir).chain(missing.iter().filter_map(|made| made.parent())) {
+            let made = if made.as_os_str().is_empty() {
+                Path::new(".")
+            } else {
+                made
+            };
+            fs::File::open(made)
+                .and_then(|made| made.sync_all())
+                .map_err(io)?;
+        }
         let connection = Connection::open(&file).map_err(|error| translate(dir, error))?;
         let disk = Disk {
             connection,

@@ -1,7 +1,7 @@
 //! What the embedded store knows, in memory: of every key the current version and those not yet
 //! compacted. No I/O, no waiting; the writer thread changes it, everyone reads it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -37,10 +37,8 @@ impl History {
         if self.current.revision <= revision {
             return Some(&self.current);
         }
-        self.older
-            .iter()
-            .rev()
-            .find(|version| version.revision <= revision)
+        let after = self.older.partition_point(|version| version.revision <= revision);
+        self.older.get(after.checked_sub(1)?)
     }
 }
 
@@ -183,16 +181,19 @@ impl State {
 
     /// Drops in memory what [`State::superseded`] named.
     pub fn compact(&mut self, events: &[Event], revision: i64) {
-        for event in events {
+        // The last event of a key decides; a key that is written all the time has thousands of them.
+        let mut seen: HashSet<&str> = HashSet::new();
+        for event in events.iter().rev().filter(|event| seen.insert(&event.key)) {
             let Some(history) = self.keys.get_mut(&event.key) else {
                 continue;
             };
-            history.older.retain(|version| {
-                version.revision >= event.revision
-                    && (version.revision > event.revision || event.value.is_some())
+            let gone = history.older.partition_point(|version| {
+                version.revision < event.revision
+                    || (version.revision == event.revision && event.value.is_none())
             });
-            if history.older.is_empty() {
-                history.older = Vec::new();
+            history.older.drain(..gone);
+            if history.older.len() * 4 < history.older.capacity() {
+                history.older.shrink_to_fit();
             }
             if event.value.is_none() && history.current.revision == event.revision {
                 self.keys.remove(&event.key);
@@ -321,6 +322,38 @@ mod tests {
                 "memory and disk agree at {to}"
             );
         }
+    }
+
+    #[test]
+    fn a_key_that_is_written_all_the_time() {
+        let mut state = State::new(1);
+        let mut events: Vec<Event> = (2..20_002)
+            .map(|revision| state.apply(row(revision, "hot", 2, Some("v"))))
+            .collect();
+        events.push(state.apply(row(20_002, "hot", 0, None)));
+        events.push(state.apply(row(20_003, "hot", 20_003, Some("w"))));
+        for to in [5_000, 20_001, 20_002] {
+            let gone: Vec<Event> = events
+                .iter()
+                .filter(|event| event.revision > state.compacted && event.revision <= to)
+                .cloned()
+                .collect();
+            let (before, dropped) = (state.keys["hot"].older.len(), state.superseded(&gone).len());
+            state.compact(&gone, to);
+            assert_eq!(
+                state.keys["hot"].older.len(),
+                before - dropped,
+                "compacted to {to}"
+            );
+            let expected = if to == 20_002 {
+                String::new()
+            } else {
+                format!("hot=v@{to}")
+            };
+            check(&state, to, &expected);
+        }
+        check(&state, 20_003, "hot=w@20003");
+        assert_eq!(state.keys["hot"].older.capacity(), 0);
     }
 
     #[test]

@@ -102,7 +102,7 @@ pub struct Writer {
     shared: Arc<Shared>,
     disk: Disk,
     limits: Limits,
-    /// May name keys that were written again since; the state decides.
+    /// One for each key that has a lease.
     expiries: BTreeSet<(u64, Arc<str>)>,
     events_since_look: usize,
     bytes_since_look: usize,
@@ -284,6 +284,11 @@ impl Writer {
             let mut state = self.shared.state.write();
             for row in rows() {
                 self.bytes_since_look += row.value.as_ref().map_or(0, |value| value.len());
+                if let Some((key, before)) = state.version(&row.key)
+                    && before.expires > 0
+                {
+                    self.expiries.remove(&(before.expires, key.clone()));
+                }
                 if row.expires > 0 {
                     self.expiries.insert((row.expires, row.key.clone()));
                 }
@@ -312,7 +317,7 @@ impl Writer {
             let Some((_, version)) = state.version(&key) else {
                 continue;
             };
-            // Written again since, perhaps with a new lease or none.
+            // A start finds those of old versions too.
             if version.expires != expires || version.value.is_none() {
                 continue;
             }
