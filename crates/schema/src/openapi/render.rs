@@ -127,7 +127,7 @@ fn shared(path: &Path) -> Vec<Parameter> {
 }
 
 /// The parameters of an operation beside the shared ones.
-fn own<'a>(operation: &'a Operation, shared: &[Parameter]) -> Vec<Parameter> {
+fn own(operation: &Operation, shared: &[Parameter]) -> Vec<Parameter> {
     in_order(operation.parameters.iter().filter(|p| !shared.contains(p)))
 }
 
