@@ -80,7 +80,9 @@ impl<T: Clone + Eq + Hash> State<T> {
                 .is_some_and(|(_, latest, _)| *latest == sequence)
                 && let Some((_, _, cause)) = self.delayed_until.remove(&item)
             {
-                self.add(item, cause);
+                // What came meanwhile is newer than what asked for the delay.
+                let newer = self.dirty.get(&item).is_some_and(|wake| wake.cause.is_some());
+                self.add(item, cause.filter(|_| !newer));
             }
         }
     }
@@ -322,6 +324,20 @@ mod tests {
         assert_eq!(before.elapsed(), Duration::from_secs(2));
         let more = tokio::time::timeout(Duration::from_secs(60), queue.next()).await;
         assert!(more.is_err(), "the replaced delays must not fire");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_delayed_cause_does_not_replace_a_newer_one() {
+        let queue = WorkQueue::<&str>::new();
+        let delay = Duration::from_secs(1);
+        queue.add_after("a", delay, cause("1"));
+        queue.add_after("b", delay, cause("1"));
+        queue.add("a", cause("2"));
+        queue.add("b", None);
+        tokio::time::advance(delay).await;
+        let (a, b) = (queue.next().await.unwrap(), queue.next().await.unwrap());
+        assert_eq!((a.item, a.cause.clone()), ("a", cause("2")));
+        assert_eq!((b.item, b.cause.clone()), ("b", cause("1")));
     }
 
     #[tokio::test]

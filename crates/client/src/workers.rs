@@ -83,7 +83,8 @@ where
         Ok(Ok(Action::Done)) => queue.forget(&taken.item),
         Ok(Ok(Action::RequeueAfter(delay))) => {
             queue.forget(&taken.item);
-            queue.add_after(taken.item.clone(), delay, None);
+            // Its cause stays what it was: the work is not done.
+            queue.add_after(taken.item.clone(), delay, taken.cause.clone());
         }
         Ok(Err(error)) => {
             // A conflict or a cache that lags is everyday; what keeps failing deserves a louder word.

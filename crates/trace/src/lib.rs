@@ -11,6 +11,7 @@
 mod context;
 mod headers;
 mod recorder;
+mod render;
 mod waterfall;
 
 pub use context::{Work, current_cause, note, now_us, record_stage, scope, stage};

@@ -177,8 +177,9 @@ impl Controller {
             if matches!(change, Change::Deleted { .. }) {
                 self.written.forget(&key);
             }
-            // Our own writes come back here too: they end a wait, and cost no more than a look.
-            self.queue.add(service, Some(cause_of(&**slice)));
+            // Our own writes come back here too: they end a wait, and cost no more than a look. They are no
+            // cause: what is written next is written for the pod that waits.
+            self.queue.add(service, None);
         }
         if let Change::Applied { old: Some(old), .. } = change
             && let Some(before) = service_of(old)
