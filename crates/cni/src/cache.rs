@@ -55,8 +55,10 @@ pub(crate) fn store(network: &Network, attachment: &Attachment, result: &Value) 
     let bytes = serde_json::to_vec(&cached).map_err(|error| Error::Invalid(error.to_string()))?;
     let write = || {
         std::fs::create_dir_all(&dir)?;
-        // Through a rename, so that a crash leaves no half a file.
-        let temporary = path.with_extension("tmp");
+        // Through a rename, so that a crash leaves no half a file. A name of its own: a network's name may
+        // have a dot in it, and an extension would take the rest, the sandbox, off.
+        let mut temporary = path.clone().into_os_string();
+        temporary.push(".tmp");
         std::fs::write(&temporary, &bytes)?;
         std::fs::rename(&temporary, &path)
     };

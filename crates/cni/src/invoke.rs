@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -10,8 +11,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::conf::is_identifier;
 use crate::{AddResult, CniError, Error, Network, Result, cache};
 
-/// A plugin that writes more than this is broken; the rest is not read.
+/// A plugin that writes more than this is broken; the rest is dropped.
 const MAX_OUTPUT: u64 = 1 << 20;
+
+/// A plugin that takes longer hangs; it is killed.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Which pod a sandbox belongs to; plugins find it in `CNI_ARGS`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -318,8 +322,10 @@ async fn run(
             let _ = stdin.write_all(&input).await;
         }
     };
-    let (status, stdout, stderr, ()) =
-        tokio::join!(child.wait(), read_bounded(stdout), read_bounded(stderr), feed);
+    let answered = async { tokio::join!(child.wait(), read_bounded(stdout), read_bounded(stderr), feed) };
+    let Ok((status, stdout, stderr, ())) = tokio::time::timeout(TIMEOUT, answered).await else {
+        return Err(exec(std::io::ErrorKind::TimedOut.into()));
+    };
     let (status, stdout, stderr) = (
         status.map_err(exec)?,
         stdout.map_err(exec)?,
@@ -330,8 +336,10 @@ async fn run(
 
 async fn read_bounded(from: Option<impl tokio::io::AsyncRead + Unpin>) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    if let Some(from) = from {
-        from.take(MAX_OUTPUT).read_to_end(&mut bytes).await?;
+    if let Some(mut from) = from {
+        (&mut from).take(MAX_OUTPUT).read_to_end(&mut bytes).await?;
+        // A pipe that nobody empties would hold the plugin.
+        tokio::io::copy(&mut from, &mut tokio::io::sink()).await?;
     }
     Ok(bytes)
 }
@@ -565,5 +573,18 @@ mod tests {
         assert!(log[3].contains(r#""cni.dev/valid-attachments":[{"containerID":"abc","ifname":"eth0"}]"#));
         assert_eq!(f.cached_files(), 1);
         network.status(&f.attachment.bin_dirs).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_never_stops_talking_ends_all_the_same() {
+        let f = fixture();
+        let path = f.dir.path().join("bin/loud");
+        std::fs::write(&path, "#!/bin/sh\nhead -c 3000000 /dev/zero\nexit 1\n").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let network =
+            Network::from_value(json!({"name": "n", "cniVersion": "1.0.0", "plugins": [{"type": "loud"}]}))
+                .unwrap();
+        let error = network.add(&f.attachment).await.unwrap_err();
+        assert!(error.to_string().contains("netplugin failed"), "{error:.200}");
     }
 }

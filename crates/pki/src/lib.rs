@@ -9,7 +9,7 @@ pub use tls::{client_config, server_config};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
 };
 use std::fs;
 use std::io::Write;
@@ -18,7 +18,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 use time::{Duration, OffsetDateTime};
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+use x509_parser::prelude::{FromDer, GeneralName, ParsedExtension, X509Certificate};
 
 const CA_YEARS: i64 = 10;
 const LEAF_DAYS: i64 = 365;
@@ -40,10 +40,20 @@ pub enum Error {
 type Result<T> = std::result::Result<T, Error>;
 
 /// A certificate and its private key, both PEM.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Identity {
     pub certificate: String,
     pub key: String,
+}
+
+/// Without the key: what is printed ends up in logs.
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Identity")
+            .field("certificate", &self.certificate)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A folder of keys and certificates under one certificate authority.
@@ -62,6 +72,10 @@ impl Pki {
             .map_err(|e| file(dir, e))?;
         let ca = match load(dir, "ca")? {
             Some(ca) => ca,
+            // All that the old one signed would be worth nothing; that is not for us to decide.
+            None if dir.join("ca.crt").exists() => {
+                return Err(unusable(&dir.join("ca.crt"), "its key ca.key is missing"));
+            }
             None => {
                 let ca = make_ca()?;
                 save(dir, "ca", &ca)?;
@@ -120,7 +134,7 @@ impl Pki {
 
     fn leaf(&self, name: &str, leaf: Leaf<'_>) -> Result<Identity> {
         if let Some(found) = load(&self.dir, name)?
-            && leaf.is_served_by(&found)
+            && leaf.is_served_by(&found, &self.ca)
         {
             return Ok(found);
         }
@@ -176,14 +190,26 @@ impl Leaf<'_> {
         Ok(params)
     }
 
-    /// Whether a certificate on disk still says what is wanted and lasts.
-    fn is_served_by(&self, identity: &Identity) -> bool {
-        let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(identity.certificate.as_bytes()) else {
+    /// Whether a certificate on disk still says what is wanted and lasts, has its key beside it (a crash
+    /// between the two files leaves a new key with an old certificate) and is of this authority.
+    fn is_served_by(&self, identity: &Identity, ca: &Identity) -> bool {
+        let (Ok((_, pem)), Ok((_, ca_pem))) = (
+            x509_parser::pem::parse_x509_pem(identity.certificate.as_bytes()),
+            x509_parser::pem::parse_x509_pem(ca.certificate.as_bytes()),
+        ) else {
             return false;
         };
-        let Ok((_, certificate)) = X509Certificate::from_der(&pem.contents) else {
+        let (Ok((_, certificate)), Ok((_, ca))) = (
+            X509Certificate::from_der(&pem.contents),
+            X509Certificate::from_der(&ca_pem.contents),
+        ) else {
             return false;
         };
+        let own_key = KeyPair::from_pem(&identity.key)
+            .is_ok_and(|key| key.subject_public_key_info() == certificate.public_key().raw);
+        if !own_key || issuer_key(&certificate) != own_key_id(&ca) {
+            return false;
+        }
         let renew_at = (OffsetDateTime::now_utc() + Duration::days(RENEW_DAYS)).unix_timestamp();
         if certificate.validity().not_after.timestamp() < renew_at {
             return false;
@@ -200,6 +226,26 @@ impl Leaf<'_> {
         wanted.sort();
         name == Some(self.common_name) && group == self.group && hosts == wanted
     }
+}
+
+/// The name of the key that signed a certificate, as the certificate says.
+fn issuer_key<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
+    let parsed = certificate.extensions().iter().map(|e| e.parsed_extension());
+    { parsed }.find_map(|extension| match extension {
+        ParsedExtension::AuthorityKeyIdentifier(authority) => {
+            authority.key_identifier.as_ref().map(|id| id.0)
+        }
+        _ => None,
+    })
+}
+
+/// The name of a certificate's own key.
+fn own_key_id<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
+    let parsed = certificate.extensions().iter().map(|e| e.parsed_extension());
+    { parsed }.find_map(|extension| match extension {
+        ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0),
+        _ => None,
+    })
 }
 
 fn host_name(name: &GeneralName<'_>) -> Option<String> {
@@ -320,6 +366,34 @@ mod tests {
         let other = make(&["localhost", "10.96.0.1"]);
         assert_ne!(first.1, other.1, "new names, new certificate");
         assert_eq!((&first.0, &first.2, &first.3), (&other.0, &other.2, &other.3));
+    }
+
+    #[test]
+    fn what_does_not_belong_together_is_made_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let serving = || {
+            Pki::open(dir.path())
+                .unwrap()
+                .serving("kubelet", "node", &hosts(&["a"]))
+                .unwrap()
+        };
+        let first = serving();
+        assert_eq!(first, serving());
+        // Killed between the two files of a renewal.
+        let other = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+        fs::write(dir.path().join("kubelet.key"), other.serialize_pem()).unwrap();
+        let second = serving();
+        assert_ne!(first.certificate, second.certificate);
+        // Another authority.
+        fs::remove_file(dir.path().join("ca.crt")).unwrap();
+        let third = serving();
+        assert_ne!(second.certificate, third.certificate);
+        fs::remove_file(dir.path().join("ca.key")).unwrap();
+        assert!(
+            Pki::open(dir.path()).is_err(),
+            "an authority is not replaced unasked"
+        );
+        assert!(!format!("{third:?}").contains("PRIVATE"));
     }
 
     #[test]

@@ -75,7 +75,19 @@ impl Addresses {
             let path = self.dir.join(address.to_string());
             let mut file = match OpenOptions::new().write(true).create_new(true).open(&path) {
                 Ok(file) => file,
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                // Without an owner: whoever made it was killed before it wrote one. The lock is ours, so
+                // nobody is about to.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                    if std::fs::metadata(&path).map_or(0, |metadata| metadata.len()) > 0 {
+                        continue;
+                    }
+                    let open = OpenOptions::new()
+                        .write(true)
+                        .create(true)
+                        .truncate(true)
+                        .open(&path);
+                    open.map_err(failed(path.display()))?
+                }
                 Err(error) => return Err(failed(path.display())(error)),
             };
             let mut reserve = || {
@@ -219,6 +231,9 @@ mod tests {
         a.allocate("b", "eth0").unwrap();
         let moved = addresses(&dir, "10.9.0.0/24");
         assert_eq!(moved.allocate("b", "eth0").unwrap().to_string(), "10.9.0.2");
+        // Killed between making the file and writing the owner.
+        std::fs::write(dir.path().join("net/10.9.0.3"), "").unwrap();
+        assert_eq!(moved.allocate("c", "eth0").unwrap().to_string(), "10.9.0.3");
     }
 
     #[test]
