@@ -20,7 +20,23 @@ pub struct Diagnosis {
     pub rejected_by: Vec<&'static str>,
 }
 
-pub fn schedule(pod: &PodInfo, nodes: &[Arc<NodeInfo>], plugins: &[Arc<dyn Plugin>]) -> Outcome {
+/// COMPAT: upstream's shares: among many nodes a good one is as good as the best one.
+const ALL_OF: usize = 100;
+const LEAST_PERCENT: usize = 5;
+
+/// How many fitting nodes are enough to choose from.
+fn enough(nodes: usize) -> usize {
+    let percent = 50_usize.saturating_sub(nodes / 125).max(LEAST_PERCENT);
+    (nodes * percent / 100).max(ALL_OF)
+}
+
+/// `start` is where to begin with the nodes; it moves on, so that all get their turn.
+pub fn schedule(
+    pod: &PodInfo,
+    nodes: &[Arc<NodeInfo>],
+    plugins: &[Arc<dyn Plugin>],
+    start: &mut usize,
+) -> Outcome {
     if nodes.is_empty() {
         // COMPAT: upstream's words for a cluster without nodes; a new node is what would help.
         let message = "no nodes available to schedule pods".to_owned();
@@ -47,7 +63,13 @@ pub fn schedule(pod: &PodInfo, nodes: &[Arc<NodeInfo>], plugins: &[Arc<dyn Plugi
     }
     let mut fitting: Vec<&Arc<NodeInfo>> = Vec::new();
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
-    for node in nodes {
+    let (wanted, mut seen) = (enough(nodes.len()), 0);
+    let first = *start % nodes.len();
+    for node in nodes[first..].iter().chain(&nodes[..first]) {
+        if fitting.len() >= wanted {
+            break;
+        }
+        seen += 1;
         let rejection = plugins
             .iter()
             .find_map(|p| p.filter(pod, node).err().map(|r| (p.name(), r)));
@@ -61,6 +83,7 @@ pub fn schedule(pod: &PodInfo, nodes: &[Arc<NodeInfo>], plugins: &[Arc<dyn Plugi
             }
         }
     }
+    *start = (first + seen) % nodes.len();
     if fitting.is_empty() {
         let mut counted: Vec<String> = reasons
             .iter()
@@ -142,7 +165,7 @@ mod tests {
                 json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}),
             )
         };
-        let Outcome::Nowhere(diagnosis) = schedule(&wanting("1500m"), &nodes, &profile()) else {
+        let Outcome::Nowhere(diagnosis) = schedule(&wanting("1500m"), &nodes, &profile(), &mut 0) else {
             panic!("nothing fits");
         };
         assert_eq!(
@@ -150,8 +173,10 @@ mod tests {
             "0/3 nodes are available: 1 node(s) were unschedulable, 2 Insufficient cpu."
         );
         assert_eq!(diagnosis.rejected_by, ["NodeUnschedulable", "NodeResourcesFit"]);
-        assert!(matches!(schedule(&wanting("500m"), &nodes, &profile()), Outcome::Node(name) if name != "a"));
-        let Outcome::Nowhere(diagnosis) = schedule(&wanting("1"), &[], &profile()) else {
+        assert!(
+            matches!(schedule(&wanting("500m"), &nodes, &profile(), &mut 0), Outcome::Node(name) if name != "a")
+        );
+        let Outcome::Nowhere(diagnosis) = schedule(&wanting("1"), &[], &profile(), &mut 0) else {
             panic!("no nodes")
         };
         assert_eq!(diagnosis.message, "no nodes available to schedule pods");
@@ -166,9 +191,35 @@ mod tests {
         let nodes = vec![Arc::new(full), Arc::new(plain_node("empty"))];
         for _ in 0..10 {
             assert_eq!(
-                schedule(&pod("p", json!({})), &nodes, &profile()),
+                schedule(&pod("p", json!({})), &nodes, &profile(), &mut 0),
                 Outcome::Node("empty".into())
             );
         }
+    }
+
+    #[tokio::test]
+    async fn among_many_nodes_some_are_enough_and_all_get_their_turn() {
+        let check = |nodes, expected| assert_eq!(enough(nodes), expected, "{nodes}");
+        check(3, 100);
+        check(1000, 420);
+        check(5000, 500);
+        check(20_000, 1000);
+        let nodes: Vec<Arc<NodeInfo>> = (0..250).map(|n| Arc::new(plain_node(&n.to_string()))).collect();
+        let (mut start, profile) = (0, profile());
+        let mut starts = Vec::new();
+        for _ in 0..3 {
+            schedule(&pod("p", json!({})), &nodes, &profile, &mut start);
+            starts.push(start);
+        }
+        assert_eq!(starts, [120, 240, 110]);
+        let big = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "9"}}}]});
+        let Outcome::Nowhere(diagnosis) = schedule(&pod("p", big), &nodes, &profile, &mut start) else {
+            panic!("nothing fits");
+        };
+        assert_eq!(
+            diagnosis.message,
+            "0/250 nodes are available: 250 Insufficient cpu."
+        );
+        assert_eq!(start, 110);
     }
 }

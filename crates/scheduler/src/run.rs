@@ -189,7 +189,11 @@ impl Scheduler {
                 return;
             }
             // A plugin that trips over one pod must not keep all others waiting.
-            let decided = catch_unwind(AssertUnwindSafe(|| schedule(&pod, cache.nodes(), &self.plugins)));
+            let mut start = cache.next_start;
+            let decided = catch_unwind(AssertUnwindSafe(|| {
+                schedule(&pod, cache.nodes(), &self.plugins, &mut start)
+            }));
+            cache.next_start = start;
             // Assumed at once: the next cycle must not give the same room away again.
             if let Ok(Outcome::Node(node)) = &decided {
                 cache.assume(Arc::clone(&pod), node);

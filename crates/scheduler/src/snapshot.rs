@@ -137,6 +137,8 @@ pub struct Cache {
     absent: HashMap<String, NodeInfo>,
     /// By pod uid.
     placed: HashMap<String, Placed>,
+    /// The place in `nodes` where the next cycle begins.
+    pub next_start: usize,
 }
 
 #[derive(Debug)]
