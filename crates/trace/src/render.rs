@@ -41,12 +41,12 @@ impl Waterfall {
                 plain(short(&step.actor)),
                 plain(&step.what)
             );
-            if !step.gates.is_empty() {
-                let gates: Vec<String> = step
-                    .gates
-                    .iter()
-                    .map(|g| format!("{} {}", plain(&g.name), millis(g.dur_us)))
-                    .collect();
+            // Gates below the last digit shown would only be noise.
+            let gates = step.gates.iter().filter(|g| g.dur_us >= 10);
+            let gates: Vec<String> = gates
+                .map(|g| format!("{} {}", g.name, millis(g.dur_us)))
+                .collect();
+            if !gates.is_empty() {
                 let _ = writeln!(text, "{:>23}{:<actors$}  └ {}", "", "", gates.join(", "));
             }
         }
