@@ -1,6 +1,7 @@
 //! The group `apiregistration.k8s.io`: APIServices.
 
 use serde_json::{Value, json};
+use skiff_meta::names;
 
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column};
@@ -75,6 +76,8 @@ pub static API_SERVICE: Kind = Kind {
         ]
     },
     has_status: true,
+    // The core group is `v1.`, which is no DNS name.
+    name_rule: names::path_segment,
     allow_unconditional_update: false,
     ..BASE
 };

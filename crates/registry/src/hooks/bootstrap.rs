@@ -43,7 +43,75 @@ impl Registry {
             )
             .await?;
         }
+        let local = self.local_api_services();
+        for result in futures::future::join_all(local.into_iter().map(|object| self.ensure(object))).await {
+            result?;
+        }
+        self.service_cidr().await?;
         self.kubernetes_service(advertise).await
+    }
+
+    /// One APIService for each group version that this server serves itself.
+    fn local_api_services(&self) -> Vec<Value> {
+        let mut seen: Vec<(&str, &str)> = Vec::new();
+        let mut objects = Vec::new();
+        for facts in self.resources.all().iter().map(|resource| resource.facts) {
+            let (group, version) = (facts.group, facts.version);
+            // The aggregator does not list itself.
+            if seen.contains(&(group, version)) || group == "apiregistration.k8s.io" {
+                continue;
+            }
+            seen.push((group, version));
+            let (group_priority, version_priority) = priorities(group, version);
+            let mut spec = json!({"version": version, "groupPriorityMinimum": group_priority,
+                "versionPriority": version_priority});
+            if !group.is_empty() {
+                spec["group"] = json!(group);
+            }
+            objects.push(
+                json!({"kind": "APIService", "apiVersion": "apiregistration.k8s.io/v1",
+                "metadata": {"name": format!("{version}.{group}"),
+                    "labels": {"kube-aggregator.kubernetes.io/automanaged": "onstart"}},
+                "spec": spec}),
+            );
+        }
+        objects
+    }
+
+    /// The ranges that service addresses come from, as an object.
+    async fn service_cidr(&self) -> Result<(), Status> {
+        let cidrs = self.services.cidrs();
+        if cidrs.is_empty() {
+            return Ok(());
+        }
+        let value = json!({"kind": "ServiceCIDR", "apiVersion": "networking.k8s.io/v1",
+            "metadata": {"name": "kubernetes"}, "spec": {"cidrs": cidrs}});
+        let resource = self.resource_of(&value)?;
+        if self.read_stored(&resource.key("", "kubernetes")).await?.is_some() {
+            return Ok(());
+        }
+        self.ensure(value).await?;
+        let ready = json!({"conditions": [{"type": "Ready", "status": "True",
+            "lastTransitionTime": self.now_text(), "reason": "",
+            "message": "Kubernetes default Service CIDR is ready"}]});
+        let mut mark = |current: Option<&Value>| {
+            let mut current = current.cloned().unwrap_or_default();
+            current["status"] = ready.clone();
+            Ok(current)
+        };
+        let context = Context::default();
+        self.update(
+            &context,
+            &resource,
+            "",
+            "kubernetes",
+            Part::Status,
+            false,
+            &mut mark,
+            &Open,
+        )
+        .await
+        .map(drop)
     }
 
     async fn kubernetes_service(&self, advertise: Advertise) -> Result<(), Status> {
@@ -175,6 +243,37 @@ impl Registry {
             .cloned()
             .ok_or_else(|| Status::internal(format_args!("no resource of kind {kind} in {group}/{version}")))
     }
+}
+
+/// The order of groups and versions in discovery, as upstream's aggregator has it.
+fn priorities(group: &str, version: &str) -> (i64, i64) {
+    let of_group = match group {
+        "" => return (18_000, 1),
+        "apps" => 17_800,
+        "events.k8s.io" => 17_750,
+        "authentication.k8s.io" => 17_700,
+        "authorization.k8s.io" => 17_600,
+        "autoscaling" => 17_500,
+        "batch" => 17_400,
+        "certificates.k8s.io" => 17_300,
+        "networking.k8s.io" => 17_200,
+        "policy" => 17_100,
+        "rbac.authorization.k8s.io" => 17_000,
+        "storage.k8s.io" => 16_800,
+        "apiextensions.k8s.io" | "admissionregistration.k8s.io" => 16_700,
+        "scheduling.k8s.io" => 16_600,
+        "coordination.k8s.io" => 16_500,
+        "node.k8s.io" => 16_300,
+        "discovery.k8s.io" | "resource.k8s.io" => 16_200,
+        "flowcontrol.apiserver.k8s.io" => 16_100,
+        _ => 1_000,
+    };
+    let of_version = match (group, version) {
+        ("autoscaling", "v2") => 30,
+        ("flowcontrol.apiserver.k8s.io" | "resource.k8s.io", "v1") => 21,
+        _ => 15,
+    };
+    (of_group, of_version)
 }
 
 fn split(api_version: &str) -> (&str, &str) {

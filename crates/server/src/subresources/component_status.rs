@@ -47,6 +47,10 @@ pub async fn read(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) 
     if !name.is_empty() {
         return respond::raw(exchange, &output, StatusCode::OK, &items[0]);
     }
+    let items: Vec<Value> = items
+        .into_iter()
+        .map(|item| json!({"metadata": item["metadata"], "conditions": item["conditions"]}))
+        .collect();
     let value = json!({"kind": "ComponentStatusList", "apiVersion": "v1", "metadata": {}, "items": items});
     respond::raw(exchange, &output, StatusCode::OK, &value)
 }

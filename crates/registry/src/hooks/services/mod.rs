@@ -53,6 +53,15 @@ impl Services {
         }
     }
 
+    /// The ranges, as they were given.
+    pub fn cidrs(&self) -> Vec<String> {
+        self.shared
+            .ranges
+            .iter()
+            .map(|range| range.cidr().to_string())
+            .collect()
+    }
+
     /// The first address of the default range: the `kubernetes` service.
     pub fn api_server_ip(&self) -> Option<IpAddr> {
         self.shared.ranges.first().map(|range| range.cidr().address(1))
