@@ -64,19 +64,73 @@ pub async fn run(
             )
         };
         let mut target = HttpTarget::new(action, container, pod_ip, "kube-lifecycle").map_err(&failed)?;
-        return match http::get(&target, HTTP_TIMEOUT).await {
-            Ok(_) => Ok(()),
-            // A server that speaks plain HTTP on the port it was called by HTTPS.
-            Err(_) if target.tls => {
-                target.tls = false;
-                http::get(&target, HTTP_TIMEOUT).await.map(|_| ()).map_err(failed)
-            }
-            Err(error) => Err(failed(error)),
-        };
+        return run_http(&mut target).await.map_err(failed);
     }
     if let Some(sleep) = &handler.sleep {
         tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0))).await;
         return Ok(());
     }
     Err("Cannot run handler: invalid handler".to_owned())
+}
+
+async fn run_http(target: &mut HttpTarget) -> Result<(), String> {
+    match http::get(target, HTTP_TIMEOUT).await {
+        // COMPAT: old hooks say HTTPS of a server that speaks HTTP. Only then, and without what was meant for a
+        // connection that nobody listens in on.
+        Err(error) if target.tls && is_plain_http(&error) => {
+            target.tls = false;
+            target
+                .headers
+                .retain(|(name, _)| !name.eq_ignore_ascii_case("authorization"));
+            http::get(target, HTTP_TIMEOUT).await.map(|_| ())
+        }
+        result => result.map(|_| ()),
+    }
+}
+
+/// Whether the other side answered TLS's hello with something that is no TLS.
+fn is_plain_http(error: &str) -> bool {
+    error.contains("InvalidContentType")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    /// A server that knows no TLS: what it was sent in plain words, if anything.
+    #[tokio::test]
+    async fn a_secret_does_not_fall_back_to_plain_http() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut buffer = vec![0; 4096];
+                let length = stream.read(&mut buffer).await.unwrap();
+                let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                let _ = stream
+                    .write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                    .await;
+                if text.starts_with("GET ") {
+                    return text;
+                }
+            }
+        });
+        let handler: LifecycleHandler = serde_json::from_value(json!({"httpGet": {"scheme": "HTTPS", "port": port,
+            "host": "127.0.0.1", "httpHeaders": [{"name": "Authorization", "value": "secret"}, {"name": "X-A", "value": "1"}]}}))
+        .unwrap();
+        let action = handler.http_get.as_ref().unwrap();
+        let container = Container::default();
+        let mut target = HttpTarget::new(action, &container, "", "kube-lifecycle").unwrap();
+        run_http(&mut target).await.unwrap();
+        let seen = server.await.unwrap().to_lowercase();
+        assert!(seen.contains("x-a: 1") && !seen.contains("secret"), "{seen}");
+        // Nobody there: that is no reason to speak in the clear.
+        let error = run_http(&mut HttpTarget::new(action, &container, "", "kube-lifecycle").unwrap())
+            .await
+            .unwrap_err();
+        assert!(error.starts_with("Get \"https://"), "{error}");
+    }
 }

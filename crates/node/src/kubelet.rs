@@ -258,16 +258,19 @@ impl Kubelet {
 
     /// Takes the pod, if the node can have it beside those it has taken.
     pub async fn admit(&self, state: &PodState) -> Result<(), Refusal> {
-        let node = self.node.list().into_iter().next();
-        let refused = match self.admit_on(state, node.as_deref()) {
-            Err(refused) if refused.reason == admission::NODE_AFFINITY => refused,
-            result => return result,
+        let refused = match self.node.list().first() {
+            Some(node) => match self.admit_on(state, Some(node)) {
+                Err(refused) if refused.reason == admission::NODE_AFFINITY => Some(refused),
+                result => return result,
+            },
+            None => None,
         };
-        // The labels may be newer than what we have of them.
+        // There may be newer labels than what we have of them, or a node we have not heard of yet.
         let api: Api<Node> = Api::all(self.client.clone());
-        match api.get(&self.config.node_name).await {
-            Ok(node) => self.admit_on(state, Some(&node)),
-            Err(_) => Err(refused),
+        match (api.get_opt(&self.config.node_name).await, refused) {
+            (Ok(Some(node)), _) => self.admit_on(state, Some(&node)),
+            (_, Some(refused)) => Err(refused),
+            (_, None) => self.admit_on(state, None),
         }
     }
 

@@ -94,6 +94,7 @@ mod tests {
             rustix::fs::mkdirat(&directory, "d", Mode::from_raw_mode(0o700)).unwrap();
             directory = openat(&directory, "d", OPEN, Mode::empty()).unwrap();
         }
+        drop(directory);
         remove_tree(&top).unwrap();
         assert!(!top.exists() && dir.path().join("kept").exists());
         remove_tree(&top).unwrap();

@@ -588,3 +588,137 @@ async fn a_pod_that_does_not_fit_is_refused() {
     assert!(world.runtime.running().is_empty());
     life.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_for_another_node_is_refused() {
+    let world = World::new().await;
+    let life = world.start();
+    let nodes: Api<Node> = Api::all(world.client.clone());
+    let registered = async {
+        while nodes.get_opt(NODE).await.unwrap().is_none() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, registered).await.unwrap();
+    let containers = json!([{"name": "c", "image": "app:1"}]);
+    world
+        .create(
+            "elsewhere",
+            json!({"nodeSelector": {"disk": "ssd"}, "containers": containers}),
+        )
+        .await;
+    let pod = world
+        .until("elsewhere", "refused", |p| p["status"]["phase"] == "Failed")
+        .await;
+    assert_eq!(pod["status"]["reason"], "NodeAffinity");
+    assert_eq!(
+        pod["status"]["message"],
+        "Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
+    );
+    // The API's labels count, even if they came a moment ago.
+    let labels = kube::api::Patch::Merge(json!({"metadata": {"labels": {"disk": "ssd"}}}));
+    nodes.patch(NODE, &Default::default(), &labels).await.unwrap();
+    world
+        .create(
+            "here",
+            json!({"nodeSelector": {"disk": "ssd"}, "containers": containers}),
+        )
+        .await;
+    world.until("here", "running", is_ready).await;
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_root_image_is_refused_where_root_is() {
+    let world = World::new().await;
+    let life = world.start();
+    world
+        .create(
+            "rooted",
+            json!({"securityContext": {"runAsNonRoot": true}, "containers": [{"name": "c", "image": "root:1"}]}),
+        )
+        .await;
+    let pod = world
+        .until("rooted", "refused", |p| {
+            p["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] == "CreateContainerConfigError"
+        })
+        .await;
+    let message = pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"]
+        .as_str()
+        .unwrap();
+    assert!(
+        message.starts_with("container has runAsNonRoot and image will run as root (pod: \"rooted_default("),
+        "{message}"
+    );
+    assert!(world.runtime.running().is_empty());
+    // A user that the pod names is enough.
+    world
+        .create(
+            "named",
+            json!({"securityContext": {"runAsNonRoot": true, "runAsUser": 1000},
+                "containers": [{"name": "c", "image": "root:1"}]}),
+        )
+        .await;
+    world.until("named", "running", is_ready).await;
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_keeps_failing_its_probe_waits_ever_longer() {
+    let world = World::new().await;
+    world.runtime.inner.lock().exec_exit_code = 1;
+    let life = world.start();
+    world
+        .create(
+            "sick",
+            json!({"terminationGracePeriodSeconds": 1, "containers": [{"name": "c", "image": "app:1",
+                "livenessProbe": {"exec": {"command": ["check"]}, "periodSeconds": 1, "failureThreshold": 1}}]}),
+        )
+        .await;
+    let pod = world
+        .until("sick", "in back-off", |p| {
+            p["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+        })
+        .await;
+    let status = &pod["status"]["containerStatuses"][0];
+    assert!(status["restartCount"].as_i64().unwrap() >= 1, "{status}");
+    let message = status["state"]["waiting"]["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("back-off 10s restarting failed container=c pod=sick_default("),
+        "{message}"
+    );
+    world
+        .until_event("Killing", "Container c failed liveness probe, will be restarted")
+        .await;
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_fills_its_volume_is_evicted() {
+    let world = World::new().await;
+    let life = world.start();
+    world
+        .create(
+            "greedy",
+            json!({"containers": [{"name": "c", "image": "app:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+                "volumes": [{"name": "v", "emptyDir": {"sizeLimit": "64Ki"}}]}),
+        )
+        .await;
+    let pod = world.until("greedy", "running", is_ready).await;
+    let volume = world
+        .dir
+        .path()
+        .join("node/pods")
+        .join(pod["metadata"]["uid"].as_str().unwrap())
+        .join("volumes/kubernetes.io~empty-dir/v");
+    std::fs::write(volume.join("f"), vec![1; 128 * 1024]).unwrap();
+    let pod = world
+        .until("greedy", "evicted", |p| p["status"]["phase"] == "Failed")
+        .await;
+    assert_eq!(pod["status"]["reason"], "Evicted");
+    let message = "Usage of EmptyDir volume \"v\" exceeds the limit \"64Ki\". ";
+    assert_eq!(pod["status"]["message"], message);
+    world.until_event("Evicted", message.trim_end()).await;
+    assert!(world.runtime.running().is_empty());
+    life.end().await;
+}

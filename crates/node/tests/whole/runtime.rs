@@ -411,6 +411,7 @@ impl ImageService for FakeRuntime {
         let name = request.into_inner().image.unwrap_or_default().image;
         let image = (!name.contains("missing")).then(|| Image {
             id: format!("sha256:{name}"),
+            uid: name.starts_with("root").then_some(Int64Value { value: 0 }),
             size: 7,
             ..Default::default()
         });
