@@ -105,14 +105,18 @@ pub fn waterfall(
         at: root.start_us,
         steps: Vec::new(),
     };
-    for mark in &chain {
+    for (place, mark) in chain.iter().enumerate() {
+        // A write wakes others when it is stored; by the time it is answered, they may be at work already.
+        let until = chain
+            .get(place + 1)
+            .map_or(mark.end_us(), |next| mark.end_us().min(next.start_us));
         // The same writer may have written to the same object on the way, and told of its work then.
         let before: Vec<&Mark> = caused
             .iter()
             .map(|c| c.mark)
             .filter(|m| m.user == mark.user && same_object(m, mark) && m.start_us < mark.start_us)
             .collect();
-        builder.follow(mark, &before);
+        builder.follow(mark, &before, until);
     }
     Some(Waterfall {
         object: format!("{resource} {name}"),
@@ -205,7 +209,8 @@ impl Builder {
         self.at = until;
     }
 
-    fn follow(&mut self, mark: &Mark, before: &[&Mark]) {
+    /// The step of `mark` and what led to it; `until` is where the next one begins, if that is before its end.
+    fn follow(&mut self, mark: &Mark, before: &[&Mark], until: i64) {
         let told = before
             .iter()
             .flat_map(|m| m.client_stages.iter().cloned().chain([request_stage(m)]));
@@ -225,7 +230,7 @@ impl Builder {
         }
         let gap = if told_nothing { "wake and work" } else { "work" };
         self.push(mark.start_us, &mark.user, gap.to_owned(), vec![]);
-        self.push(mark.end_us(), &mark.user, request(mark), mark.stages.clone());
+        self.push(until, &mark.user, request(mark), mark.stages.clone());
     }
 }
 
@@ -538,6 +543,29 @@ mod tests {
                 ("create pods web", 500),
             ]
         );
+    }
+
+    #[test]
+    fn an_effect_that_is_faster_than_the_answer_to_its_cause_is_on_the_path() {
+        let marks = [
+            mark(("deployments.apps", "web", "2"), 0, 9_000, None),
+            mark(
+                ("replicasets.apps", "web", "3"),
+                2_000,
+                1_000,
+                Some("deployments.apps/default/web@2"),
+            ),
+        ];
+        let found = waterfall(&marks, "deployments.apps", "default", "web", &[]).unwrap();
+        let steps: Vec<(&str, i64)> = found.steps.iter().map(|s| (s.what.as_str(), s.dur_us)).collect();
+        assert_eq!(
+            steps,
+            [
+                ("create deployments.apps web", 2_000),
+                ("create replicasets.apps web", 1_000)
+            ]
+        );
+        assert_eq!(found.total_us, 3_000);
     }
 
     #[test]
