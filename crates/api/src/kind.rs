@@ -277,6 +277,25 @@ mod tests {
     }
 
     #[test]
+    fn kinds_word_unknown_field_labels_in_their_own_way() {
+        let check = |group, kind, expected: &str| {
+            assert_eq!(super::unknown_field_label(group, "v1", kind, "a.b"), expected);
+        };
+        check("", "Pod", "field label not supported: a.b");
+        check("batch", "Job", "field label \"a.b\" not supported for Job");
+        check(
+            "resource.k8s.io",
+            "ResourceSlice",
+            "field label not supported for resource.k8s.io/v1, Kind=ResourceSlice: a.b",
+        );
+        check(
+            "apps",
+            "ReplicaSet",
+            "\"a.b\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"",
+        );
+    }
+
+    #[test]
     fn rows_have_a_cell_for_every_column_even_of_an_empty_object() {
         for k in crate::KINDS {
             let row = (k.row)(&serde_json::json!({}), 0);

@@ -17,7 +17,10 @@ pub fn user(leaf: &CertificateDer<'_>) -> Result<UserInfo, AuthError> {
         .ok_or_else(|| AuthError::Certificate("has no common name".to_owned()))?;
     let groups = subject.iter_organization().filter_map(|o| o.as_str().ok());
     let mut user = UserInfo::new(name, groups);
-    let digest: String = Sha256::digest(leaf).iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest: String = Sha256::digest(leaf)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     user.extra.insert(
         "authentication.kubernetes.io/credential-id".to_owned(),
         vec![format!("X509SHA256={digest}")],

@@ -258,3 +258,26 @@ fn stream(exchange: &Exchange, list: ListBody) -> Answer {
         .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if gzip { compress::mark(response) } else { response }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_numbers() {
+        let check = |text: &str, expected: Result<i64, &str>| {
+            let expected = expected.map_err(|why| {
+                format!(
+                    "resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": {why}"
+                )
+            });
+            assert_eq!(version_number(text), expected);
+        };
+        check("7", Ok(7));
+        check("18446744073709551615", Ok(i64::MAX));
+        for bad in ["abc", "-1", "+1", "1.5", " 1"] {
+            check(bad, Err("invalid syntax"));
+        }
+        check("99999999999999999999", Err("value out of range"));
+    }
+}
