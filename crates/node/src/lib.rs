@@ -16,6 +16,7 @@ mod env;
 mod eviction;
 mod expansion;
 mod field_ref;
+mod health;
 mod hooks;
 mod hosts;
 mod housekeeping;

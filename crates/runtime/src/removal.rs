@@ -95,6 +95,7 @@ mod tests {
             rustix::fs::mkdirat(&directory, "d", Mode::from_raw_mode(0o700)).expect("works");
             directory = openat(&directory, "d", OPEN, Mode::empty()).expect("works");
         }
+        drop(directory);
         remove_tree(&top).expect("works");
         assert!(!top.exists() && dir.path().join("kept").exists());
         remove_tree(&top).expect("works");
