@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use skiff_testkit::whole_path::{self, PATIENCE};
-use skiff_testkit::{Cluster, Kubectl, eventually, expect_eq};
+use skiff_testkit::{Cluster, Containerd, Etcd, Kubectl, eventually, expect_eq};
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,19 +32,65 @@ fn containers(kubectl: &Kubectl) -> Result<BTreeMap<String, (String, i64)>> {
 #[test]
 fn kill_9_loses_nothing() -> Result<()> {
     let cluster = Cluster::start(SKIFF, &[])?;
-    let kubectl = cluster.kubectl();
-    whole_path::apply_the_example(&kubectl)?;
-    let before = containers(&kubectl)?;
-    let shims = |status: &Value| -> Vec<u64> {
-        let processes = status["processes"].as_array().into_iter().flatten();
-        processes
-            .filter(|p| p["role"] == "shim")
-            .filter_map(|p| p["pid"].as_u64())
-            .collect()
-    };
-    let shims_before = shims(&cluster.status()?);
-    ensure!(shims_before.len() == 3, "{shims_before:?}");
+    whole_path::apply_the_example(&cluster.kubectl())?;
+    let before = shims(&cluster)?;
+    ensure!(before.len() == 3, "{before:?}");
+    survives_kill_9(&cluster)?;
+    expect_eq(shims(&cluster)?, before)?;
+    clean_up(&cluster)?;
+    eventually("the shims end with their pods", PATIENCE, || {
+        expect_eq(shims(&cluster)?, vec![])
+    })
+}
 
+#[test]
+fn kill_9_loses_nothing_on_etcd() -> Result<()> {
+    let etcd = Etcd::start()?;
+    let cluster = Cluster::start(SKIFF, &["--etcd-servers", etcd.endpoint()])?;
+    whole_path::apply_the_example(&cluster.kubectl())?;
+    survives_kill_9(&cluster)?;
+    clean_up(&cluster)
+}
+
+#[test]
+fn kill_9_loses_nothing_on_containerd() -> Result<()> {
+    let name = Cluster::new_name();
+    let containerd = Containerd::for_cluster(&name, SKIFF)?;
+    let cluster = Cluster::start_named(
+        SKIFF,
+        name,
+        &["--container-runtime-endpoint", &containerd.endpoint()],
+    )?;
+    whole_path::apply_the_example(&cluster.kubectl())?;
+    survives_kill_9(&cluster)?;
+    clean_up(&cluster)
+}
+
+/// The processes that keep pods.
+fn shims(cluster: &Cluster) -> Result<Vec<u64>> {
+    let status = cluster.status()?;
+    let processes = status["processes"].as_array().into_iter().flatten();
+    Ok(processes
+        .filter(|p| p["role"] == "shim")
+        .filter_map(|p| p["pid"].as_u64())
+        .collect())
+}
+
+/// What was running keeps its logs and can still be ended.
+fn clean_up(cluster: &Cluster) -> Result<()> {
+    let kubectl = cluster.kubectl();
+    let running = containers(&kubectl)?;
+    let pod = running.keys().next().context("a pod")?;
+    ensure!(kubectl.run(&["logs", pod])?.contains("listens on port"));
+    kubectl
+        .run(&["delete", "-f", whole_path::EXAMPLE, "--timeout=60s"])
+        .map(|_| ())
+}
+
+/// Kills skiff while writers are at work, starts it again and compares.
+fn survives_kill_9(cluster: &Cluster) -> Result<()> {
+    let kubectl = cluster.kubectl();
+    let before = containers(&kubectl)?;
     let stop = Arc::new(AtomicBool::new(false));
     let acknowledged = Arc::new(Mutex::new(Vec::<String>::new()));
     let writers: Vec<_> = (0..WRITERS)
@@ -93,13 +139,5 @@ fn kill_9_loses_nothing() -> Result<()> {
         );
     }
     kubectl.run(&["rollout", "status", "deployment/web", "--timeout=90s"])?;
-    expect_eq(&containers(&kubectl)?, &before)?;
-    expect_eq(shims(&cluster.status()?), shims_before)?;
-    // What was running keeps its logs and can still be ended.
-    let pod = before.keys().next().context("a pod")?;
-    ensure!(kubectl.run(&["logs", pod])?.contains("listens on port"));
-    kubectl.run(&["delete", "-f", whole_path::EXAMPLE, "--timeout=60s"])?;
-    eventually("the shims end with their pods", PATIENCE, || {
-        expect_eq(shims(&cluster.status()?), vec![])
-    })
+    expect_eq(containers(&kubectl)?, before)
 }

@@ -1,9 +1,7 @@
 //! The same path with a real etcd as the store, and with containerd as the runtime.
 
 use anyhow::{Context, Result};
-use skiff_testkit::{
-    Cluster, Containerd, Etcd, busybox_archive, eventually, expect_eq, pause_archive, whole_path,
-};
+use skiff_testkit::{Cluster, Containerd, Etcd, busybox_archive, eventually, expect_eq, whole_path};
 
 const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
 
@@ -42,22 +40,12 @@ fn a_store_that_is_away_is_503_and_nothing_is_lost() -> Result<()> {
 
 #[test]
 fn the_whole_path_on_containerd() -> Result<()> {
-    let dir = tempfile::tempdir()?;
     let name = Cluster::new_name();
-    let containerd = Containerd::start(&Cluster::data_dir(&name).join("cni/conf"), SKIFF)?;
-    for archive in [busybox_archive(dir.path())?, pause_archive(dir.path())?] {
-        containerd.ctr(&["image", "import", &archive.display().to_string()])?;
-    }
-    let demo = dir.path().join("demo.tar");
-    let saved = std::process::Command::new(SKIFF)
-        .args(["image", "save-demo"])
-        .arg(&demo)
-        .status()?;
-    expect_eq(saved.success(), true)?;
-    containerd.ctr(&["image", "import", &demo.display().to_string()])?;
-    let endpoint = format!("unix://{}", containerd.socket().display());
-    let cluster = Cluster::start_named(SKIFF, name, &["--container-runtime-endpoint", &endpoint])?;
-    let walked = whole_path::walk(&cluster).with_context(|| containerd.log());
-    drop(cluster);
-    walked
+    let containerd = Containerd::for_cluster(&name, SKIFF)?;
+    let cluster = Cluster::start_named(
+        SKIFF,
+        name,
+        &["--container-runtime-endpoint", &containerd.endpoint()],
+    )?;
+    whole_path::walk(&cluster).with_context(|| containerd.log())
 }

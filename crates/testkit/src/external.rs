@@ -161,8 +161,36 @@ state = "{state}"
         Ok(containerd)
     }
 
+    /// A containerd for the cluster of this name, with every image that the suites need.
+    pub fn for_cluster(name: &str, skiff: &str) -> Result<Self> {
+        let containerd = Self::start(&crate::Cluster::data_dir(name).join("cni/conf"), skiff)?;
+        let dir = tempfile::tempdir()?;
+        let demo = dir.path().join("demo.tar");
+        let saved = Command::new(skiff)
+            .args(["image", "save-demo"])
+            .arg(&demo)
+            .stdout(Stdio::null())
+            .status()?;
+        if !saved.success() {
+            bail!("the demo image cannot be saved");
+        }
+        for archive in [
+            crate::busybox_archive(dir.path())?,
+            crate::pause_archive(dir.path())?,
+            demo,
+        ] {
+            containerd.ctr(&["image", "import", &archive.display().to_string()])?;
+        }
+        Ok(containerd)
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("containerd.sock")
+    }
+
+    /// What `--container-runtime-endpoint` takes.
+    pub fn endpoint(&self) -> String {
+        format!("unix://{}", self.socket().display())
     }
 
     pub fn log(&self) -> String {
