@@ -51,3 +51,4 @@ mod volumes;
 
 pub use config::{CniConfig, NodeConfig};
 pub use kubelet::{Error, run};
+pub use observed::labels::OWNER as OWNER_LABEL;

@@ -14,6 +14,8 @@ pub mod labels {
     pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
     pub const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
     pub const TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
+    /// Whose pod it is, where several clusters share a machine: the cgroup root of its node.
+    pub const OWNER: &str = "skiff.dev/owner";
     pub const GRACE_PERIOD: &str = "io.kubernetes.pod.terminationGracePeriod";
 }
 

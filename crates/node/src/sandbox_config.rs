@@ -75,7 +75,7 @@ pub fn sandbox_config(
         log_directory: log_directory.to_string_lossy().into_owned(),
         dns_config: Some(dns_config),
         port_mappings,
-        labels: pod_labels(pod),
+        labels: pod_labels(pod, config),
         annotations: pod
             .metadata
             .annotations
@@ -101,7 +101,7 @@ pub fn sandbox_config(
     Ok((made, warnings))
 }
 
-fn pod_labels(pod: &Pod) -> HashMap<String, String> {
+fn pod_labels(pod: &Pod, config: &NodeConfig) -> HashMap<String, String> {
     let mut all: HashMap<String, String> = pod
         .metadata
         .labels
@@ -110,6 +110,7 @@ fn pod_labels(pod: &Pod) -> HashMap<String, String> {
         .into_iter()
         .collect();
     all.extend(identity_labels(pod));
+    all.insert(labels::OWNER.to_owned(), config.cgroup_root.clone());
     all
 }
 

@@ -70,18 +70,10 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
     cluster.forget()
 }
 
-/// Pods of this cluster in a runtime that is not ours: those whose volumes are in the cluster's folder.
+/// Pods of this cluster in a runtime that is not ours: those that carry its mark.
 async fn remove_foreign_pods(endpoint: &str, cluster: &Cluster) -> Result<()> {
     use skiff_cri::RuntimeServiceClient;
     use skiff_cri::v1::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
-    let ours: Vec<String> = fs::read_dir(cluster.data_dir.join("kubelet/pods"))
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
-        .collect();
-    if ours.is_empty() {
-        return Ok(());
-    }
     let channel = match skiff_cri::connect(endpoint).await {
         Ok(channel) => channel,
         Err(error) => {
@@ -98,10 +90,7 @@ async fn remove_foreign_pods(endpoint: &str, cluster: &Cluster) -> Result<()> {
         .await?
         .into_inner();
     for sandbox in listed.items {
-        let Some(uid) = sandbox.labels.get("io.kubernetes.pod.uid") else {
-            continue;
-        };
-        if ours.contains(uid) {
+        if sandbox.labels.get(skiff_node::OWNER_LABEL) == Some(&cluster.cgroup()) {
             client
                 .stop_pod_sandbox(StopPodSandboxRequest {
                     pod_sandbox_id: sandbox.id.clone(),

@@ -63,7 +63,9 @@ fn kill_9_loses_nothing_on_containerd() -> Result<()> {
     )?;
     whole_path::apply_the_example(&cluster.kubectl())?;
     survives_kill_9(&cluster)?;
-    clean_up(&cluster)
+    clean_up(&cluster)?;
+    drop(cluster);
+    expect_eq(containerd.ctr(&["containers", "list", "--quiet"])?.as_str(), "")
 }
 
 /// The processes that keep pods.

@@ -47,5 +47,7 @@ fn the_whole_path_on_containerd() -> Result<()> {
         name,
         &["--container-runtime-endpoint", &containerd.endpoint()],
     )?;
-    whole_path::walk(&cluster).with_context(|| containerd.log())
+    whole_path::walk(&cluster).with_context(|| containerd.log())?;
+    drop(cluster);
+    expect_eq(containerd.ctr(&["containers", "list", "--quiet"])?.as_str(), "")
 }
