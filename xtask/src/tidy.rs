@@ -367,7 +367,10 @@ mod tests {
     #[test]
     fn paths_of_machines_are_found() {
         assert_eq!(machine_path("let a = \"/home/me/x\";"), Some("/home/me/x"));
-        assert_eq!(machine_path(concat!("mount -t tmpfs /root", "/x y")), Some(concat!("/root", "/x")));
+        assert_eq!(
+            machine_path(concat!("mount -t tmpfs /root", "/x y")),
+            Some(concat!("/root", "/x"))
+        );
         assert_eq!(machine_path("the folder /home of users"), None);
         assert_eq!(machine_path("https://example.com/home/page"), None);
     }
