@@ -7,7 +7,7 @@ RELEASE := target/$(TARGET)/release/skiff
 # What a build needs beside Rust: a C compiler for SQLite and the TLS library.
 BUILD_PACKAGES := gcc g++ make cmake libc6-dev
 # What the tests need: the real parts they claim to work with.
-TEST_PACKAGES  := etcd-server etcd-client containerd runc containernetworking-plugins docker-registry \
+TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker-registry \
                   skopeo busybox-static iproute2 nftables util-linux procps
 
 .PHONY: up down build build-deps test test-deps lint unit e2e bench install clean
