@@ -41,12 +41,12 @@ lint:
 	 else echo "cargo-deny is not installed: licences, bans and sources are not checked"; fi
 
 unit:
-	$(CARGO) test --workspace --exclude skiff
+	$(CARGO) test --no-fail-fast --workspace --exclude skiff
 	$(CARGO) test --package skiff --bins
 
 # The example once more with the oldest client that is promised to work, Debian's kubectl 1.20.
 e2e:
-	$(CARGO) test --package skiff --test '*' -- --test-threads=3
+	$(CARGO) test --no-fail-fast --package skiff --test '*' -- --test-threads=3
 	SKIFF_TEST_KUBECTL=$$(sh tools/debian-kubectl.sh) $(CARGO) test --package skiff --test example
 
 ## bench: the figures of docs/performance.md

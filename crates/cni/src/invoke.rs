@@ -16,6 +16,8 @@ const MAX_OUTPUT: u64 = 1 << 20;
 
 /// A plugin that takes longer hangs; it is killed.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// The longest single wait for a plugin's file that is open for writing; the waits before it add up to as much again.
+const BUSY_LIMIT: Duration = Duration::from_secs(3);
 
 /// Which pod a sandbox belongs to; plugins find it in `CNI_ARGS`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -313,7 +315,7 @@ async fn run(
             .env("CNI_IFNAME", &attachment.ifname)
             .env("CNI_ARGS", args.join(";"));
     }
-    let mut child = process.spawn().map_err(exec)?;
+    let mut child = spawn(&mut process).await.map_err(exec)?;
     let stdin = child.stdin.take();
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let feed = async {
@@ -332,6 +334,21 @@ async fn run(
         stderr.map_err(exec)?,
     );
     answer(command, kind, status.success(), &stdout, &stderr)
+}
+
+/// Starts a plugin. One that is being copied into place, or whose writer has just forked a child that
+/// still holds the file, is busy for a moment: that is no failure of the network.
+async fn spawn(process: &mut tokio::process::Command) -> std::io::Result<tokio::process::Child> {
+    let mut wait = Duration::from_millis(5);
+    loop {
+        match process.spawn() {
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy && wait < BUSY_LIMIT => {
+                tokio::time::sleep(wait).await;
+                wait *= 2;
+            }
+            done => return done,
+        }
+    }
 }
 
 async fn read_bounded(from: Option<impl tokio::io::AsyncRead + Unpin>) -> std::io::Result<Vec<u8>> {
@@ -586,5 +603,21 @@ mod tests {
                 .unwrap();
         let error = network.add(&f.attachment).await.unwrap_err();
         assert!(error.to_string().contains("netplugin failed"), "{error:.200}");
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_is_being_installed_is_waited_for() {
+        let f = fixture();
+        f.plugin("one", r#"{"cniVersion":"1.1.0"}"#, 0);
+        let writer = std::fs::OpenOptions::new()
+            .append(true)
+            .open(f.dir.path().join("bin/one"))
+            .unwrap();
+        let network = Network::from_value(json!({"name":"net","cniVersion":"1.1.0","type":"one"})).unwrap();
+        let (added, ()) = tokio::join!(network.add(&f.attachment), async move {
+            // The first attempt has been made once this runs: the runtime has one thread.
+            drop(writer);
+        });
+        added.unwrap();
     }
 }
