@@ -1,0 +1,603 @@
+//! Tokens to a tree. Macros are expanded on the way (`macros.rs`); names are not looked up.
+
+use std::sync::Arc;
+
+use crate::ast::{Entry, Expr, Id, Kind, Literal};
+use crate::escape::RESERVED;
+use crate::lexer::{Spanned, Token, lex, visible};
+use crate::limits::{MAX_EXPRESSION_SIZE, MAX_NESTING, MAX_TREE_DEPTH};
+use crate::source::{Mistake, Source};
+
+/// A parsed expression with the position of each node.
+#[derive(Debug)]
+pub(crate) struct Parsed {
+    pub root: Expr,
+    pub positions: Vec<u32>,
+}
+
+pub(crate) fn parse(source: &Source) -> Result<Parsed, Vec<Mistake>> {
+    let size = source.chars.len();
+    if size > MAX_EXPRESSION_SIZE {
+        return Err(vec![Mistake {
+            offset: None,
+            message: format!("expression code point size exceeds limit: size: {size}, limit {MAX_EXPRESSION_SIZE}"),
+        }]);
+    }
+    let mut mistakes = Vec::new();
+    let tokens = lex(source, &mut mistakes);
+    let mut parser = Parser {
+        source,
+        tokens,
+        at: 0,
+        nesting: 0,
+        positions: Vec::new(),
+        mistakes,
+    };
+    let parsed = parser.start();
+    match parsed {
+        Ok(root) if parser.mistakes.is_empty() => Ok(Parsed {
+            root,
+            positions: parser.positions,
+        }),
+        _ => Err(parser.mistakes),
+    }
+}
+
+/// The parser has reported what is wrong and cannot go on.
+pub(crate) struct Stop;
+
+pub(crate) struct Parser<'s> {
+    source: &'s Source,
+    tokens: Vec<Spanned>,
+    at: usize,
+    nesting: usize,
+    positions: Vec<u32>,
+    pub mistakes: Vec<Mistake>,
+}
+
+/// What can begin an expression, as the messages list it.
+const STARTS: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, \
+                      STRING, BYTES, IDENTIFIER}";
+/// What can follow an operand.
+const FOLLOWS: &str = "{'==', '!=', 'in', '<', '<=', '>=', '>', '&&', '||', '[', '.', '-', '?', '+', '*', '/', '%'";
+
+/// Binary operators: how tightly they bind, and the function they call.
+fn binary(symbol: &str) -> Option<(u8, &'static str)> {
+    Some(match symbol {
+        "||" => (1, "_||_"),
+        "&&" => (2, "_&&_"),
+        "==" => (3, "_==_"),
+        "!=" => (3, "_!=_"),
+        "<" => (3, "_<_"),
+        "<=" => (3, "_<=_"),
+        ">" => (3, "_>_"),
+        ">=" => (3, "_>=_"),
+        "in" => (3, "@in"),
+        "+" => (4, "_+_"),
+        "-" => (4, "_-_"),
+        "*" => (5, "_*_"),
+        "/" => (5, "_/_"),
+        "%" => (5, "_%_"),
+        _ => return None,
+    })
+}
+
+type Parse<T> = Result<T, Stop>;
+
+impl Parser<'_> {
+    fn start(&mut self) -> Parse<Expr> {
+        let root = self.expr()?;
+        if self.here().token != Token::End {
+            return Err(self.unexpected("<EOF>", true));
+        }
+        Ok(root)
+    }
+
+    fn here(&self) -> &Spanned {
+        &self.tokens[self.at]
+    }
+
+    fn symbol(&self) -> Option<&'static str> {
+        match &self.here().token {
+            Token::Symbol(symbol) => Some(symbol),
+            _ => None,
+        }
+    }
+
+    fn is(&self, symbol: &str) -> bool {
+        self.symbol() == Some(symbol)
+    }
+
+    fn text(&self, token: &Spanned) -> String {
+        if token.token == Token::End {
+            return "<EOF>".to_owned();
+        }
+        let chars = &self.source.chars[token.start as usize..token.end as usize];
+        visible(&chars.iter().collect::<String>())
+    }
+
+    /// Steps over the token and returns where it was.
+    fn bump(&mut self) -> u32 {
+        let start = self.here().start;
+        if self.at + 1 < self.tokens.len() {
+            self.at += 1;
+        }
+        start
+    }
+
+    fn take(&mut self, symbol: &str) -> Option<u32> {
+        self.is(symbol).then(|| self.bump())
+    }
+
+    fn expect(&mut self, symbol: &'static str) -> Parse<u32> {
+        match self.take(symbol) {
+            Some(position) => Ok(position),
+            None => {
+                let expecting = match symbol {
+                    "]" | ")" | "}" | ":" => self.after_operand(symbol),
+                    _ => format!("'{symbol}'"),
+                };
+                Err(self.unexpected(&expecting, false))
+            }
+        }
+    }
+
+    fn after_operand(&self, symbol: &str) -> String {
+        // COMPAT: the grammar's tool lists what could continue the operand, then what would close it.
+        match symbol {
+            ")" => format!("{FOLLOWS}, ')'}}").replace("'[', '.'", "'[', ')', '.'").replace(", ')'}", "}"),
+            _ => format!("'{symbol}'"),
+        }
+    }
+
+    fn report(&mut self, offset: u32, message: impl Into<String>) {
+        self.mistakes.push(Mistake {
+            offset: Some(offset),
+            message: message.into(),
+        });
+    }
+
+    fn unexpected(&mut self, expecting: &str, could_be_dropped: bool) -> Stop {
+        let token = self.here().clone();
+        let text = self.text(&token);
+        // COMPAT: one stray token before something acceptable is called extraneous, anything else mismatched.
+        let next_ends = self.tokens.get(self.at + 1).is_some_and(|next| next.token == Token::End);
+        let verdict = if could_be_dropped && next_ends { "extraneous" } else { "mismatched" };
+        self.report(token.start, format!("Syntax error: {verdict} input '{text}' expecting {expecting}"));
+        Stop
+    }
+
+    pub fn next_id(&mut self, position: u32) -> Id {
+        self.positions.push(position);
+        self.positions.len() as Id - 1
+    }
+
+    pub fn position(&self, id: Id) -> u32 {
+        self.positions[id as usize]
+    }
+
+    /// Makes a node; `written` is one for the kinds whose nesting is limited as written.
+    pub fn node(&mut self, position: u32, kind: Kind) -> Parse<Expr> {
+        let id = self.next_id(position);
+        self.node_with(id, kind, 0)
+    }
+
+    pub fn node_with(&mut self, id: Id, kind: Kind, written: u16) -> Parse<Expr> {
+        let mut expr = Expr {
+            id,
+            depth: 0,
+            nesting: 0,
+            kind,
+        };
+        let (mut depth, mut nesting) = (0, 0);
+        expr.children(&mut |child| {
+            depth = depth.max(child.depth);
+            nesting = nesting.max(child.nesting);
+        });
+        expr.depth = depth + 1;
+        expr.nesting = nesting + written;
+        if usize::from(expr.nesting) > MAX_NESTING || usize::from(expr.depth) > MAX_TREE_DEPTH {
+            self.mistakes.push(Mistake {
+                offset: None,
+                message: "max recursion depth exceeded".to_owned(),
+            });
+            return Err(Stop);
+        }
+        Ok(expr)
+    }
+
+    fn expr(&mut self) -> Parse<Expr> {
+        self.nesting += 1;
+        if self.nesting > MAX_NESTING {
+            self.mistakes.push(Mistake {
+                offset: None,
+                message: format!("expression recursion limit exceeded: {MAX_NESTING}"),
+            });
+            return Err(Stop);
+        }
+        let condition = self.operators(1)?;
+        let parsed = match self.take("?") {
+            None => condition,
+            Some(position) => {
+                let id = self.next_id(position);
+                let accepted = self.operators(1)?;
+                self.expect(":")?;
+                let rejected = self.expr()?;
+                self.call(id, "_?_:_", vec![condition, accepted, rejected], 1)?
+            }
+        };
+        self.nesting -= 1;
+        Ok(parsed)
+    }
+
+    pub fn call(&mut self, id: Id, function: &str, args: Vec<Expr>, written: u16) -> Parse<Expr> {
+        let kind = Kind::Call {
+            function: function.into(),
+            target: None,
+            args,
+        };
+        self.node_with(id, kind, written)
+    }
+
+    /// Binary operators that bind at least as tightly as `least`.
+    fn operators(&mut self, least: u8) -> Parse<Expr> {
+        let mut left = self.unary()?;
+        while let Some((strength, function)) = self.symbol().and_then(binary) {
+            if strength < least {
+                break;
+            }
+            if strength <= 2 {
+                left = self.logic(left, strength, function)?;
+                continue;
+            }
+            let position = self.bump();
+            let id = self.next_id(position);
+            let right = self.operators(strength + 1)?;
+            left = self.call(id, function, vec![left, right], 1)?;
+        }
+        Ok(left)
+    }
+
+    /// A chain of `&&` or of `||`, as a balanced tree: long chains are common and must not nest deeply.
+    fn logic(&mut self, first: Expr, strength: u8, function: &'static str) -> Parse<Expr> {
+        let mut terms = vec![first];
+        let mut ids = Vec::new();
+        while self.symbol().and_then(binary) == Some((strength, function)) {
+            let position = self.bump();
+            terms.push(self.operators(strength + 1)?);
+            ids.push(self.next_id(position));
+        }
+        self.balance(function, &ids, &mut terms.into_iter())
+    }
+
+    fn balance(&mut self, function: &'static str, ids: &[Id], terms: &mut dyn Iterator<Item = Expr>) -> Parse<Expr> {
+        let Some(id) = ids.get(ids.len() / 2) else {
+            return terms.next().ok_or(Stop);
+        };
+        let middle = ids.len() / 2;
+        let left = self.balance(function, &ids[..middle], terms)?;
+        let right = self.balance(function, &ids[middle + 1..], terms)?;
+        self.call(*id, function, vec![left, right], 0)
+    }
+
+    fn unary(&mut self) -> Parse<Expr> {
+        let (symbol, function) = match self.symbol() {
+            Some("!") => ("!", "!_"),
+            Some("-") if !self.number_follows() => ("-", "-_"),
+            _ => return self.member(),
+        };
+        let position = self.here().start;
+        let mut count = 0;
+        while self.is(symbol) {
+            self.bump();
+            count += 1;
+        }
+        if count % 2 == 0 {
+            return self.member();
+        }
+        let id = self.next_id(position);
+        let operand = self.member()?;
+        self.call(id, function, vec![operand], 0)
+    }
+
+    fn number_follows(&self) -> bool {
+        matches!(
+            self.tokens.get(self.at + 1).map(|next| &next.token),
+            Some(Token::Literal(Literal::Int(_) | Literal::Double(_)) | Token::BadNumber("int-min" | "int" | "double"))
+        )
+    }
+
+    fn member(&mut self) -> Parse<Expr> {
+        let mut operand = self.primary()?;
+        loop {
+            if let Some(dot) = self.take(".") {
+                operand = self.selection(operand, dot)?;
+            } else if let Some(open) = self.take("[") {
+                let id = self.next_id(open);
+                let optional = self.take("?").is_some();
+                let index = self.expr()?;
+                self.expect("]")?;
+                let function = if optional { "_[?_]" } else { "_[_]" };
+                operand = self.call(id, function, vec![operand, index], 1)?;
+            } else {
+                return Ok(operand);
+            }
+        }
+    }
+
+    fn selection(&mut self, operand: Expr, dot: u32) -> Parse<Expr> {
+        let optional = self.take("?").is_some();
+        let name = self.here().clone();
+        let field = match &name.token {
+            Token::Ident(field) => field.clone(),
+            Token::Escaped => {
+                self.report(name.start, "unsupported syntax: '`'");
+                "".into()
+            }
+            Token::Symbol(word @ ("true" | "false" | "null")) => {
+                self.report(
+                    name.start,
+                    format!("Syntax error: mismatched input '{word}' expecting IDENTIFIER"),
+                );
+                return Err(Stop);
+            }
+            _ if name.token == Token::End || optional => {
+                let what = if optional { "{IDENTIFIER, ESC_IDENTIFIER}" } else { "{'?', IDENTIFIER, ESC_IDENTIFIER}" };
+                let text = self.text(&name);
+                if name.token == Token::End && !optional {
+                    self.report(name.start, format!("Syntax error: no viable alternative at input '.{}'", ""));
+                } else {
+                    self.report(name.start, format!("Syntax error: mismatched input '{text}' expecting {what}"));
+                }
+                return Err(Stop);
+            }
+            _ => {
+                let text = self.text(&name);
+                self.report(name.start, format!("Syntax error: no viable alternative at input '.{text}'"));
+                return Err(Stop);
+            }
+        };
+        self.bump();
+        if optional {
+            let name = self.node(name.start, Kind::Literal(Literal::String(field)))?;
+            let id = self.next_id(dot);
+            return self.call(id, "_?._", vec![operand, name], 1);
+        }
+        if let Some(open) = self.take("(") {
+            let id = self.next_id(open);
+            let args = self.arguments()?;
+            return self.member_call(id, field, operand, args);
+        }
+        let kind = Kind::Select {
+            operand: Box::new(operand),
+            field,
+            test_only: false,
+        };
+        let id = self.next_id(dot);
+        self.node_with(id, kind, 1)
+    }
+
+    fn member_call(&mut self, id: Id, function: Arc<str>, target: Expr, args: Vec<Expr>) -> Parse<Expr> {
+        match self.expand_member(id, &function, target, args)? {
+            Ok(expanded) => Ok(expanded),
+            Err((target, args)) => {
+                let kind = Kind::Call {
+                    function,
+                    target: Some(Box::new(target)),
+                    args,
+                };
+                self.node_with(id, kind, 1)
+            }
+        }
+    }
+
+    /// Arguments up to the closing parenthesis.
+    fn arguments(&mut self) -> Parse<Vec<Expr>> {
+        let mut args = Vec::new();
+        if self.take(")").is_some() {
+            return Ok(args);
+        }
+        loop {
+            args.push(self.expr()?);
+            if self.take(",").is_none() {
+                self.expect(")")?;
+                return Ok(args);
+            }
+        }
+    }
+
+    fn primary(&mut self) -> Parse<Expr> {
+        let here = self.here().clone();
+        match &here.token {
+            Token::Literal(literal) => {
+                self.bump();
+                self.node(here.start, Kind::Literal(literal.clone()))
+            }
+            Token::BadNumber(kind) => {
+                self.bump();
+                let kind = if *kind == "int-min" { "int" } else { kind };
+                self.report(here.start, format!("invalid {kind} literal"));
+                self.node(here.start, Kind::Broken)
+            }
+            Token::BadString(problem) => {
+                self.bump();
+                self.report(here.start, *problem);
+                self.node(here.start, Kind::Broken)
+            }
+            Token::Ident(_) => self.name(),
+            Token::Symbol(symbol) => self.punctuated(symbol, here.start),
+            Token::Escaped | Token::End => Err(self.unexpected(STARTS, false)),
+        }
+    }
+
+    fn punctuated(&mut self, symbol: &'static str, start: u32) -> Parse<Expr> {
+        match symbol {
+            "true" | "false" => {
+                self.bump();
+                self.node(start, Kind::Literal(Literal::Bool(symbol == "true")))
+            }
+            "null" => {
+                self.bump();
+                self.node(start, Kind::Literal(Literal::Null))
+            }
+            "-" => self.negative(start),
+            "(" => {
+                self.bump();
+                let inner = self.expr()?;
+                self.expect(")")?;
+                Ok(inner)
+            }
+            "[" => self.list(),
+            "{" => self.map(),
+            "." if matches!(self.tokens.get(self.at + 1).map(|next| &next.token), Some(Token::Ident(_))) => self.name(),
+            _ => {
+                // COMPAT: where the token after this one could begin an expression, only this one is too much.
+                let verdict = match self.tokens.get(self.at + 1).map(|next| &next.token) {
+                    Some(Token::Ident(_) | Token::Literal(_)) => "extraneous",
+                    Some(Token::Symbol("(" | "[" | "{" | "true" | "false" | "null" | "-" | "!" | ".")) => "extraneous",
+                    _ => "mismatched",
+                };
+                let here = self.here().clone();
+                let text = self.text(&here);
+                self.report(start, format!("Syntax error: {verdict} input '{text}' expecting {STARTS}"));
+                Err(Stop)
+            }
+        }
+    }
+
+    /// A number with its sign.
+    fn negative(&mut self, start: u32) -> Parse<Expr> {
+        self.bump();
+        let number = self.here().token.clone();
+        let literal = match number {
+            Token::Literal(Literal::Int(value)) => Literal::Int(-value),
+            Token::Literal(Literal::Double(value)) => Literal::Double(-value),
+            Token::BadNumber("int-min") => Literal::Int(i64::MIN),
+            Token::BadNumber(kind) => {
+                self.bump();
+                self.report(start, format!("invalid {kind} literal"));
+                return self.node(start, Kind::Broken);
+            }
+            _ => return Err(self.unexpected(STARTS, false)),
+        };
+        self.bump();
+        self.node(start, Kind::Literal(literal))
+    }
+
+    fn name(&mut self) -> Parse<Expr> {
+        let start = self.here().start;
+        let leading_dot = self.take(".").is_some();
+        let Token::Ident(word) = self.here().token.clone() else {
+            return Err(self.unexpected("IDENTIFIER", false));
+        };
+        if let Some(message) = self.message_name(leading_dot) {
+            return self.message(message);
+        }
+        let position = self.bump();
+        let reserved = RESERVED.contains(&&*word);
+        if reserved {
+            self.report(start, format!("reserved identifier: {word}"));
+        }
+        let word: Arc<str> = if leading_dot { format!(".{word}").into() } else { word };
+        if let Some(open) = self.take("(") {
+            let id = self.next_id(open);
+            let args = self.arguments()?;
+            if reserved {
+                return self.node(start, Kind::Broken);
+            }
+            if &*word == "has" && args.len() == 1 {
+                return self.expand_has(id, args);
+            }
+            return self.call(id, &word, args, 0);
+        }
+        if reserved {
+            return self.node(start, Kind::Broken);
+        }
+        self.node(position, Kind::Ident(word))
+    }
+
+    /// The name of a message being made here, `a.b.C{`, if that is what follows. Steps over it only then.
+    fn message_name(&mut self, leading_dot: bool) -> Option<String> {
+        let mut name = if leading_dot { ".".to_owned() } else { String::new() };
+        let mut at = self.at;
+        loop {
+            let Token::Ident(word) = &self.tokens.get(at)?.token else {
+                return None;
+            };
+            name.push_str(word);
+            match &self.tokens.get(at + 1)?.token {
+                Token::Symbol(".") => name.push('.'),
+                Token::Symbol("{") => {
+                    self.at = at + 1;
+                    return Some(name);
+                }
+                _ => return None,
+            }
+            at += 2;
+        }
+    }
+
+    /// Reads `{field: value, …}`. No message type exists here, so the fields are read and left to the checker's
+    /// complaint about the name.
+    fn message(&mut self, name: String) -> Parse<Expr> {
+        let open = self.bump();
+        let id = self.next_id(open);
+        while self.take("}").is_none() {
+            self.take("?");
+            if !matches!(self.here().token, Token::Ident(_) | Token::Escaped) {
+                return Err(self.unexpected("{'}', '?', ',', IDENTIFIER, ESC_IDENTIFIER}", false));
+            }
+            self.bump();
+            self.expect(":")?;
+            self.expr()?;
+            if self.take(",").is_none() {
+                self.expect("}")?;
+                break;
+            }
+        }
+        self.node_with(id, Kind::Struct { name: name.into() }, 0)
+    }
+
+    fn list(&mut self) -> Parse<Expr> {
+        let open = self.bump();
+        let id = self.next_id(open);
+        let (mut elements, mut optional) = (Vec::new(), Vec::new());
+        while self.take("]").is_none() {
+            if elements.is_empty() && self.take(",").is_some() {
+                self.expect("]")?;
+                break;
+            }
+            if self.take("?").is_some() {
+                optional.push(elements.len());
+            }
+            elements.push(self.expr()?);
+            if self.take(",").is_none() {
+                self.expect("]")?;
+                break;
+            }
+        }
+        self.node_with(id, Kind::List { elements, optional }, 0)
+    }
+
+    fn map(&mut self) -> Parse<Expr> {
+        let open = self.bump();
+        let id = self.next_id(open);
+        let mut entries = Vec::new();
+        while self.take("}").is_none() {
+            if entries.is_empty() && self.take(",").is_some() {
+                self.expect("}")?;
+                break;
+            }
+            let optional = self.take("?").is_some();
+            let key = self.expr()?;
+            self.expect(":")?;
+            let value = self.expr()?;
+            entries.push(Entry { key, value, optional });
+            if self.take(",").is_none() {
+                self.expect("}")?;
+                break;
+            }
+        }
+        self.node_with(id, Kind::Map(entries), 0)
+    }
+}
