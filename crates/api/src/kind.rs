@@ -20,8 +20,6 @@ pub struct Column {
     pub format: &'static str,
     /// 0 is always shown, 1 with `-o wide`.
     pub priority: i32,
-    /// Empty until descriptions come with the other prose of the schema.
-    pub description: &'static str,
 }
 
 /// A column of type string.
@@ -31,7 +29,6 @@ pub const fn text(name: &'static str) -> Column {
         kind: "string",
         format: "",
         priority: 0,
-        description: "",
     }
 }
 

@@ -31,6 +31,9 @@ pub mod storage;
 pub mod strategy;
 pub mod walk;
 
+/// What a column of a kind's Table says of itself.
+pub use skiff_descriptions::column as column_description;
+
 pub use kind::{Column, Graceful, Kind, kind};
 
 /// Every kind that has rules of its own. Adding one is a file and a line here.

@@ -37,7 +37,7 @@ impl IncludeObject {
 pub fn columns(resource: &Resource) -> Value {
     let columns = resource.rules.columns.iter().map(|column| {
         json!({"name": column.name, "type": column.kind, "format": column.format,
-            "description": column.description, "priority": column.priority})
+            "description": skiff_api::column_description(resource.rules.kind, column.name), "priority": column.priority})
     });
     Value::Array(columns.collect())
 }

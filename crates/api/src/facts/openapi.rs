@@ -2,10 +2,11 @@
 
 use std::sync::LazyLock;
 
-use skiff_schema::openapi::{OpenApi, Resource, Subresource};
+use skiff_descriptions::Descriptions;
+use skiff_schema::openapi::{Describe, OpenApi, Resource, Subresource};
 
 /// Changes when the rendering does, so that clients do not keep documents of an older skiff.
-const RENDERING: &str = "2";
+const RENDERING: &str = "3";
 
 /// The lists of values that upstream publishes for string properties.
 const ENUMS: &str = include_str!("../../data/enums.txt");
@@ -29,8 +30,21 @@ static OPENAPI: LazyLock<OpenApi<'static>> = LazyLock::new(|| {
         KUBERNETES_VERSION,
         format!("{RENDERING}-{sum:x}"),
         ENUMS,
+        || Box::new(Words(Descriptions::load())),
     )
 });
+
+struct Words(Descriptions);
+
+impl Describe for Words {
+    fn of_type(&self, name: &str) -> Option<String> {
+        self.0.of_type(name)
+    }
+
+    fn of_field(&self, name: &str, field: &str) -> Option<&str> {
+        self.0.of_field(name, field)
+    }
+}
 
 pub fn openapi() -> &'static OpenApi<'static> {
     &OPENAPI
@@ -194,6 +208,48 @@ mod tests {
                 "{path}"
             );
         }
+    }
+
+    /// All texts by where they stand.
+    fn descriptions(at: &str, value: &Value, out: &mut BTreeMap<String, String>) {
+        if let Some(text) = value["description"].as_str() {
+            out.insert(at.to_string(), text.to_string());
+        }
+        for (key, value) in value.as_object().into_iter().flatten() {
+            descriptions(&format!("{at}/{key}"), value, out);
+        }
+    }
+
+    /// Lists, patches and parameters have words of our own; all others are the same as upstream's.
+    #[test]
+    fn descriptions_are_upstreams() {
+        let Some(folder) = upstream_data() else { return };
+        let text = std::fs::read_to_string(folder.join("openapi-spec/swagger.json")).expect("a file");
+        let theirs: Value = serde_json::from_str(&text).expect("json");
+        let ours: Value = serde_json::from_slice(&openapi().v2_json().bytes).expect("json");
+        let mut differ = Vec::new();
+        for part in ["definitions", "paths"] {
+            for (name, value) in ours[part].as_object().expect("an object") {
+                let [mut a, mut b] = [BTreeMap::new(), BTreeMap::new()];
+                descriptions(name, value, &mut a);
+                descriptions(name, &theirs[part][name], &mut b);
+                for (at, text) in &b {
+                    if !name.ends_with("List")
+                        && !name.ends_with(".Patch")
+                        && !at.contains("/parameters")
+                        && a.get(at) != Some(text)
+                    {
+                        differ.push(format!("{at}\n  ours   {:?}\n  theirs {text:?}", a.get(at)));
+                    }
+                }
+            }
+        }
+        assert!(
+            differ.is_empty(),
+            "{} differ:\n{}",
+            differ.len(),
+            differ.join("\n")
+        );
     }
 
     #[test]

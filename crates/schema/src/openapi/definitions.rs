@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::Describe;
 use super::enums::Enums;
 use crate::types::{Field, ListType, MapType, Scalar, Schema, Shape, Special, TypeId};
 
@@ -109,15 +110,30 @@ fn special_name(special: Special) -> Option<&'static str> {
         .find(|name| name.ends_with(last))
 }
 
-pub(super) fn v2(schema: &Schema, id: TypeId, enums: &Enums) -> Value {
-    definition(schema, id, Version::V2, &|_, _| true, enums)
+/// A definition with its type's description.
+pub(super) fn described(mut definition: Value, name: &str, words: &dyn Describe) -> Value {
+    if let Some(text) = words.of_type(name) {
+        definition["description"] = text.into();
+    }
+    definition
+}
+
+pub(super) fn v2(schema: &Schema, id: TypeId, enums: &Enums, words: &dyn Describe) -> Value {
+    definition(schema, id, Version::V2, &|_, _| true, enums, words)
 }
 
 /// As the document of one group version has it, which names no other group's kinds.
-pub(super) fn v3(schema: &Schema, id: TypeId, group: &str, version: &str, enums: &Enums) -> Value {
+pub(super) fn v3(
+    schema: &Schema,
+    id: TypeId,
+    group: &str,
+    version: &str,
+    enums: &Enums,
+    words: &dyn Describe,
+) -> Value {
     let several = schema.get(id).group_versions.len() > 1;
     let shown = |g: &str, v: &str| !several || (g == group && v == version) || (g.is_empty() && v == "v1");
-    definition(schema, id, Version::V3, &shown, enums)
+    definition(schema, id, Version::V3, &shown, enums, words)
 }
 
 /// The names that a type refers to.
@@ -144,6 +160,7 @@ fn definition(
     version: Version,
     shown: &dyn Fn(&str, &str) -> bool,
     enums: &Enums,
+    words: &dyn Describe,
 ) -> Value {
     let t = schema.get(id);
     let mut out = Map::new();
@@ -161,7 +178,13 @@ fn definition(
         let mut properties: Map<String, Value> = t
             .fields
             .iter()
-            .map(|field| (field.name.to_string(), property(schema, &t.name, field, version)))
+            .map(|field| {
+                let mut property = property(schema, &t.name, field, version);
+                if let Some(text) = words.of_field(&t.name, &field.name) {
+                    property.insert("description".into(), text.into());
+                }
+                (field.name.to_string(), Value::Object(property))
+            })
             .collect();
         enums.add(&t.name, &mut properties);
         out.insert("properties".into(), Value::Object(properties));
@@ -184,7 +207,7 @@ fn definition(
             serde_json::from_str(unions).unwrap_or_default(),
         );
     }
-    Value::Object(out)
+    described(Value::Object(out), &t.name, words)
 }
 
 /// Whether upstream describes a property. A described reference is wrapped.
@@ -197,7 +220,7 @@ fn is_described(type_name: &str, field: &str) -> bool {
     }
 }
 
-fn property(schema: &Schema, type_name: &str, field: &Field, version: Version) -> Value {
+fn property(schema: &Schema, type_name: &str, field: &Field, version: Version) -> Map<String, Value> {
     let mut out = match shape(schema, &field.shape, version) {
         Value::Object(map) => map,
         _ => Map::new(),
@@ -249,7 +272,7 @@ fn property(schema: &Schema, type_name: &str, field: &Field, version: Version) -
     if let Some(key) = field.merge_key() {
         out.insert("x-kubernetes-patch-merge-key".into(), key.into());
     }
-    Value::Object(out)
+    out
 }
 
 /// What upstream's generator publishes for what is not a pointer.

@@ -1,11 +1,12 @@
 //! The published OpenAPI documents, made from the tables: version 2 as JSON and in the binary form that
-//! older clients ask for, and version 3 a group version at a time. Descriptions are not in the tables.
+//! older clients ask for, and version 3 a group version at a time. The words come from a [`Describe`].
 
 mod definitions;
 mod enums;
 mod gnostic;
 mod operations;
 mod render;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -40,6 +41,13 @@ pub struct Subresource<'a> {
     pub type_id: TypeId,
 }
 
+/// Says what types and fields are for.
+pub trait Describe {
+    /// By a type's OpenAPI name.
+    fn of_type(&self, name: &str) -> Option<String>;
+    fn of_field(&self, name: &str, field: &str) -> Option<&str>;
+}
+
 /// A rendered document.
 #[derive(Debug)]
 pub struct Document {
@@ -58,6 +66,8 @@ pub struct OpenApi<'a> {
     /// to tell their hashes.
     fingerprint: String,
     enums: Enums,
+    /// Loads the descriptions for one rendering: they are large, and documents are rendered once.
+    describe: fn() -> Box<dyn Describe>,
     v2_json: OnceLock<Document>,
     v2_protobuf: OnceLock<Document>,
     v3: BTreeMap<String, OnceLock<Document>>,
@@ -70,6 +80,7 @@ impl<'a> OpenApi<'a> {
         version: &'a str,
         fingerprint: String,
         enums: &str,
+        describe: fn() -> Box<dyn Describe>,
     ) -> OpenApi<'a> {
         let mut v3: BTreeMap<String, OnceLock<Document>> = BTreeMap::new();
         for root in [
@@ -94,6 +105,7 @@ impl<'a> OpenApi<'a> {
             version,
             fingerprint,
             enums: Enums::parse(enums),
+            describe,
             v2_json: OnceLock::new(),
             v2_protobuf: OnceLock::new(),
             v3,
@@ -161,17 +173,26 @@ impl<'a> OpenApi<'a> {
 
     fn v2(&self) -> Value {
         let paths = operations::paths(self.schema, &self.resources);
+        let words = (self.describe)();
         let definitions: serde_json::Map<String, Value> = self
             .schema
             .types()
             .filter(|(_, t)| !t.hidden)
-            .map(|(id, t)| (t.name.to_string(), definitions::v2(self.schema, id, &self.enums)))
-            .chain(
-                definitions::specials()
-                    .map(|(name, special)| (name.to_string(), definitions::special_v2(special))),
-            )
+            .map(|(id, t)| {
+                (
+                    t.name.to_string(),
+                    definitions::v2(self.schema, id, &self.enums, &*words),
+                )
+            })
+            .chain(definitions::specials().map(|(name, special)| {
+                let definition = definitions::special_v2(special);
+                (
+                    name.to_string(),
+                    definitions::described(definition, name, &*words),
+                )
+            }))
             .collect();
-        render::v2(&paths, definitions, self.version)
+        render::v2(&paths, definitions, self.version, &*words)
     }
 
     fn v3_document(&self, path: &str) -> Value {
@@ -194,17 +215,21 @@ impl<'a> OpenApi<'a> {
         for reference in paths.iter().flat_map(operations::Path::references) {
             self.reach(&reference, &mut wanted);
         }
+        let words = (self.describe)();
         let schemas = wanted
             .into_iter()
             .filter_map(|name| {
                 let schema = match self.schema.by_name(&name) {
-                    Some(id) => definitions::v3(self.schema, id, group, version, &self.enums),
-                    None => definitions::special_v3(definitions::special_named(&name)?),
+                    Some(id) => definitions::v3(self.schema, id, group, version, &self.enums, &*words),
+                    None => {
+                        let special = definitions::special_v3(definitions::special_named(&name)?);
+                        definitions::described(special, &name, &*words)
+                    }
                 };
                 Some((name, schema))
             })
             .collect();
-        render::v3(&paths, schemas, self.version)
+        render::v3(&paths, schemas, self.version, &*words)
     }
 
     fn reach(&self, name: &str, wanted: &mut BTreeSet<String>) {

@@ -17,6 +17,11 @@ pub(super) struct Operation {
     /// `x-kubernetes-action`; empty where there is no kind.
     pub action: &'static str,
     pub gvk: Option<(String, String, String)>,
+    /// The kind of the resource that the path names, also where `gvk` is that of a subresource.
+    pub object: String,
+    pub subresource: String,
+    /// Whether the resource of a list can be watched.
+    pub watchable: bool,
     pub parameters: Vec<Parameter>,
     pub body: Option<Body>,
     /// The type of the answer; `None` is plain text.
@@ -198,6 +203,9 @@ impl Maker<'_> {
             tag: tag.to_string(),
             action: "",
             gvk: None,
+            object: String::new(),
+            subresource: String::new(),
+            watchable: false,
             parameters: Vec::new(),
             body: None,
             answer: Some(answer.to_string()),
@@ -302,6 +310,9 @@ impl Maker<'_> {
                 resource.version.into(),
                 resource.kind.into(),
             )),
+            object: resource.kind.into(),
+            subresource: String::new(),
+            watchable: resource.verbs.contains(&"watch"),
             parameters,
             body: None,
             answer: None,
@@ -476,6 +487,7 @@ impl Maker<'_> {
             let mut op = self.operation(resource, &path, method, action);
             op.id = format!("{word}{prefix}{scope}{kind}");
             op.gvk.clone_from(&gvk);
+            op.subresource = sub.name.to_string();
             op.answer = Some(own.clone());
             match *verb {
                 "get" if sub.name == "log" => {
@@ -535,6 +547,7 @@ impl Maker<'_> {
                 let mut op = self.operation(resource, &path, method, "connect");
                 op.id = format!("connect{prefix}{}{scope}{kind}{ending}", capital(method));
                 op.gvk = Some((sub.group.into(), sub.version.into(), sub.kind.into()));
+                op.subresource = sub.name.to_string();
                 op.media = Media::Connect;
                 op.parameters.extend(self.options_of(sub.kind));
                 operations.push(op);

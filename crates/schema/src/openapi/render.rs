@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::operations::{Media, Operation, Parameter, Path};
+use super::{Describe, words};
 
 const OBJECT: &[&str] = &[
     "application/json",
@@ -177,10 +178,18 @@ fn name_parameter(
     reference
 }
 
-pub(super) fn v2(paths: &[Path], definitions: Map<String, Value>, version: &str) -> Value {
+pub(super) fn v2(
+    paths: &[Path],
+    definitions: Map<String, Value>,
+    version: &str,
+    describe: &dyn Describe,
+) -> Value {
     let (mut named, mut body_names) = (Map::new(), Map::new());
     let mut parameter = |p: &Parameter, operation: &Operation| {
         let mut out = json!({"in": p.location, "name": p.name, "type": p.type_name, "uniqueItems": true});
+        if let Some(text) = words::parameter(p, operation, describe) {
+            out["description"] = text.into();
+        }
         if p.location == "path" {
             out["required"] = true.into();
         }
@@ -217,6 +226,10 @@ pub(super) fn v2(paths: &[Path], definitions: Map<String, Value>, version: &str)
             }
             responses.insert("401".into(), json!({"description": code_words(401)}));
             let mut value = Map::new();
+            value.insert(
+                "description".into(),
+                words::operation(operation, &path.path).into(),
+            );
             value.insert("operationId".into(), operation.id.clone().into());
             value.insert("tags".into(), json!([operation.tag]));
             value.insert("schemes".into(), json!(["https"]));
@@ -251,10 +264,18 @@ pub(super) fn v2(paths: &[Path], definitions: Map<String, Value>, version: &str)
     })
 }
 
-pub(super) fn v3(paths: &[Path], schemas: Map<String, Value>, version: &str) -> Value {
-    let parameter = |p: &Parameter| {
+pub(super) fn v3(
+    paths: &[Path],
+    schemas: Map<String, Value>,
+    version: &str,
+    describe: &dyn Describe,
+) -> Value {
+    let parameter = |p: &Parameter, operation: &Operation| {
         let mut out =
             json!({"in": p.location, "name": p.name, "schema": {"type": p.type_name, "uniqueItems": true}});
+        if let Some(text) = words::parameter(p, operation, describe) {
+            out["description"] = text.into();
+        }
         if p.location == "path" {
             out["required"] = true.into();
         }
@@ -286,6 +307,10 @@ pub(super) fn v3(paths: &[Path], schemas: Map<String, Value>, version: &str) -> 
             }
             responses.insert("401".into(), json!({"description": code_words(401)}));
             let mut value = Map::new();
+            value.insert(
+                "description".into(),
+                words::operation(operation, &path.path).into(),
+            );
             value.insert("operationId".into(), operation.id.clone().into());
             value.insert("tags".into(), json!([operation.tag]));
             value.insert("responses".into(), Value::Object(responses));
@@ -297,15 +322,19 @@ pub(super) fn v3(paths: &[Path], schemas: Map<String, Value>, version: &str) -> 
                 }
                 value.insert("requestBody".into(), request);
             }
-            let parameters: Vec<Value> = own(operation, &shared).iter().map(parameter).collect();
+            let parameters: Vec<Value> = own(operation, &shared)
+                .iter()
+                .map(|p| parameter(p, operation))
+                .collect();
             if !parameters.is_empty() {
                 value.insert("parameters".into(), Value::Array(parameters));
             }
             extensions(operation, &mut value);
             item.insert(operation.method.into(), Value::Object(value));
         }
-        if !shared.is_empty() {
-            item.insert("parameters".into(), shared.iter().map(parameter).collect());
+        if let Some(first) = path.operations.first().filter(|_| !shared.is_empty()) {
+            let shared = shared.iter().map(|p| parameter(p, first)).collect();
+            item.insert("parameters".into(), shared);
         }
         out.insert(path.path.clone(), Value::Object(item));
     }
