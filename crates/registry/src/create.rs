@@ -66,14 +66,14 @@ impl Registry {
             // Some kinds build on their uid.
             object::set(&mut object, "uid", uuid::Uuid::new_v4().to_string());
             object::set(&mut object, "creationTimestamp", self.now_text());
-            resource.rules.begin_create(&mut object);
+            resource.begin_create(&mut object);
             object::metadata_mut(&mut object).remove("resourceVersion");
             ensure_namespace(resource, namespace, &mut object)?;
             change = resource.hook.begin_create(&mut object, context)?;
         }
         {
             let _stage = context.stage("validate");
-            let found = resource.rules.check_create(&object, resource.namespaced);
+            let found = resource.check_create(&object);
             if !found.is_empty() {
                 return Err(Status::invalid(
                     &resource.group_kind,
@@ -90,7 +90,8 @@ impl Registry {
             gate.validate(Some(&mut object), None).await?;
         }
         self.normalise(resource, &mut object);
-        let bytes = encode::stored(&object, &resource.opening)?;
+        let kept = resource.keep(&object).await?;
+        let bytes = encode::stored(kept.as_ref().unwrap_or(&object), &resource.opening)?;
         let name = object::name(&object).to_string();
         let key = resource.key(namespace, &name);
         let _stage = context.stage("store");

@@ -131,7 +131,7 @@ impl Registry {
             let Some(current) = found.take() else {
                 return Err(Status::not_found(&resource.group_resource, name));
             };
-            let stored = encode::decode_at(&current.value, current.mod_revision)?;
+            let stored = resource.decode(&current)?;
             let mut object = stored.clone();
             let step = if marked {
                 Step::Remove

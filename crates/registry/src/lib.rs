@@ -4,6 +4,7 @@
 
 mod context;
 mod create;
+mod custom;
 mod delete;
 pub mod encode;
 mod errors;
@@ -27,14 +28,15 @@ use skiff_store::KeyValue;
 pub use skiff_store::Store;
 
 pub use context::{Context, Gate, Open, StageGuard, StageTime, now_us};
+pub use custom::Custom;
 pub use create::{dedup_owner_references, generate_name};
 pub use delete::{DeleteOptions, Deleted, Propagation};
 pub use errors::{expired, is_already_exists, is_not_found, store as store_error};
 pub use hooks::ip_allocator::{BadCidr, Cidr};
 pub use read::cache_error;
-pub use resource::{Orphan, Resource, Resources};
+pub use resource::{Customs, Orphan, Resource, Resources};
 pub use skiff_cache::{
-    Entry, Error as CacheError, EventKind, ListOptions, ListResult, ReadAt, WatchEvent, WatchFrom,
+    Entry, Field, Error as CacheError, EventKind, ListOptions, ListResult, ReadAt, WatchEvent, WatchFrom,
     WatchOptions, Watcher, bookmark_frame,
 };
 pub use update::{Part, Transform, Updated};
@@ -86,6 +88,9 @@ impl Registry {
 
     /// Gives an object the shape in which upstream would answer and store it.
     pub fn normalise(&self, resource: &Resource, object: &mut Value) {
+        if resource.custom.is_some() {
+            return;
+        }
         skiff_schema::normalise(facts::schema(), resource.stored_type, object);
     }
 

@@ -30,15 +30,28 @@ impl Registry {
         if let Some(cache) = caches.get(&resource.prefix) {
             return cache.clone();
         }
-        let config = Config::new(
+        let mut config = Config::new(
             resource.prefix.clone(),
             resource.stored_api_version.clone(),
             resource.kind.clone(),
-        )
-        .fields(hooks::cache_fields(resource));
+        );
+        match resource.custom.clone() {
+            None => config = config.fields(hooks::cache_fields(resource)),
+            Some(custom) => {
+                config = config.fields(custom.fields());
+                config.decode = Some(Arc::new(move |key, bytes| custom.read(key, bytes)));
+            }
+        }
         let cache = Cache::start(self.store.clone(), config);
         caches.insert(resource.prefix.clone(), cache.clone());
         cache
+    }
+
+    /// Lets go of a cache: its watches end, and the next reader starts another. For resources whose
+    /// definition changed.
+    pub fn drop_cache(&self, prefix: &str) {
+        let dropped = self.caches.lock().remove(prefix);
+        drop(dropped);
     }
 
     pub async fn get_entry(

@@ -4,12 +4,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use serde_json::Value;
 use skiff_api::{facts, kind::Kind};
 use skiff_meta::{GroupKind, GroupResource};
 use skiff_schema::TypeId;
 
-use crate::hooks::{Converter, Hook, converter, storage_facts};
+use crate::custom::Custom;
+use crate::hooks::{Converter, Hook, NoHook, converter, storage_facts};
 use crate::{encode, object};
 
 /// What a delete without a policy does to dependents.
@@ -51,6 +53,8 @@ pub struct Resource {
     /// What a client is told who deletes without saying what becomes of dependents.
     pub orphan_warning: Option<&'static str>,
     converter: Option<Converter>,
+    /// The rules of a resource that was defined at run time; `rules` are then the generic ones.
+    pub custom: Option<Arc<dyn Custom>>,
 }
 
 impl Resource {
@@ -91,6 +95,16 @@ impl Resource {
             converter: converter(facts.group, facts.version, facts.kind),
             stored_api_version,
             facts,
+            custom: None,
+        }
+    }
+
+    /// A resource that was defined at run time.
+    pub fn custom(facts: &'static facts::Resource, custom: Arc<dyn Custom>) -> Resource {
+        Resource {
+            rules: &skiff_api::kind::GENERIC,
+            custom: Some(custom),
+            ..Resource::new(facts, Arc::new(NoHook))
         }
     }
 
@@ -100,7 +114,12 @@ impl Resource {
 
     /// Whether stored objects can be sent as they are.
     pub fn served_as_stored(&self) -> bool {
-        self.api_version == self.stored_api_version
+        self.api_version == self.stored_api_version && !self.converts_elsewhere()
+    }
+
+    /// Whether objects of other versions can only be had by asking someone else.
+    pub fn converts_elsewhere(&self) -> bool {
+        self.custom.as_ref().is_some_and(|custom| custom.converts_elsewhere())
     }
 
     pub fn key(&self, namespace: &str, name: &str) -> String {
@@ -113,7 +132,7 @@ impl Resource {
 
     /// Turns an object of the served version into one of the stored version.
     pub fn to_stored(&self, value: &mut Value) {
-        if self.served_as_stored() {
+        if self.served_as_stored() || self.custom.is_some() {
             return;
         }
         if let Some(converter) = &self.converter {
@@ -127,7 +146,7 @@ impl Resource {
     }
 
     pub fn from_stored(&self, value: &mut Value) {
-        if self.served_as_stored() {
+        if self.served_as_stored() || self.converts_elsewhere() {
             return;
         }
         if let Some(converter) = &self.converter {
@@ -137,11 +156,34 @@ impl Resource {
     }
 }
 
-/// All served resources, found by group, version and plural name.
+/// All served resources, found by group, version and plural name. The built-in ones never change; those
+/// that were defined at run time are a snapshot, replaced as a whole.
 pub struct Resources {
     all: Vec<Arc<Resource>>,
     /// Indexes into `all` by plural name: few resources share one.
     by_plural: HashMap<&'static str, Vec<usize>>,
+    customs: ArcSwap<Customs>,
+}
+
+/// The resources that were defined at run time, in the order of discovery.
+#[derive(Default)]
+pub struct Customs {
+    pub all: Vec<Arc<Resource>>,
+    by_name: HashMap<(String, String, String), usize>,
+}
+
+impl Customs {
+    pub fn new(all: Vec<Arc<Resource>>) -> Customs {
+        let by_name = all
+            .iter()
+            .enumerate()
+            .map(|(at, r)| {
+                let name = (r.facts.group.to_owned(), r.facts.version.to_owned(), r.plural.clone());
+                (name, at)
+            })
+            .collect();
+        Customs { all, by_name }
+    }
 }
 
 impl Resources {
@@ -154,7 +196,44 @@ impl Resources {
         for (index, resource) in all.iter().enumerate() {
             by_plural.entry(resource.facts.plural).or_default().push(index);
         }
-        Resources { all, by_plural }
+        Resources {
+            all,
+            by_plural,
+            customs: ArcSwap::default(),
+        }
+    }
+
+    /// What was defined at run time, as of now.
+    pub fn customs(&self) -> Arc<Customs> {
+        self.customs.load_full()
+    }
+
+    pub fn set_customs(&self, customs: Customs) {
+        self.customs.store(Arc::new(customs));
+    }
+
+    /// A resource by name, built-in or defined at run time.
+    pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
+        if let Some(resource) = self.get(group, version, plural) {
+            return Some(resource.clone());
+        }
+        let customs = self.customs.load();
+        if customs.all.is_empty() {
+            return None;
+        }
+        let name = (group.to_owned(), version.to_owned(), plural.to_owned());
+        let at = *customs.by_name.get(&name)?;
+        Some(customs.all[at].clone())
+    }
+
+    /// Any served version of a resource, built-in or not.
+    pub fn find_any(&self, group: &str, plural: &str) -> Option<Arc<Resource>> {
+        if let Some(resource) = self.preferred(group, plural) {
+            return Some(resource.clone());
+        }
+        let customs = self.customs.load();
+        let found = customs.all.iter().find(|r| r.facts.group == group && r.plural == plural);
+        found.cloned()
     }
 
     pub fn all(&self) -> &[Arc<Resource>] {
@@ -174,6 +253,7 @@ impl Resources {
         found.into_iter().find(|r| r.facts.group == group)
     }
 
+    /// Whether a group is built in.
     pub fn has_group(&self, group: &str) -> bool {
         self.all.iter().any(|r| r.facts.group == group)
     }

@@ -89,9 +89,9 @@ impl Registry {
             match attempt {
                 Ok(Attempt::Done(updated)) => return Ok(updated),
                 Ok(Attempt::Raced(found)) => current = found,
-                Ok(Attempt::Unsure) => current = self.stored_current(&key).await?,
+                Ok(Attempt::Unsure) => current = self.stored_current(resource, &key).await?,
                 Err(status) if fresh => return Err(status),
-                Err(_) => current = self.stored_current(&key).await?,
+                Err(_) => current = self.stored_current(resource, &key).await?,
             }
             fresh = true;
         }
@@ -112,9 +112,10 @@ impl Registry {
         gate: &dyn Gate,
     ) -> Result<Attempt, Status> {
         let Current {
-            object: old,
+            object: mut old,
             revision,
         } = current;
+        resource.serve_one(&mut old).await?;
         let mut new = transform(Some(&old))?;
         ensure_namespace(resource, namespace, &mut new)?;
         dedup_owner_references(context, &mut new, false);
@@ -128,8 +129,8 @@ impl Registry {
         {
             let _stage = context.stage("prepare");
             match part {
-                Part::Main => resource.rules.begin_update(&mut new, &old),
-                Part::Status => resource.rules.begin_status_update(&mut new, &old),
+                Part::Main => resource.begin_update(&mut new, &old),
+                Part::Status => resource.begin_status_update(&mut new, &old),
                 Part::Other { prepare, .. } => {
                     keep_system_fields(&mut new, &old);
                     prepare(&mut new, &old);
@@ -142,13 +143,7 @@ impl Registry {
         }
         {
             let _stage = context.stage("validate");
-            let found = match part {
-                Part::Main => resource.rules.check_update(&new, &old, resource.namespaced),
-                Part::Status => resource
-                    .rules
-                    .check_status_update(&new, &old, resource.namespaced),
-                Part::Other { validate, .. } => validate(&new, &old),
-            };
+            let found = resource.check_update(&new, &old, &part);
             if !found.is_empty() {
                 return Err(Status::invalid(&resource.group_kind, name, &found));
             }
@@ -189,7 +184,7 @@ impl Registry {
                         deleted: true,
                     }))
                 }
-                Outcome::Conflict { current, .. } => Ok(Attempt::Raced(current_of(current)?)),
+                Outcome::Conflict { current, .. } => Ok(Attempt::Raced(current_of(resource, current)?)),
             };
         }
         if new == old {
@@ -210,7 +205,8 @@ impl Registry {
                 deleted: false,
             }));
         }
-        let bytes = encode::stored(&new, &resource.opening)?;
+        let kept = resource.keep(&new).await?;
+        let bytes = encode::stored(kept.as_ref().unwrap_or(&new), &resource.opening)?;
         let outcome = self
             .store
             .write(
@@ -230,7 +226,7 @@ impl Registry {
                     deleted: false,
                 }))
             }
-            Outcome::Conflict { current, .. } => Ok(Attempt::Raced(current_of(current)?)),
+            Outcome::Conflict { current, .. } => Ok(Attempt::Raced(current_of(resource, current)?)),
         }
     }
 
@@ -252,16 +248,19 @@ impl Registry {
         }))
     }
 
-    async fn stored_current(&self, key: &str) -> Result<Option<Current>, Status> {
-        current_of(self.read_stored(key).await?)
+    async fn stored_current(&self, resource: &Resource, key: &str) -> Result<Option<Current>, Status> {
+        current_of(resource, self.read_stored(key).await?)
     }
 }
 
-fn current_of(found: Option<skiff_store::KeyValue>) -> Result<Option<Current>, Status> {
+fn current_of(
+    resource: &Resource,
+    found: Option<skiff_store::KeyValue>,
+) -> Result<Option<Current>, Status> {
     let Some(found) = found else { return Ok(None) };
     let revision = found.mod_revision;
     Ok(Some(Current {
-        object: encode::decode_at(&found.value, revision)?,
+        object: resource.decode(&found)?,
         revision,
     }))
 }
