@@ -81,7 +81,7 @@ impl Registry {
                     &found,
                 ));
             }
-            for warning in (resource.rules.warnings)(&object, None) {
+            for warning in resource.warnings(&object, None) {
                 context.warn(warning);
             }
         }

@@ -39,6 +39,12 @@ pub trait Custom: Send + Sync {
     /// Converts objects to a version of the group, in order. Only called where it converts elsewhere.
     async fn convert(&self, objects: Vec<Value>, api_version: &str) -> Result<Vec<Value>, Status>;
 
+    /// Grows with the definition: of two caches of one storage the newer stays.
+    fn revision(&self) -> i64;
+
+    /// Warnings of a write; `old` is there on update.
+    fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String>;
+
     /// What a client is told who uses this version.
     fn deprecation(&self) -> Option<String>;
 
@@ -75,6 +81,18 @@ impl Resource {
                 custom.prepare_status_update(new, old);
             }
         }
+    }
+
+    pub fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
+        match &self.custom {
+            None => (self.rules.warnings)(new, old),
+            Some(custom) => custom.warnings(new, old),
+        }
+    }
+
+    /// Whether a write without a resourceVersion overwrites.
+    pub fn allows_unconditional_update(&self) -> bool {
+        self.custom.is_none() && self.rules.allow_unconditional_update
     }
 
     pub fn check_create(&self, object: &Value) -> Vec<field::Error> {

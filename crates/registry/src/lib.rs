@@ -54,8 +54,9 @@ pub struct RegistryConfig {
 pub struct Registry {
     pub(crate) store: Arc<dyn Store>,
     pub resources: Resources,
-    /// By storage prefix, started at first use. Leaf lock: never held over an await.
-    caches: Mutex<HashMap<String, Arc<Cache>>>,
+    /// By storage prefix, started at first use, with the revision of the definition that it was started
+    /// for. Leaf lock: never held over an await.
+    caches: Mutex<HashMap<String, (i64, Arc<Cache>)>>,
     pub services: Arc<Services>,
 }
 

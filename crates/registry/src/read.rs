@@ -26,8 +26,11 @@ pub fn cache_error(error: skiff_cache::Error) -> Status {
 impl Registry {
     /// The cache of a resource's storage; several served versions share one.
     pub fn cache(&self, resource: &Resource) -> Arc<Cache> {
+        let revision = resource.custom.as_ref().map_or(0, |custom| custom.revision());
         let mut caches = self.caches.lock();
-        if let Some(cache) = caches.get(&resource.prefix) {
+        if let Some((since, cache)) = caches.get(&resource.prefix)
+            && *since >= revision
+        {
             return cache.clone();
         }
         let mut config = Config::new(
@@ -43,14 +46,17 @@ impl Registry {
             }
         }
         let cache = Cache::start(self.store.clone(), config);
-        caches.insert(resource.prefix.clone(), cache.clone());
+        caches.insert(resource.prefix.clone(), (revision, cache.clone()));
         cache
     }
 
-    /// Lets go of a cache: its watches end, and the next reader starts another. For resources whose
-    /// definition changed.
-    pub fn drop_cache(&self, prefix: &str) {
-        let dropped = self.caches.lock().remove(prefix);
+    /// Lets go of the cache of a resource whose definition changed since: its watches end, and the next
+    /// reader starts another.
+    pub fn drop_older_cache(&self, prefix: &str, revision: i64) {
+        let mut caches = self.caches.lock();
+        let older = caches.get(prefix).is_some_and(|(since, _)| *since < revision);
+        let dropped = if older { caches.remove(prefix) } else { None };
+        drop(caches);
         drop(dropped);
     }
 

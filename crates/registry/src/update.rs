@@ -148,7 +148,7 @@ impl Registry {
                 return Err(Status::invalid(&resource.group_kind, name, &found));
             }
             if matches!(part, Part::Main) {
-                for warning in (resource.rules.warnings)(&new, Some(&old)) {
+                for warning in resource.warnings(&new, Some(&old)) {
                     context.warn(warning);
                 }
             }
@@ -289,7 +289,7 @@ fn check_version(resource: &Resource, new: &mut Value, old: &Value) -> Result<()
     let given = object::resource_version(new);
     let name = object::name(old);
     if given.is_empty() || given == "0" {
-        if !resource.rules.allow_unconditional_update {
+        if !resource.allows_unconditional_update() {
             let path = field::Path::new("metadata").child("resourceVersion");
             let error = field::Error::invalid(&path, 0, "must be specified for an update");
             // COMPAT: upstream names the resource where the kind belongs.

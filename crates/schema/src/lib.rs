@@ -2,9 +2,11 @@
 //! answers, patches, and OpenAPI. It knows no kind by name, does no I/O and reads no clock.
 
 pub mod decode;
+pub mod jsonpath;
 mod normalise;
 pub mod openapi;
 pub mod patch;
+pub mod structural;
 pub mod types;
 
 pub use normalise::normalise;

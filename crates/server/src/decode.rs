@@ -25,6 +25,11 @@ pub fn object(
     validation: FieldValidation,
     body: &Bytes,
 ) -> Result<Value, Status> {
+    if let Some(custom) = crate::crd::version_of(resource) {
+        let mut value = crate::crd::decode::object(exchange, resource, custom, validation, body)?;
+        default_and_convert(resource, &mut value);
+        return Ok(value);
+    }
     let expected = GroupVersionKind::new(resource.facts.group, resource.facts.version, resource.facts.kind);
     let mut value = typed(exchange, &expected, validation, body)?;
     default_and_convert(resource, &mut value);
@@ -137,6 +142,11 @@ pub fn patched(
     value: Value,
     unknown: Vec<String>,
 ) -> Result<Value, Status> {
+    if let Some(custom) = crate::crd::version_of(resource) {
+        let mut value = crate::crd::decode::patched(context, resource, custom, validation, value, unknown)?;
+        default_and_convert(resource, &mut value);
+        return Ok(value);
+    }
     let mut value = checked(context, resource.facts.type_id, validation, value, unknown)?;
     object::put(&mut value, &["kind"], Value::String(resource.kind.clone()));
     object::put(

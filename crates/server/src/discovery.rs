@@ -2,7 +2,7 @@
 //! the aggregated one. Made from the resource tables; nothing here knows a kind.
 
 use serde_json::{Value, json};
-use skiff_api::facts::{self, Resource};
+use skiff_api::facts::Resource;
 use skiff_registry::Resources;
 
 use crate::negotiate::parse_accept;
@@ -13,10 +13,16 @@ struct Group {
     versions: Vec<&'static str>,
 }
 
+/// All resources, those that were defined at run time last.
+fn served(resources: &Resources) -> Vec<&'static Resource> {
+    let customs = resources.customs();
+    let all = resources.all().iter().chain(&customs.all);
+    all.map(|resource| resource.facts).collect()
+}
+
 fn groups(resources: &Resources) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
-    for resource in resources.all() {
-        let facts = resource.facts;
+    for facts in served(resources) {
         let at = match groups.iter().position(|group| group.name == facts.group) {
             Some(at) => at,
             None => {
@@ -79,7 +85,7 @@ pub fn api_group(resources: &Resources, name: &str) -> Option<Value> {
 /// `/api/v1` and `/apis/<group>/<version>`.
 pub fn api_resources(resources: &Resources, group: &str, version: &str) -> Option<Value> {
     let mut list = Vec::new();
-    for resource in resources.all().iter().map(|resource| resource.facts) {
+    for resource in served(resources) {
         if resource.group != group || resource.version != version {
             continue;
         }
@@ -145,8 +151,8 @@ pub fn aggregated(resources: &Resources, core: bool) -> Value {
                 .versions
                 .iter()
                 .map(|version| {
-                    let found: Vec<Value> = facts::resources()
-                        .iter()
+                    let found: Vec<Value> = served(resources)
+                        .into_iter()
                         .filter(|resource| resource.group == group.name && resource.version == *version)
                         .map(aggregated_resource)
                         .collect();

@@ -131,8 +131,8 @@ impl CacheLister<'_> {
         name: &str,
         at: ReadAt,
     ) -> Result<Option<Value>, Status> {
-        match self.0.resources.preferred(group, resource) {
-            Some(resource) => self.0.get(resource, namespace, name, at).await,
+        match self.0.resources.find_any(group, resource) {
+            Some(resource) => self.0.get(&resource, namespace, name, at).await,
             None => Ok(None),
         }
     }
@@ -161,7 +161,7 @@ impl Lister for CacheLister<'_> {
     }
 
     async fn list(&self, group: &str, resource: &str, namespace: &str) -> Result<Vec<Value>, Status> {
-        let Some(resource) = self.0.resources.preferred(group, resource) else {
+        let Some(resource) = self.0.resources.find_any(group, resource) else {
             return Ok(Vec::new());
         };
         let options = ListOptions {
@@ -169,7 +169,7 @@ impl Lister for CacheLister<'_> {
             at: ReadAt::Any,
             ..ListOptions::default()
         };
-        let listed = self.0.list(resource, options).await?;
+        let listed = self.0.list(&resource, options).await?;
         listed
             .items
             .iter()

@@ -5,6 +5,7 @@
 mod body;
 mod chain;
 mod compress;
+mod crd;
 mod decode;
 mod discovery;
 mod gate;

@@ -44,6 +44,11 @@ impl Item {
         })
     }
 
+    /// An item as it is cached, its kind and apiVersion included.
+    pub fn whole(entry: Arc<Entry>) -> Item {
+        Item::Cached { entry, skip: 1 }
+    }
+
     fn len(&self) -> usize {
         match self {
             Item::Cached { entry, skip } => entry.bytes.len() - skip + 1,

@@ -120,7 +120,8 @@ fn root(inner: &Inner) -> Value {
         "/api/v1".into(),
         "/apis".into(),
     ];
-    for resource in inner.registry.resources.all() {
+    let customs = inner.registry.resources.customs();
+    for resource in inner.registry.resources.all().iter().chain(&customs.all) {
         let facts = resource.facts;
         if !facts.group.is_empty() {
             paths.push(format!("/apis/{}", facts.group));

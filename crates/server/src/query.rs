@@ -91,7 +91,7 @@ impl ListOptions {
         query: &Query,
         watch: bool,
         name: &str,
-        selectable: &[&'static str],
+        selectable: &[&str],
         converted: impl Fn(&str) -> Option<&'static str>,
         unknown: impl Fn(&str) -> String,
     ) -> Result<ListOptions, Status> {

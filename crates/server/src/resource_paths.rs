@@ -8,18 +8,23 @@ use skiff_registry::Resource;
 use crate::body::{Answer, Body, not_found};
 use crate::chain::Exchange;
 use crate::server::Inner;
-use crate::{subresources, verbs};
+use crate::{crd, subresources, verbs};
 
 pub async fn route(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> Result<Answer, Status> {
     let info = &exchange.info;
     let resources = &inner.registry.resources;
-    let Some(resource) = resources.get(&info.group, &info.version, &info.resource).cloned() else {
+    let Some(resource) = resources.find(&info.group, &info.version, &info.resource) else {
         if resources.has_group(&info.group) {
             return Err(Status::resource_not_found());
         }
         return Ok(not_found());
     };
-    if !fits_scope(&resource, exchange) {
+    if resource.custom.is_some() {
+        if !crd::routed(&resource, &exchange.info) {
+            return Ok(not_found());
+        }
+        crd::check_verb(&resource, exchange)?;
+    } else if !fits_scope(&resource, exchange) {
         return Err(Status::resource_not_found());
     }
     // A cluster-scoped resource has no namespace, though its own path may look like one.
@@ -73,6 +78,9 @@ async fn main_resource(
         return Err(method_not_allowed());
     }
     let facts = resource.facts;
+    if let Some(warning) = resource.custom.as_ref().and_then(|custom| custom.deprecation()) {
+        exchange.context.warn(warning);
+    }
     if let Some(warning) = skiff_api::kind::deprecation(facts.group, facts.version, facts.kind) {
         exchange.context.warn(warning.to_string());
     }

@@ -170,6 +170,7 @@ impl Server {
         rbac_source::bootstrap(&inner)
             .await
             .map_err(StartError::Bootstrap)?;
+        crate::crd::start(&inner).await.map_err(StartError::Bootstrap)?;
         inner.ready.store(true, Ordering::Release);
         Ok(Server { inner })
     }

@@ -35,6 +35,9 @@ impl IncludeObject {
 }
 
 pub fn columns(resource: &Resource) -> Value {
+    if let Some(custom) = &resource.custom {
+        return custom.columns();
+    }
     let columns = resource.rules.columns.iter().map(|column| {
         json!({"name": column.name, "type": column.kind, "format": column.format,
             "description": skiff_api::column_description(resource.rules.kind, column.name), "priority": column.priority})
@@ -44,7 +47,10 @@ pub fn columns(resource: &Resource) -> Value {
 
 /// One row. `stored` is in the stored version, which is the one that the kind's columns read.
 pub fn row(resource: &Resource, stored: &Value, version: &str, include: IncludeObject, now: i64) -> Value {
-    let cells = (resource.rules.row)(stored, now);
+    let cells = match &resource.custom {
+        Some(custom) => custom.row(stored, now),
+        None => (resource.rules.row)(stored, now),
+    };
     let object = match include {
         IncludeObject::None => Value::Null,
         IncludeObject::Metadata => partial(stored, &format!("meta.k8s.io/{version}")),

@@ -1,6 +1,9 @@
 //! The group `apiextensions.k8s.io`: the defaults and strategy of CustomResourceDefinitions. Their schemas are
 //! checked where they are put to use.
 
+pub mod embedded;
+pub mod finalizers;
+
 use serde_json::{Value, json};
 
 use crate::errors::Errors;

@@ -3,6 +3,7 @@
 
 pub mod bootstrap;
 mod convert;
+mod definitions;
 mod facts;
 pub mod ip_allocator;
 mod namespaces;
@@ -99,6 +100,7 @@ pub fn hook_of(facts: &skiff_api::facts::Resource, services: &Arc<services::Serv
     match (facts.group, facts.plural) {
         ("", "namespaces") => Arc::new(Namespaces),
         ("", "services") => services.clone(),
+        ("apiextensions.k8s.io", "customresourcedefinitions") => Arc::new(definitions::Definitions),
         _ => Arc::new(NoHook),
     }
 }

@@ -13,7 +13,9 @@ mod yaml;
 use serde_json::Value;
 
 pub use node::Node;
-pub use object::{DecodedObject, decode_object, not_handled_message, strict_decoding_message};
+pub use object::{
+    DecodedObject, decode_object, not_handled_message, strict_decoding_message, summary, type_meta,
+};
 pub use specials::canonical_quantity;
 
 pub(crate) use check::{json_schema_props, zero};

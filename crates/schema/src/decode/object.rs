@@ -89,7 +89,8 @@ pub fn strict_decoding_message(errors: &[String]) -> String {
     format!("strict decoding error: {}", errors.join(", "))
 }
 
-fn type_meta(node: &Node) -> Result<GroupVersionKind, String> {
+/// What a document says it is; what it leaves out is empty.
+pub fn type_meta(node: &Node) -> Result<GroupVersionKind, String> {
     let prefix = "couldn't get version/kind; json parse error: json: cannot unmarshal";
     match node {
         Node::Object(_) | Node::Null => {}
@@ -140,7 +141,7 @@ fn with_defaults(mut gvk: GroupVersionKind, expected: &GroupVersionKind) -> Grou
 }
 
 /// The first bytes of a body, as upstream quotes them.
-fn summary(body: &[u8]) -> String {
+pub fn summary(body: &[u8]) -> String {
     let cut = &body[..body.len().min(30)];
     let more = if body.len() > 30 { " ..." } else { "" };
     match body.first() {

@@ -10,6 +10,7 @@ use skiff_registry::{Part, ReadAt, Resource, object};
 
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
+use crate::crd;
 use crate::decode;
 use crate::gate::Admission;
 use crate::negotiate::Transform;
@@ -24,6 +25,20 @@ fn gvk() -> GroupVersionKind {
     GroupVersionKind::new("autoscaling", "v1", "Scale")
 }
 
+fn scale_in(resource: &Resource, workload: &Value) -> Result<Value, Status> {
+    match crd::version_of(resource) {
+        Some(custom) => crd::scale::of(custom, workload),
+        None => Ok(scale_of(workload)),
+    }
+}
+
+fn apply_in(resource: &Resource, workload: &Value, scale: &Value) -> Result<Value, Status> {
+    match crd::version_of(resource) {
+        Some(custom) => crd::scale::apply(custom, workload, scale),
+        None => apply_scale(workload, scale),
+    }
+}
+
 pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -> Result<Answer, Status> {
     let output = exchange.output(false)?;
     let info = &exchange.info;
@@ -31,25 +46,29 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
         .registry
         .get(resource, &info.namespace, &info.name, ReadAt::Latest)
         .await?;
-    let workload = found.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
-    let scale = scale_of(&workload);
+    let mut workload = found.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
+    resource.serve_one(&mut workload).await?;
+    let scale = scale_in(resource, &workload)?;
     if let Transform::Table(version) = &output.transform {
         let include = IncludeObject::read(&exchange.query)?;
-        let table = table_of(&scale, version, include);
+        let table = table_of(resource, &scale, version, include);
         return respond::raw(exchange, &output, StatusCode::OK, &table);
     }
     respond::raw(exchange, &output, StatusCode::OK, &scale)
 }
 
 /// What `kubectl get --subresource=scale` prints.
-fn table_of(scale: &Value, version: &str, include: IncludeObject) -> Value {
+fn table_of(resource: &Resource, scale: &Value, version: &str, include: IncludeObject) -> Value {
     let column = |name: &str, kind: &str| json!({"name": name, "type": kind, "format": "", "description": "", "priority": 0});
-    let columns = json!([
-        column("Name", "string"),
-        column("Desired", "integer"),
-        column("Available", "integer"),
-        column("Age", "string")
-    ]);
+    let columns = match crd::version_of(resource) {
+        Some(custom) => crd::scale::columns(custom),
+        None => json!([
+            column("Name", "string"),
+            column("Desired", "integer"),
+            column("Available", "integer"),
+            column("Age", "string")
+        ]),
+    };
     let now = jiff::Timestamp::now().as_second();
     let count = |part: &str| scale[part]["replicas"].as_i64().unwrap_or(0);
     let cells = json!([
@@ -85,7 +104,7 @@ pub async fn update(
     let scale = decode::typed(exchange, &gvk(), options.field_validation, &bytes)?;
     check_name(exchange, &scale)?;
     write(inner, exchange, resource, &options, &mut |workload| {
-        apply_scale(workload, &scale)
+        apply_in(resource, workload, &scale)
     })
     .await
 }
@@ -105,9 +124,9 @@ pub async fn patch(
         return Err(Status::internal("no type Scale"));
     };
     let mut apply = |workload: &Value| {
-        let scale = patch.apply(id, &scale_of(workload))?;
+        let scale = patch.apply(id, &scale_in(resource, workload)?)?;
         let scale = decode::check_type(id, scale)?;
-        apply_scale(workload, &scale)
+        apply_in(resource, workload, &scale)
     };
     write(inner, exchange, resource, &options, &mut apply).await
 }
@@ -144,6 +163,6 @@ async fn write(
         exchange,
         &exchange.output(false)?,
         StatusCode::OK,
-        &scale_of(&updated.object),
+        &scale_in(resource, &updated.object)?,
     )
 }

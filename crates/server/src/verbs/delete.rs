@@ -32,7 +32,7 @@ pub async fn delete(
     {
         exchange.context.warn(warning.to_string());
     }
-    let deleted = {
+    let mut deleted = {
         let gate = Admission::new(inner, exchange, resource, Some(&value));
         let info = &exchange.info;
         inner
@@ -48,6 +48,7 @@ pub async fn delete(
             .await?
     };
     exchange.made(&deleted.object);
+    resource.serve_one(&mut deleted.object).await?;
     answer(exchange, resource, deleted, &options)
 }
 
@@ -127,5 +128,5 @@ pub async fn delete_collection(
     if let Some(last) = listed.items.last() {
         exchange.made(&encode::decode(&last.bytes)?);
     }
-    read::answer_list(exchange, resource, &output, listed)
+    read::answer_list(exchange, resource, &output, listed).await
 }

@@ -85,6 +85,8 @@ fn patch_error(error: PatchError) -> Status {
     }
 }
 
+const CUSTOM_PATCHES: &str = "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
+
 pub async fn patch(
     inner: &Arc<Inner>,
     exchange: &mut Exchange,
@@ -93,7 +95,13 @@ pub async fn patch(
     part: Part,
 ) -> Result<Answer, Status> {
     exchange.output(false)?;
-    let kind = patch_type(exchange)?;
+    let kind = match patch_type(exchange) {
+        // Custom resources take fewer sorts of patches, and say which.
+        Err(_) | Ok(PatchType::StrategicMerge) if resource.custom.is_some() => {
+            return Err(Status::unsupported_media_type(CUSTOM_PATCHES));
+        }
+        kind => kind?,
+    };
     let bytes = body::read(body).await?;
     let options = WriteOptions::read(&exchange.query, "PatchOptions")?;
     exchange.context.dry_run = options.dry_run;

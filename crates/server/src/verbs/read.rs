@@ -30,12 +30,13 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
     let Some(entry) = found else {
         return Err(Status::not_found(&resource.group_resource, &info.name));
     };
-    respond::object(
-        exchange,
-        resource,
-        StatusCode::OK,
-        Stored::Bytes(entry.bytes.clone()),
-    )
+    let mut stored = Stored::Bytes(entry.bytes.clone());
+    if resource.converts_elsewhere() {
+        let mut value = encode::decode(&entry.bytes)?;
+        resource.serve_one(&mut value).await?;
+        stored = Stored::Value(value);
+    }
+    respond::object(exchange, resource, StatusCode::OK, stored)
 }
 
 /// How fresh a get must be.
@@ -70,10 +71,13 @@ pub fn version_number(text: &str) -> Result<i64, String> {
 /// The list options of a request, with the field names that the kind can be selected by.
 pub fn list_options(exchange: &Exchange, resource: &Resource, watch: bool) -> Result<ListOptions, Status> {
     let empty = json!({});
-    let selectable: Vec<&'static str> = (resource.rules.selectable)(&empty)
-        .into_iter()
-        .map(|(name, _)| name)
-        .collect();
+    let selectable: Vec<&str> = match crate::crd::version_of(resource) {
+        Some(custom) => custom.version().selectable.iter().map(String::as_str).collect(),
+        None => (resource.rules.selectable)(&empty)
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect(),
+    };
     let name = if exchange.info.parts.len() >= 2 {
         exchange.info.name.as_str()
     } else {
@@ -86,7 +90,10 @@ pub fn list_options(exchange: &Exchange, resource: &Resource, watch: bool) -> Re
         name,
         &selectable,
         |field| hooks::stored_field(resource, field),
-        |label| skiff_api::kind::unknown_field_label(facts.group, facts.version, facts.kind, label),
+        |label| match resource.custom {
+            Some(_) => format!("field label not supported: {label}"),
+            None => skiff_api::kind::unknown_field_label(facts.group, facts.version, facts.kind, label),
+        },
     )
 }
 
@@ -137,7 +144,7 @@ pub async fn list(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) 
         .list(cache_list(exchange, &options)?)
         .await
     {
-        Ok(listed) => answer_list(exchange, resource, &output, listed),
+        Ok(listed) => answer_list(exchange, resource, &output, listed).await,
         Err(CacheError::ExpiredContinue { token }) => {
             // The token lets a client go on with what there is now, if it can live with that.
             let status = cache_error(CacheError::ExpiredContinue { token: token.clone() });
@@ -150,30 +157,53 @@ pub async fn list(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) 
 }
 
 /// Answers with a list in the form asked for.
-pub fn answer_list(
+pub async fn answer_list(
     exchange: &Exchange,
     resource: &Resource,
     output: &crate::negotiate::Output,
     listed: ListResult,
 ) -> Result<Answer, Status> {
-    let metadata = list_metadata(&listed);
+    let mut metadata = list_metadata(&listed);
+    if resource.custom.is_some() && metadata.get("continue").is_none() {
+        // COMPAT: lists of custom resources say that there is no more.
+        metadata["continue"] = json!("");
+    }
+    let list_kind = match crate::crd::version_of(resource) {
+        Some(custom) => custom.definition.names.list_kind.clone(),
+        None => format!("{}List", resource.kind),
+    };
+    let mut values = Vec::new();
+    if resource.converts_elsewhere() {
+        let stored: Result<Vec<Value>, Status> = listed.items.iter().map(|entry| encode::decode(&entry.bytes)).collect();
+        values = resource.serve(stored?).await?;
+    }
+    // What another server converted is at hand already; the rest is decoded one by one.
+    let mut values = values.into_iter();
+    let mut value_of = |entry: &skiff_registry::Entry| match values.next() {
+        Some(value) => Ok(value),
+        None => encode::decode(&entry.bytes),
+    };
     match &output.transform {
         Transform::None if output.format == Format::Json && !output.pretty => {
             let mut items = Vec::with_capacity(listed.items.len());
             for entry in listed.items {
                 let item = match resource
                     .served_as_stored()
-                    .then(|| Item::cached(entry.clone(), &resource.opening))
+                    .then(|| match resource.custom {
+                        // COMPAT: an item of a custom resource says what it is.
+                        Some(_) => Some(Item::whole(entry.clone())),
+                        None => Item::cached(entry.clone(), &resource.opening),
+                    })
                     .flatten()
                 {
                     Some(item) => item,
-                    None => Item::Made(made_item(resource, &entry.bytes)?.to_string().into_bytes()),
+                    None => Item::Made(made_item(resource, value_of(&entry)?).to_string().into_bytes()),
                 };
                 items.push(item);
             }
             let head = format!(
-                "{{\"kind\":\"{}List\",\"apiVersion\":\"{}\",\"metadata\":{metadata},\"items\":[",
-                resource.kind, resource.api_version
+                "{{\"kind\":\"{list_kind}\",\"apiVersion\":\"{}\",\"metadata\":{metadata},\"items\":[",
+                resource.api_version
             );
             Ok(stream(exchange, ListBody::new(Bytes::from(head), items)))
         }
@@ -181,9 +211,9 @@ pub fn answer_list(
             let items: Result<Vec<Value>, Status> = listed
                 .items
                 .iter()
-                .map(|entry| made_item(resource, &entry.bytes))
+                .map(|entry| value_of(entry).map(|value| made_item(resource, value)))
                 .collect();
-            let value = json!({"kind": format!("{}List", resource.kind), "apiVersion": resource.api_version,
+            let value = json!({"kind": list_kind, "apiVersion": resource.api_version,
                 "metadata": metadata, "items": items?});
             respond::raw(exchange, output, StatusCode::OK, &value)
         }
@@ -194,7 +224,7 @@ pub fn answer_list(
             for entry in &listed.items {
                 rows.push(table::row(
                     resource,
-                    &encode::decode(&entry.bytes)?,
+                    &value_of(entry)?,
                     version,
                     include,
                     now,
@@ -228,14 +258,15 @@ pub fn answer_list(
 }
 
 /// An object as an item of a list: converted, without kind and apiVersion.
-fn made_item(resource: &Resource, bytes: &[u8]) -> Result<Value, Status> {
-    let mut value = encode::decode(bytes)?;
+fn made_item(resource: &Resource, mut value: Value) -> Value {
     resource.from_stored(&mut value);
-    if let Some(map) = value.as_object_mut() {
+    if resource.custom.is_none()
+        && let Some(map) = value.as_object_mut()
+    {
         map.remove("kind");
         map.remove("apiVersion");
     }
-    Ok(value)
+    value
 }
 
 fn list_metadata(listed: &ListResult) -> Value {

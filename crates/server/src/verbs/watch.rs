@@ -142,7 +142,7 @@ impl Running {
                 self.watcher.final_bookmark()?
             }
         };
-        let frame = match self.shape.frame(&event) {
+        let frame = match self.shape.frame(&event).await {
             Ok(frame) => frame,
             Err(status) => {
                 self.ended = true;
@@ -163,12 +163,16 @@ struct Shape {
 }
 
 impl Shape {
-    fn frame(&mut self, event: &WatchEvent) -> Result<Bytes, Status> {
+    async fn frame(&mut self, event: &WatchEvent) -> Result<Bytes, Status> {
         if self.transform == Transform::None && self.resource.served_as_stored() {
             return Ok(event.json());
         }
         let object = match &event.entry {
-            Some(entry) => self.object(encode::decode(&entry.bytes)?),
+            Some(entry) => {
+                let mut value = encode::decode(&entry.bytes)?;
+                self.resource.serve_one(&mut value).await?;
+                self.object(value)
+            }
             None => self.bookmark(event),
         };
         Ok(Bytes::from(format!(

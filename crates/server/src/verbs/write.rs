@@ -50,6 +50,7 @@ pub async fn create(
             "resourceVersion should not be set on objects to be created",
         ));
     }
+    crate::crd::check_create(resource, object::name(&value))?;
     requester::fill(resource, &exchange.user, &mut value);
     let namespace = exchange.info.namespace.clone();
     let gate = Admission::new(inner, exchange, resource, Some(&options.value));

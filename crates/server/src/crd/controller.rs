@@ -1,0 +1,344 @@
+//! Follows the definitions. Names are settled in the order in which definitions come; a definition whose
+//! names are accepted is served first and called established then, so that whoever waits for the
+//! condition can go on at once.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+use skiff_meta::Status;
+use skiff_registry::{
+    Context, Customs, EventKind, ListOptions, Open, Part, ReadAt, Resource, WatchFrom, WatchOptions, encode, object,
+};
+
+use super::convert::Webhook;
+use super::definition::{Definition, Names, condition};
+use super::names::{self, Taken};
+use super::{CLEANUP_FINALIZER, CustomVersion, GROUP, PLURAL, facts, retire};
+use crate::server::Inner;
+
+/// What a definition brought into service.
+pub(super) struct Installed {
+    /// What it was made from; another content makes it anew.
+    spec: Value,
+    names: Names,
+    terminating: bool,
+    /// The version of the definition that brought the spec.
+    revision: i64,
+    resources: Vec<Arc<Resource>>,
+    /// The version that objects are stored in, served or not.
+    pub stored: Option<Arc<Resource>>,
+}
+
+pub(super) struct Controller {
+    pub inner: Arc<Inner>,
+    pub definitions: Arc<Resource>,
+    known: HashMap<String, Value>,
+    installed: HashMap<String, Installed>,
+    /// Definitions whose objects are being removed, by uid.
+    retiring: HashMap<String, tokio::task::JoinHandle<()>>,
+}
+
+/// Serves what is defined already, then follows what changes for as long as the server runs.
+pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
+    let Some(definitions) = inner.registry.resources.get(GROUP, "v1", PLURAL).cloned() else {
+        return Ok(());
+    };
+    let mut controller = Controller {
+        inner: inner.clone(),
+        definitions,
+        known: HashMap::new(),
+        installed: HashMap::new(),
+        retiring: HashMap::new(),
+    };
+    let revision = controller.list().await?;
+    for definition in controller.known.values().cloned().collect::<Vec<_>>() {
+        if condition(&definition, "Established") {
+            controller.install(&definition);
+        }
+    }
+    controller.publish();
+    tokio::spawn(controller.run(revision));
+    Ok(())
+}
+
+impl Controller {
+    async fn list(&mut self) -> Result<i64, Status> {
+        let listed = self.inner.registry.list(&self.definitions, ListOptions::default()).await?;
+        self.known.clear();
+        for entry in &listed.items {
+            let value = encode::decode(&entry.bytes)?;
+            self.known.insert(object::name(&value).to_owned(), value);
+        }
+        Ok(listed.revision)
+    }
+
+    async fn run(mut self, mut revision: i64) {
+        let shutdown = self.inner.shutdown.clone();
+        self.reconcile_all().await;
+        while !shutdown.is_cancelled() {
+            let options = WatchOptions {
+                from: WatchFrom::After(revision),
+                ..WatchOptions::default()
+            };
+            let mut watcher = match self.inner.registry.watch(&self.definitions, options).await {
+                Ok(watcher) => watcher,
+                Err(status) => {
+                    tracing::warn!(%status, "cannot follow custom resource definitions");
+                    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                    match self.list().await {
+                        Ok(listed) => revision = listed,
+                        Err(status) => tracing::warn!(%status, "cannot list custom resource definitions"),
+                    }
+                    self.forget_gone();
+                    self.reconcile_all().await;
+                    continue;
+                }
+            };
+            loop {
+                let event = tokio::select! {
+                    event = watcher.next() => event,
+                    () = shutdown.cancelled() => return,
+                };
+                let Some(event) = event else { break };
+                revision = event.revision;
+                let Some(entry) = &event.entry else { continue };
+                let Ok(value) = encode::decode(&entry.bytes) else { continue };
+                let name = object::name(&value).to_owned();
+                if event.kind == EventKind::Deleted {
+                    self.known.remove(&name);
+                    self.remove(&name);
+                    // Names that were taken may be free now.
+                    self.reconcile_group(&value).await;
+                } else {
+                    self.known.insert(name.clone(), value);
+                    self.reconcile(&name).await;
+                }
+            }
+        }
+    }
+
+    fn forget_gone(&mut self) {
+        let gone: Vec<String> = self.installed.keys().filter(|name| !self.known.contains_key(*name)).cloned().collect();
+        for name in gone {
+            self.remove(&name);
+        }
+    }
+
+    async fn reconcile_all(&mut self) {
+        for name in self.known.keys().cloned().collect::<Vec<_>>() {
+            self.reconcile(&name).await;
+        }
+    }
+
+    async fn reconcile_group(&mut self, gone: &Value) {
+        let group = object::at_str(gone, &["spec", "group"]);
+        let names: Vec<String> = self
+            .known
+            .iter()
+            .filter(|(_, other)| object::at_str(other, &["spec", "group"]) == group)
+            .filter(|(_, other)| !condition(other, "NamesAccepted"))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in names {
+            self.reconcile(&name).await;
+        }
+    }
+
+    /// The names that other definitions of the group hold.
+    fn taken(&self, definition: &Value) -> Taken {
+        let group = object::at_str(definition, &["spec", "group"]);
+        let mut taken = Taken::default();
+        for other in self.known.values() {
+            if object::name(other) == object::name(definition) || object::at_str(other, &["spec", "group"]) != group {
+                continue;
+            }
+            let Some(accepted) = object::at(other, &["status", "acceptedNames"]) else {
+                continue;
+            };
+            let names = Names::read(accepted);
+            taken.resources.extend([names.plural, names.singular]);
+            taken.resources.extend(names.short_names);
+            taken.kinds.extend([names.kind, names.list_kind]);
+        }
+        taken.resources.retain(|name| !name.is_empty());
+        taken.kinds.retain(|name| !name.is_empty());
+        taken
+    }
+
+    /// Brings one definition to where it should be.
+    async fn reconcile(&mut self, name: &str) {
+        let Some(definition) = self.known.get(name).cloned() else {
+            return;
+        };
+        let taken = self.taken(&definition);
+        let settled = |definition: &mut Value, now: &str| {
+            let accepted = names::settle(definition, &taken, now);
+            names::approval(definition, now);
+            if accepted && !condition(definition, "Established") {
+                names::set(
+                    definition,
+                    "Established",
+                    "True",
+                    "InitialNamesAccepted",
+                    "the initial names have been accepted",
+                    now,
+                );
+            }
+        };
+        let now = skiff_meta::time::format_seconds(self.inner.registry.now());
+        let mut wanted = definition.clone();
+        settled(&mut wanted, &now);
+        if condition(&wanted, "Established") {
+            self.install(&wanted);
+            self.publish();
+        }
+        if wanted.get("status") != definition.get("status") {
+            let written = self
+                .write(name, object::uid(&definition), &mut |mut current| {
+                    settled(&mut current, &now);
+                    current
+                })
+                .await;
+            match written {
+                Ok(written) => drop(self.known.insert(name.to_owned(), written)),
+                Err(status) if status.code == 404 || status.code == 409 => {}
+                Err(status) => tracing::warn!(%status, name, "cannot write the status of a definition"),
+            }
+        }
+        if object::deleting(&definition) && object::finalizers(&definition).iter().any(|f| f == CLEANUP_FINALIZER) {
+            self.retire(&definition);
+        }
+    }
+
+    /// Changes the status of a definition.
+    async fn write(
+        &self,
+        name: &str,
+        uid: &str,
+        change: &mut (dyn FnMut(Value) -> Value + Send),
+    ) -> Result<Value, Status> {
+        write(&self.inner, &self.definitions, name, uid, Part::Status, change).await
+    }
+
+    fn retire(&mut self, definition: &Value) {
+        self.retiring.retain(|_, task| !task.is_finished());
+        let (uid, name) = (object::uid(definition).to_owned(), object::name(definition).to_owned());
+        if self.retiring.contains_key(&uid) {
+            return;
+        }
+        let stored = self.installed.get(&name).and_then(|installed| installed.stored.clone());
+        let task = retire::run(self.inner.clone(), self.definitions.clone(), name, uid.clone(), stored);
+        self.retiring.insert(uid, tokio::spawn(task));
+    }
+
+    /// Makes the resources of a definition, unless it has them already.
+    fn install(&mut self, value: &Value) {
+        let name = object::name(value).to_owned();
+        let spec = value.get("spec").cloned().unwrap_or_default();
+        let definition = Definition::read(value);
+        let revision = object::resource_version(value).parse().unwrap_or(0);
+        let mut since = revision;
+        if let Some(known) = self.installed.get(&name) {
+            if known.spec == spec && known.names == definition.names {
+                if known.terminating == definition.terminating {
+                    return;
+                }
+                since = known.revision;
+            }
+        }
+        let names = definition.names.clone();
+        let terminating = definition.terminating;
+        let webhook = definition
+            .webhook
+            .as_ref()
+            .map(|conversion| Arc::new(Webhook::new(self.inner.registry.clone(), conversion)));
+        let definition = Arc::new(definition);
+        let mut resources = Vec::new();
+        let mut stored = None;
+        for (at, version) in definition.versions.iter().enumerate() {
+            let is_stored = version.name == definition.stored;
+            if !version.served && !is_stored {
+                continue;
+            }
+            let Some(row) = facts::row(&definition, version) else {
+                continue;
+            };
+            let custom = CustomVersion::new(definition.clone(), at, webhook.clone(), since);
+            let resource = Arc::new(Resource::custom(row, Arc::new(custom)));
+            if is_stored {
+                stored = Some(resource.clone());
+            }
+            if version.served {
+                resources.push(resource);
+            }
+        }
+        let installed = Installed {
+            spec,
+            names,
+            terminating,
+            revision: since,
+            resources,
+            stored,
+        };
+        if let Some(stored) = &installed.stored {
+            self.inner.registry.drop_older_cache(&stored.prefix, since);
+        }
+        self.installed.insert(name, installed);
+    }
+
+    fn remove(&mut self, name: &str) {
+        let Some(installed) = self.installed.remove(name) else {
+            return;
+        };
+        self.publish();
+        if let Some(stored) = &installed.stored {
+            self.inner.registry.drop_older_cache(&stored.prefix, i64::MAX);
+        }
+    }
+
+    /// Tells the registry what is served now, in the order of discovery.
+    fn publish(&self) {
+        let mut all: Vec<Arc<Resource>> = self
+            .installed
+            .values()
+            .flat_map(|installed| installed.resources.iter().cloned())
+            .collect();
+        all.sort_by(|a, b| {
+            let (a, b) = (a.facts, b.facts);
+            a.group
+                .cmp(b.group)
+                .then_with(|| names::version_order(b.version, a.version))
+                .then_with(|| a.plural.cmp(b.plural))
+        });
+        self.inner.registry.resources.set_customs(Customs::new(all));
+    }
+}
+
+/// Changes a definition, if it is still the one with this uid.
+pub(super) async fn write(
+    inner: &Inner,
+    definitions: &Resource,
+    name: &str,
+    uid: &str,
+    part: Part,
+    change: &mut (dyn FnMut(Value) -> Value + Send),
+) -> Result<Value, Status> {
+    let context = Context::default();
+    let mut transform = |current: Option<&Value>| {
+        let current = current
+            .filter(|current| object::uid(current) == uid)
+            .ok_or_else(|| Status::not_found(&definitions.group_resource, name))?;
+        Ok(change(current.clone()))
+    };
+    let updated = inner
+        .registry
+        .update(&context, definitions, "", name, part, false, &mut transform, &Open)
+        .await?;
+    Ok(updated.object)
+}
+
+/// Reads one definition as it is now.
+pub(super) async fn read(inner: &Inner, definitions: &Resource, name: &str) -> Result<Option<Value>, Status> {
+    inner.registry.get(definitions, "", name, ReadAt::Latest).await
+}

@@ -1,0 +1,340 @@
+//! Conversion by a webhook: objects go out as a ConversionReview and come back in another version, with
+//! the same identity and the metadata they had, but for labels and annotations.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use serde_json::{Value, json};
+use skiff_meta::Status;
+use skiff_registry::{ReadAt, Registry, object};
+
+use super::definition::Definition;
+
+/// Upstream's timeout of a conversion.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// No answer is larger than a list of the largest objects that a client may send.
+const ANSWER_LIMIT: usize = 64 * 1024 * 1024;
+
+pub struct Webhook {
+    registry: Arc<Registry>,
+    tls: Result<Arc<rustls::ClientConfig>, String>,
+    target: Target,
+    review_version: Option<String>,
+}
+
+enum Target {
+    Url(String),
+    Service {
+        namespace: String,
+        name: String,
+        path: String,
+        port: u16,
+    },
+}
+
+/// Where a call goes: the address to connect to, the name of the certificate, and the URL as it is shown.
+struct Place {
+    address: String,
+    server_name: String,
+    host: String,
+    path: String,
+    url: String,
+}
+
+impl Webhook {
+    /// Reads the `conversion` of a definition.
+    pub fn new(registry: Arc<Registry>, conversion: &Value) -> Webhook {
+        let webhook = conversion.get("webhook").unwrap_or(&Value::Null);
+        let client = webhook.get("clientConfig").unwrap_or(&Value::Null);
+        let target = match object::at_str(client, &["url"]) {
+            "" => {
+                let text = |key: &str| object::at_str(client, &["service", key]).to_owned();
+                let port = object::at(client, &["service", "port"]).and_then(Value::as_u64).unwrap_or(443);
+                Target::Service {
+                    namespace: text("namespace"),
+                    name: text("name"),
+                    path: text("path"),
+                    port: u16::try_from(port).unwrap_or(443),
+                }
+            }
+            url => Target::Url(url.to_owned()),
+        };
+        let review_version = webhook
+            .get("conversionReviewVersions")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .find(|version| matches!(*version, "v1" | "v1beta1"))
+            .map(str::to_owned);
+        Webhook {
+            registry,
+            tls: tls(object::at_str(client, &["caBundle"])),
+            target,
+            review_version,
+        }
+    }
+
+    /// Converts objects, all of which are in another version.
+    pub async fn convert(
+        &self,
+        definition: &Definition,
+        objects: Vec<Value>,
+        api_version: &str,
+    ) -> Result<Vec<Value>, Status> {
+        let from = objects.first().map_or("", |value| object::at_str(value, &["apiVersion"]));
+        let kind = &definition.names.kind;
+        let what = format!("{from}, Kind={kind}");
+        let failed = |why: String| Status::failure(500, "", why);
+        let Some(version) = &self.review_version else {
+            return Err(failed("no supported conversion review versions".to_owned()));
+        };
+        let uid = uuid::Uuid::new_v4().to_string();
+        let review = json!({"kind": "ConversionReview", "apiVersion": format!("apiextensions.k8s.io/{version}"),
+            "request": {"uid": uid, "desiredAPIVersion": api_version, "objects": objects}});
+        let answer = self.call(&review).await;
+        let failure = |why: String| failed(format!("conversion webhook for {what} failed: {why}"));
+        let answer = answer.map_err(failure)?;
+        let converted = response(&answer, version, &uid).map_err(failure)?;
+        if converted.len() != objects.len() {
+            return Err(failed(format!(
+                "conversion webhook for {what} returned {} objects, expected {}",
+                converted.len(),
+                objects.len()
+            )));
+        }
+        let single = objects.len() == 1;
+        let mut out = Vec::with_capacity(objects.len());
+        for (index, (original, converted)) in objects.iter().zip(converted).enumerate() {
+            let restored = restored(original, converted, api_version, single).map_err(|why| {
+                failed(if single {
+                    format!("conversion webhook for {what} returned invalid {why}")
+                } else {
+                    format!("conversion webhook for {what} returned invalid converted object at index {index}: {why}")
+                })
+            })?;
+            out.push(restored);
+        }
+        Ok(out)
+    }
+
+    async fn place(&self) -> Result<Place, String> {
+        match &self.target {
+            Target::Url(url) => {
+                let uri: http::Uri = url.parse().map_err(|error| format!("{error}"))?;
+                let host = uri.host().unwrap_or("").to_owned();
+                let port = uri.port_u16().unwrap_or(443);
+                let path = uri.path_and_query().map_or("/", |p| p.as_str());
+                let joined = if path.contains('?') { '&' } else { '?' };
+                Ok(Place {
+                    address: format!("{host}:{port}"),
+                    server_name: host.trim_matches(['[', ']']).to_owned(),
+                    host: uri.authority().map(|a| a.to_string()).unwrap_or_default(),
+                    path: format!("{path}{joined}timeout=30s"),
+                    url: format!("{url}{joined}timeout=30s"),
+                })
+            }
+            Target::Service {
+                namespace,
+                name,
+                path,
+                port,
+            } => {
+                let server_name = format!("{name}.{namespace}.svc");
+                let path = if path.starts_with('/') { path.clone() } else { format!("/{path}") };
+                let url = format!("https://{server_name}:{port}{path}?timeout=30s");
+                let missing = || format!("Post \"{url}\": service \"{name}\" not found");
+                let services = self.registry.resources.get("", "v1", "services").ok_or_else(missing)?;
+                let found = self.registry.get(services, namespace, name, ReadAt::Any).await;
+                let service = found.map_err(|status| status.message)?.ok_or_else(missing)?;
+                let address = match object::at_str(&service, &["spec", "clusterIP"]) {
+                    "" | "None" => server_name.clone(),
+                    ip if ip.contains(':') => format!("[{ip}]"),
+                    ip => ip.to_owned(),
+                };
+                Ok(Place {
+                    address: format!("{address}:{port}"),
+                    host: format!("{server_name}:{port}"),
+                    server_name,
+                    path: format!("{path}?timeout=30s"),
+                    url,
+                })
+            }
+        }
+    }
+
+    async fn call(&self, review: &Value) -> Result<Value, String> {
+        let place = self.place().await?;
+        let posted = |why: String| format!("Post \"{}\": {why}", place.url);
+        match tokio::time::timeout(TIMEOUT, self.post(&place, review)).await {
+            Err(_) => Err(posted("context deadline exceeded".to_owned())),
+            Ok(Err(why)) => Err(posted(why)),
+            Ok(Ok((code, bytes))) if (200..300).contains(&code) => {
+                serde_json::from_slice(&bytes).map_err(|error| error.to_string())
+            }
+            Ok(Ok((code, bytes))) => {
+                let told: Option<Value> = serde_json::from_slice(&bytes).ok();
+                let message = told.as_ref().and_then(|status| status.get("message")).and_then(Value::as_str);
+                Err(message.map_or_else(
+                    || match code {
+                        404 => "the server could not find the requested resource".to_owned(),
+                        _ => "an error on the server (\"unknown\") has prevented the request from succeeding".to_owned(),
+                    },
+                    str::to_owned,
+                ))
+            }
+        }
+    }
+
+    async fn post(&self, place: &Place, review: &Value) -> Result<(u16, Bytes), String> {
+        let tls = self.tls.clone()?;
+        let stream = tokio::net::TcpStream::connect(&place.address)
+            .await
+            .map_err(|error| format!("dial tcp {}: {error}", place.address))?;
+        let name = ServerName::try_from(place.server_name.clone()).map_err(|error| error.to_string())?;
+        let stream = tokio_rustls::TlsConnector::from(tls)
+            .connect(name, stream)
+            .await
+            .map_err(|error| format!("tls: {error}"))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(stream))
+            .await
+            .map_err(|error| error.to_string())?;
+        let driver = tokio::spawn(connection);
+        let request = http::Request::post(&place.path)
+            .header("host", &place.host)
+            .header("content-type", "application/json")
+            .header("accept", "application/json")
+            .body(Full::new(Bytes::from(review.to_string())))
+            .map_err(|error| error.to_string())?;
+        let answer = sender.send_request(request).await.map_err(|error| error.to_string());
+        let result = match answer {
+            Ok(answer) => {
+                let code = answer.status().as_u16();
+                let body = Limited::new(answer.into_body(), ANSWER_LIMIT).collect().await;
+                body.map(|body| (code, body.to_bytes())).map_err(|error| error.to_string())
+            }
+            Err(error) => Err(error),
+        };
+        driver.abort();
+        result
+    }
+}
+
+fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
+    let pem = base64::engine::general_purpose::STANDARD
+        .decode(ca_bundle)
+        .map_err(|error| error.to_string())?;
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        let certificate = certificate.map_err(|error| error.to_string())?;
+        roots.add(certificate).map_err(|error| error.to_string())?;
+    }
+    Ok(Arc::new(
+        rustls::ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth(),
+    ))
+}
+
+/// The converted objects of an answer.
+fn response(answer: &Value, version: &str, uid: &str) -> Result<Vec<Value>, String> {
+    if version == "v1" {
+        let (group_version, kind) = (object::at_str(answer, &["apiVersion"]), object::at_str(answer, &["kind"]));
+        if group_version != "apiextensions.k8s.io/v1" || kind != "ConversionReview" {
+            return Err(format!(
+                "expected webhook response of apiextensions.k8s.io/v1, Kind=ConversionReview, got {group_version}, Kind={kind}"
+            ));
+        }
+    }
+    let response = object::at(answer, &["response"]).ok_or("no response provided")?;
+    let given = object::at_str(response, &["uid"]);
+    if version == "v1" && given != uid {
+        return Err(format!("expected response.uid=\"{uid}\", got \"{given}\""));
+    }
+    let status = object::at_str(response, &["result", "status"]);
+    if status != "Success" {
+        let message = object::at_str(response, &["result", "message"]);
+        return Err(if message.is_empty() {
+            format!("response.result.status was '{status}', not 'Success'")
+        } else {
+            message.to_owned()
+        });
+    }
+    Ok(object::at(response, &["convertedObjects"])
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default())
+}
+
+/// Checks that the object is still the same one, and gives it back the metadata that is not the
+/// webhook's to change.
+fn restored(original: &Value, mut converted: Value, api_version: &str, single: bool) -> Result<Value, String> {
+    let subject = if single { "object at index 0: " } else { "" };
+    let given = object::at_str(&converted, &["apiVersion"]);
+    if given != api_version {
+        return Err(format!("{subject}invalid groupVersion (expected {api_version}, received {given})"));
+    }
+    let (expected, kind) = (object::at_str(original, &["kind"]), object::at_str(&converted, &["kind"]));
+    if expected != kind {
+        return Err(format!("{subject}invalid kind (expected {expected}, received {kind})"));
+    }
+    let subject = if single { "object: " } else { "" };
+    for (field, what) in [("name", "name"), ("namespace", "namespace"), ("uid", "UID")] {
+        let (expected, found) = (object::text(original, field), object::text(&converted, field));
+        if expected != found {
+            return Err(format!("{subject}must have the same {what}: {expected} != {found}"));
+        }
+    }
+    let subject = if single { "metadata: " } else { "" };
+    let Some(metadata) = converted.get("metadata").and_then(Value::as_object).cloned() else {
+        return Err(format!("{subject}missing metadata in converted object"));
+    };
+    let kept = original.get("metadata").cloned().unwrap_or_else(|| json!({}));
+    object::put(&mut converted, &["metadata"], kept);
+    for field in ["labels", "annotations"] {
+        let value = metadata.get(field).cloned().unwrap_or(Value::Null);
+        let texts = |map: &serde_json::Map<String, Value>| map.values().all(Value::is_string);
+        match value.as_object() {
+            None if value.is_null() => object::set(&mut converted, field, Value::Null),
+            Some(map) if texts(map) => object::set(&mut converted, field, value),
+            _ => return Err(format!("{subject}invalid metadata.{field} in converted object")),
+        }
+    }
+    Ok(converted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_checked() {
+        let check = |answer: Value, expected: Result<usize, &str>| {
+            let found = response(&answer, "v1", "u").map(|objects| objects.len());
+            assert_eq!(found, expected.map_err(str::to_owned));
+        };
+        let review = |response: Value| json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "ConversionReview", "response": response});
+        check(review(json!({"uid": "u", "result": {"status": "Success"}, "convertedObjects": [{}]})), Ok(1));
+        check(review(json!({"uid": "x"})), Err("expected response.uid=\"u\", got \"x\""));
+        check(review(json!({"uid": "u", "result": {"status": "Failed", "message": "no"}})), Err("no"));
+        check(review(json!({"uid": "u"})), Err("response.result.status was '', not 'Success'"));
+        check(json!({}), Err("expected webhook response of apiextensions.k8s.io/v1, Kind=ConversionReview, got , Kind="));
+    }
+
+    #[test]
+    fn metadata_is_not_the_webhooks() {
+        let original = json!({"apiVersion": "g/v1", "kind": "K", "metadata": {"name": "n", "uid": "u", "finalizers": ["f"], "labels": {"a": "b"}}});
+        let converted = json!({"apiVersion": "g/v2", "kind": "K", "metadata": {"name": "n", "uid": "u", "labels": {"c": "d"}}, "spec": 1});
+        assert_eq!(
+            restored(&original, converted, "g/v2", true),
+            Ok(json!({"apiVersion": "g/v2", "kind": "K", "metadata": {"name": "n", "uid": "u", "finalizers": ["f"], "labels": {"c": "d"}}, "spec": 1}))
+        );
+        let other = json!({"apiVersion": "g/v2", "kind": "K", "metadata": {"name": "m", "uid": "u"}});
+        assert_eq!(restored(&original, other, "g/v2", true), Err("object: must have the same name: n != m".to_owned()));
+    }
+}

@@ -1,0 +1,292 @@
+//! The rules of one version of a custom resource: what create and update keep, what is checked, what can
+//! be selected by, how a stored object is read.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde_json::Value;
+use skiff_api::{apiextensions, facts};
+use skiff_meta::field::{self, Path};
+use skiff_meta::Status;
+use skiff_registry::{Custom, Field, object};
+use skiff_schema::structural::{self, Structural};
+
+use super::definition::{Definition, Version};
+use super::{columns, convert};
+
+pub struct CustomVersion {
+    pub definition: Arc<Definition>,
+    /// The place of the version in the definition.
+    at: usize,
+    webhook: Option<Arc<convert::Webhook>>,
+    /// The version of the definition that this was made from.
+    revision: i64,
+}
+
+impl CustomVersion {
+    pub fn new(
+        definition: Arc<Definition>,
+        at: usize,
+        webhook: Option<Arc<convert::Webhook>>,
+        revision: i64,
+    ) -> CustomVersion {
+        CustomVersion {
+            definition,
+            at,
+            webhook,
+            revision,
+        }
+    }
+
+    pub fn version(&self) -> &Version {
+        &self.definition.versions[self.at]
+    }
+
+    fn schema(&self) -> &Structural {
+        &self.version().schema
+    }
+
+    /// What the kind and version of an object must be.
+    fn check_type(&self, object: &Value) -> Vec<field::Error> {
+        let mut errors = Vec::new();
+        let kind = object::at_str(object, &["kind"]);
+        if kind != self.definition.names.kind {
+            let message = format!("must be {}", self.definition.names.kind);
+            errors.push(field::Error::invalid(&Path::new("kind"), kind, message));
+        }
+        let api_version = format!("{}/{}", self.definition.group, self.version().name);
+        let given = object::at_str(object, &["apiVersion"]);
+        if given != api_version {
+            let message = format!("must be {api_version}");
+            errors.push(field::Error::invalid(&Path::new("apiVersion"), given, message));
+        }
+        errors
+    }
+
+    fn check_scale(&self, object: &Value, parts: &[Part]) -> Vec<field::Error> {
+        let Some(scale) = &self.version().scale else {
+            return Vec::new();
+        };
+        let mut errors = Vec::new();
+        for part in parts {
+            let path = match part {
+                Part::Spec => &scale.spec_replicas,
+                Part::Status => &scale.status_replicas,
+            };
+            let value = match super::scale::at(object, path) {
+                None => continue,
+                Some(value) => value,
+            };
+            let at = Path::new(path);
+            match value.as_i64() {
+                None => errors.push(field::Error::invalid(
+                    &at,
+                    0,
+                    format!(
+                        "{path} accessor error: {} is of the type {}, expected int64",
+                        super::scale::go_value(value),
+                        super::scale::go_type(value)
+                    ),
+                )),
+                Some(n) if n < 0 => errors.push(field::Error::invalid(&at, n, "should be a non-negative integer")),
+                Some(n) if n > i64::from(i32::MAX) => errors.push(field::Error::invalid(
+                    &at,
+                    n,
+                    format!("should be less than or equal to {}", i32::MAX),
+                )),
+                Some(_) => {}
+            }
+        }
+        errors
+    }
+
+    /// What is not about single values of the schema.
+    fn check_rest(&self, object: &Value, old: Option<&Value>, errors: &mut Vec<field::Error>) {
+        let schema = self.schema();
+        errors.extend(apiextensions::embedded::validate(object, schema));
+        if old.is_none_or(|old| structural::validate_lists(old, schema).is_empty()) {
+            errors.extend(structural::validate_lists(object, schema));
+        }
+    }
+
+    /// Prunes and defaults an object of any version by the schema of that version.
+    fn refresh(&self, value: &mut Value) -> Result<(), String> {
+        let api_version = object::at_str(value, &["apiVersion"]).to_owned();
+        let Some(version) = self.definition.by_api_version(&api_version) else {
+            return Ok(());
+        };
+        let schema = &version.schema;
+        structural::prune(value, schema, false);
+        structural::prune_nulls(value, schema);
+        structural::coerce_metadata(facts::schema(), value, schema, true)?;
+        if object::generation(value) == 0 {
+            object::set(value, "generation", 1);
+        }
+        structural::default(value, schema);
+        Ok(())
+    }
+}
+
+enum Part {
+    Spec,
+    Status,
+}
+
+/// Whether a change is one of more than metadata.
+fn differs_beside_metadata(new: &Value, old: &Value) -> bool {
+    let rest = |value: &Value| -> Vec<(String, Value)> {
+        let map = value.as_object().into_iter().flatten();
+        map.filter(|(key, _)| *key != "metadata")
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect()
+    };
+    rest(new) != rest(old)
+}
+
+#[async_trait]
+impl Custom for CustomVersion {
+    fn prepare_create(&self, object: &mut Value) {
+        if self.version().status
+            && let Some(map) = object.as_object_mut()
+        {
+            map.remove("status");
+        }
+        object::set(object, "generation", 1);
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        if self.version().status
+            && let Some(map) = new.as_object_mut()
+        {
+            match old.get("status") {
+                Some(status) => drop(map.insert("status".to_owned(), status.clone())),
+                None => drop(map.remove("status")),
+            }
+        }
+        if differs_beside_metadata(new, old) {
+            object::set(new, "generation", object::generation(old) + 1);
+        }
+    }
+
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        let (status, managed) = (new.get("status").cloned(), object::metadata(new, "managedFields").cloned());
+        *new = old.clone();
+        match (status, new.as_object_mut()) {
+            (Some(status), Some(map)) => drop(map.insert("status".to_owned(), status)),
+            (None, Some(map)) => drop(map.remove("status")),
+            _ => {}
+        }
+        object::set(new, "managedFields", managed.unwrap_or(Value::Null));
+    }
+
+    fn validate(&self, object: &Value) -> Vec<field::Error> {
+        let mut errors = self.check_type(object);
+        if !errors.is_empty() {
+            return errors;
+        }
+        errors.extend(structural::validate(object, self.schema(), &Path::root()));
+        errors.extend(self.check_scale(object, &[Part::Spec, Part::Status]));
+        self.check_rest(object, None, &mut errors);
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> Vec<field::Error> {
+        let mut errors = self.check_type(new);
+        if !errors.is_empty() {
+            return errors;
+        }
+        errors.extend(structural::validate_update(new, Some(old), self.schema(), &Path::root()));
+        errors.extend(self.check_scale(new, &[Part::Spec, Part::Status]));
+        self.check_rest(new, Some(old), &mut errors);
+        errors
+    }
+
+    fn validate_status_update(&self, new: &Value, old: &Value) -> Vec<field::Error> {
+        let mut errors = self.check_type(new);
+        if !errors.is_empty() {
+            return errors;
+        }
+        if let (Some(status), Some(schema)) = (new.get("status"), self.schema().properties.get("status")) {
+            errors.extend(structural::validate_update(
+                status,
+                old.get("status"),
+                schema,
+                &Path::new("status"),
+            ));
+        }
+        errors.extend(self.check_scale(new, &[Part::Status]));
+        self.check_rest(new, Some(old), &mut errors);
+        errors
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        // One cache serves all versions: it knows the fields of each.
+        let mut all: Vec<Field> = Vec::new();
+        for version in &self.definition.versions {
+            for name in &version.selectable {
+                if all.iter().all(|field| field.name != *name) {
+                    all.push(Field::new(name.clone()));
+                }
+            }
+        }
+        all
+    }
+
+    fn columns(&self) -> Value {
+        columns::definitions(&self.version().columns)
+    }
+
+    fn row(&self, object: &Value, now: i64) -> Vec<Value> {
+        columns::row(&self.version().columns, object, now)
+    }
+
+    fn read(&self, _key: &str, stored: Bytes) -> Result<Bytes, String> {
+        let before: Value = serde_json::from_slice(&stored).map_err(|error| error.to_string())?;
+        let mut value = before.clone();
+        self.refresh(&mut value)?;
+        if !self.converts_elsewhere() {
+            let api_version = format!("{}/{}", self.definition.group, self.definition.stored);
+            object::put(&mut value, &["apiVersion"], Value::String(api_version));
+        }
+        if value == before {
+            return Ok(stored);
+        }
+        serde_json::to_vec(&value).map(Bytes::from).map_err(|error| error.to_string())
+    }
+
+    fn converts_elsewhere(&self) -> bool {
+        self.webhook.is_some()
+    }
+
+    async fn convert(&self, objects: Vec<Value>, api_version: &str) -> Result<Vec<Value>, Status> {
+        let Some(webhook) = &self.webhook else {
+            return Ok(objects);
+        };
+        let mut converted = webhook.convert(&self.definition, objects, api_version).await?;
+        for value in &mut converted {
+            let Some(version) = self.definition.by_api_version(api_version) else {
+                continue;
+            };
+            structural::prune(value, &version.schema, false);
+            structural::prune_nulls(value, &version.schema);
+        }
+        Ok(converted)
+    }
+
+    fn revision(&self) -> i64 {
+        self.revision
+    }
+
+    fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
+        apiextensions::finalizers::warnings(new, old)
+    }
+
+    fn deprecation(&self) -> Option<String> {
+        self.version().deprecation.clone()
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}

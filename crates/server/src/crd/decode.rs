@@ -1,0 +1,150 @@
+//! Bodies of custom objects: decoded without a type, then brought into the shape of their schema. What a
+//! schema does not know is dropped, and told as the client wishes.
+
+use bytes::Bytes;
+use serde_json::Value;
+use skiff_api::facts;
+use skiff_meta::{GroupKind, GroupVersion, Status, field};
+use skiff_registry::{Context, Resource, object};
+use skiff_schema::decode::{self, Document};
+use skiff_schema::structural;
+
+use super::CustomVersion;
+use crate::chain::Exchange;
+use crate::negotiate::Format;
+use crate::query::FieldValidation;
+
+/// Decodes the body of a create or update.
+pub fn object(
+    exchange: &Exchange,
+    resource: &Resource,
+    custom: &CustomVersion,
+    validation: FieldValidation,
+    body: &Bytes,
+) -> Result<Value, Status> {
+    let format = match crate::decode::format_of(exchange)? {
+        Format::Json => decode::Format::Json,
+        Format::Yaml => decode::Format::Yaml,
+        Format::Protobuf => {
+            return Err(Status::unsupported_media_type(
+                "the body of the request was in an unknown format - accepted media types include: application/json, application/yaml",
+            ));
+        }
+    };
+    let _stage = exchange.context.stage("decode");
+    let unrecognized = |error: String| {
+        Status::bad_request(format!(
+            "the object provided is unrecognized (must be of type {}): {error} ({})",
+            resource.kind,
+            decode::summary(body)
+        ))
+    };
+    let document = Document::parse(body, format).map_err(|error| {
+        unrecognized(match format {
+            decode::Format::Json => format!("couldn't get version/kind; json parse error: {error}"),
+            decode::Format::Yaml => error.to_string(),
+        })
+    })?;
+    let gvk = decode::type_meta(&document.node).map_err(unrecognized)?;
+    if gvk.kind.is_empty() {
+        let shown = match format {
+            decode::Format::Json => String::from_utf8_lossy(body).into_owned(),
+            decode::Format::Yaml => document.untyped().value.to_string(),
+        };
+        return Err(unrecognized(format!("Object 'Kind' is missing in '{shown}'")));
+    }
+    let decoded = document.untyped();
+    let (mut value, mut strict) = (decoded.value, decoded.duplicate_fields);
+    let refused = |error: String| {
+        Status::bad_request(format!(
+            "{} in version {:?} cannot be handled as a {}: {error}",
+            gvk.kind, gvk.version, resource.kind
+        ))
+    };
+    shape(custom, &mut value, &mut strict).map_err(&refused)?;
+    if gvk.group != resource.facts.group || gvk.version != resource.facts.version {
+        let given = if gvk.version.is_empty() {
+            String::new()
+        } else {
+            GroupVersion::new(gvk.group.as_str(), gvk.version.as_str()).to_string()
+        };
+        return Err(Status::bad_request(format!(
+            "the API version in the data ({given}) does not match the expected API version ({})",
+            resource.api_version
+        )));
+    }
+    report(&exchange.context, validation, &strict, |message| refused(message.to_owned()))?;
+    check_kind(resource, &value)?;
+    Ok(value)
+}
+
+/// COMPAT: the complaint about another kind is about that kind.
+fn check_kind(resource: &Resource, value: &Value) -> Result<(), Status> {
+    let kind = object::at_str(value, &["kind"]);
+    if kind == resource.kind {
+        return Ok(());
+    }
+    let error = field::Error::invalid(&field::Path::new("kind"), kind, format!("must be {}", resource.kind));
+    Err(Status::invalid(
+        &GroupKind::new(resource.facts.group, kind),
+        object::name(value),
+        &[error],
+    ))
+}
+
+/// The outcome of a patch.
+pub fn patched(
+    context: &Context,
+    resource: &Resource,
+    custom: &CustomVersion,
+    validation: FieldValidation,
+    value: Value,
+    mut strict: Vec<String>,
+) -> Result<Value, Status> {
+    let shown = value.to_string();
+    let mut value = value;
+    let refused = |error: &str| {
+        let error = field::Error::invalid(&field::Path::new("patch"), shown.as_str(), error);
+        Status::invalid(&GroupKind::new("", ""), "", &[error])
+    };
+    shape(custom, &mut value, &mut strict).map_err(|error| refused(&error))?;
+    report(context, validation, &strict, refused)?;
+    if object::at_str(&value, &["kind"]).is_empty() {
+        object::put(&mut value, &["kind"], Value::String(resource.kind.clone()));
+    }
+    check_kind(resource, &value)?;
+    Ok(value)
+}
+
+/// Prunes, coerces and defaults. What was unknown is added to `strict`.
+fn shape(custom: &CustomVersion, value: &mut Value, strict: &mut Vec<String>) -> Result<(), String> {
+    let schema = &custom.version().schema;
+    let coerced = structural::coerce_metadata(facts::schema(), value, schema, false)?;
+    let (of_metadata, of_embedded): (Vec<String>, Vec<String>) = coerced
+        .unknown
+        .into_iter()
+        .partition(|path| path.starts_with("metadata."));
+    let pruned = structural::prune(value, schema, true);
+    structural::prune_nulls(value, schema);
+    let unknown = of_metadata.into_iter().chain(pruned).chain(of_embedded);
+    strict.extend(unknown.map(|path| format!("unknown field \"{path}\"")));
+    structural::default(value, schema);
+    Ok(())
+}
+
+fn report(
+    context: &Context,
+    validation: FieldValidation,
+    found: &[String],
+    refuse: impl Fn(&str) -> Status,
+) -> Result<(), Status> {
+    match validation {
+        _ if found.is_empty() => Ok(()),
+        FieldValidation::Ignore => Ok(()),
+        FieldValidation::Warn => {
+            found.iter().for_each(|text| context.warn(text.clone()));
+            Ok(())
+        }
+        FieldValidation::Strict => Err(refuse(&decode::strict_decoding_message(found))),
+    }
+}
