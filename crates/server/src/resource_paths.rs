@@ -67,7 +67,7 @@ async fn main_resource(
     let across_namespaces = resource.namespaced && exchange.info.namespace.is_empty();
     let fits = match verb.as_str() {
         // Only reading works across namespaces; and a POST to a name, or a PUT to a collection, is no route.
-        "create" => !across_namespaces && exchange.info.parts.len() == 1,
+        "create" => !across_namespaces && (exchange.info.parts.len() == 1 || resource.custom.is_some()),
         "update" | "patch" => !exchange.info.name.is_empty(),
         "deletecollection" => !across_namespaces,
         _ => true,

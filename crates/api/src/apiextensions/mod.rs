@@ -1,14 +1,16 @@
-//! The group `apiextensions.k8s.io`: the defaults and strategy of CustomResourceDefinitions. Their schemas are
-//! checked where they are put to use.
+//! The group `apiextensions.k8s.io`: the defaults, strategy and rules of CustomResourceDefinitions, and what
+//! is common to the objects that they define.
 
 pub mod embedded;
 pub mod finalizers;
+mod schema;
+mod spec;
+mod structural;
 
 use serde_json::{Value, json};
 
-use crate::errors::Errors;
 use crate::kind::{BASE, Kind};
-use crate::node::{Node, at, list, text};
+use crate::node::{at, list, text};
 use crate::{strategy, walk};
 
 pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
@@ -62,37 +64,9 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
             walk::put(status, "storedVersions", Value::Array(versions));
         }
     },
-    validate: |object| {
-        let mut errors = Errors::new();
-        let root = Node::root(object);
-        let spec = root.field("spec");
-        let wanted = format!(
-            "{}.{}",
-            text(object, "spec.names.plural"),
-            text(object, "spec.group")
-        );
-        let name = root.field("metadata.name");
-        if name.str() != wanted {
-            errors.invalid(&name, "must be spec.names.plural+\".\"+spec.group");
-        }
-        errors.require(&spec.field("group"));
-        errors.one_of(&spec.field("scope"), &["Cluster", "Namespaced"]);
-        let versions = spec.field("versions");
-        let stored = versions.items().filter(|v| v.field("storage").bool()).count();
-        if stored != 1 {
-            let shown = versions.value.clone();
-            errors.invalid_value(
-                &versions,
-                shown,
-                "must have exactly one version marked as storage version",
-            );
-        }
-        for name in ["plural", "kind"] {
-            errors.require(&spec.field("names").field(name));
-        }
-        errors.into_vec()
-    },
-    validate_update: |new, _| (CUSTOM_RESOURCE_DEFINITION.validate)(new),
+    validate: spec::validate,
+    validate_update: spec::validate_update,
+    validate_status_update: spec::validate_status_update,
     has_status: true,
     allow_unconditional_update: false,
     ..BASE

@@ -17,7 +17,7 @@ use serde_json::Value;
 pub use default::{default, prune_nulls};
 pub use lists::validate_lists;
 pub use meta::{Coerced, coerce_metadata};
-pub use prune::prune;
+pub use prune::{prune, prune_value};
 pub use validate::{validate, validate_update};
 
 /// One node of a schema.
@@ -194,4 +194,9 @@ impl Structural {
             || matches!(&self.additional, Additional::Schema(node) if node.any(such))
             || self.items.as_ref().is_some_and(|node| node.any(such))
     }
+}
+
+/// Why a pattern cannot be used, if it cannot.
+pub fn check_pattern(text: &str) -> Result<(), String> {
+    Regex::new(text).map(drop).map_err(|error| error.to_string())
 }

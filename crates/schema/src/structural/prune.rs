@@ -22,6 +22,18 @@ pub fn prune(value: &mut Value, schema: &Structural, wanted: bool) -> Vec<String
     found
 }
 
+/// Prunes a part of an object, such as a default.
+pub fn prune_value(value: &mut Value, schema: &Structural) -> Vec<String> {
+    let mut pruner = Pruner {
+        found: Some(Vec::new()),
+        path: String::new(),
+    };
+    pruner.value(value, Some(schema));
+    let mut found = pruner.found.unwrap_or_default();
+    found.sort_unstable();
+    found
+}
+
 struct Pruner {
     found: Option<Vec<String>>,
     path: String,

@@ -11,6 +11,7 @@ use skiff_registry::{
     Context, Customs, EventKind, ListOptions, Open, Part, ReadAt, Resource, WatchFrom, WatchOptions, encode, object,
 };
 
+use super::api_services::ApiServices;
 use super::convert::Webhook;
 use super::definition::{Definition, Names, condition};
 use super::names::{self, Taken};
@@ -37,6 +38,7 @@ pub(super) struct Controller {
     installed: HashMap<String, Installed>,
     /// Definitions whose objects are being removed, by uid.
     retiring: HashMap<String, tokio::task::JoinHandle<()>>,
+    api_services: ApiServices,
 }
 
 /// Serves what is defined already, then follows what changes for as long as the server runs.
@@ -50,6 +52,7 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
         known: HashMap::new(),
         installed: HashMap::new(),
         retiring: HashMap::new(),
+        api_services: ApiServices::default(),
     };
     let revision = controller.list().await?;
     for definition in controller.known.values().cloned().collect::<Vec<_>>() {
@@ -108,6 +111,7 @@ impl Controller {
                 if event.kind == EventKind::Deleted {
                     self.known.remove(&name);
                     self.remove(&name);
+                    self.api_services.sync(&self.inner).await;
                     // Names that were taken may be free now.
                     self.reconcile_group(&value).await;
                 } else {
@@ -192,6 +196,7 @@ impl Controller {
         if condition(&wanted, "Established") {
             self.install(&wanted);
             self.publish();
+            self.api_services.sync(&self.inner).await;
         }
         if wanted.get("status") != definition.get("status") {
             let written = self

@@ -10,6 +10,7 @@
 //! convert     other versions, by a webhook
 //! ```
 
+mod api_services;
 mod columns;
 mod controller;
 mod convert;

@@ -164,7 +164,7 @@ pub async fn answer_list(
     listed: ListResult,
 ) -> Result<Answer, Status> {
     let mut metadata = list_metadata(&listed);
-    if resource.custom.is_some() && metadata.get("continue").is_none() {
+    if resource.custom.is_some() && output.transform == Transform::None && metadata.get("continue").is_none() {
         // COMPAT: lists of custom resources say that there is no more.
         metadata["continue"] = json!("");
     }

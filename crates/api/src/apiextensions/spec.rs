@@ -1,0 +1,554 @@
+//! The rules of a CustomResourceDefinition. Upstream checks its internal form, in which what all versions
+//! share stands at the top: messages name fields as they are there.
+
+use serde_json::{Value, json};
+use skiff_meta::field::{Error, Path};
+use skiff_meta::names;
+use skiff_schema::structural::Structural;
+
+use super::schema::{self, Stored};
+use crate::node::{at, list, text};
+
+const COLUMN_TYPES: [&str; 5] = ["boolean", "date", "integer", "number", "string"];
+const COLUMN_FORMATS: [&str; 9] = [
+    "byte", "date", "date-time", "double", "float", "int32", "int64", "name", "password",
+];
+const MAX_SELECTABLE: usize = 8;
+
+/// What all versions have alike, if they do.
+fn shared<'a>(versions: &'a [Value], key: &str) -> Option<&'a Value> {
+    let first = at(versions.first()?, key);
+    let alike = !first.is_null() && versions.iter().all(|version| at(version, key) == first);
+    (alike && first.as_array().is_none_or(|list| !list.is_empty())).then_some(first)
+}
+
+fn established(object: &Value) -> bool {
+    list(object, "status.conditions")
+        .iter()
+        .any(|c| text(c, "type") == "Established" && text(c, "status") == "True")
+}
+
+/// All findings of a create.
+pub fn validate(object: &Value) -> Vec<Error> {
+    let mut errors = Vec::new();
+    let wanted = format!("{}.{}", text(object, "spec.names.plural"), text(object, "spec.group"));
+    let name = text(object, "metadata.name");
+    if !name.is_empty() && name != wanted {
+        let path = Path::new("metadata.name");
+        errors.push(Error::invalid(&path, name, "must be spec.names.plural+\".\"+spec.group"));
+    }
+    spec(object, None, &mut errors);
+    rest(object, None, &mut errors);
+    errors
+}
+
+pub fn validate_update(new: &Value, old: &Value) -> Vec<Error> {
+    let mut errors = Vec::new();
+    spec(new, Some(old), &mut errors);
+    let mut immutable = |field: &str| {
+        if at(new, field) != at(old, field) {
+            errors.push(Error::invalid(&Path::new(field), at(new, field).clone(), crate::errors::IMMUTABLE));
+        }
+    };
+    if established(old) {
+        immutable("spec.scope");
+        immutable("spec.names.kind");
+    }
+    immutable("spec.group");
+    immutable("spec.names.plural");
+    rest(new, Some(old), &mut errors);
+    errors
+}
+
+/// What is checked of the status, and of the whole.
+fn rest(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
+    check_names(at(object, "status.acceptedNames"), &Path::new("status.acceptedNames"), errors);
+    stored_versions(object, errors);
+    approval(object, old, errors);
+    if at(object, "spec.preserveUnknownFields").as_bool() == Some(true)
+        && old.is_none_or(|old| at(old, "spec.preserveUnknownFields").as_bool() != Some(true))
+    {
+        errors.push(Error::invalid(
+            &Path::new("spec.preserveUnknownFields"),
+            true,
+            "cannot set to true, set x-kubernetes-preserve-unknown-fields to true in spec.versions[*].schema instead",
+        ));
+    }
+}
+
+pub fn validate_status_update(new: &Value, _: &Value) -> Vec<Error> {
+    let mut errors = Vec::new();
+    check_names(at(new, "status.acceptedNames"), &Path::new("status.acceptedNames"), &mut errors);
+    errors
+}
+
+fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
+    let path = Path::new("spec");
+    let spec = at(object, "spec");
+    let versions = list(spec, "versions");
+    let group = text(spec, "group");
+    if group.is_empty() {
+        errors.push(Error::required(&path.child("group"), ""));
+    } else {
+        let complaints = names::dns1123_subdomain(group);
+        if !complaints.is_empty() {
+            errors.push(Error::invalid(&path.child("group"), group, complaints.join(",")));
+        } else if !group.contains('.') {
+            let message = "should be a domain with at least one dot";
+            errors.push(Error::invalid(&path.child("group"), group, message));
+        }
+    }
+    one_of(&path.child("scope"), text(spec, "scope"), &["Cluster", "Namespaced"], errors);
+    let schema_of = |version: &Value| !at(version, "schema.openAPIV3Schema").is_null();
+    for (index, version) in versions.iter().enumerate() {
+        if !schema_of(version) {
+            let at = path.child("versions").index(index).child("schema").child("openAPIV3Schema");
+            errors.push(Error::required(&at, ""));
+        }
+    }
+    if at(spec, "preserveUnknownFields").as_bool() == Some(true)
+        && versions.iter().any(|v| Structural::parse(at(v, "schema.openAPIV3Schema")).has_defaults())
+    {
+        errors.push(Error::invalid(
+            &path.child("preserveUnknownFields"),
+            true,
+            "must be false in order to use defaults in the schema",
+        ));
+    }
+    let alike = [
+        shared(versions, "schema"),
+        shared(versions, "subresources"),
+        shared(versions, "additionalPrinterColumns"),
+        shared(versions, "selectableFields"),
+    ];
+    let (mut seen, mut unique): (Vec<&str>, bool) = (Vec::new(), true);
+    for (index, version) in versions.iter().enumerate() {
+        let at_version = path.child("versions").index(index);
+        let name = text(version, "name");
+        unique &= !seen.contains(&name);
+        seen.push(name);
+        let complaints = names::dns1035_label(name);
+        if !complaints.is_empty() {
+            errors.push(Error::invalid(&at_version.child("name"), name, complaints.join(",")));
+        }
+        deprecation(version, &at_version, errors);
+        let own = |index: usize, key: &str| if alike[index].is_none() { at(version, key) } else { &Value::Null };
+        let status = !at(version, "subresources.status").is_null();
+        let schema = own(0, "schema");
+        if !schema.is_null() {
+            schema_part(schema, &at_version.child("schema"), status, old, Some(name), errors);
+        }
+        subresources(own(1, "subresources"), &at_version.child("subresources"), errors);
+        columns(own(2, "additionalPrinterColumns"), &at_version.child("additionalPrinterColumns"), errors);
+        selectable(
+            own(3, "selectableFields"),
+            at(version, "schema.openAPIV3Schema"),
+            &at_version.child("selectableFields"),
+            errors,
+        );
+    }
+    if !unique {
+        let message = "must contain unique version names";
+        errors.push(Error::invalid(&path.child("versions"), at(spec, "versions").clone(), message));
+    }
+    if versions.iter().filter(|v| at(v, "storage").as_bool() == Some(true)).count() != 1 {
+        let message = "must have exactly one version marked as storage version";
+        errors.push(Error::invalid(&path.child("versions"), at(spec, "versions").clone(), message));
+    }
+    for key in ["plural", "singular", "kind", "listKind"] {
+        if text(at(spec, "names"), key).is_empty() {
+            errors.push(Error::required(&path.child("names").child(key), ""));
+        }
+    }
+    check_names(at(spec, "names"), &path.child("names"), errors);
+    if let Some(schema) = alike[0] {
+        let status = versions.iter().any(|v| !at(v, "subresources.status").is_null());
+        let first = versions.first().map(|version| text(version, "name"));
+        schema_part(schema, &path.child("validation"), status, old, first, errors);
+    }
+    subresources(alike[1].unwrap_or(&Value::Null), &path.child("subresources"), errors);
+    columns(
+        alike[2].unwrap_or(&Value::Null),
+        &path.child("additionalPrinterColumns"),
+        errors,
+    );
+    if let (Some(fields), Some(first)) = (alike[3], versions.first()) {
+        selectable(fields, at(first, "schema.openAPIV3Schema"), &path.child("selectableFields"), errors);
+    }
+    conversion(spec, &path.child("conversion"), errors);
+}
+
+fn schema_part(
+    schema: &Value,
+    path: &Path,
+    status: bool,
+    old: Option<&Value>,
+    version: Option<&str>,
+    errors: &mut Vec<Error>,
+) {
+    let own = at(schema, "openAPIV3Schema");
+    if own.is_null() {
+        return;
+    }
+    let before = old.and_then(|old| {
+        list(old, "spec.versions")
+            .iter()
+            .find(|v| Some(text(v, "name")) == version)
+            .map(|v| at(v, "schema.openAPIV3Schema"))
+    });
+    let stored = Stored {
+        unchanged: before == Some(own),
+    };
+    errors.extend(schema::validate(own, &path.child("openAPIV3Schema"), status, stored));
+}
+
+fn one_of(path: &Path, value: &str, accepted: &[&str], errors: &mut Vec<Error>) {
+    if value.is_empty() {
+        errors.push(Error::required(path, ""));
+    } else if !accepted.contains(&value) {
+        errors.push(Error::not_supported(path, value, accepted));
+    }
+}
+
+fn deprecation(version: &Value, path: &Path, errors: &mut Vec<Error>) {
+    let Some(warning) = at(version, "deprecationWarning").as_str() else {
+        return;
+    };
+    let path = path.child("deprecationWarning");
+    let mut complain = |message: String| errors.push(Error::invalid(&path, warning, message));
+    if at(version, "deprecated").as_bool() != Some(true) {
+        complain("can only be set for deprecated versions".to_owned());
+        return;
+    }
+    if warning.len() > 256 {
+        complain("must be <= 256 characters long".to_owned());
+    }
+    if warning.is_empty() {
+        complain("must not be an empty string".to_owned());
+    }
+    if let Some((place, _)) = warning.char_indices().find(|(_, c)| c.is_control()) {
+        complain(format!(
+            "must only contain printable UTF-8 characters; non-printable character found at index {place}"
+        ));
+    }
+}
+
+fn check_names(value: &Value, path: &Path, errors: &mut Vec<Error>) {
+    for key in ["plural", "singular"] {
+        let name = text(value, key);
+        let complaints = names::dns1035_label(name);
+        if !name.is_empty() && !complaints.is_empty() {
+            errors.push(Error::invalid(&path.child(key), name, complaints.join(",")));
+        }
+    }
+    for key in ["kind", "listKind"] {
+        let name = text(value, key);
+        let complaints = names::dns1035_label(&name.to_lowercase());
+        if !name.is_empty() && !complaints.is_empty() {
+            let message = format!("may have mixed case, but should otherwise match: {}", complaints.join(","));
+            errors.push(Error::invalid(&path.child(key), name, message));
+        }
+    }
+    let each = |key: &str, errors: &mut Vec<Error>| {
+        for (index, name) in list(value, key).iter().enumerate() {
+            let name = name.as_str().unwrap_or("");
+            let complaints = names::dns1035_label(name);
+            if !complaints.is_empty() {
+                errors.push(Error::invalid(&path.child(key).index(index), name, complaints.join(",")));
+            }
+        }
+    };
+    each("shortNames", errors);
+    if !text(value, "kind").is_empty() && text(value, "kind") == text(value, "listKind") {
+        let message = "kind and listKind may not be the same";
+        errors.push(Error::invalid(&path.child("listKind"), text(value, "listKind"), message));
+    }
+    each("categories", errors);
+}
+
+fn simple_path(path: &Path, given: &str, errors: &mut Vec<Error>) -> bool {
+    if given.starts_with('.') {
+        return true;
+    }
+    let message = "must be a simple json path starting with .";
+    errors.push(Error::invalid(path, given, message));
+    false
+}
+
+fn subresources(value: &Value, path: &Path, errors: &mut Vec<Error>) {
+    let scale = at(value, "scale");
+    if scale.is_null() {
+        return;
+    }
+    for (key, below, required) in [
+        ("specReplicasPath", &[".spec."][..], true),
+        ("statusReplicasPath", &[".status."][..], true),
+        ("labelSelectorPath", &[".spec.", ".status."][..], false),
+    ] {
+        let given = text(scale, key);
+        let path = path.child(&format!("scale.{key}"));
+        if given.is_empty() {
+            if required {
+                errors.push(Error::required(&path, ""));
+            }
+        } else if simple_path(&path, given, errors) && !below.iter().any(|prefix| given.starts_with(prefix)) {
+            let message = match below {
+                [_] => format!("should be a json path under {}", below[0].trim_end_matches('.')),
+                _ => "should be a json path under either .spec or .status".to_owned(),
+            };
+            errors.push(Error::invalid(&path, given, message));
+        }
+    }
+}
+
+fn columns(value: &Value, path: &Path, errors: &mut Vec<Error>) {
+    for (index, column) in value.as_array().into_iter().flatten().enumerate() {
+        let path = path.index(index);
+        if text(column, "name").is_empty() {
+            errors.push(Error::required(&path.child("name"), ""));
+        }
+        let (kind, types) = (text(column, "type"), format!("must be one of {}", COLUMN_TYPES.join(",")));
+        if kind.is_empty() {
+            errors.push(Error::required(&path.child("type"), types));
+        } else if !COLUMN_TYPES.contains(&kind) {
+            errors.push(Error::invalid(&path.child("type"), kind, types));
+        }
+        let format = text(column, "format");
+        if !format.is_empty() && !COLUMN_FORMATS.contains(&format) {
+            let message = format!("must be one of {}", COLUMN_FORMATS.join(","));
+            errors.push(Error::invalid(&path.child("format"), format, message));
+        }
+        let given = text(column, "jsonPath");
+        if given.is_empty() {
+            errors.push(Error::required(&path.child("JSONPath"), ""));
+        } else {
+            simple_path(&path.child("JSONPath"), given, errors);
+        }
+    }
+}
+
+fn selectable(value: &Value, schema: &Value, path: &Path, errors: &mut Vec<Error>) {
+    let fields = value.as_array().map_or(&[][..], Vec::as_slice);
+    if fields.is_empty() {
+        return;
+    }
+    let schema = Structural::parse(schema);
+    let mut seen: Vec<&str> = Vec::new();
+    for (index, field) in fields.iter().enumerate() {
+        let given = text(field, "jsonPath");
+        let path = path.index(index).child("jsonPath");
+        if given.is_empty() {
+            errors.push(Error::required(&path, ""));
+            continue;
+        }
+        let found = schema::field_schema(given, &schema);
+        let in_metadata = given.starts_with(".metadata.") || given == ".metadata";
+        let Some(found) = found else {
+            if in_metadata {
+                errors.push(Error::invalid(&path, given, "must not point to fields in metadata"));
+            } else {
+                let message = match schema::missing_field(given, &schema) {
+                    Some(name) => format!("is an invalid path: does not refer to a valid field: {name}"),
+                    None => "is an invalid path: does not refer to a valid field".to_owned(),
+                };
+                errors.push(Error::invalid(&path, given, message));
+            }
+            continue;
+        };
+        if in_metadata {
+            errors.push(Error::invalid(&path, given, "must not point to fields in metadata"));
+        }
+        if !matches!(found.kind.as_str(), "string" | "boolean" | "integer") {
+            errors.push(Error::invalid(
+                &path,
+                given,
+                "must point to a field of type string, boolean or integer. Enum string fields and strings with formats are allowed.",
+            ));
+        }
+        if seen.contains(&given) {
+            errors.push(Error::duplicate(&path, given));
+        } else {
+            seen.push(given);
+        }
+    }
+    if seen.len() > MAX_SELECTABLE {
+        errors.push(Error::too_many(path, seen.len(), MAX_SELECTABLE));
+    }
+}
+
+fn conversion(spec: &Value, path: &Path, errors: &mut Vec<Error>) {
+    let conversion = at(spec, "conversion");
+    if conversion.is_null() {
+        return;
+    }
+    let strategy = text(conversion, "strategy");
+    if strategy != "None" && at(spec, "preserveUnknownFields").as_bool() == Some(true) {
+        let message = "must be None if spec.preserveUnknownFields is true";
+        errors.push(Error::invalid(&path.child("strategy"), strategy, message));
+    }
+    one_of(&path.child("strategy"), strategy, &["None", "Webhook"], errors);
+    let webhook = at(conversion, "webhook");
+    let client = at(webhook, "clientConfig");
+    let (of_client, of_versions) = (path.child("webhookClientConfig"), path.child("conversionReviewVersions"));
+    if strategy != "Webhook" {
+        let message = "should not be set when strategy is not set to Webhook";
+        if !client.is_null() {
+            errors.push(Error::forbidden(&of_client, message));
+        }
+        if !list(webhook, "conversionReviewVersions").is_empty() {
+            errors.push(Error::forbidden(&of_versions, message));
+        }
+        return;
+    }
+    let (url, service) = (at(client, "url"), at(client, "service"));
+    if client.is_null() {
+        errors.push(Error::required(&of_client, "required when strategy is set to Webhook"));
+    } else if url.is_null() == service.is_null() {
+        errors.push(Error::required(&of_client, "exactly one of url or service is required"));
+    } else if let Some(url) = url.as_str() {
+        webhook_url(url, &of_client.child("url"), errors);
+    } else {
+        webhook_service(service, &of_client.child("service"), errors);
+    }
+    review_versions(list(webhook, "conversionReviewVersions"), &of_versions, errors);
+}
+
+fn webhook_url(url: &str, path: &Path, errors: &mut Vec<Error>) {
+    const FORM: &str = "desired format: https://host[/path]";
+    let Some((scheme, rest)) = url.split_once("://") else {
+        let message = format!("url must be a valid URL: parse {}: invalid URI for request; {FORM}", skiff_meta::field::quote(url));
+        errors.push(Error::invalid(path, url, message));
+        return;
+    };
+    if scheme != "https" {
+        errors.push(Error::invalid(path, scheme, format!("'https' is the only allowed URL scheme; {FORM}")));
+    }
+    let host = rest.split(['/', '?', '#']).next().unwrap_or("");
+    if host.is_empty() {
+        errors.push(Error::invalid(path, host, format!("host must be specified; {FORM}")));
+    }
+    if let Some((user, _)) = host.rsplit_once('@') {
+        errors.push(Error::invalid(path, user, "user information is not permitted in the URL"));
+    }
+    if let Some((_, fragment)) = rest.split_once('#') {
+        errors.push(Error::invalid(path, fragment, "fragments are not permitted in the URL"));
+    }
+    if let Some((_, query)) = rest.split('#').next().and_then(|rest| rest.split_once('?')) {
+        errors.push(Error::invalid(path, query, "query parameters are not permitted in the URL"));
+    }
+}
+
+fn webhook_service(service: &Value, path: &Path, errors: &mut Vec<Error>) {
+    for (key, message) in [("name", "service name is required"), ("namespace", "service namespace is required")] {
+        if text(service, key).is_empty() {
+            errors.push(Error::required(&path.child(key), message));
+        }
+    }
+    if let Some(port) = at(service, "port").as_i64()
+        && !names::port_number(port).is_empty()
+    {
+        let message = format!("port is not valid: {}", names::port_number(port).join(","));
+        errors.push(Error::invalid(&path.child("port"), port, message));
+    }
+    let Some(given) = at(service, "path").as_str() else {
+        return;
+    };
+    let path = path.child("path");
+    if !given.starts_with('/') {
+        errors.push(Error::invalid(&path, given, "must start with a '/'"));
+    }
+    if given == "/" {
+        return;
+    }
+    let mut rest = given;
+    if let Some(cut) = given.strip_suffix('/') {
+        rest = cut;
+    }
+    if given.contains("//") {
+        errors.push(Error::invalid(&path, given, "segment[0] may not be empty"));
+    }
+    for (index, segment) in rest.split('/').skip(1).enumerate() {
+        for message in names::dns1123_subdomain(segment) {
+            if !segment.is_empty() {
+                errors.push(Error::invalid(&path, given, format!("segment[{index}]: {message}")));
+            }
+        }
+    }
+}
+
+fn review_versions(versions: &[Value], path: &Path, errors: &mut Vec<Error>) {
+    if versions.is_empty() {
+        errors.push(Error::required(path, ""));
+        return;
+    }
+    let mut seen: Vec<&str> = Vec::new();
+    for (index, version) in versions.iter().enumerate() {
+        let version = version.as_str().unwrap_or("");
+        if seen.contains(&version) {
+            errors.push(Error::invalid(&path.index(index), version, "duplicate version"));
+            continue;
+        }
+        seen.push(version);
+        for message in names::dns1035_label(version) {
+            errors.push(Error::invalid(&path.index(index), version, message));
+        }
+    }
+    if !seen.iter().any(|version| matches!(*version, "v1" | "v1beta1")) {
+        errors.push(Error::invalid(path, json!(versions), "must include at least one of v1, v1beta1"));
+    }
+}
+
+fn stored_versions(object: &Value, errors: &mut Vec<Error>) {
+    let path = Path::new("status.storedVersions");
+    let stored = list(object, "status.storedVersions");
+    let versions = list(object, "spec.versions");
+    if stored.is_empty() {
+        errors.push(Error::invalid(&path, json!(stored), "must have at least one stored version"));
+        return;
+    }
+    for version in versions {
+        let name = at(version, "name");
+        if at(version, "storage").as_bool() == Some(true) && !stored.contains(name) {
+            let message = format!("must have the storage version {}", name.as_str().unwrap_or(""));
+            errors.push(Error::invalid(&path, json!(stored), message));
+        }
+    }
+    for (index, name) in stored.iter().enumerate() {
+        if !versions.iter().any(|version| at(version, "name") == name) {
+            let shown = name.as_str().unwrap_or("");
+            errors.push(Error::invalid(
+                &path.index(index),
+                shown,
+                format!(
+                    "missing from spec.versions; {shown} was previously a storage version, and must remain in spec.versions until a storage migration ensures no data remains persisted in {shown} and removes {shown} from status.storedVersions"
+                ),
+            ));
+        }
+    }
+}
+
+/// Groups of Kubernetes itself want to know who approved them.
+fn approval(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
+    let group = text(object, "spec.group");
+    let ours = |domain: &str| group == domain || group.ends_with(&format!(".{domain}"));
+    if !ours("k8s.io") && !ours("kubernetes.io") {
+        return;
+    }
+    const KEY: &str = "api-approved.kubernetes.io";
+    let value_of = |object: &Value| {
+        let annotations = at(object, "metadata.annotations");
+        annotations.get(KEY).and_then(Value::as_str).unwrap_or("").to_owned()
+    };
+    let value = value_of(object);
+    let accepted = |value: &str| value.starts_with("unapproved") || value.starts_with("https://") || value.starts_with("http://");
+    // What is stored without approval may stay so.
+    if accepted(&value) || old.is_some_and(|old| value_of(old) == value) {
+        return;
+    }
+    let path = Path::new("metadata.annotations").key(KEY);
+    errors.push(if value.is_empty() {
+        Error::required(&path, "protected groups must have approval annotation \"api-approved.kubernetes.io\", see https://github.com/kubernetes/enhancements/pull/1111")
+    } else {
+        Error::invalid(&path, value, "protected groups must have approval annotation \"api-approved.kubernetes.io\" with either a URL or a reason starting with \"unapproved\", see https://github.com/kubernetes/enhancements/pull/1111")
+    });
+}

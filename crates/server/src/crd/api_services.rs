@@ -1,0 +1,66 @@
+//! The APIServices of custom groups: one a group version, local, made and removed with the resources.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+use skiff_meta::Status;
+use skiff_registry::{Context, DeleteOptions, Open, is_not_found};
+
+use crate::server::Inner;
+
+/// What was told so far.
+#[derive(Default)]
+pub struct ApiServices {
+    known: BTreeSet<(String, String)>,
+}
+
+impl ApiServices {
+    /// Makes the APIServices be those of the served group versions.
+    pub async fn sync(&mut self, inner: &Inner) {
+        let customs = inner.registry.resources.customs();
+        let builtin = |group: &str, version: &str| inner.registry.resources.has_group_version(group, version);
+        let wanted: BTreeSet<(String, String)> = customs
+            .all
+            .iter()
+            .map(|resource| (resource.facts.group.to_owned(), resource.facts.version.to_owned()))
+            .filter(|(group, version)| !builtin(group, version))
+            .collect();
+        if wanted == self.known {
+            return;
+        }
+        for (group, version) in &wanted {
+            if !self.known.contains(&(group.clone(), version.clone()))
+                && let Err(status) = create(inner, group, version).await
+            {
+                tracing::warn!(%status, group, version, "cannot make an APIService");
+            }
+        }
+        for (group, version) in &self.known {
+            if !wanted.contains(&(group.clone(), version.clone()))
+                && let Err(status) = remove(inner, group, version).await
+                && !is_not_found(&status)
+            {
+                tracing::warn!(%status, group, version, "cannot remove an APIService");
+            }
+        }
+        self.known = wanted;
+    }
+}
+
+async fn create(inner: &Inner, group: &str, version: &str) -> Result<(), Status> {
+    let object = json!({"kind": "APIService", "apiVersion": "apiregistration.k8s.io/v1",
+        "metadata": {"name": format!("{version}.{group}"),
+            "labels": {"kube-aggregator.kubernetes.io/automanaged": "true"}},
+        "spec": {"group": group, "version": version, "groupPriorityMinimum": 1000, "versionPriority": 100}});
+    inner.registry.ensure(object).await
+}
+
+async fn remove(inner: &Inner, group: &str, version: &str) -> Result<(), Status> {
+    let Some(resource) = inner.registry.resources.get("apiregistration.k8s.io", "v1", "apiservices") else {
+        return Ok(());
+    };
+    let name = format!("{version}.{group}");
+    let options = DeleteOptions::default();
+    let deleted = inner.registry.delete(&Context::default(), resource, "", &name, &options, &Open).await;
+    deleted.map(drop)
+}
