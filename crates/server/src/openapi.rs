@@ -10,6 +10,7 @@ use crate::body::{self, Answer, not_found};
 use crate::chain::Exchange;
 use crate::compress;
 use crate::negotiate::parse_accept;
+use crate::server::Inner;
 
 const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
 const PROTOBUF_NEWER: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
@@ -23,21 +24,27 @@ pub fn etag(bytes: &[u8]) -> String {
     format!("\"{}\"", hex(&Sha512::digest(bytes)))
 }
 
-pub fn route(exchange: &Exchange, parts: &[&str]) -> Result<Answer, Status> {
+pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answer, Status> {
     let documents = facts::openapi();
+    let customs = inner.custom_documents.of(&inner.registry.resources);
     match parts {
         ["openapi", "v2"] => {
             let accept = exchange.header(header::ACCEPT);
             if let Some(content_type) = protobuf(accept) {
-                return Ok(document(exchange, documents.v2_protobuf(), content_type));
+                let found = customs.as_ref().map_or_else(|| documents.v2_protobuf(), |c| c.v2_protobuf());
+                return Ok(document(exchange, found, content_type));
             }
             if !takes_json(accept) {
                 return Ok(body::empty(StatusCode::NOT_ACCEPTABLE));
             }
-            Ok(document(exchange, documents.v2_json(), "application/json"))
+            let found = customs.as_ref().map_or_else(|| documents.v2_json(), |c| c.v2_json());
+            Ok(document(exchange, found, "application/json"))
         }
         ["openapi", "v3"] => {
-            let value = documents.v3_root();
+            let mut value = documents.v3_root();
+            if let Some(customs) = &customs {
+                customs.add_to_root(&mut value);
+            }
             Ok(compress::answer(
                 exchange,
                 StatusCode::OK,
@@ -48,7 +55,8 @@ pub fn route(exchange: &Exchange, parts: &[&str]) -> Result<Answer, Status> {
         }
         ["openapi", "v3", path @ ..] => {
             let path = path.join("/");
-            let Some(found) = documents.v3_group_version(&path) else {
+            let custom = customs.as_ref().and_then(|customs| customs.v3(&path));
+            let Some(found) = documents.v3_group_version(&path).or(custom) else {
                 return Ok(body::empty(StatusCode::NOT_FOUND));
             };
             // Version 3 is made as JSON only; clients that prefer protobuf also take JSON.
@@ -59,7 +67,10 @@ pub fn route(exchange: &Exchange, parts: &[&str]) -> Result<Answer, Status> {
             }
             // A client that asks by hash may keep the answer: another content has another hash.
             let hash = exchange.query.text("hash");
-            let current = documents.hash(&path);
+            let current = match custom {
+                Some(custom) => custom.etag.trim_matches('"').to_owned(),
+                None => documents.hash(&path),
+            };
             if !hash.is_empty() && hash != current {
                 let mut answer = body::answer(StatusCode::MOVED_PERMANENTLY, "text/plain; charset=utf-8", "");
                 if let Ok(location) = HeaderValue::from_str(&format!("/openapi/v3/{path}?hash={current}")) {

@@ -54,7 +54,7 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
                 None => Ok(not_found()),
             }
         }
-        ["openapi", ..] => openapi::route(exchange, &parts),
+        ["openapi", ..] => openapi::route(inner, exchange, &parts),
         [".well-known", "openid-configuration"] => openid_configuration(inner),
         ["openid", "v1", "jwks"] => match &inner.issuer {
             Some(issuer) => {

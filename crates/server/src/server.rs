@@ -88,6 +88,7 @@ pub struct Inner {
     pub version: Version,
     pub kubelet: Option<KubeletClient>,
     pub anonymous: Arc<UserInfo>,
+    pub custom_documents: crate::crd::openapi::Documents,
     /// `host:port`, as discovery and OpenID show it.
     pub server_address: String,
     pub ready: AtomicBool,
@@ -152,6 +153,7 @@ impl Server {
             version: config.version,
             kubelet: config.kubelet,
             anonymous: Arc::new(UserInfo::anonymous()),
+            custom_documents: crate::crd::openapi::Documents::default(),
             server_address: SocketAddr::new(config.advertise_address, config.advertise_port).to_string(),
             ready: AtomicBool::new(false),
             shutdown: config.shutdown,

@@ -56,6 +56,11 @@ pub struct Document {
     pub etag: String,
 }
 
+/// A version 2 document in the binary form that older clients ask for.
+pub fn v2_protobuf(document: &Value) -> Vec<u8> {
+    gnostic::document(document)
+}
+
 /// What the documents are made of.
 pub struct OpenApi<'a> {
     schema: &'a Schema,

@@ -7,6 +7,7 @@ pub mod formats;
 mod lists;
 mod meta;
 mod prune;
+pub mod publish;
 mod validate;
 
 use std::collections::BTreeMap;

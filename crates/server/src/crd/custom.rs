@@ -108,6 +108,24 @@ impl CustomVersion {
         if old.is_none_or(|old| structural::validate_lists(old, schema).is_empty()) {
             errors.extend(structural::validate_lists(object, schema));
         }
+        let Some(rules) = &self.version().rules else {
+            return;
+        };
+        // Rules may count on values being of their type.
+        let blocking = |error: &field::Error| {
+            use field::ErrorType::{NotSupported, Required, TooLong, TooMany, TypeInvalid};
+            matches!(error.kind, NotSupported | Required | TooLong | TooMany | TypeInvalid)
+        };
+        if errors.iter().any(blocking) {
+            errors.push(field::Error::invalid(
+                &Path::root(),
+                Value::Null,
+                "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation",
+            ));
+            return;
+        }
+        let mut budget = skiff_cel::rules::Budget::default();
+        errors.extend(rules.validate(&Path::root(), object, old, &mut budget).errors);
     }
 
     /// Prunes and defaults an object of any version by the schema of that version.

@@ -11,8 +11,6 @@ use super::columns::Column;
 /// A definition as it is served.
 #[derive(Debug)]
 pub struct Definition {
-    pub name: String,
-    pub uid: String,
     pub group: String,
     pub names: Names,
     pub namespaced: bool,
@@ -48,6 +46,8 @@ pub struct Version {
     /// Dotted paths, without a leading dot.
     pub selectable: Vec<String>,
     pub deprecation: Option<String>,
+    /// The compiled rules of the schema, if it has any.
+    pub rules: Option<skiff_cel::rules::Validator>,
 }
 
 /// Where the numbers of the scale subresource are: map keys.
@@ -99,8 +99,6 @@ impl Definition {
             .filter(|conversion| conversion["strategy"] == "Webhook")
             .cloned();
         Definition {
-            name: object::name(value).to_owned(),
-            uid: object::uid(value).to_owned(),
             namespaced: object::at_str(spec, &["scope"]) == "Namespaced",
             versions: all.iter().map(|v| Version::read(v, all, &group, &names.kind)).collect(),
             stored,
@@ -131,6 +129,7 @@ impl Version {
         Version {
             served: value["served"] == true,
             schema: Arc::new(Structural::parse(&published)),
+            rules: skiff_cel::rules::Validator::new(&skiff_cel::Schema::parse(&published)),
             published,
             status: object::at(value, &["subresources", "status"]).is_some(),
             scale: object::at(value, &["subresources", "scale"]).map(|scale| ScalePaths {

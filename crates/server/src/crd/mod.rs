@@ -19,6 +19,7 @@ pub mod decode;
 mod definition;
 mod facts;
 mod names;
+pub mod openapi;
 mod retire;
 pub mod scale;
 

@@ -1,0 +1,354 @@
+//! Custom resources from their definition to their end. Messages and shapes are those that kube-apiserver
+//! v1.36.4 gave to the same requests.
+
+mod support;
+
+use serde_json::{Value, json};
+use support::{Cluster, Reply};
+
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const FOOS: &str = "/apis/example.com/v1/namespaces/default/foos";
+
+fn definition() -> Value {
+    json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "foos.example.com"},
+        "spec": {"group": "example.com", "scope": "Namespaced",
+            "names": {"plural": "foos", "kind": "Foo", "shortNames": ["f"], "categories": ["all"]},
+            "versions": [
+                {"name": "v1", "served": true, "storage": true,
+                    "subresources": {"status": {}, "scale": {"specReplicasPath": ".spec.a", "statusReplicasPath": ".status.x"}},
+                    "additionalPrinterColumns": [{"name": "A", "type": "integer", "jsonPath": ".spec.a"}],
+                    "selectableFields": [{"jsonPath": ".spec.s"}],
+                    "schema": {"openAPIV3Schema": {"type": "object", "properties": {
+                        "spec": {"type": "object", "properties": {
+                            "a": {"type": "integer", "maximum": 5}, "s": {"type": "string", "default": "dd"}}},
+                        "status": {"type": "object", "properties": {"x": {"type": "integer"}}}}}}},
+                {"name": "v1beta1", "served": true, "storage": false, "deprecated": true,
+                    "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}})
+}
+
+fn foo(name: &str, spec: Value) -> Value {
+    json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": name}, "spec": spec})
+}
+
+/// Makes a definition and waits until it is established.
+async fn define(cluster: &Cluster, definition: Value) -> Value {
+    let name = definition["metadata"]["name"].as_str().expect("a name").to_owned();
+    let made = cluster.post(DEFINITIONS, definition).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    until(cluster, &name, "Established", "True").await
+}
+
+async fn until(cluster: &Cluster, name: &str, kind: &str, status: &str) -> Value {
+    let mut watch = cluster
+        .watch(&format!("{DEFINITIONS}?watch=true&fieldSelector=metadata.name={name}"))
+        .await;
+    loop {
+        let event = watch.next().await.expect("an event");
+        let conditions = event["object"]["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        if conditions.iter().any(|c| c["type"] == kind && c["status"] == status) {
+            return event["object"].clone();
+        }
+    }
+}
+
+fn message(reply: &Reply, code: u16, expected: &str) {
+    assert_eq!((reply.code, reply.json["message"].as_str().unwrap_or("")), (code, expected));
+}
+
+fn warnings(reply: &Reply) -> Vec<String> {
+    let all = reply.headers.get_all("warning").iter();
+    all.map(|value| value.to_str().expect("text").to_owned()).collect()
+}
+
+#[tokio::test]
+async fn from_definition_to_objects() {
+    let cluster = Cluster::start().await;
+    let made = define(&cluster, definition()).await;
+    assert_eq!(made["status"]["storedVersions"], json!(["v1"]));
+    assert_eq!(
+        made["status"]["acceptedNames"],
+        json!({"plural": "foos", "singular": "foo", "shortNames": ["f"], "kind": "Foo", "listKind": "FooList", "categories": ["all"]})
+    );
+
+    let group = cluster.get("/apis/example.com").await.json;
+    assert_eq!(group["preferredVersion"]["version"], "v1");
+    assert_eq!(group["versions"][1]["version"], "v1beta1");
+    let resources = cluster.get("/apis/example.com/v1").await.json;
+    assert_eq!(
+        resources["resources"],
+        json!([
+            {"name": "foos", "singularName": "foo", "namespaced": true, "kind": "Foo", "shortNames": ["f"], "categories": ["all"],
+                "verbs": ["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"],
+                "storageVersionHash": "4XyhoHMtUhg="},
+            {"name": "foos/status", "singularName": "", "namespaced": true, "kind": "Foo", "verbs": ["get", "patch", "update"]},
+            {"name": "foos/scale", "singularName": "", "namespaced": true, "group": "autoscaling", "version": "v1", "kind": "Scale",
+                "verbs": ["get", "patch", "update"]}])
+    );
+    let aggregated = cluster
+        .send_as(
+            cluster.admin(),
+            "GET",
+            "/apis",
+            &[("accept", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")],
+            "",
+        )
+        .await
+        .json;
+    let last = aggregated["items"].as_array().expect("items").last().expect("one").clone();
+    assert_eq!(last["metadata"]["name"], "example.com");
+    assert_eq!(last["versions"][0]["resources"][0]["resource"], "foos");
+
+    // Pruned, defaulted, with a warning.
+    let mut watch = cluster.watch(&format!("{FOOS}?watch=true")).await;
+    let mut wild = foo("b", json!({"a": 2, "zz": 1}));
+    wild["status"] = json!({"x": 1});
+    let created = cluster.post(FOOS, wild).await;
+    assert_eq!(created.code, 201, "{}", created.text);
+    assert_eq!(created.json["spec"], json!({"a": 2, "s": "dd"}));
+    assert_eq!(created.json["metadata"]["generation"], 1);
+    assert!(created.json.get("status").is_none());
+    assert_eq!(warnings(&created), ["299 - \"unknown field \\\"spec.zz\\\"\""]);
+    assert_eq!(watch.brief().await, "ADDED b");
+
+    let strict = cluster
+        .send(
+            "POST",
+            &format!("{FOOS}?fieldValidation=Strict"),
+            "application/json",
+            r#"{"apiVersion":"example.com/v1","kind":"Foo","metadata":{"name":"c","unknown":1},"spec":{"a":1,"zz":1,"a":2},"extra":1}"#,
+        )
+        .await;
+    message(
+        &strict,
+        400,
+        "Foo in version \"v1\" cannot be handled as a Foo: strict decoding error: duplicate field \"spec.a\", unknown field \"metadata.unknown\", unknown field \"extra\", unknown field \"spec.zz\"",
+    );
+    let refused = cluster.post(FOOS, foo("c", json!({"a": 9}))).await;
+    message(
+        &refused,
+        422,
+        "Foo.example.com \"c\" is invalid: spec.a: Invalid value: 9: spec.a in body should be less than or equal to 5",
+    );
+    let other = cluster
+        .post(FOOS, json!({"apiVersion": "example.com/v1", "kind": "Bar", "metadata": {"name": "a"}}))
+        .await;
+    message(&other, 422, "Bar.example.com \"a\" is invalid: kind: Invalid value: \"Bar\": must be Foo");
+
+    // Lists, tables, selectors.
+    let list = cluster.get(FOOS).await.json;
+    assert_eq!((&list["kind"], &list["metadata"]["continue"]), (&json!("FooList"), &json!("")));
+    assert_eq!(list["items"][0]["kind"], "Foo");
+    let table = cluster
+        .send_as(
+            cluster.admin(),
+            "GET",
+            FOOS,
+            &[("accept", "application/json;as=Table;v=v1;g=meta.k8s.io")],
+            "",
+        )
+        .await
+        .json;
+    assert_eq!(table["rows"][0]["cells"], json!(["b", 2]));
+    assert_eq!(table["columnDefinitions"][1]["name"], "A");
+    let selected = cluster.get(&format!("{FOOS}?fieldSelector=spec.s%3Ddd")).await.json;
+    assert_eq!(selected["items"].as_array().map(Vec::len), Some(1));
+    let none = cluster.get(&format!("{FOOS}?fieldSelector=spec.s%3Dother")).await.json;
+    assert_eq!(none["items"].as_array().map(Vec::len), Some(0));
+    message(
+        &cluster.get(&format!("{FOOS}?fieldSelector=spec.a%3D1")).await,
+        400,
+        "field label not supported: spec.a",
+    );
+
+    // Another version of the same object.
+    let older = cluster.get("/apis/example.com/v1beta1/namespaces/default/foos/b").await;
+    assert_eq!(older.json["apiVersion"], "example.com/v1beta1");
+    assert_eq!(
+        warnings(&older),
+        ["299 - \"example.com/v1beta1 Foo is deprecated; use example.com/v1 Foo\""]
+    );
+
+    // Patches, status, scale.
+    let patched = cluster.patch(&format!("{FOOS}/b"), "merge-patch", json!({"spec": {"a": 3}})).await;
+    assert_eq!((&patched.json["spec"]["a"], &patched.json["metadata"]["generation"]), (&json!(3), &json!(2)));
+    assert_eq!(watch.brief().await, "MODIFIED b");
+    let status = cluster
+        .patch(
+            &format!("{FOOS}/b/status"),
+            "merge-patch",
+            json!({"status": {"x": 2}, "spec": {"a": 5}, "metadata": {"labels": {"q": "r"}}}),
+        )
+        .await;
+    assert_eq!(status.json["spec"]["a"], 3);
+    assert_eq!((&status.json["status"]["x"], &status.json["metadata"]["generation"]), (&json!(2), &json!(2)));
+    assert!(status.json["metadata"].get("labels").is_none());
+    let scale = cluster.get(&format!("{FOOS}/b/scale")).await.json;
+    assert_eq!((&scale["spec"]["replicas"], &scale["status"]["replicas"]), (&json!(3), &json!(2)));
+    let scaled = cluster.patch(&format!("{FOOS}/b/scale"), "merge-patch", json!({"spec": {"replicas": 5}})).await;
+    assert_eq!(scaled.json["spec"]["replicas"], 5);
+    message(
+        &cluster.patch(&format!("{FOOS}/b/scale"), "merge-patch", json!({"spec": {"replicas": -5}})).await,
+        422,
+        "Foo.example.com \"b\" is invalid: .spec.a: Invalid value: -5: should be a non-negative integer",
+    );
+    message(
+        &cluster.patch(&format!("{FOOS}/b"), "strategic-merge-patch", json!({})).await,
+        415,
+        "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
+    );
+    assert_eq!(cluster.post("/apis/example.com/v1/foos", json!({})).await.code, 404);
+
+    // The schema changes while objects are there: what was wrong before may stay, and watches end.
+    let mut changed = cluster.get(&format!("{DEFINITIONS}/foos.example.com")).await.json;
+    changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"] =
+        json!({"a": {"type": "integer", "maximum": 4}, "s": {"type": "string"}, "n": {"type": "string", "default": "new"}});
+    let updated = cluster.put(&format!("{DEFINITIONS}/foos.example.com"), changed).await;
+    assert_eq!(updated.code, 200, "{}", updated.text);
+    while watch.next().await.is_some() {}
+    let read = cluster.get(&format!("{FOOS}/b")).await.json;
+    assert_eq!(read["spec"], json!({"a": 5, "s": "dd", "n": "new"}));
+    let kept = cluster.patch(&format!("{FOOS}/b"), "merge-patch", json!({"spec": {"s": "x"}})).await;
+    assert_eq!((kept.code, &kept.json["spec"]["a"]), (200, &json!(5)));
+    let worse = cluster.patch(&format!("{FOOS}/b"), "merge-patch", json!({"spec": {"a": 6}})).await;
+    assert_eq!(worse.code, 422);
+}
+
+#[tokio::test]
+async fn the_end_of_a_definition() {
+    let cluster = Cluster::start().await;
+    define(&cluster, definition()).await;
+    let mut held = foo("held", json!({}));
+    held["metadata"]["finalizers"] = json!(["example.com/hold"]);
+    assert_eq!(cluster.post(FOOS, held).await.code, 201);
+    assert_eq!(cluster.post(FOOS, foo("free", json!({}))).await.code, 201);
+    let mut watch = cluster.watch(&format!("{FOOS}?watch=true")).await;
+    let deleted = cluster.delete(&format!("{DEFINITIONS}/foos.example.com"), json!({})).await;
+    assert_eq!(deleted.code, 200);
+    assert_eq!(
+        deleted.json["metadata"]["finalizers"],
+        json!(["customresourcecleanup.apiextensions.k8s.io"])
+    );
+    until(&cluster, "foos.example.com", "Terminating", "True").await;
+    // One goes, the other is held by its finalizer.
+    let mut seen = Vec::new();
+    while !seen.contains(&"DELETED free".to_owned()) || !seen.contains(&"MODIFIED held".to_owned()) {
+        seen.push(watch.brief().await);
+    }
+    message(
+        &cluster.post(FOOS, foo("late", json!({}))).await,
+        403,
+        "foos.example.com \"late\" is forbidden: create not allowed while custom resource definition is terminating",
+    );
+    let mut definitions = cluster
+        .watch(&format!("{DEFINITIONS}?watch=true&fieldSelector=metadata.name=foos.example.com"))
+        .await;
+    let freed = cluster
+        .patch(&format!("{FOOS}/held"), "merge-patch", json!({"metadata": {"finalizers": null}}))
+        .await;
+    assert_eq!(freed.code, 200);
+    loop {
+        let event = definitions.next().await.expect("an event");
+        if event["type"] == "DELETED" {
+            break;
+        }
+    }
+    while watch.next().await.is_some() {}
+    assert_eq!(cluster.get(FOOS).await.code, 404);
+    assert_eq!(cluster.get("/apis/example.com").await.code, 404);
+}
+
+#[tokio::test]
+async fn definitions_are_checked() {
+    let cluster = Cluster::start().await;
+    let check = async |change: &dyn Fn(&mut Value), expected: &str| {
+        let mut definition = definition();
+        definition["spec"]["versions"].as_array_mut().expect("a list").truncate(1);
+        change(&mut definition);
+        let reply = cluster.post(&format!("{DEFINITIONS}?dryRun=All"), definition).await;
+        message(
+            &reply,
+            422,
+            &format!("CustomResourceDefinition.apiextensions.k8s.io \"foos.example.com\" is invalid: {expected}"),
+        );
+    };
+    let schema = |definition: &mut Value, schema: Value| {
+        definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"] = schema;
+    };
+    check(
+        &|d| d["spec"]["scope"] = json!("Nowhere"),
+        "spec.scope: Unsupported value: \"Nowhere\": supported values: \"Cluster\", \"Namespaced\"",
+    )
+    .await;
+    check(
+        &|d| {
+            let bare = json!({"type": "object", "properties": {"spec": {"properties": {"s": {"type": "string"}}}, "status": {"type": "object"}}});
+            schema(d, bare);
+        },
+        "spec.validation.openAPIV3Schema.properties[spec].type: Required value: must not be empty for specified object fields",
+    )
+    .await;
+    check(
+        &|d| {
+            let list = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {"s": {"type": "string"},
+                "l": {"type": "array"}}}}});
+            schema(d, list);
+        },
+        "spec.validation.openAPIV3Schema.properties[spec].properties[l].items: Required value: must be specified",
+    )
+    .await;
+    check(
+        &|d| d["spec"]["versions"][0]["subresources"]["scale"]["specReplicasPath"] = json!(".status.x"),
+        "spec.subresources.scale.specReplicasPath: Invalid value: \".status.x\": should be a json path under .spec",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn documents_tell_of_custom_resources() {
+    let cluster = Cluster::start().await;
+    let before = cluster.get("/openapi/v2").await;
+    define(&cluster, definition()).await;
+    let after = cluster.get("/openapi/v2").await;
+    assert_ne!(before.headers["etag"], after.headers["etag"]);
+    let own = &after.json["definitions"]["com.example.v1.Foo"];
+    assert_eq!(own["properties"]["spec"]["properties"]["a"], json!({"type": "integer", "maximum": 5}));
+    assert_eq!(own["x-kubernetes-group-version-kind"], json!([{"group": "example.com", "kind": "Foo", "version": "v1"}]));
+    assert_eq!(after.json["definitions"]["com.example.v1beta1.Foo"]["type"], "object");
+    let path = &after.json["paths"]["/apis/example.com/v1/namespaces/{namespace}/foos/{name}"];
+    assert_eq!(path["get"]["operationId"], "readExampleComV1NamespacedFoo");
+    let root = cluster.get("/openapi/v3").await.json;
+    let url = root["paths"]["apis/example.com/v1"]["serverRelativeURL"].as_str().expect("a URL").to_owned();
+    let document = cluster.get(&url).await;
+    assert_eq!(document.code, 200);
+    let schemas = &document.json["components"]["schemas"];
+    assert_eq!(schemas["com.example.v1.Foo"]["properties"]["spec"]["properties"]["s"]["default"], "dd");
+    assert!(schemas.get("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta").is_some());
+    assert_eq!(
+        document.json["paths"]["/apis/example.com/v1/foos"]["get"]["operationId"],
+        "listExampleComV1FooForAllNamespaces"
+    );
+}
+
+#[tokio::test]
+async fn names_that_are_taken_wait() {
+    let cluster = Cluster::start().await;
+    define(&cluster, definition()).await;
+    let second = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "others.example.com"},
+        "spec": {"group": "example.com", "scope": "Cluster",
+            "names": {"plural": "others", "singular": "foo", "kind": "Other"},
+            "versions": [{"name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": {"type": "object"}}}]}});
+    assert_eq!(cluster.post(DEFINITIONS, second).await.code, 201);
+    let refused = until(&cluster, "others.example.com", "NamesAccepted", "False").await;
+    let condition = &refused["status"]["conditions"][0];
+    assert_eq!(
+        (&condition["reason"], &condition["message"]),
+        (&json!("SingularConflict"), &json!("\"foo\" is already in use"))
+    );
+    assert_eq!(cluster.get("/apis/example.com/v1/others").await.code, 404);
+    cluster.delete(&format!("{DEFINITIONS}/foos.example.com"), json!({})).await;
+    until(&cluster, "others.example.com", "Established", "True").await;
+    assert_eq!(cluster.get("/apis/example.com/v1/others").await.code, 200);
+}
