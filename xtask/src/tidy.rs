@@ -12,12 +12,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("meta", &[]),
     ("schema", &["meta"]),
     ("cel", &["meta", "schema"]),
-<<<<<<< HEAD
     ("descriptions", &[]),
-    ("api", &["schema", "descriptions"]),
-=======
-    ("api", &["schema", "cel"]),
->>>>>>> ce316d8 (apiextensions: the rules of definitions; APIServices of custom groups)
+    ("api", &["schema", "cel", "descriptions"]),
     ("store", &[]),
     ("cache", &["store", "schema"]),
     ("registry", &["api", "cache", "store"]),
