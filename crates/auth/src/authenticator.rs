@@ -1,5 +1,7 @@
-//! The chain of authenticators: client certificate, bearer token, anonymous. The first match wins.
+//! The chain of authenticators: front proxy, client certificate, bearer token, anonymous. The first that
+//! recognises its credential wins; when none does and one of them refused, the request is refused.
 
+use crate::request_header::RequestHeader;
 use crate::{TokenVerifier, UserInfo, x509};
 use http::header::AUTHORIZATION;
 use http::request::Parts;
@@ -13,42 +15,75 @@ pub enum AuthError {
     Certificate(String),
     #[error("bearer token: {0}")]
     Token(String),
+    #[error("bearer token: audiences {token:?} are not among {target:?}")]
+    Audiences { token: Vec<String>, target: Vec<String> },
+    #[error("bearer token: not issued here")]
+    NotOurs,
     #[error("anonymous requests are not allowed")]
     NoCredential,
 }
 
+/// The certificates that a connection showed, and whose they are: checked once a connection.
+#[derive(Debug)]
+pub struct Peer {
+    /// Leaf first, not empty.
+    pub certificates: Vec<CertificateDer<'static>>,
+    /// Signed by the authority of clients; otherwise why not.
+    pub of_client_ca: Result<(), String>,
+    /// Signed by the authority of front proxies.
+    pub of_front_proxy_ca: bool,
+}
+
 pub struct Authenticator {
     pub tokens: Option<TokenVerifier>,
+    pub request_header: Option<RequestHeader>,
     pub anonymous: bool,
 }
 
 impl Authenticator {
-    /// `peer_certificates` have been verified against the client CA by TLS.
-    pub async fn authenticate(
-        &self,
-        parts: &Parts,
-        peer_certificates: Option<&[CertificateDer<'_>]>,
-    ) -> Result<UserInfo, AuthError> {
-        if let Some(leaf) = peer_certificates.and_then(<[_]>::first) {
-            return x509::user(leaf);
+    pub async fn authenticate(&self, parts: &Parts, peer: Option<&Peer>) -> Result<UserInfo, AuthError> {
+        let mut refused = None;
+        let leaf = peer.and_then(|peer| peer.certificates.first());
+        if let (Some(peer), Some(leaf), Some(proxies)) = (peer, leaf, &self.request_header)
+            && peer.of_front_proxy_ca
+        {
+            match proxies.user(&parts.headers, leaf) {
+                Ok(Some(user)) => return Ok(user),
+                Ok(None) => {}
+                Err(error) => refused = Some(error),
+            }
+        }
+        if let (Some(peer), Some(leaf)) = (peer, leaf) {
+            let user = match &peer.of_client_ca {
+                Ok(()) => x509::user(leaf),
+                Err(why) => Err(AuthError::Certificate(why.clone())),
+            };
+            match user {
+                Ok(user) => return Ok(user),
+                Err(error) => refused = Some(error),
+            }
         }
         if let Some(token) = bearer(parts) {
-            return match &self.tokens {
+            let verified = match &self.tokens {
                 Some(verifier) => verifier.verify(token, None).await,
                 None => Err(AuthError::Token(
                     "no token authenticator is configured".to_owned(),
                 )),
             };
+            match verified {
+                Ok(user) => return Ok(user),
+                Err(error) => refused = Some(error),
+            }
         }
-        if self.anonymous {
-            Ok(UserInfo::anonymous())
-        } else {
-            Err(AuthError::NoCredential)
+        match refused {
+            Some(error) => Err(error),
+            None if self.anonymous => Ok(UserInfo::anonymous()),
+            None => Err(AuthError::NoCredential),
         }
     }
 }
 
-/// The token of an `Authorization: Bearer` header, or of the WebSocket subprotocol that browsers use instead.
+/// The token of an `Authorization: Bearer` header.
 fn bearer(parts: &Parts) -> Option<&str> {
     let value = parts.headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;

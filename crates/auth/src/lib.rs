@@ -11,16 +11,18 @@ mod impersonation;
 mod node;
 mod rbac;
 mod reconcile;
+pub mod request_header;
 mod rule;
 mod service_account;
 mod x509;
 
-pub use authenticator::{AuthError, Authenticator};
+pub use authenticator::{AuthError, Authenticator, Peer};
 pub use bootstrap::{bootstrap_objects, fill_aggregated};
 pub use escalation::{covers, missing_rules};
 pub use impersonation::{Impersonation, requested_impersonation};
 pub use rbac::Rbac;
 pub use reconcile::reconcile;
+pub use request_header::RequestHeader;
 pub use rule::Rule;
 pub use service_account::{BoundObject, Lookup, TokenIssuer, TokenRequest, TokenSpec, TokenVerifier};
 

@@ -92,7 +92,7 @@ impl Rbac {
             if rules.iter().any(|rule| rule.allows(attributes)) {
                 return Decision {
                     allowed: true,
-                    reason: binding.allowing(),
+                    reason: binding.allowing(user),
                 };
             }
         }
@@ -131,6 +131,29 @@ impl Snapshot {
 }
 
 impl Binding {
+    /// The first of the subjects that the user is.
+    fn subject_of(&self, user: &UserInfo) -> String {
+        let quote = skiff_meta::field::quote;
+        let account = |name: &str| {
+            let (namespace, name) = name.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+            Some(format!(
+                "ServiceAccount {}",
+                quote(&format!("{name}/{namespace}"))
+            ))
+        };
+        let described = self
+            .subjects
+            .iter()
+            .find_map(|subject| match subject.split_once(':')? {
+                ("u", name) if name == user.name => {
+                    Some(account(name).unwrap_or_else(|| format!("User {}", quote(name))))
+                }
+                ("g", group) if user.in_group(group) => Some(format!("Group {}", quote(group))),
+                _ => None,
+            });
+        described.unwrap_or_default()
+    }
+
     fn missing_role(&self) -> String {
         let kind = self.role_kind.to_lowercase();
         format!(
@@ -139,7 +162,7 @@ impl Binding {
         )
     }
 
-    fn allowing(&self) -> String {
+    fn allowing(&self, user: &UserInfo) -> String {
         let (kind, place) = if self.namespace.is_empty() {
             ("ClusterRoleBinding", self.name.clone())
         } else {
@@ -147,10 +170,11 @@ impl Binding {
         };
         let quote = skiff_meta::field::quote;
         format!(
-            "RBAC: allowed by {kind} {} of {} {}",
+            "RBAC: allowed by {kind} {} of {} {} to {}",
             quote(&place),
             self.role_kind,
-            quote(&self.role.1)
+            quote(&self.role.1),
+            self.subject_of(user)
         )
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::{AuthError, UserInfo};
 use async_trait::async_trait;
+use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, encode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -183,12 +184,26 @@ impl TokenVerifier {
     pub async fn verify(&self, token: &str, audiences: Option<&[String]>) -> Result<UserInfo, AuthError> {
         let mut validation = Validation::new(Algorithm::ES256);
         validation.set_issuer(&[&self.issuer]);
-        validation.set_audience(audiences.unwrap_or(&self.audiences));
         validation.set_required_spec_claims(&["exp", "iss", "sub", "aud"]);
         validation.validate_nbf = true;
+        // The audiences are checked below: who asks hears which ones there were.
+        validation.validate_aud = false;
         let claims = decode::<Claims>(token, &self.key, &validation)
-            .map_err(|e| AuthError::Token(e.to_string()))?
+            .map_err(|error| match error.kind() {
+                ErrorKind::InvalidToken
+                | ErrorKind::InvalidIssuer
+                | ErrorKind::Base64(_)
+                | ErrorKind::Json(_) => AuthError::NotOurs,
+                _ => AuthError::Token(error.to_string()),
+            })?
             .claims;
+        let target = audiences.unwrap_or(&self.audiences);
+        if !claims.aud.iter().any(|audience| target.contains(audience)) {
+            return Err(AuthError::Audiences {
+                token: claims.aud,
+                target: target.to_vec(),
+            });
+        }
         let bound = &claims.kubernetes;
         let namespace = bound.namespace.as_str();
         self.must_live("serviceaccounts", namespace, &bound.serviceaccount)

@@ -5,7 +5,9 @@
 
 mod tls;
 
-pub use tls::{client_config, server_config};
+pub use tls::{
+    ClientAuthority, asking_server_config, chain, client_config, insecure_client_config, server_config,
+};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -56,11 +58,23 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// A folder of keys and certificates under one certificate authority.
+/// A folder of keys and certificates under one certificate authority, and under a second one for the proxies that
+/// speak for users.
 pub struct Pki {
     dir: PathBuf,
     ca: Identity,
 }
+
+/// What the API server shows to extension API servers when it passes a user's request on.
+#[derive(Clone, Debug)]
+pub struct FrontProxy {
+    /// PEM of the authority that signs front proxies and nothing else.
+    pub ca: String,
+    pub identity: Identity,
+}
+
+/// The common name of the front proxy's certificate.
+pub const FRONT_PROXY_CLIENT: &str = "front-proxy-client";
 
 impl Pki {
     /// Opens the folder, making it and the CA if they are not there.
@@ -70,21 +84,26 @@ impl Pki {
             .mode(0o700)
             .create(dir)
             .map_err(|e| file(dir, e))?;
-        let ca = match load(dir, "ca")? {
-            Some(ca) => ca,
-            // All that the old one signed would be worth nothing; that is not for us to decide.
-            None if dir.join("ca.crt").exists() => {
-                return Err(unusable(&dir.join("ca.crt"), "its key ca.key is missing"));
-            }
-            None => {
-                let ca = make_ca()?;
-                save(dir, "ca", &ca)?;
-                ca
-            }
-        };
         Ok(Self {
             dir: dir.to_owned(),
-            ca,
+            ca: authority(dir, "ca", "kubernetes")?,
+        })
+    }
+
+    /// The front proxy's authority and certificate. An authority of its own: whoever holds a certificate of it may
+    /// claim to be anybody.
+    pub fn front_proxy(&self) -> Result<FrontProxy> {
+        let ca = authority(&self.dir, "front-proxy-ca", "front-proxy-ca")?;
+        let leaf = Leaf {
+            common_name: FRONT_PROXY_CLIENT,
+            group: None,
+            hosts: &[],
+            usage: ExtendedKeyUsagePurpose::ClientAuth,
+        };
+        let identity = self.leaf_of("front-proxy-ca", &ca, FRONT_PROXY_CLIENT, leaf)?;
+        Ok(FrontProxy {
+            ca: ca.certificate,
+            identity,
         })
     }
 
@@ -133,15 +152,19 @@ impl Pki {
     }
 
     fn leaf(&self, name: &str, leaf: Leaf<'_>) -> Result<Identity> {
+        self.leaf_of("ca", &self.ca, name, leaf)
+    }
+
+    fn leaf_of(&self, ca_name: &str, ca: &Identity, name: &str, leaf: Leaf<'_>) -> Result<Identity> {
         if let Some(found) = load(&self.dir, name)?
-            && leaf.is_served_by(&found, &self.ca)
+            && leaf.is_served_by(&found, ca)
         {
             return Ok(found);
         }
-        let ca_key_path = self.dir.join("ca.key");
-        let ca_key = KeyPair::from_pem(&self.ca.key).map_err(|e| unusable(&ca_key_path, e))?;
-        let issuer = Issuer::from_ca_cert_pem(&self.ca.certificate, ca_key)
-            .map_err(|e| unusable(&self.dir.join("ca.crt"), e))?;
+        let ca_key_path = self.dir.join(format!("{ca_name}.key"));
+        let ca_key = KeyPair::from_pem(&ca.key).map_err(|e| unusable(&ca_key_path, e))?;
+        let issuer = Issuer::from_ca_cert_pem(&ca.certificate, ca_key)
+            .map_err(|e| unusable(&self.dir.join(format!("{ca_name}.crt")), e))?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let certificate = leaf.params()?.signed_by(&key, &issuer)?;
         let identity = Identity {
@@ -264,10 +287,25 @@ fn host_name(name: &GeneralName<'_>) -> Option<String> {
     }
 }
 
-fn make_ca() -> Result<Identity> {
+/// The authority of this name in a folder, made if it is not there.
+fn authority(dir: &Path, name: &str, common_name: &str) -> Result<Identity> {
+    let certificate = dir.join(format!("{name}.crt"));
+    match load(dir, name)? {
+        Some(ca) => Ok(ca),
+        // All that the old one signed would be worth nothing; that is not for us to decide.
+        None if certificate.exists() => Err(unusable(&certificate, format!("its key {name}.key is missing"))),
+        None => {
+            let ca = make_ca(common_name)?;
+            save(dir, name, &ca)?;
+            Ok(ca)
+        }
+    }
+}
+
+fn make_ca(common_name: &str) -> Result<Identity> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, "kubernetes");
+    params.distinguished_name.push(DnType::CommonName, common_name);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![
         KeyUsagePurpose::DigitalSignature,
@@ -408,6 +446,20 @@ mod tests {
         for name in ["ca.key", "admin.key", "sa.key"] {
             assert_eq!(mode(&folder.join(name)), 0o600, "{name}");
         }
+    }
+
+    #[test]
+    fn the_front_proxy_has_its_own_authority() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = Pki::open(dir.path()).unwrap();
+        let proxy = pki.front_proxy().unwrap();
+        assert_eq!(proxy.identity, pki.front_proxy().unwrap().identity);
+        assert_ne!(proxy.ca, pki.ca_certificate());
+        let chain = chain(&proxy.identity.certificate).unwrap();
+        let now = rustls::pki_types::UnixTime::now();
+        let verifies = |ca: &str| ClientAuthority::new(ca).unwrap().verify(&chain, now).is_ok();
+        assert!(verifies(&proxy.ca));
+        assert!(!verifies(pki.ca_certificate()));
     }
 
     #[test]

@@ -1,16 +1,22 @@
 //! rustls configurations made of identities.
 
 use crate::{Error, Identity, Result};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
+};
 use std::sync::Arc;
 
 fn tls(why: impl std::fmt::Display) -> Error {
     Error::Tls(why.to_string())
 }
 
-fn chain(pem: &str) -> Result<Vec<CertificateDer<'static>>> {
+/// The certificates of a PEM, in order.
+pub fn chain(pem: &str) -> Result<Vec<CertificateDer<'static>>> {
     rustls_pemfile::certs(&mut pem.as_bytes())
         .collect::<std::result::Result<_, _>>()
         .map_err(tls)
@@ -57,6 +63,38 @@ pub fn server_config(identity: &Identity, client_ca: Option<&str>) -> Result<Ser
     Ok(config)
 }
 
+/// A server that asks for client certificates and takes whichever it is shown: whose they are is decided by
+/// [`ClientAuthority`], request by request. The client proves in the handshake that it holds the key.
+pub fn asking_server_config(identity: &Identity) -> Result<ServerConfig> {
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(tls)?
+        .with_client_cert_verifier(Arc::new(AnyCertificate(provider())))
+        .with_single_cert(chain(&identity.certificate)?, key(&identity.key)?)
+        .map_err(tls)?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// An authority that client certificates are checked against.
+#[derive(Clone, Debug)]
+pub struct ClientAuthority(Arc<dyn ClientCertVerifier>);
+
+impl ClientAuthority {
+    pub fn new(ca: &str) -> Result<Self> {
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca)?), provider())
+            .build()
+            .map_err(tls)?;
+        Ok(Self(verifier))
+    }
+
+    /// Whether the chain, leaf first, was signed by this authority, for clients, and is valid now.
+    pub fn verify(&self, chain: &[CertificateDer<'_>], now: UnixTime) -> Result<()> {
+        let (leaf, rest) = chain.split_first().ok_or_else(|| tls("no certificate"))?;
+        self.0.verify_client_cert(leaf, rest, now).map(drop).map_err(tls)
+    }
+}
+
 /// A client that trusts `ca` and, with an identity, shows its certificate.
 pub fn client_config(ca: &str, identity: Option<&Identity>) -> Result<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(provider())
@@ -68,6 +106,135 @@ pub fn client_config(ca: &str, identity: Option<&Identity>) -> Result<ClientConf
             .with_client_auth_cert(chain(&identity.certificate)?, key(&identity.key)?)
             .map_err(tls),
         None => Ok(builder.with_no_client_auth()),
+    }
+}
+
+/// A client that takes any server certificate, for who asks for that in so many words.
+pub fn insecure_client_config(identity: Option<&Identity>) -> Result<ClientConfig> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(tls)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider())));
+    match identity {
+        Some(identity) => builder
+            .with_client_auth_cert(chain(&identity.certificate)?, key(&identity.key)?)
+            .map_err(tls),
+        None => Ok(builder.with_no_client_auth()),
+    }
+}
+
+/// Takes any certificate, but checks that the peer holds its key.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl AnyCertificate {
+    fn schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+
+    fn tls12(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(
+            message,
+            certificate,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+
+    fn tls13(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(
+            message,
+            certificate,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+}
+
+impl ClientCertVerifier for AnyCertificate {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> std::result::Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.tls12(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.tls13(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.schemes()
+    }
+}
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.tls12(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.tls13(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.schemes()
     }
 }
 

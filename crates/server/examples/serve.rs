@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use base64::Engine;
-use skiff_server::{Server, ServerConfig, ServiceAccountKey, Version};
+use skiff_server::{ClientCertificates, KubeletClient, Server, ServerConfig, ServiceAccountKey, Version};
 use tokio_util::sync::CancellationToken;
 
 #[tokio::main]
@@ -37,7 +37,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         node_ports: 30000..=32767,
         advertise_address: "192.0.2.2".parse()?,
         advertise_port: port,
-        tls: Arc::new(skiff_pki::server_config(&identity, Some(pki.ca_certificate()))?),
+        tls: Arc::new(skiff_pki::asking_server_config(&identity)?),
+        client_certificates: Some(ClientCertificates {
+            client_ca: pki.ca_certificate().to_string(),
+            front_proxy: Some(pki.front_proxy()?),
+        }),
         service_account: Some(ServiceAccountKey {
             private_key,
             public_key,
@@ -46,7 +50,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }),
         anonymous: true,
         admission: skiff_admission::Chain::recommended(),
-        kubelet: None,
+        kubelet: Some(KubeletClient {
+            tls: Arc::new(skiff_pki::client_config(pki.ca_certificate(), Some(&admin))?),
+        }),
         recorder: Arc::default(),
         version: Version::default(),
         shutdown: shutdown.clone(),

@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use http::{HeaderValue, Request, header, request::Parts};
-use rustls::pki_types::CertificateDer;
 use serde_json::Value;
-use skiff_auth::{Attributes, UserInfo};
+use skiff_auth::{Attributes, Peer, UserInfo};
 use skiff_meta::{GroupResource, Status};
 use skiff_registry::{Context, now_us, object};
 use skiff_trace::{Mark, Stage, read_headers};
@@ -20,7 +19,7 @@ use crate::negotiate::{self, Output};
 use crate::query::Query;
 use crate::request_info::RequestInfo;
 use crate::server::Inner;
-use crate::{paths, resource_paths, respond};
+use crate::{aggregation, flow, paths, resource_paths, respond};
 
 /// A request that is not a watch or a connection ends after this, as upstream's `--request-timeout`.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -29,8 +28,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 pub enum Identity {
     /// A client in this process.
     Fixed(Arc<UserInfo>),
-    /// A connection; the certificates were checked against the client CA by TLS.
-    Peer(Option<Arc<Vec<CertificateDer<'static>>>>),
+    /// A connection, and the certificates that it showed.
+    Peer(Option<Arc<Peer>>),
 }
 
 /// One request on its way through the gates.
@@ -42,6 +41,8 @@ pub struct Exchange {
     pub context: Context,
     /// The object that a write made, for the mark.
     pub made: Option<Made>,
+    /// What priority and fairness took the request for.
+    pub classified: Option<flow::Classified>,
 }
 
 /// What the mark says of a written object.
@@ -104,11 +105,12 @@ impl Inner {
             user: self.anonymous.clone(),
             context: Context::default(),
             made: None,
+            classified: None,
         };
         let result = match broken_path {
             Some(message) => Err(Status::bad_request(message)),
             None => {
-                let gates = AssertUnwindSafe(self.gates(&mut exchange, request_body, identity));
+                let gates = AssertUnwindSafe(self.gates(&mut exchange, request_body, identity, &audit_id));
                 gates.catch_unwind().await.unwrap_or_else(|panic| {
                     let text = panic_text(panic.as_ref());
                     tracing::error!(panic = text, "a request panicked");
@@ -131,19 +133,16 @@ impl Inner {
         exchange: &mut Exchange,
         request_body: Body,
         identity: Identity,
+        audit_id: &str,
     ) -> Result<Answer, Status> {
         // Authentication.
         let user = {
             let _stage = exchange.context.stage("authn");
             match identity {
                 Identity::Fixed(user) => user,
-                Identity::Peer(certificates) => {
-                    let certificates = certificates.as_ref().map(|list| list.as_slice());
-                    match self
-                        .authenticator
-                        .authenticate(&exchange.parts, certificates)
-                        .await
-                    {
+                Identity::Peer(peer) => {
+                    let found = self.authenticator.authenticate(&exchange.parts, peer.as_deref());
+                    match found.boxed().await {
                         Ok(user) => Arc::new(user),
                         Err(error) => {
                             tracing::debug!(%error, path = exchange.info.path, "unauthenticated");
@@ -155,26 +154,42 @@ impl Inner {
         };
 
         // Impersonation: the real user must be allowed each part of the identity it takes on.
-        exchange.user = self.impersonate(&exchange.parts, user)?;
+        exchange.user = match self.impersonate(exchange, user) {
+            Ok(user) => user,
+            Err(status) => return Ok(unsniffed(exchange, &status)),
+        };
 
-        // Priority and fairness: a bounded number of requests at a time.
+        // Priority and fairness: a bounded number of requests at a time, and turns for who waits. A watch takes a
+        // seat until it is under way.
         let long_running = exchange.info.long_running();
-        let _permit = if long_running || exchange.user.in_group(skiff_auth::MASTERS_GROUP) {
+        let _seat = if long_running && exchange.info.verb != "watch" {
             None
         } else {
             let _stage = exchange.context.stage("flow");
-            Some(self.in_flight.admit(exchange.info.mutating())?)
+            let admitted = self
+                .flow
+                .admit(&exchange.user, &exchange.info, &mut exchange.classified);
+            match admitted.await {
+                Ok(seat) => seat,
+                Err(answer) => return Ok(answer),
+            }
         };
 
         // Authorization.
         {
             let _stage = exchange.context.stage("authz");
-            self.authorize(exchange)?;
+            if let Err(status) = self.authorize(exchange) {
+                return Ok(unsniffed(exchange, &status));
+            }
         }
 
         // The verb itself.
+        let remote = self.aggregator.find_path(&exchange.info.path);
         let routed = async {
-            if exchange.info.is_resource {
+            if let Some(remote) = remote {
+                let proxied = aggregation::proxy(self, exchange, &remote, audit_id, request_body);
+                Ok(proxied.boxed().await)
+            } else if exchange.info.is_resource {
                 resource_paths::route(self, exchange, request_body).await
             } else {
                 paths::route(self, exchange).await
@@ -192,34 +207,44 @@ impl Inner {
         }
     }
 
-    fn impersonate(&self, parts: &Parts, user: Arc<UserInfo>) -> Result<Arc<UserInfo>, Status> {
-        let wanted = match skiff_auth::requested_impersonation(&parts.headers) {
+    fn impersonate(&self, exchange: &Exchange, user: Arc<UserInfo>) -> Result<Arc<UserInfo>, Status> {
+        let wanted = match skiff_auth::requested_impersonation(&exchange.parts.headers) {
             Ok(None) => return Ok(user),
             Ok(Some(wanted)) => wanted,
-            Err(message) => return Err(Status::internal(message)),
+            Err(message) => return Err(Status::bad_request(message)),
         };
+        // The narrow way: this request in this sort of impersonation, of this identity.
+        let mut refused = None;
+        if let Some(verb) = wanted.constrained_verb(&exchange.info.verb) {
+            let attributes = Attributes {
+                verb: &verb,
+                ..attributes_of(&exchange.info)
+            };
+            let decision = self.authorizer.authorize(&user, &attributes);
+            if !decision.allowed {
+                refused = Some(forbidden(&user, &attributes, &decision.reason));
+            } else if wanted.constrained(|attributes| {
+                let decision = self.authorizer.authorize(&user, attributes);
+                if !decision.allowed {
+                    refused = Some(forbidden(&user, attributes, &decision.reason));
+                }
+                decision.allowed
+            }) {
+                return Ok(Arc::new(wanted.user));
+            }
+        }
+        // The wide one: everything that this identity may do.
         for attributes in wanted.checks() {
             let decision = self.authorizer.authorize(&user, &attributes);
             if !decision.allowed {
-                return Err(forbidden(&user, &attributes, &decision.reason));
+                return Err(refused.unwrap_or_else(|| forbidden(&user, &attributes, &decision.reason)));
             }
         }
         Ok(Arc::new(wanted.user))
     }
 
     fn authorize(&self, exchange: &Exchange) -> Result<(), Status> {
-        let info = &exchange.info;
-        let attributes = Attributes {
-            verb: &info.verb,
-            is_resource: info.is_resource,
-            group: &info.group,
-            version: &info.version,
-            resource: &info.resource,
-            subresource: &info.subresource,
-            namespace: &info.namespace,
-            name: &info.name,
-            path: &info.path,
-        };
+        let attributes = attributes_of(&exchange.info);
         let decision = self.authorizer.authorize(&exchange.user, &attributes);
         if decision.allowed {
             Ok(())
@@ -249,6 +274,9 @@ impl Inner {
             if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{}\"", quoted(&warning))) {
                 headers.append("warning", value);
             }
+        }
+        if let Some(classified) = &exchange.classified {
+            classified.mark(answer);
         }
         let elapsed = began.elapsed();
         self.metrics
@@ -286,6 +314,29 @@ impl Inner {
                 .collect(),
         });
     }
+}
+
+fn attributes_of(info: &RequestInfo) -> Attributes<'_> {
+    Attributes {
+        verb: &info.verb,
+        is_resource: info.is_resource,
+        group: &info.group,
+        version: &info.version,
+        resource: &info.resource,
+        subresource: &info.subresource,
+        namespace: &info.namespace,
+        name: &info.name,
+        path: &info.path,
+    }
+}
+
+/// A refusal that quotes what the client sent: no browser shall take it for a page.
+fn unsniffed(exchange: &Exchange, status: &Status) -> Answer {
+    let mut answer = respond::status(exchange, status);
+    answer
+        .headers_mut()
+        .insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    answer
 }
 
 /// The 406 of upstream's router.

@@ -4,14 +4,10 @@
 use serde_json::{Value, json};
 use skiff_api::facts::Resource;
 use skiff_registry::Resources;
+use skiff_registry::hooks::bootstrap::priorities;
 
+use crate::aggregation::{Aggregator, Group, Groups};
 use crate::negotiate::parse_accept;
-
-/// A group with its versions, preferred first.
-struct Group {
-    name: &'static str,
-    versions: Vec<&'static str>,
-}
 
 /// All resources, those that were defined at run time last.
 fn served(resources: &Resources) -> Vec<&'static Resource> {
@@ -20,24 +16,16 @@ fn served(resources: &Resources) -> Vec<&'static Resource> {
     all.map(|resource| resource.facts).collect()
 }
 
-fn groups(resources: &Resources) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
+/// The groups with their versions, preferred first: this server's own and those of others.
+fn groups(resources: &Resources, aggregator: &Aggregator) -> Vec<Group> {
+    let mut local: Vec<(String, String, (i64, i64))> = Vec::new();
     for facts in served(resources) {
-        let at = match groups.iter().position(|group| group.name == facts.group) {
-            Some(at) => at,
-            None => {
-                groups.push(Group {
-                    name: facts.group,
-                    versions: Vec::new(),
-                });
-                groups.len() - 1
-            }
-        };
-        if !groups[at].versions.contains(&facts.version) {
-            groups[at].versions.push(facts.version);
+        let (group, version) = (facts.group, facts.version);
+        if !local.iter().any(|(g, v, _)| g == group && v == version) {
+            local.push((group.to_string(), version.to_string(), priorities(group, version)));
         }
     }
-    groups
+    Groups::merge(local, aggregator).0
 }
 
 fn group_version(group: &str, version: &str) -> String {
@@ -56,14 +44,14 @@ pub fn api_versions(server_address: &str) -> Value {
 
 fn group_value(group: &Group) -> Value {
     let version =
-        |version: &&str| json!({"groupVersion": group_version(group.name, version), "version": version});
+        |version: &String| json!({"groupVersion": group_version(&group.name, version), "version": version});
     let versions: Vec<Value> = group.versions.iter().map(version).collect();
     json!({"name": group.name, "versions": versions, "preferredVersion": versions[0]})
 }
 
 /// `/apis`.
-pub fn api_groups(resources: &Resources) -> Value {
-    let groups: Vec<Value> = groups(resources)
+pub fn api_groups(resources: &Resources, aggregator: &Aggregator) -> Value {
+    let groups: Vec<Value> = groups(resources, aggregator)
         .iter()
         .filter(|group| !group.name.is_empty())
         .map(group_value)
@@ -72,8 +60,8 @@ pub fn api_groups(resources: &Resources) -> Value {
 }
 
 /// `/apis/<group>`.
-pub fn api_group(resources: &Resources, name: &str) -> Option<Value> {
-    let group = groups(resources)
+pub fn api_group(resources: &Resources, aggregator: &Aggregator, name: &str) -> Option<Value> {
+    let group = groups(resources, aggregator)
         .into_iter()
         .find(|group| group.name == name && !name.is_empty())?;
     let mut value = group_value(&group);
@@ -142,8 +130,8 @@ pub fn wants_aggregated(accept: &str) -> bool {
 }
 
 /// All groups (`/apis`), or the core group (`/api`), in one document.
-pub fn aggregated(resources: &Resources, core: bool) -> Value {
-    let items: Vec<Value> = groups(resources)
+pub fn aggregated(resources: &Resources, aggregator: &Aggregator, core: bool) -> Value {
+    let items: Vec<Value> = groups(resources, aggregator)
         .iter()
         .filter(|group| group.name.is_empty() == core)
         .map(|group| {
@@ -151,6 +139,9 @@ pub fn aggregated(resources: &Resources, core: bool) -> Value {
                 .versions
                 .iter()
                 .map(|version| {
+                    if let Some(remote) = aggregator.find(&group.name, version) {
+                        return remote.discovery.lock().value(version);
+                    }
                     let found: Vec<Value> = served(resources)
                         .into_iter()
                         .filter(|resource| resource.group == group.name && resource.version == *version)

@@ -10,30 +10,78 @@ use crate::chain::Exchange;
 use crate::server::Inner;
 
 /// The checks of each path. `etcd` stands for whichever store there is.
-const HEALTHZ: [&str; 4] = ["ping", "log", "etcd", "poststarthook/rbac/bootstrap-roles"];
-const LIVEZ: [&str; 3] = ["ping", "log", "etcd"];
-const READYZ: [&str; 6] = [
-    "ping",
-    "log",
-    "etcd",
-    "informer-sync",
+const ALIVE: [&str; 4] = ["ping", "log", "loopback-serving-certificate", "etcd"];
+const READY: [&str; 5] = ["ping", "log", "etcd", "etcd-readiness", "informer-sync"];
+/// What is done once at start. Monitors look for these names; here all of it is done before the first request.
+const AT_START: [&str; 31] = [
+    "poststarthook/start-apiserver-admission-initializer",
+    "poststarthook/generic-apiserver-start-informers",
+    "poststarthook/priority-and-fairness-config-consumer",
+    "poststarthook/priority-and-fairness-filter",
+    "poststarthook/storage-object-count-tracker-hook",
+    "poststarthook/start-apiextensions-informers",
+    "poststarthook/start-apiextensions-controllers",
+    "poststarthook/crd-informer-synced",
+    "poststarthook/start-system-namespaces-controller",
+    "poststarthook/peer-endpoint-reconciler-controller",
+    "poststarthook/start-cluster-authentication-info-controller",
+    "poststarthook/start-kube-apiserver-identity-lease-controller",
+    "poststarthook/start-kube-apiserver-identity-lease-garbage-collector",
+    "poststarthook/storage-readiness",
+    "poststarthook/start-legacy-token-tracking-controller",
+    "poststarthook/start-service-ip-repair-controllers",
     "poststarthook/rbac/bootstrap-roles",
-    "shutdown",
+    "poststarthook/scheduling/bootstrap-system-priority-classes",
+    "poststarthook/priority-and-fairness-config-producer",
+    "poststarthook/bootstrap-controller",
+    "poststarthook/start-kubernetes-service-cidr-controller",
+    "poststarthook/aggregator-reload-proxy-client-cert",
+    "poststarthook/start-kube-aggregator-informers",
+    "poststarthook/apiservice-status-local-available-controller",
+    "poststarthook/apiservice-status-remote-available-controller",
+    "poststarthook/apiservice-registration-controller",
+    "poststarthook/apiservice-discovery-controller",
+    "poststarthook/kube-apiserver-autoregistration",
+    "autoregister-completion",
+    "poststarthook/apiservice-openapi-controller",
+    "poststarthook/apiservice-openapiv3-controller",
 ];
+
+/// The names of the checks of `healthz`, `livez` or `readyz`, in order.
+pub fn names(which: &str) -> impl Iterator<Item = &'static str> {
+    let ready = which == "readyz";
+    let first: &[&str] = if ready { &READY } else { &ALIVE };
+    let last: &[&str] = if ready { &["shutdown"] } else { &[] };
+    first.iter().chain(&AT_START).chain(last).copied()
+}
+
+/// `/metrics/slis`: the same checks as a gauge each.
+pub async fn slis(inner: &Arc<Inner>) -> String {
+    let mut text = String::from(
+        "# HELP kubernetes_healthcheck [STABLE] This metric records the result of a single healthcheck.\n\
+         # TYPE kubernetes_healthcheck gauge\n",
+    );
+    for which in ["healthz", "livez", "readyz"] {
+        for name in names(which) {
+            let value = u8::from(run(inner, name).await.is_ok());
+            text.push_str(&format!(
+                "kubernetes_healthcheck{{name=\"{name}\",type=\"{which}\"}} {value}\n"
+            ));
+        }
+    }
+    text
+}
 
 pub async fn check(inner: &Arc<Inner>, exchange: &Exchange, parts: &[&str]) -> Answer {
     let which = parts[0];
-    let checks: &[&str] = match which {
-        "healthz" => &HEALTHZ,
-        "livez" => &LIVEZ,
-        _ => &READYZ,
-    };
+    let checks: Vec<&str> = names(which).collect();
     let single = parts[1..].join("/");
     if !single.is_empty() {
         return match checks.iter().find(|name| **name == single) {
             None => not_found(),
             Some(name) => match run(inner, name).await {
-                Ok(()) => body::text(StatusCode::OK, "ok"),
+                // COMPAT: a single check says it without the header that all others have.
+                Ok(()) => body::answer(StatusCode::OK, "text/plain; charset=utf-8", "ok"),
                 Err(why) => body::text(
                     StatusCode::INTERNAL_SERVER_ERROR,
                     format!("internal server error: {why}\n"),
@@ -44,7 +92,7 @@ pub async fn check(inner: &Arc<Inner>, exchange: &Exchange, parts: &[&str]) -> A
     let excluded: Vec<&str> = exchange.query.all("exclude").collect();
     let mut lines = String::new();
     let mut failed = Vec::new();
-    for name in checks {
+    for name in &checks {
         if excluded.contains(name) {
             lines.push_str(&format!("[+]{name} excluded: ok\n"));
         } else if run(inner, name).await.is_ok() {
@@ -69,7 +117,7 @@ pub async fn check(inner: &Arc<Inner>, exchange: &Exchange, parts: &[&str]) -> A
 
 async fn run(inner: &Inner, name: &str) -> Result<(), String> {
     match name {
-        "etcd" => {
+        "etcd" | "etcd-readiness" => {
             let limit = std::time::Duration::from_secs(2);
             match tokio::time::timeout(limit, inner.registry.store().revision()).await {
                 Ok(Ok(_)) => Ok(()),
@@ -77,7 +125,8 @@ async fn run(inner: &Inner, name: &str) -> Result<(), String> {
                 Err(_) => Err("the store did not answer in time".to_string()),
             }
         }
-        "informer-sync" | "poststarthook/rbac/bootstrap-roles" if !inner.ready.load(Ordering::Acquire) => {
+        "informer-sync" if !inner.ready.load(Ordering::Acquire) => Err("not finished".to_string()),
+        name if AT_START.contains(&name) && !inner.ready.load(Ordering::Acquire) => {
             Err("not finished".to_string())
         }
         "shutdown" if inner.shutdown.is_cancelled() => Err("process is shutting down".to_string()),

@@ -2,16 +2,17 @@
 //! registry's; the server itself keeps nothing that would be missed after a restart.
 //! Read `chain.rs` first: it is the way of a request. Kinds are named only in `hooks` and `subresources`.
 
+mod aggregation;
 mod body;
 mod chain;
 mod compress;
 mod crd;
 mod decode;
 mod discovery;
+mod flow;
 mod gate;
 mod health;
 mod hooks;
-mod in_flight;
 mod list_body;
 mod listen;
 mod metrics;
@@ -19,12 +20,14 @@ mod negotiate;
 mod openapi;
 mod paths;
 mod protobuf;
+mod proxy;
 mod query;
 mod request_info;
 mod resource_paths;
 mod respond;
 mod server;
 mod service;
+mod status_page;
 mod subresources;
 mod table;
 mod verbs;
@@ -32,7 +35,7 @@ mod version;
 
 pub use body::{Answer, Body, BoxError};
 pub use request_info::RequestInfo;
-pub use server::{Server, ServerConfig, ServiceAccountKey, StartError};
+pub use server::{ClientCertificates, Server, ServerConfig, ServiceAccountKey, StartError};
 pub use service::InProcess;
 pub use subresources::KubeletClient;
 pub use version::Version;

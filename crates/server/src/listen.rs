@@ -1,6 +1,7 @@
 //! The HTTPS door: accepts connections, does the TLS handshake, and serves HTTP/1.1 and HTTP/2 on them.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,9 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use skiff_auth::Peer;
+use skiff_pki::ClientAuthority;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
@@ -18,7 +22,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::body::BoxError;
 use crate::chain::Identity;
-use crate::server::Inner;
+use crate::proxy::ClientAddress;
+use crate::server::{ClientCertificates, Inner};
 
 /// Connections beyond this wait in the kernel's queue.
 const CONNECTIONS: usize = 4096;
@@ -28,6 +33,41 @@ const HEADER_LIMIT: Duration = Duration::from_secs(32);
 const STREAMS: u32 = 1000;
 /// How long open requests may take after the end was called.
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// Who may have signed a client's certificate.
+#[derive(Default)]
+pub struct Authorities {
+    client: Option<ClientAuthority>,
+    front_proxy: Option<ClientAuthority>,
+}
+
+impl Authorities {
+    pub fn new(certificates: Option<&ClientCertificates>) -> Result<Authorities, skiff_pki::Error> {
+        let Some(certificates) = certificates else {
+            return Ok(Authorities::default());
+        };
+        let proxy = certificates.front_proxy.as_ref();
+        Ok(Authorities {
+            client: Some(ClientAuthority::new(&certificates.client_ca)?),
+            front_proxy: proxy.map(|proxy| ClientAuthority::new(&proxy.ca)).transpose()?,
+        })
+    }
+
+    /// Whose the certificates of a connection are. Without authorities they mean nothing.
+    fn peer(&self, shown: Option<&[CertificateDer<'_>]>) -> Option<Arc<Peer>> {
+        let shown = shown.filter(|list| !list.is_empty())?;
+        let client = self.client.as_ref()?;
+        let now = UnixTime::now();
+        Some(Arc::new(Peer {
+            of_client_ca: client.verify(shown, now).map_err(|error| error.to_string()),
+            of_front_proxy_ca: self
+                .front_proxy
+                .as_ref()
+                .is_some_and(|authority| authority.verify(shown, now).is_ok()),
+            certificates: shown.iter().map(|shown| shown.clone().into_owned()).collect(),
+        }))
+    }
+}
 
 pub async fn serve(
     inner: Arc<Inner>,
@@ -48,8 +88,8 @@ pub async fn serve(
             accepted = listener.accept() => accepted,
             () = shutdown.cancelled() => break,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Out of file descriptors, mostly: waiting is all that helps.
                 tracing::warn!(%error, "cannot accept a connection");
@@ -60,7 +100,7 @@ pub async fn serve(
         let (inner, acceptor, shutdown) = (inner.clone(), acceptor.clone(), shutdown.clone());
         connections.spawn(async move {
             let _permit = permit;
-            if let Err(error) = connection(inner, acceptor, stream, shutdown).await {
+            if let Err(error) = connection(inner, acceptor, stream, address, shutdown).await {
                 tracing::debug!(%error, "a connection ended");
             }
         });
@@ -76,22 +116,18 @@ async fn connection(
     inner: Arc<Inner>,
     acceptor: TlsAcceptor,
     stream: TcpStream,
+    address: SocketAddr,
     shutdown: CancellationToken,
 ) -> Result<(), BoxError> {
     stream.set_nodelay(true)?;
     let stream = tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await??;
-    let certificates = stream.get_ref().1.peer_certificates().map(|list| {
-        Arc::new(
-            list.iter()
-                .map(|certificate| certificate.clone().into_owned())
-                .collect::<Vec<_>>(),
-        )
-    });
+    let peer = inner.authorities.peer(stream.get_ref().1.peer_certificates());
     let service = service_fn(move |request: Request<Incoming>| {
-        let (inner, certificates) = (inner.clone(), certificates.clone());
+        let (inner, peer) = (inner.clone(), peer.clone());
         async move {
-            let request = request.map(|body| body.map_err(BoxError::from).boxed_unsync());
-            Ok::<_, Infallible>(inner.handle(request, Identity::Peer(certificates)).await)
+            let mut request = request.map(|body| body.map_err(BoxError::from).boxed_unsync());
+            request.extensions_mut().insert(ClientAddress(address));
+            Ok::<_, Infallible>(inner.handle(request, Identity::Peer(peer)).await)
         }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());

@@ -31,19 +31,30 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
         ["openapi", "v2"] => {
             let accept = exchange.header(header::ACCEPT);
             if let Some(content_type) = protobuf(accept) {
-                let found = customs.as_ref().map_or_else(|| documents.v2_protobuf(), |c| c.v2_protobuf());
+                let found = customs
+                    .as_ref()
+                    .map_or_else(|| documents.v2_protobuf(), |c| c.v2_protobuf());
                 return Ok(document(exchange, found, content_type));
             }
             if !takes_json(accept) {
                 return Ok(body::empty(StatusCode::NOT_ACCEPTABLE));
             }
-            let found = customs.as_ref().map_or_else(|| documents.v2_json(), |c| c.v2_json());
+            let found = customs
+                .as_ref()
+                .map_or_else(|| documents.v2_json(), |c| c.v2_json());
             Ok(document(exchange, found, "application/json"))
         }
         ["openapi", "v3"] => {
             let mut value = documents.v3_root();
             if let Some(customs) = &customs {
                 customs.add_to_root(&mut value);
+            }
+            for remote in inner.aggregator.remotes() {
+                if let Some(url) = &remote.documents.lock().v3_url {
+                    let path = remote.path();
+                    value["paths"][path.trim_start_matches('/')] =
+                        serde_json::json!({"serverRelativeURL": url});
+                }
             }
             Ok(compress::answer(
                 exchange,

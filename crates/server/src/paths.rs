@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt;
 use http::{HeaderValue, Method, StatusCode, header};
 use serde_json::{Value, json};
 use skiff_meta::Status;
@@ -9,14 +10,20 @@ use skiff_meta::Status;
 use crate::body::{self, Answer, not_found};
 use crate::chain::{Exchange, not_routed};
 use crate::server::Inner;
-use crate::{compress, discovery, health, negotiate, openapi, respond};
+use crate::{aggregation, compress, discovery, health, negotiate, openapi, respond, status_page};
 
 const KEY_SET: &str = "application/jwk-set+json";
 
 pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, Status> {
-    let path = exchange.info.path.trim_end_matches('/').to_string();
+    let whole = exchange.info.path.as_str();
+    let path = whole.trim_end_matches('/').to_string();
+    // Only the paths of API groups may end in a slash, or in none.
+    let slash = whole.len() > 1 && whole.ends_with('/') && !path.starts_with("/api");
+    if slash || whole.starts_with("//") {
+        return Ok(not_found());
+    }
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
-    if exchange.parts.method != Method::GET && exchange.parts.method != Method::HEAD {
+    if exchange.parts.method != Method::GET {
         if known(inner, &parts) {
             return Err(crate::resource_paths::method_not_allowed());
         }
@@ -24,27 +31,44 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
         if !matches!(
             parts[..],
             ["apis"] | ["apis", _] | ["healthz" | "livez" | "readyz", ..]
-        ) {
+        ) && exchange.parts.method != Method::HEAD
+        {
             return Ok(not_found());
         }
     }
     let resources = &inner.registry.resources;
     let aggregate = discovery::wants_aggregated(exchange.header(header::ACCEPT));
     match parts[..] {
-        [""] => document(exchange, &root(inner)),
-        ["version"] => document(exchange, &inner.version.to_value()),
+        [""] | ["index.html"] => document(exchange, &root(inner)),
+        ["version"] => {
+            // Not negotiated: JSON, whatever the parameters ask for.
+            let accept = exchange.header(header::ACCEPT);
+            negotiate::routed_to(accept, &["application/json"]).map_err(not_routed)?;
+            let bytes = serde_json::to_vec_pretty(&inner.version.to_value()).map_err(Status::internal)?;
+            Ok(body::answer(StatusCode::OK, "application/json", bytes))
+        }
         ["healthz" | "livez" | "readyz", ..] => Ok(health::check(inner, exchange, &parts).await),
         ["metrics"] => Ok(body::answer(
             StatusCode::OK,
             "text/plain; version=0.0.4; charset=utf-8; escaping=underscores",
             inner.metrics.text(),
         )),
+        ["metrics", "slis"] => Ok(body::answer(
+            StatusCode::OK,
+            "text/plain; version=0.0.4; charset=utf-8; escaping=underscores",
+            health::slis(inner).await,
+        )),
+        ["statusz"] => Ok(status_page::statusz(inner)),
+        ["flagz"] => Ok(status_page::flagz(inner)),
         ["api"] if aggregate => Ok(aggregated(inner, exchange, true)),
         ["api"] => document(exchange, &discovery::api_versions(&inner.server_address)),
         ["apis"] if aggregate => Ok(aggregated(inner, exchange, false)),
-        ["apis"] => document(exchange, &discovery::api_groups(resources)),
+        ["apis"] => document(exchange, &discovery::api_groups(resources, &inner.aggregator)),
         ["apis", "", _] => Ok(not_found()),
-        ["apis", group] => found(exchange, discovery::api_group(resources, group)),
+        ["apis", group] => found(
+            exchange,
+            discovery::api_group(resources, &inner.aggregator, group),
+        ),
         ["api", version] | ["apis", _, version] => {
             let group = if parts[0] == "api" { "" } else { parts[1] };
             match discovery::api_resources(resources, group, version) {
@@ -54,13 +78,24 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
                 None => Ok(not_found()),
             }
         }
+        ["openapi", "v3", "apis", group, version] => match inner.aggregator.find(group, version) {
+            Some(remote) => {
+                let proxied = aggregation::proxy(inner, exchange, &remote, "", body::full(""));
+                Ok(proxied.boxed().await)
+            }
+            None => openapi::route(inner, exchange, &parts),
+        },
         ["openapi", ..] => openapi::route(inner, exchange, &parts),
         [".well-known", "openid-configuration"] => openid_configuration(inner),
         ["openid", "v1", "jwks"] => match &inner.issuer {
             Some(issuer) => {
                 let accept = exchange.header(header::ACCEPT);
                 negotiate::routed_to(accept, &[KEY_SET]).map_err(not_routed)?;
-                Ok(body::answer(StatusCode::OK, KEY_SET, issuer.jwks().to_string()))
+                Ok(kept(body::answer(
+                    StatusCode::OK,
+                    KEY_SET,
+                    issuer.jwks().to_string(),
+                )))
             }
             None => Ok(not_found()),
         },
@@ -94,7 +129,7 @@ fn found(exchange: &Exchange, value: Option<Value>) -> Result<Answer, Status> {
 }
 
 fn aggregated(inner: &Inner, exchange: &Exchange, core: bool) -> Answer {
-    let value = discovery::aggregated(&inner.registry.resources, core);
+    let value = discovery::aggregated(&inner.registry.resources, &inner.aggregator, core);
     let mut bytes = value.to_string().into_bytes();
     bytes.push(b'\n');
     let etag = openapi::etag(&bytes);
@@ -119,6 +154,7 @@ fn root(inner: &Inner) -> Value {
         "/api".into(),
         "/api/v1".into(),
         "/apis".into(),
+        "/apis/".into(),
     ];
     let customs = inner.registry.resources.customs();
     for resource in inner.registry.resources.all().iter().chain(&customs.all) {
@@ -128,17 +164,31 @@ fn root(inner: &Inner) -> Value {
             paths.push(format!("/apis/{}/{}", facts.group, facts.version));
         }
     }
+    for remote in inner
+        .aggregator
+        .remotes()
+        .iter()
+        .filter(|remote| !remote.group.is_empty())
+    {
+        paths.push(format!("/apis/{}", remote.group));
+        paths.push(remote.path());
+    }
     for path in [
-        "/healthz",
-        "/livez",
+        "/flagz",
         "/metrics",
+        "/metrics/slis",
         "/openapi/v2",
         "/openapi/v3",
+        "/openapi/v3/",
         "/openid/v1/jwks",
-        "/readyz",
+        "/statusz",
         "/version",
     ] {
         paths.push(path.to_string());
+    }
+    for which in ["healthz", "livez", "readyz"] {
+        paths.push(format!("/{which}"));
+        paths.extend(health::names(which).map(|name| format!("/{which}/{name}")));
     }
     paths.sort();
     paths.dedup();
@@ -156,9 +206,16 @@ fn openid_configuration(inner: &Inner) -> Result<Answer, Status> {
         "subject_types_supported": ["public"],
         "id_token_signing_alg_values_supported": ["ES256"],
     });
-    Ok(body::answer(
+    Ok(kept(body::answer(
         StatusCode::OK,
         "application/json",
         value.to_string(),
-    ))
+    )))
+}
+
+/// Keys change seldom: verifiers may keep them for an hour.
+fn kept(mut answer: Answer) -> Answer {
+    let value = HeaderValue::from_static("public, max-age=3600");
+    answer.headers_mut().insert(header::CACHE_CONTROL, value);
+    answer
 }

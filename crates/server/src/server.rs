@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use skiff_admission::Chain;
-use skiff_auth::{Authenticator, Authorizer, TokenIssuer, TokenVerifier, UserInfo};
+use skiff_auth::{Authenticator, Authorizer, RequestHeader, TokenIssuer, TokenVerifier, UserInfo};
 use skiff_meta::Status;
 use skiff_registry::hooks::bootstrap::Advertise;
 use skiff_registry::{BadCidr, Cidr, Registry, RegistryConfig};
@@ -14,9 +14,10 @@ use skiff_trace::Recorder;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::hooks::rbac_source;
-use crate::in_flight::InFlight;
-use crate::listen;
+use crate::aggregation::{self, Aggregator};
+use crate::flow::{self, FlowControl};
+use crate::hooks::{identity, ip_addresses, rbac_source};
+use crate::listen::{self, Authorities};
 use crate::metrics::Metrics;
 use crate::service::InProcess;
 use crate::subresources::KubeletClient;
@@ -35,6 +36,16 @@ pub struct ServiceAccountKey {
     pub audiences: Vec<String>,
 }
 
+/// The authorities of client certificates, and what this server shows when it is the client.
+#[derive(Clone)]
+pub struct ClientCertificates {
+    /// PEM: who is signed by it is who the certificate says.
+    pub client_ca: String,
+    /// Who is signed by its authority speaks for the user that it names. Its certificate is shown to extension
+    /// API servers.
+    pub front_proxy: Option<skiff_pki::FrontProxy>,
+}
+
 /// What the server is started with.
 pub struct ServerConfig {
     /// Shared with nobody: the server is the store's only user.
@@ -46,8 +57,11 @@ pub struct ServerConfig {
     /// Where pods and nodes reach this server: the endpoints of the `kubernetes` service.
     pub advertise_address: IpAddr,
     pub advertise_port: u16,
-    /// TLS of the listener, with optional client certificates checked against the client CA.
+    /// TLS of the listener. It asks for client certificates and takes any (`skiff_pki::asking_server_config`):
+    /// whose they are is checked here.
     pub tls: Arc<rustls::ServerConfig>,
+    /// None: certificates mean nothing.
+    pub client_certificates: Option<ClientCertificates>,
     pub service_account: Option<ServiceAccountKey>,
     pub anonymous: bool,
     pub admission: Chain,
@@ -65,6 +79,8 @@ pub enum StartError {
     ServiceCidr(#[from] BadCidr),
     #[error("service-account key: {0}")]
     ServiceAccountKey(#[from] skiff_auth::AuthError),
+    #[error("client certificates: {0}")]
+    ClientCertificates(#[from] skiff_pki::Error),
     #[error("the first objects cannot be made: {0}")]
     Bootstrap(Status),
 }
@@ -77,6 +93,8 @@ pub struct Server {
 
 pub struct Inner {
     pub registry: Arc<Registry>,
+    pub aggregator: Aggregator,
+    pub authorities: Authorities,
     pub chain: Chain,
     pub authorizer: Arc<Authorizer>,
     pub authenticator: Authenticator,
@@ -84,7 +102,7 @@ pub struct Inner {
     pub audiences: Vec<String>,
     pub recorder: Arc<Recorder>,
     pub metrics: Metrics,
-    pub in_flight: InFlight,
+    pub flow: FlowControl,
     pub version: Version,
     pub kubelet: Option<KubeletClient>,
     pub anonymous: Arc<UserInfo>,
@@ -92,6 +110,7 @@ pub struct Inner {
     /// `host:port`, as discovery and OpenID show it.
     pub server_address: String,
     pub ready: AtomicBool,
+    pub started: jiff::Timestamp,
     pub shutdown: CancellationToken,
     tls: Arc<rustls::ServerConfig>,
 }
@@ -138,24 +157,32 @@ impl Server {
                 audiences.clone(),
             )?);
         }
+        let certificates = config.client_certificates.as_ref();
+        let front_proxy = certificates.and_then(|certificates| certificates.front_proxy.as_ref());
         let inner = Arc::new(Inner {
+            aggregator: Aggregator::new(front_proxy.map(|proxy| proxy.identity.clone())),
+            authorities: Authorities::new(certificates)?,
             metrics: Metrics::new(&config.version.git_version),
             chain: config.admission,
             authorizer: Arc::new(Authorizer::default()),
             authenticator: Authenticator {
                 tokens,
+                request_header: front_proxy.map(|_| RequestHeader {
+                    allowed_names: vec![skiff_pki::FRONT_PROXY_CLIENT.to_string()],
+                }),
                 anonymous: config.anonymous,
             },
             issuer,
             audiences,
             recorder: config.recorder,
-            in_flight: InFlight::default(),
+            flow: FlowControl::default(),
             version: config.version,
             kubelet: config.kubelet,
             anonymous: Arc::new(UserInfo::anonymous()),
             custom_documents: crate::crd::openapi::Documents::default(),
             server_address: SocketAddr::new(config.advertise_address, config.advertise_port).to_string(),
             ready: AtomicBool::new(false),
+            started: jiff::Timestamp::now(),
             shutdown: config.shutdown,
             tls: config.tls,
             registry,
@@ -173,6 +200,18 @@ impl Server {
             .await
             .map_err(StartError::Bootstrap)?;
         crate::crd::start(&inner).await.map_err(StartError::Bootstrap)?;
+        if let Some(certificates) = &config.client_certificates {
+            let proxy = certificates.front_proxy.as_ref();
+            inner
+                .registry
+                .publish_authorities(&certificates.client_ca, proxy.map(|proxy| proxy.ca.as_str()))
+                .await
+                .map_err(StartError::Bootstrap)?;
+        }
+        flow::start(&inner).await.map_err(StartError::Bootstrap)?;
+        ip_addresses::start(&inner).await.map_err(StartError::Bootstrap)?;
+        identity::start(&inner);
+        aggregation::start(&inner);
         inner.ready.store(true, Ordering::Release);
         Ok(Server { inner })
     }

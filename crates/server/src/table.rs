@@ -84,9 +84,17 @@ pub fn partial(stored: &Value, api_version: &str) -> Value {
     let mut out = Map::new();
     out.insert("kind".into(), json!("PartialObjectMetadata"));
     out.insert("apiVersion".into(), json!(api_version));
-    out.insert(
-        "metadata".into(),
-        stored.get("metadata").cloned().unwrap_or_else(|| json!({})),
-    );
+    let mut metadata = stored.get("metadata").cloned().unwrap_or_else(|| json!({}));
+    // COMPAT: upstream adds this annotation when it turns a whole object into its served version, and only then.
+    if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut)
+        && annotations
+            .remove("deprecated.daemonset.template.generation")
+            .is_some()
+        && annotations.is_empty()
+        && let Some(metadata) = metadata.as_object_mut()
+    {
+        metadata.remove("annotations");
+    }
+    out.insert("metadata".into(), metadata);
     Value::Object(out)
 }

@@ -33,7 +33,10 @@ fn foo(name: &str, spec: Value) -> Value {
 
 /// Makes a definition and waits until it is established.
 async fn define(cluster: &Cluster, definition: Value) -> Value {
-    let name = definition["metadata"]["name"].as_str().expect("a name").to_owned();
+    let name = definition["metadata"]["name"]
+        .as_str()
+        .expect("a name")
+        .to_owned();
     let made = cluster.post(DEFINITIONS, definition).await;
     assert_eq!(made.code, 201, "{}", made.text);
     until(cluster, &name, "Established", "True").await
@@ -41,24 +44,36 @@ async fn define(cluster: &Cluster, definition: Value) -> Value {
 
 async fn until(cluster: &Cluster, name: &str, kind: &str, status: &str) -> Value {
     let mut watch = cluster
-        .watch(&format!("{DEFINITIONS}?watch=true&fieldSelector=metadata.name={name}"))
+        .watch(&format!(
+            "{DEFINITIONS}?watch=true&fieldSelector=metadata.name={name}"
+        ))
         .await;
     loop {
         let event = watch.next().await.expect("an event");
-        let conditions = event["object"]["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        if conditions.iter().any(|c| c["type"] == kind && c["status"] == status) {
+        let conditions = event["object"]["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        if conditions
+            .iter()
+            .any(|c| c["type"] == kind && c["status"] == status)
+        {
             return event["object"].clone();
         }
     }
 }
 
 fn message(reply: &Reply, code: u16, expected: &str) {
-    assert_eq!((reply.code, reply.json["message"].as_str().unwrap_or("")), (code, expected));
+    assert_eq!(
+        (reply.code, reply.json["message"].as_str().unwrap_or("")),
+        (code, expected)
+    );
 }
 
 fn warnings(reply: &Reply) -> Vec<String> {
     let all = reply.headers.get_all("warning").iter();
-    all.map(|value| value.to_str().expect("text").to_owned()).collect()
+    all.map(|value| value.to_str().expect("text").to_owned())
+        .collect()
 }
 
 #[tokio::test]
@@ -90,12 +105,20 @@ async fn from_definition_to_objects() {
             cluster.admin(),
             "GET",
             "/apis",
-            &[("accept", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")],
+            &[(
+                "accept",
+                "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+            )],
             "",
         )
         .await
         .json;
-    let last = aggregated["items"].as_array().expect("items").last().expect("one").clone();
+    let last = aggregated["items"]
+        .as_array()
+        .expect("items")
+        .last()
+        .expect("one")
+        .clone();
     assert_eq!(last["metadata"]["name"], "example.com");
     assert_eq!(last["versions"][0]["resources"][0]["resource"], "foos");
 
@@ -131,13 +154,23 @@ async fn from_definition_to_objects() {
         "Foo.example.com \"c\" is invalid: spec.a: Invalid value: 9: spec.a in body should be less than or equal to 5",
     );
     let other = cluster
-        .post(FOOS, json!({"apiVersion": "example.com/v1", "kind": "Bar", "metadata": {"name": "a"}}))
+        .post(
+            FOOS,
+            json!({"apiVersion": "example.com/v1", "kind": "Bar", "metadata": {"name": "a"}}),
+        )
         .await;
-    message(&other, 422, "Bar.example.com \"a\" is invalid: kind: Invalid value: \"Bar\": must be Foo");
+    message(
+        &other,
+        422,
+        "Bar.example.com \"a\" is invalid: kind: Invalid value: \"Bar\": must be Foo",
+    );
 
     // Lists, tables, selectors.
     let list = cluster.get(FOOS).await.json;
-    assert_eq!((&list["kind"], &list["metadata"]["continue"]), (&json!("FooList"), &json!("")));
+    assert_eq!(
+        (&list["kind"], &list["metadata"]["continue"]),
+        (&json!("FooList"), &json!(""))
+    );
     assert_eq!(list["items"][0]["kind"], "Foo");
     let table = cluster
         .send_as(
@@ -151,9 +184,15 @@ async fn from_definition_to_objects() {
         .json;
     assert_eq!(table["rows"][0]["cells"], json!(["b", 2]));
     assert_eq!(table["columnDefinitions"][1]["name"], "A");
-    let selected = cluster.get(&format!("{FOOS}?fieldSelector=spec.s%3Ddd")).await.json;
+    let selected = cluster
+        .get(&format!("{FOOS}?fieldSelector=spec.s%3Ddd"))
+        .await
+        .json;
     assert_eq!(selected["items"].as_array().map(Vec::len), Some(1));
-    let none = cluster.get(&format!("{FOOS}?fieldSelector=spec.s%3Dother")).await.json;
+    let none = cluster
+        .get(&format!("{FOOS}?fieldSelector=spec.s%3Dother"))
+        .await
+        .json;
     assert_eq!(none["items"].as_array().map(Vec::len), Some(0));
     message(
         &cluster.get(&format!("{FOOS}?fieldSelector=spec.a%3D1")).await,
@@ -162,7 +201,9 @@ async fn from_definition_to_objects() {
     );
 
     // Another version of the same object.
-    let older = cluster.get("/apis/example.com/v1beta1/namespaces/default/foos/b").await;
+    let older = cluster
+        .get("/apis/example.com/v1beta1/namespaces/default/foos/b")
+        .await;
     assert_eq!(older.json["apiVersion"], "example.com/v1beta1");
     assert_eq!(
         warnings(&older),
@@ -170,8 +211,16 @@ async fn from_definition_to_objects() {
     );
 
     // Patches, status, scale.
-    let patched = cluster.patch(&format!("{FOOS}/b"), "merge-patch", json!({"spec": {"a": 3}})).await;
-    assert_eq!((&patched.json["spec"]["a"], &patched.json["metadata"]["generation"]), (&json!(3), &json!(2)));
+    let patched = cluster
+        .patch(&format!("{FOOS}/b"), "merge-patch", json!({"spec": {"a": 3}}))
+        .await;
+    assert_eq!(
+        (
+            &patched.json["spec"]["a"],
+            &patched.json["metadata"]["generation"]
+        ),
+        (&json!(3), &json!(2))
+    );
     assert_eq!(watch.brief().await, "MODIFIED b");
     let status = cluster
         .patch(
@@ -181,36 +230,67 @@ async fn from_definition_to_objects() {
         )
         .await;
     assert_eq!(status.json["spec"]["a"], 3);
-    assert_eq!((&status.json["status"]["x"], &status.json["metadata"]["generation"]), (&json!(2), &json!(2)));
+    assert_eq!(
+        (
+            &status.json["status"]["x"],
+            &status.json["metadata"]["generation"]
+        ),
+        (&json!(2), &json!(2))
+    );
     assert!(status.json["metadata"].get("labels").is_none());
     let scale = cluster.get(&format!("{FOOS}/b/scale")).await.json;
-    assert_eq!((&scale["spec"]["replicas"], &scale["status"]["replicas"]), (&json!(3), &json!(2)));
-    let scaled = cluster.patch(&format!("{FOOS}/b/scale"), "merge-patch", json!({"spec": {"replicas": 5}})).await;
+    assert_eq!(
+        (&scale["spec"]["replicas"], &scale["status"]["replicas"]),
+        (&json!(3), &json!(2))
+    );
+    let scaled = cluster
+        .patch(
+            &format!("{FOOS}/b/scale"),
+            "merge-patch",
+            json!({"spec": {"replicas": 5}}),
+        )
+        .await;
     assert_eq!(scaled.json["spec"]["replicas"], 5);
     message(
-        &cluster.patch(&format!("{FOOS}/b/scale"), "merge-patch", json!({"spec": {"replicas": -5}})).await,
+        &cluster
+            .patch(
+                &format!("{FOOS}/b/scale"),
+                "merge-patch",
+                json!({"spec": {"replicas": -5}}),
+            )
+            .await,
         422,
         "Foo.example.com \"b\" is invalid: .spec.a: Invalid value: -5: should be a non-negative integer",
     );
     message(
-        &cluster.patch(&format!("{FOOS}/b"), "strategic-merge-patch", json!({})).await,
+        &cluster
+            .patch(&format!("{FOOS}/b"), "strategic-merge-patch", json!({}))
+            .await,
         415,
         "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
     );
-    assert_eq!(cluster.post("/apis/example.com/v1/foos", json!({})).await.code, 404);
+    assert_eq!(
+        cluster.post("/apis/example.com/v1/foos", json!({})).await.code,
+        404
+    );
 
     // The schema changes while objects are there: what was wrong before may stay, and watches end.
     let mut changed = cluster.get(&format!("{DEFINITIONS}/foos.example.com")).await.json;
-    changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"] =
-        json!({"a": {"type": "integer", "maximum": 4}, "s": {"type": "string"}, "n": {"type": "string", "default": "new"}});
-    let updated = cluster.put(&format!("{DEFINITIONS}/foos.example.com"), changed).await;
+    changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"] = json!({"a": {"type": "integer", "maximum": 4}, "s": {"type": "string"}, "n": {"type": "string", "default": "new"}});
+    let updated = cluster
+        .put(&format!("{DEFINITIONS}/foos.example.com"), changed)
+        .await;
     assert_eq!(updated.code, 200, "{}", updated.text);
     while watch.next().await.is_some() {}
     let read = cluster.get(&format!("{FOOS}/b")).await.json;
     assert_eq!(read["spec"], json!({"a": 5, "s": "dd", "n": "new"}));
-    let kept = cluster.patch(&format!("{FOOS}/b"), "merge-patch", json!({"spec": {"s": "x"}})).await;
+    let kept = cluster
+        .patch(&format!("{FOOS}/b"), "merge-patch", json!({"spec": {"s": "x"}}))
+        .await;
     assert_eq!((kept.code, &kept.json["spec"]["a"]), (200, &json!(5)));
-    let worse = cluster.patch(&format!("{FOOS}/b"), "merge-patch", json!({"spec": {"a": 6}})).await;
+    let worse = cluster
+        .patch(&format!("{FOOS}/b"), "merge-patch", json!({"spec": {"a": 6}}))
+        .await;
     assert_eq!(worse.code, 422);
 }
 
@@ -223,7 +303,9 @@ async fn the_end_of_a_definition() {
     assert_eq!(cluster.post(FOOS, held).await.code, 201);
     assert_eq!(cluster.post(FOOS, foo("free", json!({}))).await.code, 201);
     let mut watch = cluster.watch(&format!("{FOOS}?watch=true")).await;
-    let deleted = cluster.delete(&format!("{DEFINITIONS}/foos.example.com"), json!({})).await;
+    let deleted = cluster
+        .delete(&format!("{DEFINITIONS}/foos.example.com"), json!({}))
+        .await;
     assert_eq!(deleted.code, 200);
     assert_eq!(
         deleted.json["metadata"]["finalizers"],
@@ -241,10 +323,16 @@ async fn the_end_of_a_definition() {
         "foos.example.com \"late\" is forbidden: create not allowed while custom resource definition is terminating",
     );
     let mut definitions = cluster
-        .watch(&format!("{DEFINITIONS}?watch=true&fieldSelector=metadata.name=foos.example.com"))
+        .watch(&format!(
+            "{DEFINITIONS}?watch=true&fieldSelector=metadata.name=foos.example.com"
+        ))
         .await;
     let freed = cluster
-        .patch(&format!("{FOOS}/held"), "merge-patch", json!({"metadata": {"finalizers": null}}))
+        .patch(
+            &format!("{FOOS}/held"),
+            "merge-patch",
+            json!({"metadata": {"finalizers": null}}),
+        )
         .await;
     assert_eq!(freed.code, 200);
     loop {
@@ -263,13 +351,20 @@ async fn definitions_are_checked() {
     let cluster = Cluster::start().await;
     let check = async |change: &dyn Fn(&mut Value), expected: &str| {
         let mut definition = definition();
-        definition["spec"]["versions"].as_array_mut().expect("a list").truncate(1);
+        definition["spec"]["versions"]
+            .as_array_mut()
+            .expect("a list")
+            .truncate(1);
         change(&mut definition);
-        let reply = cluster.post(&format!("{DEFINITIONS}?dryRun=All"), definition).await;
+        let reply = cluster
+            .post(&format!("{DEFINITIONS}?dryRun=All"), definition)
+            .await;
         message(
             &reply,
             422,
-            &format!("CustomResourceDefinition.apiextensions.k8s.io \"foos.example.com\" is invalid: {expected}"),
+            &format!(
+                "CustomResourceDefinition.apiextensions.k8s.io \"foos.example.com\" is invalid: {expected}"
+            ),
         );
     };
     let schema = |definition: &mut Value, schema: Value| {
@@ -312,18 +407,37 @@ async fn documents_tell_of_custom_resources() {
     let after = cluster.get("/openapi/v2").await;
     assert_ne!(before.headers["etag"], after.headers["etag"]);
     let own = &after.json["definitions"]["com.example.v1.Foo"];
-    assert_eq!(own["properties"]["spec"]["properties"]["a"], json!({"type": "integer", "maximum": 5}));
-    assert_eq!(own["x-kubernetes-group-version-kind"], json!([{"group": "example.com", "kind": "Foo", "version": "v1"}]));
-    assert_eq!(after.json["definitions"]["com.example.v1beta1.Foo"]["type"], "object");
+    assert_eq!(
+        own["properties"]["spec"]["properties"]["a"],
+        json!({"type": "integer", "maximum": 5})
+    );
+    assert_eq!(
+        own["x-kubernetes-group-version-kind"],
+        json!([{"group": "example.com", "kind": "Foo", "version": "v1"}])
+    );
+    assert_eq!(
+        after.json["definitions"]["com.example.v1beta1.Foo"]["type"],
+        "object"
+    );
     let path = &after.json["paths"]["/apis/example.com/v1/namespaces/{namespace}/foos/{name}"];
     assert_eq!(path["get"]["operationId"], "readExampleComV1NamespacedFoo");
     let root = cluster.get("/openapi/v3").await.json;
-    let url = root["paths"]["apis/example.com/v1"]["serverRelativeURL"].as_str().expect("a URL").to_owned();
+    let url = root["paths"]["apis/example.com/v1"]["serverRelativeURL"]
+        .as_str()
+        .expect("a URL")
+        .to_owned();
     let document = cluster.get(&url).await;
     assert_eq!(document.code, 200);
     let schemas = &document.json["components"]["schemas"];
-    assert_eq!(schemas["com.example.v1.Foo"]["properties"]["spec"]["properties"]["s"]["default"], "dd");
-    assert!(schemas.get("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta").is_some());
+    assert_eq!(
+        schemas["com.example.v1.Foo"]["properties"]["spec"]["properties"]["s"]["default"],
+        "dd"
+    );
+    assert!(
+        schemas
+            .get("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta")
+            .is_some()
+    );
     assert_eq!(
         document.json["paths"]["/apis/example.com/v1/foos"]["get"]["operationId"],
         "listExampleComV1FooForAllNamespaces"
@@ -348,7 +462,9 @@ async fn names_that_are_taken_wait() {
         (&json!("SingularConflict"), &json!("\"foo\" is already in use"))
     );
     assert_eq!(cluster.get("/apis/example.com/v1/others").await.code, 404);
-    cluster.delete(&format!("{DEFINITIONS}/foos.example.com"), json!({})).await;
+    cluster
+        .delete(&format!("{DEFINITIONS}/foos.example.com"), json!({}))
+        .await;
     until(&cluster, "others.example.com", "Established", "True").await;
     assert_eq!(cluster.get("/apis/example.com/v1/others").await.code, 200);
 }

@@ -14,9 +14,9 @@ use kube::Client;
 use kube::api::Api;
 use skiff_auth::UserInfo;
 use skiff_client::kubeconfig::{self, ClusterEntry};
-use skiff_pki::{Identity, Pki};
+use skiff_pki::{FrontProxy, Identity, Pki};
 use skiff_runtime::ImageStore;
-use skiff_server::{KubeletClient, Server, ServerConfig, ServiceAccountKey, Version};
+use skiff_server::{ClientCertificates, KubeletClient, Server, ServerConfig, ServiceAccountKey, Version};
 use skiff_store::Store;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -40,6 +40,7 @@ struct Certificates {
     kubelet_client: Identity,
     kubelet: Identity,
     admin: Identity,
+    front_proxy: FrontProxy,
     service_account: (String, String),
 }
 
@@ -194,6 +195,7 @@ impl Wiring<'_> {
             )?,
             kubelet: pki.serving("kubelet", &format!("system:node:{node_name}"), &node_hosts)?,
             admin: pki.client("admin", "kubernetes-admin", Some("system:masters"))?,
+            front_proxy: pki.front_proxy()?,
             service_account: pki.service_account_keys()?,
         })
     }
@@ -230,10 +232,11 @@ impl Wiring<'_> {
             node_ports: node_ports(&self.args.service_node_port_range)?,
             advertise_address: advertise,
             advertise_port: cluster.bind.port(),
-            tls: Arc::new(skiff_pki::server_config(
-                &certificates.api_server,
-                Some(&certificates.ca),
-            )?),
+            tls: Arc::new(skiff_pki::asking_server_config(&certificates.api_server)?),
+            client_certificates: Some(ClientCertificates {
+                client_ca: certificates.ca.clone(),
+                front_proxy: Some(certificates.front_proxy.clone()),
+            }),
             service_account: Some(ServiceAccountKey {
                 private_key: certificates.service_account.0.clone(),
                 public_key: certificates.service_account.1.clone(),

@@ -26,7 +26,11 @@ pub fn warnings(new: &Value, old: Option<&Value>) -> Vec<String> {
         if finalizer.contains('/') || STANDARD.contains(&finalizer.as_str()) {
             continue;
         }
-        let path = if finalizer.contains('.') { " including a path (/)" } else { "" };
+        let path = if finalizer.contains('.') {
+            " including a path (/)"
+        } else {
+            ""
+        };
         warnings.push(format!(
             "metadata.finalizers: {shown}: prefer a domain-qualified finalizer name{path} to avoid accidental conflicts with other finalizer writers"
         ));

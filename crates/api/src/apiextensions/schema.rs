@@ -18,9 +18,28 @@ const REASONS: [&str; 4] = [
 /// Go's names of what may stand at the root beside a status subresource.
 const AT_ROOT: &str = "[Description Type Format Title Maximum ExclusiveMaximum Minimum ExclusiveMinimum MaxLength MinLength Pattern MaxItems MinItems UniqueItems MultipleOf Required Items Properties ExternalDocs Example XPreserveUnknownFields XValidations]";
 const ROOT_KEYS: [&str; 22] = [
-    "description", "type", "format", "title", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum",
-    "maxLength", "minLength", "pattern", "maxItems", "minItems", "uniqueItems", "multipleOf", "required", "items",
-    "properties", "externalDocs", "example", "x-kubernetes-preserve-unknown-fields", "x-kubernetes-validations",
+    "description",
+    "type",
+    "format",
+    "title",
+    "maximum",
+    "exclusiveMaximum",
+    "minimum",
+    "exclusiveMinimum",
+    "maxLength",
+    "minLength",
+    "pattern",
+    "maxItems",
+    "minItems",
+    "uniqueItems",
+    "multipleOf",
+    "required",
+    "items",
+    "properties",
+    "externalDocs",
+    "example",
+    "x-kubernetes-preserve-unknown-fields",
+    "x-kubernetes-validations",
 ];
 
 fn text<'a>(schema: &'a Value, key: &str) -> &'a str {
@@ -36,7 +55,10 @@ fn set<'a>(schema: &'a Value, key: &str) -> Option<&'a Value> {
 }
 
 fn all<'a>(schema: &'a Value, key: &str) -> &'a [Value] {
-    schema.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    schema
+        .get(key)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
 }
 
 /// How much the stored definition lets pass.
@@ -53,7 +75,10 @@ pub fn validate(schema: &Value, path: &Path, status: bool, stored: Stored) -> Ve
         at_root(schema, path, &mut errors);
     }
     if flag(schema, "nullable") {
-        errors.push(Error::forbidden(&path.child("nullable"), "nullable cannot be true at the root"));
+        errors.push(Error::forbidden(
+            &path.child("nullable"),
+            "nullable cannot be true at the root",
+        ));
     }
     let found = structural::validate(schema, path);
     let mut clean = found.is_empty();
@@ -153,7 +178,8 @@ fn node(schema: &Value, path: &Path, place: &Place, errors: &mut Vec<Error>) {
         if additional.is_object() {
             let mut below = place.below();
             if place.in_metadata {
-                below.no_defaults = Some("inside additionalProperties applying to object metadata".to_owned());
+                below.no_defaults =
+                    Some("inside additionalProperties applying to object metadata".to_owned());
             }
             node(additional, &path.child("additionalProperties"), &below, errors);
         }
@@ -193,25 +219,44 @@ fn standard(schema: &Value, path: &Path, place: &Place, errors: &mut Vec<Error>)
     if set(schema, "default").is_some()
         && let Some(reason) = &place.no_defaults
     {
-        errors.push(Error::forbidden(&path.child("default"), format!("must not be set {reason}")));
+        errors.push(Error::forbidden(
+            &path.child("default"),
+            format!("must not be set {reason}"),
+        ));
     }
     let mut forbid = |key: &str, message: &str| errors.push(Error::forbidden(&path.child(key), message));
     if !text(schema, "id").is_empty() {
         forbid("id", "id is not supported");
     }
-    for key in ["additionalItems", "patternProperties", "definitions", "dependencies", "$ref"] {
-        if set(schema, key).is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty() || key == "dependencies")) {
+    for key in [
+        "additionalItems",
+        "patternProperties",
+        "definitions",
+        "dependencies",
+        "$ref",
+    ] {
+        if set(schema, key).is_some_and(|value| {
+            value
+                .as_object()
+                .is_none_or(|map| !map.is_empty() || key == "dependencies")
+        }) {
             forbid(key, &format!("{key} is not supported"));
         }
     }
     if kind == "null" {
-        forbid("type", "type cannot be set to null, use nullable as an alternative");
+        forbid(
+            "type",
+            "type cannot be set to null, use nullable as an alternative",
+        );
     }
     if set(schema, "items").is_some_and(Value::is_array) {
         forbid("items", "items must be a schema object and not an array");
     }
     if place.in_metadata && flag(schema, "x-kubernetes-embedded-resource") {
-        forbid("x-kubernetes-embedded-resource", "must not be used inside of resource meta");
+        forbid(
+            "x-kubernetes-embedded-resource",
+            "must not be used inside of resource meta",
+        );
     }
 }
 
@@ -257,11 +302,19 @@ fn extensions(schema: &Value, path: &Path, errors: &mut Vec<Error>) {
             let inner = text(items, "x-kubernetes-list-type");
             match text(items, "type") {
                 "array" if !matches!(inner, "" | "atomic") => {
-                    errors.push(Error::invalid(&at.child("x-kubernetes-list-type"), inner, message));
+                    errors.push(Error::invalid(
+                        &at.child("x-kubernetes-list-type"),
+                        inner,
+                        message,
+                    ));
                 }
                 "object" if text(items, "x-kubernetes-map-type") != "atomic" => {
                     // COMPAT: upstream shows the list type here, which is nothing.
-                    errors.push(Error::invalid(&at.child("x-kubernetes-map-type"), Value::Null, message));
+                    errors.push(Error::invalid(
+                        &at.child("x-kubernetes-map-type"),
+                        Value::Null,
+                        message,
+                    ));
                 }
                 _ => {}
             }
@@ -327,11 +380,13 @@ fn map_list(schema: &Value, keys: &[Value], items: Option<&Value>, path: &Path, 
     for key in keys {
         let name = key.as_str().unwrap_or("");
         match items.get("properties").and_then(|all| all.get(name)) {
-            Some(property) if matches!(text(property, "type"), "array" | "object") => errors.push(Error::invalid(
-                &path.child("items").child("properties").key(name).child("type"),
-                kind,
-                "must be a scalar type if parent array's x-kubernetes-list-type is map",
-            )),
+            Some(property) if matches!(text(property, "type"), "array" | "object") => {
+                errors.push(Error::invalid(
+                    &path.child("items").child("properties").key(name).child("type"),
+                    kind,
+                    "must be a scalar type if parent array's x-kubernetes-list-type is map",
+                ))
+            }
             Some(_) => {}
             None => errors.push(Error::invalid(
                 &path.child("x-kubernetes-list-map-keys"),
@@ -382,9 +437,17 @@ fn rules(schema: &Value, path: &Path, errors: &mut Vec<Error>) {
         if expression.trim().is_empty() {
             errors.push(Error::required(&at.child("rule"), "rule is not specified"));
         } else if !message.is_empty() && message.trim().is_empty() {
-            errors.push(Error::invalid(&at.child("message"), message, "must be non-empty if specified"));
+            errors.push(Error::invalid(
+                &at.child("message"),
+                message,
+                "must be non-empty if specified",
+            ));
         } else if lines(message.trim()) {
-            errors.push(Error::invalid(&at.child("message"), message, "must not contain line breaks"));
+            errors.push(Error::invalid(
+                &at.child("message"),
+                message,
+                "must not contain line breaks",
+            ));
         } else if lines(expression.trim()) && message.trim().is_empty() {
             errors.push(Error::required(
                 &at.child("message"),
@@ -408,13 +471,25 @@ fn rules(schema: &Value, path: &Path, errors: &mut Vec<Error>) {
             continue;
         }
         if field.trim().is_empty() {
-            errors.push(Error::invalid(&at.child("fieldPath"), field, "must be non-empty if specified"));
+            errors.push(Error::invalid(
+                &at.child("fieldPath"),
+                field,
+                "must be non-empty if specified",
+            ));
         }
         if lines(field) {
-            errors.push(Error::invalid(&at.child("fieldPath"), field, "must not contain line breaks"));
+            errors.push(Error::invalid(
+                &at.child("fieldPath"),
+                field,
+                "must not contain line breaks",
+            ));
         }
         if field_schema(field, &Structural::parse(schema)).is_none() {
-            errors.push(Error::invalid(&at.child("fieldPath"), field, "must be a valid path"));
+            errors.push(Error::invalid(
+                &at.child("fieldPath"),
+                field,
+                "must be a valid path",
+            ));
         }
     }
 }
@@ -459,12 +534,20 @@ fn default_of(schema: &Structural, path: &Path, errors: &mut Vec<Error>) {
         };
         if unknown.is_empty() {
             errors.extend(run::validate(default, schema, &at));
-            errors.extend(run::validate_lists(default, schema).into_iter().map(|error| Error {
-                path: at.child(&error.path).to_string(),
-                ..error
-            }));
+            errors.extend(
+                run::validate_lists(default, schema)
+                    .into_iter()
+                    .map(|error| Error {
+                        path: at.child(&error.path).to_string(),
+                        ..error
+                    }),
+            );
         } else {
-            errors.push(Error::invalid(&at, default.clone(), format!("must not have unknown fields: {}", unknown.join(", "))));
+            errors.push(Error::invalid(
+                &at,
+                default.clone(),
+                format!("must not have unknown fields: {}", unknown.join(", ")),
+            ));
         }
     }
     for (name, property) in &schema.properties {

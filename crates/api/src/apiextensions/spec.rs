@@ -11,7 +11,15 @@ use crate::node::{at, list, text};
 
 const COLUMN_TYPES: [&str; 5] = ["boolean", "date", "integer", "number", "string"];
 const COLUMN_FORMATS: [&str; 9] = [
-    "byte", "date", "date-time", "double", "float", "int32", "int64", "name", "password",
+    "byte",
+    "date",
+    "date-time",
+    "double",
+    "float",
+    "int32",
+    "int64",
+    "name",
+    "password",
 ];
 const MAX_SELECTABLE: usize = 8;
 
@@ -31,11 +39,19 @@ fn established(object: &Value) -> bool {
 /// All findings of a create.
 pub fn validate(object: &Value) -> Vec<Error> {
     let mut errors = Vec::new();
-    let wanted = format!("{}.{}", text(object, "spec.names.plural"), text(object, "spec.group"));
+    let wanted = format!(
+        "{}.{}",
+        text(object, "spec.names.plural"),
+        text(object, "spec.group")
+    );
     let name = text(object, "metadata.name");
     if !name.is_empty() && name != wanted {
         let path = Path::new("metadata.name");
-        errors.push(Error::invalid(&path, name, "must be spec.names.plural+\".\"+spec.group"));
+        errors.push(Error::invalid(
+            &path,
+            name,
+            "must be spec.names.plural+\".\"+spec.group",
+        ));
     }
     spec(object, None, &mut errors);
     rest(object, None, &mut errors);
@@ -47,7 +63,11 @@ pub fn validate_update(new: &Value, old: &Value) -> Vec<Error> {
     spec(new, Some(old), &mut errors);
     let mut immutable = |field: &str| {
         if at(new, field) != at(old, field) {
-            errors.push(Error::invalid(&Path::new(field), at(new, field).clone(), crate::errors::IMMUTABLE));
+            errors.push(Error::invalid(
+                &Path::new(field),
+                at(new, field).clone(),
+                crate::errors::IMMUTABLE,
+            ));
         }
     };
     if established(old) {
@@ -62,7 +82,11 @@ pub fn validate_update(new: &Value, old: &Value) -> Vec<Error> {
 
 /// What is checked of the status, and of the whole.
 fn rest(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
-    check_names(at(object, "status.acceptedNames"), &Path::new("status.acceptedNames"), errors);
+    check_names(
+        at(object, "status.acceptedNames"),
+        &Path::new("status.acceptedNames"),
+        errors,
+    );
     stored_versions(object, errors);
     approval(object, old, errors);
     if at(object, "spec.preserveUnknownFields").as_bool() == Some(true)
@@ -78,7 +102,11 @@ fn rest(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
 
 pub fn validate_status_update(new: &Value, _: &Value) -> Vec<Error> {
     let mut errors = Vec::new();
-    check_names(at(new, "status.acceptedNames"), &Path::new("status.acceptedNames"), &mut errors);
+    check_names(
+        at(new, "status.acceptedNames"),
+        &Path::new("status.acceptedNames"),
+        &mut errors,
+    );
     errors
 }
 
@@ -98,16 +126,27 @@ fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
             errors.push(Error::invalid(&path.child("group"), group, message));
         }
     }
-    one_of(&path.child("scope"), text(spec, "scope"), &["Cluster", "Namespaced"], errors);
+    one_of(
+        &path.child("scope"),
+        text(spec, "scope"),
+        &["Cluster", "Namespaced"],
+        errors,
+    );
     let schema_of = |version: &Value| !at(version, "schema.openAPIV3Schema").is_null();
     for (index, version) in versions.iter().enumerate() {
         if !schema_of(version) {
-            let at = path.child("versions").index(index).child("schema").child("openAPIV3Schema");
+            let at = path
+                .child("versions")
+                .index(index)
+                .child("schema")
+                .child("openAPIV3Schema");
             errors.push(Error::required(&at, ""));
         }
     }
     if at(spec, "preserveUnknownFields").as_bool() == Some(true)
-        && versions.iter().any(|v| Structural::parse(at(v, "schema.openAPIV3Schema")).has_defaults())
+        && versions
+            .iter()
+            .any(|v| Structural::parse(at(v, "schema.openAPIV3Schema")).has_defaults())
     {
         errors.push(Error::invalid(
             &path.child("preserveUnknownFields"),
@@ -129,17 +168,38 @@ fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
         seen.push(name);
         let complaints = names::dns1035_label(name);
         if !complaints.is_empty() {
-            errors.push(Error::invalid(&at_version.child("name"), name, complaints.join(",")));
+            errors.push(Error::invalid(
+                &at_version.child("name"),
+                name,
+                complaints.join(","),
+            ));
         }
         deprecation(version, &at_version, errors);
-        let own = |index: usize, key: &str| if alike[index].is_none() { at(version, key) } else { &Value::Null };
+        let own = |index: usize, key: &str| {
+            if alike[index].is_none() {
+                at(version, key)
+            } else {
+                &Value::Null
+            }
+        };
         let status = !at(version, "subresources.status").is_null();
         let schema = own(0, "schema");
         if !schema.is_null() {
-            schema_part(schema, &at_version.child("schema"), status, old, Some(name), errors);
+            schema_part(
+                schema,
+                &at_version.child("schema"),
+                status,
+                old,
+                Some(name),
+                errors,
+            );
         }
         subresources(own(1, "subresources"), &at_version.child("subresources"), errors);
-        columns(own(2, "additionalPrinterColumns"), &at_version.child("additionalPrinterColumns"), errors);
+        columns(
+            own(2, "additionalPrinterColumns"),
+            &at_version.child("additionalPrinterColumns"),
+            errors,
+        );
         selectable(
             own(3, "selectableFields"),
             at(version, "schema.openAPIV3Schema"),
@@ -149,11 +209,24 @@ fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
     }
     if !unique {
         let message = "must contain unique version names";
-        errors.push(Error::invalid(&path.child("versions"), at(spec, "versions").clone(), message));
+        errors.push(Error::invalid(
+            &path.child("versions"),
+            at(spec, "versions").clone(),
+            message,
+        ));
     }
-    if versions.iter().filter(|v| at(v, "storage").as_bool() == Some(true)).count() != 1 {
+    if versions
+        .iter()
+        .filter(|v| at(v, "storage").as_bool() == Some(true))
+        .count()
+        != 1
+    {
         let message = "must have exactly one version marked as storage version";
-        errors.push(Error::invalid(&path.child("versions"), at(spec, "versions").clone(), message));
+        errors.push(Error::invalid(
+            &path.child("versions"),
+            at(spec, "versions").clone(),
+            message,
+        ));
     }
     for key in ["plural", "singular", "kind", "listKind"] {
         if text(at(spec, "names"), key).is_empty() {
@@ -166,14 +239,23 @@ fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
         let first = versions.first().map(|version| text(version, "name"));
         schema_part(schema, &path.child("validation"), status, old, first, errors);
     }
-    subresources(alike[1].unwrap_or(&Value::Null), &path.child("subresources"), errors);
+    subresources(
+        alike[1].unwrap_or(&Value::Null),
+        &path.child("subresources"),
+        errors,
+    );
     columns(
         alike[2].unwrap_or(&Value::Null),
         &path.child("additionalPrinterColumns"),
         errors,
     );
     if let (Some(fields), Some(first)) = (alike[3], versions.first()) {
-        selectable(fields, at(first, "schema.openAPIV3Schema"), &path.child("selectableFields"), errors);
+        selectable(
+            fields,
+            at(first, "schema.openAPIV3Schema"),
+            &path.child("selectableFields"),
+            errors,
+        );
     }
     conversion(spec, &path.child("conversion"), errors);
 }
@@ -199,7 +281,12 @@ fn schema_part(
     let stored = Stored {
         unchanged: before == Some(own),
     };
-    errors.extend(schema::validate(own, &path.child("openAPIV3Schema"), status, stored));
+    errors.extend(schema::validate(
+        own,
+        &path.child("openAPIV3Schema"),
+        status,
+        stored,
+    ));
 }
 
 fn one_of(path: &Path, value: &str, accepted: &[&str], errors: &mut Vec<Error>) {
@@ -245,7 +332,10 @@ fn check_names(value: &Value, path: &Path, errors: &mut Vec<Error>) {
         let name = text(value, key);
         let complaints = names::dns1035_label(&name.to_lowercase());
         if !name.is_empty() && !complaints.is_empty() {
-            let message = format!("may have mixed case, but should otherwise match: {}", complaints.join(","));
+            let message = format!(
+                "may have mixed case, but should otherwise match: {}",
+                complaints.join(",")
+            );
             errors.push(Error::invalid(&path.child(key), name, message));
         }
     }
@@ -254,14 +344,22 @@ fn check_names(value: &Value, path: &Path, errors: &mut Vec<Error>) {
             let name = name.as_str().unwrap_or("");
             let complaints = names::dns1035_label(name);
             if !complaints.is_empty() {
-                errors.push(Error::invalid(&path.child(key).index(index), name, complaints.join(",")));
+                errors.push(Error::invalid(
+                    &path.child(key).index(index),
+                    name,
+                    complaints.join(","),
+                ));
             }
         }
     };
     each("shortNames", errors);
     if !text(value, "kind").is_empty() && text(value, "kind") == text(value, "listKind") {
         let message = "kind and listKind may not be the same";
-        errors.push(Error::invalid(&path.child("listKind"), text(value, "listKind"), message));
+        errors.push(Error::invalid(
+            &path.child("listKind"),
+            text(value, "listKind"),
+            message,
+        ));
     }
     each("categories", errors);
 }
@@ -307,7 +405,10 @@ fn columns(value: &Value, path: &Path, errors: &mut Vec<Error>) {
         if text(column, "name").is_empty() {
             errors.push(Error::required(&path.child("name"), ""));
         }
-        let (kind, types) = (text(column, "type"), format!("must be one of {}", COLUMN_TYPES.join(",")));
+        let (kind, types) = (
+            text(column, "type"),
+            format!("must be one of {}", COLUMN_TYPES.join(",")),
+        );
         if kind.is_empty() {
             errors.push(Error::required(&path.child("type"), types));
         } else if !COLUMN_TYPES.contains(&kind) {
@@ -345,7 +446,11 @@ fn selectable(value: &Value, schema: &Value, path: &Path, errors: &mut Vec<Error
         let in_metadata = given.starts_with(".metadata.") || given == ".metadata";
         let Some(found) = found else {
             if in_metadata {
-                errors.push(Error::invalid(&path, given, "must not point to fields in metadata"));
+                errors.push(Error::invalid(
+                    &path,
+                    given,
+                    "must not point to fields in metadata",
+                ));
             } else {
                 let message = match schema::missing_field(given, &schema) {
                     Some(name) => format!("is an invalid path: does not refer to a valid field: {name}"),
@@ -356,7 +461,11 @@ fn selectable(value: &Value, schema: &Value, path: &Path, errors: &mut Vec<Error
             continue;
         };
         if in_metadata {
-            errors.push(Error::invalid(&path, given, "must not point to fields in metadata"));
+            errors.push(Error::invalid(
+                &path,
+                given,
+                "must not point to fields in metadata",
+            ));
         }
         if !matches!(found.kind.as_str(), "string" | "boolean" | "integer") {
             errors.push(Error::invalid(
@@ -389,7 +498,10 @@ fn conversion(spec: &Value, path: &Path, errors: &mut Vec<Error>) {
     one_of(&path.child("strategy"), strategy, &["None", "Webhook"], errors);
     let webhook = at(conversion, "webhook");
     let client = at(webhook, "clientConfig");
-    let (of_client, of_versions) = (path.child("webhookClientConfig"), path.child("conversionReviewVersions"));
+    let (of_client, of_versions) = (
+        path.child("webhookClientConfig"),
+        path.child("conversionReviewVersions"),
+    );
     if strategy != "Webhook" {
         let message = "should not be set when strategy is not set to Webhook";
         if !client.is_null() {
@@ -402,9 +514,15 @@ fn conversion(spec: &Value, path: &Path, errors: &mut Vec<Error>) {
     }
     let (url, service) = (at(client, "url"), at(client, "service"));
     if client.is_null() {
-        errors.push(Error::required(&of_client, "required when strategy is set to Webhook"));
+        errors.push(Error::required(
+            &of_client,
+            "required when strategy is set to Webhook",
+        ));
     } else if url.is_null() == service.is_null() {
-        errors.push(Error::required(&of_client, "exactly one of url or service is required"));
+        errors.push(Error::required(
+            &of_client,
+            "exactly one of url or service is required",
+        ));
     } else if let Some(url) = url.as_str() {
         webhook_url(url, &of_client.child("url"), errors);
     } else {
@@ -416,30 +534,56 @@ fn conversion(spec: &Value, path: &Path, errors: &mut Vec<Error>) {
 fn webhook_url(url: &str, path: &Path, errors: &mut Vec<Error>) {
     const FORM: &str = "desired format: https://host[/path]";
     let Some((scheme, rest)) = url.split_once("://") else {
-        let message = format!("url must be a valid URL: parse {}: invalid URI for request; {FORM}", skiff_meta::field::quote(url));
+        let message = format!(
+            "url must be a valid URL: parse {}: invalid URI for request; {FORM}",
+            skiff_meta::field::quote(url)
+        );
         errors.push(Error::invalid(path, url, message));
         return;
     };
     if scheme != "https" {
-        errors.push(Error::invalid(path, scheme, format!("'https' is the only allowed URL scheme; {FORM}")));
+        errors.push(Error::invalid(
+            path,
+            scheme,
+            format!("'https' is the only allowed URL scheme; {FORM}"),
+        ));
     }
     let host = rest.split(['/', '?', '#']).next().unwrap_or("");
     if host.is_empty() {
-        errors.push(Error::invalid(path, host, format!("host must be specified; {FORM}")));
+        errors.push(Error::invalid(
+            path,
+            host,
+            format!("host must be specified; {FORM}"),
+        ));
     }
     if let Some((user, _)) = host.rsplit_once('@') {
-        errors.push(Error::invalid(path, user, "user information is not permitted in the URL"));
+        errors.push(Error::invalid(
+            path,
+            user,
+            "user information is not permitted in the URL",
+        ));
     }
     if let Some((_, fragment)) = rest.split_once('#') {
-        errors.push(Error::invalid(path, fragment, "fragments are not permitted in the URL"));
+        errors.push(Error::invalid(
+            path,
+            fragment,
+            "fragments are not permitted in the URL",
+        ));
     }
     if let Some((_, query)) = rest.split('#').next().and_then(|rest| rest.split_once('?')) {
-        errors.push(Error::invalid(path, query, "query parameters are not permitted in the URL"));
+        errors.push(Error::invalid(
+            path,
+            query,
+            "query parameters are not permitted in the URL",
+        ));
     }
 }
 
 fn webhook_service(service: &Value, path: &Path, errors: &mut Vec<Error>) {
-    for (key, message) in [("name", "service name is required"), ("namespace", "service namespace is required")] {
+    for (key, message) in [
+        ("name", "service name is required"),
+        ("namespace", "service namespace is required"),
+    ] {
         if text(service, key).is_empty() {
             errors.push(Error::required(&path.child(key), message));
         }
@@ -470,7 +614,11 @@ fn webhook_service(service: &Value, path: &Path, errors: &mut Vec<Error>) {
     for (index, segment) in rest.split('/').skip(1).enumerate() {
         for message in names::dns1123_subdomain(segment) {
             if !segment.is_empty() {
-                errors.push(Error::invalid(&path, given, format!("segment[{index}]: {message}")));
+                errors.push(Error::invalid(
+                    &path,
+                    given,
+                    format!("segment[{index}]: {message}"),
+                ));
             }
         }
     }
@@ -494,7 +642,11 @@ fn review_versions(versions: &[Value], path: &Path, errors: &mut Vec<Error>) {
         }
     }
     if !seen.iter().any(|version| matches!(*version, "v1" | "v1beta1")) {
-        errors.push(Error::invalid(path, json!(versions), "must include at least one of v1, v1beta1"));
+        errors.push(Error::invalid(
+            path,
+            json!(versions),
+            "must include at least one of v1, v1beta1",
+        ));
     }
 }
 
@@ -503,7 +655,11 @@ fn stored_versions(object: &Value, errors: &mut Vec<Error>) {
     let stored = list(object, "status.storedVersions");
     let versions = list(object, "spec.versions");
     if stored.is_empty() {
-        errors.push(Error::invalid(&path, json!(stored), "must have at least one stored version"));
+        errors.push(Error::invalid(
+            &path,
+            json!(stored),
+            "must have at least one stored version",
+        ));
         return;
     }
     for version in versions {
@@ -537,10 +693,16 @@ fn approval(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
     const KEY: &str = "api-approved.kubernetes.io";
     let value_of = |object: &Value| {
         let annotations = at(object, "metadata.annotations");
-        annotations.get(KEY).and_then(Value::as_str).unwrap_or("").to_owned()
+        annotations
+            .get(KEY)
+            .and_then(Value::as_str)
+            .unwrap_or("")
+            .to_owned()
     };
     let value = value_of(object);
-    let accepted = |value: &str| value.starts_with("unapproved") || value.starts_with("https://") || value.starts_with("http://");
+    let accepted = |value: &str| {
+        value.starts_with("unapproved") || value.starts_with("https://") || value.starts_with("http://")
+    };
     // What is stored without approval may stay so.
     if accepted(&value) || old.is_some_and(|old| value_of(old) == value) {
         return;

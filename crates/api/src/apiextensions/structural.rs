@@ -21,11 +21,18 @@ fn flag(schema: &Value, key: &str) -> bool {
 }
 
 fn properties(schema: &Value) -> impl Iterator<Item = (&String, &Value)> {
-    schema.get("properties").and_then(Value::as_object).into_iter().flatten()
+    schema
+        .get("properties")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
 }
 
 fn all<'a>(schema: &'a Value, key: &str) -> &'a [Value] {
-    schema.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    schema
+        .get(key)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
 }
 
 /// All findings, sorted as upstream sorts them.
@@ -47,15 +54,30 @@ fn invariants(schema: &Value, level: Level, path: &Path, errors: &mut Vec<Error>
         invariants(items, Level::Item, &path.child("items"), errors);
     }
     for (name, property) in properties(schema) {
-        invariants(property, Level::Field, &path.child("properties").key(name), errors);
+        invariants(
+            property,
+            Level::Field,
+            &path.child("properties").key(name),
+            errors,
+        );
     }
-    let additional = schema.get("additionalProperties").filter(|value| !value.is_null());
+    let additional = schema
+        .get("additionalProperties")
+        .filter(|value| !value.is_null());
     if let Some(additional) = additional {
         if level == Level::Root {
-            errors.push(Error::forbidden(&path.child("additionalProperties"), "must not be used at the root"));
+            errors.push(Error::forbidden(
+                &path.child("additionalProperties"),
+                "must not be used at the root",
+            ));
         }
         if additional.is_object() {
-            invariants(additional, Level::Field, &path.child("additionalProperties"), errors);
+            invariants(
+                additional,
+                Level::Field,
+                &path.child("additionalProperties"),
+                errors,
+            );
         }
     }
     let (int_or_string, preserve, embedded) = (
@@ -76,7 +98,9 @@ fn invariants(schema: &Value, level: Level, path: &Path, errors: &mut Vec<Error>
     }
     let pair = json!([{"type": "integer"}, {"type": "string"}]);
     let skip_any = schema.get("anyOf") == Some(&pair);
-    let skip_all = all(schema, "allOf").first().is_some_and(|first| first.get("anyOf") == Some(&pair));
+    let skip_all = all(schema, "allOf")
+        .first()
+        .is_some_and(|first| first.get("anyOf") == Some(&pair));
     values(schema, skip_any, skip_all, path, errors);
     if embedded && kind != "object" {
         let message = "must be object if x-kubernetes-embedded-resource is true";
@@ -102,7 +126,11 @@ fn invariants(schema: &Value, level: Level, path: &Path, errors: &mut Vec<Error>
         ));
     }
     if level == Level::Root && !kind.is_empty() && kind != "object" {
-        errors.push(Error::invalid(&path.child("type"), kind, "must be object at the root"));
+        errors.push(Error::invalid(
+            &path.child("type"),
+            kind,
+            "must be object at the root",
+        ));
     }
     let own = |name: &str| schema.get("properties").and_then(|all| all.get(name));
     let checked = level == Level::Root || embedded;
@@ -117,7 +145,11 @@ fn invariants(schema: &Value, level: Level, path: &Path, errors: &mut Vec<Error>
     if let Some(metadata) = own("metadata") {
         let at = path.child("properties").key("metadata");
         if checked && text(metadata, "type") != "object" {
-            errors.push(Error::invalid(&at.child("type"), text(metadata, "type"), "must be object"));
+            errors.push(Error::invalid(
+                &at.child("type"),
+                text(metadata, "type"),
+                "must be object",
+            ));
         }
         if level == Level::Root && !only_names(metadata) {
             errors.push(Error::forbidden(
@@ -139,7 +171,10 @@ fn only_names(metadata: &Value) -> bool {
     let empty = Map::new();
     let map = metadata.as_object().unwrap_or(&empty);
     let named = properties(metadata).all(|(name, _)| matches!(name.as_str(), "name" | "generateName"));
-    named && map.keys().all(|key| matches!(key.as_str(), "type" | "properties" | "default"))
+    named
+        && map
+            .keys()
+            .all(|key| matches!(key.as_str(), "type" | "properties" | "default"))
 }
 
 /// The rules for values: alternatives, and the pattern.
@@ -150,7 +185,12 @@ fn values(schema: &Value, skip_any: bool, skip_all: bool, path: &Path, errors: &
         }
     }
     for (index, part) in all(schema, "allOf").iter().enumerate() {
-        nested(part, skip_all && index == 0, &path.child("allOf").index(index), errors);
+        nested(
+            part,
+            skip_all && index == 0,
+            &path.child("allOf").index(index),
+            errors,
+        );
     }
     for (index, part) in all(schema, "oneOf").iter().enumerate() {
         nested(part, false, &path.child("oneOf").index(index), errors);
@@ -183,7 +223,10 @@ fn nested(schema: &Value, skip_any: bool, path: &Path, errors: &mut Vec<Error>) 
     if !text(schema, "type").is_empty() {
         forbid("type", "must be empty to be structural");
     }
-    if schema.get("additionalProperties").is_some_and(|value| !value.is_null()) {
+    if schema
+        .get("additionalProperties")
+        .is_some_and(|value| !value.is_null())
+    {
         forbid("additionalProperties", "must be undefined to be structural");
     }
     if schema.get("default").is_some_and(|value| !value.is_null()) {
@@ -215,7 +258,11 @@ fn nested(schema: &Value, skip_any: bool, path: &Path, errors: &mut Vec<Error>) 
     if !all(schema, "x-kubernetes-validations").is_empty() {
         forbid("x-kubernetes-validations", "must be empty to be structural");
     }
-    if schema.get("properties").and_then(|all| all.get("metadata")).is_some() {
+    if schema
+        .get("properties")
+        .and_then(|all| all.get("metadata"))
+        .is_some()
+    {
         errors.push(Error::forbidden(
             &path.child("properties").key("metadata"),
             "must not be specified in a nested context",
@@ -239,7 +286,10 @@ fn completeness(schema: &Value, path: &Path, errors: &mut Vec<Error>) {
     for (name, property) in properties(schema) {
         completeness(property, &path.child("properties").key(name), errors);
     }
-    if let Some(additional) = schema.get("additionalProperties").filter(|value| value.is_object()) {
+    if let Some(additional) = schema
+        .get("additionalProperties")
+        .filter(|value| value.is_object())
+    {
         completeness(additional, &path.child("additionalProperties"), errors);
     }
 }
@@ -259,19 +309,39 @@ fn specified(part: &Value, outer: &Value, outer_path: &Path, path: &Path, errors
                 &outer_path.child("items"),
                 format!("because it is defined in {}", path.child("items")),
             )),
-            Some(outer) => specified(items, outer, &outer_path.child("items"), &path.child("items"), errors),
+            Some(outer) => specified(
+                items,
+                outer,
+                &outer_path.child("items"),
+                &path.child("items"),
+                errors,
+            ),
         }
     }
     for (name, property) in properties(part) {
-        let (at, outer_at) = (path.child("properties").key(name), outer_path.child("properties").key(name));
+        let (at, outer_at) = (
+            path.child("properties").key(name),
+            outer_path.child("properties").key(name),
+        );
         let own = outer.get("properties").and_then(|all| all.get(name));
-        let additional = outer.get("additionalProperties").filter(|value| value.is_object());
+        let additional = outer
+            .get("additionalProperties")
+            .filter(|value| value.is_object());
         match (own, additional) {
             (Some(own), _) => specified(property, own, &outer_at, &at, errors),
             (None, Some(additional)) => {
-                specified(property, additional, &outer_path.child("additionalProperties"), &at, errors);
+                specified(
+                    property,
+                    additional,
+                    &outer_path.child("additionalProperties"),
+                    &at,
+                    errors,
+                );
             }
-            (None, None) => errors.push(Error::required(&outer_at, format!("because it is defined in {at}"))),
+            (None, None) => errors.push(Error::required(
+                &outer_at,
+                format!("because it is defined in {at}"),
+            )),
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod node;
 pub mod persistent_volume;
 pub mod pod;
 pub mod pod_defaults;
+pub mod pod_resize;
 pub mod pod_row;
 pub mod pod_spec;
 pub mod pod_warnings;

@@ -201,7 +201,7 @@ fn graceful(object: &Value, requested: Option<i64>) -> Graceful {
     Graceful::After(if period < 0 { 1 } else { period })
 }
 
-fn metadata_and_spec(root: &Node, errors: &mut Errors) {
+pub(super) fn metadata_and_spec(root: &Node, errors: &mut Errors) {
     let annotations = root.field("metadata.annotations");
     let mirror = annotations.key("kubernetes.io/config.mirror");
     if mirror.is_set() && root.field("spec.nodeName").is_empty() {

@@ -58,7 +58,7 @@ impl World {
         let identity = pki
             .serving("apiserver", "kube-apiserver", &["localhost".to_owned()])
             .unwrap();
-        let tls = Arc::new(skiff_pki::server_config(&identity, Some(pki.ca_certificate())).unwrap());
+        let tls = Arc::new(skiff_pki::asking_server_config(&identity).unwrap());
         let stop = CancellationToken::new();
         let server = skiff_server::Server::start(skiff_server::ServerConfig {
             store: Arc::new(store),
@@ -67,6 +67,7 @@ impl World {
             advertise_address: "192.0.2.1".parse().unwrap(),
             advertise_port: 6443,
             tls,
+            client_certificates: None,
             service_account: Some(skiff_server::ServiceAccountKey {
                 private_key,
                 public_key,

@@ -48,6 +48,11 @@ impl Registry {
             result?;
         }
         self.service_cidr().await?;
+        let today = self.now_text();
+        self.ensure(json!({"kind": "ConfigMap", "apiVersion": "v1",
+            "metadata": {"name": "kube-apiserver-legacy-service-account-token-tracking", "namespace": "kube-system"},
+            "data": {"since": today.split('T').next().unwrap_or_default()}}))
+            .await?;
         self.kubernetes_service(advertise).await
     }
 
@@ -144,6 +149,30 @@ impl Registry {
             "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
             "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]}),
             "endpoints").await
+    }
+
+    /// Says in the cluster which authorities client certificates are checked against, so that extension API
+    /// servers check theirs against the same.
+    pub async fn publish_authorities(
+        &self,
+        client_ca: &str,
+        front_proxy_ca: Option<&str>,
+    ) -> Result<(), Status> {
+        let mut data = json!({"client-ca-file": client_ca});
+        if let Some(ca) = front_proxy_ca {
+            data["requestheader-client-ca-file"] = json!(ca);
+            for (key, value) in [
+                ("requestheader-allowed-names", "[\"front-proxy-client\"]"),
+                ("requestheader-extra-headers-prefix", "[\"X-Remote-Extra-\"]"),
+                ("requestheader-group-headers", "[\"X-Remote-Group\"]"),
+                ("requestheader-username-headers", "[\"X-Remote-User\"]"),
+            ] {
+                data[key] = json!(value);
+            }
+        }
+        let wanted = json!({"kind": "ConfigMap", "apiVersion": "v1", "data": data,
+            "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"}});
+        self.own(wanted, "data").await
     }
 
     /// Creates an object unless there is one of its name.
@@ -246,9 +275,11 @@ impl Registry {
 }
 
 /// The order of groups and versions in discovery, as upstream's aggregator has it.
-fn priorities(group: &str, version: &str) -> (i64, i64) {
+pub fn priorities(group: &str, version: &str) -> (i64, i64) {
     let of_group = match group {
         "" => return (18_000, 1),
+        // The aggregator's own group comes first, whatever others ask for.
+        "apiregistration.k8s.io" => 20_001,
         "apps" => 17_800,
         "events.k8s.io" => 17_750,
         "authentication.k8s.io" => 17_700,

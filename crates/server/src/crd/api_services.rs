@@ -56,11 +56,18 @@ async fn create(inner: &Inner, group: &str, version: &str) -> Result<(), Status>
 }
 
 async fn remove(inner: &Inner, group: &str, version: &str) -> Result<(), Status> {
-    let Some(resource) = inner.registry.resources.get("apiregistration.k8s.io", "v1", "apiservices") else {
+    let Some(resource) = inner
+        .registry
+        .resources
+        .get("apiregistration.k8s.io", "v1", "apiservices")
+    else {
         return Ok(());
     };
     let name = format!("{version}.{group}");
     let options = DeleteOptions::default();
-    let deleted = inner.registry.delete(&Context::default(), resource, "", &name, &options, &Open).await;
+    let deleted = inner
+        .registry
+        .delete(&Context::default(), resource, "", &name, &options, &Open)
+        .await;
     deleted.map(drop)
 }

@@ -39,7 +39,10 @@ impl Column {
                 let path = JsonPath::parse(&text("jsonPath")).ok();
                 let description = match text("description") {
                     empty if empty.is_empty() => {
-                        format!("Custom resource definition column (in JSONPath format): {}", text("jsonPath"))
+                        format!(
+                            "Custom resource definition column (in JSONPath format): {}",
+                            text("jsonPath")
+                        )
                     }
                     given => given,
                 };
@@ -56,7 +59,11 @@ impl Column {
     }
 
     fn cell(&self, object: &Value, now: i64) -> Value {
-        let Some(value) = self.path.as_ref().and_then(|path| path.find(object).into_iter().next()) else {
+        let Some(value) = self
+            .path
+            .as_ref()
+            .and_then(|path| path.find(object).into_iter().next())
+        else {
             return Value::Null;
         };
         match (self.kind.as_str(), value) {
@@ -78,7 +85,8 @@ impl Column {
 }
 
 pub fn definitions(columns: &[Column]) -> Value {
-    let mut all = vec![json!({"name": "Name", "type": "string", "format": "name", "description": NAME, "priority": 0})];
+    let mut all =
+        vec![json!({"name": "Name", "type": "string", "format": "name", "description": NAME, "priority": 0})];
     all.extend(columns.iter().map(|column| {
         json!({"name": column.name, "type": column.kind, "format": column.format,
             "description": column.description, "priority": column.priority})
@@ -109,7 +117,14 @@ mod tests {
             "spec": {"a": 5, "b": 7, "d": "no", "list": []}});
         assert_eq!(
             row(&columns, &object, 60),
-            [json!("n"), json!("5"), json!(7), json!("60s"), Value::Null, Value::Null]
+            [
+                json!("n"),
+                json!("5"),
+                json!(7),
+                json!("60s"),
+                Value::Null,
+                Value::Null
+            ]
         );
         assert_eq!(
             definitions(&columns)[2],

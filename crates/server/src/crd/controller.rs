@@ -8,7 +8,8 @@ use std::sync::Arc;
 use serde_json::Value;
 use skiff_meta::Status;
 use skiff_registry::{
-    Context, Customs, EventKind, ListOptions, Open, Part, ReadAt, Resource, WatchFrom, WatchOptions, encode, object,
+    Context, Customs, EventKind, ListOptions, Open, Part, ReadAt, Resource, WatchFrom, WatchOptions, encode,
+    object,
 };
 
 use super::api_services::ApiServices;
@@ -67,7 +68,11 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
 
 impl Controller {
     async fn list(&mut self) -> Result<i64, Status> {
-        let listed = self.inner.registry.list(&self.definitions, ListOptions::default()).await?;
+        let listed = self
+            .inner
+            .registry
+            .list(&self.definitions, ListOptions::default())
+            .await?;
         self.known.clear();
         for entry in &listed.items {
             let value = encode::decode(&entry.bytes)?;
@@ -106,7 +111,9 @@ impl Controller {
                 let Some(event) = event else { break };
                 revision = event.revision;
                 let Some(entry) = &event.entry else { continue };
-                let Ok(value) = encode::decode(&entry.bytes) else { continue };
+                let Ok(value) = encode::decode(&entry.bytes) else {
+                    continue;
+                };
                 let name = object::name(&value).to_owned();
                 if event.kind == EventKind::Deleted {
                     self.known.remove(&name);
@@ -123,7 +130,12 @@ impl Controller {
     }
 
     fn forget_gone(&mut self) {
-        let gone: Vec<String> = self.installed.keys().filter(|name| !self.known.contains_key(*name)).cloned().collect();
+        let gone: Vec<String> = self
+            .installed
+            .keys()
+            .filter(|name| !self.known.contains_key(*name))
+            .cloned()
+            .collect();
         for name in gone {
             self.remove(&name);
         }
@@ -154,7 +166,9 @@ impl Controller {
         let group = object::at_str(definition, &["spec", "group"]);
         let mut taken = Taken::default();
         for other in self.known.values() {
-            if object::name(other) == object::name(definition) || object::at_str(other, &["spec", "group"]) != group {
+            if object::name(other) == object::name(definition)
+                || object::at_str(other, &["spec", "group"]) != group
+            {
                 continue;
             }
             let Some(accepted) = object::at(other, &["status", "acceptedNames"]) else {
@@ -211,7 +225,11 @@ impl Controller {
                 Err(status) => tracing::warn!(%status, name, "cannot write the status of a definition"),
             }
         }
-        if object::deleting(&definition) && object::finalizers(&definition).iter().any(|f| f == CLEANUP_FINALIZER) {
+        if object::deleting(&definition)
+            && object::finalizers(&definition)
+                .iter()
+                .any(|f| f == CLEANUP_FINALIZER)
+        {
             self.retire(&definition);
         }
     }
@@ -228,12 +246,24 @@ impl Controller {
 
     fn retire(&mut self, definition: &Value) {
         self.retiring.retain(|_, task| !task.is_finished());
-        let (uid, name) = (object::uid(definition).to_owned(), object::name(definition).to_owned());
+        let (uid, name) = (
+            object::uid(definition).to_owned(),
+            object::name(definition).to_owned(),
+        );
         if self.retiring.contains_key(&uid) {
             return;
         }
-        let stored = self.installed.get(&name).and_then(|installed| installed.stored.clone());
-        let task = retire::run(self.inner.clone(), self.definitions.clone(), name, uid.clone(), stored);
+        let stored = self
+            .installed
+            .get(&name)
+            .and_then(|installed| installed.stored.clone());
+        let task = retire::run(
+            self.inner.clone(),
+            self.definitions.clone(),
+            name,
+            uid.clone(),
+            stored,
+        );
         self.retiring.insert(uid, tokio::spawn(task));
     }
 
@@ -338,7 +368,16 @@ pub(super) async fn write(
     };
     let updated = inner
         .registry
-        .update(&context, definitions, "", name, part, false, &mut transform, &Open)
+        .update(
+            &context,
+            definitions,
+            "",
+            name,
+            part,
+            false,
+            &mut transform,
+            &Open,
+        )
         .await?;
     Ok(updated.object)
 }

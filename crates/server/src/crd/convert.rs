@@ -54,7 +54,9 @@ impl Webhook {
         let target = match object::at_str(client, &["url"]) {
             "" => {
                 let text = |key: &str| object::at_str(client, &["service", key]).to_owned();
-                let port = object::at(client, &["service", "port"]).and_then(Value::as_u64).unwrap_or(443);
+                let port = object::at(client, &["service", "port"])
+                    .and_then(Value::as_u64)
+                    .unwrap_or(443);
                 Target::Service {
                     namespace: text("namespace"),
                     name: text("name"),
@@ -87,7 +89,9 @@ impl Webhook {
         objects: Vec<Value>,
         api_version: &str,
     ) -> Result<Vec<Value>, Status> {
-        let from = objects.first().map_or("", |value| object::at_str(value, &["apiVersion"]));
+        let from = objects
+            .first()
+            .map_or("", |value| object::at_str(value, &["apiVersion"]));
         let kind = &definition.names.kind;
         let what = format!("{from}, Kind={kind}");
         let failed = |why: String| Status::failure(500, "", why);
@@ -146,10 +150,18 @@ impl Webhook {
                 port,
             } => {
                 let server_name = format!("{name}.{namespace}.svc");
-                let path = if path.starts_with('/') { path.clone() } else { format!("/{path}") };
+                let path = if path.starts_with('/') {
+                    path.clone()
+                } else {
+                    format!("/{path}")
+                };
                 let url = format!("https://{server_name}:{port}{path}?timeout=30s");
                 let missing = || format!("Post \"{url}\": service \"{name}\" not found");
-                let services = self.registry.resources.get("", "v1", "services").ok_or_else(missing)?;
+                let services = self
+                    .registry
+                    .resources
+                    .get("", "v1", "services")
+                    .ok_or_else(missing)?;
                 let found = self.registry.get(services, namespace, name, ReadAt::Any).await;
                 let service = found.map_err(|status| status.message)?.ok_or_else(missing)?;
                 let address = match object::at_str(&service, &["spec", "clusterIP"]) {
@@ -179,11 +191,15 @@ impl Webhook {
             }
             Ok(Ok((code, bytes))) => {
                 let told: Option<Value> = serde_json::from_slice(&bytes).ok();
-                let message = told.as_ref().and_then(|status| status.get("message")).and_then(Value::as_str);
+                let message = told
+                    .as_ref()
+                    .and_then(|status| status.get("message"))
+                    .and_then(Value::as_str);
                 Err(message.map_or_else(
                     || match code {
                         404 => "the server could not find the requested resource".to_owned(),
-                        _ => "an error on the server (\"unknown\") has prevented the request from succeeding".to_owned(),
+                        _ => "an error on the server (\"unknown\") has prevented the request from succeeding"
+                            .to_owned(),
                     },
                     str::to_owned,
                 ))
@@ -201,9 +217,10 @@ impl Webhook {
             .connect(name, stream)
             .await
             .map_err(|error| format!("tls: {error}"))?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(stream))
-            .await
-            .map_err(|error| error.to_string())?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(stream))
+                .await
+                .map_err(|error| error.to_string())?;
         let driver = tokio::spawn(connection);
         let request = http::Request::post(&place.path)
             .header("host", &place.host)
@@ -211,12 +228,16 @@ impl Webhook {
             .header("accept", "application/json")
             .body(Full::new(Bytes::from(review.to_string())))
             .map_err(|error| error.to_string())?;
-        let answer = sender.send_request(request).await.map_err(|error| error.to_string());
+        let answer = sender
+            .send_request(request)
+            .await
+            .map_err(|error| error.to_string());
         let result = match answer {
             Ok(answer) => {
                 let code = answer.status().as_u16();
                 let body = Limited::new(answer.into_body(), ANSWER_LIMIT).collect().await;
-                body.map(|body| (code, body.to_bytes())).map_err(|error| error.to_string())
+                body.map(|body| (code, body.to_bytes()))
+                    .map_err(|error| error.to_string())
             }
             Err(error) => Err(error),
         };
@@ -244,7 +265,10 @@ fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
 /// The converted objects of an answer.
 fn response(answer: &Value, version: &str, uid: &str) -> Result<Vec<Value>, String> {
     if version == "v1" {
-        let (group_version, kind) = (object::at_str(answer, &["apiVersion"]), object::at_str(answer, &["kind"]));
+        let (group_version, kind) = (
+            object::at_str(answer, &["apiVersion"]),
+            object::at_str(answer, &["kind"]),
+        );
         if group_version != "apiextensions.k8s.io/v1" || kind != "ConversionReview" {
             return Err(format!(
                 "expected webhook response of apiextensions.k8s.io/v1, Kind=ConversionReview, got {group_version}, Kind={kind}"
@@ -273,21 +297,35 @@ fn response(answer: &Value, version: &str, uid: &str) -> Result<Vec<Value>, Stri
 
 /// Checks that the object is still the same one, and gives it back the metadata that is not the
 /// webhook's to change.
-fn restored(original: &Value, mut converted: Value, api_version: &str, single: bool) -> Result<Value, String> {
+fn restored(
+    original: &Value,
+    mut converted: Value,
+    api_version: &str,
+    single: bool,
+) -> Result<Value, String> {
     let subject = if single { "object at index 0: " } else { "" };
     let given = object::at_str(&converted, &["apiVersion"]);
     if given != api_version {
-        return Err(format!("{subject}invalid groupVersion (expected {api_version}, received {given})"));
+        return Err(format!(
+            "{subject}invalid groupVersion (expected {api_version}, received {given})"
+        ));
     }
-    let (expected, kind) = (object::at_str(original, &["kind"]), object::at_str(&converted, &["kind"]));
+    let (expected, kind) = (
+        object::at_str(original, &["kind"]),
+        object::at_str(&converted, &["kind"]),
+    );
     if expected != kind {
-        return Err(format!("{subject}invalid kind (expected {expected}, received {kind})"));
+        return Err(format!(
+            "{subject}invalid kind (expected {expected}, received {kind})"
+        ));
     }
     let subject = if single { "object: " } else { "" };
     for (field, what) in [("name", "name"), ("namespace", "namespace"), ("uid", "UID")] {
         let (expected, found) = (object::text(original, field), object::text(&converted, field));
         if expected != found {
-            return Err(format!("{subject}must have the same {what}: {expected} != {found}"));
+            return Err(format!(
+                "{subject}must have the same {what}: {expected} != {found}"
+            ));
         }
     }
     let subject = if single { "metadata: " } else { "" };
@@ -319,11 +357,26 @@ mod tests {
             assert_eq!(found, expected.map_err(str::to_owned));
         };
         let review = |response: Value| json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "ConversionReview", "response": response});
-        check(review(json!({"uid": "u", "result": {"status": "Success"}, "convertedObjects": [{}]})), Ok(1));
-        check(review(json!({"uid": "x"})), Err("expected response.uid=\"u\", got \"x\""));
-        check(review(json!({"uid": "u", "result": {"status": "Failed", "message": "no"}})), Err("no"));
-        check(review(json!({"uid": "u"})), Err("response.result.status was '', not 'Success'"));
-        check(json!({}), Err("expected webhook response of apiextensions.k8s.io/v1, Kind=ConversionReview, got , Kind="));
+        check(
+            review(json!({"uid": "u", "result": {"status": "Success"}, "convertedObjects": [{}]})),
+            Ok(1),
+        );
+        check(
+            review(json!({"uid": "x"})),
+            Err("expected response.uid=\"u\", got \"x\""),
+        );
+        check(
+            review(json!({"uid": "u", "result": {"status": "Failed", "message": "no"}})),
+            Err("no"),
+        );
+        check(
+            review(json!({"uid": "u"})),
+            Err("response.result.status was '', not 'Success'"),
+        );
+        check(
+            json!({}),
+            Err("expected webhook response of apiextensions.k8s.io/v1, Kind=ConversionReview, got , Kind="),
+        );
     }
 
     #[test]
@@ -332,9 +385,14 @@ mod tests {
         let converted = json!({"apiVersion": "g/v2", "kind": "K", "metadata": {"name": "n", "uid": "u", "labels": {"c": "d"}}, "spec": 1});
         assert_eq!(
             restored(&original, converted, "g/v2", true),
-            Ok(json!({"apiVersion": "g/v2", "kind": "K", "metadata": {"name": "n", "uid": "u", "finalizers": ["f"], "labels": {"c": "d"}}, "spec": 1}))
+            Ok(
+                json!({"apiVersion": "g/v2", "kind": "K", "metadata": {"name": "n", "uid": "u", "finalizers": ["f"], "labels": {"c": "d"}}, "spec": 1})
+            )
         );
         let other = json!({"apiVersion": "g/v2", "kind": "K", "metadata": {"name": "m", "uid": "u"}});
-        assert_eq!(restored(&original, other, "g/v2", true), Err("object: must have the same name: n != m".to_owned()));
+        assert_eq!(
+            restored(&original, other, "g/v2", true),
+            Err("object: must have the same name: n != m".to_owned())
+        );
     }
 }

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde_json::Value;
 use skiff_api::{apiextensions, facts};
-use skiff_meta::field::{self, Path};
 use skiff_meta::Status;
+use skiff_meta::field::{self, Path};
 use skiff_registry::{Custom, Field, object};
 use skiff_schema::structural::{self, Structural};
 
@@ -89,7 +89,9 @@ impl CustomVersion {
                         super::scale::go_type(value)
                     ),
                 )),
-                Some(n) if n < 0 => errors.push(field::Error::invalid(&at, n, "should be a non-negative integer")),
+                Some(n) if n < 0 => {
+                    errors.push(field::Error::invalid(&at, n, "should be a non-negative integer"))
+                }
                 Some(n) if n > i64::from(i32::MAX) => errors.push(field::Error::invalid(
                     &at,
                     n,
@@ -114,7 +116,10 @@ impl CustomVersion {
         // Rules may count on values being of their type.
         let blocking = |error: &field::Error| {
             use field::ErrorType::{NotSupported, Required, TooLong, TooMany, TypeInvalid};
-            matches!(error.kind, NotSupported | Required | TooLong | TooMany | TypeInvalid)
+            matches!(
+                error.kind,
+                NotSupported | Required | TooLong | TooMany | TypeInvalid
+            )
         };
         if errors.iter().any(blocking) {
             errors.push(field::Error::invalid(
@@ -188,7 +193,10 @@ impl Custom for CustomVersion {
     }
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        let (status, managed) = (new.get("status").cloned(), object::metadata(new, "managedFields").cloned());
+        let (status, managed) = (
+            new.get("status").cloned(),
+            object::metadata(new, "managedFields").cloned(),
+        );
         *new = old.clone();
         match (status, new.as_object_mut()) {
             (Some(status), Some(map)) => drop(map.insert("status".to_owned(), status)),
@@ -214,7 +222,12 @@ impl Custom for CustomVersion {
         if !errors.is_empty() {
             return errors;
         }
-        errors.extend(structural::validate_update(new, Some(old), self.schema(), &Path::root()));
+        errors.extend(structural::validate_update(
+            new,
+            Some(old),
+            self.schema(),
+            &Path::root(),
+        ));
         errors.extend(self.check_scale(new, &[Part::Spec, Part::Status]));
         self.check_rest(new, Some(old), &mut errors);
         errors
@@ -270,7 +283,9 @@ impl Custom for CustomVersion {
         if value == before {
             return Ok(stored);
         }
-        serde_json::to_vec(&value).map(Bytes::from).map_err(|error| error.to_string())
+        serde_json::to_vec(&value)
+            .map(Bytes::from)
+            .map_err(|error| error.to_string())
     }
 
     fn converts_elsewhere(&self) -> bool {

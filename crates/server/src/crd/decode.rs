@@ -73,7 +73,9 @@ pub fn object(
             resource.api_version
         )));
     }
-    report(&exchange.context, validation, &strict, |message| refused(message.to_owned()))?;
+    report(&exchange.context, validation, &strict, |message| {
+        refused(message.to_owned())
+    })?;
     check_kind(resource, &value)?;
     Ok(value)
 }
@@ -84,7 +86,11 @@ fn check_kind(resource: &Resource, value: &Value) -> Result<(), Status> {
     if kind == resource.kind {
         return Ok(());
     }
-    let error = field::Error::invalid(&field::Path::new("kind"), kind, format!("must be {}", resource.kind));
+    let error = field::Error::invalid(
+        &field::Path::new("kind"),
+        kind,
+        format!("must be {}", resource.kind),
+    );
     Err(Status::invalid(
         &GroupKind::new(resource.facts.group, kind),
         object::name(value),

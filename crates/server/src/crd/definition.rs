@@ -92,15 +92,25 @@ impl Definition {
         let group = object::at_str(spec, &["group"]).to_owned();
         let accepted = object::at(value, &["status", "acceptedNames"]).unwrap_or(&Value::Null);
         let names = Names::read(accepted);
-        let all: &[Value] = spec.get("versions").and_then(Value::as_array).map_or(&[], Vec::as_slice);
+        let all: &[Value] = spec
+            .get("versions")
+            .and_then(Value::as_array)
+            .map_or(&[], Vec::as_slice);
         let named = |version: &Value| object::at_str(version, &["name"]).to_owned();
-        let stored = all.iter().find(|v| v["storage"] == true).map(named).unwrap_or_default();
+        let stored = all
+            .iter()
+            .find(|v| v["storage"] == true)
+            .map(named)
+            .unwrap_or_default();
         let webhook = object::at(spec, &["conversion"])
             .filter(|conversion| conversion["strategy"] == "Webhook")
             .cloned();
         Definition {
             namespaced: object::at_str(spec, &["scope"]) == "Namespaced",
-            versions: all.iter().map(|v| Version::read(v, all, &group, &names.kind)).collect(),
+            versions: all
+                .iter()
+                .map(|v| Version::read(v, all, &group, &names.kind))
+                .collect(),
             stored,
             webhook,
             terminating: condition(value, "Terminating"),
@@ -124,7 +134,9 @@ impl Version {
     fn read(value: &Value, all: &[Value], group: &str, kind: &str) -> Version {
         let text = |path: &[&str]| object::at_str(value, path).to_owned();
         let empty = Value::Object(serde_json::Map::new());
-        let published = object::at(value, &["schema", "openAPIV3Schema"]).unwrap_or(&empty).clone();
+        let published = object::at(value, &["schema", "openAPIV3Schema"])
+            .unwrap_or(&empty)
+            .clone();
         let name = text(&["name"]);
         Version {
             served: value["served"] == true,
@@ -143,7 +155,11 @@ impl Version {
                 .and_then(Value::as_array)
                 .into_iter()
                 .flatten()
-                .map(|field| object::at_str(field, &["jsonPath"]).trim_start_matches('.').to_owned())
+                .map(|field| {
+                    object::at_str(field, &["jsonPath"])
+                        .trim_start_matches('.')
+                        .to_owned()
+                })
                 .collect(),
             deprecation: (value["deprecated"] == true).then(|| {
                 match value.get("deprecationWarning").and_then(Value::as_str) {

@@ -16,7 +16,14 @@ use super::definition::{Definition, Version};
 static ROWS: LazyLock<Mutex<HashMap<String, &'static Resource>>> = LazyLock::new(Mutex::default);
 
 const VERBS: [&str; 8] = [
-    "delete", "deletecollection", "get", "list", "patch", "create", "update", "watch",
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "create",
+    "update",
+    "watch",
 ];
 const SUBRESOURCE_VERBS: [&str; 3] = ["get", "patch", "update"];
 
@@ -72,7 +79,10 @@ fn make(definition: &Definition, version: &Version) -> Option<Resource> {
             type_id: schema.by_gvk("autoscaling", "v1", "Scale")?,
         });
     }
-    let hash = Sha256::digest(format!("{}/{}/{}", definition.group, definition.stored, names.kind));
+    let hash = Sha256::digest(format!(
+        "{}/{}/{}",
+        definition.group, definition.stored, names.kind
+    ));
     let hash = base64::engine::general_purpose::STANDARD.encode(&hash[..8]);
     Some(Resource {
         group,

@@ -17,7 +17,9 @@ pub fn version_order(a: &str, b: &str) -> Ordering {
 
 fn rank(version: &str) -> Option<(u8, u64, u64)> {
     let rest = version.strip_prefix('v')?;
-    let digits = |text: &str| (!text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok())?;
+    let digits = |text: &str| {
+        (!text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok())?
+    };
     for (word, stability) in [("alpha", 0), ("beta", 1)] {
         if let Some((major, minor)) = rest.split_once(word) {
             return Some((stability, digits(major)?, digits(minor)?));
@@ -67,7 +69,9 @@ pub struct Taken {
 /// Settles the names of a definition: accepts what is free, and says in a condition what is not.
 /// Returns whether all names are accepted.
 pub fn settle(definition: &mut Value, taken: &Taken, now: &str) -> bool {
-    let wanted = object::at(definition, &["spec", "names"]).cloned().unwrap_or_default();
+    let wanted = object::at(definition, &["spec", "names"])
+        .cloned()
+        .unwrap_or_default();
     let mut accepted = object::at(definition, &["status", "acceptedNames"])
         .cloned()
         .unwrap_or_else(|| json!({"plural": "", "kind": ""}));
@@ -77,8 +81,15 @@ pub fn settle(definition: &mut Value, taken: &Taken, now: &str) -> bool {
     for (field, list) in [("plural", &taken.resources), ("singular", &taken.resources)] {
         let name = object::at_str(&wanted, &[field]).to_owned();
         if conflict(&name, list) {
-            let reason = if field == "plural" { "PluralConflict" } else { "SingularConflict" };
-            complaint = Some((reason, format!("{} is already in use", skiff_meta::field::quote(&name))));
+            let reason = if field == "plural" {
+                "PluralConflict"
+            } else {
+                "SingularConflict"
+            };
+            complaint = Some((
+                reason,
+                format!("{} is already in use", skiff_meta::field::quote(&name)),
+            ));
         } else {
             accepted[field] = json!(name);
         }
@@ -106,7 +117,10 @@ pub fn settle(definition: &mut Value, taken: &Taken, now: &str) -> bool {
     for (field, reason) in [("kind", "KindConflict"), ("listKind", "ListKindConflict")] {
         let name = object::at_str(&wanted, &[field]).to_owned();
         if conflict(&name, &taken.kinds) {
-            complaint = Some((reason, format!("{} is already in use", skiff_meta::field::quote(&name))));
+            complaint = Some((
+                reason,
+                format!("{} is already in use", skiff_meta::field::quote(&name)),
+            ));
         } else {
             accepted[field] = json!(name);
         }
@@ -123,12 +137,26 @@ pub fn settle(definition: &mut Value, taken: &Taken, now: &str) -> bool {
         Some((reason, message)) => {
             set(definition, "NamesAccepted", "False", reason, &message, now);
             if find(definition, "Established").is_none() {
-                set(definition, "Established", "False", "NotAccepted", "not all names are accepted", now);
+                set(
+                    definition,
+                    "Established",
+                    "False",
+                    "NotAccepted",
+                    "not all names are accepted",
+                    now,
+                );
             }
             false
         }
         None => {
-            set(definition, "NamesAccepted", "True", "NoConflicts", "no conflicts found", now);
+            set(
+                definition,
+                "NamesAccepted",
+                "True",
+                "NoConflicts",
+                "no conflicts found",
+                now,
+            );
             true
         }
     }
@@ -147,7 +175,11 @@ fn put_list(accepted: &mut Value, field: &str, names: &[String]) {
 /// The condition of definitions in groups that belong to Kubernetes.
 pub fn approval(definition: &mut Value, now: &str) {
     let group = object::at_str(definition, &["spec", "group"]).to_owned();
-    if !(group == "k8s.io" || group == "kubernetes.io" || group.ends_with(".k8s.io") || group.ends_with(".kubernetes.io")) {
+    if !(group == "k8s.io"
+        || group == "kubernetes.io"
+        || group.ends_with(".k8s.io")
+        || group.ends_with(".kubernetes.io"))
+    {
         return;
     }
     const KIND: &str = "KubernetesAPIApprovalPolicyConformant";
@@ -156,7 +188,11 @@ pub fn approval(definition: &mut Value, now: &str) {
     let (status, reason, message) = if value.is_empty() {
         ("False", "MissingAnnotation", "protected groups must have approval annotation \"api-approved.kubernetes.io\", see https://github.com/kubernetes/enhancements/pull/1111".to_owned())
     } else if value.starts_with("unapproved") {
-        ("False", "UnapprovedAPI", format!("not approved: {}", skiff_meta::field::quote(&value)))
+        (
+            "False",
+            "UnapprovedAPI",
+            format!("not approved: {}", skiff_meta::field::quote(&value)),
+        )
     } else if value.starts_with("https://") || value.starts_with("http://") {
         ("True", "ApprovedAnnotation", format!("approved in {value}"))
     } else {
@@ -173,7 +209,10 @@ mod tests {
     fn versions_are_ranked() {
         let mut versions = ["v1", "foo", "v2alpha1", "v10", "v2", "v1beta2", "bar", "v1beta10"];
         versions.sort_by(|a, b| version_order(b, a));
-        assert_eq!(versions, ["v10", "v2", "v1", "v1beta10", "v1beta2", "v2alpha1", "bar", "foo"]);
+        assert_eq!(
+            versions,
+            ["v10", "v2", "v1", "v1beta10", "v1beta2", "v2alpha1", "bar", "foo"]
+        );
     }
 
     #[test]
@@ -195,6 +234,9 @@ mod tests {
         assert!(!settle(&mut other, &taken, "t"));
         assert_eq!(other["status"]["conditions"][0]["reason"], "ShortNamesConflict");
         assert_eq!(other["status"]["conditions"][1]["reason"], "NotAccepted");
-        assert_eq!(other["status"]["acceptedNames"], json!({"plural": "foos", "kind": "Foo", "listKind": "FooList"}));
+        assert_eq!(
+            other["status"]["acceptedNames"],
+            json!({"plural": "foos", "kind": "Foo", "listKind": "FooList"})
+        );
     }
 }

@@ -61,7 +61,9 @@ fn document(bytes: Vec<u8>) -> Document {
 
 impl Made {
     fn published(&self, path: Option<&str>) -> Vec<Published<'_>> {
-        let wanted = |r: &&Arc<skiff_registry::Resource>| path.is_none_or(|path| path == format!("apis/{}", r.api_version));
+        let wanted = |r: &&Arc<skiff_registry::Resource>| {
+            path.is_none_or(|path| path == format!("apis/{}", r.api_version))
+        };
         self.customs
             .all
             .iter()
@@ -92,7 +94,8 @@ impl Made {
     }
 
     pub fn v2_json(&self) -> &Document {
-        self.v2_json.get_or_init(|| document(self.v2().to_string().into_bytes()))
+        self.v2_json
+            .get_or_init(|| document(self.v2().to_string().into_bytes()))
     }
 
     pub fn v2_protobuf(&self) -> &Document {

@@ -6,7 +6,8 @@ use std::time::Duration;
 use serde_json::Value;
 use skiff_meta::{Status, field};
 use skiff_registry::{
-    Context, DeleteOptions, ListOptions, Open, Part, ReadAt, Resource, WatchFrom, WatchOptions, is_not_found, object,
+    Context, DeleteOptions, ListOptions, Open, Part, ReadAt, Resource, WatchFrom, WatchOptions, is_not_found,
+    object,
 };
 
 use super::CLEANUP_FINALIZER;
@@ -50,14 +51,24 @@ async fn attempt(
 ) -> Result<(), Status> {
     let now = || skiff_meta::time::format_seconds(inner.registry.now());
     let terminating = |reason: &'static str, message: String| {
-        let (now, status) = (now(), if reason == "InstanceDeletionCompleted" { "False" } else { "True" });
+        let (now, status) = (
+            now(),
+            if reason == "InstanceDeletionCompleted" {
+                "False"
+            } else {
+                "True"
+            },
+        );
         move |mut definition: Value| {
             names::set(&mut definition, "Terminating", status, reason, &message, &now);
             definition
         }
     };
     if let Some(stored) = stored {
-        let mut mark = terminating("InstanceDeletionInProgress", "CustomResource deletion is in progress".to_owned());
+        let mut mark = terminating(
+            "InstanceDeletionInProgress",
+            "CustomResource deletion is in progress".to_owned(),
+        );
         write(inner, definitions, name, uid, Part::Status, &mut mark).await?;
         if let Err(status) = empty(inner, stored).await {
             let message = format!("could not list instances: {}", status.message);
@@ -81,7 +92,9 @@ async fn attempt(
         prepare: |_: &mut Value, _: &Value| {},
         validate: |_: &Value, _: &Value| Vec::<field::Error>::new(),
     };
-    write(inner, definitions, name, uid, part, &mut finish).await.map(drop)
+    write(inner, definitions, name, uid, part, &mut finish)
+        .await
+        .map(drop)
 }
 
 /// Deletes all objects of a resource and waits until none is left.
@@ -104,7 +117,10 @@ async fn empty(inner: &Inner, resource: &Resource) -> Result<(), Status> {
         for entry in listed.items.iter().filter(|entry| !entry.head.deleting) {
             let (namespace, name) = (&*entry.head.namespace, &*entry.head.name);
             let options = DeleteOptions::default();
-            let deleted = inner.registry.delete(&context, resource, namespace, name, &options, &Open).await;
+            let deleted = inner
+                .registry
+                .delete(&context, resource, namespace, name, &options, &Open)
+                .await;
             if let Err(status) = deleted
                 && !is_not_found(&status)
             {

@@ -13,7 +13,9 @@ fn keys(path: &str) -> Vec<&str> {
 
 /// The value at a dotted path.
 pub fn at<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
-    keys(path).into_iter().try_fold(value, |value, key| value.get(key))
+    keys(path)
+        .into_iter()
+        .try_fold(value, |value, key| value.get(key))
 }
 
 /// COMPAT: upstream's complaint about a value of another type names Go's types.
@@ -38,7 +40,11 @@ pub fn go_value(value: &Value) -> String {
 }
 
 fn paths(version: &CustomVersion) -> Result<&ScalePaths, Status> {
-    version.version().scale.as_ref().ok_or_else(Status::resource_not_found)
+    version
+        .version()
+        .scale
+        .as_ref()
+        .ok_or_else(Status::resource_not_found)
 }
 
 /// The Scale of an object.
@@ -56,18 +62,26 @@ pub fn of(version: &CustomVersion, custom: &Value) -> Result<Value, Status> {
         spec["replicas"] = json!(wanted);
     }
     let mut status = json!({"replicas": number(&paths.status_replicas).unwrap_or(0)});
-    if let Some(selector) = paths.label_selector.as_ref().and_then(|path| at(custom, path)).and_then(Value::as_str)
+    if let Some(selector) = paths
+        .label_selector
+        .as_ref()
+        .and_then(|path| at(custom, path))
+        .and_then(Value::as_str)
         && !selector.is_empty()
     {
         status["selector"] = json!(selector);
     }
-    Ok(json!({"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": metadata, "spec": spec, "status": status}))
+    Ok(
+        json!({"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": metadata, "spec": spec, "status": status}),
+    )
 }
 
 /// Puts a Scale into its object.
 pub fn apply(version: &CustomVersion, custom: &Value, scale: &Value) -> Result<Value, Status> {
     let paths = paths(version)?;
-    let replicas = object::at(scale, &["spec", "replicas"]).and_then(Value::as_i64).unwrap_or(0);
+    let replicas = object::at(scale, &["spec", "replicas"])
+        .and_then(Value::as_i64)
+        .unwrap_or(0);
     let mut custom = custom.clone();
     object::put(&mut custom, &keys(&paths.spec_replicas), json!(replicas));
     let given = object::resource_version(scale).to_owned();

@@ -2,5 +2,8 @@
 //! `subresources` name kinds.
 
 pub mod escalation;
+pub mod follow;
+pub mod identity;
+pub mod ip_addresses;
 pub mod rbac_source;
 pub mod requester;

@@ -26,6 +26,13 @@ pub async fn create(
         kind => decide(inner, exchange, &review, kind)?,
     };
     object::put(&mut review, &["status"], status);
+    super::show_metadata(&mut review);
+    match resource.kind.as_str() {
+        // COMPAT: the answer forgets what was asked.
+        "SelfSubjectRulesReview" => object::put(&mut review, &["spec"], json!({})),
+        "LocalSubjectAccessReview" => object::set(&mut review, "namespace", exchange.info.namespace.clone()),
+        _ => {}
+    }
     respond::raw(exchange, &exchange.output(false)?, StatusCode::CREATED, &review)
 }
 
@@ -35,39 +42,75 @@ fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Res
     let path = spec
         .get("nonResourceAttributes")
         .filter(|value| value.is_object());
-    let invalid =
-        |error: field::Error| Status::invalid(&GroupKind::new("authorization.k8s.io", kind), "", &[error]);
     let spec_path = field::Path::new("spec");
+    let mut errors = Vec::new();
+    match (resource, path) {
+        (Some(_), Some(path)) => {
+            let shown = json!({"Path": path.get("path").cloned().unwrap_or(json!("")),
+                "Verb": path.get("verb").cloned().unwrap_or(json!(""))});
+            errors.push(field::Error::invalid(
+                &spec_path.child("nonResourceAttributes"),
+                shown,
+                "cannot be specified in combination with resourceAttributes",
+            ));
+        }
+        (None, None) => errors.push(field::Error::invalid(
+            &spec_path.child("resourceAttributes"),
+            Value::Null,
+            "exactly one of nonResourceAttributes or resourceAttributes must be specified",
+        )),
+        _ => {}
+    }
     let own;
     let user = if kind == "SelfSubjectAccessReview" {
         &*exchange.user
     } else {
         own = subject(&spec);
         if own.name.is_empty() && own.groups.is_empty() {
-            return Err(invalid(field::Error::invalid(
+            errors.push(field::Error::invalid(
                 &spec_path.child("user"),
                 "",
                 "at least one of user or group must be specified",
-            )));
+            ));
         }
         &own
     };
-    match (resource, path) {
-        (Some(_), Some(_)) => {
-            return Err(invalid(field::Error::invalid(
-                &spec_path.child("nonResourceAttributes"),
-                "",
-                "cannot be specified in combination with resourceAttributes",
-            )));
+    for selector in ["fieldSelector", "labelSelector"] {
+        let Some(given) = resource.and_then(|resource| resource.get(selector)) else {
+            continue;
+        };
+        let raw = given.get("rawSelector").and_then(Value::as_str).unwrap_or("");
+        let requirements = given.get("requirements").and_then(Value::as_array);
+        if !raw.is_empty() && requirements.is_some_and(|list| !list.is_empty()) {
+            let path = spec_path
+                .child("resourceAttributes")
+                .child(selector)
+                .child("rawSelector");
+            let why = "may not specified at the same time as requirements";
+            errors.push(field::Error::invalid(&path, raw, why));
         }
-        (None, None) => {
-            return Err(invalid(field::Error::invalid(
-                &spec_path.child("resourceAttributes"),
-                "",
-                "exactly one of nonResourceAttributes or resourceAttributes must be specified",
-            )));
-        }
-        _ => {}
+    }
+    if let Some(given) = resource
+        .and_then(|resource| resource.get("namespace"))
+        .and_then(Value::as_str)
+        && kind == "LocalSubjectAccessReview"
+        && !given.is_empty()
+        && given != exchange.info.namespace
+    {
+        let path = spec_path.child("resourceAttributes").child("namespace");
+        errors.push(field::Error::invalid(
+            &path,
+            given,
+            "must match metadata.namespace",
+        ));
+    }
+    if !errors.is_empty() {
+        // COMPAT: reviews are refused without their kind.
+        return Err(Status::invalid(
+            &GroupKind::new("authorization.k8s.io", ""),
+            "",
+            &errors,
+        ));
     }
     let text = |value: Option<&Value>, field: &str| {
         value
@@ -78,14 +121,7 @@ fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Res
     };
     let mut namespace = text(resource, "namespace");
     if kind == "LocalSubjectAccessReview" {
-        if namespace.is_empty() {
-            namespace.clone_from(&exchange.info.namespace);
-        } else if namespace != exchange.info.namespace {
-            return Err(Status::bad_request(format!(
-                "spec.resourceAttributes.namespace must match namespace: {}",
-                exchange.info.namespace
-            )));
-        }
+        namespace.clone_from(&exchange.info.namespace);
     }
     let given = resource.or(path);
     let decision = inner.authorizer.authorize(

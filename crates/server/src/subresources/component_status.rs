@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use skiff_meta::Status;
+use skiff_meta::{GroupResource, Status};
 use skiff_registry::Resource;
 
 use crate::body::Answer;
@@ -33,7 +33,11 @@ pub async fn read(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) 
     } else if NAMES.contains(&name) {
         vec![component(name)]
     } else {
-        return Err(Status::not_found(&resource.group_resource, name));
+        // COMPAT: in the singular.
+        return Err(Status::not_found(
+            &GroupResource::new("", "componentstatus"),
+            name,
+        ));
     };
     if let Transform::Table(version) = &output.transform {
         let include = IncludeObject::read(&exchange.query)?;

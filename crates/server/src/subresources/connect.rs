@@ -1,12 +1,11 @@
-//! exec, attach, port-forward and proxy: connections that leave HTTP or leave the API server. They are
-//! passed to the kubelet or the pod byte for byte.
+//! exec, attach and port-forward: connections that leave HTTP or leave the API server. They are
+//! passed to the kubelet byte for byte.
 
 use std::sync::Arc;
 
 use http::{HeaderValue, Request, Uri, header};
-use skiff_meta::Status;
+use skiff_meta::{GroupResource, Status};
 use skiff_registry::{ReadAt, Resource, object};
-use tokio::net::TcpStream;
 
 use super::kubelet;
 use super::logs::container_of;
@@ -76,83 +75,6 @@ pub async fn pod_stream(
     .await
 }
 
-/// `nodes/proxy`, `pods/proxy` and `services/proxy`.
-pub async fn proxy(
-    inner: &Arc<Inner>,
-    exchange: &Exchange,
-    resource: &Resource,
-    body: Body,
-) -> Result<Answer, Status> {
-    Admission::new(inner, exchange, resource, None).connect().await?;
-    let info = &exchange.info;
-    let mut path = format!("/{}", info.parts.get(3..).unwrap_or_default().join("/"));
-    if info.path.ends_with('/') && !path.ends_with('/') {
-        path.push('/');
-    }
-    let mut target: String = path.split('/').map(escape).collect::<Vec<_>>().join("/");
-    if let Some(query) = exchange.parts.uri.query() {
-        target = format!("{target}?{query}");
-    }
-    // The name may carry a scheme and a port: `https:web:8443`.
-    let (scheme, name, port) = split_name(&info.name);
-    if resource.plural == "nodes" {
-        return to_kubelet(inner, exchange, name, &target, body).await;
-    }
-    if resource.plural == "services"
-        && inner
-            .registry
-            .get_entry(resource, &info.namespace, name, ReadAt::Latest)
-            .await?
-            .is_none()
-    {
-        return Err(Status::not_found(&resource.group_resource, name));
-    }
-    if resource.plural != "pods" || scheme == "https" {
-        return Err(Status::not_built(format_args!(
-            "{}/proxy to {}",
-            resource.plural, info.name
-        )));
-    }
-    let found = inner
-        .registry
-        .get(resource, &info.namespace, name, ReadAt::Latest)
-        .await?;
-    let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, name))?;
-    let address = object::at_str(&pod, &["status", "podIP"]);
-    if address.is_empty() {
-        return Err(Status::internal("address not allowed"));
-    }
-    let first_port = object::at(&pod, &["spec", "containers"])
-        .and_then(serde_json::Value::as_array)
-        .into_iter()
-        .flatten()
-        .find_map(|container| container["ports"][0]["containerPort"].as_u64());
-    let port = if port.is_empty() {
-        first_port.unwrap_or(80).to_string()
-    } else {
-        port.to_string()
-    };
-    let port: u16 = port
-        .parse()
-        .map_err(|_| Status::bad_request(format!("invalid port {port}")))?;
-    let authority = if address.contains(':') {
-        format!("[{address}]:{port}")
-    } else {
-        format!("{address}:{port}")
-    };
-    let request = forward(exchange, &authority, &target, body)?;
-    let address = address.to_string();
-    Ok(skiff_streaming::proxy_upgrade(request, || TcpStream::connect((address, port))).await)
-}
-
-fn split_name(name: &str) -> (&str, &str, &str) {
-    match name.split(':').collect::<Vec<_>>()[..] {
-        [name, port] => ("", name, port),
-        [scheme, name, port] => (scheme, name, port),
-        _ => ("", name, ""),
-    }
-}
-
 /// Sends the request to the kubelet of a node and passes back what it says.
 pub async fn to_kubelet(
     inner: &Arc<Inner>,
@@ -166,7 +88,15 @@ pub async fn to_kubelet(
             "connections to kubelets without a kubelet client certificate",
         ));
     };
-    let address = kubelet::address_of(inner, node).await?;
+    // COMPAT: a missing node is reported as a missing object of the resource that was asked for.
+    let address = kubelet::address_of(inner, node).await.map_err(|status| {
+        let asked = GroupResource::new(exchange.info.group.as_str(), exchange.info.resource.as_str());
+        if status.code == 404 {
+            Status::not_found(&asked, node)
+        } else {
+            status
+        }
+    })?;
     let request = forward(exchange, &address.authority(), path, body)?;
     Ok(skiff_streaming::proxy_upgrade(request, || async move { client.connect(&address).await }).await)
 }

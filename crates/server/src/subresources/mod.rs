@@ -7,6 +7,7 @@ pub mod connect;
 mod eviction;
 mod kubelet;
 mod logs;
+mod proxy;
 mod scale;
 mod token;
 mod token_review;
@@ -14,8 +15,9 @@ mod token_review;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::FutureExt;
 use serde_json::Value;
-use skiff_api::core::pod;
+use skiff_api::core::{pod, pod_resize};
 use skiff_meta::{GroupVersionKind, Status};
 use skiff_registry::subresources::{approval, finalize};
 use skiff_registry::{Part, Resource};
@@ -65,7 +67,7 @@ pub async fn route(
         ("token", "create") => token::create(inner, exchange, resource, body).await,
         ("log", "get") => logs::get(inner, exchange, resource).await,
         ("exec" | "attach" | "portforward", _) => connect::pod_stream(inner, exchange, resource, body).await,
-        ("proxy", _) => connect::proxy(inner, exchange, resource, body).await,
+        ("proxy", _) => proxy::proxy(inner, exchange, resource, body).boxed().await,
         _ => Err(Status::not_built(format_args!(
             "{} of {}/{name}",
             verb, resource.plural
@@ -83,6 +85,10 @@ fn part_of(resource: &Resource, name: &str) -> Option<Part> {
         ("", "pods", "ephemeralcontainers") => Some(Part::Other {
             prepare: pod::prepare_ephemeral_containers_update,
             validate: pod::validate_ephemeral_containers_update,
+        }),
+        ("", "pods", "resize") => Some(Part::Other {
+            prepare: pod_resize::prepare,
+            validate: pod_resize::validate,
         }),
         ("certificates.k8s.io", "certificatesigningrequests", "approval") => Some(Part::Other {
             prepare: approval::prepare_approval,
@@ -110,7 +116,7 @@ pub async fn virtual_resource(
             token_review::review(inner, exchange, resource, body).await
         }
         ("authentication.k8s.io", "selfsubjectreviews") => {
-            token_review::self_review(exchange, resource, body).await
+            token_review::self_review(inner, exchange, resource, body).await
         }
         ("authorization.k8s.io", _) => access_review::create(inner, exchange, resource, body).await,
         _ => Err(Status::not_built(&resource.group_resource)),
@@ -130,6 +136,15 @@ pub async fn read_body(
     exchange.context.dry_run = options.dry_run;
     let value = decode::typed(exchange, expected, options.field_validation, &bytes)?;
     Ok((value, options))
+}
+
+/// COMPAT: a review that is answered has metadata, though there is nothing in it.
+pub fn show_metadata(review: &mut Value) {
+    if let Some(review) = review.as_object_mut()
+        && !review.get("metadata").is_some_and(Value::is_object)
+    {
+        review.insert("metadata".to_string(), serde_json::json!({}));
+    }
 }
 
 pub fn gvk_of(resource: &Resource) -> GroupVersionKind {

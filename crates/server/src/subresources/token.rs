@@ -68,6 +68,11 @@ pub async fn create(
         &["status"],
         json!({"token": signed.token, "expirationTimestamp": time::format_seconds(expires)}),
     );
+    // COMPAT: absent is said in so many words.
+    if object::at(&request, &["spec", "boundObjectRef"]).is_none() {
+        object::put(&mut request, &["spec", "boundObjectRef"], Value::Null);
+    }
+    object::set(&mut request, "uid", uuid::Uuid::new_v4().to_string());
     object::set(&mut request, "name", name);
     object::set(&mut request, "namespace", namespace);
     object::set(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use skiff_auth::UserInfo;
+use skiff_auth::{AuthError, UserInfo};
 use skiff_meta::Status;
 use skiff_registry::{Resource, object};
 
@@ -49,16 +49,33 @@ pub async fn review(
             }
             Err(error) => {
                 tracing::debug!(%error, "a reviewed token is not valid");
-                json!({"user": {}, "error": "[invalid bearer token, service account token is not valid]"})
+                let why = match error {
+                    AuthError::Audiences { token, target } => {
+                        format!(
+                            "[invalid bearer token, token audiences {token:?} is invalid for the target audiences {target:?}]"
+                        )
+                    }
+                    AuthError::NotOurs => "invalid bearer token".to_string(),
+                    _ => "[invalid bearer token, service account token is not valid]".to_string(),
+                };
+                json!({"user": {}, "error": why})
             }
         },
     };
     object::put(&mut review, &["status"], status);
+    super::show_metadata(&mut review);
     respond::raw(exchange, &exchange.output(false)?, StatusCode::CREATED, &review)
 }
 
-pub async fn self_review(exchange: &mut Exchange, resource: &Resource, body: Body) -> Result<Answer, Status> {
+pub async fn self_review(
+    inner: &Arc<Inner>,
+    exchange: &mut Exchange,
+    resource: &Resource,
+    body: Body,
+) -> Result<Answer, Status> {
     let (mut review, _) = read_body(exchange, &gvk_of(resource), body).await?;
+    let now = skiff_meta::time::format_seconds(inner.registry.now());
+    object::set(&mut review, "creationTimestamp", now);
     let user = user_value(&exchange.user);
     object::put(&mut review, &["status"], json!({"userInfo": user}));
     respond::raw(exchange, &exchange.output(false)?, StatusCode::CREATED, &review)

@@ -164,7 +164,8 @@ pub async fn answer_list(
     listed: ListResult,
 ) -> Result<Answer, Status> {
     let mut metadata = list_metadata(&listed);
-    if resource.custom.is_some() && output.transform == Transform::None && metadata.get("continue").is_none() {
+    if resource.custom.is_some() && output.transform == Transform::None && metadata.get("continue").is_none()
+    {
         // COMPAT: lists of custom resources say that there is no more.
         metadata["continue"] = json!("");
     }
@@ -174,7 +175,11 @@ pub async fn answer_list(
     };
     let mut values = Vec::new();
     if resource.converts_elsewhere() {
-        let stored: Result<Vec<Value>, Status> = listed.items.iter().map(|entry| encode::decode(&entry.bytes)).collect();
+        let stored: Result<Vec<Value>, Status> = listed
+            .items
+            .iter()
+            .map(|entry| encode::decode(&entry.bytes))
+            .collect();
         values = resource.serve(stored?).await?;
     }
     // What another server converted is at hand already; the rest is decoded one by one.
@@ -222,13 +227,7 @@ pub async fn answer_list(
             let now = jiff::Timestamp::now().as_second();
             let mut rows = Vec::with_capacity(listed.items.len());
             for entry in &listed.items {
-                rows.push(table::row(
-                    resource,
-                    &value_of(entry)?,
-                    version,
-                    include,
-                    now,
-                ));
+                rows.push(table::row(resource, &value_of(entry)?, version, include, now));
             }
             let columns = table::columns(resource);
             respond::raw(

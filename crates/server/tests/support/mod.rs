@@ -9,7 +9,8 @@ use http_body_util::{BodyExt, Full};
 use serde_json::Value;
 use skiff_auth::UserInfo;
 use skiff_server::{
-    Answer, Body, InProcess, KubeletClient, Server, ServerConfig, ServiceAccountKey, Version,
+    Answer, Body, ClientCertificates, InProcess, KubeletClient, Server, ServerConfig, ServiceAccountKey,
+    Version,
 };
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
@@ -50,7 +51,7 @@ impl Cluster {
         let identity = pki
             .serving("apiserver", "kube-apiserver", &names)
             .expect("a certificate");
-        let tls = Arc::new(skiff_pki::server_config(&identity, Some(pki.ca_certificate())).expect("TLS"));
+        let tls = Arc::new(skiff_pki::asking_server_config(&identity).expect("TLS"));
         let client = pki
             .client(
                 "apiserver-kubelet-client",
@@ -67,6 +68,10 @@ impl Cluster {
             advertise_address: "192.0.2.1".parse().expect("an address"),
             advertise_port: 6443,
             tls,
+            client_certificates: Some(ClientCertificates {
+                client_ca: pki.ca_certificate().to_string(),
+                front_proxy: Some(pki.front_proxy().expect("a front proxy")),
+            }),
             service_account: Some(ServiceAccountKey {
                 private_key,
                 public_key,
@@ -117,6 +122,15 @@ impl Cluster {
 
     pub async fn get(&self, uri: &str) -> Reply {
         self.send("GET", uri, "application/json", "").await
+    }
+
+    /// The aggregated form of discovery.
+    pub async fn discovery(&self, uri: &str) -> Value {
+        let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+        let reply = self
+            .send_as(self.admin(), "GET", uri, &[("accept", accept)], "")
+            .await;
+        reply.json
     }
 
     pub async fn post(&self, uri: &str, value: Value) -> Reply {

@@ -1,0 +1,238 @@
+//! Aggregated API servers: group versions that another server serves. An APIService with a service names it; this
+//! folder finds out whether it can be reached, passes requests on with the user's identity, and merges its
+//! discovery and OpenAPI into ours. APIServices without a service are this server's own and of no interest here.
+
+mod availability;
+mod discovery;
+mod fetch;
+mod openapi;
+mod proxy;
+mod remote;
+mod resolve;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use skiff_pki::Identity;
+use skiff_registry::{EventKind, encode};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::hooks::follow::Follower;
+use crate::server::Inner;
+
+pub use discovery::{Group, Groups};
+pub use proxy::proxy;
+pub use remote::Remote;
+
+const GROUP: &str = "apiregistration.k8s.io";
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// Without news, an extension API server is looked at this often.
+const RESYNC: Duration = Duration::from_secs(30);
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+
+/// All group versions that are served elsewhere.
+pub struct Aggregator {
+    /// What we show to extension API servers. None: they are reached, but cannot tell that it is us.
+    identity: Option<Identity>,
+    /// By group and version. Read on every request, so it is swapped, not locked.
+    remotes: ArcSwap<HashMap<(String, String), Arc<Remote>>>,
+    /// The tasks that look after one APIService each, by name. Leaf lock: never held over an await.
+    attended: Mutex<HashMap<String, Attended>>,
+}
+
+struct Attended {
+    wake: Arc<Notify>,
+    stop: CancellationToken,
+    namespace: String,
+    service: String,
+}
+
+impl Aggregator {
+    pub fn new(identity: Option<Identity>) -> Aggregator {
+        Aggregator {
+            identity,
+            remotes: ArcSwap::default(),
+            attended: Mutex::default(),
+        }
+    }
+
+    /// The server of a group version, if it is not this one.
+    pub fn find(&self, group: &str, version: &str) -> Option<Arc<Remote>> {
+        let remotes = self.remotes.load();
+        if remotes.is_empty() {
+            return None;
+        }
+        remotes.get(&(group.to_string(), version.to_string())).cloned()
+    }
+
+    /// The server that a path belongs to.
+    pub fn find_path(&self, path: &str) -> Option<Arc<Remote>> {
+        if self.remotes.load().is_empty() {
+            return None;
+        }
+        let mut parts = path.trim_matches('/').split('/');
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some("apis"), Some(group), Some(version)) => self.find(group, version),
+            (Some("api"), Some(version), _) => self.find("", version),
+            _ => None,
+        }
+    }
+
+    pub fn remotes(&self) -> Vec<Arc<Remote>> {
+        self.remotes.load().values().cloned().collect()
+    }
+
+    fn put(&self, remote: Remote) {
+        let key = (remote.group.clone(), remote.version.clone());
+        let remote = Arc::new(remote);
+        self.remotes.rcu(|remotes| {
+            let mut remotes = HashMap::clone(remotes);
+            remotes.insert(key.clone(), remote.clone());
+            remotes
+        });
+    }
+
+    fn take(&self, name: &str) {
+        self.remotes.rcu(|remotes| {
+            let mut remotes = HashMap::clone(remotes);
+            remotes.retain(|_, remote| remote.name != name);
+            remotes
+        });
+        if let Some(attended) = self.attended.lock().remove(name) {
+            attended.stop.cancel();
+        }
+    }
+
+    /// Something about a service changed: whoever depends on it looks again.
+    fn service_changed(&self, namespace: &str, service: &str) {
+        for attended in self.attended.lock().values() {
+            if attended.namespace == namespace && attended.service == service {
+                attended.wake.notify_one();
+            }
+        }
+    }
+}
+
+/// Follows APIServices, and the services behind them, for as long as the server runs.
+pub fn start(inner: &Arc<Inner>) {
+    let Some(resource) = inner.registry.resources.get(GROUP, "v1", "apiservices").cloned() else {
+        return;
+    };
+    let inner = inner.clone();
+    tokio::spawn(async move {
+        let mut services_followed = false;
+        let mut follower = Follower::new(&inner, resource);
+        while let Some(event) = follower.next().await {
+            let name = event.entry.head.name.to_string();
+            let value = match event.kind {
+                EventKind::Deleted => None,
+                _ => encode::decode(&event.entry.bytes).ok(),
+            };
+            let known = inner.aggregator.find_named(&name);
+            let remote = value.and_then(|value| Remote::read(&value, &inner.aggregator.identity, known));
+            let Some(remote) = remote else {
+                inner.aggregator.take(&name);
+                continue;
+            };
+            if !services_followed {
+                services_followed = true;
+                follow_services(&inner);
+            }
+            attend(&inner, remote);
+        }
+    });
+}
+
+/// Lets an APIService take effect and makes sure that somebody looks after it.
+fn attend(inner: &Arc<Inner>, remote: Remote) {
+    let (name, namespace, service) = (
+        remote.name.clone(),
+        remote.namespace.clone(),
+        remote.service.clone(),
+    );
+    let same_spec = inner
+        .aggregator
+        .find_named(&name)
+        .is_some_and(|known| known.same_server(&remote));
+    inner.aggregator.put(remote);
+    let mut attended = inner.aggregator.attended.lock();
+    if let Some(present) = attended.get_mut(&name) {
+        (present.namespace, present.service) = (namespace, service);
+        // Our own write of the status comes back as an event too.
+        if !same_spec {
+            present.wake.notify_one();
+        }
+        return;
+    }
+    let (wake, stop) = (Arc::new(Notify::new()), inner.shutdown.child_token());
+    attended.insert(
+        name.clone(),
+        Attended {
+            wake: wake.clone(),
+            stop: stop.clone(),
+            namespace,
+            service,
+        },
+    );
+    drop(attended);
+    let inner = inner.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = look_after(&inner, &name, &wake) => {}
+            () = stop.cancelled() => {}
+        }
+    });
+}
+
+/// Checks one extension API server again and again, and fetches its documents while it is there.
+async fn look_after(inner: &Arc<Inner>, name: &str, wake: &Notify) {
+    let mut failures = 0;
+    while let Some(remote) = inner.aggregator.find_named(name) {
+        let reached = availability::check(inner, &remote).await;
+        // The documents are fetched through the same door that requests take.
+        let documents = discovery::refresh(&remote, inner).await;
+        openapi::refresh(&remote, inner).await;
+        let wait = if reached && documents {
+            failures = 0;
+            RESYNC
+        } else {
+            failures += 1;
+            FIRST_RETRY
+                .saturating_mul(1 << (failures - 1).min(16))
+                .min(RESYNC)
+        };
+        tokio::select! {
+            () = wake.notified() => {}
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+impl Aggregator {
+    fn find_named(&self, name: &str) -> Option<Arc<Remote>> {
+        let remotes = self.remotes.load();
+        remotes.values().find(|remote| remote.name == name).cloned()
+    }
+}
+
+fn follow_services(inner: &Arc<Inner>) {
+    for (group, plural) in [("", "services"), ("discovery.k8s.io", "endpointslices")] {
+        let Some(resource) = inner.registry.resources.get(group, "v1", plural).cloned() else {
+            continue;
+        };
+        let inner = inner.clone();
+        tokio::spawn(async move {
+            let mut follower = Follower::new(&inner, resource);
+            while let Some(event) = follower.next().await {
+                let head = &event.entry.head;
+                let service = head.label(SERVICE_NAME).unwrap_or(&head.name);
+                inner.aggregator.service_changed(&head.namespace, service);
+            }
+        });
+    }
+}

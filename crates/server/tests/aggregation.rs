@@ -1,0 +1,276 @@
+//! An extension API server behind the front door: found, checked, proxied to, and merged into discovery.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use skiff_auth::UserInfo;
+use support::Cluster;
+use tokio::net::TcpListener;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+const GROUP: &str = "wardle.example.com";
+const API_SERVICE: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
+
+/// Answers discovery, and tells of every other request who it came from.
+fn answer(request: &Request<hyper::body::Incoming>, proxy: &str) -> Response<Full<Bytes>> {
+    let (mut content_type, mut code) = ("application/json", 200);
+    let kind = json!({"group": GROUP, "version": "v1", "kind": "Flunder"});
+    let body = match request.uri().path() {
+        "/apis" => {
+            content_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+            json!({"kind": "APIGroupDiscoveryList", "items": [{"metadata": {"name": GROUP}, "versions": [
+                {"version": "v1", "resources": [{"resource": "flunders", "responseKind": kind, "scope": "Namespaced", "verbs": ["get"]}]}]}]})
+        }
+        "/apis/wardle.example.com/v1" => {
+            json!({"kind": "APIResourceList", "groupVersion": "wardle.example.com/v1", "resources": []})
+        }
+        "/openapi/v3" => {
+            json!({"paths": {"apis/wardle.example.com/v1": {"serverRelativeURL": "/openapi/v3/apis/wardle.example.com/v1?hash=A"}}})
+        }
+        "/apis/wardle.example.com/v1/elsewhere" => {
+            code = 302;
+            json!({})
+        }
+        path => {
+            let all = |name: &str| -> Vec<String> {
+                let values = request.headers().get_all(name).iter();
+                values
+                    .map(|value| value.to_str().unwrap_or("").to_string())
+                    .collect()
+            };
+            json!({"path": path, "query": request.uri().query(), "proxy": proxy, "user": all("x-remote-user"),
+                "groups": all("x-remote-group"), "extra": all("x-remote-extra-reason"), "uid": all("x-remote-uid"),
+                "authorization": all("authorization")})
+        }
+    };
+    let mut builder = Response::builder()
+        .status(code)
+        .header("content-type", content_type);
+    if code == 302 {
+        builder = builder.header("location", "https://example.com/");
+    }
+    builder
+        .body(Full::new(body.to_string().into()))
+        .expect("a response")
+}
+
+async fn extension_server(cluster: &Cluster) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let names = ["api.default.svc".to_string()];
+    let identity = cluster
+        .pki
+        .serving("extension", "extension", &names)
+        .expect("a certificate");
+    let proxies = cluster.pki.front_proxy().expect("a front proxy").ca;
+    let tls = skiff_pki::server_config(&identity, Some(&proxies)).expect("TLS");
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let Ok(stream) = acceptor.accept(stream).await else {
+                    return;
+                };
+                let shown = stream
+                    .get_ref()
+                    .1
+                    .peer_certificates()
+                    .and_then(|list| list.first().cloned());
+                let proxy = shown.map_or(String::new(), |leaf| {
+                    let (_, certificate) = X509Certificate::from_der(&leaf).expect("a certificate");
+                    let name = certificate.subject().iter_common_name().next();
+                    name.and_then(|name| name.as_str().ok()).unwrap_or("").to_string()
+                });
+                let service = hyper::service::service_fn(move |request| {
+                    let answer = answer(&request, &proxy);
+                    async move { Ok::<_, std::convert::Infallible>(answer) }
+                });
+                let _ = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service)
+                    .await;
+            });
+        }
+    });
+    port
+}
+
+/// Waits until a reader is content; what it waits for is done by tasks of the server.
+async fn until(cluster: &Cluster, uri: &str, mut content: impl FnMut(&Value) -> bool) -> Value {
+    let began = Instant::now();
+    loop {
+        let reply = cluster.get(uri).await;
+        if content(&reply.json) {
+            return reply.json;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{uri}: {}", reply.text);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn condition(object: &Value) -> (String, String) {
+    let condition = &object["status"]["conditions"][0];
+    let text = |field: &str| condition[field].as_str().unwrap_or("").to_string();
+    (text("status"), text("reason"))
+}
+
+#[tokio::test]
+async fn an_extension_api_server() {
+    let cluster = Cluster::start().await;
+    let port = extension_server(&cluster).await;
+    let ca = base64::engine::general_purpose::STANDARD.encode(cluster.pki.ca_certificate());
+    let made = cluster
+        .post(
+            API_SERVICE,
+            json!({"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {"name": "v1.wardle.example.com"},
+                "spec": {"group": GROUP, "version": "v1", "groupPriorityMinimum": 2000, "versionPriority": 200, "caBundle": ca,
+                    "service": {"namespace": "default", "name": "api", "port": port}}}),
+        )
+        .await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let own = format!("{API_SERVICE}/v1.wardle.example.com");
+    let found = until(&cluster, &own, |object| condition(object).1 == "ServiceNotFound").await;
+    let message = &found["status"]["conditions"][0]["message"];
+    assert_eq!(message, "service/api in \"default\" is not present");
+    let flunders = "/apis/wardle.example.com/v1/namespaces/default/flunders";
+    let reply = cluster.get(flunders).await;
+    assert_eq!((reply.code, reply.text.as_str()), (503, "service unavailable\n"));
+    let stale = cluster.discovery("/apis").await;
+    assert_eq!(version_of(&stale)["freshness"], "Stale");
+
+    // The endpoints of a service may not be loopback addresses; the name of one may.
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "api"},
+        "spec": {"type": "ExternalName", "externalName": "localhost"}});
+    let made = cluster.post("/api/v1/namespaces/default/services", service).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    until(&cluster, &own, |object| {
+        condition(object) == ("True".to_string(), "Passed".to_string())
+    })
+    .await;
+    until(&cluster, flunders, |answer| answer["path"] == flunders).await;
+
+    let mut jane = UserInfo::new("jane", ["devs", "system:masters"]);
+    jane.uid = "u-1".to_string();
+    jane.extra
+        .insert("reason".to_string(), vec!["because".to_string()]);
+    let headers = [("authorization", "Bearer secret"), ("x-remote-group", "forged")];
+    let uri = format!("{flunders}?limit=5");
+    let reply = cluster
+        .send_as(cluster.server.service(jane), "GET", &uri, &headers, "")
+        .await;
+    assert_eq!(
+        reply.json,
+        json!({"path": flunders, "query": "limit=5", "proxy": "front-proxy-client", "user": ["jane"],
+            "groups": ["devs", "system:masters", "system:authenticated"], "extra": ["because"], "uid": ["u-1"],
+            "authorization": []})
+    );
+    let reply = cluster.get("/apis/wardle.example.com/v1/elsewhere").await;
+    assert_eq!(reply.code, 502, "a redirect is not followed, and not passed on");
+
+    let groups = cluster.get("/apis").await.json;
+    let names: Vec<&str> = groups["groups"]
+        .as_array()
+        .expect("groups")
+        .iter()
+        .filter_map(|group| group["name"].as_str())
+        .collect();
+    assert_eq!(names.first(), Some(&"apiregistration.k8s.io"));
+    assert_eq!(names.last(), Some(&GROUP));
+    assert_eq!(
+        cluster.get("/apis/wardle.example.com").await.json["preferredVersion"]["version"],
+        "v1"
+    );
+    let merged = cluster.discovery("/apis").await;
+    let version = version_of(&merged);
+    assert_eq!(
+        (&version["freshness"], &version["resources"][0]["resource"]),
+        (&json!("Current"), &json!("flunders"))
+    );
+    let url = "/openapi/v3/apis/wardle.example.com/v1?hash=A";
+    until(&cluster, "/openapi/v3", |index| {
+        index["paths"]["apis/wardle.example.com/v1"]["serverRelativeURL"] == url
+    })
+    .await;
+
+    let gone = cluster.send("DELETE", &own, "application/json", "").await;
+    assert_eq!(gone.code, 200, "{}", gone.text);
+    until(&cluster, flunders, |answer| answer["path"] != flunders).await;
+}
+
+fn version_of(document: &Value) -> Value {
+    let groups = document["items"].as_array().expect("items");
+    let group = groups
+        .iter()
+        .find(|group| group["metadata"]["name"] == GROUP)
+        .expect("the group");
+    group["versions"][0].clone()
+}
+
+#[tokio::test]
+async fn what_every_cluster_has() {
+    let cluster = Cluster::start().await;
+    let map = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+    let data = cluster.get(map).await.json["data"].clone();
+    assert_eq!(data["client-ca-file"], cluster.pki.ca_certificate());
+    assert_eq!(data["requestheader-allowed-names"], "[\"front-proxy-client\"]");
+    let address = cluster
+        .get("/apis/networking.k8s.io/v1/ipaddresses/10.96.0.1")
+        .await
+        .json;
+    let parent = &address["spec"]["parentRef"];
+    assert_eq!(
+        (&parent["name"], &parent["resource"]),
+        (&json!("kubernetes"), &json!("services"))
+    );
+    let schema = cluster
+        .get("/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/exempt")
+        .await;
+    assert_eq!(
+        schema.headers["x-kubernetes-pf-flowschema-uid"],
+        schema.json["metadata"]["uid"].as_str().expect("a uid")
+    );
+    assert_eq!(schema.json["status"]["conditions"][0]["reason"], "Found");
+
+    // A service's address is an object for as long as the service has it.
+    let service =
+        json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.77", "ports": [{"port": 80}]}});
+    let made = cluster.post("/api/v1/namespaces/default/services", service).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let uri = "/apis/networking.k8s.io/v1/ipaddresses/10.96.0.77";
+    until(&cluster, uri, |address| {
+        address["spec"]["parentRef"]["name"] == "web"
+    })
+    .await;
+    cluster
+        .send(
+            "DELETE",
+            "/api/v1/namespaces/default/services/web",
+            "application/json",
+            "",
+        )
+        .await;
+    until(&cluster, uri, |address| address["code"] == 404).await;
+
+    // Mandatory objects come back, and a schema without its level says so.
+    let level = "/apis/flowcontrol.apiserver.k8s.io/v1/prioritylevelconfigurations/workload-low";
+    let before = cluster.get(level).await.json["metadata"]["uid"].clone();
+    cluster.send("DELETE", level, "application/json", "").await;
+    until(&cluster, level, |level| {
+        level["metadata"]["uid"].is_string() && level["metadata"]["uid"] != before
+    })
+    .await;
+    let schemas = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas";
+    let lonely =
+        json!({"metadata": {"name": "lonely"}, "spec": {"priorityLevelConfiguration": {"name": "nowhere"}}});
+    cluster.post(schemas, lonely).await;
+    let dangling = |schema: &Value| schema["status"]["conditions"][0]["reason"] == "NotFound";
+    until(&cluster, &format!("{schemas}/lonely"), dangling).await;
+}
