@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use crate::ast::{Comprehension, Expr, Id, Kind, Literal};
+use crate::decl::DeclType;
 use crate::env::Env;
+use crate::escape::RESERVED;
 use crate::functions::{FUNCTIONS, Function, type_named};
 use crate::parser::Parsed;
 use crate::source::Mistake;
@@ -128,7 +130,9 @@ impl Checker<'_> {
 
     fn function(name: &str) -> Option<(&'static str, &'static Function)> {
         let name = name.strip_prefix('.').unwrap_or(name);
-        FUNCTIONS.get_key_value(name).map(|(name, function)| (*name, function))
+        FUNCTIONS
+            .get_key_value(name)
+            .map(|(name, function)| (*name, function))
     }
 
     fn check(&mut self, expr: &mut Expr) {
@@ -198,7 +202,11 @@ impl Checker<'_> {
         };
         let (field, test_only) = (field.clone(), *test_only);
         let selected = self.field(id, operand, &field, false);
-        let selected = if test_only { Type::Bool } else { self.bindings.resolve(&selected, false) };
+        let selected = if test_only {
+            Type::Bool
+        } else {
+            self.bindings.resolve(&selected, false)
+        };
         self.set(id, selected);
     }
 
@@ -216,7 +224,7 @@ impl Checker<'_> {
                     self.report(id, format!("unexpected failed resolution of '{name}'"));
                     Type::Error
                 }
-                Some(decl) => match decl.field(field) {
+                Some(decl) => match decl.field(field).or_else(|| reserved(&decl, field)) {
                     Some(field) => field.cel.clone(),
                     None => {
                         self.report(id, format!("undefined field '{field}'"));
@@ -235,12 +243,21 @@ impl Checker<'_> {
                 Type::Dyn
             }
         };
-        if was_optional || optional { Type::optional(found) } else { found }
+        if was_optional || optional {
+            Type::optional(found)
+        } else {
+            found
+        }
     }
 
     fn call(&mut self, expr: &mut Expr) {
         let id = expr.id;
-        let Kind::Call { function, target, args } = &mut expr.kind else {
+        let Kind::Call {
+            function,
+            target,
+            args,
+        } = &mut expr.kind
+        else {
             return;
         };
         if &**function == "_?._" {
@@ -270,7 +287,9 @@ impl Checker<'_> {
             return;
         };
         // `a.b.c()` may be the function `a.b.c`, or the method `c` of `a.b`.
-        let namespaced = receiver.qualified_name().map(|prefix| format!("{prefix}.{function}"));
+        let namespaced = receiver
+            .qualified_name()
+            .map(|prefix| format!("{prefix}.{function}"));
         if let Some((name, declared)) = namespaced.as_deref().and_then(Self::function) {
             *function = name.into();
             *target = None;
@@ -287,7 +306,14 @@ impl Checker<'_> {
         }
     }
 
-    fn overload(&mut self, id: Id, name: &str, function: &'static Function, target: Option<&Expr>, args: &[Expr]) {
+    fn overload(
+        &mut self,
+        id: Id,
+        name: &str,
+        function: &'static Function,
+        target: Option<&Expr>,
+        args: &[Expr],
+    ) {
         let mut given: Vec<Type> = Vec::with_capacity(args.len() + 1);
         given.extend(target.map(|target| self.get(target)));
         given.extend(args.iter().map(|arg| self.get(arg)));
@@ -314,7 +340,9 @@ impl Checker<'_> {
                 continue;
             }
             fitting.push(overload.id);
-            let returned = self.bindings.resolve(&instantiate(&overload.result, &fresh), false);
+            let returned = self
+                .bindings
+                .resolve(&instantiate(&overload.result, &fresh), false);
             result = Some(match result {
                 None => returned,
                 Some(Type::Dyn) => Type::Dyn,
@@ -337,7 +365,10 @@ impl Checker<'_> {
                     None => format!("({})", given.join(", ")),
                 };
                 self.set(id, Type::Error);
-                self.report(id, format!("found no matching overload for '{name}' applied to '{signature}'"));
+                self.report(
+                    id,
+                    format!("found no matching overload for '{name}' applied to '{signature}'"),
+                );
             }
         }
     }
@@ -355,16 +386,20 @@ impl Checker<'_> {
         self.references[id as usize] = Reference::Overloads(ids);
     }
 
-    /// The type that covers both, or a complaint.
-    fn join(&mut self, id: Id, before: Option<Type>, next: Type) -> Type {
+    /// The type that covers both.
+    fn join(&mut self, before: Option<Type>, next: Type) -> Type {
         let Some(before) = before else {
             return next;
         };
         if self.bindings.assignable(&before, &next) {
-            return if less_specific(&before, &next) { before } else { next };
+            return if less_specific(&before, &next) {
+                before
+            } else {
+                next
+            };
         }
-        self.mismatch(id, &before, &next);
-        Type::Error
+        // What does not agree is `dyn` here; literals of mixed types are refused later, except for `format`.
+        Type::Dyn
     }
 
     /// The type inside an optional element or entry.
@@ -389,8 +424,12 @@ impl Checker<'_> {
         let mut joined = None;
         for (position, element) in elements.iter_mut().enumerate() {
             self.check(element);
-            let kind = if optional.contains(&position) { self.unwrapped(element) } else { self.get(element) };
-            joined = Some(self.join(element.id, joined, kind));
+            let kind = if optional.contains(&position) {
+                self.unwrapped(element)
+            } else {
+                self.get(element)
+            };
+            joined = Some(self.join(joined, kind));
         }
         let element = joined.unwrap_or_else(|| self.bindings.fresh());
         self.set(id, Type::list(element));
@@ -405,10 +444,14 @@ impl Checker<'_> {
         for entry in entries {
             self.check(&mut entry.key);
             let key = self.get(&entry.key);
-            keys = Some(self.join(entry.key.id, keys, key));
+            keys = Some(self.join(keys, key));
             self.check(&mut entry.value);
-            let value = if entry.optional { self.unwrapped(&entry.value) } else { self.get(&entry.value) };
-            values = Some(self.join(entry.value.id, values, value));
+            let value = if entry.optional {
+                self.unwrapped(&entry.value)
+            } else {
+                self.get(&entry.value)
+            };
+            values = Some(self.join(values, value));
         }
         let key = keys.unwrap_or_else(|| self.bindings.fresh());
         let value = values.unwrap_or_else(|| self.bindings.fresh());
@@ -461,4 +504,12 @@ impl Checker<'_> {
             self.mismatch(expr.id, expected, &found);
         }
     }
+}
+
+/// Fields whose names are reserved words may also be written without escapes.
+fn reserved<'d>(decl: &'d DeclType, field: &str) -> Option<&'d Arc<DeclType>> {
+    if !RESERVED.contains(&field) {
+        return None;
+    }
+    decl.field(&format!("__{field}__"))
 }

@@ -49,7 +49,11 @@ impl DeclType {
             let longest = schema.max_length.map_or(MAX_REQUEST_SIZE - 2, characters);
             return Some(Self::simple(Type::Dyn, 1, longest));
         }
-        let schema = if is_resource_root { schema.as_resource() } else { schema };
+        let schema = if is_resource_root {
+            schema.as_resource()
+        } else {
+            schema
+        };
         match schema.kind.as_str() {
             "array" => {
                 let items = schema.items.as_ref()?;

@@ -4,8 +4,27 @@ use std::borrow::Cow;
 
 /// Words that the language keeps for itself.
 pub const RESERVED: &[&str] = &[
-    "true", "false", "null", "in", "as", "break", "const", "continue", "else", "for", "function", "if", "import",
-    "let", "loop", "package", "namespace", "return", "var", "void", "while",
+    "true",
+    "false",
+    "null",
+    "in",
+    "as",
+    "break",
+    "const",
+    "continue",
+    "else",
+    "for",
+    "function",
+    "if",
+    "import",
+    "let",
+    "loop",
+    "package",
+    "namespace",
+    "return",
+    "var",
+    "void",
+    "while",
 ];
 
 /// The identifier for a property, or `None` where no identifier can stand for it.
@@ -64,7 +83,9 @@ pub fn unescape(identifier: &str) -> Option<Cow<'_, str>> {
             "dot" => name.push('.'),
             "dash" => name.push('-'),
             "slash" => name.push('/'),
-            reserved if RESERVED.contains(&reserved) && word.len() + 4 == identifier.len() => name.push_str(word),
+            reserved if RESERVED.contains(&reserved) && word.len() + 4 == identifier.len() => {
+                name.push_str(word)
+            }
             _ => return None,
         }
         rest = &after[word_length + 2..];

@@ -101,7 +101,13 @@ impl TypeReader {
         } else {
             Vec::new()
         };
-        let mut next = || if parameters.is_empty() { Type::Dyn } else { parameters.remove(0) };
+        let mut next = || {
+            if parameters.is_empty() {
+                Type::Dyn
+            } else {
+                parameters.remove(0)
+            }
+        };
         match name {
             "dyn" => Type::Dyn,
             "bool" => Type::Bool,
@@ -121,6 +127,25 @@ impl TypeReader {
         }
     }
 }
+
+/// The names of types that expressions can use as values.
+pub(crate) const TYPE_NAMES: &[&str] = &[
+    "bool",
+    "bytes",
+    "double",
+    "google.protobuf.Duration",
+    "google.protobuf.Timestamp",
+    "int",
+    "list",
+    "map",
+    "null_type",
+    "string",
+    "type",
+    "uint",
+    OPTIONAL,
+    "net.IP",
+    "net.CIDR",
+];
 
 /// Types that can be named in an expression: `type(x) == int`.
 pub fn type_named(name: &str) -> Option<Type> {
@@ -157,13 +182,24 @@ mod tests {
                 .find(|overload| overload.id == id)
                 .expect("overload");
             let parameters: Vec<String> = overload.parameters.iter().map(ToString::to_string).collect();
-            assert_eq!(format!("({}) {}", parameters.join(", "), overload.result), expected);
+            assert_eq!(
+                format!("({}) {}", parameters.join(", "), overload.result),
+                expected
+            );
         };
         check("_[_]", "index_map", "(map(A, B), A) B");
         check("type", "type", "(A) type(A)");
-        check("getQuery", "url_get_query", "(kubernetes.URL) map(string, list(string))");
+        check(
+            "getQuery",
+            "url_get_query",
+            "(kubernetes.URL) map(string, list(string))",
+        );
         check("optional.none", "optional_none", "() optional_type(V)");
-        check("validate", "format-validate", "(kubernetes.NamedFormat, string) optional_type(list(string))");
+        check(
+            "validate",
+            "format-validate",
+            "(kubernetes.NamedFormat, string) optional_type(list(string))",
+        );
         assert!(FUNCTIONS.len() > 140, "{}", FUNCTIONS.len());
     }
 }

@@ -29,8 +29,8 @@ pub(crate) struct Spanned {
 }
 
 const SYMBOLS: &[&str] = &[
-    "==", "!=", "<=", ">=", "&&", "||", "<", ">", "[", "]", "{", "}", "(", ")", ".", ",", "-", "!", "?", ":", "+",
-    "*", "/", "%",
+    "==", "!=", "<=", ">=", "&&", "||", "<", ">", "[", "]", "{", "}", "(", ")", ".", ",", "-", "!", "?", ":",
+    "+", "*", "/", "%",
 ];
 
 pub(crate) fn lex(source: &Source, mistakes: &mut Vec<Mistake>) -> Vec<Spanned> {
@@ -59,11 +59,12 @@ pub(crate) fn lex(source: &Source, mistakes: &mut Vec<Mistake>) -> Vec<Spanned> 
                 }
             }
             Err(()) => {
-                lexer.at = lexer.at.max(start + 1);
+                // The character that fits no token is part of what was not recognised.
+                lexer.at = (lexer.at + 1).clamp(start + 1, source.chars.len());
                 let text: String = source.chars[start..lexer.at].iter().collect();
                 mistakes.push(Mistake {
                     offset: Some(start as u32),
-                    message: format!("Syntax error: token recognition error at: '{}'", visible(&text)),
+                    message: format!("Syntax error: token recognition error at: '{text}'"),
                 });
             }
         }
@@ -72,7 +73,9 @@ pub(crate) fn lex(source: &Source, mistakes: &mut Vec<Mistake>) -> Vec<Spanned> 
 
 /// Line ends and tabs as the messages spell them.
 pub(crate) fn visible(text: &str) -> String {
-    text.replace('\t', "\\t").replace('\n', "\\n").replace('\r', "\\r")
+    text.replace('\t', "\\t")
+        .replace('\n', "\\n")
+        .replace('\r', "\\r")
 }
 
 struct Lexer<'s> {
@@ -125,11 +128,15 @@ impl Lexer<'_> {
             _ => {}
         }
         if c.is_ascii_alphabetic() || c == '_' {
+            let start = self.at;
             if let Some((prefix, bytes, raw)) = self.string_prefix() {
                 self.at += prefix;
-                return self.string(bytes, raw);
+                if let Ok(token) = self.string(bytes, raw) {
+                    return Ok(token);
+                }
+                // Not a string after all: the prefix is a name, and the quote is on its own.
+                self.at = start;
             }
-            let start = self.at;
             self.take_while(|c| c.is_ascii_alphanumeric() || c == '_');
             let word: String = self.chars[start..self.at].iter().collect();
             return Ok(match word.as_str() {
@@ -141,11 +148,14 @@ impl Lexer<'_> {
             });
         }
         for symbol in SYMBOLS {
+            // Two-character symbols come first in the list.
             if symbol.chars().enumerate().all(|(i, c)| self.peek(i) == Some(c)) {
                 self.at += symbol.len();
                 return Ok(Token::Symbol(symbol));
             }
         }
+        // Half of a symbol: the character after it is what does not fit.
+        self.at += usize::from(matches!(c, '=' | '&' | '|'));
         Err(())
     }
 
@@ -166,7 +176,9 @@ impl Lexer<'_> {
 
     fn number(&mut self) -> Token {
         let start = self.at;
-        if self.peek(0) == Some('0') && self.peek(1) == Some('x') && self.peek(2).is_some_and(|c| c.is_ascii_hexdigit())
+        if self.peek(0) == Some('0')
+            && self.peek(1) == Some('x')
+            && self.peek(2).is_some_and(|c| c.is_ascii_hexdigit())
         {
             self.at += 2;
             let digits = self.at;
@@ -205,7 +217,9 @@ impl Lexer<'_> {
     fn integer(&mut self, value: Option<u64>) -> Token {
         if matches!(self.peek(0), Some('u' | 'U')) {
             self.at += 1;
-            return value.map_or(Token::BadNumber("uint"), |value| Token::Literal(Literal::Uint(value)));
+            return value.map_or(Token::BadNumber("uint"), |value| {
+                Token::Literal(Literal::Uint(value))
+            });
         }
         match value.map(i64::try_from) {
             Some(Ok(value)) => Token::Literal(Literal::Int(value)),
@@ -218,7 +232,8 @@ impl Lexer<'_> {
         let quote = self.peek(0).ok_or(())?;
         let triple = self.peek(1) == Some(quote) && self.peek(2) == Some(quote);
         let closes = |lexer: &Self| {
-            lexer.peek(0) == Some(quote) && (!triple || (lexer.peek(1) == Some(quote) && lexer.peek(2) == Some(quote)))
+            lexer.peek(0) == Some(quote)
+                && (!triple || (lexer.peek(1) == Some(quote) && lexer.peek(2) == Some(quote)))
         };
         self.at += if triple { 3 } else { 1 };
         let mut body = Vec::new();
@@ -228,6 +243,7 @@ impl Lexer<'_> {
                 Some('\n' | '\r') if !triple => return Err(()),
                 Some('\\') if !raw => {
                     let Some(length) = self.escape_length() else {
+                        self.at += self.bad_escape();
                         return Err(());
                     };
                     body.extend_from_slice(&self.chars[self.at..self.at + length]);
@@ -245,7 +261,11 @@ impl Lexer<'_> {
             }
         }
         self.at += if triple { 3 } else { 1 };
-        let decoded = if raw { Ok(plain(&body)) } else { decode(&body, bytes) };
+        let decoded = if raw {
+            Ok(plain(&body))
+        } else {
+            decode(&body, bytes)
+        };
         Ok(match decoded {
             Err(problem) => Token::BadString(problem),
             Ok(decoded) if bytes => Token::Literal(Literal::Bytes(decoded.into())),
@@ -254,6 +274,22 @@ impl Lexer<'_> {
                 Err(_) => Token::BadString("unable to unescape string"),
             },
         })
+    }
+
+    /// Where the escape sequence here goes wrong, from its backslash.
+    fn bad_escape(&self) -> usize {
+        let digits = |count: usize, radix: u32| {
+            let good =
+                (2..2 + count).take_while(|ahead| self.peek(*ahead).is_some_and(|c| c.is_digit(radix)));
+            2 + good.count()
+        };
+        match self.peek(1) {
+            Some('x' | 'X') => digits(2, 16),
+            Some('u') => digits(4, 16),
+            Some('U') => digits(8, 16),
+            Some('0'..='3') => digits(2, 8),
+            _ => 1,
+        }
     }
 
     /// The length of the escape sequence here, if it is one.
@@ -291,9 +327,9 @@ fn decode(body: &[char], bytes: bool) -> Result<Vec<u8>, &'static str> {
         }
         let digits = |count: usize, radix: u32, skip: usize| -> u32 {
             let digits = &body[at + skip..at + skip + count];
-            digits
-                .iter()
-                .fold(0, |value, c| value.wrapping_mul(radix) + c.to_digit(radix).unwrap_or(0))
+            digits.iter().fold(0, |value, c| {
+                value.wrapping_mul(radix) + c.to_digit(radix).unwrap_or(0)
+            })
         };
         let (code, length) = match body[at + 1] {
             'a' => (7, 2),

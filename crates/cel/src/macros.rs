@@ -9,6 +9,15 @@ use crate::parser::{Parser, Stop};
 const OLD_ACCUMULATOR: &str = "__result__";
 const SORT_INPUT: &str = "@__sortBy_input__";
 
+/// The most nodes that macros may blow an expression up to.
+const MAX_NODES: usize = 200_000;
+
+fn size(expr: &Expr) -> usize {
+    let mut count = 1;
+    expr.children(&mut |child| count += size(child));
+    count
+}
+
 /// Either the expansion, or target and arguments back: it was no macro.
 type Expanded = Result<Expr, (Expr, Vec<Expr>)>;
 type Parse<T> = Result<T, Stop>;
@@ -46,9 +55,18 @@ impl Parser<'_> {
         self.node(position, Kind::Broken)
     }
 
-    pub(crate) fn expand_member(&mut self, id: Id, function: &str, target: Expr, args: Vec<Expr>) -> Parse<Expanded> {
+    pub(crate) fn expand_member(
+        &mut self,
+        id: Id,
+        function: &str,
+        target: Expr,
+        args: Vec<Expr>,
+    ) -> Parse<Expanded> {
         let position = self.position(id);
-        let mut maker = Maker { parser: self, position };
+        let mut maker = Maker {
+            parser: self,
+            position,
+        };
         let expanded = match (function, args.len()) {
             ("all" | "exists" | "exists_one", 2) => maker.quantifier(function, target, args, 1),
             ("all" | "exists" | "exists_one" | "existsOne", 3) => maker.quantifier(function, target, args, 2),
@@ -109,7 +127,13 @@ impl Maker<'_, '_> {
         })
     }
 
-    fn comprehension(&mut self, range: Expr, vars: (Arc<str>, Option<Arc<str>>), accu: &str, fold: Fold) -> Parse<Expr> {
+    fn comprehension(
+        &mut self,
+        range: Expr,
+        vars: (Arc<str>, Option<Arc<str>>),
+        accu: &str,
+        fold: Fold,
+    ) -> Parse<Expr> {
         self.node(Kind::Comprehension(Box::new(Comprehension {
             range,
             var: vars.0,
@@ -137,7 +161,10 @@ impl Maker<'_, '_> {
             return Err((args[1].id, format!("duplicate variable name: {first}")));
         }
         match names.iter().position(|name| &**name == OLD_ACCUMULATOR) {
-            Some(at) => Err((args[at].id, "iteration variable overwrites accumulator variable".to_owned())),
+            Some(at) => Err((
+                args[at].id,
+                "iteration variable overwrites accumulator variable".to_owned(),
+            )),
             None => Ok(names),
         }
     }
@@ -286,6 +313,12 @@ impl Maker<'_, '_> {
         };
         let name = name.clone();
         let transform = args.remove(1);
+        // Each of a chain of these copies all before it: what was written briefly can become very long.
+        if self.parser.count() + size(&target) > MAX_NODES {
+            return self
+                .parser
+                .refuse(target.id, "expression is too large after macros are expanded");
+        }
         let copy = self.copy(&target);
         let present = self.member("hasValue", target)?;
         let value = self.member("value", copy)?;
@@ -310,10 +343,15 @@ impl Maker<'_, '_> {
     fn sort_by(&mut self, target: Expr, args: Vec<Expr>) -> Parse<Expr> {
         let sortable = matches!(
             target.kind,
-            Kind::List { .. } | Kind::Select { .. } | Kind::Ident(_) | Kind::Comprehension(_) | Kind::Call { .. }
+            Kind::List { .. }
+                | Kind::Select { .. }
+                | Kind::Ident(_)
+                | Kind::Comprehension(_)
+                | Kind::Call { .. }
         );
         if !sortable {
-            let message = "sortBy can only be applied to a list, identifier, comprehension, call or select expression";
+            let message =
+                "sortBy can only be applied to a list, identifier, comprehension, call or select expression";
             return self.parser.refuse(target.id, message);
         }
         let (input, range) = (self.ident(SORT_INPUT)?, self.ident(SORT_INPUT)?);

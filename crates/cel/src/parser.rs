@@ -20,7 +20,9 @@ pub(crate) fn parse(source: &Source) -> Result<Parsed, Vec<Mistake>> {
     if size > MAX_EXPRESSION_SIZE {
         return Err(vec![Mistake {
             offset: None,
-            message: format!("expression code point size exceeds limit: size: {size}, limit {MAX_EXPRESSION_SIZE}"),
+            message: format!(
+                "expression code point size exceeds limit: size: {size}, limit {MAX_EXPRESSION_SIZE}"
+            ),
         }]);
     }
     let mut mistakes = Vec::new();
@@ -30,6 +32,7 @@ pub(crate) fn parse(source: &Source) -> Result<Parsed, Vec<Mistake>> {
         tokens,
         at: 0,
         nesting: 0,
+        open: 0,
         positions: Vec::new(),
         mistakes,
     };
@@ -51,6 +54,8 @@ pub(crate) struct Parser<'s> {
     tokens: Vec<Spanned>,
     at: usize,
     nesting: usize,
+    /// Brackets that are open.
+    open: usize,
     positions: Vec<u32>,
     pub mistakes: Vec<Mistake>,
 }
@@ -58,8 +63,9 @@ pub(crate) struct Parser<'s> {
 /// What can begin an expression, as the messages list it.
 const STARTS: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, \
                       STRING, BYTES, IDENTIFIER}";
-/// What can follow an operand.
-const FOLLOWS: &str = "{'==', '!=', 'in', '<', '<=', '>=', '>', '&&', '||', '[', '.', '-', '?', '+', '*', '/', '%'";
+/// What can begin the arguments of a call.
+const ARGUMENTS: &str = "{'[', '{', '(', ')', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, \
+                         STRING, BYTES, IDENTIFIER}";
 
 /// Binary operators: how tightly they bind, and the function they call.
 fn binary(symbol: &str) -> Option<(u8, &'static str)> {
@@ -129,24 +135,31 @@ impl Parser<'_> {
         self.is(symbol).then(|| self.bump())
     }
 
+    /// Steps over a symbol that must be here. The words are those of the tool that made the reference parser: a
+    /// token too many before the right one, the right one missing, or something else altogether.
     fn expect(&mut self, symbol: &'static str) -> Parse<u32> {
-        match self.take(symbol) {
-            Some(position) => Ok(position),
-            None => {
-                let expecting = match symbol {
-                    "]" | ")" | "}" | ":" => self.after_operand(symbol),
-                    _ => format!("'{symbol}'"),
-                };
-                Err(self.unexpected(&expecting, false))
-            }
+        if let Some(position) = self.take(symbol) {
+            return Ok(position);
         }
+        let here = self.here().clone();
+        let text = self.text(&here);
+        let next = self.tokens.get(self.at + 1).map(|next| &next.token);
+        let verdict = if next == Some(&Token::Symbol(symbol)) {
+            format!("extraneous input '{text}' expecting '{symbol}'")
+        } else if here.token == Token::End && self.open == 1 && symbol != ":" {
+            format!("missing '{symbol}' at '{text}'")
+        } else {
+            format!("mismatched input '{text}' expecting '{symbol}'")
+        };
+        self.report(here.start, format!("Syntax error: {verdict}"));
+        Err(Stop)
     }
 
-    fn after_operand(&self, symbol: &str) -> String {
-        // COMPAT: the grammar's tool lists what could continue the operand, then what would close it.
-        match symbol {
-            ")" => format!("{FOLLOWS}, ')'}}").replace("'[', '.'", "'[', ')', '.'").replace(", ')'}", "}"),
-            _ => format!("'{symbol}'"),
+    /// The end of a list or map after an element, where a comma could stand too.
+    fn expect_end(&mut self, symbol: &'static str) -> Parse<u32> {
+        match self.take(symbol) {
+            Some(position) => Ok(position),
+            None => Err(self.unexpected(&format!("{{'{symbol}', ','}}"), false)),
         }
     }
 
@@ -161,15 +174,50 @@ impl Parser<'_> {
         let token = self.here().clone();
         let text = self.text(&token);
         // COMPAT: one stray token before something acceptable is called extraneous, anything else mismatched.
-        let next_ends = self.tokens.get(self.at + 1).is_some_and(|next| next.token == Token::End);
-        let verdict = if could_be_dropped && next_ends { "extraneous" } else { "mismatched" };
-        self.report(token.start, format!("Syntax error: {verdict} input '{text}' expecting {expecting}"));
+        let next_ends = self
+            .tokens
+            .get(self.at + 1)
+            .is_some_and(|next| next.token == Token::End);
+        let verdict = if could_be_dropped && next_ends {
+            "extraneous"
+        } else {
+            "mismatched"
+        };
+        self.report(
+            token.start,
+            format!("Syntax error: {verdict} input '{text}' expecting {expecting}"),
+        );
+        Stop
+    }
+
+    /// A token where an expression should begin. COMPAT: if the one after it could begin an expression, only this
+    /// one is too much.
+    fn unexpected_before(&mut self, expecting: &str) -> Stop {
+        let verdict = match self.tokens.get(self.at + 1).map(|next| &next.token) {
+            Some(Token::Ident(_) | Token::Literal(_)) => "extraneous",
+            Some(Token::Symbol("(" | "[" | "{" | "true" | "false" | "null" | "-" | "!" | ".")) => {
+                "extraneous"
+            }
+            Some(Token::Symbol(")")) if expecting == ARGUMENTS => "extraneous",
+            _ => "mismatched",
+        };
+        let here = self.here().clone();
+        let text = self.text(&here);
+        self.report(
+            here.start,
+            format!("Syntax error: {verdict} input '{text}' expecting {expecting}"),
+        );
         Stop
     }
 
     pub fn next_id(&mut self, position: u32) -> Id {
         self.positions.push(position);
         self.positions.len() as Id - 1
+    }
+
+    /// How many nodes there are.
+    pub fn count(&self) -> usize {
+        self.positions.len()
     }
 
     pub fn position(&self, id: Id) -> u32 {
@@ -270,7 +318,12 @@ impl Parser<'_> {
         self.balance(function, &ids, &mut terms.into_iter())
     }
 
-    fn balance(&mut self, function: &'static str, ids: &[Id], terms: &mut dyn Iterator<Item = Expr>) -> Parse<Expr> {
+    fn balance(
+        &mut self,
+        function: &'static str,
+        ids: &[Id],
+        terms: &mut dyn Iterator<Item = Expr>,
+    ) -> Parse<Expr> {
         let Some(id) = ids.get(ids.len() / 2) else {
             return terms.next().ok_or(Stop);
         };
@@ -303,7 +356,10 @@ impl Parser<'_> {
     fn number_follows(&self) -> bool {
         matches!(
             self.tokens.get(self.at + 1).map(|next| &next.token),
-            Some(Token::Literal(Literal::Int(_) | Literal::Double(_)) | Token::BadNumber("int-min" | "int" | "double"))
+            Some(
+                Token::Literal(Literal::Int(_) | Literal::Double(_))
+                    | Token::BadNumber("int-min" | "int" | "double")
+            )
         )
     }
 
@@ -315,8 +371,10 @@ impl Parser<'_> {
             } else if let Some(open) = self.take("[") {
                 let id = self.next_id(open);
                 let optional = self.take("?").is_some();
+                self.open += 1;
                 let index = self.expr()?;
                 self.expect("]")?;
+                self.open -= 1;
                 let function = if optional { "_[?_]" } else { "_[_]" };
                 operand = self.call(id, function, vec![operand, index], 1)?;
             } else {
@@ -342,18 +400,31 @@ impl Parser<'_> {
                 return Err(Stop);
             }
             _ if name.token == Token::End || optional => {
-                let what = if optional { "{IDENTIFIER, ESC_IDENTIFIER}" } else { "{'?', IDENTIFIER, ESC_IDENTIFIER}" };
+                let what = if optional {
+                    "{IDENTIFIER, ESC_IDENTIFIER}"
+                } else {
+                    "{'?', IDENTIFIER, ESC_IDENTIFIER}"
+                };
                 let text = self.text(&name);
                 if name.token == Token::End && !optional {
-                    self.report(name.start, format!("Syntax error: no viable alternative at input '.{}'", ""));
+                    self.report(
+                        name.start,
+                        format!("Syntax error: no viable alternative at input '.{}'", ""),
+                    );
                 } else {
-                    self.report(name.start, format!("Syntax error: mismatched input '{text}' expecting {what}"));
+                    self.report(
+                        name.start,
+                        format!("Syntax error: mismatched input '{text}' expecting {what}"),
+                    );
                 }
                 return Err(Stop);
             }
             _ => {
                 let text = self.text(&name);
-                self.report(name.start, format!("Syntax error: no viable alternative at input '.{text}'"));
+                self.report(
+                    name.start,
+                    format!("Syntax error: no viable alternative at input '.{text}'"),
+                );
                 return Err(Stop);
             }
         };
@@ -397,10 +468,15 @@ impl Parser<'_> {
         if self.take(")").is_some() {
             return Ok(args);
         }
+        if self.is(",") || self.here().token == Token::End {
+            return Err(self.unexpected_before(ARGUMENTS));
+        }
+        self.open += 1;
         loop {
             args.push(self.expr()?);
             if self.take(",").is_none() {
                 self.expect(")")?;
+                self.open -= 1;
                 return Ok(args);
             }
         }
@@ -443,25 +519,22 @@ impl Parser<'_> {
             "-" => self.negative(start),
             "(" => {
                 self.bump();
+                self.open += 1;
                 let inner = self.expr()?;
                 self.expect(")")?;
+                self.open -= 1;
                 Ok(inner)
             }
             "[" => self.list(),
             "{" => self.map(),
-            "." if matches!(self.tokens.get(self.at + 1).map(|next| &next.token), Some(Token::Ident(_))) => self.name(),
-            _ => {
-                // COMPAT: where the token after this one could begin an expression, only this one is too much.
-                let verdict = match self.tokens.get(self.at + 1).map(|next| &next.token) {
-                    Some(Token::Ident(_) | Token::Literal(_)) => "extraneous",
-                    Some(Token::Symbol("(" | "[" | "{" | "true" | "false" | "null" | "-" | "!" | ".")) => "extraneous",
-                    _ => "mismatched",
-                };
-                let here = self.here().clone();
-                let text = self.text(&here);
-                self.report(start, format!("Syntax error: {verdict} input '{text}' expecting {STARTS}"));
-                Err(Stop)
+            "." if matches!(
+                self.tokens.get(self.at + 1).map(|next| &next.token),
+                Some(Token::Ident(_))
+            ) =>
+            {
+                self.name()
             }
+            _ => Err(self.unexpected_before(STARTS)),
         }
     }
 
@@ -498,7 +571,11 @@ impl Parser<'_> {
         if reserved {
             self.report(start, format!("reserved identifier: {word}"));
         }
-        let word: Arc<str> = if leading_dot { format!(".{word}").into() } else { word };
+        let word: Arc<str> = if leading_dot {
+            format!(".{word}").into()
+        } else {
+            word
+        };
         if let Some(open) = self.take("(") {
             let id = self.next_id(open);
             let args = self.arguments()?;
@@ -518,7 +595,11 @@ impl Parser<'_> {
 
     /// The name of a message being made here, `a.b.C{`, if that is what follows. Steps over it only then.
     fn message_name(&mut self, leading_dot: bool) -> Option<String> {
-        let mut name = if leading_dot { ".".to_owned() } else { String::new() };
+        let mut name = if leading_dot {
+            ".".to_owned()
+        } else {
+            String::new()
+        };
         let mut at = self.at;
         loop {
             let Token::Ident(word) = &self.tokens.get(at)?.token else {
@@ -560,6 +641,7 @@ impl Parser<'_> {
 
     fn list(&mut self) -> Parse<Expr> {
         let open = self.bump();
+        self.open += 1;
         let id = self.next_id(open);
         let (mut elements, mut optional) = (Vec::new(), Vec::new());
         while self.take("]").is_none() {
@@ -572,15 +654,20 @@ impl Parser<'_> {
             }
             elements.push(self.expr()?);
             if self.take(",").is_none() {
-                self.expect("]")?;
+                self.expect_end("]")?;
                 break;
             }
+            if self.here().token == Token::End || self.is(",") {
+                self.expect("]")?;
+            }
         }
+        self.open -= 1;
         self.node_with(id, Kind::List { elements, optional }, 0)
     }
 
     fn map(&mut self) -> Parse<Expr> {
         let open = self.bump();
+        self.open += 1;
         let id = self.next_id(open);
         let mut entries = Vec::new();
         while self.take("}").is_none() {
@@ -594,10 +681,11 @@ impl Parser<'_> {
             let value = self.expr()?;
             entries.push(Entry { key, value, optional });
             if self.take(",").is_none() {
-                self.expect("}")?;
+                self.expect_end("}")?;
                 break;
             }
         }
+        self.open -= 1;
         self.node_with(id, Kind::Map(entries), 0)
     }
 }

@@ -92,7 +92,9 @@ impl Schema {
             int_or_string: flag("x-kubernetes-int-or-string"),
             embedded_resource: flag("x-kubernetes-embedded-resource"),
             preserve_unknown_fields: flag("x-kubernetes-preserve-unknown-fields"),
-            items: json["items"].is_object().then(|| Arc::new(Self::parse(&json["items"]))),
+            items: json["items"]
+                .is_object()
+                .then(|| Arc::new(Self::parse(&json["items"]))),
             properties: (!properties.is_empty()).then_some(properties),
             additional_properties: match &json["additionalProperties"] {
                 Json::Bool(allowed) => Some(AdditionalProperties::Allowed(*allowed)),
@@ -114,7 +116,12 @@ impl Schema {
                 .unwrap_or_default(),
             all_of: json["allOf"]
                 .as_array()
-                .map(|schemas| schemas.iter().map(|schema| Arc::new(Self::parse(schema))).collect())
+                .map(|schemas| {
+                    schemas
+                        .iter()
+                        .map(|schema| Arc::new(Self::parse(schema)))
+                        .collect()
+                })
                 .unwrap_or_default(),
             resource: OnceLock::new(),
         }
@@ -136,7 +143,8 @@ impl Schema {
     /// `metadata.generateName`, which rules may always read.
     pub fn as_resource(&self) -> &Schema {
         let resource = self.resource.get_or_init(|| {
-            let is = |schema: Option<&Arc<Schema>>, kind: &str| schema.is_some_and(|schema| schema.kind == kind);
+            let is =
+                |schema: Option<&Arc<Schema>>, kind: &str| schema.is_some_and(|schema| schema.kind == kind);
             let metadata = self.property("metadata");
             if is(self.property("kind"), "string")
                 && is(self.property("apiVersion"), "string")

@@ -33,7 +33,10 @@ impl Source {
 
     fn line(&self, line: usize) -> String {
         let start = self.lines[line - 1] as usize;
-        let end = self.lines.get(line).map_or(self.chars.len(), |next| *next as usize - 1);
+        let end = self
+            .lines
+            .get(line)
+            .map_or(self.chars.len(), |next| *next as usize - 1);
         self.chars[start..end].iter().collect()
     }
 }
@@ -78,6 +81,10 @@ fn show(source: &Source, mistake: &Mistake) -> String {
     let Some(offset) = mistake.offset else {
         return format!("ERROR: <input>:-1:0: {}", mistake.message);
     };
+    if source.chars.is_empty() {
+        // COMPAT: an empty expression has no column.
+        return format!("ERROR: <input>:1:0: {}", mistake.message);
+    }
     let (line, column) = source.place(offset);
     let mut text = format!("ERROR: <input>:{line}:{}: {}", column + 1, mistake.message);
     let snippet = source.line(line).replace('\t', " ");

@@ -53,7 +53,11 @@ impl Bindings {
     }
 
     fn all_agree(&mut self, left: &[Type], right: &[Type]) -> bool {
-        left.len() == right.len() && left.iter().zip(right).all(|(left, right)| self.agrees(left, right))
+        left.len() == right.len()
+            && left
+                .iter()
+                .zip(right)
+                .all(|(left, right)| self.agrees(left, right))
     }
 
     fn agrees(&mut self, left: &Type, right: &Type) -> bool {
@@ -98,7 +102,11 @@ impl Bindings {
             if !self.agrees(other, &bound) {
                 return (false, true);
             }
-            let general = if less_specific(other, &bound) { other.clone() } else { bound };
+            let general = if less_specific(other, &bound) {
+                other.clone()
+            } else {
+                bound
+            };
             if self.absent_from(var, &general) {
                 self.bind(var, general);
             }
@@ -120,7 +128,9 @@ impl Bindings {
             Type::Var(_) => self.find(within).is_none_or(|bound| self.absent_from(var, bound)),
             Type::List(element) | Type::Type(Some(element)) => self.absent_from(var, element),
             Type::Map(key, value) => self.absent_from(var, key) && self.absent_from(var, value),
-            Type::Opaque(_, parameters) => parameters.iter().all(|parameter| self.absent_from(var, parameter)),
+            Type::Opaque(_, parameters) => parameters
+                .iter()
+                .all(|parameter| self.absent_from(var, parameter)),
             _ => true,
         }
     }
@@ -158,7 +168,10 @@ pub(crate) fn less_specific(first: &Type, second: &Type) -> bool {
         (Type::Opaque(first_name, first), Type::Opaque(second_name, second)) => {
             first_name == second_name
                 && first.len() == second.len()
-                && first.iter().zip(second.iter()).all(|(first, second)| less_specific(first, second))
+                && first
+                    .iter()
+                    .zip(second.iter())
+                    .all(|(first, second)| less_specific(first, second))
         }
         (Type::Type(_), Type::Type(_)) => true,
         _ => first == second,

@@ -1,0 +1,557 @@
+//! The evaluator. Every step is charged; errors are values that `&&`, `||` and comprehensions may absorb, but for
+//! those that end the evaluation.
+
+use crate::error::EvalError;
+use crate::limits::CHECK_FREQUENCY;
+use crate::limits::cost::{LIST_CREATE, MAP_CREATE};
+use crate::plan::{Attribute, Call, Fold, Node, Root, Step};
+use crate::value::{Eval, Map, Value, identity};
+
+/// Gives variables their values, when an expression asks for them.
+pub trait Activation<'a> {
+    /// The value of a variable, or `None` if it has none. May be asked more than once.
+    fn resolve(&self, name: &str) -> Option<Result<Value<'a>, EvalError>>;
+}
+
+impl<'a, F> Activation<'a> for F
+where
+    F: Fn(&str) -> Option<Result<Value<'a>, EvalError>>,
+{
+    fn resolve(&self, name: &str) -> Option<Result<Value<'a>, EvalError>> {
+        self(name)
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Slot<'a> {
+    Empty,
+    /// To be computed when first read.
+    Lazy(&'a Node),
+    Ready(Eval<Value<'a>>),
+}
+
+pub(crate) struct Evaluator<'a, 'v> {
+    variables: &'v dyn Activation<'a>,
+    slots: Vec<Slot<'a>>,
+    pub cost: u64,
+    limit: u64,
+    interrupted: Option<&'v dyn Fn() -> bool>,
+    iterations: u32,
+}
+
+impl<'a, 'v> Evaluator<'a, 'v> {
+    pub fn new(
+        variables: &'v dyn Activation<'a>,
+        slots: usize,
+        limit: u64,
+        interrupted: Option<&'v dyn Fn() -> bool>,
+    ) -> Self {
+        Self {
+            variables,
+            slots: vec![Slot::Empty; slots],
+            cost: 0,
+            limit,
+            interrupted,
+            iterations: 0,
+        }
+    }
+
+    fn charge(&mut self, cost: u64) -> Eval<()> {
+        self.cost = self.cost.saturating_add(cost);
+        if self.cost > self.limit {
+            Err(EvalError::CostLimit)
+        } else {
+            Ok(())
+        }
+    }
+
+    pub fn eval(&mut self, node: &'a Node) -> Eval<Value<'a>> {
+        match node {
+            Node::Const(value) => Ok(value.clone()),
+            Node::Attribute(attribute) => {
+                // Reading a variable costs one; a presence test and a conditional cost what is inside.
+                let free = attribute.test_only || matches!(attribute.root, Root::Conditional(_));
+                let value = self.resolve(attribute);
+                if !free {
+                    self.charge(1)?;
+                }
+                value
+            }
+            Node::And(sides) => self.logic(sides, false),
+            Node::Or(sides) => self.logic(sides, true),
+            Node::NotStrictlyFalse(condition) => {
+                let condition = self.eval(condition);
+                self.charge(1)?;
+                match condition {
+                    Err(error) if error.is_final() => Err(error),
+                    Ok(Value::Bool(false)) => Ok(Value::Bool(false)),
+                    _ => Ok(Value::Bool(true)),
+                }
+            }
+            Node::OptionalOr { sides, unwrap } => match self.eval(&sides[0])? {
+                Value::Optional(Some(value)) if *unwrap => Ok((*value).clone()),
+                some @ Value::Optional(Some(_)) => Ok(some),
+                Value::Optional(None) => self.eval(&sides[1]),
+                other => Ok(other),
+            },
+            Node::Call(call) => self.call(call),
+            Node::InSet { wanted, set } => {
+                let wanted = self.eval(wanted)?;
+                Ok(Value::Bool(set.contains(&identity(&wanted))))
+            }
+            Node::List(elements) => {
+                let items = self.elements(elements);
+                self.charge(LIST_CREATE)?;
+                Ok(Value::list(items?))
+            }
+            Node::Map(entries) => {
+                let map = self.entries(entries);
+                self.charge(MAP_CREATE)?;
+                Ok(Value::Map(map?))
+            }
+            Node::Fold(fold) => self.fold(fold),
+        }
+    }
+
+    /// `&&` and `||`: one side can decide although the other failed.
+    fn logic(&mut self, sides: &'a [Node; 2], decisive: bool) -> Eval<Value<'a>> {
+        let mut failed = None;
+        for side in sides {
+            match self.eval(side) {
+                Ok(Value::Bool(value)) if value == decisive => return Ok(Value::Bool(decisive)),
+                Ok(Value::Bool(_)) => {}
+                Ok(_) => failed = failed.or(Some(EvalError::no_such_overload())),
+                Err(error) if error.is_final() => return Err(error),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        failed.map_or(Ok(Value::Bool(!decisive)), Err)
+    }
+
+    fn elements(&mut self, elements: &'a [(Node, bool)]) -> Eval<Vec<Value<'a>>> {
+        let mut items = Vec::with_capacity(elements.len());
+        for (element, optional) in elements {
+            let value = self.eval(element)?;
+            if !optional {
+                items.push(value);
+                continue;
+            }
+            match value {
+                Value::Optional(Some(value)) => items.push((*value).clone()),
+                Value::Optional(None) => {}
+                other => {
+                    return Err(EvalError::new(format!(
+                        "cannot initialize optional list element from non-optional value {}",
+                        other.shown()
+                    )));
+                }
+            }
+        }
+        Ok(items)
+    }
+
+    fn entries(&mut self, entries: &'a [(Node, Node, bool)]) -> Eval<Map<'a>> {
+        let mut map = Map::empty();
+        for (key, value, optional) in entries {
+            let key = self.eval(key)?;
+            let value = self.eval(value)?;
+            let value = match (value, optional) {
+                (Value::Optional(Some(value)), true) => (*value).clone(),
+                (Value::Optional(None), true) => {
+                    map.remove(&key);
+                    continue;
+                }
+                (other, true) => {
+                    return Err(EvalError::new(format!(
+                        "cannot initialize optional entry '{}' from non-optional value {}",
+                        key.shown(),
+                        other.shown()
+                    )));
+                }
+                (value, false) => value,
+            };
+            map.insert(key, value)?;
+        }
+        Ok(map)
+    }
+
+    fn slot(&mut self, slot: usize) -> Eval<Value<'a>> {
+        match self.slots[slot] {
+            Slot::Lazy(init) => {
+                let value = self.eval(init);
+                if let Err(error) = &value
+                    && error.is_final()
+                {
+                    return value;
+                }
+                self.slots[slot] = Slot::Ready(value.clone());
+                value
+            }
+            Slot::Ready(ref value) => value.clone(),
+            Slot::Empty => Err(EvalError::new("no such attribute(s)")),
+        }
+    }
+
+    /// The value of an attribute, with the cost of its qualifiers only.
+    fn resolve(&mut self, attribute: &'a Attribute) -> Eval<Value<'a>> {
+        let root = match &attribute.root {
+            Root::Variable(name) => match self.variables.resolve(name) {
+                Some(value) => value?,
+                None => return Err(EvalError::new(format!("no such attribute(s): {name}"))),
+            },
+            Root::Slot(slot) => self.slot(*slot)?,
+            Root::Expr(node) => self.eval(node)?,
+            Root::Conditional(parts) => match self.eval(&parts[0])? {
+                Value::Bool(true) => self.branch(&parts[1])?,
+                Value::Bool(false) => self.branch(&parts[2])?,
+                _ => return Err(EvalError::no_such_overload()),
+            },
+        };
+        if attribute.qualifiers.is_empty() {
+            return Ok(root);
+        }
+        self.qualified(root, attribute)
+    }
+
+    /// A branch of a conditional, or an index: reading a variable there is free.
+    fn branch(&mut self, node: &'a Node) -> Eval<Value<'a>> {
+        match node {
+            Node::Attribute(attribute) => self.resolve(attribute),
+            other => self.eval(other),
+        }
+    }
+
+    fn qualified(&mut self, root: Value<'a>, attribute: &'a Attribute) -> Eval<Value<'a>> {
+        let (mut value, mut optional) = match root {
+            Value::Optional(Some(value)) => ((*value).clone(), true),
+            none @ Value::Optional(None) => {
+                return Ok(if attribute.test_only {
+                    Value::Bool(false)
+                } else {
+                    none
+                });
+            }
+            value => (value, false),
+        };
+        let last = attribute.qualifiers.len() - 1;
+        for (position, qualifier) in attribute.qualifiers.iter().enumerate() {
+            optional = optional || qualifier.optional;
+            let index = self.branch(&qualifier.index);
+            let test = attribute.test_only && position == last;
+            let found = index.and_then(|index| {
+                let found = step_into(&value, &index)?;
+                if found.is_none() && !optional && !test {
+                    return Err(missing(&value, &index));
+                }
+                Ok(found)
+            });
+            if let Err(error) = &found
+                && error.is_final()
+            {
+                return Err(error.clone());
+            }
+            if !optional || !matches!(found, Ok(None)) {
+                self.charge(1)?;
+            }
+            match found? {
+                present if test => return Ok(Value::Bool(present.is_some())),
+                Some(found) => value = found,
+                None => return Ok(Value::Optional(None)),
+            }
+        }
+        Ok(if optional { Value::some(value) } else { value })
+    }
+
+    fn call(&mut self, call: &'a Call) -> Eval<Value<'a>> {
+        // One and two arguments are always all evaluated; more stop at the first that fails.
+        let mut failed = None;
+        let mut args = Vec::with_capacity(call.args.len());
+        for arg in &call.args {
+            match self.eval(arg) {
+                Ok(value) => args.push(value),
+                Err(error) if error.is_final() || call.args.len() > 2 => return Err(error),
+                Err(error) => {
+                    failed = failed.or(Some(error));
+                    args.push(Value::Null);
+                }
+            }
+        }
+        self.charge(call.cost(&args))?;
+        match failed {
+            Some(error) => Err(error),
+            None => {
+                (call.native)(call.pattern.as_ref(), &args).map_err(|error| explained(error, call, &args))
+            }
+        }
+    }
+
+    fn fold(&mut self, fold: &'a Fold) -> Eval<Value<'a>> {
+        let range = self.eval(&fold.range)?;
+        self.slots[fold.accu] = Slot::Lazy(&fold.init);
+        match &range {
+            Value::List(list) => {
+                for index in 0..list.len() {
+                    let item = list.get(index);
+                    let more = match fold.var2 {
+                        None => self.iteration(fold, item, None)?,
+                        Some(_) => self.iteration(fold, Ok(Value::Int(index as i64)), Some(item))?,
+                    };
+                    if !more {
+                        break;
+                    }
+                }
+            }
+            Value::Map(map) => {
+                for key in map.keys() {
+                    let value = fold.var2.map(|_| match map.find(&key) {
+                        Ok(Some(value)) => Ok(value),
+                        Ok(None) => Err(EvalError::new(format!("no such key: {}", key.shown()))),
+                        Err(error) => Err(error),
+                    });
+                    if !self.iteration(fold, Ok(key), value)? {
+                        break;
+                    }
+                }
+            }
+            other => {
+                let name = match other {
+                    Value::Null => "types.Null",
+                    Value::Bool(_) => "types.Bool",
+                    Value::Int(_) => "types.Int",
+                    Value::Uint(_) => "types.Uint",
+                    Value::Double(_) => "types.Double",
+                    Value::String(_) => "types.String",
+                    Value::Bytes(_) => "types.Bytes",
+                    Value::Duration(_) => "types.Duration",
+                    Value::Timestamp(_) => "types.Timestamp",
+                    Value::Optional(_) => "*types.Optional",
+                    other => other.type_name(),
+                };
+                return Err(EvalError::new(format!("got '{name}', expected iterable type")));
+            }
+        }
+        let result = self.eval(&fold.result);
+        self.slots[fold.accu] = Slot::Empty;
+        result
+    }
+
+    /// One turn of a loop; `false` when the loop is over.
+    fn iteration(
+        &mut self,
+        fold: &'a Fold,
+        var: Eval<Value<'a>>,
+        var2: Option<Eval<Value<'a>>>,
+    ) -> Eval<bool> {
+        self.slots[fold.var] = Slot::Ready(var);
+        if let (Some(slot), Some(value)) = (fold.var2, var2) {
+            self.slots[slot] = Slot::Ready(value);
+        }
+        match self.eval(&fold.condition) {
+            Ok(Value::Bool(false)) => return Ok(false),
+            Err(error) if error.is_final() => return Err(error),
+            _ => {}
+        }
+        match &fold.step {
+            Step::Plain(step) => {
+                let value = self.eval(step);
+                if let Err(error) = &value
+                    && error.is_final()
+                {
+                    return Err(error.clone());
+                }
+                self.slots[fold.accu] = Slot::Ready(value);
+            }
+            Step::Append { filter, element } => {
+                if self.passes(filter.as_ref(), fold)? {
+                    self.append(fold, element)?;
+                }
+            }
+            Step::Insert { filter, entry } => {
+                if self.passes(filter.as_ref(), fold)? {
+                    self.insert(fold, entry)?;
+                }
+            }
+        }
+        self.iterations += 1;
+        if self.iterations % CHECK_FREQUENCY == 0
+            && let Some(interrupted) = self.interrupted
+            && interrupted()
+        {
+            return Err(EvalError::Interrupted);
+        }
+        Ok(true)
+    }
+
+    /// Whether the filter lets this element in. A filter that fails is the fold's new result.
+    fn passes(&mut self, filter: Option<&'a Node>, fold: &'a Fold) -> Eval<bool> {
+        let Some(filter) = filter else {
+            return Ok(true);
+        };
+        let error = match self.eval(filter) {
+            Ok(Value::Bool(pass)) => return Ok(pass),
+            Ok(_) => EvalError::no_such_overload(),
+            Err(error) if error.is_final() => return Err(error),
+            Err(error) => error,
+        };
+        self.slots[fold.accu] = Slot::Ready(Err(error));
+        Ok(false)
+    }
+
+    /// Takes the accumulator out of its slot, so that it can be changed in place.
+    fn take(&mut self, fold: &'a Fold, empty: Value<'a>) -> Eval<Value<'a>> {
+        match std::mem::replace(&mut self.slots[fold.accu], Slot::Empty) {
+            Slot::Ready(value) => value,
+            Slot::Lazy(_) | Slot::Empty => Ok(empty),
+        }
+    }
+
+    fn append(&mut self, fold: &'a Fold, element: &'a Node) -> Eval<()> {
+        self.charge(1)?;
+        let value = self.eval(element);
+        if let Err(error) = &value
+            && error.is_final()
+        {
+            return Err(error.clone());
+        }
+        let list_cost = if matches!(element, Node::Const(_)) {
+            0
+        } else {
+            LIST_CREATE
+        };
+        self.charge(list_cost + 1)?;
+        let grown = match (self.take(fold, Value::list(Vec::new())), value) {
+            (Ok(Value::List(mut list)), Ok(value)) => {
+                list.push(value);
+                Ok(Value::List(list))
+            }
+            (Err(error), _) | (_, Err(error)) => Err(error),
+            _ => Err(EvalError::no_such_overload()),
+        };
+        self.slots[fold.accu] = Slot::Ready(grown);
+        Ok(())
+    }
+
+    fn insert(&mut self, fold: &'a Fold, entry: &'a [Node]) -> Eval<()> {
+        self.charge(1)?;
+        let mut values = Vec::with_capacity(2);
+        let mut failed = None;
+        for part in entry {
+            match self.eval(part) {
+                Ok(value) => values.push(value),
+                Err(error) if error.is_final() => return Err(error),
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        self.charge(1)?;
+        let grown = match (self.take(fold, Value::Map(Map::empty())), failed) {
+            (Err(error), _) | (_, Some(error)) => Err(error),
+            (Ok(Value::Map(map)), None) => grow(map, &values).map(Value::Map),
+            _ => Err(EvalError::no_such_overload()),
+        };
+        self.slots[fold.accu] = Slot::Ready(grown);
+        Ok(())
+    }
+}
+
+/// Adds a key and value, or the entries of a map; keys must be new.
+fn grow<'a>(mut map: Map<'a>, entry: &[Value<'a>]) -> Eval<Map<'a>> {
+    let mut add = |key: &Value<'a>, value: Value<'a>| -> Eval<()> {
+        if map.insert(key.clone(), value)? {
+            return Ok(());
+        }
+        Err(EvalError::new(format!(
+            "insert failed: key {} already exists",
+            key.shown()
+        )))
+    };
+    match entry {
+        [key, value] => add(key, value.clone())?,
+        [Value::Map(more)] => {
+            for key in more.keys() {
+                if let Some(value) = more.find(&key)? {
+                    add(&key, value)?;
+                }
+            }
+        }
+        _ => return Err(EvalError::no_such_overload()),
+    }
+    Ok(map)
+}
+
+/// The index that a number is, if it is one.
+fn list_index(index: &Value<'_>) -> Eval<Option<usize>> {
+    let unsupported = || EvalError::new(format!("unsupported index value {} in list", index.shown()));
+    Ok(match index {
+        Value::Int(index) => usize::try_from(*index).ok(),
+        Value::Uint(index) => usize::try_from(*index).ok(),
+        Value::Double(double) if double.fract() == 0.0 && double.abs() < 9e15 => {
+            usize::try_from(*double as i64).ok()
+        }
+        Value::Double(_) => return Err(unsupported()),
+        other => {
+            return Err(EvalError::new(format!(
+                "unsupported index type '{}' in list",
+                other.type_name()
+            )));
+        }
+    })
+}
+
+/// The element, entry or field at an index; `None` where there is none.
+fn step_into<'a>(value: &Value<'a>, index: &Value<'a>) -> Eval<Option<Value<'a>>> {
+    match value {
+        Value::Map(map) => map.find(index),
+        Value::List(list) => match list_index(index)? {
+            Some(position) if position < list.len() => list.get(position).map(Some),
+            _ => Ok(None),
+        },
+        _ => Ok(None),
+    }
+}
+
+fn missing(value: &Value<'_>, index: &Value<'_>) -> EvalError {
+    EvalError::new(match value {
+        Value::List(_) => format!("index out of bounds: {}", index.shown()),
+        _ => format!("no such key: {}", index.shown()),
+    })
+}
+
+/// Which call had no overload, where the reference implementation says so: it depends on how it dispatches.
+fn explained(error: EvalError, call: &Call, args: &[Value<'_>]) -> EvalError {
+    if error != EvalError::no_such_overload() {
+        return error;
+    }
+    let function = call.function;
+    match function {
+        "contains" | "startsWith" | "endsWith" | "matches" | "find" | "findAll" | "_==_" | "_!=_" | "@in"
+        | "!_" => error,
+        "containsIP" if matches!(args, [Value::Cidr(_), Value::String(_)]) => error,
+        "flatten" => EvalError::new(format!("no such overload: {}.flatten()", args[0].type_name())),
+        "size" | "sort" | "@sortByAssociatedKeys" => EvalError::new(format!("no such overload: {function}")),
+        operator if operator.contains('_') => {
+            let has_operator = match (operator, &args[0]) {
+                // These are asked in another way, and then know nothing.
+                (_, Value::String(_) | Value::Duration(_) | Value::Timestamp(_)) => true,
+                (_, Value::Int(_) | Value::Uint(_) | Value::Double(_)) => {
+                    operator != "_%_" || !matches!(args[0], Value::Double(_))
+                }
+                ("_+_", Value::Bytes(_) | Value::List(_)) => true,
+                ("_<_" | "_<=_" | "_>_" | "_>=_", Value::Bytes(_) | Value::Bool(_)) => true,
+                ("-_", Value::Bool(_)) => true,
+                _ => false,
+            };
+            if has_operator {
+                error
+            } else {
+                EvalError::new(format!("no such overload: {operator}"))
+            }
+        }
+        _ => {
+            let kinds: Vec<&str> = args.iter().map(Value::type_name).collect();
+            EvalError::new(format!("no such overload: {function}({})", kinds.join(", ")))
+        }
+    }
+}
