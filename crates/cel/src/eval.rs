@@ -373,7 +373,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             }
         }
         self.iterations += 1;
-        if self.iterations % CHECK_FREQUENCY == 0
+        if self.iterations.is_multiple_of(CHECK_FREQUENCY)
             && let Some(interrupted) = self.interrupted
             && interrupted()
         {

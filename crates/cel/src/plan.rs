@@ -303,51 +303,48 @@ impl Planner<'_> {
     }
 
     fn step(&mut self, fold: &Comprehension) -> Result<Step, String> {
-        let is_accu = |expr: &Expr| matches!(&expr.kind, Kind::Ident(name) if *name == fold.accu);
-        let call = |expr: &'_ Expr, wanted: &str| match &expr.kind {
-            Kind::Call {
-                function,
-                target: None,
-                ..
-            } => &**function == wanted,
-            _ => false,
-        };
-        let args = |expr: &Expr| -> Vec<Expr> {
-            match &expr.kind {
-                Kind::Call { args, .. } => args.clone(),
-                _ => Vec::new(),
-            }
-        };
         // Only the macros' own accumulator is invisible to the expressions inside.
-        if &*fold.accu == crate::ast::ACCUMULATOR {
-            let (filter, body) = match &fold.step.kind {
-                Kind::Call { args, .. } if call(&fold.step, "_?_:_") && is_accu(&args[2]) => {
-                    (Some(&args[0]), &args[1])
-                }
-                _ => (None, &fold.step),
-            };
-            let parts = args(body);
-            if call(body, "_+_") && is_accu(&parts[0]) {
-                if let Kind::List { elements, optional } = &parts[1].kind
-                    && let [element] = &elements[..]
-                    && optional.is_empty()
-                {
-                    return Ok(Step::Append {
-                        filter: filter.map(|filter| self.plan(filter)).transpose()?,
-                        element: self.plan(element)?,
-                    });
-                }
-            }
-            if call(body, "cel.@mapInsert") && is_accu(&parts[0]) {
-                let filter = filter.map(|filter| self.plan(filter)).transpose()?;
-                let mut entry = Vec::new();
-                for part in &parts[1..] {
-                    entry.push(self.plan(part)?);
-                }
-                return Ok(Step::Insert { filter, entry });
-            }
+        if &*fold.accu != crate::ast::ACCUMULATOR {
+            return Ok(Step::Plain(self.plan(&fold.step)?));
+        }
+        let is_accu = |expr: &Expr| matches!(&expr.kind, Kind::Ident(name) if *name == fold.accu);
+        let (filter, body) = match call_of(&fold.step, "_?_:_") {
+            Some([filter, body, otherwise]) if is_accu(otherwise) => (Some(filter), body),
+            _ => (None, &fold.step),
+        };
+        if let Some([accu, added]) = call_of(body, "_+_")
+            && is_accu(accu)
+            && let Kind::List { elements, optional } = &added.kind
+            && let ([element], []) = (&elements[..], &optional[..])
+        {
+            return Ok(Step::Append {
+                filter: filter.map(|filter| self.plan(filter)).transpose()?,
+                element: self.plan(element)?,
+            });
+        }
+        if let Some([accu, parts @ ..]) = call_of(body, "cel.@mapInsert")
+            && is_accu(accu)
+        {
+            let filter = filter.map(|filter| self.plan(filter)).transpose()?;
+            let entry = parts
+                .iter()
+                .map(|part| self.plan(part))
+                .collect::<Result<_, _>>()?;
+            return Ok(Step::Insert { filter, entry });
         }
         Ok(Step::Plain(self.plan(&fold.step)?))
+    }
+}
+
+/// The arguments of a call of a function, if the expression is one.
+fn call_of<'e>(expr: &'e Expr, wanted: &str) -> Option<&'e [Expr]> {
+    match &expr.kind {
+        Kind::Call {
+            function,
+            target: None,
+            args,
+        } if &**function == wanted => Some(args),
+        _ => None,
     }
 }
 

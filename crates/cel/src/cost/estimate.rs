@@ -232,7 +232,7 @@ impl<'c> Estimator<'c> {
         // Only what starts at a variable has a trail; the accumulator of a macro is none.
         let trail = self
             .trail(expr)
-            .filter(|trail| !trail.first().is_some_and(|first| &**first == ACCUMULATOR));
+            .filter(|trail| trail.first().is_none_or(|first| &**first != ACCUMULATOR));
         Argument {
             kind: self.kind(expr),
             size: self.size(expr),

@@ -100,14 +100,13 @@ fn has_any_rules(schema: &Schema) -> bool {
 impl Validator {
     /// Compiles the rules of the schema of a custom resource, or `None` if it has none. Rules that do not compile
     /// become findings when an object is validated: `check_rules` should have refused them.
-    pub fn new(schema: &Arc<Schema>) -> Option<Self> {
+    pub fn new(schema: &Schema) -> Option<Self> {
         if !schema.has_rules() {
             return None;
         }
-        Some(Self {
-            root: Node::build(schema, schema, true)?,
-            schema: schema.clone(),
-        })
+        let schema = Arc::new(schema.clone());
+        let root = Node::build(&schema, &schema, true)?;
+        Some(Self { root, schema })
     }
 
     /// Evaluates the rules. `old` is the object before the change: it gives `oldSelf`, and findings in parts that

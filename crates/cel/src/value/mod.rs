@@ -150,8 +150,8 @@ impl<'a> Value<'a> {
             Self::Duration(nanos) => *nanos == 0,
             Self::Timestamp(at) => at.is_zero(),
             // Only lists and maps made by expressions know that they are empty.
-            Self::List(list) => list.is_built() && list.len() == 0,
-            Self::Map(map) => map.is_built() && map.len() == 0,
+            Self::List(list) => list.is_built() && list.is_empty(),
+            Self::Map(map) => map.is_built() && map.is_empty(),
             Self::Optional(value) => value.is_none(),
             _ => false,
         }
