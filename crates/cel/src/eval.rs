@@ -196,7 +196,11 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     fn resolve(&mut self, attribute: &'a Attribute) -> Eval<Value<'a>> {
         let root = match &attribute.root {
             Root::Variable(name) => match self.variables.resolve(name) {
-                Some(value) => value?,
+                Some(value) => {
+                    // Reading a policy's variable is a step into `variables`.
+                    self.charge(u64::from(name.starts_with("variables.")))?;
+                    value?
+                }
                 None => return Err(EvalError::new(format!("no such attribute(s): {name}"))),
             },
             Root::Slot(slot) => self.slot(*slot)?,

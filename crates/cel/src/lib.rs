@@ -1,6 +1,7 @@
 //! CEL as Kubernetes v1.36 speaks it: parser, type checker, cost estimates, evaluator and libraries, and the rules of
 //! `x-kubernetes-validations` on top. It does no I/O and reads no clock; every evaluation is bounded.
 
+pub mod admission;
 mod ast;
 mod checker;
 #[cfg(test)]
