@@ -254,7 +254,8 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             {
                 return Err(error.clone());
             }
-            if !optional || !matches!(found, Ok(None)) {
+            // What is looked for in an optional way costs only where it is found.
+            if !optional || matches!(found, Ok(Some(_))) {
                 self.charge(1)?;
             }
             match found? {
@@ -267,20 +268,23 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     }
 
     fn call(&mut self, call: &'a Call) -> Eval<Value<'a>> {
-        // One and two arguments are always all evaluated; more stop at the first that fails.
+        // One and two arguments are always all evaluated; others stop at the first that fails. The call is charged if
+        // all were evaluated, even if it is not made.
+        let stops = call.args.len() > 2 || call.pattern.is_some();
+        let last = call.args.len().saturating_sub(1);
         let mut failed = None;
         let mut args = Vec::with_capacity(call.args.len());
-        for arg in &call.args {
+        for (position, arg) in call.args.iter().enumerate() {
             match self.eval(arg) {
                 Ok(value) => args.push(value),
-                Err(error) if error.is_final() || call.args.len() > 2 => return Err(error),
+                Err(error) if error.is_final() || (stops && position < last) => return Err(error),
                 Err(error) => {
                     failed = failed.or(Some(error));
                     args.push(Value::Null);
                 }
             }
         }
-        self.charge(call.cost(&args))?;
+        self.charge(call.cost(&args, failed.is_some()))?;
         match failed {
             Some(error) => Err(error),
             None => {
@@ -437,19 +441,25 @@ impl<'a, 'v> Evaluator<'a, 'v> {
 
     fn insert(&mut self, fold: &'a Fold, entry: &'a [Node]) -> Eval<()> {
         self.charge(1)?;
+        // With a key and a value there are three arguments, which stop at the first that fails.
+        let stops = entry.len() == 2;
+        if stops && matches!(self.slots[fold.accu], Slot::Ready(Err(_))) {
+            return Ok(());
+        }
         let mut values = Vec::with_capacity(2);
         let mut failed = None;
-        for part in entry {
+        for (position, part) in entry.iter().enumerate() {
             match self.eval(part) {
                 Ok(value) => values.push(value),
                 Err(error) if error.is_final() => return Err(error),
                 Err(error) => {
-                    failed = Some(error);
+                    failed = Some((error, position + 1 == entry.len()));
                     break;
                 }
             }
         }
-        self.charge(1)?;
+        self.charge(u64::from(!matches!(failed, Some((_, false)))))?;
+        let failed = failed.map(|(error, _)| error);
         let grown = match (self.take(fold, Value::Map(Map::empty())), failed) {
             (Err(error), _) | (_, Some(error)) => Err(error),
             (Ok(Value::Map(map)), None) => grow(map, &values).map(Value::Map),

@@ -409,7 +409,11 @@ fn is_conversion(function: &str) -> bool {
 }
 
 impl Call {
-    pub fn cost(&self, args: &[Value<'_>]) -> u64 {
+    /// `failed` tells that an argument is not there; then there is no result whose size could count.
+    pub fn cost(&self, args: &[Value<'_>], failed: bool) -> u64 {
+        if failed && let Some(cost) = runtime::cost_of_failure(self.function, self.overload) {
+            return cost;
+        }
         runtime::call_cost(self.function, self.overload, args)
     }
 }

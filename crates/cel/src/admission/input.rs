@@ -9,8 +9,8 @@ use serde_json::Value as Json;
 use super::{Environment, Expression, VARIABLES};
 use crate::error::EvalError;
 use crate::eval::Activation;
-use crate::limits::PER_CALL_LIMIT;
 use crate::library::authorizer::{AccessReview, Authorizer, AuthorizerObject};
+use crate::limits::PER_CALL_LIMIT;
 use crate::program::{Limits, Program};
 use crate::rules::Budget;
 use crate::value::Value;
@@ -79,7 +79,10 @@ impl<'a> Inputs<'a> {
         budget.remaining -= cost as i64;
         match evaluated.result {
             Ok(value) => Evaluated::Value(value),
-            Err(error) => Evaluated::Failed(format!("expression '{}' resulted in error: {error}", expression.source)),
+            Err(error) => Evaluated::Failed(format!(
+                "expression '{}' resulted in error: {error}",
+                expression.source
+            )),
         }
     }
 

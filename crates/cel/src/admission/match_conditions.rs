@@ -146,7 +146,11 @@ mod tests {
             authorizer: Some((Arc::new(OnlyPods), review)),
             ..Input::default()
         };
-        assert_eq!(conditions(expressions).matches(input), expected, "{expressions:?}");
+        assert_eq!(
+            conditions(expressions).matches(input),
+            expected,
+            "{expressions:?}"
+        );
     }
 
     #[test]
@@ -163,19 +167,30 @@ mod tests {
             ],
             MatchResult::Matches,
         );
-        check(&["true", "object.metadata.name == 'db'", "false"], unmatched("c1"));
+        check(
+            &["true", "object.metadata.name == 'db'", "false"],
+            unmatched("c1"),
+        );
         // A condition that does not hold outweighs one that fails.
         check(&["object.nope == 1", "false"], unmatched("c1"));
         check(
             &["object.nope == 1"],
-            MatchResult::Failed("expression 'object.nope == 1' resulted in error: no such key: nope".to_owned()),
+            MatchResult::Failed(
+                "expression 'object.nope == 1' resulted in error: no such key: nope".to_owned(),
+            ),
         );
     }
 
     #[test]
     fn access_can_be_asked_for() {
-        check(&["authorizer.group('').resource('pods').check('get').allowed()"], MatchResult::Matches);
-        check(&["authorizer.requestResource.check('get').allowed()"], MatchResult::Matches);
+        check(
+            &["authorizer.group('').resource('pods').check('get').allowed()"],
+            MatchResult::Matches,
+        );
+        check(
+            &["authorizer.requestResource.check('get').allowed()"],
+            MatchResult::Matches,
+        );
         check(
             &["authorizer.serviceAccount('ns', 'sa').group('').resource('secrets').check('get').allowed()"],
             MatchResult::DoesNotMatch("c0".to_owned()),
@@ -202,21 +217,31 @@ mod tests {
             .map(|(name, problem)| (name, problem.lines().next().unwrap_or_default().to_owned()))
             .collect();
         let expected = [
-            ("c0", "compilation failed: ERROR: <input>:1:8: undefined field 'nope'"),
+            (
+                "c0",
+                "compilation failed: ERROR: <input>:1:8: undefined field 'nope'",
+            ),
             ("c1", "must evaluate to bool but got int"),
             (
                 "c2",
                 "compilation failed: ERROR: <input>:1:1: undeclared reference to 'params' (in container '')",
             ),
         ];
-        assert_eq!(problems, expected.map(|(name, problem)| (name, problem.to_owned())));
+        assert_eq!(
+            problems,
+            expected.map(|(name, problem)| (name, problem.to_owned()))
+        );
     }
 
     #[test]
     fn variables_build_on_one_another() {
         let mut environment = Environment::new(true, false).with_variables();
-        environment.add_variable("replicas", "object.spec.replicas").expect("compiles");
-        environment.add_variable("many", "variables.replicas > params.most").expect("compiles");
+        environment
+            .add_variable("replicas", "object.spec.replicas")
+            .expect("compiles");
+        environment
+            .add_variable("many", "variables.replicas > params.most")
+            .expect("compiles");
         environment.add_variable("bad", "object.zz").expect("compiles");
         assert!(environment.add_variable("broken", "variables.nope").is_err());
         let object = json!({"spec": {"replicas": 3}});
@@ -231,14 +256,21 @@ mod tests {
             let mut budget = Budget::default();
             let inputs = Inputs::new(&environment, input);
             match (inputs.evaluate(&compiled, &mut budget), expected) {
-                (Evaluated::Value(Value::Bool(found)), Ok(expected)) => assert_eq!(found, expected, "{expression}"),
-                (Evaluated::Failed(problem), Err(expected)) => assert!(problem.ends_with(expected), "{problem}"),
+                (Evaluated::Value(Value::Bool(found)), Ok(expected)) => {
+                    assert_eq!(found, expected, "{expression}")
+                }
+                (Evaluated::Failed(problem), Err(expected)) => {
+                    assert!(problem.ends_with(expected), "{problem}")
+                }
                 (other, _) => panic!("{expression}: {other:?}"),
             }
         };
         check("variables.many && variables.many", Ok(true));
         check("variables.replicas == 4", Ok(false));
-        check("variables.bad == 1", Err("composited variable \"bad\" fails to evaluate: no such key: zz"));
+        check(
+            "variables.bad == 1",
+            Err("composited variable \"bad\" fails to evaluate: no such key: zz"),
+        );
         check("true || variables.bad == 1", Ok(true));
     }
 }

@@ -74,7 +74,9 @@ impl Environment {
     /// Allows `variables`, even before any is added.
     #[must_use]
     pub fn with_variables(mut self) -> Self {
-        self.base = self.base.declared(VARIABLES, &Arc::new(types::object(VARIABLES_TYPE, &[])));
+        self.base = self
+            .base
+            .declared(VARIABLES, &Arc::new(types::object(VARIABLES_TYPE, &[])));
         self
     }
 
@@ -113,14 +115,17 @@ impl Environment {
     }
 
     fn compile_any(&self, expression: &str) -> Result<(Ast, Program), String> {
-        let ast = Ast::compile(&self.base, expression).map_err(|errors| format!("compilation failed: {errors}"))?;
-        let program = Program::new(&ast).map_err(|problem| format!("program instantiation failed: {problem}"))?;
+        let ast =
+            Ast::compile(&self.base, expression).map_err(|errors| format!("compilation failed: {errors}"))?;
+        let program =
+            Program::new(&ast).map_err(|problem| format!("program instantiation failed: {problem}"))?;
         Ok((ast, program))
     }
 
     /// Compiles an expression that must evaluate to one of the types given; any type if none is.
     pub fn compile(&self, expression: &str, wanted: &[Type]) -> Result<Expression, String> {
-        let ast = Ast::compile(&self.base, expression).map_err(|errors| format!("compilation failed: {errors}"))?;
+        let ast =
+            Ast::compile(&self.base, expression).map_err(|errors| format!("compilation failed: {errors}"))?;
         let found = ast.output_type();
         if !wanted.is_empty() && !wanted.contains(found) {
             let names: Vec<String> = wanted.iter().map(|kind| kind.runtime_name().to_owned()).collect();
@@ -130,7 +135,8 @@ impl Environment {
                 several => format!("must evaluate to one of [{}] but got {got}", several.join(" ")),
             });
         }
-        let program = Program::new(&ast).map_err(|problem| format!("program instantiation failed: {problem}"))?;
+        let program =
+            Program::new(&ast).map_err(|problem| format!("program instantiation failed: {problem}"))?;
         Ok(Expression {
             source: expression.to_owned(),
             program,

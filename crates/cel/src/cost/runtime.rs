@@ -14,6 +14,15 @@ pub(crate) fn call_cost(function: &str, overload: Option<&str>, args: &[Value<'_
         .unwrap_or_else(|| language(overload.unwrap_or_default(), args))
 }
 
+/// The cost of calls that are costed by their result, when an argument failed and the result is an error.
+pub(crate) fn cost_of_failure(function: &str, overload: Option<&str>) -> Option<u64> {
+    match (function, overload) {
+        ("join", _) => Some(scale(1, 2.0 * STRING_TRAVERSAL)),
+        (_, Some("list_slice" | "lists_range" | "list_reverse")) => Some(2 + LIST_CREATE),
+        _ => None,
+    }
+}
+
 fn size(args: &[Value<'_>], index: usize) -> u64 {
     args.get(index).map_or(1, Value::size)
 }
