@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::ast::{Comprehension, Expr, Kind, Literal};
 use crate::checker::{Checked, Reference};
 use crate::cost::runtime;
+use crate::error::EvalError;
 use crate::library::regex::Pattern;
 use crate::library::{Native, native};
 use crate::value::{Identity, List, Map, Str, Value, identity};
@@ -236,7 +237,12 @@ impl Planner<'_> {
         if is_conversion(function)
             && let [Node::Const(argument)] = &planned[..]
         {
-            let folded = native(None, std::slice::from_ref(argument)).map_err(|error| error.to_string())?;
+            let folded = native(None, std::slice::from_ref(argument)).map_err(|error| {
+                if error == EvalError::no_such_overload() {
+                    return format!("no such overload: {function}({})", argument.type_name());
+                }
+                error.to_string()
+            })?;
             return Ok(Node::Const(folded));
         }
         let pattern = match (function, planned.get(1)) {

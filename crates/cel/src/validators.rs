@@ -79,6 +79,7 @@ impl<'c> Validator<'c> {
         };
         let valid = match (function, literal) {
             ("duration", Literal::String(text)) => parse_duration(text).is_ok(),
+            ("duration" | "timestamp", Literal::Null) | ("duration", Literal::Int(_)) => false,
             ("timestamp", Literal::String(text)) => Timestamp::parse(text).is_ok(),
             ("timestamp", Literal::Int(seconds)) => Timestamp::from_seconds(*seconds).is_ok(),
             ("matches", Literal::String(pattern)) => Pattern::compile(pattern).is_ok(),

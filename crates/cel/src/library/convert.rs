@@ -30,7 +30,10 @@ pub(super) fn native(name: &str) -> Option<Native> {
         },
         "duration" => |_, args| match &args[0] {
             Value::Duration(nanos) => Ok(Value::Duration(*nanos)),
-            Value::Int(nanos) => Ok(Value::Duration(*nanos)),
+            // COMPAT: the overload is declared, but nothing converts so.
+            Value::Int(_) => Err(EvalError::new(
+                "type conversion error from 'int' to 'google.protobuf.Duration'",
+            )),
             Value::String(text) => parse_duration(text)
                 .map(Value::Duration)
                 .map_err(|_| unconvertible("google.protobuf.Duration")),
