@@ -10,7 +10,11 @@ BUILD_PACKAGES := gcc g++ make cmake libc6-dev
 TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker-registry \
                   skopeo busybox-static iproute2 nftables util-linux procps
 
-.PHONY: up down build build-deps test test-deps lint unit e2e bench install clean
+# What the stand-ins for the conformance suite's images are made of.
+IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
+                  iperf util-linux etcd-server
+
+.PHONY: up down build build-deps test test-deps lint unit e2e conformance bench install clean
 
 ## up: build the release binary and start a cluster with everything embedded
 up: build
@@ -48,6 +52,11 @@ unit:
 e2e:
 	$(CARGO) test --no-fail-fast --package skiff --test '*' -- --test-threads=3
 	SKIFF_TEST_KUBECTL=$$(sh tools/debian-kubectl.sh) $(CARGO) test --package skiff --test example
+
+## conformance: the official end-to-end suite; takes FOCUS=regex, SKIP=regex and PARALLEL=n, and needs Go
+conformance: build
+	@sh tools/packages.sh $(IMAGE_PACKAGES)
+	sh tests/conformance/run.sh $(RELEASE) docs/conformance.md
 
 ## bench: the figures of docs/performance.md
 bench: build

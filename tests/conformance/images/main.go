@@ -1,0 +1,92 @@
+// Command images makes the images that the suite asks for and serves them as a registry.
+//
+// The suite's own programs come from the same Go module as the suite; everything else is a stand-in made of the
+// Debian packages that are installed on this machine, under the name that the suite uses. Nothing is downloaded.
+//
+//	images -programs DIR -module DIR -list FILE -listen HOST:PORT -repos FILE
+//
+// FILE of -list holds the output of `e2e.test --list-images`. The file of -repos is written for the suite's
+// KUBE_TEST_REPO_LIST, so that it asks this registry. It serves until it is stopped.
+package main
+
+import (
+	"bufio"
+	"flag"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"path"
+	"strings"
+)
+
+func main() {
+	log.SetFlags(0)
+	programs := flag.String("programs", "", "folder of the programs built from the module")
+	module := flag.String("module", "", "folder of the module k8s.io/kubernetes")
+	list := flag.String("list", "", "file with the suite's list of images")
+	listen := flag.String("listen", "127.0.0.1:0", "address to serve at")
+	repos := flag.String("repos", "", "file to write for KUBE_TEST_REPO_LIST")
+	flag.Parse()
+
+	listener, err := net.Listen("tcp", *listen)
+	check(err)
+	registry := newRegistry()
+	kitchen := &kitchen{programs: *programs, module: *module}
+	var without []string
+	for _, reference := range readList(*list) {
+		name, tag, ok := strings.Cut(reference, ":")
+		recipe, known := recipes[path.Base(name)]
+		if !ok || !known || strings.HasPrefix(name, "gcr.io/") || strings.HasPrefix(name, "invalid.") {
+			without = append(without, reference)
+			continue
+		}
+		image, err := recipe(kitchen)
+		if err != nil {
+			log.Fatalf("%s: %v", reference, err)
+		}
+		check(registry.add(name, tag, image))
+	}
+	log.Printf("made %d images; no stand-in for: %s", registry.count(), strings.Join(without, " "))
+	check(os.WriteFile(*repos, []byte(repoList(listener.Addr().String())), 0o644))
+	check(http.Serve(listener, registry))
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+func readList(file string) []string {
+	opened, err := os.Open(file)
+	check(err)
+	defer opened.Close()
+	var references []string
+	lines := bufio.NewScanner(opened)
+	for lines.Scan() {
+		if line := strings.TrimSpace(lines.Text()); strings.Contains(line, "/") {
+			references = append(references, line)
+		}
+	}
+	return references
+}
+
+// The images keep the whole of their name, behind this registry's address. The one that must not exist and the
+// one that needs a password stay where they are.
+func repoList(address string) string {
+	var text strings.Builder
+	for _, entry := range [][2]string{
+		{"promoterE2eRegistry", "registry.k8s.io/e2e-test-images"},
+		{"buildImageRegistry", "registry.k8s.io/build-image"},
+		{"gcEtcdRegistry", "registry.k8s.io"},
+		{"gcRegistry", "registry.k8s.io"},
+		{"sigStorageRegistry", "registry.k8s.io/sig-storage"},
+		{"dockerLibraryRegistry", "docker.io/library"},
+		{"cloudProviderGcpRegistry", "registry.k8s.io/cloud-provider-gcp"},
+	} {
+		fmt.Fprintf(&text, "%s: %s/%s\n", entry[0], address, entry[1])
+	}
+	return text.String()
+}

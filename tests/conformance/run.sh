@@ -1,0 +1,86 @@
+#!/bin/sh
+# `make conformance`: builds the official end-to-end suite, starts a fresh cluster, runs the suite against it, writes
+# the table, and takes everything down again. See docs/conformance.md.
+#
+#   run.sh SKIFF-BINARY [REPORT]
+#
+# FOCUS and SKIP are regular expressions over test names, PARALLEL the number of tests at a time. UP holds more
+# arguments for `skiff up`. KEEP=1 leaves the cluster running for a look at what is left.
+set -eu
+skiff=${1:?usage: run.sh SKIFF-BINARY [REPORT]}
+report=${2:-}
+focus=${FOCUS:-'\[Conformance\]'}
+skip=${SKIP:-}
+parallel=${PARALLEL:-4}
+name=${NAME:-conformance}
+
+here=$(cd "$(dirname "$0")" && pwd)
+out=${OUT:-$here/../../target/conformance}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+data=$out/data
+
+command -v go >/dev/null || {
+    echo "make conformance builds the official suite from its Go module and needs Go 1.26 or newer: install it and try again" >&2
+    exit 1
+}
+
+cd "$here"
+version=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
+module=$(go list -m -f '{{.Dir}}' k8s.io/kubernetes)
+if [ -z "$module" ]; then
+    go mod download
+    module=$(go list -m -f '{{.Dir}}' k8s.io/kubernetes)
+fi
+echo "building the suite of $version (the first time takes ten minutes)"
+export CGO_ENABLED=0
+stamp="-X k8s.io/component-base/version.gitVersion=$version -X k8s.io/component-base/version.gitMajor=1"
+stamp="$stamp -X k8s.io/component-base/version.gitMinor=$(echo "$version" | cut -d. -f2)"
+build() { go build -buildvcs=false -ldflags "-s -w $stamp" -o "$out/" "$@"; }
+build ./images ./report ./pause github.com/onsi/ginkgo/v2/ginkgo k8s.io/kubernetes/cmd/kubectl \
+    k8s.io/kubernetes/test/images/agnhost k8s.io/kubernetes/test/images/nonewprivs \
+    k8s.io/kubernetes/test/images/regression-issue-74839 k8s.io/sample-apiserver
+go test -c -buildvcs=false -ldflags "-s -w $stamp" -o "$out/e2e.test" k8s.io/kubernetes/test/e2e
+
+registry=""
+finish() {
+    [ -z "$registry" ] || kill "$registry" 2>/dev/null || true
+    if [ -n "${KEEP:-}" ]; then
+        echo "the cluster is left running: KUBECONFIG=$data/admin.kubeconfig"
+    else
+        "$skiff" down --delete --name "$name" --data-dir "$data" >/dev/null 2>&1 || true
+    fi
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+"$skiff" down --delete --name "$name" --data-dir "$data" >/dev/null 2>&1 || true
+# shellcheck disable=SC2086
+"$skiff" up --name "$name" --data-dir "$data" --no-kubeconfig-merge ${UP:-}
+
+"$out/e2e.test" --list-images >"$out/images.txt"
+rm -f "$out/repos.yaml"
+"$out/images" -programs "$out" -module "$module" -list "$out/images.txt" -repos "$out/repos.yaml" &
+registry=$!
+until [ -s "$out/repos.yaml" ]; do
+    kill -0 "$registry" || exit 1
+    sleep 0.1
+done
+
+# Ginkgo runs what is marked serial alone, after the rest.
+rm -f "$out/report.json"
+status=0
+KUBE_TEST_REPO_LIST="$out/repos.yaml" "$out/ginkgo" run --procs="$parallel" --timeout=24h --no-color \
+    --focus="$focus" --skip="${skip:-^$}" --output-dir="$out" --json-report=report.json --output-interceptor-mode=none \
+    "$out/e2e.test" -- --kubeconfig="$data/admin.kubeconfig" --kubectl-path="$out/kubectl" --provider=skeleton \
+    --disable-log-dump ${SUITE:-} >"$out/suite.log" 2>&1 || status=$?
+
+if [ -s "$out/report.json" ]; then
+    "$out/report" -suite "$version" -focus "$focus" -skip "$skip" "$out/report.json" >"$out/conformance.md"
+    sed -n '1,/^## /p' "$out/conformance.md" | sed '$d'
+    [ -z "$report" ] || cp "$out/conformance.md" "$report"
+else
+    tail -n 40 "$out/suite.log"
+fi
+echo "the whole log is in $out/suite.log"
+exit "$status"
