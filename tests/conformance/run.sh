@@ -73,7 +73,7 @@ status=0
 KUBE_TEST_REPO_LIST="$out/repos.yaml" "$out/ginkgo" run --procs="$parallel" --timeout=24h --no-color \
     --focus="$focus" --skip="${skip:-^$}" --output-dir="$out" --json-report=report.json --output-interceptor-mode=none \
     "$out/e2e.test" -- --kubeconfig="$data/admin.kubeconfig" --kubectl-path="$out/kubectl" --provider=skeleton \
-    --disable-log-dump ${SUITE:-} >"$out/suite.log" 2>&1 || status=$?
+    --disable-log-dump --dump-logs-on-failure=false ${SUITE:-} >"$out/suite.log" 2>&1 || status=$?
 
 if [ -s "$out/report.json" ]; then
     "$out/report" -suite "$version" -focus "$focus" -skip "$skip" "$out/report.json" >"$out/conformance.md"

@@ -181,10 +181,14 @@ impl Cache {
             labels,
             fields,
         };
+        // A quiet resource could be read at any old revision from here; it expires with the store's history all the
+        // same, so that how long a token lives does not depend on who writes.
+        let compacted = if at.is_some() { self.store.compacted() } else { 0 };
         let (revision, page) = {
             let state = self.shared.state.read();
             let revision = at.unwrap_or_else(|| state.known());
-            let page = (revision >= state.floor).then(|| snapshot::page(&state, &scope, &filter, revision));
+            let page = (revision >= state.floor.max(compacted))
+                .then(|| snapshot::page(&state, &scope, &filter, revision));
             (revision, page)
         };
         let page = match page {

@@ -295,6 +295,35 @@ async fn pages_stay_on_one_snapshot() {
 }
 
 #[tokio::test]
+async fn pages_of_a_quiet_resource_expire_with_the_stores_history() {
+    let setup = setup_with(config()).await;
+    for n in 0..3 {
+        setup.put(&format!("ns/{n}"), json!({}), "").await;
+    }
+    let page = |continue_token| ListOptions {
+        limit: 1,
+        continue_token,
+        ..Default::default()
+    };
+    let first = setup.list(page(None)).await;
+    let second = setup.list(page(first.continue_token.clone())).await;
+    assert_eq!((names(&second), second.remaining), (vec!["ns/1".into()], Some(1)));
+    // Something else is written, and history is forgotten up to there.
+    let revision = setup
+        .store
+        .write("/elsewhere", Expect::Any, Op::Put(b"{}".to_vec().into()), None)
+        .await;
+    assert!(matches!(revision, Ok(Outcome::Done { .. })), "{revision:?}");
+    let revision = setup.store.revision().await.unwrap();
+    setup.store.compact(revision).await.unwrap();
+    let Err(Error::ExpiredContinue { token }) = setup.cache.list(page(first.continue_token)).await else {
+        panic!("the token outlived the history")
+    };
+    let second = setup.list(page(Some(token))).await;
+    assert_eq!((names(&second), second.remaining), (vec!["ns/1".into()], Some(1)));
+}
+
+#[tokio::test]
 async fn old_pages_expire_and_can_go_on_inconsistently() {
     let setup = setup_with(Config {
         limits: Limits {

@@ -166,16 +166,21 @@ pub fn output(accept: &str, pretty: bool, stream: bool, whole: bool) -> Result<O
             transform,
         });
     }
+    Err(not_accepted(accept, stream))
+}
+
+/// The message of the 406.
+pub fn not_accepted(accept: &str, stream: bool) -> String {
     let supported: &[&str] = match stream {
         true => &SUPPORTED_STREAM,
         // Who asks for protobuf must not be told that it is served.
         false if accept.contains(protobuf::MEDIA_TYPE) => &SUPPORTED,
         false => &PRODUCES[..OF_OBJECTS],
     };
-    Err(format!(
+    format!(
         "only the following media types are accepted: {}",
         supported.join(", ")
-    ))
+    )
 }
 
 /// Reads a Content-Type; an absent one means JSON. `Err` carries the message of the 415.

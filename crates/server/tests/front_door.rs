@@ -649,6 +649,19 @@ async fn tables_and_metadata() {
         .json;
     assert_eq!(metadata["items"][0]["metadata"]["name"], "one");
     assert_eq!(metadata["items"][0].get("data"), None);
+    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}).to_string();
+    let accept = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    for (accept, code) in [
+        (accept.to_string(), 406),
+        (format!("{accept},application/json"), 201),
+    ] {
+        let headers = [("accept", accept.as_str()), ("content-type", "application/json")];
+        let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+        let answer = cluster
+            .send_as(cluster.admin(), "POST", path, &headers, &review)
+            .await;
+        assert_eq!(answer.code, code, "{accept}: reviews have no columns");
+    }
     let yaml = cluster
         .send_as(
             cluster.admin(),

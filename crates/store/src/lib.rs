@@ -117,6 +117,9 @@ pub trait Store: Send + Sync + 'static {
     /// Forgets what was only true before `revision`.
     async fn compact(&self, revision: i64) -> Result<()>;
 
+    /// How far history is gone, as far as this process knows: reads below are refused.
+    fn compacted(&self) -> i64;
+
     /// The newest revision, read consistently: no write acknowledged before this call is above it.
     /// By the time this returns, every [`Watch`] of this store was handed its events up to it.
     async fn revision(&self) -> Result<i64>;

@@ -7,6 +7,7 @@
 mod port_forward;
 mod proxy;
 mod pump;
+mod reader;
 mod remote_command;
 mod spdy;
 mod upgrade;
@@ -23,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use port_forward::serve_port_forward;
 pub use proxy::proxy_upgrade;
+pub use reader::serve_reader;
 pub use remote_command::serve_remote_command;
 pub use upgrade::is_upgrade_request;
 

@@ -52,6 +52,15 @@ impl Format {
         }
     }
 
+    /// A message without a channel.
+    pub fn whole(self, data: Bytes) -> Message {
+        if self.base64 {
+            Message::text(BASE64.encode(&data))
+        } else {
+            Message::binary(data)
+        }
+    }
+
     fn parse(self, message: &[u8]) -> Option<Parsed> {
         let (first, rest) = message.split_first()?;
         if self.base64 {

@@ -9,7 +9,7 @@ use skiff_registry::{ReadAt, Resource, object};
 
 use super::kubelet;
 use super::logs::container_of;
-use crate::body::{Answer, Body};
+use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
 use crate::gate::Admission;
 use crate::server::Inner;
@@ -98,6 +98,30 @@ pub async fn to_kubelet(
         }
     })?;
     let request = forward(exchange, &address.authority(), path, body)?;
+    Ok(skiff_streaming::proxy_upgrade(request, || async move { client.connect(&address).await }).await)
+}
+
+/// The same for a client that asked for an upgrade which ends here.
+pub async fn to_kubelet_plain(
+    inner: &Arc<Inner>,
+    exchange: &Exchange,
+    node: &str,
+    path: &str,
+) -> Result<Answer, Status> {
+    let Some(client) = inner.kubelet.clone() else {
+        return Err(Status::not_built(
+            "connections to kubelets without a kubelet client certificate",
+        ));
+    };
+    let address = kubelet::address_of(inner, node).await?;
+    let mut request = forward(exchange, &address.authority(), path, body::full(""))?;
+    request.extensions_mut().clear();
+    let headers = request.headers_mut();
+    headers.remove(header::CONNECTION);
+    headers.remove(header::UPGRADE);
+    for name in ["key", "version", "protocol", "extensions"] {
+        headers.remove(format!("sec-websocket-{name}"));
+    }
     Ok(skiff_streaming::proxy_upgrade(request, || async move { client.connect(&address).await }).await)
 }
 

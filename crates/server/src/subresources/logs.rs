@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use http::StatusCode;
+use http::{Request, StatusCode};
 use serde_json::Value;
 use skiff_meta::{GroupKind, Status, field};
 use skiff_registry::{ReadAt, Resource, object};
@@ -51,7 +51,18 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
         info.name,
         query.join("&")
     );
-    connect::to_kubelet(inner, exchange, node, &path, body::full("")).await
+    let mut upgrade = Request::new(());
+    *upgrade.headers_mut() = exchange.parts.headers.clone();
+    if !skiff_streaming::is_upgrade_request(&upgrade) {
+        return connect::to_kubelet(inner, exchange, node, &path, body::full("")).await;
+    }
+    // Browsers follow a log over WebSocket; the kubelet speaks plain HTTP.
+    let answer = connect::to_kubelet_plain(inner, exchange, node, &path).await?;
+    if answer.status() != StatusCode::OK {
+        return Ok(answer);
+    }
+    *upgrade.extensions_mut() = exchange.parts.extensions.clone();
+    Ok(skiff_streaming::serve_reader(upgrade, answer.into_body()))
 }
 
 /// The rules of the options, which come as text.

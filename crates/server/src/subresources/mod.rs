@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::FutureExt;
+use http::header;
 use serde_json::Value;
 use skiff_api::core::{pod, pod_resize};
 use skiff_meta::{GroupVersionKind, Status};
@@ -26,6 +27,7 @@ pub use kubelet::KubeletClient;
 
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
+use crate::negotiate::{self, Transform};
 use crate::query::WriteOptions;
 use crate::resource_paths::method_not_allowed;
 use crate::server::Inner;
@@ -129,7 +131,14 @@ pub async fn read_body(
     expected: &GroupVersionKind,
     body: Body,
 ) -> Result<(Value, WriteOptions), Status> {
-    exchange.output(false)?;
+    let output = exchange.output(false)?;
+    let accept = exchange.header(header::ACCEPT);
+    // What is not stored has no columns; who would also take the object gets that.
+    if matches!(output.transform, Transform::Table(_))
+        && accept.split(',').all(|clause| clause.contains("as=Table"))
+    {
+        return Err(Status::not_acceptable(negotiate::not_accepted(accept, false)));
+    }
     decode::format_of(exchange)?;
     let bytes: Bytes = body::read(body).await?;
     let options = WriteOptions::read(&exchange.query, "CreateOptions")?;

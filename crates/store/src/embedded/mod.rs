@@ -183,6 +183,10 @@ impl Store for Embedded {
         answer.await.map_err(|_| writer::stopped())?
     }
 
+    fn compacted(&self) -> i64 {
+        self.shared.state.read().compacted
+    }
+
     async fn revision(&self) -> Result<i64> {
         Ok(self.shared.hub.revision())
     }

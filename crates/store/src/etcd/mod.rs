@@ -14,7 +14,7 @@ mod proto;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
@@ -89,6 +89,8 @@ struct Shared {
     /// Milliseconds; see [`FENCE_AFTER_ALONE`].
     fence_after: AtomicU64,
     current: Arc<Current>,
+    /// The newest revision that this process compacted to.
+    compacted: AtomicI64,
 }
 
 impl Drop for Etcd {
@@ -170,6 +172,7 @@ impl Etcd {
             limits: options.limits,
             fence_after: AtomicU64::new(FENCE_AFTER_ALONE),
             current,
+            compacted: AtomicI64::new(0),
         });
         let mut tasks = vec![tokio::spawn(feed::run(Arc::downgrade(&shared))).abort_handle()];
         if let Some(every) = options.compact_every {
@@ -294,9 +297,13 @@ async fn keep_compact(shared: std::sync::Weak<Shared>, every: Duration) {
                 .client
                 .call("/etcdserverpb.KV/Compact", request, Again::Yes)
                 .await;
-            if let Err(status) = done {
-                tracing::debug!(revision, %status, "etcd did not compact");
-            }
+            match done {
+                Ok(_) => shared.compacted.fetch_max(revision, Ordering::Relaxed),
+                Err(status) => {
+                    tracing::debug!(revision, %status, "etcd did not compact");
+                    0
+                }
+            };
         }
         before = shared.current().await.ok();
     }
@@ -438,10 +445,15 @@ impl Store for Etcd {
             .call("/etcdserverpb.KV/Compact", request, Again::Unsent)
             .await;
         done.map_err(|status| translate(status, revision, self.shared.hub.revision()))?;
+        self.shared.compacted.fetch_max(revision, Ordering::Relaxed);
         // What is compacted here may still be on its way to the hub; it must not forget the future.
         self.revision().await?;
         self.shared.hub.forget(revision);
         Ok(())
+    }
+
+    fn compacted(&self) -> i64 {
+        self.shared.compacted.load(Ordering::Relaxed)
     }
 
     async fn revision(&self) -> Result<i64> {
