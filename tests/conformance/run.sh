@@ -68,15 +68,16 @@ until [ -s "$out/repos.yaml" ]; do
 done
 
 # Ginkgo runs what is marked serial alone, after the rest.
-rm -f "$out/report.json"
+rm -rf "$out/reports"
 status=0
 KUBE_TEST_REPO_LIST="$out/repos.yaml" "$out/ginkgo" run --procs="$parallel" --timeout=24h --no-color \
-    --focus="$focus" --skip="${skip:-^$}" --output-dir="$out" --json-report=report.json --output-interceptor-mode=none \
+    --focus="$focus" --skip="${skip:-^$}" --output-interceptor-mode=none \
     "$out/e2e.test" -- --kubeconfig="$data/admin.kubeconfig" --kubectl-path="$out/kubectl" --provider=skeleton \
-    --disable-log-dump --dump-logs-on-failure=false ${SUITE:-} >"$out/suite.log" 2>&1 || status=$?
+    --disable-log-dump --dump-logs-on-failure=false \
+    --report-dir="$out/reports" --report-complete-ginkgo ${SUITE:-} >"$out/suite.log" 2>&1 || status=$?
 
-if [ -s "$out/report.json" ]; then
-    "$out/report" -suite "$version" -focus "$focus" -skip "$skip" "$out/report.json" >"$out/conformance.md"
+if [ -s "$out/reports/ginkgo/report.json" ]; then
+    "$out/report" -suite "$version" -focus "$focus" -skip "$skip" "$out/reports/ginkgo/report.json" >"$out/conformance.md"
     sed -n '1,/^## /p' "$out/conformance.md" | sed '$d'
     [ -z "$report" ] || cp "$out/conformance.md" "$report"
 else

@@ -32,6 +32,15 @@ pub trait Lister: Send + Sync {
 
     /// All objects of a resource; an empty `namespace` means all.
     async fn list(&self, group: &str, resource: &str, namespace: &str) -> Result<Vec<Value>, Status>;
+
+    /// Writes an object's status if the object is still the one that was read; a 409 says that it is not. The one
+    /// write that admission makes: a quota is charged before what it is charged for exists.
+    async fn write_status(&self, group: &str, resource: &str, object: Value) -> Result<(), Status> {
+        let _ = object;
+        Err(Status::not_built(format_args!(
+            "writing the status of {resource} of \"{group}\" in admission"
+        )))
+    }
 }
 
 #[async_trait]

@@ -1,5 +1,5 @@
 //! Admission: the ordered chain of plugins between authorization and the store. Plugins read other
-//! objects through [`Lister`] only, and never write: a write is the registry's business.
+//! objects through [`Lister`] only, and write nothing but the charge to a quota: a write is the registry's business.
 
 mod attributes;
 mod chain;

@@ -16,6 +16,7 @@ mod node;
 mod ownership;
 mod pods;
 mod replicas;
+mod resource_quota;
 mod root_ca;
 mod selector;
 mod service_account;
@@ -160,6 +161,12 @@ const CONTROLLERS: &[Spec] = &[
         "generic-garbage-collector",
         "garbage-collector-controller",
         garbage_collector::run
+    ),
+    controller!(
+        "resourcequota-controller",
+        "resourcequota-controller",
+        "resourcequota-controller",
+        resource_quota::run
     ),
     controller!(
         "node-lifecycle-controller",

@@ -5,7 +5,7 @@ use serde_json::Value;
 use skiff_admission::{Attributes, Lister, Operation, User};
 use skiff_auth::UserInfo;
 use skiff_meta::Status;
-use skiff_registry::{Gate, Registry, Resource, encode, object};
+use skiff_registry::{Context, Gate, Open, Part, Registry, Resource, encode, object};
 use skiff_registry::{ListOptions, ReadAt};
 
 use crate::chain::Exchange;
@@ -158,6 +158,31 @@ impl Lister for CacheLister<'_> {
         name: &str,
     ) -> Result<Option<Value>, Status> {
         self.read(group, resource, namespace, name, ReadAt::Latest).await
+    }
+
+    async fn write_status(&self, group: &str, resource: &str, object: Value) -> Result<(), Status> {
+        let Some(resource) = self.0.resources.preferred(group, resource) else {
+            return Ok(());
+        };
+        let (namespace, name) = (
+            object::namespace(&object).to_string(),
+            object::name(&object).to_string(),
+        );
+        let mut transform = |_: Option<&Value>| Ok(object.clone());
+        let context = Context::default();
+        self.0
+            .update(
+                &context,
+                resource,
+                &namespace,
+                &name,
+                Part::Status,
+                false,
+                &mut transform,
+                &Open,
+            )
+            .await?;
+        Ok(())
     }
 
     async fn list(&self, group: &str, resource: &str, namespace: &str) -> Result<Vec<Value>, Status> {

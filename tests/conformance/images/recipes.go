@@ -95,6 +95,8 @@ func base(l *layer) {
 		}
 	}
 	l.link("/usr/bin/env", "../../bin/busybox")
+	// Debian's busybox, as a shell, prefers its own applets to programs and drops variables such as data-1.
+	l.program("/bin/bash").link("/bin/sh", "bash")
 	l.folder("/tmp", 0o1777).folder("/var/tmp", 0o1777).folder("/root", 0o700).folder("/home", 0o755).folder("/run", 0o755)
 	l.text("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33::/var/www:/bin/false\nnobody:x:65534:65534::/:/bin/false\n"+
 		"user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n")
@@ -107,13 +109,11 @@ func base(l *layer) {
 func tools(l *layer) {
 	for _, program := range []string{
 		"/usr/bin/dig", "/usr/bin/nslookup", "/usr/bin/host", "/usr/bin/curl", "/bin/nc.openbsd", "/bin/ss",
-		"/bin/ip", "/bin/bash", "/usr/bin/ipcs", "/usr/bin/ipcmk", "/usr/bin/getent", "/usr/bin/iperf",
+		"/bin/ip", "/usr/bin/ipcs", "/usr/bin/ipcmk", "/usr/bin/getent", "/usr/bin/iperf",
 	} {
 		l.program(program)
 	}
 	l.link("/usr/bin/nc", "/bin/nc.openbsd").link("/usr/local/bin/iperf", "/usr/bin/iperf")
-	// Debian's busybox, as a shell, prefers its own applets to the programs above.
-	l.link("/bin/sh", "bash")
 }
 
 func agnhost(cmd string, more ...func(*kitchen, *layer)) func(*kitchen) (*image, error) {

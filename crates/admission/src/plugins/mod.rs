@@ -6,6 +6,7 @@ mod default_toleration_seconds;
 mod limit_ranger;
 mod namespace_lifecycle;
 mod priority;
+mod resource_quota;
 mod runtime_class;
 mod service_account;
 mod storage_object_in_use_protection;
@@ -17,6 +18,7 @@ pub use default_toleration_seconds::DefaultTolerationSeconds;
 pub use limit_ranger::LimitRanger;
 pub use namespace_lifecycle::NamespaceLifecycle;
 pub use priority::Priority;
+pub use resource_quota::ResourceQuota;
 pub use runtime_class::RuntimeClass;
 pub use service_account::ServiceAccount;
 pub use storage_object_in_use_protection::StorageObjectInUseProtection;
@@ -37,6 +39,7 @@ pub fn recommended() -> Vec<Box<dyn Plugin>> {
         Box::new(StorageObjectInUseProtection),
         Box::new(RuntimeClass),
         Box::new(DefaultIngressClass),
+        Box::new(ResourceQuota),
     ]
 }
 

@@ -19,6 +19,7 @@ pub mod pod_warnings;
 pub mod probe;
 pub mod qos;
 pub mod quota;
+pub mod quota_usage;
 pub mod replication_controller;
 pub mod resources;
 pub mod scheduling;

@@ -481,6 +481,28 @@ mod tests {
     }
 
     #[test]
+    fn sysctl_names() {
+        for (name, valid) in [
+            ("kernel.shmmax", true),
+            ("net/ipv4/conf.eth0", true),
+            ("safe-and-unsafe", true),
+            ("foo-", false),
+            ("bar..", false),
+            ("-a", false),
+            ("A", false),
+        ] {
+            let message = format!(
+                r#"spec.securityContext.sysctls[0].name: Invalid value: "{name}": must have at most 253 characters and match regex ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$"#
+            );
+            let expected = if valid { vec![] } else { vec![message.as_str()] };
+            check(
+                |pod| pod["spec"]["securityContext"] = json!({"sysctls": [{"name": name, "value": "1"}]}),
+                &expected,
+            );
+        }
+    }
+
+    #[test]
     fn a_plain_pod_is_valid() {
         check(|_| {}, &[]);
         assert_eq!(

@@ -85,11 +85,12 @@ pub fn pod(spec: &Node, errors: &mut Errors) {
 }
 
 fn sysctls(spec: &Node, context: &Node, errors: &mut Errors) {
-    const PATTERN: &str = "^([a-z0-9][-_a-z0-9]*[a-z0-9]?|[a-z0-9][-_a-z0-9]*[a-z0-9]*)([./]([a-z0-9][-_a-z0-9]*[a-z0-9]?|[a-z0-9][-_a-z0-9]*[a-z0-9]*))*$";
+    const PATTERN: &str = r"^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
+    let letter_or_digit = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let segment = |s: &str| {
-        s.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
-            && s.bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_')
+        s.starts_with(letter_or_digit)
+            && s.ends_with(letter_or_digit)
+            && s.chars().all(|c| letter_or_digit(c) || c == '-' || c == '_')
     };
     let sysctls = context.field("sysctls");
     let mut seen = BTreeSet::new();

@@ -1,0 +1,330 @@
+//! ResourceQuota: keeps a quota's status, what is limited and how much of it is used. Admission charges for what is
+//! created; this controller counts anew when something goes, when the quota itself changes, and now and then.
+//!
+//! It does not count because a status changed: a charge is written before its object exists, and counting in between
+//! would take it back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Service};
+use kube::Client;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use skiff_api::core::quota_usage::{Amounts, amounts, concerned, counted_by, in_scope, usage};
+use skiff_client::{
+    Action, Change, ErrorExt, Informer, Key, PartialObject, WorkQueue, cause_of, run_workers,
+};
+use skiff_meta::quantity::Quantity;
+use tokio_util::sync::CancellationToken;
+
+use crate::discovery::{Discovery, Served};
+use crate::{Context, Error};
+
+/// Upstream's resync period.
+const RESYNC: Duration = Duration::from_secs(300);
+const WORKERS: usize = 2;
+/// Objects that go together are counted together.
+const GATHER: Duration = Duration::from_millis(50);
+
+/// A group and a resource.
+type Counted = (String, String);
+
+struct Watched {
+    stop: CancellationToken,
+    _informer: Informer<PartialObject>,
+}
+
+struct Controller {
+    client: Client,
+    context: Context,
+    quotas: Informer<ResourceQuota>,
+    queue: Arc<WorkQueue>,
+    /// What is watched only because a quota counts it, by group and resource.
+    watched: Mutex<BTreeMap<Counted, Watched>>,
+}
+
+pub(crate) async fn run(context: Context) {
+    let controller = Arc::new(Controller {
+        client: context.client.clone(),
+        quotas: context.informers.informer(),
+        queue: WorkQueue::new(),
+        watched: Mutex::default(),
+        context: context.clone(),
+    });
+    let own = controller.clone();
+    controller
+        .quotas
+        .subscribe(move |change: &Change<ResourceQuota>| {
+            let quota = change.object();
+            match change {
+                Change::Applied { old, .. } if old.is_some() && is_current(quota) => {}
+                Change::Applied { .. } => own.queue.add(Key::of(&**quota), Some(cause_of(&**quota))),
+                Change::Deleted { .. } => {
+                    own.queue.add(Key::of(&**quota), Some(cause_of(&**quota)));
+                    // A quota counts as an object too.
+                    own.replenish(quota.metadata.namespace.as_deref(), "", "resourcequotas");
+                }
+            }
+        });
+    let own = controller.clone();
+    let pods: Informer<Pod> = context.informers.informer();
+    pods.subscribe(move |change: &Change<Pod>| {
+        let ended = |pod: &Pod| {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            matches!(phase, Some("Succeeded" | "Failed"))
+        };
+        let frees = match change {
+            Change::Applied { old, new } => old.as_ref().is_some_and(|old| !ended(old) && ended(new)),
+            _ => true,
+        };
+        if frees {
+            own.replenish(change.object().metadata.namespace.as_deref(), "", "pods");
+        }
+    });
+    let own = controller.clone();
+    let services: Informer<Service> = context.informers.informer();
+    services.subscribe(move |change: &Change<Service>| {
+        let kind = |service: &Service| service.spec.as_ref().and_then(|spec| spec.type_.clone());
+        let frees = match change {
+            Change::Applied { old, new } => old.as_ref().is_some_and(|old| kind(old) != kind(new)),
+            _ => true,
+        };
+        if frees {
+            own.replenish(change.object().metadata.namespace.as_deref(), "", "services");
+        }
+    });
+    controller.quotas.synced().await;
+    let own = controller.clone();
+    run_workers(
+        context.name,
+        WORKERS,
+        controller.queue.clone(),
+        context.shutdown.clone(),
+        move |key: Key| {
+            let controller = own.clone();
+            async move { controller.reconcile(&key).await }
+        },
+    )
+    .await;
+}
+
+/// Whether the status speaks of the limits that the quota has.
+fn is_current(quota: &ResourceQuota) -> bool {
+    let hard = quota
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.hard.clone())
+        .unwrap_or_default();
+    let status = quota.status.clone().unwrap_or_default();
+    let used = status.used.unwrap_or_default();
+    status.hard.unwrap_or_default() == hard && used.keys().eq(hard.keys())
+}
+
+impl Controller {
+    /// Something of this sort went: the quotas that count it are counted anew.
+    fn replenish(&self, namespace: Option<&str>, group: &str, resource: &str) {
+        for quota in self.quotas.list_namespaced(namespace.unwrap_or_default()) {
+            let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
+            let counts = |entry: &String| counted_by(entry) == Some((group, resource));
+            if hard.is_some_and(|hard| hard.keys().any(counts)) {
+                self.queue.add_after(Key::of(&*quota), GATHER, None);
+            }
+        }
+    }
+
+    async fn reconcile(self: &Arc<Self>, key: &Key) -> Result<Action, Error> {
+        let path = format!("/api/v1/namespaces/{}/resourcequotas", key.namespace);
+        let Some(quota) = self.quotas.get(&key.namespace, &key.name) else {
+            self.watch_what_counts(None);
+            return Ok(Action::Done);
+        };
+        let mut quota = serde_json::to_value(&*quota).map_err(|error| Error::Other(error.to_string()))?;
+        let hard = amounts(&quota["spec"]["hard"]);
+        let discovery = match needs_discovery(&hard) {
+            true => Discovery::read(&self.client).await?,
+            false => Discovery::default(),
+        };
+        self.watch_what_counts(Some(&discovery));
+        let used = self.count(&quota, &key.namespace, &hard, &discovery).await?;
+        let used: Value = used
+            .iter()
+            .map(|(entry, amount)| (entry.clone(), json!(amount.to_string())))
+            .collect();
+        let status = json!({"hard": quota["spec"]["hard"].clone(), "used": used});
+        if amounts(&quota["status"]["hard"]) == hard
+            && amounts(&quota["status"]["used"]) == amounts(&status["used"])
+        {
+            return Ok(Action::RequeueAfter(RESYNC));
+        }
+        quota["status"] = status;
+        quota["apiVersion"] = json!("v1");
+        quota["kind"] = json!("ResourceQuota");
+        let body = serde_json::to_vec(&quota).map_err(|error| Error::Other(error.to_string()))?;
+        let request = http::Request::put(format!("{path}/{}/status", key.name))
+            .header("content-type", "application/json")
+            .body(body)
+            .map_err(|error| Error::Other(error.to_string()))?;
+        match self.client.request::<Value>(request).await {
+            Ok(_) => Ok(Action::RequeueAfter(RESYNC)),
+            Err(error) if error.is_not_found() => Ok(Action::Done),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What is used of each limit, from a live list of each resource that counts.
+    async fn count(
+        &self,
+        quota: &Value,
+        namespace: &str,
+        hard: &Amounts,
+        discovery: &Discovery,
+    ) -> Result<Amounts, Error> {
+        let mut used: Amounts = hard
+            .keys()
+            .map(|entry| (entry.clone(), Quantity::from_units(0)))
+            .collect();
+        for (group, resource) in counted(hard) {
+            let Some(base) = collection(&group, &resource, namespace, discovery) else {
+                continue;
+            };
+            let whole = group.is_empty() && is_looked_into(&resource);
+            let accept = if whole {
+                "application/json"
+            } else {
+                "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+            };
+            let request = http::Request::get(base)
+                .header("accept", accept)
+                .body(Vec::new())
+                .map_err(|error| Error::Other(error.to_string()))?;
+            let list: Value = self.client.request(request).await?;
+            let entries = concerned(&group, &resource, hard);
+            for object in list["items"].as_array().into_iter().flatten() {
+                if !in_scope(quota, &resource, object) {
+                    continue;
+                }
+                for (entry, amount) in usage(&group, &resource, object) {
+                    if entries.contains(&entry)
+                        && let Some(sum) = used.get_mut(&entry)
+                    {
+                        *sum = sum.plus(&amount);
+                    }
+                }
+            }
+        }
+        Ok(used)
+    }
+
+    /// Watches the deletions of what some quota counts, and of nothing else. Pods and services are watched anyway.
+    fn watch_what_counts(self: &Arc<Self>, discovery: Option<&Discovery>) {
+        let mut wanted = BTreeSet::new();
+        for quota in self.quotas.list() {
+            let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
+            let entries = hard.into_iter().flat_map(BTreeMap::keys);
+            wanted.extend(entries.filter_map(|entry| counted_by(entry)).map(owned));
+        }
+        for seen in ["pods", "services", "resourcequotas"] {
+            wanted.remove(&owned(("", seen)));
+        }
+        let mut watched = self.watched.lock();
+        watched.retain(|counted, one| {
+            let keep = wanted.contains(counted);
+            if !keep {
+                one.stop.cancel();
+            }
+            keep
+        });
+        for counted in wanted {
+            if watched.contains_key(&counted) {
+                continue;
+            }
+            let Some(resource) = discovery.and_then(|discovery| served(discovery, &counted)) else {
+                continue;
+            };
+            let stop = CancellationToken::new();
+            let informer: Informer<PartialObject> =
+                self.context.informers.metadata(&resource.resource, stop.clone());
+            let (own, (group, plural)) = (self.clone(), counted.clone());
+            informer.subscribe(move |change: &Change<PartialObject>| {
+                if !matches!(change, Change::Applied { .. }) {
+                    own.replenish(change.object().metadata.namespace.as_deref(), &group, &plural);
+                }
+            });
+            let one = Watched {
+                stop,
+                _informer: informer,
+            };
+            watched.insert(counted, one);
+        }
+    }
+}
+
+fn owned((group, resource): (&str, &str)) -> Counted {
+    (group.to_owned(), resource.to_owned())
+}
+
+fn counted(hard: &Amounts) -> BTreeSet<Counted> {
+    hard.keys()
+        .filter_map(|entry| counted_by(entry))
+        .map(owned)
+        .collect()
+}
+
+/// The kinds whose objects count for more than one.
+fn is_looked_into(resource: &str) -> bool {
+    matches!(resource, "pods" | "services" | "persistentvolumeclaims")
+}
+
+fn needs_discovery(hard: &Amounts) -> bool {
+    let known = ["pods", "services", "resourcequotas"];
+    counted(hard)
+        .iter()
+        .any(|(group, resource)| !group.is_empty() || !known.contains(&resource.as_str()))
+}
+
+fn served<'a>(discovery: &'a Discovery, (group, resource): &Counted) -> Option<&'a Served> {
+    discovery.served.iter().find(|served| {
+        served.resource.group == *group && served.resource.plural == *resource && served.namespaced
+    })
+}
+
+/// The path of a resource's objects in the namespace; `None` if the server has no such resource.
+fn collection(group: &str, resource: &str, namespace: &str, discovery: &Discovery) -> Option<String> {
+    if group.is_empty() {
+        return Some(format!("/api/v1/namespaces/{namespace}/{resource}"));
+    }
+    let served = served(discovery, &owned((group, resource)))?;
+    let version = &served.resource.version;
+    Some(format!(
+        "/apis/{group}/{version}/namespaces/{namespace}/{resource}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_current_or_not() {
+        let check = |quota: Value, expected: bool| {
+            let parsed: ResourceQuota = serde_json::from_value(quota.clone()).unwrap();
+            assert_eq!(is_current(&parsed), expected, "{quota}");
+        };
+        check(json!({"spec": {"hard": {"pods": "1"}}}), false);
+        check(
+            json!({"spec": {"hard": {"pods": "1"}}, "status": {"hard": {"pods": "1"}, "used": {"pods": "0"}}}),
+            true,
+        );
+        // A charge alone is nothing to count for; another limit is.
+        check(
+            json!({"spec": {"hard": {"pods": "1"}}, "status": {"hard": {"pods": "1"}, "used": {"pods": "1"}}}),
+            true,
+        );
+        check(
+            json!({"spec": {"hard": {"pods": "1"}}, "status": {"hard": {"pods": "2"}, "used": {"pods": "1"}}}),
+            false,
+        );
+    }
+}
