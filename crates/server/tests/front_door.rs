@@ -658,7 +658,7 @@ async fn tables_and_metadata() {
         let headers = [("accept", accept.as_str()), ("content-type", "application/json")];
         let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
         let answer = cluster
-            .send_as(cluster.admin(), "POST", path, &headers, &review)
+            .send_as(cluster.admin(), "POST", path, &headers, review.clone())
             .await;
         assert_eq!(answer.code, code, "{accept}: reviews have no columns");
     }
