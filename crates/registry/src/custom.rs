@@ -132,7 +132,9 @@ impl Resource {
         match &self.custom {
             None => encode::decode_at(&found.value, found.mod_revision),
             Some(custom) => {
-                let value = custom.read(&found.key, found.value.clone()).map_err(Status::internal)?;
+                let value = custom
+                    .read(&found.key, found.value.clone())
+                    .map_err(Status::internal)?;
                 encode::decode_at(&value, found.mod_revision)
             }
         }
@@ -170,7 +172,11 @@ impl Resource {
             let mut stored = custom.convert(vec![value], &self.stored_api_version).await?;
             return Ok(stored.pop());
         }
-        object::put(&mut value, &["apiVersion"], Value::String(self.stored_api_version.clone()));
+        object::put(
+            &mut value,
+            &["apiVersion"],
+            Value::String(self.stored_api_version.clone()),
+        );
         Ok(Some(value))
     }
 }

@@ -28,15 +28,15 @@ use skiff_store::KeyValue;
 pub use skiff_store::Store;
 
 pub use context::{Context, Gate, Open, StageGuard, StageTime, now_us};
-pub use custom::Custom;
 pub use create::{dedup_owner_references, generate_name};
+pub use custom::Custom;
 pub use delete::{DeleteOptions, Deleted, Propagation};
 pub use errors::{expired, is_already_exists, is_not_found, store as store_error};
 pub use hooks::ip_allocator::{BadCidr, Cidr};
 pub use read::cache_error;
 pub use resource::{Customs, Orphan, Resource, Resources};
 pub use skiff_cache::{
-    Entry, Field, Error as CacheError, EventKind, ListOptions, ListResult, ReadAt, WatchEvent, WatchFrom,
+    Entry, Error as CacheError, EventKind, Field, ListOptions, ListResult, ReadAt, WatchEvent, WatchFrom,
     WatchOptions, Watcher, bookmark_frame,
 };
 pub use update::{Part, Transform, Updated};

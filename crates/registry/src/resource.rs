@@ -119,7 +119,9 @@ impl Resource {
 
     /// Whether objects of other versions can only be had by asking someone else.
     pub fn converts_elsewhere(&self) -> bool {
-        self.custom.as_ref().is_some_and(|custom| custom.converts_elsewhere())
+        self.custom
+            .as_ref()
+            .is_some_and(|custom| custom.converts_elsewhere())
     }
 
     pub fn key(&self, namespace: &str, name: &str) -> String {
@@ -178,7 +180,11 @@ impl Customs {
             .iter()
             .enumerate()
             .map(|(at, r)| {
-                let name = (r.facts.group.to_owned(), r.facts.version.to_owned(), r.plural.clone());
+                let name = (
+                    r.facts.group.to_owned(),
+                    r.facts.version.to_owned(),
+                    r.plural.clone(),
+                );
                 (name, at)
             })
             .collect();
@@ -232,7 +238,10 @@ impl Resources {
             return Some(resource.clone());
         }
         let customs = self.customs.load();
-        let found = customs.all.iter().find(|r| r.facts.group == group && r.plural == plural);
+        let found = customs
+            .all
+            .iter()
+            .find(|r| r.facts.group == group && r.plural == plural);
         found.cloned()
     }
 

@@ -253,10 +253,7 @@ impl Registry {
     }
 }
 
-fn current_of(
-    resource: &Resource,
-    found: Option<skiff_store::KeyValue>,
-) -> Result<Option<Current>, Status> {
+fn current_of(resource: &Resource, found: Option<skiff_store::KeyValue>) -> Result<Option<Current>, Status> {
     let Some(found) = found else { return Ok(None) };
     let revision = found.mod_revision;
     Ok(Some(Current {

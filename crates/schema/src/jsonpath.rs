@@ -10,9 +10,15 @@ pub struct JsonPath(Vec<Step>);
 enum Step {
     Field(String),
     All,
-    Slice { from: Option<i64>, to: Option<i64> },
+    Slice {
+        from: Option<i64>,
+        to: Option<i64>,
+    },
     Index(i64),
-    Filter { left: Operand, test: Option<(Test, Operand)> },
+    Filter {
+        left: Operand,
+        test: Option<(Test, Operand)>,
+    },
     Deep(String),
 }
 
@@ -74,7 +80,11 @@ impl Parser<'_> {
                 if self.rest.starts_with('[') || self.rest.is_empty() {
                     continue;
                 }
-                steps.push(if self.eat("*") { Step::All } else { Step::Field(self.name()?) });
+                steps.push(if self.eat("*") {
+                    Step::All
+                } else {
+                    Step::Field(self.name()?)
+                });
             } else if self.eat("[") {
                 steps.push(self.bracket()?);
             } else {
@@ -108,7 +118,11 @@ impl Parser<'_> {
     fn bracket(&mut self) -> Result<Step, String> {
         if self.eat("?(") {
             let step = self.filter()?;
-            return if self.eat(")]") { Ok(step) } else { Err("unterminated filter".to_owned()) };
+            return if self.eat(")]") {
+                Ok(step)
+            } else {
+                Err("unterminated filter".to_owned())
+            };
         }
         let end = self.closing()?;
         let inside = self.rest[..end].trim();
@@ -117,7 +131,10 @@ impl Parser<'_> {
             return Ok(Step::All);
         }
         for quote in ['\'', '"'] {
-            if let Some(name) = inside.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote)) {
+            if let Some(name) = inside
+                .strip_prefix(quote)
+                .and_then(|rest| rest.strip_suffix(quote))
+            {
                 return Ok(Step::Field(name.replace('\\', "")));
             }
         }
@@ -125,7 +142,9 @@ impl Parser<'_> {
             if text.is_empty() {
                 return Ok(None);
             }
-            text.parse().map(Some).map_err(|_| format!("invalid array index {text}"))
+            text.parse()
+                .map(Some)
+                .map_err(|_| format!("invalid array index {text}"))
         };
         if let Some((from, rest)) = inside.split_once(':') {
             let to = rest.split(':').next().unwrap_or("");
@@ -189,7 +208,10 @@ impl Parser<'_> {
                 return Ok(Operand::Literal(Value::String(rest[..end].to_owned())));
             }
         }
-        let end = self.rest.find([')', ' ', '=', '!', '<', '>']).unwrap_or(self.rest.len());
+        let end = self
+            .rest
+            .find([')', ' ', '=', '!', '<', '>'])
+            .unwrap_or(self.rest.len());
         let word = &self.rest[..end];
         let value = serde_json::from_str(word).map_err(|_| format!("unrecognized {word:?} in a filter"))?;
         self.rest = &self.rest[end..];
@@ -216,12 +238,15 @@ fn take<'a>(step: &Step, value: &'a Value) -> Vec<&'a Value> {
             .collect(),
         (Step::Slice { from, to }, Value::Array(values)) => {
             let from = place(from.unwrap_or(0), values.len()).unwrap_or(0);
-            let to = to.map_or(Some(values.len()), |to| place(to, values.len())).unwrap_or(0);
+            let to = to
+                .map_or(Some(values.len()), |to| place(to, values.len()))
+                .unwrap_or(0);
             values.iter().take(to).skip(from).collect()
         }
-        (Step::Filter { left, test }, Value::Array(values)) => {
-            values.iter().filter(|value| passes(left, test.as_ref(), value)).collect()
-        }
+        (Step::Filter { left, test }, Value::Array(values)) => values
+            .iter()
+            .filter(|value| passes(left, test.as_ref(), value))
+            .collect(),
         (Step::Deep(name), value) => {
             let mut found = Vec::new();
             deep(name, value, &mut found);
@@ -295,7 +320,10 @@ mod tests {
         check(".metadata.annotations.a\\.b/c", json!(["d"]));
         check(".metadata.annotations['a\\.b/c']", json!(["d"]));
         check(".status.conditions[?(@.type==\"Ready\")].status", json!(["True"]));
-        check(".status.conditions[?(@.type != 'Ready')].status", json!(["False"]));
+        check(
+            ".status.conditions[?(@.type != 'Ready')].status",
+            json!(["False"]),
+        );
         check(".spec.list[?(@.v > 1)].n", json!(["y"]));
         check("..n", json!(["x", "y"]));
         for bad in [".spec[", ".spec[?(@.a", ".spec.list[x]", "spec..["] {

@@ -3,6 +3,13 @@
 
 mod support;
 
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use base64::Engine;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use support::{Cluster, Reply};
 
@@ -467,4 +474,196 @@ async fn names_that_are_taken_wait() {
         .await;
     until(&cluster, "others.example.com", "Established", "True").await;
     assert_eq!(cluster.get("/apis/example.com/v1/others").await.code, 200);
+}
+
+/// A conversion webhook: `v1` has `spec.hostPort`, `v2` has `spec.host` and `spec.port`.
+struct Hook {
+    port: u16,
+    calls: Arc<AtomicUsize>,
+    broken: Arc<AtomicBool>,
+}
+
+async fn hook(cluster: &Cluster) -> Hook {
+    let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let identity = cluster
+        .pki
+        .serving("hook", "hook", &names)
+        .expect("a certificate");
+    let tls = Arc::new(skiff_pki::server_config(&identity, None).expect("TLS"));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let (calls, broken) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let hook = Hook {
+        port,
+        calls: calls.clone(),
+        broken: broken.clone(),
+    };
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let acceptor = tokio_rustls::TlsAcceptor::from(tls.clone());
+            let (calls, broken) = (calls.clone(), broken.clone());
+            tokio::spawn(async move {
+                let Ok(stream) = acceptor.accept(stream).await else {
+                    return;
+                };
+                let serve =
+                    hyper::service::service_fn(move |request: http::Request<hyper::body::Incoming>| {
+                        calls.fetch_add(1, Ordering::Relaxed);
+                        let broken = broken.load(Ordering::Relaxed);
+                        async move {
+                            let body = request.into_body().collect().await.expect("a body").to_bytes();
+                            let review: Value = serde_json::from_slice(&body).expect("JSON");
+                            Ok::<_, Infallible>(http::Response::new(Full::new(Bytes::from(
+                                convert(&review, broken).to_string(),
+                            ))))
+                        }
+                    });
+                let stream = hyper_util::rt::TokioIo::new(stream);
+                let _ = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(stream, serve)
+                    .await;
+            });
+        }
+    });
+    hook
+}
+
+fn convert(review: &Value, broken: bool) -> Value {
+    let wanted = review["request"]["desiredAPIVersion"]
+        .as_str()
+        .expect("a version");
+    let objects = review["request"]["objects"].as_array().expect("objects").iter().map(|object| {
+        let mut object = object.clone();
+        object["apiVersion"] = json!(wanted);
+        let spec = object["spec"].clone();
+        object["spec"] = if wanted.ends_with("/v2") {
+            let (host, port) = spec["hostPort"].as_str().and_then(|text| text.split_once(':')).unwrap_or(("", ""));
+            json!({"host": host, "port": port})
+        } else {
+            json!({"hostPort": format!("{}:{}", spec["host"].as_str().unwrap_or(""), spec["port"].as_str().unwrap_or(""))})
+        };
+        object
+    });
+    let converted: Vec<Value> = objects.collect();
+    let result = if broken {
+        json!({"status": "Failed", "message": "not today"})
+    } else {
+        json!({"status": "Success"})
+    };
+    json!({"kind": "ConversionReview", "apiVersion": review["apiVersion"],
+        "response": {"uid": review["request"]["uid"], "convertedObjects": converted, "result": result}})
+}
+
+#[tokio::test]
+async fn webhooks_convert() {
+    let cluster = Cluster::start().await;
+    let hook = hook(&cluster).await;
+    let version = |name: &str, storage: bool, fields: &[&str]| {
+        let properties: serde_json::Map<String, Value> = fields
+            .iter()
+            .map(|field| ((*field).to_owned(), json!({"type": "string"})))
+            .collect();
+        json!({"name": name, "served": true, "storage": storage, "schema": {"openAPIV3Schema": {"type": "object",
+            "properties": {"spec": {"type": "object", "properties": properties}}}}})
+    };
+    let ca = base64::engine::general_purpose::STANDARD.encode(cluster.pki.ca_certificate());
+    let mut definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "ends.conv.example.com"},
+        "spec": {"group": "conv.example.com", "scope": "Cluster", "names": {"plural": "ends", "kind": "End"},
+            "versions": [version("v1", true, &["hostPort"]), version("v2", false, &["host", "port"])],
+            "conversion": {"strategy": "Webhook", "webhook": {"conversionReviewVersions": ["v1"],
+                "clientConfig": {"url": format!("https://127.0.0.1:{}/convert", hook.port), "caBundle": ca}}}}});
+    define(&cluster, definition.clone()).await;
+    let (old, new) = ("/apis/conv.example.com/v1/ends", "/apis/conv.example.com/v2/ends");
+    let end = |version: &str, name: &str, spec: Value| json!({"apiVersion": format!("conv.example.com/{version}"), "kind": "End", "metadata": {"name": name}, "spec": spec});
+    let made = cluster
+        .post(old, end("v1", "a", json!({"hostPort": "x:1"})))
+        .await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    assert_eq!(
+        hook.calls.load(Ordering::Relaxed),
+        0,
+        "what is stored as it is served is not converted"
+    );
+    let made = cluster
+        .post(new, end("v2", "b", json!({"host": "y", "port": "2"})))
+        .await;
+    assert_eq!(
+        (made.code, &made.json["spec"]),
+        (201, &json!({"host": "y", "port": "2"})),
+        "{}",
+        made.text
+    );
+    assert_eq!(
+        cluster.get(&format!("{old}/b")).await.json["spec"],
+        json!({"hostPort": "y:2"})
+    );
+    assert_eq!(
+        cluster.get(&format!("{new}/a")).await.json["spec"],
+        json!({"host": "x", "port": "1"})
+    );
+    let list = cluster.get(new).await.json;
+    assert_eq!(list["items"][0]["spec"], json!({"host": "x", "port": "1"}));
+    assert_eq!(list["items"][1]["apiVersion"], "conv.example.com/v2");
+    let mut watch = cluster.watch(&format!("{new}?watch=true")).await;
+    assert_eq!(
+        watch.next().await.expect("an event")["object"]["spec"],
+        json!({"host": "x", "port": "1"})
+    );
+    let patched = cluster
+        .patch(&format!("{new}/a"), "merge-patch", json!({"spec": {"port": "9"}}))
+        .await;
+    assert_eq!(
+        patched.json["spec"],
+        json!({"host": "x", "port": "9"}),
+        "{}",
+        patched.text
+    );
+    assert_eq!(
+        cluster.get(&format!("{old}/a")).await.json["spec"],
+        json!({"hostPort": "x:9"})
+    );
+
+    // Objects stay stored as they were when the storage version moves on.
+    let current = cluster
+        .get(&format!("{DEFINITIONS}/ends.conv.example.com"))
+        .await
+        .json;
+    definition["metadata"] = current["metadata"].clone();
+    definition["spec"]["versions"][0]["storage"] = json!(false);
+    definition["spec"]["versions"][1]["storage"] = json!(true);
+    let moved = cluster
+        .put(&format!("{DEFINITIONS}/ends.conv.example.com"), definition)
+        .await;
+    assert_eq!(
+        moved.json["status"]["storedVersions"],
+        json!(["v1", "v2"]),
+        "{}",
+        moved.text
+    );
+    while watch.next().await.is_some() {}
+    assert_eq!(
+        cluster.get(&format!("{new}/a")).await.json["spec"],
+        json!({"host": "x", "port": "9"})
+    );
+    assert_eq!(
+        cluster.get(&format!("{old}/a")).await.json["spec"],
+        json!({"hostPort": "x:9"})
+    );
+    let made = cluster
+        .post(new, end("v2", "c", json!({"host": "z", "port": "3"})))
+        .await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let list = cluster.get(old).await.json;
+    assert_eq!(list["items"][2]["spec"], json!({"hostPort": "z:3"}));
+
+    hook.broken.store(true, Ordering::Relaxed);
+    message(
+        &cluster.get(&format!("{old}/c")).await,
+        500,
+        "conversion webhook for conv.example.com/v2, Kind=End failed: not today",
+    );
+    assert_eq!(cluster.get(&format!("{new}/c")).await.code, 200);
 }

@@ -46,7 +46,7 @@ fn one(path: &Path, value: &Value, errors: &mut Vec<Error>) {
     let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or("");
     for key in ["apiVersion", "kind"] {
         if text(key).is_empty() {
-            errors.push(Error::required(&path.child(key), "must not be empty"));
+            errors.push(Error::required(&path.child(key), ""));
         }
     }
     let (kind, api_version) = (text("kind"), text("apiVersion"));
@@ -66,7 +66,7 @@ fn one(path: &Path, value: &Value, errors: &mut Vec<Error>) {
     }
     if value.get("metadata").is_some() {
         // An object within another has no server that named it: only what is there is checked.
-        for error in object_meta::validate(value, true, object_meta::dns_subdomain) {
+        for error in object_meta::validate(value, true, names::path_segment) {
             let absent = matches!(error.path.as_str(), "metadata.name" | "metadata.namespace")
                 && error.kind == skiff_meta::field::ErrorType::Required;
             if !absent {

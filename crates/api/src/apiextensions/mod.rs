@@ -1,8 +1,10 @@
 //! The group `apiextensions.k8s.io`: the defaults, strategy and rules of CustomResourceDefinitions, and what
 //! is common to the objects that they define.
 
+mod conversion;
 pub mod embedded;
 pub mod finalizers;
+mod parts;
 mod schema;
 mod spec;
 mod structural;
@@ -68,6 +70,18 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
     validate_update: spec::validate_update,
     validate_status_update: spec::validate_status_update,
     has_status: true,
+    warnings: |new, old| {
+        let known = old.map(schema::unrecognized_formats).unwrap_or_default();
+        let mut found = schema::unrecognized_formats(new);
+        found.retain(|format| !known.contains(format));
+        found
+            .iter()
+            .map(|format| format!("unrecognized format {}", skiff_meta::field::quote(format)))
+            .collect()
+    },
     allow_unconditional_update: false,
     ..BASE
 };
+
+#[cfg(test)]
+mod tests;

@@ -6,22 +6,10 @@ use skiff_meta::field::{Error, Path};
 use skiff_meta::names;
 use skiff_schema::structural::Structural;
 
+use super::conversion::conversion;
+use super::parts::{columns, selectable, subresources};
 use super::schema::{self, Stored};
 use crate::node::{at, list, text};
-
-const COLUMN_TYPES: [&str; 5] = ["boolean", "date", "integer", "number", "string"];
-const COLUMN_FORMATS: [&str; 9] = [
-    "byte",
-    "date",
-    "date-time",
-    "double",
-    "float",
-    "int32",
-    "int64",
-    "name",
-    "password",
-];
-const MAX_SELECTABLE: usize = 8;
 
 /// What all versions have alike, if they do.
 fn shared<'a>(versions: &'a [Value], key: &str) -> Option<&'a Value> {
@@ -228,6 +216,21 @@ fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
             message,
         ));
     }
+    // COMPAT: upstream's internal form names the first version once more.
+    if let Some(first) = versions
+        .first()
+        .map(|version| text(version, "name"))
+        .filter(|name| !name.is_empty())
+    {
+        let complaints = names::dns1035_label(first);
+        if !complaints.is_empty() {
+            errors.push(Error::invalid(
+                &path.child("version"),
+                first,
+                complaints.join(","),
+            ));
+        }
+    }
     for key in ["plural", "singular", "kind", "listKind"] {
         if text(at(spec, "names"), key).is_empty() {
             errors.push(Error::required(&path.child("names").child(key), ""));
@@ -289,7 +292,7 @@ fn schema_part(
     ));
 }
 
-fn one_of(path: &Path, value: &str, accepted: &[&str], errors: &mut Vec<Error>) {
+pub fn one_of(path: &Path, value: &str, accepted: &[&str], errors: &mut Vec<Error>) {
     if value.is_empty() {
         errors.push(Error::required(path, ""));
     } else if !accepted.contains(&value) {
@@ -364,292 +367,6 @@ fn check_names(value: &Value, path: &Path, errors: &mut Vec<Error>) {
     each("categories", errors);
 }
 
-fn simple_path(path: &Path, given: &str, errors: &mut Vec<Error>) -> bool {
-    if given.starts_with('.') {
-        return true;
-    }
-    let message = "must be a simple json path starting with .";
-    errors.push(Error::invalid(path, given, message));
-    false
-}
-
-fn subresources(value: &Value, path: &Path, errors: &mut Vec<Error>) {
-    let scale = at(value, "scale");
-    if scale.is_null() {
-        return;
-    }
-    for (key, below, required) in [
-        ("specReplicasPath", &[".spec."][..], true),
-        ("statusReplicasPath", &[".status."][..], true),
-        ("labelSelectorPath", &[".spec.", ".status."][..], false),
-    ] {
-        let given = text(scale, key);
-        let path = path.child(&format!("scale.{key}"));
-        if given.is_empty() {
-            if required {
-                errors.push(Error::required(&path, ""));
-            }
-        } else if simple_path(&path, given, errors) && !below.iter().any(|prefix| given.starts_with(prefix)) {
-            let message = match below {
-                [_] => format!("should be a json path under {}", below[0].trim_end_matches('.')),
-                _ => "should be a json path under either .spec or .status".to_owned(),
-            };
-            errors.push(Error::invalid(&path, given, message));
-        }
-    }
-}
-
-fn columns(value: &Value, path: &Path, errors: &mut Vec<Error>) {
-    for (index, column) in value.as_array().into_iter().flatten().enumerate() {
-        let path = path.index(index);
-        if text(column, "name").is_empty() {
-            errors.push(Error::required(&path.child("name"), ""));
-        }
-        let (kind, types) = (
-            text(column, "type"),
-            format!("must be one of {}", COLUMN_TYPES.join(",")),
-        );
-        if kind.is_empty() {
-            errors.push(Error::required(&path.child("type"), types));
-        } else if !COLUMN_TYPES.contains(&kind) {
-            errors.push(Error::invalid(&path.child("type"), kind, types));
-        }
-        let format = text(column, "format");
-        if !format.is_empty() && !COLUMN_FORMATS.contains(&format) {
-            let message = format!("must be one of {}", COLUMN_FORMATS.join(","));
-            errors.push(Error::invalid(&path.child("format"), format, message));
-        }
-        let given = text(column, "jsonPath");
-        if given.is_empty() {
-            errors.push(Error::required(&path.child("JSONPath"), ""));
-        } else {
-            simple_path(&path.child("JSONPath"), given, errors);
-        }
-    }
-}
-
-fn selectable(value: &Value, schema: &Value, path: &Path, errors: &mut Vec<Error>) {
-    let fields = value.as_array().map_or(&[][..], Vec::as_slice);
-    if fields.is_empty() {
-        return;
-    }
-    let schema = Structural::parse(schema);
-    let mut seen: Vec<&str> = Vec::new();
-    for (index, field) in fields.iter().enumerate() {
-        let given = text(field, "jsonPath");
-        let path = path.index(index).child("jsonPath");
-        if given.is_empty() {
-            errors.push(Error::required(&path, ""));
-            continue;
-        }
-        let found = schema::field_schema(given, &schema);
-        let in_metadata = given.starts_with(".metadata.") || given == ".metadata";
-        let Some(found) = found else {
-            if in_metadata {
-                errors.push(Error::invalid(
-                    &path,
-                    given,
-                    "must not point to fields in metadata",
-                ));
-            } else {
-                let message = match schema::missing_field(given, &schema) {
-                    Some(name) => format!("is an invalid path: does not refer to a valid field: {name}"),
-                    None => "is an invalid path: does not refer to a valid field".to_owned(),
-                };
-                errors.push(Error::invalid(&path, given, message));
-            }
-            continue;
-        };
-        if in_metadata {
-            errors.push(Error::invalid(
-                &path,
-                given,
-                "must not point to fields in metadata",
-            ));
-        }
-        if !matches!(found.kind.as_str(), "string" | "boolean" | "integer") {
-            errors.push(Error::invalid(
-                &path,
-                given,
-                "must point to a field of type string, boolean or integer. Enum string fields and strings with formats are allowed.",
-            ));
-        }
-        if seen.contains(&given) {
-            errors.push(Error::duplicate(&path, given));
-        } else {
-            seen.push(given);
-        }
-    }
-    if seen.len() > MAX_SELECTABLE {
-        errors.push(Error::too_many(path, seen.len(), MAX_SELECTABLE));
-    }
-}
-
-fn conversion(spec: &Value, path: &Path, errors: &mut Vec<Error>) {
-    let conversion = at(spec, "conversion");
-    if conversion.is_null() {
-        return;
-    }
-    let strategy = text(conversion, "strategy");
-    if strategy != "None" && at(spec, "preserveUnknownFields").as_bool() == Some(true) {
-        let message = "must be None if spec.preserveUnknownFields is true";
-        errors.push(Error::invalid(&path.child("strategy"), strategy, message));
-    }
-    one_of(&path.child("strategy"), strategy, &["None", "Webhook"], errors);
-    let webhook = at(conversion, "webhook");
-    let client = at(webhook, "clientConfig");
-    let (of_client, of_versions) = (
-        path.child("webhookClientConfig"),
-        path.child("conversionReviewVersions"),
-    );
-    if strategy != "Webhook" {
-        let message = "should not be set when strategy is not set to Webhook";
-        if !client.is_null() {
-            errors.push(Error::forbidden(&of_client, message));
-        }
-        if !list(webhook, "conversionReviewVersions").is_empty() {
-            errors.push(Error::forbidden(&of_versions, message));
-        }
-        return;
-    }
-    let (url, service) = (at(client, "url"), at(client, "service"));
-    if client.is_null() {
-        errors.push(Error::required(
-            &of_client,
-            "required when strategy is set to Webhook",
-        ));
-    } else if url.is_null() == service.is_null() {
-        errors.push(Error::required(
-            &of_client,
-            "exactly one of url or service is required",
-        ));
-    } else if let Some(url) = url.as_str() {
-        webhook_url(url, &of_client.child("url"), errors);
-    } else {
-        webhook_service(service, &of_client.child("service"), errors);
-    }
-    review_versions(list(webhook, "conversionReviewVersions"), &of_versions, errors);
-}
-
-fn webhook_url(url: &str, path: &Path, errors: &mut Vec<Error>) {
-    const FORM: &str = "desired format: https://host[/path]";
-    let Some((scheme, rest)) = url.split_once("://") else {
-        let message = format!(
-            "url must be a valid URL: parse {}: invalid URI for request; {FORM}",
-            skiff_meta::field::quote(url)
-        );
-        errors.push(Error::invalid(path, url, message));
-        return;
-    };
-    if scheme != "https" {
-        errors.push(Error::invalid(
-            path,
-            scheme,
-            format!("'https' is the only allowed URL scheme; {FORM}"),
-        ));
-    }
-    let host = rest.split(['/', '?', '#']).next().unwrap_or("");
-    if host.is_empty() {
-        errors.push(Error::invalid(
-            path,
-            host,
-            format!("host must be specified; {FORM}"),
-        ));
-    }
-    if let Some((user, _)) = host.rsplit_once('@') {
-        errors.push(Error::invalid(
-            path,
-            user,
-            "user information is not permitted in the URL",
-        ));
-    }
-    if let Some((_, fragment)) = rest.split_once('#') {
-        errors.push(Error::invalid(
-            path,
-            fragment,
-            "fragments are not permitted in the URL",
-        ));
-    }
-    if let Some((_, query)) = rest.split('#').next().and_then(|rest| rest.split_once('?')) {
-        errors.push(Error::invalid(
-            path,
-            query,
-            "query parameters are not permitted in the URL",
-        ));
-    }
-}
-
-fn webhook_service(service: &Value, path: &Path, errors: &mut Vec<Error>) {
-    for (key, message) in [
-        ("name", "service name is required"),
-        ("namespace", "service namespace is required"),
-    ] {
-        if text(service, key).is_empty() {
-            errors.push(Error::required(&path.child(key), message));
-        }
-    }
-    if let Some(port) = at(service, "port").as_i64()
-        && !names::port_number(port).is_empty()
-    {
-        let message = format!("port is not valid: {}", names::port_number(port).join(","));
-        errors.push(Error::invalid(&path.child("port"), port, message));
-    }
-    let Some(given) = at(service, "path").as_str() else {
-        return;
-    };
-    let path = path.child("path");
-    if !given.starts_with('/') {
-        errors.push(Error::invalid(&path, given, "must start with a '/'"));
-    }
-    if given == "/" {
-        return;
-    }
-    let mut rest = given;
-    if let Some(cut) = given.strip_suffix('/') {
-        rest = cut;
-    }
-    if given.contains("//") {
-        errors.push(Error::invalid(&path, given, "segment[0] may not be empty"));
-    }
-    for (index, segment) in rest.split('/').skip(1).enumerate() {
-        for message in names::dns1123_subdomain(segment) {
-            if !segment.is_empty() {
-                errors.push(Error::invalid(
-                    &path,
-                    given,
-                    format!("segment[{index}]: {message}"),
-                ));
-            }
-        }
-    }
-}
-
-fn review_versions(versions: &[Value], path: &Path, errors: &mut Vec<Error>) {
-    if versions.is_empty() {
-        errors.push(Error::required(path, ""));
-        return;
-    }
-    let mut seen: Vec<&str> = Vec::new();
-    for (index, version) in versions.iter().enumerate() {
-        let version = version.as_str().unwrap_or("");
-        if seen.contains(&version) {
-            errors.push(Error::invalid(&path.index(index), version, "duplicate version"));
-            continue;
-        }
-        seen.push(version);
-        for message in names::dns1035_label(version) {
-            errors.push(Error::invalid(&path.index(index), version, message));
-        }
-    }
-    if !seen.iter().any(|version| matches!(*version, "v1" | "v1beta1")) {
-        errors.push(Error::invalid(
-            path,
-            json!(versions),
-            "must include at least one of v1, v1beta1",
-        ));
-    }
-}
-
 fn stored_versions(object: &Value, errors: &mut Vec<Error>) {
     let path = Path::new("status.storedVersions");
     let stored = list(object, "status.storedVersions");
@@ -657,7 +374,7 @@ fn stored_versions(object: &Value, errors: &mut Vec<Error>) {
     if stored.is_empty() {
         errors.push(Error::invalid(
             &path,
-            json!(stored),
+            Value::Null,
             "must have at least one stored version",
         ));
         return;

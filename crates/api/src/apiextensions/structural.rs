@@ -223,10 +223,7 @@ fn nested(schema: &Value, skip_any: bool, path: &Path, errors: &mut Vec<Error>) 
     if !text(schema, "type").is_empty() {
         forbid("type", "must be empty to be structural");
     }
-    if schema
-        .get("additionalProperties")
-        .is_some_and(|value| !value.is_null())
-    {
+    if schema.get("additionalProperties").is_some_and(Value::is_object) {
         forbid("additionalProperties", "must be undefined to be structural");
     }
     if schema.get("default").is_some_and(|value| !value.is_null()) {
@@ -270,7 +267,7 @@ fn nested(schema: &Value, skip_any: bool, path: &Path, errors: &mut Vec<Error>) 
     }
 }
 
-/// What an alternative restricts must be specified outside of it.
+/// What an alternative at the root restricts must be specified outside of it.
 fn completeness(schema: &Value, path: &Path, errors: &mut Vec<Error>) {
     for key in ["anyOf", "allOf", "oneOf"] {
         for (index, part) in all(schema, key).iter().enumerate() {
@@ -279,18 +276,6 @@ fn completeness(schema: &Value, path: &Path, errors: &mut Vec<Error>) {
     }
     if let Some(not) = schema.get("not").filter(|not| not.is_object()) {
         specified(not, schema, path, &path.child("not"), errors);
-    }
-    if let Some(items) = schema.get("items").filter(|items| items.is_object()) {
-        completeness(items, &path.child("items"), errors);
-    }
-    for (name, property) in properties(schema) {
-        completeness(property, &path.child("properties").key(name), errors);
-    }
-    if let Some(additional) = schema
-        .get("additionalProperties")
-        .filter(|value| value.is_object())
-    {
-        completeness(additional, &path.child("additionalProperties"), errors);
     }
 }
 
@@ -324,21 +309,9 @@ fn specified(part: &Value, outer: &Value, outer_path: &Path, path: &Path, errors
             outer_path.child("properties").key(name),
         );
         let own = outer.get("properties").and_then(|all| all.get(name));
-        let additional = outer
-            .get("additionalProperties")
-            .filter(|value| value.is_object());
-        match (own, additional) {
-            (Some(own), _) => specified(property, own, &outer_at, &at, errors),
-            (None, Some(additional)) => {
-                specified(
-                    property,
-                    additional,
-                    &outer_path.child("additionalProperties"),
-                    &at,
-                    errors,
-                );
-            }
-            (None, None) => errors.push(Error::required(
+        match own {
+            Some(own) => specified(property, own, &outer_at, &at, errors),
+            None => errors.push(Error::required(
                 &outer_at,
                 format!("because it is defined in {at}"),
             )),

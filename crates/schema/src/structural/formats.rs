@@ -7,9 +7,32 @@ use regex::Regex;
 
 /// The formats of strings, without dashes.
 const STRINGS: [&str; 26] = [
-    "bsonobjectid", "uri", "email", "hostname", "ipv4", "ipv6", "cidr", "mac", "uuid", "uuid3", "uuid4",
-    "uuid5", "isbn", "isbn10", "isbn13", "creditcard", "ssn", "hexcolor", "rgbcolor", "byte", "password",
-    "date", "duration", "datetime", "k8sshortname", "k8slongname",
+    "bsonobjectid",
+    "uri",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "cidr",
+    "mac",
+    "uuid",
+    "uuid3",
+    "uuid4",
+    "uuid5",
+    "isbn",
+    "isbn10",
+    "isbn13",
+    "creditcard",
+    "ssn",
+    "hexcolor",
+    "rgbcolor",
+    "byte",
+    "password",
+    "date",
+    "duration",
+    "datetime",
+    "k8sshortname",
+    "k8slongname",
 ];
 
 /// Whether upstream knows the format for this type; what it does not know has no effect.
@@ -51,14 +74,15 @@ pub fn matches(format: &str, text: &str) -> bool {
         "ipv6" => text.contains(':') && text.parse::<Ipv6Addr>().is_ok(),
         "cidr" => is_cidr(text),
         "mac" => is_mac(text),
-        "uuid" => pattern!(r"(?i)^[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}$").is_match(text),
-        "uuid3" => pattern!(r"(?i)^[0-9a-f]{8}-?[0-9a-f]{4}-?3[0-9a-f]{3}-?[0-9a-f]{4}-?[0-9a-f]{12}$").is_match(text),
-        "uuid4" => {
-            pattern!(r"(?i)^[0-9a-f]{8}-?[0-9a-f]{4}-?4[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}$").is_match(text)
+        "uuid" => {
+            pattern!(r"(?i)^[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}$").is_match(text)
         }
-        "uuid5" => {
-            pattern!(r"(?i)^[0-9a-f]{8}-?[0-9a-f]{4}-?5[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}$").is_match(text)
-        }
+        "uuid3" => pattern!(r"(?i)^[0-9a-f]{8}-?[0-9a-f]{4}-?3[0-9a-f]{3}-?[0-9a-f]{4}-?[0-9a-f]{12}$")
+            .is_match(text),
+        "uuid4" => pattern!(r"(?i)^[0-9a-f]{8}-?[0-9a-f]{4}-?4[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}$")
+            .is_match(text),
+        "uuid5" => pattern!(r"(?i)^[0-9a-f]{8}-?[0-9a-f]{4}-?5[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}$")
+            .is_match(text),
         "isbn" => is_isbn(text, 10) || is_isbn(text, 13),
         "isbn10" => is_isbn(text, 10),
         "isbn13" => is_isbn(text, 13),
@@ -121,7 +145,12 @@ fn is_email(text: &str) -> bool {
         return false;
     };
     let atom = |b: u8| b.is_ascii_alphanumeric() || b >= 0x80 || b"!#$%&'*+-/=?^_`{|}~".contains(&b);
-    let dotted = |text: &str| !text.is_empty() && text.split('.').all(|part| !part.is_empty() && part.bytes().all(atom));
+    let dotted = |text: &str| {
+        !text.is_empty()
+            && text
+                .split('.')
+                .all(|part| !part.is_empty() && part.bytes().all(atom))
+    };
     let quoted = local.len() >= 2 && local.starts_with('"') && local.ends_with('"');
     (dotted(local) || quoted) && (dotted(domain) || (domain.starts_with('[') && domain.ends_with(']')))
 }
@@ -136,7 +165,8 @@ fn is_hostname(text: &str) -> bool {
 /// Leading zeros are tolerated, as upstream's sloppy parser does.
 fn is_ipv4(text: &str) -> bool {
     let parts: Vec<&str> = text.split('.').collect();
-    let number = |part: &&str| !part.is_empty() && part.len() <= 16 && part.parse::<u64>().is_ok_and(|n| n <= 255);
+    let number =
+        |part: &&str| !part.is_empty() && part.len() <= 16 && part.parse::<u64>().is_ok_and(|n| n <= 255);
     (parts.len() == 4 && parts.iter().all(number) && !text.contains(['+', '-']))
         || (text.contains('.') && text.contains(':') && text.parse::<Ipv6Addr>().is_ok())
 }
@@ -146,7 +176,9 @@ fn is_cidr(text: &str) -> bool {
         return false;
     };
     let digits = !bits.is_empty() && bits.bytes().all(|b| b.is_ascii_digit());
-    let Ok(bits) = bits.parse::<u8>() else { return false };
+    let Ok(bits) = bits.parse::<u8>() else {
+        return false;
+    };
     digits
         && ((is_ipv4(address) && !address.contains(':') && bits <= 32)
             || (address.parse::<Ipv6Addr>().is_ok() && bits <= 128)
@@ -166,7 +198,10 @@ fn is_mac(text: &str) -> bool {
 }
 
 fn is_isbn(text: &str, version: usize) -> bool {
-    let digits: Vec<u8> = text.bytes().filter(|b| !b.is_ascii_whitespace() && *b != b'-').collect();
+    let digits: Vec<u8> = text
+        .bytes()
+        .filter(|b| !b.is_ascii_whitespace() && *b != b'-')
+        .collect();
     if digits.len() != version {
         return false;
     }
@@ -183,7 +218,9 @@ fn is_isbn(text: &str, version: usize) -> bool {
     if !digits.iter().all(u8::is_ascii_digit) {
         return false;
     }
-    let sum: u32 = (0..12).map(|i| if i % 2 == 0 { value(i) } else { 3 * value(i) }).sum();
+    let sum: u32 = (0..12)
+        .map(|i| if i % 2 == 0 { value(i) } else { 3 * value(i) })
+        .sum();
     (10 - sum % 10) % 10 == value(12)
 }
 
@@ -227,7 +264,9 @@ fn is_base64(text: &str) -> bool {
     text.len().is_multiple_of(4)
         && padding <= 2
         && !text.is_empty()
-        && body.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'+' || b == b'/')
+        && body
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'+' || b == b'/')
 }
 
 fn is_date(text: &str) -> bool {
@@ -269,7 +308,11 @@ mod tests {
                 assert!(!matches(format, text), "{format} {text}");
             }
         };
-        check("date-time", &["2014-12-15T19:30:20.000Z", "2014-12-15T19:30:20+01:00"], &["2014-12-15", "x", "2014-12-15T25:00:00Z"]);
+        check(
+            "date-time",
+            &["2014-12-15T19:30:20.000Z", "2014-12-15T19:30:20+01:00"],
+            &["2014-12-15", "x", "2014-12-15T25:00:00Z"],
+        );
         check("date", &["2014-12-15"], &["2014-13-15", "2014-12-1"]);
         check("ipv4", &["1.2.3.4", "01.2.3.4"], &["1.2.3", "1.2.3.256", "::1"]);
         check("ipv6", &["::1", "fe80::1"], &["1.2.3.4"]);

@@ -79,6 +79,12 @@ mod tests {
             &schema,
         );
         let text: Vec<String> = found.iter().map(Error::to_string).collect();
-        assert_eq!(text, ["m[2]: Duplicate value: {\"k\":\"x\"}", "s[2]: Duplicate value: \"a\""]);
+        assert_eq!(
+            text,
+            [
+                "m[2]: Duplicate value: {\"k\":\"x\"}",
+                "s[2]: Duplicate value: \"a\""
+            ]
+        );
     }
 }

@@ -70,7 +70,10 @@ impl Work<'_> {
                 }
                 *metadata = checked.value;
             }
-            Err(error) if !self.repair => return Err(error.to_string()),
+            Err(error) if !self.repair && path.is_empty() => return Err(error.to_string()),
+            Err(error) if !self.repair => {
+                return Err(format!("{prefix}: Invalid value: {metadata}: {error}"));
+            }
             Err(_) => {
                 let mut kept = Map::new();
                 for (key, value) in metadata.as_object().into_iter().flatten() {
@@ -97,7 +100,11 @@ impl Work<'_> {
                             None | Some(Value::String(_)) => {}
                             Some(_) if self.repair => drop(map.remove(key)),
                             Some(found) => {
-                                let at = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+                                let at = if path.is_empty() {
+                                    key.to_owned()
+                                } else {
+                                    format!("{path}.{key}")
+                                };
                                 return Err(format!("{at}: Invalid value: {found}: must be a string"));
                             }
                         }
@@ -113,7 +120,11 @@ impl Work<'_> {
                         (None, Additional::Schema(additional)) => additional,
                         _ => continue,
                     };
-                    let at = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                    let at = if path.is_empty() {
+                        key.clone()
+                    } else {
+                        format!("{path}.{key}")
+                    };
                     self.walk(value, below, &at)?;
                 }
             }

@@ -99,9 +99,18 @@ impl Structural {
         let flag = |key: &str| schema.get(key).and_then(Value::as_bool).unwrap_or(false);
         let number = |key: &str| schema.get(key).and_then(Value::as_f64);
         let integer = |key: &str| schema.get(key).and_then(Value::as_i64);
-        let list = |key: &str| schema.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
+        let list = |key: &str| {
+            schema
+                .get(key)
+                .and_then(Value::as_array)
+                .cloned()
+                .unwrap_or_default()
+        };
         let texts = |key: &str| -> Vec<String> {
-            list(key).iter().filter_map(|v| v.as_str().map(str::to_owned)).collect()
+            list(key)
+                .iter()
+                .filter_map(|v| v.as_str().map(str::to_owned))
+                .collect()
         };
         let schemas = |key: &str| list(key).iter().map(Structural::parse).collect();
         let kind = text("type");
@@ -152,10 +161,12 @@ impl Structural {
                 max_properties: integer("maxProperties"),
                 min_properties: integer("minProperties"),
             },
-            pattern: Some(text("pattern")).filter(|text| !text.is_empty()).map(|text| Pattern {
-                regex: Regex::new(&text).map_err(|error| error.to_string()),
-                text,
-            }),
+            pattern: Some(text("pattern"))
+                .filter(|text| !text.is_empty())
+                .map(|text| Pattern {
+                    regex: Regex::new(&text).map_err(|error| error.to_string()),
+                    text,
+                }),
             unique_items: flag("uniqueItems"),
             all_of: schemas("allOf"),
             any_of: schemas("anyOf"),
@@ -197,7 +208,44 @@ impl Structural {
     }
 }
 
-/// Why a pattern cannot be used, if it cannot.
+/// Why a pattern cannot be used, if it cannot: in the words of Go's parser for the usual mistakes.
 pub fn check_pattern(text: &str) -> Result<(), String> {
-    Regex::new(text).map(drop).map_err(|error| error.to_string())
+    let Err(error) = Regex::new(text) else {
+        return Ok(());
+    };
+    let error = error.to_string();
+    let tail = |from: char| text.find(from).map_or(text, |at| &text[at..]);
+    let known = [
+        ("unclosed group", format!("missing closing ): `{text}`")),
+        ("unopened group", format!("unexpected ): `{text}`")),
+        (
+            "unclosed character class",
+            format!("missing closing ]: `{}`", tail('[')),
+        ),
+        (
+            "look-around",
+            format!(
+                "invalid or unsupported Perl syntax: `{}`",
+                text.get(..3).unwrap_or(text)
+            ),
+        ),
+        (
+            "repetition operator missing expression",
+            format!(
+                "missing argument to repetition operator: `{}`",
+                text.get(..1).unwrap_or(text)
+            ),
+        ),
+    ];
+    let told = known
+        .into_iter()
+        .find(|(sign, _)| error.contains(sign))
+        .map(|(_, words)| words);
+    let last = error
+        .lines()
+        .last()
+        .unwrap_or("")
+        .trim_start_matches("error: ")
+        .to_owned();
+    Err(format!("error parsing regexp: {}", told.unwrap_or(last)))
 }

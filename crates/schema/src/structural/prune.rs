@@ -150,7 +150,10 @@ mod tests {
         let check = |schema: Value, object: Value, expected: Value, unknown: &[&str]| {
             let mut value = object;
             let found = prune(&mut value, &Structural::parse(&schema), true);
-            assert_eq!((value, found), (expected, unknown.iter().map(|s| s.to_string()).collect()));
+            assert_eq!(
+                (value, found),
+                (expected, unknown.iter().map(|s| s.to_string()).collect())
+            );
         };
         let spec = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {
             "a": {"type": "string"},
@@ -168,7 +171,14 @@ mod tests {
             json!({"apiVersion": "g/v1", "kind": "A", "metadata": {"any": 1},
                 "spec": {"a": "1", "list": [{"x": 1}], "free": {"more": {"deep": 1}, "known": {}},
                     "map": {"k": {}}, "pod": {"kind": "Pod", "metadata": {"name": "x"}}}}),
-            &["extra", "spec.b", "spec.free.known.gone", "spec.list[0].y", "spec.map.k.gone", "spec.pod.spec"],
+            &[
+                "extra",
+                "spec.b",
+                "spec.free.known.gone",
+                "spec.list[0].y",
+                "spec.map.k.gone",
+                "spec.pod.spec",
+            ],
         );
         check(
             json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true}),

@@ -1,6 +1,9 @@
 //! Checks values against a schema, in the words of upstream's validator. An update tolerates what was
 //! wrong before and did not change.
 
+mod finding;
+
+use finding::{Finding, Outcome, Sort};
 use serde_json::Value;
 use skiff_meta::field::{self, Path};
 
@@ -12,7 +15,12 @@ pub fn validate(value: &Value, schema: &Structural, root: &Path) -> Vec<field::E
 }
 
 /// Checks a value that takes the place of `old`.
-pub fn validate_update(value: &Value, old: Option<&Value>, schema: &Structural, root: &Path) -> Vec<field::Error> {
+pub fn validate_update(
+    value: &Value,
+    old: Option<&Value>,
+    schema: &Structural,
+    root: &Path,
+) -> Vec<field::Error> {
     run(value, old, schema, root)
 }
 
@@ -23,92 +31,6 @@ fn run(value: &Value, old: Option<&Value>, schema: &Structural, root: &Path) -> 
         .into_iter()
         .map(|finding| finding.into_error(root))
         .collect()
-}
-
-/// A finding before it has its place in the object.
-#[derive(Debug, Clone, PartialEq)]
-struct Finding {
-    kind: Sort,
-    /// `None`: about no place in particular.
-    name: Option<String>,
-    value: Option<Value>,
-    message: String,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-enum Sort {
-    Required,
-    NotSupported(Vec<String>),
-    TooLong(i64),
-    TooMany { actual: i64, max: i64 },
-    Type,
-    Invalid,
-}
-
-impl Finding {
-    fn into_error(self, root: &Path) -> field::Error {
-        let path = match self.name.as_deref().map(|name| name.strip_prefix('.').unwrap_or(name)) {
-            None | Some("") => root.clone(),
-            Some(name) => root.child(name),
-        };
-        let value = self.value.unwrap_or_else(|| Value::String(String::new()));
-        match self.kind {
-            Sort::Required => field::Error::required(&path, ""),
-            Sort::NotSupported(values) => {
-                let values: Vec<&str> = values.iter().map(String::as_str).collect();
-                field::Error::not_supported(&path, value, &values)
-            }
-            Sort::TooLong(max) => field::Error::too_long(&path, usize::try_from(max).unwrap_or(0)),
-            Sort::TooMany { actual, max } => {
-                let size = |n: i64| usize::try_from(n).unwrap_or(0);
-                field::Error::too_many(&path, size(actual), size(max))
-            }
-            Sort::Type => field::Error::type_invalid(&path, value, self.message),
-            Sort::Invalid => field::Error::invalid(&path, value, self.message),
-        }
-    }
-}
-
-/// The findings of a node, and how many checks it passed: of alternatives that all fail, the one that
-/// passed most explains itself.
-#[derive(Debug, Default, Clone)]
-struct Outcome {
-    findings: Vec<Finding>,
-    matches: usize,
-}
-
-impl Outcome {
-    fn add(&mut self, finding: Finding) {
-        if !self.findings.contains(&finding) {
-            self.findings.push(finding);
-        }
-    }
-
-    fn merge(&mut self, other: Outcome) {
-        self.matches += other.matches;
-        for finding in other.findings {
-            self.add(finding);
-        }
-    }
-
-    fn invalid(&mut self, path: &str, value: impl Into<Value>, message: String) {
-        self.add(Finding {
-            kind: Sort::Invalid,
-            name: Some(path.to_owned()),
-            value: Some(value.into()),
-            message,
-        });
-    }
-
-    /// A finding about the object as a whole.
-    fn general(&mut self, message: String) {
-        self.add(Finding {
-            kind: Sort::Invalid,
-            name: None,
-            value: None,
-            message,
-        });
-    }
 }
 
 struct Checker;
@@ -195,7 +117,10 @@ impl Checker {
             kind: Sort::Type,
             name: Some(path.to_owned()),
             value: Some(Value::String(found.to_owned())),
-            message: format!("{path} in body must be of type {expected}: {}", field::quote(found)),
+            message: format!(
+                "{path} in body must be of type {expected}: {}",
+                field::quote(found)
+            ),
         };
         if value.is_null() {
             if !wanted.is_empty() && !schema.nullable {
@@ -259,15 +184,26 @@ impl Checker {
                 message: String::new(),
             });
         } else if let Some(min) = bounds.min_length.filter(|min| length < *min) {
-            outcome.invalid(path, text, format!("{path} in body should be at least {min} chars long"));
+            outcome.invalid(
+                path,
+                text,
+                format!("{path} in body should be at least {min} chars long"),
+            );
         } else if let Some(pattern) = &schema.pattern {
             match &pattern.regex {
                 Ok(regex) if regex.is_match(text) => {}
-                Ok(_) => outcome.invalid(path, text, format!("{path} in body should match '{}'", pattern.text)),
+                Ok(_) => outcome.invalid(
+                    path,
+                    text,
+                    format!("{path} in body should match '{}'", pattern.text),
+                ),
                 Err(error) => outcome.invalid(
                     path,
                     text,
-                    format!("{path} in body should match '{}, but pattern is invalid: {error}'", pattern.text),
+                    format!(
+                        "{path} in body should match '{}, but pattern is invalid: {error}'",
+                        pattern.text
+                    ),
                 ),
             }
         }
@@ -320,28 +256,55 @@ impl Checker {
         }
         if let Some(min) = bounds.minimum {
             let (below, words) = if bounds.exclusive_minimum {
-                (compare(integer, float, min) != std::cmp::Ordering::Greater, "greater than")
+                (
+                    compare(integer, float, min) != std::cmp::Ordering::Greater,
+                    "greater than",
+                )
             } else {
-                (compare(integer, float, min) == std::cmp::Ordering::Less, "greater than or equal to")
+                (
+                    compare(integer, float, min) == std::cmp::Ordering::Less,
+                    "greater than or equal to",
+                )
             };
             if below {
-                outcome.invalid(path, value.clone(), format!("{path} in body should be {words} {}", shown(min)));
+                outcome.invalid(
+                    path,
+                    value.clone(),
+                    format!("{path} in body should be {words} {}", shown(min)),
+                );
             }
         }
         if let Some(max) = bounds.maximum {
             let (above, words) = if bounds.exclusive_maximum {
-                (compare(integer, float, max) != std::cmp::Ordering::Less, "less than")
+                (
+                    compare(integer, float, max) != std::cmp::Ordering::Less,
+                    "less than",
+                )
             } else {
-                (compare(integer, float, max) == std::cmp::Ordering::Greater, "less than or equal to")
+                (
+                    compare(integer, float, max) == std::cmp::Ordering::Greater,
+                    "less than or equal to",
+                )
             };
             if above {
-                outcome.invalid(path, value.clone(), format!("{path} in body should be {words} {}", shown(max)));
+                outcome.invalid(
+                    path,
+                    value.clone(),
+                    format!("{path} in body should be {words} {}", shown(max)),
+                );
             }
         }
         outcome.matches += 2;
     }
 
-    fn list(&self, values: &[Value], old: Option<&Value>, schema: &Structural, path: &str, outcome: &mut Outcome) {
+    fn list(
+        &self,
+        values: &[Value],
+        old: Option<&Value>,
+        schema: &Structural,
+        path: &str,
+        outcome: &mut Outcome,
+    ) {
         if let Some(items) = &schema.items {
             for (index, value) in values.iter().enumerate() {
                 let before = old.and_then(|old| element(old, value, schema));
@@ -350,7 +313,11 @@ impl Checker {
         }
         let size = values.len() as i64;
         if let Some(min) = schema.bounds.min_items.filter(|min| size < *min) {
-            outcome.invalid(path, size, format!("{path} in body should have at least {min} items"));
+            outcome.invalid(
+                path,
+                size,
+                format!("{path} in body should have at least {min} items"),
+            );
         }
         if let Some(max) = schema.bounds.max_items.filter(|max| size > *max) {
             outcome.add(Finding {
@@ -376,7 +343,11 @@ impl Checker {
     ) {
         let size = map.len() as i64;
         if let Some(min) = schema.bounds.min_properties.filter(|min| size < *min) {
-            outcome.invalid(path, size, format!("{path} in body should have at least {min} properties"));
+            outcome.invalid(
+                path,
+                size,
+                format!("{path} in body should have at least {min} properties"),
+            );
         }
         if let Some(max) = schema.bounds.max_properties.filter(|max| size > *max) {
             outcome.add(Finding {
@@ -397,7 +368,11 @@ impl Checker {
             }
             match &schema.additional {
                 Additional::Forbidden => {
-                    outcome.invalid(path, key.as_str(), format!("{path}.{key} in body is a forbidden property"));
+                    outcome.invalid(
+                        path,
+                        key.as_str(),
+                        format!("{path}.{key} in body is a forbidden property"),
+                    );
                 }
                 Additional::Schema(additional) => {
                     outcome.merge(self.node(value, before(key), additional, &format!("{path}.{key}")));
@@ -407,7 +382,11 @@ impl Checker {
         }
         for (key, property) in &schema.properties {
             if let Some(value) = map.get(key) {
-                let at = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                let at = if path.is_empty() {
+                    key.clone()
+                } else {
+                    format!("{path}.{key}")
+                };
                 outcome.merge(self.node(value, before(key), property, &at));
             }
         }
@@ -487,7 +466,10 @@ impl Checker {
             }
             if passed != schema.all_of.len() {
                 let none = if passed == 0 { ". None validated" } else { "" };
-                outcome.general(format!("{} must validate all the schemas (allOf){none}", quoted()));
+                outcome.general(format!(
+                    "{} must validate all the schemas (allOf){none}",
+                    quoted()
+                ));
             }
         }
         if let Some(not) = &schema.not
@@ -514,7 +496,9 @@ fn range(value: &Value, schema: &Structural, path: &str) -> Option<String> {
     let kind = schema.kind.as_str();
     let fits = match (kind, schema.format.as_str()) {
         ("integer", "int32") => {
-            let integer = value.as_i64().or_else(|| value.as_f64().filter(|n| whole(*n)).map(|n| n as i64));
+            let integer = value
+                .as_i64()
+                .or_else(|| value.as_f64().filter(|n| whole(*n)).map(|n| n as i64));
             integer.is_some_and(|n| i32::try_from(n).is_ok())
         }
         ("integer", _) => value.as_i64().is_some() || value.as_f64().is_some_and(whole),
@@ -527,7 +511,10 @@ fn range(value: &Value, schema: &Structural, path: &str) -> Option<String> {
     Some(if schema.format.is_empty() {
         format!("Checked value must be of type {kind} (default format) in {path}")
     } else {
-        format!("Checked value must be of type {kind} with format {} in {path}", schema.format)
+        format!(
+            "Checked value must be of type {kind} with format {} in {path}",
+            schema.format
+        )
     })
 }
 

@@ -40,6 +40,8 @@ pub(super) struct Controller {
     /// Definitions whose objects are being removed, by uid.
     retiring: HashMap<String, tokio::task::JoinHandle<()>>,
     api_services: ApiServices,
+    /// Caches to let go of, with the revision from which on they may stay.
+    stale: Vec<(String, i64)>,
 }
 
 /// Serves what is defined already, then follows what changes for as long as the server runs.
@@ -54,6 +56,7 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
         installed: HashMap::new(),
         retiring: HashMap::new(),
         api_services: ApiServices::default(),
+        stale: Vec::new(),
     };
     let revision = controller.list().await?;
     for definition in controller.known.values().cloned().collect::<Vec<_>>() {
@@ -274,13 +277,14 @@ impl Controller {
         let definition = Definition::read(value);
         let revision = object::resource_version(value).parse().unwrap_or(0);
         let mut since = revision;
-        if let Some(known) = self.installed.get(&name) {
-            if known.spec == spec && known.names == definition.names {
-                if known.terminating == definition.terminating {
-                    return;
-                }
-                since = known.revision;
+        if let Some(known) = self.installed.get(&name)
+            && known.spec == spec
+            && known.names == definition.names
+        {
+            if known.terminating == definition.terminating {
+                return;
             }
+            since = known.revision;
         }
         let names = definition.names.clone();
         let terminating = definition.terminating;
@@ -317,7 +321,7 @@ impl Controller {
             stored,
         };
         if let Some(stored) = &installed.stored {
-            self.inner.registry.drop_older_cache(&stored.prefix, since);
+            self.stale.push((stored.prefix.clone(), since));
         }
         self.installed.insert(name, installed);
     }
@@ -326,14 +330,15 @@ impl Controller {
         let Some(installed) = self.installed.remove(name) else {
             return;
         };
-        self.publish();
         if let Some(stored) = &installed.stored {
-            self.inner.registry.drop_older_cache(&stored.prefix, i64::MAX);
+            self.stale.push((stored.prefix.clone(), i64::MAX));
         }
+        self.publish();
     }
 
-    /// Tells the registry what is served now, in the order of discovery.
-    fn publish(&self) {
+    /// Tells the registry what is served now, in the order of discovery. Only then do the caches of what
+    /// was served before end, and with them its watches: who comes back finds the new.
+    fn publish(&mut self) {
         let mut all: Vec<Arc<Resource>> = self
             .installed
             .values()
@@ -347,6 +352,9 @@ impl Controller {
                 .then_with(|| a.plural.cmp(b.plural))
         });
         self.inner.registry.resources.set_customs(Customs::new(all));
+        for (prefix, revision) in self.stale.drain(..) {
+            self.inner.registry.drop_older_cache(&prefix, revision);
+        }
     }
 }
 

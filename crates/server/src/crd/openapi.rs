@@ -52,6 +52,19 @@ impl Documents {
     }
 }
 
+/// The group versions in which a built-in type is a kind.
+fn kinds(name: &str) -> Vec<Value> {
+    let schema = facts::schema();
+    let Some(id) = schema.by_name(name) else {
+        return Vec::new();
+    };
+    let of = schema.get(id);
+    let kind = of.short_name();
+    let all = of.group_versions.iter();
+    all.map(|(group, version)| json!({"group": group, "kind": kind, "version": version}))
+        .collect()
+}
+
 fn document(bytes: Vec<u8>) -> Document {
     Document {
         etag: etag(&bytes),
@@ -107,7 +120,7 @@ impl Made {
         Some(slot.get_or_init(|| {
             let model = facts::openapi().v3_group_version("apis/apps/v1");
             let model = model.and_then(|model| serde_json::from_slice(&model.bytes).ok());
-            let value = publish::v3(&self.published(Some(path)), &model.unwrap_or_default());
+            let value = publish::v3(&self.published(Some(path)), &model.unwrap_or_default(), &kinds);
             document(value.to_string().into_bytes())
         }))
     }

@@ -122,7 +122,9 @@ fn keywords() {
     check(
         json!({"type": "integer", "oneOf": [{"minimum": 1}, {"maximum": 5}]}),
         json!(3),
-        &["<nil>: Invalid value: \"\": \"spec.a\" must validate one and only one schema (oneOf). Found 2 valid alternatives"],
+        &[
+            "<nil>: Invalid value: \"\": \"spec.a\" must validate one and only one schema (oneOf). Found 2 valid alternatives",
+        ],
     );
     check(
         json!({"type": "integer", "not": {"minimum": 1}}),
@@ -145,9 +147,16 @@ fn what_was_wrong_before_may_stay() {
                 "items": {"type": "object", "properties": {"k": {"type": "string"}, "v": {"type": "integer", "maximum": 1}}}}}}}});
     let old = json!({"spec": {"a": 9, "b": "x", "l": [{"k": "one", "v": 2}]}});
     let check = |new: Value, expected: &[&str]| {
-        assert_eq!(messages(schema.clone(), Some(old.clone()), new.clone()), expected, "{new}");
+        assert_eq!(
+            messages(schema.clone(), Some(old.clone()), new.clone()),
+            expected,
+            "{new}"
+        );
     };
-    check(json!({"spec": {"a": 9, "b": "y", "l": [{"k": "zero"}, {"k": "one", "v": 2}]}}), &[]);
+    check(
+        json!({"spec": {"a": 9, "b": "y", "l": [{"k": "zero"}, {"k": "one", "v": 2}]}}),
+        &[],
+    );
     check(
         json!({"spec": {"a": 10}}),
         &["spec.a: Invalid value: 10: spec.a in body should be less than or equal to 5"],

@@ -1,0 +1,69 @@
+//! Definitions that kube-apiserver v1.36.4 was asked to take, each with one change to a good one, and what it
+//! said of them (`definitions.jsonl`: the path and value of the change, and the findings, sorted).
+
+use serde_json::{Value, json};
+
+use super::CUSTOM_RESOURCE_DEFINITION;
+
+fn definition() -> Value {
+    json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "foos.val.example.com"},
+        "spec": {"group": "val.example.com", "scope": "Namespaced", "names": {"plural": "foos", "kind": "Foo"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object",
+                "properties": {
+                    "spec": {"type": "object", "properties": {"a": {"type": "integer"}, "s": {"type": "string"}}},
+                    "status": {"type": "object"}}}}}]}})
+}
+
+/// Sets, or removes, what is at a path of keys and indexes.
+fn change(object: &mut Value, path: &[Value], value: &Value) {
+    let (last, parents) = path.split_last().expect("a path");
+    let mut here = object;
+    for step in parents {
+        here = match step.as_u64() {
+            Some(index) => &mut here[usize::try_from(index).expect("an index")],
+            None => &mut here[step.as_str().expect("a key")],
+        };
+    }
+    let map = here.as_object_mut().expect("an object");
+    let key = last.as_str().expect("a key");
+    if value.is_null() {
+        map.remove(key);
+    } else {
+        map.insert(key.to_owned(), value.clone());
+    }
+}
+
+#[test]
+fn definitions_are_judged_as_upstream_judges_them() {
+    for line in include_str!("definitions.jsonl").lines() {
+        let case: Value = serde_json::from_str(line).expect("JSON");
+        let mut object = definition();
+        change(
+            &mut object,
+            case["path"].as_array().expect("a path"),
+            &case["value"],
+        );
+        // What the decoder drops does not come this far.
+        let schema = crate::facts::schema();
+        let id = schema
+            .by_gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition")
+            .expect("a type");
+        let mut object = skiff_schema::decode::check(schema, id, object)
+            .expect("decodes")
+            .value;
+        object["status"] = json!({});
+        (CUSTOM_RESOURCE_DEFINITION.default)("v1", &mut object);
+        CUSTOM_RESOURCE_DEFINITION.begin_create(&mut object);
+        let found = CUSTOM_RESOURCE_DEFINITION.check_create(&object, false);
+        let mut found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        found.sort();
+        let expected: Vec<&str> = case["errors"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .filter_map(Value::as_str)
+            .collect();
+        assert_eq!(found, expected, "{line}");
+    }
+}
