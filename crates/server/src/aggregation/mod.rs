@@ -8,7 +8,7 @@ mod fetch;
 mod openapi;
 mod proxy;
 mod remote;
-mod resolve;
+pub mod resolve;
 
 use std::collections::HashMap;
 use std::sync::Arc;

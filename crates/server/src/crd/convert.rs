@@ -11,9 +11,10 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::{Value, json};
 use skiff_meta::Status;
-use skiff_registry::{ReadAt, Registry, object};
+use skiff_registry::{Registry, object};
 
 use super::definition::Definition;
+use crate::aggregation::resolve::resolve;
 
 /// Upstream's timeout of a conversion.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -156,21 +157,18 @@ impl Webhook {
                     format!("/{path}")
                 };
                 let url = format!("https://{server_name}:{port}{path}?timeout=30s");
-                let missing = || format!("Post \"{url}\": service \"{name}\" not found");
-                let services = self
-                    .registry
-                    .resources
-                    .get("", "v1", "services")
-                    .ok_or_else(missing)?;
-                let found = self.registry.get(services, namespace, name, ReadAt::Any).await;
-                let service = found.map_err(|status| status.message)?.ok_or_else(missing)?;
-                let address = match object::at_str(&service, &["spec", "clusterIP"]) {
-                    "" | "None" => server_name.clone(),
-                    ip if ip.contains(':') => format!("[{ip}]"),
-                    ip => ip.to_owned(),
+                let found = resolve(&self.registry, namespace, name, *port).await;
+                let (address, to) = found.map_err(|status| match status.code {
+                    404 => format!("Post \"{url}\": service \"{name}\" not found"),
+                    _ => format!("Post \"{url}\": {}", status.message),
+                })?;
+                let address = if address.contains(':') {
+                    format!("[{address}]:{to}")
+                } else {
+                    format!("{address}:{to}")
                 };
                 Ok(Place {
-                    address: format!("{address}:{port}"),
+                    address,
                     host: format!("{server_name}:{port}"),
                     server_name,
                     path: format!("{path}?timeout=30s"),
