@@ -202,6 +202,8 @@ pub struct WatchEvent {
     /// Whether this bookmark ends the initial events.
     pub initial_events_end: bool,
     frame: OnceLock<Bytes>,
+    /// The event in the other form that clients ask for.
+    protobuf: OnceLock<Bytes>,
 }
 
 impl WatchEvent {
@@ -217,6 +219,7 @@ impl WatchEvent {
             entry: Some(entry),
             initial_events_end: false,
             frame,
+            protobuf: OnceLock::new(),
         }
     }
 
@@ -227,6 +230,7 @@ impl WatchEvent {
             entry: None,
             initial_events_end: end,
             frame: OnceLock::from(bookmark_frame(api_version, kind, revision, end)),
+            protobuf: OnceLock::new(),
         }
     }
 
@@ -242,6 +246,17 @@ impl WatchEvent {
             Bytes::from(frame)
         };
         self.frame.get_or_init(encode).clone()
+    }
+}
+
+impl WatchEvent {
+    /// The frame in protobuf, which `make` encodes for the first watcher that wants it.
+    pub fn protobuf<E>(&self, make: impl FnOnce() -> Result<Bytes, E>) -> Result<Bytes, E> {
+        if let Some(made) = self.protobuf.get() {
+            return Ok(made.clone());
+        }
+        let made = make()?;
+        Ok(self.protobuf.get_or_init(|| made).clone())
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 use skiff_meta::Status;
 use skiff_store::{Expect, Op, Outcome};
 
-use crate::{Context, Gate, Registry, Resource, encode, errors, object};
+use crate::{Context, Gate, Registry, Resource, errors, object};
 
 /// How often a generated name is drawn again when it is taken.
 const GENERATE_NAME_ATTEMPTS: usize = 8;
@@ -91,7 +91,7 @@ impl Registry {
         }
         self.normalise(resource, &mut object);
         let kept = resource.keep(&object).await?;
-        let bytes = encode::stored(kept.as_ref().unwrap_or(&object), &resource.opening)?;
+        let bytes = resource.codec.encode(kept.as_ref().unwrap_or(&object))?;
         let name = object::name(&object).to_string();
         let key = resource.key(namespace, &name);
         let _stage = context.stage("store");
@@ -114,7 +114,7 @@ impl Registry {
             Outcome::Conflict { current, .. } => {
                 let status = Status::already_exists(&resource.group_resource, &name);
                 let deleting = current
-                    .and_then(|current| encode::decode(&current.value).ok())
+                    .and_then(|current| resource.codec.decode(&current.value).ok())
                     .is_some_and(|current| object::deleting(&current));
                 Err(if deleting {
                     errors::prefixed("object is being deleted: ", status)

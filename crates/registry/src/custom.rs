@@ -130,7 +130,7 @@ impl Resource {
     /// An object as the store has it, in the stored version.
     pub fn decode(&self, found: &KeyValue) -> Result<Value, Status> {
         match &self.custom {
-            None => encode::decode_at(&found.value, found.mod_revision),
+            None => self.codec.decode_at(&found.value, found.mod_revision),
             Some(custom) => {
                 let value = custom
                     .read(&found.key, found.value.clone())

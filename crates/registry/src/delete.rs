@@ -7,7 +7,7 @@ use skiff_meta::{GroupKind, GroupResource, Status, field, time};
 use skiff_store::{Expect, KeyValue, Op, Outcome};
 
 use crate::resource::Orphan;
-use crate::{Context, Gate, Registry, Resource, encode, errors, object};
+use crate::{Context, Gate, Registry, Resource, errors, object};
 
 const ORPHAN_FINALIZER: &str = "orphan";
 const FOREGROUND_FINALIZER: &str = "foregroundDeletion";
@@ -223,7 +223,7 @@ impl Registry {
         current: &KeyValue,
         object: &mut Value,
     ) -> Result<Option<Option<KeyValue>>, Status> {
-        let bytes = encode::stored(object, &resource.opening)?;
+        let bytes = resource.codec.encode(object)?;
         if bytes == current.value {
             return Ok(None);
         }

@@ -2,6 +2,7 @@
 //! writing hand on the store; what clients may do, and how requests look, is the server's business.
 //! Kinds are named only in `hooks` and `subresources`.
 
+mod codec;
 mod context;
 mod create;
 mod custom;
@@ -27,6 +28,7 @@ use skiff_meta::Status;
 use skiff_store::KeyValue;
 pub use skiff_store::Store;
 
+pub use codec::Codec;
 pub use context::{Context, Gate, Open, StageGuard, StageTime, now_us};
 pub use create::{dedup_owner_references, generate_name};
 pub use custom::Custom;

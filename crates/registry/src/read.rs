@@ -33,13 +33,17 @@ impl Registry {
         {
             return cache.clone();
         }
+        let codec = resource.codec.clone();
         let mut config = Config::new(
             resource.prefix.clone(),
             resource.stored_api_version.clone(),
             resource.kind.clone(),
         );
         match resource.custom.clone() {
-            None => config = config.fields(hooks::cache_fields(resource)),
+            None => {
+                config = config.fields(hooks::cache_fields(resource));
+                config.decode = Some(Arc::new(move |_, value| codec.to_json(value)));
+            }
             Some(custom) => {
                 config = config.fields(custom.fields());
                 config.decode = Some(Arc::new(move |key, bytes| custom.read(key, bytes)));

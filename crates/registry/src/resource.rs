@@ -12,7 +12,7 @@ use skiff_schema::TypeId;
 
 use crate::custom::Custom;
 use crate::hooks::{Converter, Hook, NoHook, converter, storage_facts};
-use crate::{encode, object};
+use crate::{Codec, encode, object};
 
 /// What a delete without a policy does to dependents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,8 @@ pub struct Resource {
     pub stored_type: TypeId,
     /// `/registry/pods/`; empty for what is never stored.
     pub prefix: String,
-    /// The first bytes of every stored object (see `encode`).
+    pub codec: Arc<Codec>,
+    /// The first bytes of every cached object (see `encode`).
     pub opening: String,
     pub ttl_seconds: Option<i64>,
     pub orphan: Orphan,
@@ -69,7 +70,16 @@ impl Resource {
         } else {
             format!("{group}/{version}")
         };
+        let stored_type = facts::schema()
+            .by_gvk(group, version, facts.kind)
+            .unwrap_or(facts.type_id);
         Resource {
+            codec: Arc::new(Codec::typed(
+                &stored_api_version,
+                facts.kind,
+                stored_type,
+                !kept.json,
+            )),
             rules: skiff_api::kind::kind(group, facts.kind),
             hook,
             group_resource: GroupResource::new(facts.group, facts.plural),
@@ -78,9 +88,7 @@ impl Resource {
             kind: facts.kind.to_string(),
             namespaced: facts.namespaced,
             api_version: facts.api_version(),
-            stored_type: facts::schema()
-                .by_gvk(group, version, facts.kind)
-                .unwrap_or(facts.type_id),
+            stored_type,
             prefix: facts
                 .storage
                 .as_ref()
@@ -101,10 +109,12 @@ impl Resource {
 
     /// A resource that was defined at run time.
     pub fn custom(facts: &'static facts::Resource, custom: Arc<dyn Custom>) -> Resource {
+        let resource = Resource::new(facts, Arc::new(NoHook));
         Resource {
+            codec: Arc::new(Codec::json(&resource.stored_api_version, facts.kind)),
             rules: &skiff_api::kind::GENERIC,
             custom: Some(custom),
-            ..Resource::new(facts, Arc::new(NoHook))
+            ..resource
         }
     }
 

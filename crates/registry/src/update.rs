@@ -206,7 +206,7 @@ impl Registry {
             }));
         }
         let kept = resource.keep(&new).await?;
-        let bytes = encode::stored(kept.as_ref().unwrap_or(&new), &resource.opening)?;
+        let bytes = resource.codec.encode(kept.as_ref().unwrap_or(&new))?;
         let outcome = self
             .store
             .write(

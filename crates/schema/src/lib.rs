@@ -1,11 +1,12 @@
 //! The schema machinery: type tables, strict decoding with upstream's messages, the shape of upstream's
-//! answers, patches, and OpenAPI. It knows no kind by name, does no I/O and reads no clock.
+//! answers, patches, protobuf, and OpenAPI. It knows no kind by name, does no I/O and reads no clock.
 
 pub mod decode;
 pub mod jsonpath;
 mod normalise;
 pub mod openapi;
 pub mod patch;
+pub mod protobuf;
 pub mod structural;
 pub mod types;
 

@@ -15,7 +15,7 @@ use skiff_registry::{Context, now_us, object};
 use skiff_trace::{Mark, Stage, read_headers};
 
 use crate::body::{self, Answer, Body};
-use crate::negotiate::{self, Output};
+use crate::negotiate::{self, Offer, Output};
 use crate::query::Query;
 use crate::request_info::RequestInfo;
 use crate::server::Inner;
@@ -39,6 +39,8 @@ pub struct Exchange {
     pub query: Query,
     pub user: Arc<UserInfo>,
     pub context: Context,
+    /// The kind is known at run time only: its objects have no protobuf form.
+    pub untyped: bool,
     /// The object that a write made, for the mark.
     pub made: Option<Made>,
     /// What priority and fairness took the request for.
@@ -72,7 +74,21 @@ impl Exchange {
             negotiate::routed(accept, self.info.is_resource && listing).map_err(not_routed)?;
         }
         let pretty = negotiate::pretty(self.query.get("pretty"), self.header(header::USER_AGENT));
-        negotiate::output(accept, pretty, stream, !self.info.is_resource).map_err(Status::not_acceptable)
+        let mut offer = Offer::All;
+        if !self.info.is_resource {
+            offer = Offer::Whole;
+        } else if self.untyped {
+            offer = Offer::Untyped;
+        }
+        negotiate::output(accept, pretty, stream, offer).map_err(Status::not_acceptable)
+    }
+
+    /// The form of a `Status`, which every kind's clients can have in every form.
+    pub fn status_output(&self) -> Option<Output> {
+        let pretty = negotiate::pretty(self.query.get("pretty"), self.header(header::USER_AGENT));
+        self.output(false)
+            .or_else(|_| negotiate::output(self.header(header::ACCEPT), pretty, false, Offer::Whole))
+            .ok()
     }
 
     pub fn made(&mut self, object: &Value) {
@@ -104,6 +120,7 @@ impl Inner {
             query,
             user: self.anonymous.clone(),
             context: Context::default(),
+            untyped: false,
             made: None,
             classified: None,
         };

@@ -7,11 +7,10 @@ use skiff_api::facts;
 use skiff_meta::{GroupVersionKind, Status};
 use skiff_registry::{Context, Resource, object};
 use skiff_schema::TypeId;
-use skiff_schema::decode;
+use skiff_schema::{decode, protobuf};
 
 use crate::chain::Exchange;
 use crate::negotiate::{self, Format};
-use crate::protobuf;
 use crate::query::FieldValidation;
 
 pub fn format_of(exchange: &Exchange) -> Result<Format, Status> {
@@ -48,7 +47,7 @@ pub fn typed(
     let decoded = match format {
         Format::Json => decode::decode_object(facts::schema(), body, decode::Format::Json, expected),
         Format::Yaml => decode::decode_object(facts::schema(), body, decode::Format::Yaml, expected),
-        Format::Protobuf => from_protobuf(body, expected),
+        Format::Protobuf => decode::decode_protobuf_object(facts::schema(), body, expected),
     };
     let decoded = decoded.map_err(Status::bad_request)?;
     if decoded.gvk.group != expected.group || decoded.gvk.version != expected.version {
@@ -66,39 +65,6 @@ pub fn typed(
     object::put(&mut value, &["kind"], Value::String(expected.kind.clone()));
     object::put(&mut value, &["apiVersion"], Value::String(expected.api_version()));
     Ok(value)
-}
-
-/// The protobuf form carries its kind outside of the message.
-fn from_protobuf(body: &[u8], expected: &GroupVersionKind) -> Result<decode::DecodedObject, String> {
-    let unrecognized = |error: protobuf::ProtobufError| {
-        format!(
-            "the object provided is unrecognized (must be of type {}): {error}",
-            expected.kind
-        )
-    };
-    let envelope = protobuf::envelope(body).map_err(unrecognized)?;
-    let version = skiff_meta::GroupVersion::parse(&envelope.api_version)?;
-    let mut gvk = GroupVersionKind::new(version.group, version.version, envelope.kind);
-    if gvk.kind.is_empty() {
-        gvk = expected.clone();
-    }
-    let refuse = |error: String| decode::not_handled_message(&gvk, &expected.kind, &error);
-    if gvk.group != expected.group || gvk.kind != expected.kind {
-        return Err(refuse(format!("the object is not a {}", expected.kind)));
-    }
-    let schema = facts::schema();
-    let id = schema
-        .by_gvk(&gvk.group, &gvk.version, &gvk.kind)
-        .ok_or_else(|| {
-            refuse(format!(
-                "no kind {:?} is registered for version {:?}",
-                gvk.kind,
-                gvk.api_version()
-            ))
-        })?;
-    let value = protobuf::decode(schema, id, envelope.raw).map_err(|error| refuse(error.to_string()))?;
-    let checked = decode::check(schema, id, value).map_err(|error| refuse(error.to_string()))?;
-    Ok(decode::DecodedObject { gvk, checked })
 }
 
 /// DeleteOptions, which clients may send in any group's version or in none.
@@ -121,8 +87,14 @@ pub fn delete_options(exchange: &Exchange, body: &[u8]) -> Result<Value, Status>
         Format::Protobuf => {
             let bad = |error: protobuf::ProtobufError| Status::bad_request(error.to_string());
             let envelope = protobuf::envelope(body).map_err(bad)?;
-            let value = protobuf::decode(schema, id, envelope.raw).map_err(bad)?;
-            decode::check(schema, id, value).map_err(|error| Status::bad_request(error.to_string()))?
+            let mut value = protobuf::decode(schema, id, envelope.raw).map_err(bad)?;
+            if !envelope.kind.is_empty() {
+                object::put(&mut value, &["kind"], Value::String(envelope.kind.to_string()));
+            }
+            decode::Checked {
+                value,
+                strict_errors: Vec::new(),
+            }
         }
     };
     let kind = checked.value.get("kind").and_then(Value::as_str).unwrap_or("");

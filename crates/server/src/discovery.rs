@@ -7,7 +7,7 @@ use skiff_registry::Resources;
 use skiff_registry::hooks::bootstrap::priorities;
 
 use crate::aggregation::{Aggregator, Group, Groups};
-use crate::negotiate::parse_accept;
+use crate::negotiate::{Format, parse_accept};
 
 /// All resources, those that were defined at run time last.
 fn served(resources: &Resources) -> Vec<&'static Resource> {
@@ -110,23 +110,21 @@ pub fn api_resources(resources: &Resources, group: &str, version: &str) -> Optio
     Some(value)
 }
 
-/// Whether the client prefers the aggregated form over the older one.
-pub fn wants_aggregated(accept: &str) -> bool {
+/// The form in which the client wants the aggregated document; `None`: it prefers the older ones.
+pub fn wants_aggregated(accept: &str) -> Option<Format> {
     for clause in parse_accept(accept) {
-        let json = matches!(
-            (clause.main, clause.sub),
-            ("application", "json" | "*") | ("*", "*")
-        );
-        if !json {
-            continue;
-        }
+        let format = match (clause.main, clause.sub) {
+            ("application", "json" | "*") | ("*", "*") => Format::Json,
+            ("application", "vnd.kubernetes.protobuf") => Format::Protobuf,
+            _ => continue,
+        };
         match (clause.param("as"), clause.param("g"), clause.param("v")) {
-            ("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2") => return true,
-            ("", "", "") => return false,
+            ("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2") => return Some(format),
+            ("", "", "") => return None,
             _ => {}
         }
     }
-    false
+    None
 }
 
 /// All groups (`/apis`), or the core group (`/api`), in one document.

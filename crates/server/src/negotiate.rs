@@ -3,16 +3,13 @@
 
 use crate::protobuf;
 
-/// The media types this server answers in, in the order in which it prefers them.
-pub const SUPPORTED: [&str; 2] = ["application/json", "application/yaml"];
-const SUPPORTED_STREAM: [&str; 1] = ["application/json;stream=watch"];
 /// What upstream's routes say they produce; those of lists also say the forms of a watch.
 const PRODUCES: [&str; 5] = [
     "application/json",
     "application/yaml",
     protobuf::MEDIA_TYPE,
     "application/json;stream=watch",
-    "application/vnd.kubernetes.protobuf;stream=watch",
+    protobuf::STREAM_MEDIA_TYPE,
 ];
 const OF_OBJECTS: usize = 3;
 
@@ -20,7 +17,6 @@ const OF_OBJECTS: usize = 3;
 pub enum Format {
     Json,
     Yaml,
-    /// Of request bodies only.
     Protobuf,
 }
 
@@ -126,9 +122,18 @@ pub fn routed_to(accept: &str, produces: &[&str]) -> Result<(), String> {
     ))
 }
 
-/// Chooses the answer's form; with `whole`, objects are not turned into tables or metadata. `Err` carries
-/// the message of the 406.
-pub fn output(accept: &str, pretty: bool, stream: bool, whole: bool) -> Result<Output, String> {
+/// What a path can answer with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offer {
+    All,
+    /// Objects that have no protobuf form, though their metadata has.
+    Untyped,
+    /// Documents that are not turned into tables or metadata.
+    Whole,
+}
+
+/// Chooses the answer's form. `Err` carries the message of the 406.
+pub fn output(accept: &str, pretty: bool, stream: bool, offer: Offer) -> Result<Output, String> {
     if accept.is_empty() {
         return Ok(Output {
             format: Format::Json,
@@ -139,19 +144,24 @@ pub fn output(accept: &str, pretty: bool, stream: bool, whole: bool) -> Result<O
     for clause in parse_accept(accept) {
         let format = match (clause.main, clause.sub) {
             ("*", "*") | ("application", "*" | "json") => Format::Json,
-            ("application", "yaml") if !stream => Format::Yaml,
+            ("application", "yaml") => Format::Yaml,
+            ("application", "vnd.kubernetes.protobuf") => Format::Protobuf,
             _ => continue,
         };
         let stream_param = clause.param("stream");
-        if !stream_param.is_empty() && stream_param != "watch" {
+        if !stream_param.is_empty() && (stream_param != "watch" || format == Format::Yaml) {
             continue;
         }
         let (kind, group, version) = (clause.param("as"), clause.param("g"), clause.param("v"));
         let known_version = matches!(version, "v1" | "v1beta1");
         let transform = match kind {
-            _ if whole && !kind.is_empty() => continue,
+            _ if offer == Offer::Whole && !kind.is_empty() => continue,
+            "" if offer == Offer::Untyped && format == Format::Protobuf => continue,
             "" if group.is_empty() && version.is_empty() => Transform::None,
-            "Table" if group == "meta.k8s.io" && known_version => Transform::Table(version.to_string()),
+            // The cells of a table have no type, so it has no protobuf form.
+            "Table" if group == "meta.k8s.io" && known_version && format != Format::Protobuf => {
+                Transform::Table(version.to_string())
+            }
             "PartialObjectMetadata" if group == "meta.k8s.io" && known_version => {
                 Transform::PartialObjectMetadata(version.to_string())
             }
@@ -160,23 +170,24 @@ pub fn output(accept: &str, pretty: bool, stream: bool, whole: bool) -> Result<O
             }
             _ => continue,
         };
+        if stream && format == Format::Yaml {
+            return Err(only(&PRODUCES[OF_OBJECTS..]));
+        }
         return Ok(Output {
             format,
             pretty: pretty || clause.param("pretty") == "1",
             transform,
         });
     }
-    Err(not_accepted(accept, stream))
+    Err(not_accepted())
 }
 
 /// The message of the 406.
-pub fn not_accepted(accept: &str, stream: bool) -> String {
-    let supported: &[&str] = match stream {
-        true => &SUPPORTED_STREAM,
-        // Who asks for protobuf must not be told that it is served.
-        false if accept.contains(protobuf::MEDIA_TYPE) => &SUPPORTED,
-        false => &PRODUCES[..OF_OBJECTS],
-    };
+pub fn not_accepted() -> String {
+    only(&PRODUCES[..OF_OBJECTS])
+}
+
+fn only(supported: &[&str]) -> String {
     format!(
         "only the following media types are accepted: {}",
         supported.join(", ")
@@ -190,9 +201,8 @@ pub fn input(content_type: &str) -> Result<Format, String> {
         "application/yaml" => Ok(Format::Yaml),
         protobuf::MEDIA_TYPE => Ok(Format::Protobuf),
         _ => Err(format!(
-            "the body of the request was in an unknown format - accepted media types include: {}, {}",
-            SUPPORTED.join(", "),
-            protobuf::MEDIA_TYPE
+            "the body of the request was in an unknown format - accepted media types include: {}",
+            PRODUCES[..OF_OBJECTS].join(", ")
         )),
     }
 }
@@ -217,7 +227,7 @@ mod tests {
     use super::*;
 
     fn check(accept: &str, expected: Result<(Format, Transform), &str>) {
-        let got = output(accept, false, false, false).map(|output| (output.format, output.transform));
+        let got = output(accept, false, false, Offer::All).map(|output| (output.format, output.transform));
         assert_eq!(
             got,
             expected.map_err(|list| format!("only the following media types are accepted: {list}")),
@@ -232,11 +242,29 @@ mod tests {
         check("application/yaml", Ok((Format::Yaml, Transform::None)));
         check(
             "application/vnd.kubernetes.protobuf, application/json",
+            Ok((Format::Protobuf, Transform::None)),
+        );
+        check(
+            "application/vnd.kubernetes.protobuf;q=0.5, application/json",
             Ok((Format::Json, Transform::None)),
         );
         check(
-            "application/vnd.kubernetes.protobuf",
-            Err("application/json, application/yaml"),
+            "application/vnd.kubernetes.protobuf;stream=watch",
+            Ok((Format::Protobuf, Transform::None)),
+        );
+        let all = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+        check("application/vnd.kubernetes.protobuf;stream=foo", Err(all));
+        check(
+            "application/vnd.kubernetes.protobuf;as=Table;v=v1;g=meta.k8s.io",
+            Err(all),
+        );
+        check(
+            "application/vnd.kubernetes.protobuf;as=Table;v=v1;g=meta.k8s.io,application/json",
+            Ok((Format::Json, Transform::None)),
+        );
+        check(
+            "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+            Ok((Format::Protobuf, Transform::PartialObjectMetadata("v1".into()))),
         );
         check(
             "application/json;q=0.5, application/yaml",
@@ -257,6 +285,20 @@ mod tests {
         check(
             "text/html",
             Err("application/json, application/yaml, application/vnd.kubernetes.protobuf"),
+        );
+    }
+
+    #[test]
+    fn streams() {
+        let format = |accept| output(accept, false, true, Offer::All).map(|output| output.format);
+        assert_eq!(format(protobuf::MEDIA_TYPE), Ok(Format::Protobuf));
+        assert_eq!(
+            format("application/yaml"),
+            Err("only the following media types are accepted: application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch".into())
+        );
+        assert_eq!(
+            format("application/yaml;stream=watch,application/json"),
+            Ok(Format::Json)
         );
     }
 

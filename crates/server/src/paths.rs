@@ -9,8 +9,11 @@ use skiff_meta::Status;
 
 use crate::body::{self, Answer, not_found};
 use crate::chain::{Exchange, not_routed};
+use crate::negotiate::Format;
 use crate::server::Inner;
-use crate::{aggregation, compress, discovery, health, negotiate, openapi, respond, status_page};
+use crate::{
+    aggregation, compress, discovery, health, negotiate, openapi, protobuf, respond, status_page,
+};
 
 const KEY_SET: &str = "application/jwk-set+json";
 
@@ -60,10 +63,14 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
         )),
         ["statusz"] => Ok(status_page::statusz(inner)),
         ["flagz"] => Ok(status_page::flagz(inner)),
-        ["api"] if aggregate => Ok(aggregated(inner, exchange, true)),
-        ["api"] => document(exchange, &discovery::api_versions(&inner.server_address)),
-        ["apis"] if aggregate => Ok(aggregated(inner, exchange, false)),
-        ["apis"] => document(exchange, &discovery::api_groups(resources, &inner.aggregator)),
+        ["api"] => match aggregate {
+            Some(format) => aggregated(inner, exchange, format, true),
+            None => document(exchange, &discovery::api_versions(&inner.server_address)),
+        },
+        ["apis"] => match aggregate {
+            Some(format) => aggregated(inner, exchange, format, false),
+            None => document(exchange, &discovery::api_groups(resources, &inner.aggregator)),
+        },
         ["apis", "", _] => Ok(not_found()),
         ["apis", group] => found(
             exchange,
@@ -118,7 +125,12 @@ fn known(inner: &Inner, parts: &[&str]) -> bool {
 }
 
 fn document(exchange: &Exchange, value: &Value) -> Result<Answer, Status> {
-    respond::raw(exchange, &exchange.output(false)?, StatusCode::OK, value)
+    let mut output = exchange.output(false)?;
+    if value.get("kind").is_none() && output.format == Format::Protobuf {
+        // What is no kind is JSON, whoever asks.
+        output.format = Format::Json;
+    }
+    respond::raw(exchange, &output, StatusCode::OK, value)
 }
 
 fn found(exchange: &Exchange, value: Option<Value>) -> Result<Answer, Status> {
@@ -128,12 +140,17 @@ fn found(exchange: &Exchange, value: Option<Value>) -> Result<Answer, Status> {
     }
 }
 
-fn aggregated(inner: &Inner, exchange: &Exchange, core: bool) -> Answer {
+fn aggregated(inner: &Inner, exchange: &Exchange, format: Format, core: bool) -> Result<Answer, Status> {
     let value = discovery::aggregated(&inner.registry.resources, &inner.aggregator, core);
     let mut bytes = value.to_string().into_bytes();
     bytes.push(b'\n');
     let etag = openapi::etag(&bytes);
-    let content_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+    let mut content_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+    if format == Format::Protobuf {
+        bytes = protobuf::document(&value)?;
+        content_type =
+            "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+    }
     let mut answer = if exchange.header(header::IF_NONE_MATCH) == etag {
         body::empty(StatusCode::NOT_MODIFIED)
     } else {
@@ -145,7 +162,7 @@ fn aggregated(inner: &Inner, exchange: &Exchange, core: bool) -> Answer {
     if let Ok(value) = HeaderValue::from_str(&etag) {
         headers.insert(header::ETAG, value);
     }
-    answer
+    Ok(answer)
 }
 
 fn root(inner: &Inner) -> Value {

@@ -19,7 +19,8 @@ pub async fn route(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> R
         }
         return Ok(not_found());
     };
-    if resource.custom.is_some() {
+    exchange.untyped = resource.custom.is_some();
+    if exchange.untyped {
         if !crd::routed(&resource, &exchange.info) {
             return Ok(not_found());
         }

@@ -1,4 +1,4 @@
-//! Turns objects into answers: JSON or YAML, as they are, as a Table, or as metadata only.
+//! Turns objects into answers: JSON, YAML or protobuf, as they are, as a Table, or as metadata only.
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
@@ -10,6 +10,7 @@ use crate::body::{self, Answer};
 use crate::chain::Exchange;
 use crate::compress;
 use crate::negotiate::{Format, Output, Transform};
+use crate::protobuf;
 use crate::table::{self, IncludeObject};
 
 /// An object on its way out, in the stored version.
@@ -35,6 +36,12 @@ pub fn object(
     {
         return Ok(json_bytes(exchange, code, bytes));
     }
+    if let (Transform::None, Format::Protobuf, Stored::Bytes(bytes)) =
+        (&output.transform, output.format, &stored)
+    {
+        let bytes = protobuf::cached(resource, bytes)?;
+        return Ok(protobuf::answer(exchange, code, bytes));
+    }
     let mut value = match stored {
         Stored::Bytes(bytes) => encode::decode(&bytes)?,
         Stored::Value(value) => value,
@@ -43,6 +50,10 @@ pub fn object(
     match &output.transform {
         Transform::None => {
             resource.from_stored(&mut value);
+            if output.format == Format::Protobuf {
+                let bytes = protobuf::object(resource, &value)?;
+                return Ok(protobuf::answer(exchange, code, bytes));
+            }
             if output.format == Format::Json && !output.pretty {
                 return Ok(json_bytes(exchange, code, &encode::wire(&value, &opening)?));
             }
@@ -87,7 +98,8 @@ pub fn raw(exchange: &Exchange, output: &Output, code: StatusCode, value: &Value
                 Bytes::from(bytes),
             ))
         }
-        Format::Json | Format::Protobuf => Ok(json_bytes(exchange, code, value.to_string().as_bytes())),
+        Format::Protobuf => Ok(protobuf::answer(exchange, code, protobuf::document(value)?)),
+        Format::Json => Ok(json_bytes(exchange, code, value.to_string().as_bytes())),
         Format::Yaml => {
             let text = serde_saphyr::to_string(value).map_err(Status::internal)?;
             Ok(compress::answer(
@@ -111,7 +123,7 @@ fn json_bytes(exchange: &Exchange, code: StatusCode, bytes: &[u8]) -> Answer {
 /// A `Status` in the form that the client asked for. An Accept that cannot be met gets JSON.
 pub fn status(exchange: &Exchange, status: &Status) -> Answer {
     let json = || body::status(status);
-    let Ok(output) = exchange.output(false) else {
+    let Some(output) = exchange.status_output() else {
         return json();
     };
     if output.format == Format::Json && !output.pretty {

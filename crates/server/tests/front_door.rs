@@ -677,7 +677,7 @@ async fn tables_and_metadata() {
             cluster.admin(),
             "GET",
             MAPS,
-            &[("accept", "application/vnd.kubernetes.protobuf")],
+            &[("accept", "application/cbor")],
             "",
         )
         .await;

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use skiff_meta::Status;
 
-use crate::{Context, Open, Part, Registry, encode, errors, object};
+use crate::{Context, Open, Part, Registry, errors, object};
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
@@ -210,7 +210,7 @@ impl Registry {
         let Some(stored) = self.read_stored(&resource.key(&namespace, &name)).await? else {
             return self.ensure(value).await;
         };
-        if merge(&encode::decode(&stored.value)?, &value).is_none() {
+        if merge(&resource.codec.decode(&stored.value)?, &value).is_none() {
             return Ok(());
         }
         let mut bring = |current: Option<&Value>| match current {

@@ -11,6 +11,8 @@ pub struct StorageFacts {
     pub ttl_seconds: Option<i64>,
     pub orphan: Orphan,
     pub own_delete: bool,
+    /// Kept as JSON, though it has a protobuf form.
+    pub json: bool,
     pub orphan_warning: Option<&'static str>,
 }
 
@@ -18,6 +20,7 @@ const USUAL: StorageFacts = StorageFacts {
     ttl_seconds: None,
     orphan: Orphan::Never,
     own_delete: false,
+    json: false,
     orphan_warning: None,
 };
 
@@ -32,10 +35,17 @@ pub fn storage_facts(group: &str, plural: &str) -> StorageFacts {
             orphan: Orphan::Unsupported,
             ..USUAL
         },
-        ("", "namespaces") | ("apiextensions.k8s.io", "customresourcedefinitions") => StorageFacts {
+        ("", "namespaces") => StorageFacts {
             own_delete: true,
             ..USUAL
         },
+        // COMPAT: upstream's extension server and aggregator keep their kinds as JSON.
+        ("apiextensions.k8s.io", "customresourcedefinitions") => StorageFacts {
+            own_delete: true,
+            json: true,
+            ..USUAL
+        },
+        ("apiregistration.k8s.io", _) => StorageFacts { json: true, ..USUAL },
         ("batch", "jobs") => StorageFacts {
             orphan: Orphan::ByDefault,
             orphan_warning: Some(

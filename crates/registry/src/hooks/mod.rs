@@ -116,7 +116,7 @@ pub async fn adopt_services(registry: &Registry) -> Result<(), Status> {
         .await
         .map_err(crate::store_error)?;
     for item in found.items {
-        registry.services.adopt(&crate::encode::decode(&item.value)?);
+        registry.services.adopt(&resource.codec.decode(&item.value)?);
     }
     Ok(())
 }

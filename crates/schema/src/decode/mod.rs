@@ -14,11 +14,14 @@ use serde_json::Value;
 
 pub use node::Node;
 pub use object::{
-    DecodedObject, decode_object, not_handled_message, strict_decoding_message, summary, type_meta,
+    DecodedObject, decode_object, decode_protobuf_object, not_handled_message, strict_decoding_message,
+    summary, type_meta,
 };
 pub use specials::canonical_quantity;
 
 pub(crate) use check::{json_schema_props, zero};
+pub(crate) use node::number;
+pub(crate) use specials::{civil, days_from_civil, duration_nanos, print_duration};
 
 use crate::types::{Schema, TypeId};
 

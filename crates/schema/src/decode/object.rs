@@ -4,7 +4,8 @@
 use skiff_meta::{GroupVersion, GroupVersionKind};
 
 use super::{Checked, Document, Format, Node};
-use crate::types::Schema;
+use crate::protobuf;
+use crate::types::{Schema, TypeId};
 
 /// The scheme's name is part of upstream's message for unknown kinds.
 const SCHEME: &str = "k8s.io/kubernetes/pkg/api/legacyscheme/scheme.go:30";
@@ -40,40 +41,77 @@ pub fn decode_object(
     })?;
     let gvk = type_meta(&document.node).map_err(|error| unrecognized(&error))?;
     let gvk = with_defaults(gvk, expected);
-    if gvk.group != expected.group || gvk.kind != expected.kind {
-        let error = match schema.by_gvk(&gvk.group, &gvk.version, &gvk.kind) {
-            None => format!(
-                "no kind {:?} is registered for version {:?} in scheme {SCHEME:?}",
-                gvk.kind,
-                gvk.api_version()
-            ),
-            Some(id) => {
-                let into = if expected.group.is_empty() {
-                    "core"
-                } else {
-                    expected.group.split('.').next().unwrap_or("")
-                };
-                let from = schema.get(id).go_type();
-                format!(
-                    "converting ({from}) to ({into}.{}): unknown conversion",
-                    expected.kind
-                )
-            }
-        };
-        return Err(not_handled_message(&gvk, &expected.kind, &error));
-    }
-    let Some(id) = schema.by_gvk(&gvk.group, &gvk.version, &gvk.kind) else {
-        let error = format!(
-            "no kind {:?} is registered for version {:?} in scheme {SCHEME:?}",
-            gvk.kind,
-            gvk.api_version()
-        );
-        return Err(not_handled_message(&gvk, &expected.kind, &error));
-    };
+    let id = resolve(schema, &gvk, expected)?;
     match document.check(schema, id) {
         Ok(checked) => Ok(DecodedObject { gvk, checked }),
         Err(error) => Err(not_handled_message(&gvk, &expected.kind, &error.to_string())),
     }
+}
+
+/// The same for a body in protobuf.
+pub fn decode_protobuf_object(
+    schema: &Schema,
+    body: &[u8],
+    expected: &GroupVersionKind,
+) -> Result<DecodedObject, String> {
+    let envelope = protobuf::envelope(body).map_err(|error| {
+        format!(
+            "the object provided is unrecognized (must be of type {}): {error} ({})",
+            expected.kind,
+            summary(body)
+        )
+    })?;
+    let gv = match envelope.api_version {
+        "" => GroupVersion::default(),
+        text => GroupVersion::parse(text)?,
+    };
+    let gvk = GroupVersionKind {
+        group: gv.group,
+        version: gv.version,
+        kind: envelope.kind.to_string(),
+    };
+    let gvk = with_defaults(gvk, expected);
+    let id = resolve(schema, &gvk, expected)?;
+    // What the codec reads fits the type: there is nothing to check.
+    match protobuf::decode(schema, id, envelope.raw) {
+        Ok(value) => Ok(DecodedObject {
+            gvk,
+            checked: Checked {
+                value,
+                strict_errors: Vec::new(),
+            },
+        }),
+        Err(error) => Err(not_handled_message(&gvk, &expected.kind, &error.to_string())),
+    }
+}
+
+/// The type of a body's kind, or why it cannot be what was expected.
+fn resolve(schema: &Schema, gvk: &GroupVersionKind, expected: &GroupVersionKind) -> Result<TypeId, String> {
+    let unregistered = || {
+        format!(
+            "no kind {:?} is registered for version {:?} in scheme {SCHEME:?}",
+            gvk.kind,
+            gvk.api_version()
+        )
+    };
+    let found = schema.by_gvk(&gvk.group, &gvk.version, &gvk.kind);
+    let error = match found {
+        None => unregistered(),
+        Some(id) if gvk.group == expected.group && gvk.kind == expected.kind => return Ok(id),
+        Some(id) => {
+            let into = if expected.group.is_empty() {
+                "core"
+            } else {
+                expected.group.split('.').next().unwrap_or("")
+            };
+            let from = schema.get(id).go_type();
+            format!(
+                "converting ({from}) to ({into}.{}): unknown conversion",
+                expected.kind
+            )
+        }
+    };
+    Err(not_handled_message(gvk, &expected.kind, &error))
 }
 
 /// `Deployment in version "v1" cannot be handled as a Deployment: …`

@@ -186,7 +186,7 @@ fn fraction(rest: &str) -> (Option<u32>, &str) {
 }
 
 /// Days since 1970-01-01 in the proleptic Gregorian calendar.
-fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
+pub(crate) fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);
     let of_era = year.rem_euclid(400);
@@ -194,7 +194,7 @@ fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
 }
 
-fn civil(seconds: i64) -> (i64, i64, i64, i64, i64, i64) {
+pub(crate) fn civil(seconds: i64) -> (i64, i64, i64, i64, i64, i64) {
     let (days, of_day) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
@@ -313,6 +313,11 @@ pub(super) fn int_or_string(node: Node) -> Result<Value, Mismatch> {
 
 /// Go's durations: checks the text and prints it as Go would.
 pub(super) fn duration(text: &str) -> Result<Value, String> {
+    let nanos = duration_nanos(text)?;
+    Ok(Value::String(print_duration(nanos.unsigned_abs(), nanos < 0)))
+}
+
+pub(crate) fn duration_nanos(text: &str) -> Result<i64, String> {
     let invalid = || format!("time: invalid duration {text:?}");
     let (negative, mut rest) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
@@ -320,7 +325,7 @@ pub(super) fn duration(text: &str) -> Result<Value, String> {
         _ => (false, text),
     };
     if rest == "0" {
-        return Ok("0s".into());
+        return Ok(0);
     }
     if rest.is_empty() {
         return Err(invalid());
@@ -351,10 +356,10 @@ pub(super) fn duration(text: &str) -> Result<Value, String> {
     if nanos > i64::MAX as f64 {
         return Err(invalid());
     }
-    Ok(Value::String(print_duration(nanos as u64, negative)))
+    Ok(if negative { -(nanos as i64) } else { nanos as i64 })
 }
 
-fn print_duration(nanos: u64, negative: bool) -> String {
+pub(crate) fn print_duration(nanos: u64, negative: bool) -> String {
     let sign = if negative && nanos > 0 { "-" } else { "" };
     let decimal = |value: u64, unit: u64, name: &str| {
         let digits = unit.to_string().len() - 1;

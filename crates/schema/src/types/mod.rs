@@ -6,9 +6,12 @@ mod table;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 pub use build::Builder;
 pub use table::TableError;
+
+use crate::protobuf::layout::Layouts;
 
 pub type Name = Cow<'static, str>;
 
@@ -21,6 +24,8 @@ pub struct Schema {
     types: Vec<Type>,
     by_name: HashMap<Name, TypeId>,
     by_kind: HashMap<Name, Vec<TypeId>>,
+    /// Made when protobuf is first spoken.
+    layouts: OnceLock<Layouts>,
 }
 
 /// A struct type. Fields keep the order of their declaration.
@@ -157,6 +162,10 @@ impl Schema {
 
     pub fn get(&self, id: TypeId) -> &Type {
         &self.types[id.0 as usize]
+    }
+
+    pub(crate) fn layouts(&self) -> &Layouts {
+        self.layouts.get_or_init(|| Layouts::new(self))
     }
 
     pub fn types(&self) -> impl Iterator<Item = (TypeId, &Type)> {

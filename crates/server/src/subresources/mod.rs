@@ -137,7 +137,7 @@ pub async fn read_body(
     if matches!(output.transform, Transform::Table(_))
         && accept.split(',').all(|clause| clause.contains("as=Table"))
     {
-        return Err(Status::not_acceptable(negotiate::not_accepted(accept, false)));
+        return Err(Status::not_acceptable(negotiate::not_accepted()));
     }
     decode::format_of(exchange)?;
     let bytes: Bytes = body::read(body).await?;

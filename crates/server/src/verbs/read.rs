@@ -14,6 +14,7 @@ use crate::chain::Exchange;
 use crate::compress;
 use crate::list_body::{Item, ListBody};
 use crate::negotiate::{Format, Transform};
+use crate::protobuf;
 use crate::query::{ListOptions, VersionMatch};
 use crate::respond::{self, Stored};
 use crate::server::Inner;
@@ -211,6 +212,10 @@ pub async fn answer_list(
                 resource.api_version
             );
             Ok(stream(exchange, ListBody::new(Bytes::from(head), items)))
+        }
+        Transform::None if output.format == Format::Protobuf => {
+            let bytes = protobuf::list(resource, &metadata, &listed)?;
+            Ok(protobuf::answer(exchange, StatusCode::OK, bytes))
         }
         Transform::None => {
             let items: Result<Vec<Value>, Status> = listed

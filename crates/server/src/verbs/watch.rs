@@ -16,7 +16,8 @@ use tokio::time::Instant;
 
 use crate::body::{Answer, BoxError};
 use crate::chain::Exchange;
-use crate::negotiate::Transform;
+use crate::negotiate::{Format, Transform};
+use crate::protobuf;
 use crate::query::ListOptions;
 use crate::server::Inner;
 use crate::table::{self, IncludeObject};
@@ -53,6 +54,7 @@ pub async fn watch(
     };
     let shape = Shape {
         resource: resource.clone(),
+        format: output.format,
         transform: output.transform,
         include: IncludeObject::read(&exchange.query)?,
         headed: false,
@@ -60,7 +62,7 @@ pub async fn watch(
     let first: Result<Watcher, Bytes> = match inner.registry.watch(resource, watch).await {
         Ok(watcher) => Ok(watcher),
         // COMPAT: a version that is too old is told in the stream, as upstream's cache does.
-        Err(status) if status.code == 410 => Err(error_frame(&status)),
+        Err(status) if status.code == 410 => Err(error_frame(output.format, &status)),
         Err(status) => return Err(status),
     };
     let body = match first {
@@ -82,7 +84,10 @@ pub async fn watch(
         }
     };
     let mut response = Response::new(body);
-    let content_type = HeaderValue::from_static("application/json");
+    let content_type = HeaderValue::from_static(match output.format {
+        Format::Protobuf => protobuf::STREAM_MEDIA_TYPE,
+        _ => "application/json",
+    });
     response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     Ok(response)
 }
@@ -102,7 +107,12 @@ fn from(options: &ListOptions) -> Result<WatchFrom, Status> {
     })
 }
 
-fn error_frame(status: &Status) -> Bytes {
+fn error_frame(format: Format, status: &Status) -> Bytes {
+    if format == Format::Protobuf
+        && let Ok(object) = protobuf::document(&status.to_value())
+    {
+        return protobuf::frame("ERROR", &object);
+    }
     Bytes::from(format!(
         "{}\n",
         json!({"type": "ERROR", "object": status.to_value()})
@@ -146,7 +156,7 @@ impl Running {
             Ok(frame) => frame,
             Err(status) => {
                 self.ended = true;
-                error_frame(&status)
+                error_frame(self.shape.format, &status)
             }
         };
         Some((Ok(Frame::data(frame)), self))
@@ -156,6 +166,7 @@ impl Running {
 /// The form of the events' objects.
 struct Shape {
     resource: Arc<Resource>,
+    format: Format,
     transform: Transform,
     include: IncludeObject,
     /// Column definitions were sent: only the first table has them.
@@ -165,7 +176,13 @@ struct Shape {
 impl Shape {
     async fn frame(&mut self, event: &WatchEvent) -> Result<Bytes, Status> {
         if self.transform == Transform::None && self.resource.served_as_stored() {
+            if self.format == Format::Protobuf {
+                return event.protobuf(|| self.protobuf(event));
+            }
             return Ok(event.json());
+        }
+        if self.format == Format::Protobuf && self.transform == Transform::None {
+            return self.protobuf(event);
         }
         let object = match &event.entry {
             Some(entry) => {
@@ -175,10 +192,25 @@ impl Shape {
             }
             None => self.bookmark(event),
         };
+        if self.format == Format::Protobuf {
+            return Ok(protobuf::frame(
+                event.kind.as_str(),
+                &protobuf::document(&object)?,
+            ));
+        }
         Ok(Bytes::from(format!(
             "{}\n",
             json!({"type": event.kind.as_str(), "object": object})
         )))
+    }
+
+    /// The event in protobuf, with the object as it is served.
+    fn protobuf(&mut self, event: &WatchEvent) -> Result<Bytes, Status> {
+        let object = match &event.entry {
+            Some(entry) => protobuf::cached(&self.resource, &entry.bytes)?,
+            None => protobuf::document(&self.bookmark(event))?,
+        };
+        Ok(protobuf::frame(event.kind.as_str(), &object))
     }
 
     fn object(&mut self, mut value: Value) -> Value {

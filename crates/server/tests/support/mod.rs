@@ -17,6 +17,7 @@ use tower::ServiceExt;
 
 pub struct Cluster {
     pub server: Server,
+    pub store: Arc<dyn skiff_store::Store>,
     pub shutdown: CancellationToken,
     pub pki: skiff_pki::Pki,
     dir: tempfile::TempDir,
@@ -33,17 +34,29 @@ impl Drop for Cluster {
 pub struct Reply {
     pub code: u16,
     pub headers: HeaderMap,
+    pub bytes: Bytes,
     pub text: String,
     pub json: Value,
 }
 
 impl Cluster {
     pub async fn start() -> Cluster {
-        Cluster::open(tempfile::tempdir().expect("a folder")).await
+        Cluster::over([]).await
     }
 
-    async fn open(dir: tempfile::TempDir) -> Cluster {
+    /// Over a store that holds these values already.
+    pub async fn over(values: impl IntoIterator<Item = (&'static str, Bytes)>) -> Cluster {
+        use skiff_store::{Expect, Op, Store};
+        let dir = tempfile::tempdir().expect("a folder");
         let store = skiff_store::Embedded::open(dir.path().join("store")).expect("a store");
+        for (key, value) in values {
+            let written = store.write(key, Expect::Absent, Op::Put(value), None).await;
+            written.expect("a write");
+        }
+        Cluster::open(dir, Arc::new(store)).await
+    }
+
+    async fn open(dir: tempfile::TempDir, store: Arc<dyn skiff_store::Store>) -> Cluster {
         let pki = skiff_pki::Pki::open(&dir.path().join("pki")).expect("keys");
         let (private_key, public_key) = pki.service_account_keys().expect("a key");
         let issuer = "https://kubernetes.default.svc.cluster.local".to_string();
@@ -62,7 +75,7 @@ impl Cluster {
         let kubelet = Arc::new(skiff_pki::client_config(pki.ca_certificate(), Some(&client)).expect("TLS"));
         let shutdown = CancellationToken::new();
         let server = Server::start(ServerConfig {
-            store: Arc::new(store),
+            store: store.clone(),
             service_cidr: "10.96.0.0/16".to_string(),
             node_ports: 30000..=32767,
             advertise_address: "192.0.2.1".parse().expect("an address"),
@@ -89,6 +102,7 @@ impl Cluster {
         .expect("starts");
         Cluster {
             server,
+            store,
             shutdown,
             pki,
             dir,
@@ -179,6 +193,7 @@ async fn read(answer: Answer) -> Reply {
         headers: parts.headers,
         json: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
         text: String::from_utf8_lossy(&bytes).into_owned(),
+        bytes,
     }
 }
 

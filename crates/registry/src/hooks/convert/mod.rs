@@ -2,6 +2,7 @@
 //! shape only apiVersion differs, and nothing here is needed.
 
 mod autoscaler;
+mod definition;
 
 use serde_json::{Map, Value};
 
@@ -21,6 +22,11 @@ pub fn converter(group: &str, version: &str, kind: &str) -> Option<Converter> {
         ("autoscaling", "v1", "HorizontalPodAutoscaler") => Some(Converter {
             to_stored: autoscaler::to_v2,
             from_stored: autoscaler::from_v2,
+        }),
+        // Never served; read from stores of upstream.
+        ("apiextensions.k8s.io", "v1beta1", "CustomResourceDefinition") => Some(Converter {
+            to_stored: definition::to_v1,
+            from_stored: |_| {},
         }),
         _ => None,
     }

@@ -1,0 +1,235 @@
+//! The form of an object in the store: upstream's protobuf envelope for kinds that have one, else JSON.
+//! Reading takes both, in any version that the tables know, and gives the JSON that the cache keeps.
+
+use bytes::Bytes;
+use serde_json::Value;
+use skiff_api::facts;
+use skiff_meta::{GroupVersion, Status};
+use skiff_schema::protobuf::{self, Header, MAGIC};
+use skiff_schema::{TypeId, normalise};
+
+use crate::hooks::converter;
+use crate::{encode, object};
+
+pub struct Codec {
+    kind: String,
+    /// Of the storage version.
+    api_version: String,
+    /// The first bytes of the JSON form.
+    opening: String,
+    /// `None`: the tables do not know the kind, and it is kept as JSON.
+    id: Option<TypeId>,
+    protobuf: bool,
+}
+
+impl Codec {
+    /// For a kind of the tables. Without `protobuf` it is written as JSON.
+    pub fn typed(api_version: &str, kind: &str, id: TypeId, protobuf: bool) -> Codec {
+        Codec {
+            id: Some(id),
+            protobuf,
+            ..Codec::json(api_version, kind)
+        }
+    }
+
+    /// For a kind that is JSON everywhere.
+    pub fn json(api_version: &str, kind: &str) -> Codec {
+        Codec {
+            kind: kind.to_owned(),
+            api_version: api_version.to_owned(),
+            opening: encode::opening(api_version, kind),
+            id: None,
+            protobuf: false,
+        }
+    }
+
+    /// The value to be stored: without a resourceVersion.
+    pub fn encode(&self, object: &Value) -> Result<Bytes, Status> {
+        match self.id {
+            Some(id) if self.protobuf => {
+                let header = Header {
+                    api_version: &self.api_version,
+                    kind: &self.kind,
+                    unversioned: true,
+                };
+                protobuf::encode(facts::schema(), id, header, object)
+                    .map(Bytes::from)
+                    .map_err(|error| Status::internal(format_args!("cannot encode an object: {error}")))
+            }
+            _ => encode::stored(object, &self.opening),
+        }
+    }
+
+    /// A stored value as the JSON that the cache keeps.
+    pub fn to_json(&self, value: Bytes) -> Result<Bytes, String> {
+        if !value.starts_with(MAGIC) {
+            if value.starts_with(self.opening.as_bytes()) {
+                // COMPAT: upstream's JSON ends in a newline.
+                return Ok(value.slice(..value.trim_ascii_end().len()));
+            }
+            let object = serde_json::from_slice(&value).map_err(|error| error.to_string())?;
+            return self.renew(object);
+        }
+        let envelope = protobuf::envelope(&value).map_err(|error| error.to_string())?;
+        if let (Some(id), true) = (self.id, envelope.api_version == self.api_version) {
+            self.check_kind(envelope.kind)?;
+            return protobuf::decode_json(facts::schema(), id, &self.opening, envelope.raw)
+                .map(Bytes::from)
+                .map_err(|error| error.to_string());
+        }
+        self.renew(self.open(&envelope)?)
+    }
+
+    /// A stored value, decoded.
+    pub fn decode(&self, value: &[u8]) -> Result<Value, Status> {
+        let unreadable =
+            |error: String| Status::internal(format_args!("a stored object cannot be read: {error}"));
+        if !value.starts_with(MAGIC) {
+            let mut object = encode::decode(value)?;
+            self.convert(&mut object);
+            return Ok(object);
+        }
+        let envelope = protobuf::envelope(value).map_err(|error| unreadable(error.to_string()))?;
+        let mut object = self.open(&envelope).map_err(unreadable)?;
+        self.convert(&mut object);
+        Ok(object)
+    }
+
+    pub fn decode_at(&self, value: &[u8], revision: i64) -> Result<Value, Status> {
+        let mut object = self.decode(value)?;
+        object::set(&mut object, "resourceVersion", revision.to_string());
+        Ok(object)
+    }
+
+    fn check_kind(&self, kind: &str) -> Result<(), String> {
+        if kind == self.kind {
+            return Ok(());
+        }
+        Err(format!("it is a {kind:?} and not a {:?}", self.kind))
+    }
+
+    /// The object of an envelope, in the version that it has.
+    fn open(&self, envelope: &protobuf::Envelope<'_>) -> Result<Value, String> {
+        self.check_kind(envelope.kind)?;
+        let gv = GroupVersion::parse(envelope.api_version)?;
+        let found = facts::schema().by_gvk(&gv.group, &gv.version, envelope.kind);
+        // A version that is not served has, as far as it goes, the fields of the one that is: upstream
+        // keeps new kinds in their beta version for a release.
+        let id = found.or(self.id).ok_or("the tables do not know its kind")?;
+        let mut object =
+            protobuf::decode(facts::schema(), id, envelope.raw).map_err(|error| error.to_string())?;
+        object::put(&mut object, &["kind"], envelope.kind.into());
+        object::put(&mut object, &["apiVersion"], envelope.api_version.into());
+        Ok(object)
+    }
+
+    /// Brings an object of another version into the storage version.
+    fn convert(&self, object: &mut Value) {
+        let api_version = object::at_str(object, &["apiVersion"]);
+        if api_version == self.api_version {
+            return;
+        }
+        if let Ok(gv) = GroupVersion::parse(api_version)
+            && let Some(converter) = converter(&gv.group, &gv.version, &self.kind)
+        {
+            (converter.to_stored)(object);
+        }
+        object::put(object, &["kind"], self.kind.as_str().into());
+        object::put(object, &["apiVersion"], self.api_version.as_str().into());
+        if let Some(id) = self.id {
+            normalise(facts::schema(), id, object);
+        }
+    }
+
+    fn renew(&self, mut object: Value) -> Result<Bytes, String> {
+        if !object.is_object() {
+            return Err("it is no object".to_owned());
+        }
+        self.convert(&mut object);
+        encode::stored(&object, &self.opening).map_err(|status| status.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn codec(protobuf: bool) -> Codec {
+        let id = facts::schema()
+            .by_gvk("autoscaling", "v2", "HorizontalPodAutoscaler")
+            .expect("a type");
+        Codec::typed("autoscaling/v2", "HorizontalPodAutoscaler", id, protobuf)
+    }
+
+    fn object() -> Value {
+        json!({"kind": "HorizontalPodAutoscaler", "apiVersion": "autoscaling/v2",
+            "metadata": {"name": "x", "resourceVersion": "7"},
+            "spec": {"scaleTargetRef": {"kind": "Deployment", "name": "d"}, "maxReplicas": 3},
+            "status": {"desiredReplicas": 0, "currentMetrics": null}})
+    }
+
+    #[test]
+    fn both_forms_read_as_the_same() {
+        let mut expected = object();
+        expected["metadata"]
+            .as_object_mut()
+            .expect("a map")
+            .remove("resourceVersion");
+        for written in [codec(false), codec(true)] {
+            let bytes = written.encode(&object()).expect("encodes");
+            assert_eq!(bytes.starts_with(MAGIC), written.protobuf);
+            let read = codec(true);
+            assert_eq!(read.decode(&bytes).expect("decodes"), expected);
+            assert_eq!(read.decode_at(&bytes, 7).expect("decodes"), object());
+            let json = read.to_json(bytes).expect("transcodes");
+            assert!(json.starts_with(read.opening.as_bytes()));
+            assert_eq!(serde_json::from_slice::<Value>(&json).expect("JSON"), expected);
+        }
+    }
+
+    #[test]
+    fn other_versions_are_converted() {
+        let old = json!({"kind": "HorizontalPodAutoscaler", "apiVersion": "autoscaling/v1", "metadata": {"name": "x"},
+            "spec": {"scaleTargetRef": {"kind": "Deployment", "name": "d"}, "maxReplicas": 3,
+                "targetCPUUtilizationPercentage": 80}, "status": {"currentReplicas": 0, "desiredReplicas": 0}});
+        let id = facts::schema()
+            .by_gvk("autoscaling", "v1", "HorizontalPodAutoscaler")
+            .expect("a type");
+        let header = Header {
+            api_version: "autoscaling/v1",
+            kind: "HorizontalPodAutoscaler",
+            unversioned: false,
+        };
+        let pb = protobuf::encode(facts::schema(), id, header, &old).expect("encodes");
+        for bytes in [pb, old.to_string().into_bytes()] {
+            let json = codec(true).to_json(bytes.clone().into()).expect("transcodes");
+            let value: Value = serde_json::from_slice(&json).expect("JSON");
+            assert_eq!(value["apiVersion"], "autoscaling/v2");
+            assert_eq!(
+                value["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"],
+                80
+            );
+            assert_eq!(codec(true).decode(&bytes).expect("decodes"), value);
+        }
+    }
+
+    #[test]
+    fn what_is_not_the_kind_is_refused() {
+        let header = Header {
+            api_version: "v1",
+            kind: "Pod",
+            unversioned: false,
+        };
+        let id = facts::schema().by_gvk("", "v1", "Pod").expect("a type");
+        let pod = protobuf::encode(facts::schema(), id, header, &json!({})).expect("encodes");
+        let error = codec(true).to_json(pod.into()).expect_err("another kind");
+        assert_eq!(error, "it is a \"Pod\" and not a \"HorizontalPodAutoscaler\"");
+        for bad in [&b""[..], b"k8s\0", b"k8s\0\x12\x05x", b"{", b"[]"] {
+            assert!(
+                codec(true).to_json(Bytes::copy_from_slice(bad)).is_err(),
+                "{bad:?}"
+            );
+        }
+    }
+}
