@@ -402,6 +402,53 @@ fn expensive_evaluations_are_stopped() {
 }
 
 #[test]
+fn work_that_cost_does_not_count_is_stopped() {
+    let text = "x".repeat(300_000);
+    let object = serde_json::json!({
+        "many": (0..2_000).collect::<Vec<_>>(),
+        "set": (0..20_000).map(|number| number.to_string()).collect::<Vec<_>>(),
+        "map": (0..20_000).map(|number| (number.to_string(), number.into())).collect::<serde_json::Map<_, _>>(),
+        "empty": vec![""; 50_000],
+        "bytes": "AAAA".repeat(200_000),
+        "text": text,
+    });
+    let schema = Schema::parse(&serde_json::json!({"type": "object", "properties": {
+        "many": {"type": "array", "items": {"type": "integer"}},
+        "set": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
+        "map": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "empty": {"type": "array", "items": {"type": "string"}},
+        "bytes": {"type": "string", "format": "byte"},
+        "text": {"type": "string"},
+    }}));
+    let decl = Arc::new(DeclType::of(&schema, true, "selfType").expect("a type"));
+    let env = Env::new().declared("self", &decl);
+    let check = |inner: &str| {
+        let text = format!("self.many.all(x, self.many.all(y, {inner}))");
+        let program = Program::compile(&env, &text).expect("compiles");
+        let variables = |_: &str| Some(Value::from_json(&object, &schema));
+        let evaluated = program.evaluate(&variables, &Limits::default());
+        assert_eq!(
+            evaluated.result.map(|_| ()),
+            Err(crate::EvalError::CostLimit),
+            "{inner}"
+        );
+        // It was not the cost that ran out.
+        assert!(
+            evaluated.cost < crate::limits::PER_CALL_LIMIT,
+            "{inner}: {}",
+            evaluated.cost
+        );
+    };
+    check("self == self");
+    check("!(self != self)");
+    check("self.set + self.set != ['a']");
+    check("self.empty.join() == ''");
+    check("self.bytes.size() > 0");
+    check("'%s'.format([self.map]) != ''");
+    check("''.matches('(a|b){100}' + string(x)) || true");
+}
+
+#[test]
 fn evaluation_can_be_interrupted() {
     let env = Env::new();
     let program = Program::compile(&env, "lists.range(10000).all(x, x >= 0)").expect("compiles");

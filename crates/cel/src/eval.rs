@@ -4,6 +4,7 @@
 use crate::error::EvalError;
 use crate::limits::CHECK_FREQUENCY;
 use crate::limits::cost::{LIST_CREATE, MAP_CREATE};
+use crate::meter::spend;
 use crate::plan::{Attribute, Call, Fold, Node, Root, Step};
 use crate::value::{Eval, Map, Value, identity};
 
@@ -284,6 +285,12 @@ impl<'a, 'v> Evaluator<'a, 'v> {
                 }
             }
         }
+        for arg in &args {
+            // Cost goes by code points, which must be counted.
+            if let Value::String(text) = arg {
+                spend(text.len() / 256)?;
+            }
+        }
         self.charge(call.cost(&args, failed.is_some()))?;
         match failed {
             Some(error) => Err(error),
@@ -310,7 +317,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
                 }
             }
             Value::Map(map) => {
-                for key in map.keys() {
+                for key in map.iter_keys() {
                     let value = fold.var2.map(|_| match map.find(&key) {
                         Ok(Some(value)) => Ok(value),
                         Ok(None) => Err(EvalError::new(format!("no such key: {}", key.shown()))),

@@ -17,6 +17,7 @@ mod lexer;
 mod library;
 pub mod limits;
 mod macros;
+mod meter;
 mod parser;
 mod plan;
 mod program;

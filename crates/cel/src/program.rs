@@ -7,6 +7,7 @@ use crate::env::Env;
 use crate::error::EvalError;
 use crate::eval::{Activation, Evaluator};
 use crate::limits::PER_CALL_LIMIT;
+use crate::meter::Scope;
 use crate::parser::parse;
 use crate::plan::{Plan, plan};
 use crate::source::{CompileErrors, Source};
@@ -115,8 +116,12 @@ impl Program {
 
     /// Evaluates the expression. Values borrow from the program and from what the variables refer to.
     pub fn evaluate<'a>(&'a self, variables: &dyn Activation<'a>, limits: &Limits<'_>) -> Evaluation<'a> {
+        let scope = Scope::new();
         let mut evaluator = Evaluator::new(variables, self.slots, limits.cost, limits.interrupted);
-        let result = evaluator.eval(&self.node);
+        let mut result = evaluator.eval(&self.node);
+        if scope.is_exhausted() {
+            result = Err(EvalError::CostLimit);
+        }
         Evaluation {
             result,
             cost: evaluator.cost,

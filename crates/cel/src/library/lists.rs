@@ -6,6 +6,7 @@ use super::Native;
 use super::operators::add;
 use crate::error::EvalError;
 use crate::limits::MAX_BUILT_SIZE;
+use crate::meter::spend;
 use crate::value::{Eval, List, Value};
 
 pub(super) fn native(name: &str) -> Option<Native> {
@@ -109,14 +110,20 @@ pub(super) fn native(name: &str) -> Option<Native> {
 
 fn with_list<'a>(args: &[Value<'a>], apply: impl FnOnce(&List<'a>) -> Eval<Value<'a>>) -> Eval<Value<'a>> {
     match args {
-        [Value::List(list)] => apply(list),
+        [Value::List(list)] => {
+            spend(list.len() * 2)?;
+            apply(list)
+        }
         _ => Err(EvalError::no_such_overload()),
     }
 }
 
 fn two<'a>(args: &[Value<'a>], apply: impl FnOnce(&List<'a>, &List<'a>) -> Eval<bool>) -> Eval<Value<'a>> {
     match args {
-        [Value::List(left), Value::List(right)] => apply(left, right).map(Value::Bool),
+        [Value::List(left), Value::List(right)] => {
+            spend((left.len() + right.len()) * 2)?;
+            apply(left, right).map(Value::Bool)
+        }
         _ => Err(EvalError::no_such_overload()),
     }
 }
@@ -157,6 +164,7 @@ fn flatten<'a>(list: &List<'a>, depth: i64) -> Eval<Vec<Value<'a>>> {
             Value::List(inner) if depth > 0 => flat.extend(flatten(&inner, depth - 1)?),
             item => flat.push(item),
         }
+        spend(2)?;
         if flat.len() > MAX_BUILT_SIZE {
             return Err(EvalError::new("list is too large"));
         }

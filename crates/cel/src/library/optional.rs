@@ -2,6 +2,7 @@
 
 use super::Native;
 use crate::error::EvalError;
+use crate::meter::spend;
 use crate::value::{Eval, List, Value};
 
 pub(super) fn native(name: &str) -> Option<Native> {
@@ -26,6 +27,7 @@ pub(super) fn native(name: &str) -> Option<Native> {
         },
         "optional.unwrap" | "unwrapOpt" => |_, args| match args {
             [Value::List(list)] => {
+                spend(list.len() * 2)?;
                 let mut present = Vec::new();
                 for item in list.iter() {
                     match item? {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::Native;
 use crate::error::EvalError;
+use crate::meter::spend;
 use crate::value::{Eval, Value};
 
 /// How much memory a compiled pattern may take.
-const SIZE_LIMIT: usize = 4 << 20;
+const SIZE_LIMIT: usize = 2 << 20;
 const NEST_LIMIT: u32 = 250;
 
 /// A compiled pattern.
@@ -293,7 +294,11 @@ fn illegal(error: String) -> String {
 fn compile(compiled: Option<&Pattern>, pattern: &str, message: fn(String) -> String) -> Eval<Pattern> {
     match compiled {
         Some(pattern) => Ok(pattern.clone()),
-        None => Pattern::compile(pattern).map_err(|error| EvalError::new(message(error))),
+        None => {
+            // About a millisecond for those that just fit.
+            spend(10_000 + pattern.len() * 64)?;
+            Pattern::compile(pattern).map_err(|error| EvalError::new(message(error)))
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use skiff_meta::field::quote;
 
 use crate::error::EvalError;
 use crate::limits::MAX_BUILT_SIZE;
+use crate::meter::spend;
 use crate::value::{Eval, List, Value};
 
 /// What a clause of a format string asks for.
@@ -129,6 +130,7 @@ pub(super) fn format(format: &str, args: &List<'_>) -> Eval<String> {
             return Err(EvalError::new("string is too large"));
         }
     }
+    spend(built.len() / 4)?;
     Ok(built)
 }
 

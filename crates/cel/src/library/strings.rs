@@ -4,6 +4,7 @@ use super::Native;
 use super::string_format::format;
 use crate::error::EvalError;
 use crate::limits::MAX_BUILT_SIZE;
+use crate::meter::spend;
 use crate::value::{Eval, List, Value};
 
 pub(super) fn native(name: &str) -> Option<Native> {
@@ -226,6 +227,7 @@ fn substring<'a>(text: &str, start: i64, end: Option<i64>) -> Eval<Value<'a>> {
 }
 
 fn join<'a>(list: &List<'a>, separator: &str) -> Eval<Value<'a>> {
+    spend(list.len() * 4)?;
     let mut joined = String::new();
     for (position, item) in list.iter().enumerate() {
         let item = item?;

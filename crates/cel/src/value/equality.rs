@@ -10,6 +10,7 @@ use super::list::{Identity, identity, keys_of, positions};
 use super::map::property_schema;
 use super::{Eval, List, ListKind, Map, Value};
 use crate::error::EvalError;
+use crate::meter::spend;
 
 impl<'a> Value<'a> {
     pub(crate) fn equals(&self, other: &Value<'a>) -> Eval<bool> {
@@ -21,7 +22,10 @@ impl<'a> Value<'a> {
                 Self::Int(_) | Self::Uint(_) | Self::Double(_),
                 Self::Int(_) | Self::Uint(_) | Self::Double(_),
             ) => compare_numbers(self, other) == Some(Ordering::Equal),
-            (Self::String(left), Self::String(right)) => **left == **right,
+            (Self::String(left), Self::String(right)) => {
+                spend(left.len().min(right.len()) / 256)?;
+                **left == **right
+            }
             (Self::Bytes(left), Self::Bytes(right)) => left == right,
             (Self::Duration(left), Self::Duration(right)) => left == right,
             (Self::Timestamp(left), Self::Timestamp(right)) => left.same_instant(right),
@@ -40,7 +44,10 @@ impl<'a> Value<'a> {
             (Self::Semver(left), Self::Semver(right)) => left.precedence(right) == Ordering::Equal,
             (Self::Format(left), Self::Format(right)) => left.name == right.name,
             (Self::Authorizer(left), Self::Authorizer(right)) => left.same(right),
-            (Self::Preserved(left), right) => raw(right).is_some_and(|right| same_json(left, right)),
+            (Self::Preserved(left), right) => match raw(right) {
+                Some(right) => return same_json(left, right),
+                None => false,
+            },
             (Self::List(list), _) if !list.is_built() => return Err(EvalError::no_such_overload()),
             (Self::Map(map), _) if !map.is_built() => return Err(EvalError::no_such_overload()),
             (
@@ -122,6 +129,7 @@ fn lists<'a>(left: &List<'a>, right: &List<'a>) -> Eval<bool> {
     }
     match left.kind() {
         ListKind::Set => {
+            spend(left.len() * 16)?;
             // Every element of the other list is looked for; order does not matter.
             let known: HashSet<Identity> = left
                 .iter()
@@ -135,6 +143,7 @@ fn lists<'a>(left: &List<'a>, right: &List<'a>) -> Eval<bool> {
             Ok(true)
         }
         ListKind::Map(keys) => {
+            spend(left.len() * 16)?;
             let items: Vec<Value<'a>> = left.iter().collect::<Eval<_>>()?;
             let places = positions(&items, keys)?;
             for wanted in right.iter() {
@@ -148,6 +157,7 @@ fn lists<'a>(left: &List<'a>, right: &List<'a>) -> Eval<bool> {
         }
         ListKind::Built | ListKind::Atomic => {
             for (left, right) in left.iter().zip(right.iter()) {
+                spend(2)?;
                 if !left?.equals(&right?)? {
                     return Ok(false);
                 }
@@ -163,6 +173,7 @@ fn maps<'a>(left: &Map<'a>, right: &Map<'a>) -> Eval<bool> {
     }
     let Some((object, schema)) = left.raw() else {
         for key in left.keys() {
+            spend(8)?;
             match (left.find(&key)?, right.find(&key)?) {
                 (Some(left), Some(right)) if left.equals(&right)? => {}
                 _ => return Ok(false),
@@ -171,6 +182,7 @@ fn maps<'a>(left: &Map<'a>, right: &Map<'a>) -> Eval<bool> {
         return Ok(true);
     };
     for (name, value) in object {
+        spend(8)?;
         if property_schema(schema, name).is_some() {
             match (left.property(name)?, right.property(name)?) {
                 (Some(left), Some(right)) => {
@@ -187,7 +199,9 @@ fn maps<'a>(left: &Map<'a>, right: &Map<'a>) -> Eval<bool> {
         let Some((other, _)) = right.raw() else {
             return Err(EvalError::no_such_overload());
         };
-        if other.get(name).is_some_and(|other| !same_json(value, other)) {
+        if let Some(other) = other.get(name)
+            && !same_json(value, other)?
+        {
             return Ok(false);
         }
     }
@@ -202,6 +216,36 @@ fn raw<'a>(value: &Value<'a>) -> Option<&'a Json> {
 }
 
 /// Deep equality of data that no schema describes.
-fn same_json(left: &Json, right: &Json) -> bool {
-    left == right
+fn same_json(left: &Json, right: &Json) -> Eval<bool> {
+    spend(2)?;
+    match (left, right) {
+        (Json::Array(left), Json::Array(right)) => {
+            if left.len() != right.len() {
+                return Ok(false);
+            }
+            for (left, right) in left.iter().zip(right) {
+                if !same_json(left, right)? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        }
+        (Json::Object(left), Json::Object(right)) => {
+            if left.len() != right.len() {
+                return Ok(false);
+            }
+            for (name, value) in left {
+                match right.get(name) {
+                    Some(other) if same_json(value, other)? => {}
+                    _ => return Ok(false),
+                }
+            }
+            Ok(true)
+        }
+        (Json::String(left), Json::String(right)) => {
+            spend(left.len().min(right.len()) / 256)?;
+            Ok(left == right)
+        }
+        _ => Ok(left == right),
+    }
 }

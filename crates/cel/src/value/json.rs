@@ -5,6 +5,7 @@ use serde_json::Value as Json;
 
 use super::{Eval, List, ListKind, Map, Str, Value};
 use crate::error::EvalError;
+use crate::meter::spend;
 use crate::schema::Schema;
 use crate::time::{Timestamp, parse_openapi_duration};
 
@@ -122,10 +123,13 @@ impl<'a> Value<'a> {
                 .map_err(|error| {
                     EvalError::new(format!("Invalid date-time formatted string {text}: {error}"))
                 }),
-            "byte" => base64::engine::general_purpose::STANDARD
-                .decode(text)
-                .map(|bytes| Self::Bytes(bytes.into()))
-                .map_err(|error| EvalError::new(format!("Invalid byte formatted string {text}: {error}"))),
+            "byte" => {
+                spend(text.len() / 32)?;
+                let decoded = base64::engine::general_purpose::STANDARD.decode(text);
+                decoded
+                    .map(|bytes| Self::Bytes(bytes.into()))
+                    .map_err(|error| EvalError::new(format!("Invalid byte formatted string {text}: {error}")))
+            }
             _ => Ok(Self::String(Str::Borrowed(text))),
         }
     }

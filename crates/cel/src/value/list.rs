@@ -8,6 +8,7 @@ use serde_json::Value as Json;
 use super::{Eval, Key, Value};
 use crate::error::EvalError;
 use crate::limits::MAX_BUILT_SIZE;
+use crate::meter::spend;
 use crate::schema::Schema;
 
 /// How a list of an object treats its elements when compared or added to.
@@ -152,6 +153,7 @@ impl<'a> List<'a> {
 
     /// Elements of the other list that this one lacks are added at the end.
     fn union(&self, other: &Self) -> Eval<Self> {
+        spend((self.len() + other.len()) * 8)?;
         let mut items: Vec<Value<'a>> = self.iter().collect::<Eval<_>>()?;
         let mut known: HashSet<Identity> = items.iter().map(identity).collect();
         for item in other.iter() {
@@ -165,6 +167,7 @@ impl<'a> List<'a> {
 
     /// Elements of the other list replace those with the same keys; the rest are added at the end.
     fn merged(&self, other: &Self, keys: &'a [String]) -> Eval<Self> {
+        spend((self.len() + other.len()) * 16)?;
         let mut items: Vec<Value<'a>> = self.iter().collect::<Eval<_>>()?;
         let places = positions(&items, keys)?;
         for item in other.iter() {

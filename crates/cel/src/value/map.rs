@@ -1,11 +1,12 @@
 //! Maps: an object of the data, with or without a schema, or entries that an expression made.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::{Map as JsonMap, Value as Json};
 
-use super::{Eval, Value};
+use super::{Eval, Str, Value};
 use crate::error::EvalError;
 use crate::escape::{escape, unescape};
 use crate::schema::Schema;
@@ -184,22 +185,20 @@ impl<'a> Map<'a> {
 
     /// The keys, as expressions write them.
     pub(crate) fn keys(&self) -> Vec<Value<'a>> {
+        self.iter_keys().collect()
+    }
+
+    /// The same one by one, for loops that may end early.
+    pub(crate) fn iter_keys(&self) -> Box<dyn Iterator<Item = Value<'a>> + '_> {
         match &self.0 {
-            Repr::Owned(built) => built.entries.iter().map(|(key, _)| key.clone()).collect(),
-            Repr::Plain(object) => object
-                .keys()
-                .map(|key| Value::String(super::Str::Borrowed(key)))
-                .collect(),
+            Repr::Owned(built) => Box::new(built.entries.iter().map(|(key, _)| key.clone())),
+            Repr::Plain(object) => Box::new(object.keys().map(|key| Value::String(Str::Borrowed(key)))),
             Repr::Json { object, schema } => {
                 let known = object.keys().filter(|key| property_schema(schema, key).is_some());
-                known
-                    .map(|key| match escape(key) {
-                        Some(std::borrow::Cow::Owned(escaped)) if schema.properties.is_some() => {
-                            Value::string(escaped)
-                        }
-                        _ => Value::String(super::Str::Borrowed(key)),
-                    })
-                    .collect()
+                Box::new(known.map(|key| match escape(key) {
+                    Some(Cow::Owned(escaped)) if schema.properties.is_some() => Value::string(escaped),
+                    _ => Value::String(Str::Borrowed(key)),
+                }))
             }
         }
     }
