@@ -6,7 +6,8 @@
 mod tls;
 
 pub use tls::{
-    ClientAuthority, asking_server_config, chain, client_config, insecure_client_config, server_config,
+    ClientAuthority, asking_server_config, chain, client_config, insecure_client_config,
+    pinning_client_config, server_config,
 };
 
 use rcgen::{

@@ -1,15 +1,19 @@
 //! rustls configurations made of identities.
 
 use crate::{Error, Identity, Result};
+use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::verify_server_name;
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
-    ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
+    SignatureScheme,
 };
 use std::sync::Arc;
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 fn tls(why: impl std::fmt::Display) -> Error {
     Error::Tls(why.to_string())
@@ -106,6 +110,101 @@ pub fn client_config(ca: &str, identity: Option<&Identity>) -> Result<ClientConf
             .with_client_auth_cert(chain(&identity.certificate)?, key(&identity.key)?)
             .map_err(tls),
         None => Ok(builder.with_no_client_auth()),
+    }
+}
+
+/// A client of a server that somebody else set up, such as an extension API server or a webhook: it trusts `ca`, and
+/// also takes a certificate that is in `ca` itself. Those are often made without an authority, and marked as one.
+pub fn pinning_client_config(ca: &str, identity: Option<&Identity>) -> Result<ClientConfig> {
+    let pinned = chain(ca)?;
+    let mut trusted = RootCertStore::empty();
+    trusted.add_parsable_certificates(pinned.iter().cloned());
+    if trusted.is_empty() {
+        return Err(tls("no certificate in the PEM"));
+    }
+    let by_authority = WebPkiServerVerifier::builder_with_provider(Arc::new(trusted), provider())
+        .build()
+        .map_err(tls)?;
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(tls)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Pinning { by_authority, pinned }));
+    match identity {
+        Some(identity) => builder
+            .with_client_auth_cert(chain(&identity.certificate)?, key(&identity.key)?)
+            .map_err(tls),
+        None => Ok(builder.with_no_client_auth()),
+    }
+}
+
+/// Takes what an authority signed, and the very certificates that it was given, if their name and time fit.
+#[derive(Debug)]
+struct Pinning {
+    by_authority: Arc<WebPkiServerVerifier>,
+    pinned: Vec<CertificateDer<'static>>,
+}
+
+impl ServerCertVerifier for Pinning {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        let verified = self
+            .by_authority
+            .verify_server_cert(leaf, intermediates, name, ocsp, now);
+        if verified.is_ok() {
+            return verified;
+        }
+        if !self.pinned.iter().any(|known| known.as_ref() == leaf.as_ref()) {
+            // That it is marked as an authority is not what is wrong with a stranger's certificate.
+            return verified.map_err(|error| match error {
+                rustls::Error::InvalidCertificate(CertificateError::Other(_)) => {
+                    CertificateError::UnknownIssuer.into()
+                }
+                error => error,
+            });
+        }
+        verify_server_name(&ParsedCertificate::try_from(leaf)?, name)?;
+        let (_, certificate) = X509Certificate::from_der(leaf)
+            .map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
+        let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+        let validity = certificate.validity();
+        if seconds < validity.not_before.timestamp() {
+            return Err(CertificateError::NotValidYet.into());
+        }
+        if seconds > validity.not_after.timestamp() {
+            return Err(CertificateError::Expired.into());
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.by_authority
+            .verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.by_authority
+            .verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.by_authority.supported_verify_schemes()
     }
 }
 
@@ -241,6 +340,35 @@ impl ServerCertVerifier for AnyCertificate {
 #[cfg(test)]
 mod tests {
     use crate::Pki;
+
+    #[test]
+    fn a_certificate_that_is_given_is_taken_for_its_own_name() {
+        use super::*;
+        let mut params = rcgen::CertificateParams::new(vec!["api.default.svc".to_owned()]).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let pair = rcgen::KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&pair).unwrap();
+        let pinned = vec![certificate.der().clone()];
+        let mut trusted = RootCertStore::empty();
+        trusted.add_parsable_certificates(pinned.iter().cloned());
+        let by_authority = WebPkiServerVerifier::builder_with_provider(Arc::new(trusted), provider())
+            .build()
+            .unwrap();
+        let verifier = Pinning { by_authority, pinned };
+        let verify = |certificate: &CertificateDer<'_>, name: &'static str, now: UnixTime| {
+            let name = ServerName::try_from(name).unwrap();
+            verifier
+                .verify_server_cert(certificate, &[], &name, &[], now)
+                .is_ok()
+        };
+        let leaf = certificate.der();
+        assert!(verify(leaf, "api.default.svc", UnixTime::now()));
+        assert!(!verify(leaf, "other.default.svc", UnixTime::now()));
+        let long_ago = UnixTime::since_unix_epoch(std::time::Duration::ZERO);
+        assert!(!verify(leaf, "api.default.svc", long_ago));
+        let other = params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap();
+        assert!(!verify(other.der(), "api.default.svc", UnixTime::now()));
+    }
 
     #[test]
     fn identities_make_configurations() {

@@ -61,13 +61,16 @@ pub async fn slis(inner: &Arc<Inner>) -> String {
         "# HELP kubernetes_healthcheck [STABLE] This metric records the result of a single healthcheck.\n\
          # TYPE kubernetes_healthcheck gauge\n",
     );
-    for which in ["healthz", "livez", "readyz"] {
-        for name in names(which) {
-            let value = u8::from(run(inner, name).await.is_ok());
-            text.push_str(&format!(
-                "kubernetes_healthcheck{{name=\"{name}\",type=\"{which}\"}} {value}\n"
-            ));
-        }
+    let mut checks: Vec<(&str, &str)> = ["healthz", "livez", "readyz"]
+        .into_iter()
+        .flat_map(|which| names(which).map(move |name| (name, which)))
+        .collect();
+    checks.sort_unstable();
+    for (name, which) in checks {
+        let value = u8::from(run(inner, name).await.is_ok());
+        text.push_str(&format!(
+            "kubernetes_healthcheck{{name=\"{name}\",type=\"{which}\"}} {value}\n"
+        ));
     }
     text
 }

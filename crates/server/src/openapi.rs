@@ -31,6 +31,12 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
         ["openapi", "v2"] => {
             let accept = exchange.header(header::ACCEPT);
             if let Some(content_type) = protobuf(accept) {
+                let ours = customs
+                    .as_ref()
+                    .map_or_else(|| documents.v2_json(), |c| c.v2_json());
+                if let Some(merged) = inner.aggregator.v2(ours) {
+                    return Ok(document(exchange, merged.protobuf(), content_type));
+                }
                 let found = customs
                     .as_ref()
                     .map_or_else(|| documents.v2_protobuf(), |c| c.v2_protobuf());
@@ -42,6 +48,9 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
             let found = customs
                 .as_ref()
                 .map_or_else(|| documents.v2_json(), |c| c.v2_json());
+            if let Some(merged) = inner.aggregator.v2(found) {
+                return Ok(document(exchange, merged.json(), "application/json"));
+            }
             Ok(document(exchange, found, "application/json"))
         }
         ["openapi", "v3"] => {

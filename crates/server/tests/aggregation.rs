@@ -35,6 +35,10 @@ fn answer(request: &Request<hyper::body::Incoming>, proxy: &str) -> Response<Ful
         "/openapi/v3" => {
             json!({"paths": {"apis/wardle.example.com/v1": {"serverRelativeURL": "/openapi/v3/apis/wardle.example.com/v1?hash=A"}}})
         }
+        "/openapi/v2" => {
+            json!({"swagger": "2.0", "paths": {"/apis/wardle.example.com/v1/flunders": {"get": {"responses": {"200": {"description": "OK"}}}}, "/apis/other/v1/x": {}},
+                "definitions": {"com.example.Flunder": {"type": "object"}}})
+        }
         "/apis/wardle.example.com/v1/elsewhere" => {
             code = 302;
             json!({})
@@ -199,6 +203,20 @@ async fn an_extension_api_server() {
         index["paths"]["apis/wardle.example.com/v1"]["serverRelativeURL"] == url
     })
     .await;
+
+    let both = |document: &Value| {
+        let paths = document["paths"].as_object().expect("paths");
+        paths.contains_key("/apis/wardle.example.com/v1/flunders") && paths.contains_key("/api/v1/pods")
+    };
+    let merged = until(&cluster, "/openapi/v2", both).await;
+    assert_eq!(
+        merged["definitions"]["com.example.Flunder"],
+        json!({"type": "object"})
+    );
+    assert!(
+        merged["paths"].get("/apis/other/v1/x").is_none(),
+        "only its own group version"
+    );
 
     let gone = cluster.send("DELETE", &own, "application/json", "").await;
     assert_eq!(gone.code, 200, "{}", gone.text);

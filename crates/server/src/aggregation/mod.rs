@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use skiff_pki::Identity;
 use skiff_registry::{EventKind, encode};
@@ -43,6 +43,8 @@ pub struct Aggregator {
     remotes: ArcSwap<HashMap<(String, String), Arc<Remote>>>,
     /// The tasks that look after one APIService each, by name. Leaf lock: never held over an await.
     attended: Mutex<HashMap<String, Attended>>,
+    /// The last version 2 OpenAPI document that was asked for.
+    merged: ArcSwapOption<openapi::Merged>,
 }
 
 struct Attended {
@@ -58,6 +60,7 @@ impl Aggregator {
             identity,
             remotes: ArcSwap::default(),
             attended: Mutex::default(),
+            merged: ArcSwapOption::default(),
         }
     }
 

@@ -113,7 +113,7 @@ fn tls(remote: &Remote, identity: Option<&Identity>) -> Result<Tls, String> {
         if skiff_pki::chain(&pem).map_or(true, |chain| chain.is_empty()) && !pem.is_empty() {
             return Err("unable to load root certificates: unable to parse bytes as PEM block".to_string());
         }
-        skiff_pki::client_config(&pem, identity)
+        skiff_pki::pinning_client_config(&pem, identity)
     };
     let mut config = config.map_err(|error| error.to_string())?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];

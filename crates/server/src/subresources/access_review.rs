@@ -177,10 +177,6 @@ fn rules(inner: &Inner, exchange: &Exchange, review: &Value) -> Result<Value, St
     }
     let mut resource_rules = Vec::new();
     let mut path_rules = Vec::new();
-    if exchange.user.in_group(skiff_auth::MASTERS_GROUP) {
-        resource_rules.push(json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}));
-        path_rules.push(json!({"verbs": ["*"], "nonResourceURLs": ["*"]}));
-    }
     for rule in inner.authorizer.rbac.rules_for(&exchange.user, namespace) {
         if rule.non_resource_urls.is_empty() {
             let mut value =
