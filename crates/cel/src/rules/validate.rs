@@ -9,6 +9,7 @@ use skiff_meta::field::{Error, ErrorType, Path};
 use super::compile::{Compiled, CompiledRule, OLD_SELF, SELF, compile};
 use super::correlate::{Correlation, by_key, list_key};
 use super::{Budget, Outcome};
+use crate::decl::DeclType;
 use crate::error::EvalError;
 use crate::escape::escape;
 use crate::limits::{MAX_MESSAGE_SIZE, PER_CALL_LIMIT};
@@ -57,13 +58,13 @@ impl Node {
             let Some(property) = schema.property(name) else {
                 continue;
             };
-            // What CEL cannot see has no rules that could be evaluated.
-            let visible = crate::decl::DeclType::of(property, property.embedded_resource, "").is_some();
+            // A map has no fields of its own, and what CEL cannot see has no rules that could be evaluated.
             let inside_map = schema.additional_schema().is_some() && escape(name).is_some();
-            if visible
-                && !inside_map
-                && let Some(node) = child(rules_of, property)
-            {
+            if inside_map || !has_any_rules(rules_of) {
+                continue;
+            }
+            let visible = DeclType::of(property, property.embedded_resource, "").is_some();
+            if let Some(node) = child(rules_of, property).filter(|_| visible) {
                 properties.insert(name.clone(), *node);
             }
         }
