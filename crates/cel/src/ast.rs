@@ -32,7 +32,7 @@ pub(crate) enum Kind {
     },
     List {
         elements: Vec<Expr>,
-        /// Positions written `?e`.
+        /// Positions written `?e`, in order.
         optional: Vec<usize>,
     },
     Map(Vec<Entry>),

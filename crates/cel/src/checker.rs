@@ -424,7 +424,7 @@ impl Checker<'_> {
         let mut joined = None;
         for (position, element) in elements.iter_mut().enumerate() {
             self.check(element);
-            let kind = if optional.contains(&position) {
+            let kind = if optional.binary_search(&position).is_ok() {
                 self.unwrapped(element)
             } else {
                 self.get(element)

@@ -11,7 +11,8 @@ use crate::error::EvalError;
 const LIMIT: u64 = if cfg!(test) { 1_000_000 } else { 40_000_000 };
 
 thread_local! {
-    static LEFT: Cell<u64> = const { Cell::new(LIMIT) };
+    /// Outside an evaluation nothing is limited.
+    static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
 }
 
 /// One evaluation's share; what was left before is there again when it ends.

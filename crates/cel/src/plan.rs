@@ -263,7 +263,7 @@ impl Planner<'_> {
     fn list(&mut self, elements: &[Expr], optional: &[usize]) -> Planned {
         let mut planned = Vec::with_capacity(elements.len());
         for (position, element) in elements.iter().enumerate() {
-            planned.push((self.plan(element)?, optional.contains(&position)));
+            planned.push((self.plan(element)?, optional.binary_search(&position).is_ok()));
         }
         let constant = planned
             .iter()

@@ -111,7 +111,7 @@ impl<'c> Validator<'c> {
     fn list(&mut self, elements: &'c [Expr], optional: &[usize]) {
         let mut first = None;
         for (position, element) in elements.iter().enumerate() {
-            let kind = self.inner(element, optional.contains(&position));
+            let kind = self.inner(element, optional.binary_search(&position).is_ok());
             match first {
                 None => first = Some(kind),
                 Some(first) => {
