@@ -132,6 +132,10 @@ impl Registry {
                 return Err(Status::not_found(&resource.group_resource, name));
             };
             let stored = resource.decode(&current)?;
+            if resource.converts_elsewhere() {
+                // What cannot be shown to the client is not deleted either.
+                resource.serve(vec![stored.clone()]).await?;
+            }
             let mut object = stored.clone();
             let step = if marked {
                 Step::Remove

@@ -11,9 +11,7 @@ use crate::body::{self, Answer, not_found};
 use crate::chain::{Exchange, not_routed};
 use crate::negotiate::Format;
 use crate::server::Inner;
-use crate::{
-    aggregation, compress, discovery, health, negotiate, openapi, protobuf, respond, status_page,
-};
+use crate::{aggregation, compress, discovery, health, negotiate, openapi, protobuf, respond, status_page};
 
 const KEY_SET: &str = "application/jwk-set+json";
 

@@ -660,10 +660,65 @@ async fn webhooks_convert() {
     assert_eq!(list["items"][2]["spec"], json!({"hostPort": "z:3"}));
 
     hook.broken.store(true, Ordering::Relaxed);
+    assert_eq!(
+        cluster.delete(&format!("{old}/c"), json!({})).await.code,
+        500,
+        "what cannot be shown is not deleted"
+    );
     message(
         &cluster.get(&format!("{old}/c")).await,
         500,
         "conversion webhook for conv.example.com/v2, Kind=End failed: not today",
     );
     assert_eq!(cluster.get(&format!("{new}/c")).await.code, 200);
+}
+
+#[tokio::test]
+async fn rules_are_kept() {
+    let cluster = Cluster::start().await;
+    let mut definition = definition();
+    definition["spec"]["versions"]
+        .as_array_mut()
+        .expect("a list")
+        .truncate(1);
+    definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"] = json!({"type": "object",
+        "x-kubernetes-validations": [{"rule": "self.a <= self.b", "message": "a over b"}],
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}, "s": {"type": "string"},
+            "im": {"type": "string", "x-kubernetes-validations": [{"rule": "self == oldSelf", "message": "im is immutable"}]}}});
+    let mut bad = definition.clone();
+    bad["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"] =
+        json!([{"rule": "self.nope > 1"}]);
+    let refused = cluster.post(DEFINITIONS, bad).await;
+    assert_eq!(refused.code, 422);
+    assert!(
+        refused.text.contains("undefined field 'nope'"),
+        "{}",
+        refused.text
+    );
+    define(&cluster, definition).await;
+    message(
+        &cluster.post(FOOS, foo("x", json!({"a": 3, "b": 2}))).await,
+        422,
+        "Foo.example.com \"x\" is invalid: spec: Invalid value: a over b",
+    );
+    message(
+        &cluster.post(FOOS, foo("x", json!({"a": "s", "b": 2}))).await,
+        422,
+        "Foo.example.com \"x\" is invalid: [spec.a: Invalid value: \"string\": spec.a in body must be of type integer: \"string\", .spec.a: Invalid value: 0: .spec.a accessor error: s is of the type string, expected int64, <nil>: Invalid value: null: some validation rules were not checked because the object was invalid; correct the existing errors to complete validation]",
+    );
+    assert_eq!(
+        cluster
+            .post(FOOS, foo("x", json!({"a": 1, "b": 2, "im": "q"})))
+            .await
+            .code,
+        201
+    );
+    let changed = cluster
+        .patch(&format!("{FOOS}/x"), "merge-patch", json!({"spec": {"im": "z"}}))
+        .await;
+    message(
+        &changed,
+        422,
+        "Foo.example.com \"x\" is invalid: spec.im: Invalid value: \"z\": im is immutable",
+    );
 }

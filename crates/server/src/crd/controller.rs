@@ -194,7 +194,13 @@ impl Controller {
         };
         let taken = self.taken(&definition);
         let settled = |definition: &mut Value, now: &str| {
-            let accepted = names::settle(definition, &taken, now);
+            // Names that are accepted already are not looked at again, whoever wrote the conditions.
+            let names_of = |path: [&str; 2]| object::at(definition, &path).map(Names::read);
+            let accepted = if names_of(["spec", "names"]) == names_of(["status", "acceptedNames"]) {
+                condition(definition, "NamesAccepted")
+            } else {
+                names::settle(definition, &taken, now)
+            };
             names::approval(definition, now);
             if accepted && !condition(definition, "Established") {
                 names::set(

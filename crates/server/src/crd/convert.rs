@@ -209,7 +209,12 @@ impl Webhook {
         let tls = self.tls.clone()?;
         let stream = tokio::net::TcpStream::connect(&place.address)
             .await
-            .map_err(|error| format!("dial tcp {}: {error}", place.address))?;
+            .map_err(|error| match error.kind() {
+                std::io::ErrorKind::ConnectionRefused => {
+                    format!("dial tcp {}: connect: connection refused", place.address)
+                }
+                _ => format!("dial tcp {}: {error}", place.address),
+            })?;
         let name = ServerName::try_from(place.server_name.clone()).map_err(|error| error.to_string())?;
         let stream = tokio_rustls::TlsConnector::from(tls)
             .connect(name, stream)
