@@ -13,7 +13,9 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use skiff_auth::UserInfo;
 use support::Cluster;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 const GROUP: &str = "wardle.example.com";
@@ -38,6 +40,11 @@ fn answer(request: &Request<hyper::body::Incoming>, proxy: &str) -> Response<Ful
         "/openapi/v2" => {
             json!({"swagger": "2.0", "paths": {"/apis/wardle.example.com/v1/flunders": {"get": {"responses": {"200": {"description": "OK"}}}}, "/apis/other/v1/x": {}},
                 "definitions": {"com.example.Flunder": {"type": "object"}}})
+        }
+        "/apis/wardle.example.com/v1/connect" => {
+            let upgrade = Response::builder().status(101);
+            let upgrade = upgrade.header("connection", "Upgrade").header("upgrade", "echo");
+            return upgrade.body(Full::default()).expect("a response");
         }
         "/apis/wardle.example.com/v1/elsewhere" => {
             code = 302;
@@ -94,12 +101,20 @@ async fn extension_server(cluster: &Cluster) -> u16 {
                     let name = certificate.subject().iter_common_name().next();
                     name.and_then(|name| name.as_str().ok()).unwrap_or("").to_string()
                 });
-                let service = hyper::service::service_fn(move |request| {
+                let service = hyper::service::service_fn(move |mut request| {
                     let answer = answer(&request, &proxy);
+                    if answer.status() == 101 {
+                        tokio::spawn(async move {
+                            let upgraded = hyper::upgrade::on(&mut request).await.expect("upgrades");
+                            let (mut from, mut to) = tokio::io::split(TokioIo::new(upgraded));
+                            let _ = tokio::io::copy(&mut from, &mut to).await;
+                        });
+                    }
                     async move { Ok::<_, std::convert::Infallible>(answer) }
                 });
                 let _ = hyper::server::conn::http1::Builder::new()
                     .serve_connection(TokioIo::new(stream), service)
+                    .with_upgrades()
                     .await;
             });
         }
@@ -218,9 +233,130 @@ async fn an_extension_api_server() {
         "only its own group version"
     );
 
+    // An upgrade leaves HTTP on both sides.
+    let admin = cluster
+        .pki
+        .client("admin", "admin", Some("system:masters"))
+        .expect("a certificate");
+    let https = Https::start(&cluster).await;
+    let headers = [("connection", "Upgrade"), ("upgrade", "echo")];
+    let response = https
+        .send(&cluster, &admin, "/apis/wardle.example.com/v1/connect", &headers)
+        .await;
+    assert_eq!(response.status(), 101);
+    let mut upgraded = TokioIo::new(hyper::upgrade::on(response).await.expect("upgrades"));
+    upgraded.write_all(b"over and back").await.expect("writes");
+    let mut echo = [0; 13];
+    upgraded.read_exact(&mut echo).await.expect("reads");
+    assert_eq!(&echo, b"over and back");
+    drop(upgraded);
+    https.end().await;
+
     let gone = cluster.send("DELETE", &own, "application/json", "").await;
     assert_eq!(gone.code, 200, "{}", gone.text);
     until(&cluster, flunders, |answer| answer["path"] != flunders).await;
+}
+
+/// The other door, with a connection a request.
+struct Https {
+    address: std::net::SocketAddr,
+    shutdown: CancellationToken,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl Https {
+    async fn start(cluster: &Cluster) -> Https {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (server, shutdown) = (cluster.server.clone(), CancellationToken::new());
+        let token = shutdown.clone();
+        let serving = tokio::spawn(async move { server.serve(listener, token).await });
+        Https {
+            address,
+            shutdown,
+            serving,
+        }
+    }
+
+    async fn send(
+        &self,
+        cluster: &Cluster,
+        identity: &skiff_pki::Identity,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> Response<hyper::body::Incoming> {
+        let mut tls = skiff_pki::client_config(cluster.pki.ca_certificate(), Some(identity)).expect("TLS");
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let stream = tokio::net::TcpStream::connect(self.address)
+            .await
+            .expect("connects");
+        let name = rustls::pki_types::ServerName::try_from("localhost").expect("a name");
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(tls));
+        let stream = connector.connect(name, stream).await.expect("TLS");
+        let (mut sender, driver) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .expect("HTTP/1.1");
+        tokio::spawn(driver.with_upgrades());
+        let mut request = Request::builder().uri(path).header("host", "localhost");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::<Bytes>::default()).expect("a request");
+        sender.send_request(request).await.expect("answers")
+    }
+
+    async fn user(
+        &self,
+        cluster: &Cluster,
+        identity: &skiff_pki::Identity,
+        headers: &[(&str, &str)],
+    ) -> String {
+        // Nobody but administrators may read it: the refusal names the user.
+        let response = self.send(cluster, identity, "/api/v1/secrets", headers).await;
+        let code = response.status().as_u16();
+        let bytes = http_body_util::BodyExt::collect(response.into_body())
+            .await
+            .expect("a body")
+            .to_bytes();
+        let value: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let message = value["message"].as_str().unwrap_or("");
+        let user = message.split('"').nth(1).unwrap_or("");
+        format!("{code} {user}").trim().to_string()
+    }
+
+    async fn end(self) {
+        self.shutdown.cancel();
+        self.serving.await.expect("ends");
+    }
+}
+
+#[tokio::test]
+async fn whose_word_counts() {
+    let cluster = Cluster::start().await;
+    let https = Https::start(&cluster).await;
+    let proxy = cluster.pki.front_proxy().expect("a front proxy").identity;
+    let jane = [("x-remote-user", "jane")];
+    assert_eq!(https.user(&cluster, &proxy, &jane).await, "403 jane");
+    let master = [("x-remote-user", "jane"), ("x-remote-group", "system:masters")];
+    assert_eq!(https.user(&cluster, &proxy, &master).await, "200");
+    assert_eq!(
+        https.user(&cluster, &proxy, &[]).await,
+        "401",
+        "it is nobody itself"
+    );
+    let bob = cluster.pki.client("bob", "bob", None).expect("a certificate");
+    assert_eq!(
+        https.user(&cluster, &bob, &jane).await,
+        "403 bob",
+        "others speak for themselves"
+    );
+    let elsewhere = tempfile::tempdir().expect("a folder");
+    let other = skiff_pki::Pki::open(elsewhere.path()).expect("keys");
+    let stranger = other
+        .client("admin", "admin", Some("system:masters"))
+        .expect("a certificate");
+    assert_eq!(https.user(&cluster, &stranger, &[]).await, "401");
+    https.end().await;
 }
 
 fn version_of(document: &Value) -> Value {
