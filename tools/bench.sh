@@ -47,9 +47,56 @@ for round in $(seq "$rounds"); do
 done
 echo "create request to Running, by the trace: $(printf '%s' "$created" | median) ms (median of $rounds)"
 
-bench=../shared/bench
-if [ -d "$bench" ]; then
-    (cd "$bench" && CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-/tmp/skiff-kubebench}" cargo build --release --quiet)
-    pid=$("$skiff" status --name "$name" -o json | sed -n 's/.*"pid": \([0-9]*\),/\1/p' | head -1)
-    "${CARGO_TARGET_DIR:-/tmp/skiff-kubebench}/release/kubebench" --kubeconfig "$KUBECONFIG" --pids "skiff=$pid" ${SCENARIOS:-write list watch}
+# Load on the API server, and the same on upstream's in the same run where Go can build that. Upstream's
+# binaries are kept in UPSTREAM, so that only the first run builds them.
+bench=$(pwd)/../shared/bench
+[ -d "$bench" ] || exit 0
+target=${CARGO_TARGET_DIR:-/tmp/skiff-kubebench}
+(cd "$bench" && CARGO_TARGET_DIR="$target" cargo build --release --quiet)
+kubebench=$target/release/kubebench
+scenarios=${SCENARIOS:-write list watch}
+passes=${PASSES:-3}
+results=$(mktemp -d)
+"$skiff" down --delete --name "$name" >/dev/null
+
+ours() {
+    "$skiff" up --name "$name" --no-kubeconfig-merge >/dev/null
+    KUBECONFIG=$("$skiff" status --name "$name" -o json | sed -n 's/.*"kubeconfig": "\(.*\)".*/\1/p')
+    pids="skiff=$("$skiff" status --name "$name" -o json | sed -n 's/.*"pid": \([0-9]*\),/\1/p' | head -1)"
+}
+
+theirs() {
+    pids=$(ANCHORS=$upstream "$bench/upstream/up.sh" | tail -1)
+    KUBECONFIG=$upstream/bench-run/admin.kubeconfig
+}
+
+# measure WHO: each scenario on a server freshly started, and after a moment of rest.
+measure() {
+    for pass in $(seq "$passes"); do
+        for scenario in $scenarios; do
+            case $1 in
+            skiff) ours ;;
+            upstream) theirs ;;
+            esac
+            sleep "${REST:-10}"
+            "$kubebench" --kubeconfig "$KUBECONFIG" --pids "$pids" --out "$results/$1-$scenario-$pass.json" rss "$scenario"
+            case $1 in
+            skiff) "$skiff" down --delete --name "$name" >/dev/null ;;
+            upstream) ANCHORS=$upstream "$bench/upstream/down.sh" ;;
+            esac
+        done
+    done
+    "$kubebench" median "$results/$1.json" "$results/$1"-*-*.json >/dev/null
+}
+
+measure skiff
+if command -v go >/dev/null; then
+    upstream=${UPSTREAM:-$HOME/.cache/skiff-upstream}
+    sh tools/upstream.sh "$upstream"
+    measure upstream
+    python3 tools/bench-table.py "$results/upstream.json" "$results/skiff.json"
+else
+    echo "Without Go there is no upstream to measure beside; its figures of another machine:"
+    python3 tools/bench-table.py "$bench/upstream-1.36.4.json" "$results/skiff.json"
 fi
+echo "The runs are in $results"

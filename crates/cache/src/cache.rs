@@ -91,7 +91,7 @@ impl Cache {
         let fields = Arc::new(FieldSet::new(config.fields.clone()));
         let shared = Arc::new(Shared {
             state: RwLock::new(State::new(fields.clone())),
-            watchers: RwLock::new(Watchers::new(&fields)),
+            watchers: RwLock::new(Watchers::default()),
             dispatched: Arc::new(AtomicI64::new(0)),
             ready: watch::Sender::new(false),
             moves: watch::Sender::new(()),
@@ -263,6 +263,7 @@ impl Cache {
             fields,
             from,
             bookmarks,
+            deadline,
             initial_events_end,
         } = options;
         match from {
@@ -302,7 +303,7 @@ impl Cache {
             initial,
             revision,
             end,
-            bookmarks,
+            bookmarks.then_some(deadline),
         ))
     }
 

@@ -1,14 +1,14 @@
 //! Who hears of a change. A watcher stands in exactly one bucket, the most selective that its filter
-//! allows: an object's name, the value of an indexed field, a namespace, or everything. A change
-//! visits the buckets of its object before and after, so a thousand nodes that each watch their own
-//! pods cost nothing to the pods of the others.
+//! allows: an object's name, the value of an indexed field, a label, or everything; each within one
+//! namespace or over all. A change visits the buckets of its object before and after, so a thousand
+//! nodes that each watch their own pods cost nothing to the pods of the others.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use crate::entry::{Head, WatchEvent};
 use crate::fields::FieldSet;
@@ -16,120 +16,223 @@ use crate::filter::{Change, Filter, SharedEvents};
 use crate::state::State;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Bucket {
+pub struct Bucket {
+    /// `None`: over all namespaces.
+    namespace: Option<Box<str>>,
+    what: What,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum What {
     Name(Box<str>),
     /// The nth indexed field, and its value.
     Field(usize, Box<str>),
-    Namespace(Box<str>),
+    Label(Box<str>, Box<str>),
     Everything,
 }
 
 impl Bucket {
     pub fn of(filter: &Filter, fields: &FieldSet) -> Bucket {
-        if let Some(name) = filter.fields.required_value("metadata.name") {
-            return Bucket::Name(name.into());
-        }
-        for (nth, &place) in fields.indexed.iter().enumerate() {
-            if let Some(value) = filter.fields.required_value(&fields.fields[place].name) {
-                return Bucket::Field(nth, value.into());
-            }
-        }
-        match &filter.namespace {
-            Some(namespace) => Bucket::Namespace(namespace.as_str().into()),
-            None => Bucket::Everything,
+        let indexed = || {
+            fields.indexed.iter().enumerate().find_map(|(nth, &place)| {
+                let value = filter.fields.required_value(&fields.fields[place].name)?;
+                Some(What::Field(nth, value.into()))
+            })
+        };
+        let label = || {
+            let (key, value) = filter.labels.required().next()?;
+            Some(What::Label(key.into(), value.into()))
+        };
+        let what = match filter.fields.required_value("metadata.name") {
+            Some(name) => What::Name(name.into()),
+            None => indexed().or_else(label).unwrap_or(What::Everything),
+        };
+        Bucket {
+            namespace: filter.namespace.as_deref().map(Into::into),
+            what,
         }
     }
 }
 
 type Members = HashMap<u64, Arc<Outbox>>;
+type ByValue = HashMap<Box<str>, Members>;
+
+/// The watchers of one namespace, or of all.
+#[derive(Default)]
+struct Group {
+    names: ByValue,
+    fields: HashMap<usize, ByValue>,
+    labels: HashMap<Box<str>, ByValue>,
+    everything: Members,
+}
+
+impl Group {
+    /// Removes a member and whatever is empty without it.
+    fn remove(&mut self, what: &What, id: u64) {
+        fn from(map: &mut ByValue, value: &str, id: u64) {
+            if let Some(members) = map.get_mut(value) {
+                members.remove(&id);
+                if members.is_empty() {
+                    map.remove(value);
+                }
+            }
+        }
+        match what {
+            What::Name(name) => from(&mut self.names, name, id),
+            What::Field(nth, value) => {
+                if let Some(map) = self.fields.get_mut(nth) {
+                    from(map, value, id);
+                    if map.is_empty() {
+                        self.fields.remove(nth);
+                    }
+                }
+            }
+            What::Label(key, value) => {
+                if let Some(map) = self.labels.get_mut(key) {
+                    from(map, value, id);
+                    if map.is_empty() {
+                        self.labels.remove(key);
+                    }
+                }
+            }
+            What::Everything => {
+                self.everything.remove(&id);
+            }
+        }
+    }
+
+    fn bucket(&mut self, what: &What) -> &mut Members {
+        match what {
+            What::Name(name) => self.names.entry(name.clone()).or_default(),
+            What::Field(nth, value) => self
+                .fields
+                .entry(*nth)
+                .or_default()
+                .entry(value.clone())
+                .or_default(),
+            What::Label(key, value) => self
+                .labels
+                .entry(key.clone())
+                .or_default()
+                .entry(value.clone())
+                .or_default(),
+            What::Everything => &mut self.everything,
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<Outbox>> {
+        let maps = std::iter::once(&self.names)
+            .chain(self.fields.values())
+            .chain(self.labels.values());
+        maps.flat_map(HashMap::values)
+            .chain(std::iter::once(&self.everything))
+            .flat_map(HashMap::values)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.all().next().is_none()
+    }
+
+    /// Every member that a change from `before` to `after` may concern, once.
+    fn visit(
+        &self,
+        before: Option<&Head>,
+        after: Option<&Head>,
+        fields: &FieldSet,
+        offer: &mut impl FnMut(&Outbox),
+    ) {
+        let mut each = |members: Option<&Members>| {
+            for outbox in members.into_iter().flat_map(HashMap::values) {
+                offer(outbox);
+            }
+        };
+        each(Some(&self.everything));
+        // The name of an object does not change.
+        if let Some(head) = after.or(before)
+            && !self.names.is_empty()
+        {
+            each(self.names.get(&*head.name));
+        }
+        for (nth, map) in &self.fields {
+            let place = fields.indexed[*nth];
+            let old = before.map(|head| &*head.values[place]);
+            let new = after.map(|head| &*head.values[place]);
+            if let Some(old) = old.filter(|old| Some(*old) != new) {
+                each(map.get(old));
+            }
+            if let Some(new) = new {
+                each(map.get(new));
+            }
+        }
+        for (key, map) in &self.labels {
+            let old = before.and_then(|head| head.label(key));
+            let new = after.and_then(|head| head.label(key));
+            if let Some(old) = old.filter(|old| Some(*old) != new) {
+                each(map.get(old));
+            }
+            if let Some(new) = new {
+                each(map.get(new));
+            }
+        }
+    }
+}
 
 #[derive(Default)]
 pub struct Watchers {
-    names: HashMap<Box<str>, Members>,
-    fields: Vec<HashMap<Box<str>, Members>>,
-    namespaces: HashMap<Box<str>, Members>,
-    everything: Members,
+    namespaces: HashMap<Box<str>, Group>,
+    cluster: Group,
     next_id: u64,
 }
 
 impl Watchers {
-    pub fn new(fields: &FieldSet) -> Watchers {
-        Watchers {
-            fields: fields.indexed.iter().map(|_| HashMap::new()).collect(),
-            ..Watchers::default()
-        }
-    }
-
     pub fn add(&mut self, bucket: &Bucket, outbox: Arc<Outbox>) -> u64 {
         self.next_id += 1;
-        let members = match bucket {
-            Bucket::Name(name) => self.names.entry(name.clone()).or_default(),
-            Bucket::Field(nth, value) => self.fields[*nth].entry(value.clone()).or_default(),
-            Bucket::Namespace(namespace) => self.namespaces.entry(namespace.clone()).or_default(),
-            Bucket::Everything => &mut self.everything,
+        let group = match &bucket.namespace {
+            Some(namespace) => self.namespaces.entry(namespace.clone()).or_default(),
+            None => &mut self.cluster,
         };
-        members.insert(self.next_id, outbox);
+        group.bucket(&bucket.what).insert(self.next_id, outbox);
         self.next_id
     }
 
     pub fn remove(&mut self, bucket: &Bucket, id: u64) {
-        let (map, key) = match bucket {
-            Bucket::Name(name) => (&mut self.names, name),
-            Bucket::Field(nth, value) => (&mut self.fields[*nth], value),
-            Bucket::Namespace(namespace) => (&mut self.namespaces, namespace),
-            Bucket::Everything => {
-                self.everything.remove(&id);
-                return;
-            }
+        let Some(namespace) = &bucket.namespace else {
+            return self.cluster.remove(&bucket.what, id);
         };
-        if let Some(members) = map.get_mut(key) {
-            members.remove(&id);
-            if members.is_empty() {
-                map.remove(key);
+        if let Some(group) = self.namespaces.get_mut(namespace) {
+            group.remove(&bucket.what, id);
+            if group.is_empty() {
+                self.namespaces.remove(namespace);
             }
         }
     }
 
+    fn all(&self) -> impl Iterator<Item = &Arc<Outbox>> {
+        self.namespaces
+            .values()
+            .chain(std::iter::once(&self.cluster))
+            .flat_map(Group::all)
+    }
+
     pub fn len(&self) -> usize {
-        let count = |map: &HashMap<Box<str>, Members>| map.values().map(HashMap::len).sum::<usize>();
-        let fields: usize = self.fields.iter().map(count).sum();
-        count(&self.names) + fields + count(&self.namespaces) + self.everything.len()
+        self.all().count()
     }
 
     /// Ends every watcher; their clients come back.
     pub fn end_all(&self) {
-        let maps = std::iter::once(&self.names)
-            .chain(&self.fields)
-            .chain(std::iter::once(&self.namespaces));
-        for outbox in maps.flat_map(|map| map.values().flat_map(HashMap::values)) {
-            outbox.end();
-        }
-        self.everything.values().for_each(|outbox| outbox.end());
+        self.all().for_each(|outbox| outbox.end());
     }
 
     pub fn dispatch(&self, change: &Change, floor: i64, fields: &FieldSet) {
         let mut shared = SharedEvents::default();
-        let mut offer = |members: Option<&Members>| {
-            for outbox in members.into_iter().flat_map(HashMap::values) {
-                outbox.offer(change, floor, &mut shared);
-            }
-        };
-        offer(Some(&self.everything));
+        let mut offer = |outbox: &Outbox| outbox.offer(change, floor, &mut shared);
         let before = change.before.as_ref().map(|entry| &*entry.head);
         let after = change.after.as_ref().map(|entry| &*entry.head);
         let Some(head) = after.or(before) else { return };
-        // The name and the namespace of an object do not change.
-        offer(self.names.get(&*head.name));
-        offer(self.namespaces.get(&*head.namespace));
-        for (map, &place) in self.fields.iter().zip(&fields.indexed) {
-            let value = |head: Option<&Head>| head.map(|head| head.values[place].clone());
-            let (old, new) = (value(before), value(after));
-            if let Some(old) = old.as_deref().filter(|old| Some(*old) != new.as_deref()) {
-                offer(map.get(old));
-            }
-            if let Some(new) = new.as_deref() {
-                offer(map.get(new));
-            }
+        self.cluster.visit(before, after, fields, &mut offer);
+        // The namespace of an object does not change.
+        if let Some(group) = self.namespaces.get(&*head.namespace) {
+            group.visit(before, after, fields, &mut offer);
         }
     }
 }
@@ -140,7 +243,6 @@ pub struct Outbox {
     pub filter: Filter,
     capacity: usize,
     inner: Mutex<Inner>,
-    arrived: Notify,
     /// The cache's mark of what has been dispatched to all.
     dispatched: Arc<AtomicI64>,
 }
@@ -152,12 +254,21 @@ struct Inner {
     /// Whether dispatch feeds the queue; otherwise the watcher catches up.
     live: bool,
     ended: bool,
+    /// Who waits for the queue.
+    reader: Option<Waker>,
+}
+
+impl Inner {
+    /// Nothing more will come, and nobody needs what is left.
+    fn end(&mut self) -> Option<Waker> {
+        self.ended = true;
+        self.queue = VecDeque::new();
+        self.reader.take()
+    }
 }
 
 pub enum Taken {
     Event(Arc<WatchEvent>),
-    /// The queue is empty and dispatch feeds it.
-    Wait,
     /// The queue is empty and there may be changes to catch up with.
     CatchUp,
     End,
@@ -171,12 +282,12 @@ impl Outbox {
             position,
             live: false,
             ended: false,
+            reader: None,
         };
         Outbox {
             filter,
             capacity,
             inner: Mutex::new(inner),
-            arrived: Notify::new(),
             dispatched,
         }
     }
@@ -186,40 +297,50 @@ impl Outbox {
         if inner.ended || change.revision <= inner.position {
             return;
         }
+        let mut reader = None;
         if !inner.live {
             if inner.position < floor {
                 // It can no longer catch up; do not keep its queue for nobody.
-                inner.ended = true;
-                inner.queue = VecDeque::new();
-                self.arrived.notify_one();
+                reader = inner.end();
             }
-            return;
-        }
-        if let Some(event) = self.filter.event(change, shared) {
-            if inner.queue.len() >= self.capacity {
-                inner.live = false;
-                return;
+        } else {
+            if let Some(event) = self.filter.event(change, shared) {
+                if inner.queue.len() >= self.capacity {
+                    inner.live = false;
+                    return;
+                }
+                inner.queue.push_back(event);
+                reader = inner.reader.take();
             }
-            inner.queue.push_back(event);
-            self.arrived.notify_one();
+            inner.position = change.revision;
         }
-        inner.position = change.revision;
+        drop(inner);
+        if let Some(reader) = reader {
+            reader.wake();
+        }
     }
 
     pub fn end(&self) {
-        let mut inner = self.inner.lock();
-        inner.ended = true;
-        inner.queue = VecDeque::new();
-        self.arrived.notify_one();
+        let reader = self.inner.lock().end();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
     }
 
-    pub fn take(&self) -> Taken {
+    /// The next event; pending while the queue is empty and dispatch feeds it.
+    pub fn poll_take(&self, context: &mut Context<'_>) -> Poll<Taken> {
         let mut inner = self.inner.lock();
         match inner.queue.pop_front() {
-            Some(event) => Taken::Event(event),
-            None if inner.ended => Taken::End,
-            None if inner.live => Taken::Wait,
-            None => Taken::CatchUp,
+            Some(event) => Poll::Ready(Taken::Event(event)),
+            None if inner.ended => Poll::Ready(Taken::End),
+            None if !inner.live => Poll::Ready(Taken::CatchUp),
+            None => {
+                match &mut inner.reader {
+                    Some(known) => known.clone_from(context.waker()),
+                    none => *none = Some(context.waker().clone()),
+                }
+                Poll::Pending
+            }
         }
     }
 
@@ -243,10 +364,6 @@ impl Outbox {
         }
         inner.position = inner.position.max(state.revision);
         inner.live = true;
-    }
-
-    pub async fn arrived(&self) {
-        self.arrived.notified().await;
     }
 
     /// The version up to which the watcher was given everything, if it is idle: what a bookmark says.

@@ -1,9 +1,11 @@
 //! A cached object and the events about it. An object is held once: the bytes of its list item are a
 //! slice of the frame that its watchers get.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use crate::fields::{FieldSet, Interner};
 use crate::scan::{self, Splice};
@@ -97,6 +99,8 @@ pub struct Entry {
     kind: EventKind,
     /// Where the quoted version is in `bytes`.
     version: (u32, u8),
+    /// Where the metadata is in `bytes`: from, to.
+    metadata: (u32, u32),
 }
 
 impl Entry {
@@ -112,8 +116,13 @@ impl Entry {
         if u32::try_from(value.len()).is_err() {
             return Err(Error::Malformed("larger than 4 GiB".to_owned()));
         }
-        let scan::Scanned { head, splice } = scan::scan(value, fields, interner)?;
-        Ok(Entry::build(key, revision, value, splice, kind, Arc::new(head)))
+        let scan::Scanned {
+            head,
+            splice,
+            metadata,
+        } = scan::scan(value, fields, interner)?;
+        let head = Arc::new(head);
+        Ok(Entry::build(key, revision, value, splice, metadata, kind, head))
     }
 
     fn build(
@@ -121,6 +130,7 @@ impl Entry {
         revision: i64,
         object: &[u8],
         splice: Splice,
+        metadata: Range<usize>,
         kind: EventKind,
         head: Arc<Head>,
     ) -> Entry {
@@ -135,6 +145,8 @@ impl Entry {
         let frame = Bytes::from(frame);
         let bytes = frame.slice(opening.len()..end);
         let at = (version.0 - opening.len()) as u32;
+        // The version is within the metadata, which so ends as far from the object's end as before.
+        let metadata_end = bytes.len() - (object.len() - metadata.end);
         Entry {
             key,
             revision,
@@ -143,6 +155,7 @@ impl Entry {
             frame,
             kind,
             version: (at, version.1),
+            metadata: (metadata.start as u32, metadata_end as u32),
         }
     }
 
@@ -160,9 +173,15 @@ impl Entry {
             revision,
             &self.bytes,
             splice,
+            self.metadata.0 as usize..self.metadata.1 as usize,
             kind,
             self.head.clone(),
         )
+    }
+
+    /// The object's `metadata`, with its braces.
+    pub fn metadata(&self) -> &[u8] {
+        &self.bytes[self.metadata.0 as usize..self.metadata.1 as usize]
     }
 
     /// Bytes of memory, roughly.
@@ -202,8 +221,8 @@ pub struct WatchEvent {
     /// Whether this bookmark ends the initial events.
     pub initial_events_end: bool,
     frame: OnceLock<Bytes>,
-    /// The event in the other form that clients ask for.
-    protobuf: OnceLock<Bytes>,
+    /// What was made of it for watchers that want another form. Leaf lock.
+    forms: Mutex<Vec<(u64, Bytes)>>,
 }
 
 impl WatchEvent {
@@ -219,7 +238,7 @@ impl WatchEvent {
             entry: Some(entry),
             initial_events_end: false,
             frame,
-            protobuf: OnceLock::new(),
+            forms: Mutex::default(),
         }
     }
 
@@ -230,7 +249,7 @@ impl WatchEvent {
             entry: None,
             initial_events_end: end,
             frame: OnceLock::from(bookmark_frame(api_version, kind, revision, end)),
-            protobuf: OnceLock::new(),
+            forms: Mutex::default(),
         }
     }
 
@@ -247,16 +266,23 @@ impl WatchEvent {
         };
         self.frame.get_or_init(encode).clone()
     }
-}
 
-impl WatchEvent {
-    /// The frame in protobuf, which `make` encodes for the first watcher that wants it.
-    pub fn protobuf<E>(&self, make: impl FnOnce() -> Result<Bytes, E>) -> Result<Bytes, E> {
-        if let Some(made) = self.protobuf.get() {
-            return Ok(made.clone());
+    /// The event in another form than [`WatchEvent::json`], if a watcher has made it already. Forms are
+    /// known by numbers that their makers give them.
+    pub fn form(&self, form: u64) -> Option<Bytes> {
+        let forms = self.forms.lock();
+        forms
+            .iter()
+            .find(|(known, _)| *known == form)
+            .map(|(_, made)| made.clone())
+    }
+
+    /// Keeps a form for the other watchers that want it.
+    pub fn keep_form(&self, form: u64, made: &Bytes) {
+        let mut forms = self.forms.lock();
+        if !forms.iter().any(|(known, _)| *known == form) {
+            forms.push((form, made.clone()));
         }
-        let made = make()?;
-        Ok(self.protobuf.get_or_init(|| made).clone())
     }
 }
 
@@ -325,6 +351,37 @@ mod tests {
             br#"{"metadata":{"resourceVersion":"5","name":"a"},"x":"\"9\""}"#
         );
         assert_eq!((gone.revision, again.revision, &*again.head.name), (1234, 5, "a"));
+    }
+
+    #[test]
+    fn the_metadata_alone() {
+        let check = |json: &str, expected: &str| {
+            let entry = entry(json, 9, EventKind::Added);
+            assert_eq!(std::str::from_utf8(entry.metadata()).unwrap(), expected);
+            let gone = entry.restamp(12345, EventKind::Deleted);
+            let expected = expected.replace("\"9\"", "\"12345\"");
+            assert_eq!(std::str::from_utf8(gone.metadata()).unwrap(), expected);
+        };
+        check(
+            r#"{"metadata":{"name":"a"},"spec":{"metadata":{}}}"#,
+            r#"{"resourceVersion":"9","name":"a"}"#,
+        );
+        check(r#"{"a":[],"metadata":{}}"#, r#"{"resourceVersion":"9"}"#);
+        check(
+            r#"{"metadata":{"name":"a","resourceVersion":"77","uid":"u"},"z":0}"#,
+            r#"{"name":"a","resourceVersion":"9","uid":"u"}"#,
+        );
+    }
+
+    #[test]
+    fn other_forms_are_kept() {
+        let entry = Arc::new(entry(r#"{"metadata":{"name":"a"}}"#, 9, EventKind::Added));
+        let event = WatchEvent::new(EventKind::Added, entry);
+        assert_eq!(event.form(1), None);
+        event.keep_form(1, &Bytes::from_static(b"one"));
+        event.keep_form(1, &Bytes::from_static(b"again"));
+        assert_eq!(event.form(1).unwrap(), "one");
+        assert_eq!(event.form(2), None);
     }
 
     #[test]

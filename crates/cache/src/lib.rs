@@ -20,6 +20,7 @@ mod dispatch;
 mod entry;
 mod fields;
 mod filter;
+mod index;
 mod ingest;
 mod options;
 mod scan;
@@ -32,6 +33,7 @@ pub use cache::Cache;
 pub use entry::{Entry, EventKind, Head, WatchEvent, bookmark_frame, splice_resource_version};
 pub use fields::Field;
 pub use options::{Config, Decode, Limits, ListOptions, ListResult, ReadAt, WatchFrom, WatchOptions};
+pub use token::check as check_continue;
 pub use watcher::Watcher;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use skiff_meta::selector::{FieldSelector, LabelSelector};
+use tokio::time::Instant;
 
 use crate::{Entry, Field};
 
@@ -129,6 +130,8 @@ pub struct WatchOptions {
     pub from: WatchFrom,
     /// `allowWatchBookmarks`.
     pub bookmarks: bool,
+    /// When the watch will be ended; the last bookmark comes shortly before.
+    pub deadline: Option<Instant>,
     /// `sendInitialEvents`: a bookmark with `k8s.io/initial-events-end` follows the state. Goes with
     /// [`WatchFrom::State`].
     pub initial_events_end: bool,

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -18,6 +19,8 @@ use crate::{Error, Result};
 pub struct Scanned {
     pub head: Head,
     pub splice: Splice,
+    /// Where the metadata is.
+    pub metadata: Range<usize>,
 }
 
 /// Where the `resourceVersion` goes: `bytes[start..end]` gives way to `before`, the quoted number and
@@ -87,9 +90,11 @@ pub fn scan(bytes: &[u8], fields: &Arc<FieldSet>, interner: &mut Interner) -> Re
         values,
         fields: fields.clone(),
     };
+    let start = offset(bytes, meta.get());
     Ok(Scanned {
         head,
         splice: splice(bytes, meta.get(), &parsed),
+        metadata: start..start + meta.get().len(),
     })
 }
 
@@ -104,11 +109,14 @@ fn malformed(error: impl fmt::Display) -> Error {
     Error::Malformed(error.to_string())
 }
 
+/// Where `part`, which borrows from `bytes`, is in it.
+fn offset(bytes: &[u8], part: &str) -> usize {
+    part.as_ptr() as usize - bytes.as_ptr() as usize
+}
+
 fn splice(bytes: &[u8], meta: &str, parsed: &Meta) -> Splice {
-    // Both borrow from `bytes`, so the distance of their starts is where they are in it.
-    let offset = |part: &str| part.as_ptr() as usize - bytes.as_ptr() as usize;
     if let Some(present) = parsed.resource_version {
-        let start = offset(present.get());
+        let start = offset(bytes, present.get());
         return Splice {
             start,
             end: start + present.get().len(),
@@ -116,7 +124,7 @@ fn splice(bytes: &[u8], meta: &str, parsed: &Meta) -> Splice {
             after: "",
         };
     }
-    let start = offset(meta) + 1;
+    let start = offset(bytes, meta) + 1;
     let empty = meta[1..].trim_start().starts_with('}');
     let after = if empty { "" } else { "," };
     Splice {

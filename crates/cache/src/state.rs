@@ -1,7 +1,7 @@
 //! What a cache knows: the entries, the indexes over them, and the recent changes. Only ingest writes
 //! it. No waiting in here; the lock around it is held for moments.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use skiff_store::Position;
@@ -11,11 +11,14 @@ use crate::Limits;
 use crate::entry::Entry;
 use crate::fields::FieldSet;
 use crate::filter::Change;
+use crate::index::{Index, Keys};
 
 pub struct State {
     pub entries: BTreeMap<Arc<str>, Arc<Entry>>,
     /// For each indexed field: the keys by value.
-    index: Vec<HashMap<Arc<str>, BTreeSet<Arc<str>>>>,
+    index: Vec<Index>,
+    /// The same for every label.
+    labels: HashMap<Arc<str>, Index>,
     /// Changes in order; all of those above `floor`.
     pub ring: VecDeque<Arc<Change>>,
     ring_bytes: usize,
@@ -31,7 +34,8 @@ impl State {
     pub fn new(fields: Arc<FieldSet>) -> State {
         State {
             entries: BTreeMap::new(),
-            index: fields.indexed.iter().map(|_| HashMap::new()).collect(),
+            index: fields.indexed.iter().map(|_| Index::default()).collect(),
+            labels: HashMap::new(),
             ring: VecDeque::new(),
             ring_bytes: 0,
             floor: 0,
@@ -87,22 +91,41 @@ impl State {
             if old == new {
                 continue;
             }
-            if let Some(old) = old
-                && let Some(keys) = index.get_mut(old)
-            {
-                keys.remove(key);
-                if keys.is_empty() {
-                    index.remove(old);
-                }
+            if let Some(old) = old {
+                index.remove(old, key);
             }
             if let Some(new) = new {
-                index.entry(new.clone()).or_default().insert(key.clone());
+                index.insert(new, key);
+            }
+        }
+        let old = before.map_or(&[][..], |entry| &entry.head.labels);
+        let new = after.map_or(&[][..], |entry| &entry.head.labels);
+        if old == new {
+            return;
+        }
+        for (label, value) in old.iter().filter(|pair| !new.contains(pair)) {
+            if let Some(index) = self.labels.get_mut(label) {
+                index.remove(value, key);
+                if index.is_empty() {
+                    self.labels.remove(label);
+                }
+            }
+        }
+        for (label, value) in new.iter().filter(|pair| !old.contains(pair)) {
+            match self.labels.get_mut(label) {
+                Some(index) => index.insert(value, key),
+                None => self.labels.entry(label.clone()).or_default().insert(value, key),
             }
         }
     }
 
+    /// The keys of the objects with this label.
+    pub fn labelled(&self, label: &str, value: &str) -> Option<&Keys> {
+        self.labels.get(label)?.get(value)
+    }
+
     /// The keys whose indexed field `nth` has this value.
-    pub fn indexed(&self, nth: usize, value: &str) -> Option<&BTreeSet<Arc<str>>> {
+    pub fn indexed(&self, nth: usize, value: &str) -> Option<&Keys> {
         self.index.get(nth)?.get(value)
     }
 

@@ -34,7 +34,8 @@ pub struct Token {
 }
 
 pub fn encode(last_key: &str, keys: &str, revision: Option<i64>) -> String {
-    let start = format!("{}\0", last_key.strip_prefix(keys).unwrap_or(last_key));
+    // COMPAT: upstream's prefix has no slash at its end, so its keys start with one.
+    let start = format!("/{}\0", last_key.strip_prefix(keys).unwrap_or(last_key));
     let wire = Wire {
         version: VERSION.to_owned(),
         revision: revision.unwrap_or(INCONSISTENT),
@@ -87,7 +88,8 @@ pub fn decode(token: &str, keys: &str) -> Result<Token> {
         return Err(invalid("encoded start key empty (version meta.k8s.io/v1)"));
     }
     // A key that steps out of the listed part was not made here.
-    if start
+    let inside = start.strip_prefix('/').unwrap_or(start);
+    if inside
         .split('/')
         .any(|part| part.is_empty() || part == "." || part == "..")
     {
@@ -96,8 +98,13 @@ pub fn decode(token: &str, keys: &str) -> Result<Token> {
     let revision = (wire.revision != INCONSISTENT).then_some(wire.revision);
     Ok(Token {
         revision,
-        start_after: format!("{keys}{start}"),
+        start_after: format!("{keys}{inside}"),
     })
+}
+
+/// What is wrong with a token, whatever it continues.
+pub fn check(token: &str) -> Result<()> {
+    decode(token, "/").map(drop)
 }
 
 #[cfg(test)]
@@ -109,7 +116,7 @@ mod tests {
         let token = encode("/registry/pods/ns/a", "/registry/pods/", Some(7));
         assert_eq!(
             String::from_utf8(URL_SAFE_NO_PAD.decode(&token).unwrap()).unwrap(),
-            r#"{"v":"meta.k8s.io/v1","rv":7,"start":"ns/a\u0000"}"#
+            r#"{"v":"meta.k8s.io/v1","rv":7,"start":"/ns/a\u0000"}"#
         );
         let expected = Token {
             revision: Some(7),
@@ -152,7 +159,10 @@ mod tests {
             "encoded start key empty",
         );
         check(r#"{"v":"meta.k8s.io/v1","rv":1,"start":"../x\u0000"}"#, "../x");
-        check(r#"{"v":"meta.k8s.io/v1","rv":1,"start":"/x\u0000"}"#, "/x");
+        check(r#"{"v":"meta.k8s.io/v1","rv":1,"start":"//x\u0000"}"#, "//x");
         assert!(decode("%%%", "/p/").is_err());
+        // Tokens of before, and of clients that make their own, have no slash.
+        let plain = URL_SAFE_NO_PAD.encode(r#"{"v":"meta.k8s.io/v1","rv":1,"start":"x\u0000"}"#);
+        assert_eq!(decode(&plain, "/p/").unwrap().start_after, "/p/x");
     }
 }

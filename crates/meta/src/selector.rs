@@ -71,6 +71,17 @@ impl LabelSelector {
         !self.nothing && self.requirements.iter().all(|r| r.matches(get(&r.key)))
     }
 
+    /// The labels that everything selected has, with their values: what an index can answer.
+    pub fn required(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.requirements.iter().filter_map(|requirement| {
+            let mut values = requirement.values.iter();
+            match (&requirement.operator, values.next(), values.next()) {
+                (Operator::In, Some(value), None) => Some((requirement.key.as_str(), value.as_str())),
+                _ => None,
+            }
+        })
+    }
+
     /// Matches against the `labels` object of some metadata; `Null` has no labels.
     pub fn matches_value(&self, labels: &Value) -> bool {
         self.matches(|key| labels.get(key).and_then(Value::as_str))

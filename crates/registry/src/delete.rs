@@ -112,6 +112,18 @@ enum Step {
     Remove,
 }
 
+/// What became of a marking. `Raced` has what someone else wrote in between.
+enum Marked {
+    As(i64),
+    Raced(Option<KeyValue>),
+}
+
+/// What became of a removal.
+enum Removed {
+    Gone(Deleted),
+    Raced(Option<KeyValue>),
+}
+
 impl Registry {
     pub async fn delete(
         &self,
@@ -167,69 +179,73 @@ impl Registry {
             match step {
                 Step::Pending => {}
                 Step::Mark { remove } => match self.mark(resource, &key, &current, &mut object).await? {
-                    Some(raced) => found = raced,
-                    None if !remove => {
+                    Marked::Raced(raced) => found = raced,
+                    Marked::As(_) if !remove => {
                         return Ok(Deleted {
                             object,
                             gone: false,
                             pending: false,
                         });
                     }
-                    None => {
-                        // Whoever removes it meanwhile did what we were about to do.
+                    Marked::As(revision) => {
                         marked = true;
                         options.resource_version = None;
-                        found = self.read_stored(&key).await?;
-                        if found.is_none() {
-                            return Ok(Deleted {
-                                object,
-                                gone: true,
-                                pending: false,
-                            });
+                        match self.remove(resource, &key, revision, object, marked).await? {
+                            Removed::Gone(deleted) => return Ok(deleted),
+                            Removed::Raced(raced) => found = raced,
                         }
                     }
                 },
-                Step::Remove => {
-                    let outcome = self
-                        .store
-                        .write(&key, Expect::Revision(current.mod_revision), Op::Delete, None)
-                        .await;
-                    match outcome.map_err(errors::store)? {
-                        Outcome::Done { revision, .. } => {
-                            resource.hook.after_delete(&object);
-                            object::set(&mut object, "resourceVersion", revision.to_string());
-                            return Ok(Deleted {
-                                object,
-                                gone: true,
-                                pending: false,
-                            });
-                        }
-                        Outcome::Conflict { current: None, .. } if marked => {
-                            return Ok(Deleted {
-                                object,
-                                gone: true,
-                                pending: false,
-                            });
-                        }
-                        Outcome::Conflict { current, .. } => found = current,
-                    }
-                }
+                Step::Remove => match self
+                    .remove(resource, &key, current.mod_revision, object, marked)
+                    .await?
+                {
+                    Removed::Gone(deleted) => return Ok(deleted),
+                    Removed::Raced(raced) => found = raced,
+                },
             }
         }
         Err(Status::modified(&resource.group_resource, name))
     }
 
-    /// Writes the marked object. `Some` holds what someone else wrote in between.
+    /// Removes the object if it still is as of `revision`.
+    async fn remove(
+        &self,
+        resource: &Resource,
+        key: &str,
+        revision: i64,
+        mut object: Value,
+        marked: bool,
+    ) -> Result<Removed, Status> {
+        let expect = Expect::Revision(revision);
+        let outcome = self.store.write(key, expect, Op::Delete, None).await;
+        match outcome.map_err(errors::store)? {
+            Outcome::Done { revision, .. } => {
+                resource.hook.after_delete(&object);
+                object::set(&mut object, "resourceVersion", revision.to_string());
+            }
+            // Whoever removed a marked one meanwhile did what we were about to do.
+            Outcome::Conflict { current: None, .. } if marked => {}
+            Outcome::Conflict { current, .. } => return Ok(Removed::Raced(current)),
+        }
+        Ok(Removed::Gone(Deleted {
+            object,
+            gone: true,
+            pending: false,
+        }))
+    }
+
+    /// Writes the marked object.
     async fn mark(
         &self,
         resource: &Resource,
         key: &str,
         current: &KeyValue,
         object: &mut Value,
-    ) -> Result<Option<Option<KeyValue>>, Status> {
+    ) -> Result<Marked, Status> {
         let bytes = resource.codec.encode(object)?;
         if bytes == current.value {
-            return Ok(None);
+            return Ok(Marked::As(current.mod_revision));
         }
         let expect = Expect::Revision(current.mod_revision);
         match self
@@ -240,9 +256,9 @@ impl Registry {
         {
             Outcome::Done { revision, .. } => {
                 object::set(object, "resourceVersion", revision.to_string());
-                Ok(None)
+                Ok(Marked::As(revision))
             }
-            Outcome::Conflict { current, .. } => Ok(Some(current)),
+            Outcome::Conflict { current, .. } => Ok(Marked::Raced(current)),
         }
     }
 

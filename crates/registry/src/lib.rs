@@ -39,7 +39,7 @@ pub use read::cache_error;
 pub use resource::{Customs, Orphan, Resource, Resources};
 pub use skiff_cache::{
     Entry, Error as CacheError, EventKind, Field, ListOptions, ListResult, ReadAt, WatchEvent, WatchFrom,
-    WatchOptions, Watcher, bookmark_frame,
+    WatchOptions, Watcher, bookmark_frame, check_continue,
 };
 pub use update::{Part, Transform, Updated};
 

@@ -6,6 +6,7 @@ mod aggregation;
 mod body;
 mod chain;
 mod compress;
+mod cork;
 mod crd;
 mod decode;
 mod discovery;

@@ -32,7 +32,7 @@ pub enum Item {
     /// A cached object without its first `skip` bytes, which are its kind and apiVersion.
     Cached { entry: Arc<Entry>, skip: usize },
     /// An object that had to be made anew.
-    Made(Vec<u8>),
+    Made(Bytes),
 }
 
 impl Item {
@@ -174,7 +174,7 @@ mod tests {
     async fn the_length_is_what_is_sent() {
         for count in [0usize, 1, 3, 5000] {
             let items = (0..count)
-                .map(|n| Item::Made(format!("{{\"n\":{n},\"pad\":\"{}\"}}", "x".repeat(100)).into_bytes()))
+                .map(|n| Item::Made(format!("{{\"n\":{n},\"pad\":\"{}\"}}", "x".repeat(100)).into()))
                 .collect();
             let body = ListBody::new(Bytes::from_static(b"{\"items\":["), items);
             let announced = body.size_hint().exact();
@@ -188,7 +188,7 @@ mod tests {
     #[tokio::test]
     async fn gzip_holds_the_same() {
         let items = (0..5000)
-            .map(|n| Item::Made(format!("{{\"n\":{n}}}").into_bytes()))
+            .map(|n| Item::Made(format!("{{\"n\":{n}}}").into()))
             .collect();
         let body = ListBody::new(Bytes::from_static(b"{\"items\":["), items).gzip();
         let bytes = body.collect().await.expect("collects").to_bytes();

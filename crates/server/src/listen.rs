@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::body::BoxError;
 use crate::chain::Identity;
+use crate::cork::Cork;
 use crate::proxy::ClientAddress;
 use crate::server::{ClientCertificates, Inner};
 
@@ -122,6 +123,9 @@ async fn connection(
     stream.set_nodelay(true)?;
     let stream = tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await??;
     let peer = inner.authorities.peer(stream.get_ref().1.peer_certificates());
+    // Many streams share an HTTP/2 connection, and an event goes to many of them.
+    let multiplexed = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    let stream = Cork::new(stream);
     let service = service_fn(move |request: Request<Incoming>| {
         let (inner, peer) = (inner.clone(), peer.clone());
         async move {
@@ -141,11 +145,14 @@ async fn connection(
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .keep_alive_interval(Some(Duration::from_secs(30)));
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-    let mut connection = std::pin::pin!(connection);
-    tokio::select! {
-        result = connection.as_mut() => return result,
-        () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
-    }
-    connection.await
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream.clone()), service);
+    let served = async move {
+        let mut connection = std::pin::pin!(connection);
+        tokio::select! {
+            result = connection.as_mut() => return result,
+            () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
+        }
+        connection.await
+    };
+    stream.run(multiplexed, served).await
 }

@@ -79,7 +79,7 @@ pub struct ListOptions {
     pub continue_token: String,
     pub resource_version: String,
     pub version_match: VersionMatch,
-    pub timeout_seconds: Option<u64>,
+    pub timeout_seconds: Option<i64>,
     pub watch: bool,
     pub bookmarks: bool,
     pub send_initial_events: Option<bool>,
@@ -97,7 +97,7 @@ impl ListOptions {
     ) -> Result<ListOptions, Status> {
         let labels = LabelSelector::parse(query.text("labelSelector")).map_err(Status::bad_request)?;
         let mut fields = FieldSelector::parse(query.text("fieldSelector")).map_err(Status::bad_request)?;
-        let options = ListOptions {
+        let mut options = ListOptions {
             limit: query.number("limit")?.unwrap_or(0).max(0) as usize,
             continue_token: query.text("continue").to_string(),
             resource_version: query.text("resourceVersion").to_string(),
@@ -106,16 +106,25 @@ impl ListOptions {
                 "NotOlderThan" => VersionMatch::NotOlderThan,
                 _ => VersionMatch::Unset,
             },
-            timeout_seconds: query
-                .number("timeoutSeconds")?
-                .map(|seconds| seconds.max(0) as u64),
+            timeout_seconds: query.number("timeoutSeconds")?,
             watch,
             bookmarks: query.flag("allowWatchBookmarks").unwrap_or(false),
             send_initial_events: query.flag("sendInitialEvents"),
             labels,
             fields: FieldSelector::everything(),
         };
-        options.check(query.text("resourceVersionMatch"))?;
+        let mut given_match = query.text("resourceVersionMatch");
+        // COMPAT: a watch from nowhere is one with initial events, though it does not say so.
+        if watch
+            && options.send_initial_events.is_none()
+            && given_match.is_empty()
+            && matches!(options.resource_version.as_str(), "" | "0")
+        {
+            options.send_initial_events = Some(true);
+            options.version_match = VersionMatch::NotOlderThan;
+            given_match = "NotOlderThan";
+        }
+        options.check(given_match)?;
         for term in &mut fields.terms {
             if matches!(term.field.as_str(), "metadata.name" | "metadata.namespace")
                 || selectable.contains(&term.field.as_str())
@@ -365,6 +374,12 @@ mod tests {
             "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true",
             true,
             "",
+        );
+        check("resourceVersion=7&continue=x", true, "");
+        check(
+            "resourceVersion=0&continue=x",
+            true,
+            "422 ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden when continue is provided",
         );
     }
 

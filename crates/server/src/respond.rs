@@ -123,6 +123,19 @@ fn json_bytes(exchange: &Exchange, code: StatusCode, bytes: &[u8]) -> Answer {
 /// A `Status` in the form that the client asked for. An Accept that cannot be met gets JSON.
 pub fn status(exchange: &Exchange, status: &Status) -> Answer {
     let json = || body::status(status);
+    // COMPAT: an answer that cannot take the form asked for is refused by another of upstream's writers.
+    let transform = [
+        "Unable to convert to Table",
+        "you requested PartialObjectMetadata",
+    ];
+    if transform
+        .iter()
+        .any(|opening| status.message.starts_with(opening))
+        && let Ok(bytes) = serde_json::to_vec_pretty(&status.to_value())
+    {
+        let code = StatusCode::from_u16(status.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        return body::answer(code, "application/json", bytes);
+    }
     let Some(output) = exchange.status_output() else {
         return json();
     };

@@ -1,7 +1,8 @@
 //! The Table form of objects, which `kubectl get` prints, and the metadata-only form.
 
+use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use skiff_meta::{GroupKind, Status, field};
+use skiff_meta::{Status, field};
 use skiff_registry::{Resource, object};
 
 use crate::query::Query;
@@ -24,11 +25,9 @@ impl IncludeObject {
                 let path = field::Path::new("includeObject");
                 let error =
                     field::Error::invalid(&path, other, "must be 'Metadata', 'Object', 'None', or empty");
-                Err(Status::invalid(
-                    &GroupKind::new("meta.k8s.io", "TableOptions"),
-                    "",
-                    &[error],
-                ))
+                Err(Status::bad_request(format!(
+                    "Unable to convert to Table as requested: {error}"
+                )))
             }
         }
     }
@@ -77,6 +76,25 @@ pub fn of_object(resource: &Resource, stored: &Value, version: &str, include: In
 pub fn table(version: &str, metadata: Value, columns: Value, rows: Vec<Value>) -> Value {
     json!({"kind": "Table", "apiVersion": format!("meta.k8s.io/{version}"),
         "metadata": metadata, "columnDefinitions": columns, "rows": rows})
+}
+
+/// The metadata alone, of an object that stays encoded, between what goes before and after it.
+pub fn partial_bytes(before: &str, metadata: &[u8], version: &str, after: &str) -> Bytes {
+    let opening = format!(
+        "{{\"kind\":\"PartialObjectMetadata\",\"apiVersion\":\"meta.k8s.io/{version}\",\"metadata\":"
+    );
+    let room = before.len() + opening.len() + metadata.len() + 1 + after.len();
+    let mut out = Vec::with_capacity(room);
+    for part in [
+        before.as_bytes(),
+        opening.as_bytes(),
+        metadata,
+        b"}",
+        after.as_bytes(),
+    ] {
+        out.extend_from_slice(part);
+    }
+    Bytes::from(out)
 }
 
 /// The object's metadata alone.

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use http::StatusCode;
 use serde_json::Value;
 use skiff_meta::Status;
-use skiff_registry::{DeleteOptions, Deleted, Resource, encode, is_not_found, object};
+use skiff_registry::{Context, DeleteOptions, Deleted, Entry, Resource, encode, is_not_found, object};
 
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
@@ -88,7 +90,30 @@ async fn options(exchange: &Exchange, body: Body) -> Result<(Value, DeleteOption
     Ok((value, options))
 }
 
-/// Deletes what a list would return, one by one. Not atomic, as upstream.
+/// Deletes an object of a list, if it is still there.
+async fn delete_listed(
+    inner: &Inner,
+    context: &Context,
+    resource: &Resource,
+    entry: Arc<Entry>,
+    options: &DeleteOptions,
+    gate: &Admission<'_>,
+) -> Result<(), Status> {
+    let (namespace, name) = (&*entry.head.namespace, &*entry.head.name);
+    let deleted = inner
+        .registry
+        .delete(context, resource, namespace, name, options, gate)
+        .await;
+    match deleted {
+        Err(status) if !is_not_found(&status) => Err(status),
+        _ => Ok(()),
+    }
+}
+
+/// Deletions under way at a time.
+const AT_ONCE: usize = 128;
+
+/// Deletes what a list would return, each for itself. Not atomic, as upstream.
 pub async fn delete_collection(
     inner: &Arc<Inner>,
     exchange: &mut Exchange,
@@ -112,16 +137,22 @@ pub async fn delete_collection(
         .await?;
     {
         let gate = Admission::new(inner, exchange, resource, Some(&value));
-        for entry in &listed.items {
-            let (namespace, name) = (&*entry.head.namespace, &*entry.head.name);
-            match inner
-                .registry
-                .delete(&exchange.context, resource, namespace, name, &options, &gate)
-                .await
+        // Many at a time, so that the store commits them together.
+        let mut waiting = 0;
+        let mut running = FuturesUnordered::new();
+        loop {
+            while running.len() < AT_ONCE
+                && let Some(entry) = listed.items.get(waiting)
             {
-                Ok(_) => {}
-                Err(status) if is_not_found(&status) => {}
-                Err(status) => return Err(status),
+                waiting += 1;
+                let deletion =
+                    delete_listed(inner, &exchange.context, resource, entry.clone(), &options, &gate);
+                running.push(deletion.boxed());
+            }
+            match running.next().await {
+                Some(Ok(())) => {}
+                Some(Err(status)) => return Err(status),
+                None => break,
             }
         }
     }

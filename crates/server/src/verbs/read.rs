@@ -7,7 +7,9 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use skiff_meta::Status;
-use skiff_registry::{CacheError, ListResult, ReadAt, Resource, cache_error, encode, hooks};
+use skiff_registry::{
+    CacheError, ListResult, ReadAt, Resource, cache_error, check_continue, encode, hooks,
+};
 
 use crate::body::Answer;
 use crate::chain::Exchange;
@@ -114,6 +116,7 @@ pub fn cache_list(exchange: &Exchange, options: &ListOptions) -> Result<skiff_re
         _ => ReadAt::NotOlderThan(number()?),
     };
     if !options.continue_token.is_empty() && !matches!(version, "" | "0") {
+        check_continue(&options.continue_token).map_err(cache_error)?;
         return Err(Status::bad_request(
             "specifying resource version is not allowed when using continue",
         ));
@@ -203,7 +206,7 @@ pub async fn answer_list(
                     .flatten()
                 {
                     Some(item) => item,
-                    None => Item::Made(made_item(resource, value_of(&entry)?).to_string().into_bytes()),
+                    None => Item::Made(made_item(resource, value_of(&entry)?).to_string().into()),
                 };
                 items.push(item);
             }
@@ -248,6 +251,14 @@ pub async fn answer_list(
                     "you requested PartialObjectMetadata, but the requested object is a list ({}List)",
                     respond::go_type(resource)
                 )));
+            }
+            if output.format == Format::Json && !output.pretty && !resource.converts_elsewhere() {
+                let items = listed.items.iter();
+                let items = items.map(|entry| Item::Made(table::partial_bytes("", entry.metadata(), version, "")));
+                let head = format!(
+                    "{{\"kind\":\"PartialObjectMetadataList\",\"apiVersion\":\"meta.k8s.io/{version}\",\"metadata\":{metadata},\"items\":["
+                );
+                return Ok(stream(exchange, ListBody::new(Bytes::from(head), items.collect())));
             }
             let mut items = Vec::with_capacity(listed.items.len());
             for entry in &listed.items {

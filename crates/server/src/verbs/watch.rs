@@ -1,20 +1,23 @@
 //! Watch: frames that the cache encoded once for all, passed on as they come.
 
+use std::hash::{Hash, Hasher};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::{StreamExt, stream};
 use http::{HeaderValue, Response, header};
-use http_body::Frame;
-use http_body_util::{BodyExt, StreamBody};
+use http_body::{Body, Frame};
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use skiff_meta::Status;
 use skiff_registry::{EventKind, ReadAt, Resource, WatchEvent, WatchFrom, WatchOptions, Watcher, encode};
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use crate::body::{Answer, BoxError};
+use crate::body::{self, Answer, BoxError};
 use crate::chain::Exchange;
 use crate::negotiate::{Format, Transform};
 use crate::protobuf;
@@ -25,6 +28,9 @@ use crate::verbs::read;
 
 /// Upstream's `--min-request-timeout`: a watch without a timeout lasts this long, and up to twice that.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1800);
+
+/// Longer than any watch; a time that far from now can still be counted.
+const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
 pub async fn watch(
     inner: &Arc<Inner>,
@@ -40,48 +46,35 @@ pub async fn watch(
             ..options.clone()
         },
     )?;
+    let timeout = match options.timeout_seconds {
+        None | Some(0) => MIN_TIMEOUT.mul_f64(1.0 + rand::random_range(0.0..1.0)),
+        Some(seconds) => Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).min(LONGEST),
+    };
+    let deadline = Instant::now() + timeout;
     let watch = WatchOptions {
         namespace: scope.namespace,
         labels: scope.labels,
         fields: scope.fields,
         from: from(&options)?,
         bookmarks: options.bookmarks,
+        deadline: Some(deadline),
         initial_events_end: options.send_initial_events == Some(true) && options.bookmarks,
     };
-    let timeout = match options.timeout_seconds {
-        Some(seconds) if seconds > 0 => Duration::from_secs(seconds),
-        _ => MIN_TIMEOUT.mul_f64(1.0 + rand::random_range(0.0..1.0)),
+    let include = match output.transform {
+        Transform::Table(_) => IncludeObject::read(&exchange.query)?,
+        _ => IncludeObject::Metadata,
     };
-    let shape = Shape {
-        resource: resource.clone(),
-        format: output.format,
-        transform: output.transform,
-        include: IncludeObject::read(&exchange.query)?,
-        headed: false,
-    };
+    let shape = Shape::new(resource, output.format, output.transform, include);
     let first: Result<Watcher, Bytes> = match inner.registry.watch(resource, watch).await {
         Ok(watcher) => Ok(watcher),
-        // COMPAT: a version that is too old is told in the stream, as upstream's cache does.
-        Err(status) if status.code == 410 => Err(error_frame(output.format, &status)),
+        // COMPAT: a version that is too old, or not yet there, is told in the stream, as upstream's
+        // cache does.
+        Err(status) if matches!(status.code, 410 | 504) => Err(error_frame(output.format, &status)),
         Err(status) => return Err(status),
     };
     let body = match first {
-        Ok(watcher) => {
-            let deadline = Instant::now() + timeout;
-            let running = Running {
-                watcher,
-                shape,
-                deadline,
-                inner: inner.clone(),
-                ended: false,
-            };
-            inner.metrics.watchers.fetch_add(1, Ordering::Relaxed);
-            let frames = stream::unfold(running, Running::step);
-            StreamBody::new(frames).boxed_unsync()
-        }
-        Err(frame) => {
-            StreamBody::new(stream::iter([Ok::<_, BoxError>(Frame::data(frame))]).boxed()).boxed_unsync()
-        }
+        Ok(watcher) => Running::new(inner, watcher, shape, deadline).boxed_unsync(),
+        Err(frame) => body::full(frame),
     };
     let mut response = Response::new(body);
     let content_type = HeaderValue::from_static(match output.format {
@@ -119,13 +112,32 @@ fn error_frame(format: Format, status: &Status) -> Bytes {
     ))
 }
 
-/// An open watch.
+/// An open watch: the body of its answer. What it waits for besides events is set up once, not with
+/// every event.
 struct Running {
     watcher: Watcher,
     shape: Shape,
-    deadline: Instant,
+    deadline: Pin<Box<Sleep>>,
+    stop: Pin<Box<WaitForCancellationFutureOwned>>,
     inner: Arc<Inner>,
+    /// The frame that is being made.
+    making: Option<Making>,
     ended: bool,
+}
+
+impl Running {
+    fn new(inner: &Arc<Inner>, watcher: Watcher, shape: Shape, deadline: Instant) -> Running {
+        inner.metrics.watchers.fetch_add(1, Ordering::Relaxed);
+        Running {
+            watcher,
+            shape,
+            deadline: Box::pin(tokio::time::sleep_until(deadline)),
+            stop: Box::pin(inner.shutdown.clone().cancelled_owned()),
+            inner: inner.clone(),
+            making: None,
+            ended: deadline <= Instant::now(),
+        }
+    }
 }
 
 impl Drop for Running {
@@ -134,36 +146,71 @@ impl Drop for Running {
     }
 }
 
-impl Running {
-    async fn step(mut self) -> Option<(Result<Frame<Bytes>, BoxError>, Running)> {
-        if self.ended {
-            return None;
+impl Body for Running {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        if this.ended {
+            return Poll::Ready(None);
         }
-        let event = tokio::select! {
-            event = self.watcher.next() => event,
-            () = tokio::time::sleep_until(self.deadline) => None,
-            () = self.inner.shutdown.cancelled() => None,
-        };
-        let event = match event {
-            Some(event) => event,
-            None => {
-                // The end; a last bookmark spares the client events that it need not see again.
-                self.ended = true;
-                self.watcher.final_bookmark()?
+        if this.making.is_none() {
+            let event = match this.watcher.poll_next(context) {
+                Poll::Ready(event) => event,
+                Poll::Pending => {
+                    ready!(this.poll_over(context));
+                    None
+                }
+            };
+            // COMPAT: an event is no list, and upstream ends a watch that wants one at the first event.
+            let unfit = matches!(this.shape.transform, Transform::PartialObjectMetadataList(_));
+            let Some(event) = event.filter(|_| !unfit) else {
+                this.ended = true;
+                return Poll::Ready(None);
+            };
+            match this.shape.frame(&event) {
+                Made::Now(frame) => return Poll::Ready(Some(Ok(Frame::data(frame)))),
+                Made::Soon(making) => this.making = Some(making),
             }
+        }
+        let Some(making) = &mut this.making else {
+            return Poll::Pending;
         };
-        let frame = match self.shape.frame(&event).await {
-            Ok(frame) => frame,
-            Err(status) => {
-                self.ended = true;
-                error_frame(self.shape.format, &status)
-            }
-        };
-        Some((Ok(Frame::data(frame)), self))
+        let made = ready!(making.as_mut().poll(context));
+        this.making = None;
+        let frame = made.unwrap_or_else(|status| {
+            this.ended = true;
+            error_frame(this.shape.format, &status)
+        });
+        Poll::Ready(Some(Ok(Frame::data(frame))))
     }
 }
 
+impl Running {
+    /// Ready when time is up, or the server ends.
+    fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.deadline.as_mut().poll(context).is_ready() {
+            return Poll::Ready(());
+        }
+        self.stop.as_mut().poll(context)
+    }
+}
+
+/// An event in the form that the watcher wants.
+enum Made {
+    Now(Bytes),
+    /// It takes decoding, and perhaps somebody else's conversion.
+    Soon(Making),
+}
+
+type Making = Pin<Box<dyn Future<Output = Result<Bytes, Status>> + Send>>;
+
 /// The form of the events' objects.
+#[derive(Clone)]
 struct Shape {
     resource: Arc<Resource>,
     format: Format,
@@ -171,16 +218,63 @@ struct Shape {
     include: IncludeObject,
     /// Column definitions were sent: only the first table has them.
     headed: bool,
+    /// The number of this form among all.
+    form: u64,
 }
 
 impl Shape {
-    async fn frame(&mut self, event: &WatchEvent) -> Result<Bytes, Status> {
-        if self.transform == Transform::None && self.resource.served_as_stored() {
-            if self.format == Format::Protobuf {
-                return event.protobuf(|| self.protobuf(event));
-            }
-            return Ok(event.json());
+    fn new(resource: &Arc<Resource>, format: Format, transform: Transform, include: IncludeObject) -> Shape {
+        let mut hasher = std::hash::DefaultHasher::new();
+        (
+            &resource.api_version,
+            format!("{format:?} {transform:?} {include:?}"),
+        )
+            .hash(&mut hasher);
+        Shape {
+            resource: resource.clone(),
+            format,
+            transform,
+            include,
+            headed: false,
+            form: hasher.finish(),
         }
+    }
+}
+
+impl Shape {
+    fn frame(&mut self, event: &Arc<WatchEvent>) -> Made {
+        let as_stored = self.transform == Transform::None && self.resource.served_as_stored();
+        if as_stored && self.format != Format::Protobuf {
+            return Made::Now(event.json());
+        }
+        // Watchers of one form share what is made of an event, but for the one that gets the columns.
+        let shape = self.clone();
+        let shared = !matches!(self.transform, Transform::Table(_)) || self.headed;
+        self.headed = true;
+        if let Some(made) = event.form(self.form).filter(|_| shared) {
+            return Made::Now(made);
+        }
+        if let Transform::PartialObjectMetadata(version) = &self.transform
+            && let Some(entry) = &event.entry
+            && self.format != Format::Protobuf
+            && !self.resource.converts_elsewhere()
+        {
+            let opening = format!("{{\"type\":\"{}\",\"object\":", event.kind.as_str());
+            let made = table::partial_bytes(&opening, entry.metadata(), version, "}\n");
+            event.keep_form(self.form, &made);
+            return Made::Now(made);
+        }
+        let event = event.clone();
+        Made::Soon(Box::pin(async move {
+            let made = shape.encode(&event).await?;
+            if shared {
+                event.keep_form(shape.form, &made);
+            }
+            Ok(made)
+        }))
+    }
+
+    async fn encode(&self, event: &WatchEvent) -> Result<Bytes, Status> {
         if self.format == Format::Protobuf && self.transform == Transform::None {
             return self.protobuf(event);
         }
@@ -205,7 +299,7 @@ impl Shape {
     }
 
     /// The event in protobuf, with the object as it is served.
-    fn protobuf(&mut self, event: &WatchEvent) -> Result<Bytes, Status> {
+    fn protobuf(&self, event: &WatchEvent) -> Result<Bytes, Status> {
         let object = match &event.entry {
             Some(entry) => protobuf::cached(&self.resource, &entry.bytes)?,
             None => protobuf::document(&self.bookmark(event))?,
@@ -213,14 +307,14 @@ impl Shape {
         Ok(protobuf::frame(event.kind.as_str(), &object))
     }
 
-    fn object(&mut self, mut value: Value) -> Value {
+    fn object(&self, mut value: Value) -> Value {
         match &self.transform {
             Transform::None => {
                 self.resource.from_stored(&mut value);
                 value
             }
             Transform::Table(version) => {
-                let columns = if std::mem::replace(&mut self.headed, true) {
+                let columns = if self.headed {
                     Value::Null
                 } else {
                     table::columns(&self.resource)
@@ -236,7 +330,7 @@ impl Shape {
         }
     }
 
-    fn bookmark(&mut self, event: &WatchEvent) -> Value {
+    fn bookmark(&self, event: &WatchEvent) -> Value {
         debug_assert_eq!(event.kind, EventKind::Bookmark);
         let mut metadata = json!({"resourceVersion": event.revision.to_string()});
         if event.initial_events_end {

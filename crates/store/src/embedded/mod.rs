@@ -161,6 +161,11 @@ impl Store for Embedded {
             .await
             .map_err(|_| writer::stopped())?;
         let (reply, answer) = oneshot::channel();
+        // A value stays for long: without the room that its maker left for more, or for neighbours.
+        let op = match op {
+            Op::Put(value) => Op::Put(bytes::Bytes::copy_from_slice(&value)),
+            Op::Delete => Op::Delete,
+        };
         let write = Write {
             key: key.into(),
             expect,
