@@ -19,7 +19,7 @@ pub use events::{EventRecorder, reference};
 pub use informer::{Change, Informer, InformerFactory, PartialObject};
 pub use kube::Client;
 pub use leader::{LeaderElector, Outcome};
-pub use marks::{cause_of, in_process, with_marks};
+pub use marks::{cause_of, in_process, in_process_as, with_marks};
 pub use queue::{Taken, WorkQueue};
 pub use skiff_trace::{COMPLETE, Cause, note, stage};
 pub use workers::{Action, run_workers};

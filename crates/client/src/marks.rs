@@ -26,6 +26,25 @@ pub fn cause_of<K: kube::Resource<DynamicType = ()>>(object: &K) -> Cause {
     }
 }
 
+/// As [`in_process`], for a component that says who it is: what it writes is owned under that name.
+pub fn in_process_as<S, B>(service: S, default_namespace: &str, agent: &'static str) -> Client
+where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send,
+    B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let named = tower::service_fn(move |mut request: Request<Body>| {
+        request
+            .headers_mut()
+            .entry(http::header::USER_AGENT)
+            .or_insert(http::HeaderValue::from_static(agent));
+        service.clone().oneshot(request)
+    });
+    in_process(named, default_namespace)
+}
+
 /// A client over a service in this process: no socket and no TLS, but the whole request chain.
 pub fn in_process<S, B>(service: S, default_namespace: &str) -> Client
 where

@@ -110,6 +110,27 @@ impl Status {
         Self::about(409, "Conflict", resource, name, message)
     }
 
+    /// The conflict of an apply with other managers; causes are `(reason, message, field)`.
+    pub fn apply_conflict(
+        message: String,
+        causes: impl Iterator<Item = (&'static str, String, String)>,
+    ) -> Self {
+        let causes = causes
+            .map(|(reason, message, field)| Cause {
+                reason: reason.to_owned(),
+                message,
+                field,
+            })
+            .collect();
+        Self {
+            details: Some(Box::new(Details {
+                causes,
+                ..Details::default()
+            })),
+            ..Self::failure(409, "Conflict", message)
+        }
+    }
+
     /// The conflict of a stale resourceVersion.
     pub fn modified(resource: &GroupResource, name: &str) -> Self {
         let why =

@@ -8,6 +8,8 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use skiff_meta::Status;
 
+use crate::fields::Tracking;
+
 /// One gate's share of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageTime {
@@ -21,6 +23,10 @@ pub struct StageTime {
 #[derive(Default)]
 pub struct Context {
     pub dry_run: bool,
+    /// A uid in the object must be that of the stored one (of a patch it is a change like others).
+    pub uid_is_precondition: bool,
+    /// Whose fields a write makes of what it changes.
+    pub tracking: Tracking,
     /// Leaf lock: held for a push only.
     warnings: Mutex<Vec<String>>,
     /// Leaf lock: held for a push only.
@@ -38,6 +44,14 @@ impl Context {
     pub fn new(dry_run: bool) -> Self {
         Context {
             dry_run,
+            ..Context::default()
+        }
+    }
+
+    /// The context of a write that the server makes for itself.
+    pub fn of_server() -> Self {
+        Context {
+            tracking: Tracking::server(),
             ..Context::default()
         }
     }

@@ -26,6 +26,7 @@ impl Registry {
     ) -> Result<Value, Status> {
         ensure_namespace(resource, namespace, &mut object)?;
         dedup_owner_references(context, &mut object, false);
+        self.track_fields(context, resource, None, &mut object);
         {
             let _stage = context.stage("mutating-admission");
             gate.admit(Some(&mut object), None).await?;

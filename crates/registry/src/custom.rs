@@ -8,6 +8,7 @@ use serde_json::Value;
 use skiff_api::object_meta;
 use skiff_cache::Field;
 use skiff_meta::{Status, field};
+use skiff_schema::apply::TypeRef;
 use skiff_store::KeyValue;
 
 use crate::{Part, Resource, encode, object};
@@ -47,6 +48,9 @@ pub trait Custom: Send + Sync {
 
     /// What a client is told who uses this version.
     fn deprecation(&self) -> Option<String>;
+
+    /// The type of a version of the definition (`group/version`), as server-side apply sees it.
+    fn apply_type(&self, api_version: &str) -> Option<TypeRef<'_>>;
 
     /// For those who know what is behind the trait.
     fn as_any(&self) -> &dyn std::any::Any;

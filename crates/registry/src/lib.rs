@@ -9,6 +9,7 @@ mod custom;
 mod delete;
 pub mod encode;
 mod errors;
+pub mod fields;
 pub mod hooks;
 pub mod object;
 mod read;
@@ -30,7 +31,7 @@ pub use skiff_store::Store;
 
 pub use codec::Codec;
 pub use context::{Context, Gate, Open, StageGuard, StageTime, now_us};
-pub use create::{dedup_owner_references, generate_name};
+pub use create::{dedup_owner_references, ensure_namespace, generate_name};
 pub use custom::Custom;
 pub use delete::{DeleteOptions, Deleted, Propagation};
 pub use errors::{expired, is_already_exists, is_not_found, store as store_error};

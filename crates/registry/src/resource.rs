@@ -1,18 +1,20 @@
 //! A served resource with everything the verbs need to know of it: names, rules, storage. Made once at
 //! start from the fact tables; knows no kind by name.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use serde_json::Value;
 use skiff_api::{facts, kind::Kind};
 use skiff_meta::{GroupKind, GroupResource};
 use skiff_schema::TypeId;
+use skiff_schema::apply::{Set, TypeRef};
 
 use crate::custom::Custom;
-use crate::hooks::{Converter, Hook, NoHook, converter, storage_facts};
-use crate::{Codec, encode, object};
+use crate::hooks::{Converter, Hook, NoHook, converter, reset_fields, storage_facts};
+use crate::{Codec, encode, fields, object};
 
 /// What a delete without a policy does to dependents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +58,10 @@ pub struct Resource {
     converter: Option<Converter>,
     /// The rules of a resource that was defined at run time; `rules` are then the generic ones.
     pub custom: Option<Arc<dyn Custom>>,
+    /// An object of which nothing is set, in the served version.
+    empty: OnceLock<Value>,
+    /// What a write through the resource (the empty name) and through each subresource never owns.
+    unowned: OnceLock<Vec<(String, Set)>>,
 }
 
 impl Resource {
@@ -101,6 +107,8 @@ impl Resource {
             own_delete: kept.own_delete,
             orphan_warning: kept.orphan_warning,
             converter: converter(facts.group, facts.version, facts.kind),
+            empty: OnceLock::new(),
+            unowned: OnceLock::new(),
             stored_api_version,
             facts,
             custom: None,
@@ -116,6 +124,57 @@ impl Resource {
             custom: Some(custom),
             ..resource
         }
+    }
+
+    /// The served type of a built-in resource as server-side apply sees it.
+    pub fn apply_type(&self) -> TypeRef<'_> {
+        TypeRef::Object(facts::schema(), self.facts.type_id)
+    }
+
+    /// Gives an object of the served version the shape in which upstream would answer it.
+    pub fn normalise_served(&self, object: &mut Value) {
+        if self.custom.is_some() {
+            return;
+        }
+        skiff_schema::normalise(facts::schema(), self.facts.type_id, object);
+    }
+
+    /// An object of which nothing is set, in the served version.
+    pub fn empty(&self) -> &Value {
+        self.empty.get_or_init(|| {
+            let mut empty = serde_json::json!({"kind": self.kind, "apiVersion": self.api_version});
+            self.normalise_served(&mut empty);
+            empty
+        })
+    }
+
+    /// The fields that a write through `subresource` (empty for the resource itself) never owns.
+    pub fn unowned(&self, subresource: &str) -> &Set {
+        let all = self.unowned.get_or_init(|| {
+            let names = self.facts.subresources.iter().map(|subresource| subresource.name);
+            std::iter::once("")
+                .chain(names)
+                .map(|name| {
+                    let resets = reset_fields(self, name);
+                    (name.to_string(), fields::unowned(&resets))
+                })
+                .collect()
+        });
+        all.iter()
+            .find(|(name, _)| name == subresource)
+            .map_or(&all[0].1, |(_, set)| set)
+    }
+
+    /// A stored object in the served version.
+    pub fn served<'v>(&self, stored: &'v Value) -> Cow<'v, Value> {
+        // Custom objects are in the served version from the start of a write.
+        if self.served_as_stored() || self.custom.is_some() {
+            return Cow::Borrowed(stored);
+        }
+        let mut served = stored.clone();
+        self.from_stored(&mut served);
+        self.normalise_served(&mut served);
+        Cow::Owned(served)
     }
 
     pub fn is_stored(&self) -> bool {
@@ -163,6 +222,8 @@ impl Resource {
         }
         if let Some(converter) = &self.converter {
             (converter.from_stored)(value);
+            // The versions differ in what Go prints of a field that nobody set.
+            self.normalise_served(value);
         }
         object::put(value, &["apiVersion"], Value::String(self.api_version.clone()));
     }

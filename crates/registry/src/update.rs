@@ -7,7 +7,7 @@ use skiff_meta::{Status, field};
 use skiff_store::{Expect, Op, Outcome};
 
 use crate::create::{dedup_owner_references, ensure_namespace};
-use crate::{Context, Gate, Registry, Resource, encode, object};
+use crate::{Context, Gate, Registry, Resource, encode, fields, object};
 
 /// A write that keeps losing the race this often gives up with a conflict.
 const ATTEMPTS: usize = 64;
@@ -119,7 +119,10 @@ impl Registry {
         let mut new = transform(Some(&old))?;
         ensure_namespace(resource, namespace, &mut new)?;
         dedup_owner_references(context, &mut new, false);
-        check_uid(resource, &new, &old)?;
+        if context.uid_is_precondition {
+            check_uid(resource, &new, &old)?;
+        }
+        self.track_fields(context, resource, Some(&old), &mut new);
         {
             let _stage = context.stage("mutating-admission");
             gate.admit(Some(&mut new), Some(&old)).await?;
@@ -128,6 +131,8 @@ impl Registry {
         let change;
         {
             let _stage = context.stage("prepare");
+            // What a strategy resets is not the record of who wrote.
+            let managed = fields::take(&mut new);
             match part {
                 Part::Main => resource.begin_update(&mut new, &old),
                 Part::Status => resource.begin_status_update(&mut new, &old),
@@ -136,6 +141,7 @@ impl Registry {
                     prepare(&mut new, &old);
                 }
             }
+            fields::put(&mut new, managed.unwrap_or_default());
             change = match part {
                 Part::Main => resource.hook.begin_update(&mut new, &old, context)?,
                 _ => crate::hooks::Change::none(),
@@ -158,6 +164,7 @@ impl Registry {
             gate.validate(Some(&mut new), Some(&old)).await?;
         }
         self.normalise(resource, &mut new);
+        fields::keep_times(&mut new, &mut old);
 
         let _stage = context.stage("store");
         let key = resource.key(namespace, name);

@@ -1,6 +1,7 @@
 //! The schema machinery: type tables, strict decoding with upstream's messages, the shape of upstream's
 //! answers, patches, protobuf, and OpenAPI. It knows no kind by name, does no I/O and reads no clock.
 
+pub mod apply;
 pub mod decode;
 pub mod jsonpath;
 mod normalise;

@@ -11,12 +11,13 @@ use http::{HeaderValue, Request, header, request::Parts};
 use serde_json::Value;
 use skiff_auth::{Attributes, Peer, UserInfo};
 use skiff_meta::{GroupResource, Status};
+use skiff_registry::fields::Tracking;
 use skiff_registry::{Context, now_us, object};
 use skiff_trace::{Mark, Stage, read_headers};
 
 use crate::body::{self, Answer, Body};
 use crate::negotiate::{self, Offer, Output};
-use crate::query::Query;
+use crate::query::{Query, WriteOptions};
 use crate::request_info::RequestInfo;
 use crate::server::Inner;
 use crate::{aggregation, flow, paths, resource_paths, respond};
@@ -89,6 +90,23 @@ impl Exchange {
         self.output(false)
             .or_else(|_| negotiate::output(self.header(header::ACCEPT), pretty, false, Offer::Whole))
             .ok()
+    }
+
+    /// Takes over what the options of a write say about how it is done, and by whom.
+    pub fn write_as(&mut self, options: &WriteOptions) {
+        self.context.dry_run = options.dry_run;
+        self.context.tracking = Tracking::Update {
+            manager: self.manager(options),
+            subresource: self.info.subresource.clone(),
+        };
+    }
+
+    /// Who owns what a write sets: as the client says, or else what it calls itself.
+    pub fn manager(&self, options: &WriteOptions) -> String {
+        if !options.field_manager.is_empty() {
+            return options.field_manager.clone();
+        }
+        manager_of_agent(self.header(header::USER_AGENT))
     }
 
     pub fn made(&mut self, object: &Value) {
@@ -261,7 +279,15 @@ impl Inner {
     }
 
     fn authorize(&self, exchange: &Exchange) -> Result<(), Status> {
-        let attributes = attributes_of(&exchange.info);
+        self.authorize_verb(exchange, &exchange.info.verb)
+    }
+
+    /// Whether the user may do `verb` with what the request names.
+    pub fn authorize_verb(&self, exchange: &Exchange, verb: &str) -> Result<(), Status> {
+        let attributes = Attributes {
+            verb,
+            ..attributes_of(&exchange.info)
+        };
         let decision = self.authorizer.authorize(&exchange.user, &attributes);
         if decision.allowed {
             Ok(())
@@ -354,6 +380,22 @@ fn unsniffed(exchange: &Exchange, status: &Status) -> Answer {
         .headers_mut()
         .insert("x-content-type-options", HeaderValue::from_static("nosniff"));
     answer
+}
+
+/// The longest name of a manager.
+const MANAGER_MAX: usize = 128;
+
+/// The part of a user agent before the first slash, as far as it can be printed.
+fn manager_of_agent(agent: &str) -> String {
+    let mut name = String::new();
+    let first = agent.split('/').next().unwrap_or_default();
+    for char in first.chars().filter(|char| !char.is_control()) {
+        if name.len() + char.len_utf8() > MANAGER_MAX {
+            break;
+        }
+        name.push(char);
+    }
+    name
 }
 
 /// The 406 of upstream's router.

@@ -106,20 +106,31 @@ pub fn delete_options(exchange: &Exchange, body: &[u8]) -> Result<Value, Status>
     Ok(checked.value)
 }
 
-/// Checks the outcome of a patch as if it had been sent.
+/// Checks the outcome of a patch as if it had been sent. What is wrong with it is told by `refuse`.
 pub fn patched(
     context: &Context,
     resource: &Resource,
     validation: FieldValidation,
     value: Value,
-    unknown: Vec<String>,
+    mut strict: Vec<String>,
+    refuse: impl Fn(String) -> Status,
 ) -> Result<Value, Status> {
     if let Some(custom) = crate::crd::version_of(resource) {
-        let mut value = crate::crd::decode::patched(context, resource, custom, validation, value, unknown)?;
+        let mut value = crate::crd::decode::patched(context, resource, custom, validation, value, strict)?;
         default_and_convert(resource, &mut value);
         return Ok(value);
     }
-    let mut value = checked(context, resource.facts.type_id, validation, value, unknown)?;
+    let checked = decode::check(facts::schema(), resource.facts.type_id, value)
+        .map_err(|error| refuse(error.to_string()))?;
+    strict.extend(checked.strict_errors);
+    match validation {
+        FieldValidation::Strict if !strict.is_empty() => {
+            return Err(refuse(decode::strict_decoding_message(&strict)));
+        }
+        FieldValidation::Warn => strict.into_iter().for_each(|text| context.warn(text)),
+        FieldValidation::Strict | FieldValidation::Ignore => {}
+    }
+    let mut value = checked.value;
     object::put(&mut value, &["kind"], Value::String(resource.kind.clone()));
     object::put(
         &mut value,
@@ -128,20 +139,6 @@ pub fn patched(
     );
     default_and_convert(resource, &mut value);
     Ok(value)
-}
-
-pub fn checked(
-    context: &Context,
-    id: TypeId,
-    validation: FieldValidation,
-    value: Value,
-    mut strict: Vec<String>,
-) -> Result<Value, Status> {
-    let checked =
-        decode::check(facts::schema(), id, value).map_err(|error| Status::bad_request(error.to_string()))?;
-    strict.extend(checked.strict_errors);
-    report_strict(context, validation, &strict, str::to_string)?;
-    Ok(checked.value)
 }
 
 fn report_strict(
@@ -166,8 +163,6 @@ fn report_strict(
 }
 
 pub fn default_and_convert(resource: &Resource, value: &mut Value) {
-    // Field management is not built yet; what a client claims about it is not kept.
-    object::metadata_mut(value).remove("managedFields");
     (resource.rules.default)(resource.facts.version, value);
     resource.to_stored(value);
 }

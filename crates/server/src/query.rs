@@ -243,15 +243,37 @@ pub enum FieldValidation {
 pub struct WriteOptions {
     pub dry_run: bool,
     pub field_validation: FieldValidation,
+    /// Empty when the client did not say.
+    pub field_manager: String,
+    /// Whether an apply takes fields from others.
+    pub force: bool,
     /// As admission sees it.
     pub value: Value,
 }
 
 impl WriteOptions {
     pub fn read(query: &Query, kind: &'static str) -> Result<WriteOptions, Status> {
+        WriteOptions::checked(query, kind, false)
+    }
+
+    /// The options of an apply, which must say who applies.
+    pub fn of_apply(query: &Query) -> Result<WriteOptions, Status> {
+        WriteOptions::checked(query, "PatchOptions", true)
+    }
+
+    fn checked(query: &Query, kind: &'static str, apply: bool) -> Result<WriteOptions, Status> {
         let mut found = Vec::new();
         let manager = query.text("fieldManager");
         let path = field::Path::new("fieldManager");
+        if apply && manager.is_empty() {
+            found.push(field::Error::required(&path, "is required for apply patch"));
+        }
+        if !apply && kind == "PatchOptions" && query.get("force").is_some() {
+            found.push(field::Error::forbidden(
+                &field::Path::new("force"),
+                "may not be specified for non-apply patch",
+            ));
+        }
         if manager.len() > 128 {
             found.push(field::Error::too_long(&path, 128));
         }
@@ -260,12 +282,6 @@ impl WriteOptions {
                 let detail = format!("invalid character U+{:04X} (at position {at})", char as u32);
                 found.push(field::Error::invalid(&path, manager, detail));
             }
-        }
-        if kind == "PatchOptions" && query.get("force").is_some() {
-            found.push(field::Error::forbidden(
-                &field::Path::new("force"),
-                "may not be specified for non-apply patch",
-            ));
         }
         let dry_run: Vec<&str> = query.all("dryRun").filter(|value| !value.is_empty()).collect();
         if dry_run.iter().any(|value| *value != "All") {
@@ -303,6 +319,8 @@ impl WriteOptions {
         Ok(WriteOptions {
             dry_run: !dry_run.is_empty(),
             field_validation,
+            field_manager: manager.to_string(),
+            force: query.flag("force").unwrap_or(false),
             value,
         })
     }

@@ -118,7 +118,7 @@ async fn patches() {
     let apply = cluster
         .send("PATCH", &uri, "application/apply-patch+yaml", "{}")
         .await;
-    assert_eq!(apply.code, 415);
+    assert_eq!(apply.code, 422);
     let missing = cluster
         .patch(&format!("{MAPS}/none"), "merge-patch", json!({"data": {}}))
         .await;

@@ -108,9 +108,11 @@ impl Wiring<'_> {
             .reporter
             .step("API server", self.start_api(store, advertise, certificates))
             .await?;
-        let client = |user: UserInfo| skiff_client::in_process(server.service(user), "default");
+        let client = |user: UserInfo, agent: &'static str| {
+            skiff_client::in_process_as(server.service(user), "default", agent)
+        };
         self.write_kubeconfig(certificates)?;
-        let admin = client(UserInfo::new("kubernetes-admin", ["system:masters"]));
+        let admin = client(UserInfo::new("kubernetes-admin", ["system:masters"]), "skiff");
         self.reporter
             .step("cluster add-ons", addons::install(&admin, cluster, gateway))
             .await?;
@@ -118,7 +120,10 @@ impl Wiring<'_> {
             self.start_controllers(&server, &certificates.ca, node_name);
         }
         if self.runs(Component::Scheduler) {
-            let client = client(UserInfo::new("system:kube-scheduler", [] as [&str; 0]));
+            let client = client(
+                UserInfo::new("system:kube-scheduler", [] as [&str; 0]),
+                "kube-scheduler",
+            );
             let leader_elect = Some(self.identity(node_name));
             let config = skiff_scheduler::SchedulerConfig {
                 leader_elect,
@@ -134,17 +139,23 @@ impl Wiring<'_> {
         }
         if self.runs(Component::Proxy) {
             self.start_proxy(
-                client(UserInfo::new("system:kube-proxy", [] as [&str; 0])),
+                client(UserInfo::new("system:kube-proxy", [] as [&str; 0]), "kube-proxy"),
                 node_name,
             )?;
         }
         if let Some(endpoint) = endpoint {
             let identity = UserInfo::new(format!("system:node:{node_name}"), ["system:nodes"]);
-            self.start_node(client(identity), node_name, advertise, endpoint, certificates)?;
+            self.start_node(
+                client(identity, "kubelet"),
+                node_name,
+                advertise,
+                endpoint,
+                certificates,
+            )?;
         }
         if self.runs(Component::Dns) {
             self.start_dns(
-                client(UserInfo::service_account("kube-system", "coredns")),
+                client(UserInfo::service_account("kube-system", "coredns"), "coredns"),
                 gateway,
             );
         }
@@ -306,7 +317,7 @@ impl Wiring<'_> {
             } else {
                 UserInfo::service_account("kube-system", name)
             };
-            skiff_client::in_process(server.service(user), "default")
+            skiff_client::in_process_as(server.service(user), "default", "kube-controller-manager")
         });
         let mut config =
             skiff_controllers::ControllersConfig::new(client_for, ca.to_owned(), self.identity(node_name));

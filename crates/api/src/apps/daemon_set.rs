@@ -17,6 +17,8 @@ pub static DAEMON_SET: Kind = Kind {
     group: "apps",
     kind: "DaemonSet",
     default: |_, object| {
+        // COMPAT: who writes without it writes its zero, and the managed fields tell.
+        set_template_generation(object, template_generation(object));
         let Some(spec) = walk::object(object, "spec") else {
             return;
         };
@@ -43,6 +45,10 @@ pub static DAEMON_SET: Kind = Kind {
         let changed = !same(at(new, "spec.template"), at(old, "spec.template"));
         set_template_generation(new, template_generation(old) + i64::from(changed));
         strategy::bump_generation_if(new, old, &["spec"]);
+    },
+    prepare_status_update: |new, old| {
+        strategy::status_only(new, old);
+        set_template_generation(new, template_generation(old));
     },
     validate: |object| {
         let mut errors = Errors::new();

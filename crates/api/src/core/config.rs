@@ -55,9 +55,10 @@ pub static CONFIG_MAP: Kind = Kind {
 
 pub static SECRET: Kind = Kind {
     kind: "Secret",
-    default: |_, object| walk::string(object, "type", "Opaque"),
-    prepare_create: merge_string_data,
-    prepare_update: |new, _| merge_string_data(new),
+    default: |_, object| {
+        walk::string(object, "type", "Opaque");
+        merge_string_data(object);
+    },
     validate: secret,
     validate_update: |new, old| {
         let mut errors = Errors::new();

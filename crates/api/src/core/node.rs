@@ -14,6 +14,7 @@ use crate::{strategy, walk};
 pub static NODE: Kind = Kind {
     kind: "Node",
     default: |_, object| {
+        pod_cidrs(object);
         walk::each(object, "status", &mut |status| {
             if at(status, "allocatable").is_null() && !at(status, "capacity").is_null() {
                 let capacity = at(status, "capacity").clone();
@@ -24,11 +25,7 @@ pub static NODE: Kind = Kind {
         });
     },
     // A node registers itself with its status, so a create keeps it.
-    prepare_create: pod_cidrs,
-    prepare_update: |new, old| {
-        strategy::update_keep_status(new, old);
-        pod_cidrs(new);
-    },
+    prepare_update: strategy::update_keep_status,
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);

@@ -104,7 +104,7 @@ impl Registry {
             current["status"] = ready.clone();
             Ok(current)
         };
-        let context = Context::default();
+        let context = Context::of_server();
         self.update(
             &context,
             &resource,
@@ -190,7 +190,7 @@ impl Registry {
         let (_, version) = split(&resource.api_version);
         (resource.rules.default)(version, &mut value);
         match self
-            .create(&Context::default(), &resource, &namespace, value, &Open)
+            .create(&Context::of_server(), &resource, &namespace, value, &Open)
             .await
         {
             Err(status) if errors::is_already_exists(&status) => Ok(()),
@@ -218,7 +218,7 @@ impl Registry {
             None => Ok(value.clone()),
         };
         self.update(
-            &Context::default(),
+            &Context::of_server(),
             &resource,
             &namespace,
             &name,
@@ -247,7 +247,7 @@ impl Registry {
         };
         let namespace = object::namespace(&value).to_string();
         let name = object::name(&value).to_string();
-        let context = Context::default();
+        let context = Context::of_server();
         self.update(
             &context,
             &resource,

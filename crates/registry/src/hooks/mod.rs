@@ -8,6 +8,7 @@ mod facts;
 pub mod ip_allocator;
 mod namespaces;
 pub mod port_allocator;
+mod reset_fields;
 pub mod services;
 
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use crate::{Context, Registry, Resource};
 pub use convert::{Converter, converter};
 pub use facts::{StorageFacts, storage_facts};
 pub use namespaces::Namespaces;
+pub use reset_fields::reset_fields;
 
 /// Something that a write took and that goes back unless the write succeeds.
 #[must_use = "a change that is dropped is taken back"]

@@ -1,10 +1,20 @@
 //! `autoscaling/v1` Scale: the replica count of a workload, by itself.
 
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
 use serde_json::{Value, json};
+use skiff_api::facts;
 use skiff_meta::selector::LabelSelector;
 use skiff_meta::{GroupKind, Status, field};
+use skiff_schema::TypeId;
+use skiff_schema::apply::{Managed, ManagerId, Operation, Set};
 
-use crate::object;
+const API_VERSION: &str = "autoscaling/v1";
+const SUBRESOURCE: &str = "scale";
+
+use crate::fields::{self, FieldManager, OneVersion};
+use crate::{Registry, Resource, object};
 
 /// The Scale of a workload.
 pub fn scale_of(workload: &Value) -> Value {
@@ -52,6 +62,144 @@ pub fn apply_scale(workload: &Value, scale: &Value) -> Result<Value, Status> {
         }
     }
     Ok(workload)
+}
+
+/// The type of a Scale.
+pub fn scale_type() -> Result<TypeId, Status> {
+    facts::schema()
+        .by_gvk("autoscaling", "v1", "Scale")
+        .ok_or_else(|| Status::internal("no type Scale"))
+}
+
+/// How the Scale stands in the objects of a resource.
+pub struct ScaleForm<'a> {
+    pub of: fn(&Resource, &Value) -> Result<Value, Status>,
+    pub put: fn(&Resource, &Value, &Value) -> Result<Value, Status>,
+    /// The fields on the way to the number of replicas.
+    pub replicas: Vec<&'a str>,
+}
+
+/// Who writes a Scale, and how.
+pub enum ScaleWrite<'a> {
+    /// The Scale as it shall be.
+    Update { scale: Value, manager: &'a str },
+    Apply {
+        config: &'a Value,
+        manager: &'a str,
+        force: bool,
+    },
+}
+
+impl Registry {
+    /// Writes the Scale of a stored workload. Owners of `spec.replicas` are the same in both.
+    pub fn write_scale(
+        &self,
+        resource: &Resource,
+        workload: &Value,
+        form: &ScaleForm<'_>,
+        write: ScaleWrite<'_>,
+    ) -> Result<Value, Status> {
+        static EMPTY: OnceLock<Value> = OnceLock::new();
+        static UNOWNED: OnceLock<Set> = OnceLock::new();
+        let id = scale_type()?;
+        let empty = EMPTY.get_or_init(|| {
+            let mut empty = json!({"kind": "Scale", "apiVersion": API_VERSION});
+            skiff_schema::normalise(facts::schema(), id, &mut empty);
+            empty
+        });
+        let versions = OneVersion {
+            api_version: API_VERSION,
+            id,
+        };
+        let manager = FieldManager {
+            versions: &versions,
+            api_version: API_VERSION,
+            kind: "Scale",
+            subresource: SUBRESOURCE,
+            empty,
+            ignored: UNOWNED.get_or_init(|| fields::unowned(&Set::default())),
+            now: self.now_text(),
+        };
+        let owners = Managed::decode(object::metadata(workload, "managedFields"))
+            .map_err(|error| Status::failure(500, "", error))?;
+        let path = Set::of_fields(&[&form.replicas]);
+        let mut live = (form.of)(resource, workload)?;
+        fields::put(&mut live, owners_of_scale(&owners, &path).encode());
+        let (scale, managed) = match write {
+            ScaleWrite::Update {
+                mut scale,
+                manager: name,
+            } => {
+                let claimed = fields::take(&mut scale);
+                skiff_schema::normalise(facts::schema(), id, &mut scale);
+                let managed = manager.update(Some(&live), &scale, claimed, name);
+                (scale, managed)
+            }
+            ScaleWrite::Apply {
+                config,
+                manager: name,
+                force,
+            } => {
+                let outcome = manager.apply(Some(&live), config, name, force)?;
+                (outcome.object.unwrap_or(live), outcome.managed)
+            }
+        };
+        let mut written = (form.put)(resource, workload, &scale)?;
+        let scaled = Managed::decode(Some(&managed)).map_err(|error| Status::failure(500, "", error))?;
+        let owners = owners_of_workload(owners, scaled, &path, &resource.api_version);
+        fields::put(&mut written, owners.encode());
+        Ok(written)
+    }
+}
+
+/// Who owns the replicas of a workload owns those of its Scale.
+fn owners_of_scale(owners: &Managed, path: &Set) -> Managed {
+    let mut scale = Managed::default();
+    for (id, manager) in &owners.0 {
+        if !manager.set.intersection(path).is_empty() {
+            let mut manager = manager.clone();
+            manager.set = Set::of_fields(&[&["spec", "replicas"]]);
+            manager.api_version = API_VERSION.to_string();
+            let mut id = id.clone();
+            if id.operation == Operation::Update {
+                id.api_version = API_VERSION.to_string();
+            }
+            scale.0.insert(id, manager);
+        }
+    }
+    scale
+}
+
+/// The owners of a workload after its Scale was written.
+///
+/// COMPAT: upstream tells updaters apart by their version, so that one who owned the replicas gets an entry
+/// of its own for them, and entries that come from a Scale have no time.
+fn owners_of_workload(owners: Managed, mut scaled: Managed, path: &Set, api_version: &str) -> Managed {
+    let in_scale = Set::of_fields(&[&["spec", "replicas"]]);
+    let mut out = Managed::default();
+    let times: BTreeMap<ManagerId, Option<String>> = owners
+        .0
+        .iter()
+        .map(|(id, manager)| (id.clone(), manager.time.clone()))
+        .collect();
+    for (id, mut manager) in owners.0 {
+        if !manager.set.intersection(path).is_empty() && scaled.0.remove(&id).is_none() {
+            // Taken by the writer of the Scale.
+            manager.set = manager.set.difference(path);
+        }
+        if !manager.set.is_empty() {
+            out.0.insert(id, manager);
+        }
+    }
+    for (id, mut manager) in scaled.0 {
+        if !manager.set.intersection(&in_scale).is_empty() {
+            manager.set = path.clone();
+            manager.api_version = api_version.to_string();
+            manager.time = times.get(&id).cloned().flatten();
+            out.0.insert(id, manager);
+        }
+    }
+    out
 }
 
 /// A selector in its query form; a plain map is a ReplicationController's.

@@ -96,6 +96,12 @@ impl Document {
         Ok(Checked { value, strict_errors })
     }
 
+    /// Without a type, and with what the YAML reader said about duplicates apart.
+    pub fn untyped_with(self, duplicates: impl FnOnce(Option<String>)) -> Value {
+        duplicates(self.yaml_duplicates);
+        self.node.into_value()
+    }
+
     /// Without a type, as custom resources and patches are decoded.
     pub fn untyped(self) -> Decoded {
         let mut strict = strict::Strict::default();

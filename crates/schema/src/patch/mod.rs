@@ -84,6 +84,12 @@ pub fn decode_patch(patch_type: PatchType, body: &[u8], strict: bool) -> Result<
             strict_errors,
         });
     }
+    if matches!(document.node, Node::Null) && patch_type == PatchType::StrategicMerge {
+        return Ok(DecodedPatch {
+            value: Value::Object(serde_json::Map::new()),
+            strict_errors: Vec::new(),
+        });
+    }
     if !matches!(document.node, Node::Object(_)) {
         return Err(match (&document.node, patch_type) {
             (Node::Null, PatchType::Merge) => PatchError::BadRequest("Invalid JSON Patch".to_string()),
@@ -102,7 +108,7 @@ pub fn decode_patch(patch_type: PatchType, body: &[u8], strict: bool) -> Result<
 }
 
 /// A value as Go's `%v` prints it, which upstream's messages quote.
-pub(crate) fn go_print(value: &Value) -> String {
+pub fn go_print(value: &Value) -> String {
     match value {
         Value::Null => "<nil>".to_string(),
         Value::Bool(b) => b.to_string(),

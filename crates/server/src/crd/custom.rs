@@ -10,6 +10,7 @@ use skiff_api::{apiextensions, facts};
 use skiff_meta::Status;
 use skiff_meta::field::{self, Path};
 use skiff_registry::{Custom, Field, object};
+use skiff_schema::apply::TypeRef;
 use skiff_schema::structural::{self, Structural};
 
 use super::definition::{Definition, Version};
@@ -317,6 +318,11 @@ impl Custom for CustomVersion {
 
     fn deprecation(&self) -> Option<String> {
         self.version().deprecation.clone()
+    }
+
+    fn apply_type(&self, api_version: &str) -> Option<TypeRef<'_>> {
+        let name = api_version.strip_prefix(&self.definition.group)?.strip_prefix('/')?;
+        Some(self.definition.version(name)?.apply.as_type())
     }
 
     fn as_any(&self) -> &dyn std::any::Any {

@@ -46,6 +46,8 @@ pub struct Version {
     /// Dotted paths, without a leading dot.
     pub selectable: Vec<String>,
     pub deprecation: Option<String>,
+    /// The schema as server-side apply sees it.
+    pub apply: skiff_schema::apply::Definition,
     /// The compiled rules of the schema, if it has any.
     pub rules: Option<skiff_cel::rules::Validator>,
 }
@@ -139,6 +141,7 @@ impl Version {
             .clone();
         let name = text(&["name"]);
         Version {
+            apply: apply_definition(&published),
             served: value["served"] == true,
             schema: Arc::new(Structural::parse(&published)),
             rules: skiff_cel::rules::Validator::new(&skiff_cel::Schema::parse(&published)),
@@ -170,6 +173,15 @@ impl Version {
             name,
         }
     }
+}
+
+fn apply_definition(published: &Value) -> skiff_schema::apply::Definition {
+    let built_in = skiff_api::facts::schema();
+    let metadata = built_in
+        .by_name("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta")
+        .expect("the built-in tables have ObjectMeta");
+    let given = published.as_object().is_some_and(|schema| !schema.is_empty());
+    skiff_schema::apply::Definition::of_custom_resource(given.then_some(published), (built_in, metadata))
 }
 
 /// The warning of a deprecated version: it names the newest one that is better.

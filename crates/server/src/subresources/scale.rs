@@ -5,7 +5,8 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde_json::{Value, json};
 use skiff_meta::{GroupVersionKind, Status};
-use skiff_registry::subresources::scale::{apply_scale, scale_of};
+use skiff_registry::fields::Tracking;
+use skiff_registry::subresources::scale::{ScaleForm, ScaleWrite, apply_scale, scale_of, scale_type};
 use skiff_registry::{Part, ReadAt, Resource, object};
 
 use crate::body::{self, Answer, Body};
@@ -18,7 +19,8 @@ use crate::query::WriteOptions;
 use crate::respond;
 use crate::server::Inner;
 use crate::table::{self, IncludeObject};
-use crate::verbs::patch::{Patch, patch_type};
+use crate::verbs::apply::Config;
+use crate::verbs::patch::{Patch, is_apply, patch_type};
 use crate::verbs::write::check_name;
 
 fn gvk() -> GroupVersionKind {
@@ -36,6 +38,17 @@ fn apply_in(resource: &Resource, workload: &Value, scale: &Value) -> Result<Valu
     match crd::version_of(resource) {
         Some(custom) => crd::scale::apply(custom, workload, scale),
         None => apply_scale(workload, scale),
+    }
+}
+
+/// How the Scale stands in the objects of a resource.
+fn form(resource: &Resource) -> ScaleForm<'_> {
+    let custom = crd::version_of(resource).and_then(|custom| custom.version().scale.as_ref());
+    let path = custom.map_or("spec.replicas", |scale| scale.spec_replicas.as_str());
+    ScaleForm {
+        of: scale_in,
+        put: apply_in,
+        replicas: path.trim_start_matches('.').split('.').collect(),
     }
 }
 
@@ -103,8 +116,13 @@ pub async fn update(
     let options = WriteOptions::read(&exchange.query, "UpdateOptions")?;
     let scale = decode::typed(exchange, &gvk(), options.field_validation, &bytes)?;
     check_name(exchange, &scale)?;
+    let (registry, manager) = (&inner.registry, exchange.manager(&options));
     write(inner, exchange, resource, &options, &mut |workload| {
-        apply_in(resource, workload, &scale)
+        let write = ScaleWrite::Update {
+            scale: scale.clone(),
+            manager: &manager,
+        };
+        registry.write_scale(resource, workload, &form(resource), write)
     })
     .await
 }
@@ -115,20 +133,51 @@ pub async fn patch(
     resource: &Resource,
     body: Body,
 ) -> Result<Answer, Status> {
+    if is_apply(exchange) {
+        return apply(inner, exchange, resource, body).await;
+    }
     exchange.output(false)?;
     let kind = patch_type(exchange)?;
     let bytes = body::read(body).await?;
     let options = WriteOptions::read(&exchange.query, "PatchOptions")?;
     let patch = Patch::parse(kind, &bytes, options.field_validation)?;
-    let Some(id) = skiff_api::facts::schema().by_gvk("autoscaling", "v1", "Scale") else {
-        return Err(Status::internal("no type Scale"));
-    };
-    let mut apply = |workload: &Value| {
+    let id = scale_type()?;
+    let (registry, manager) = (&inner.registry, exchange.manager(&options));
+    let mut change = |workload: &Value| {
         let scale = patch.apply(id, &scale_in(resource, workload)?)?;
         let scale = decode::check_type(id, scale)?;
-        apply_in(resource, workload, &scale)
+        let write = ScaleWrite::Update {
+            scale,
+            manager: &manager,
+        };
+        registry.write_scale(resource, workload, &form(resource), write)
     };
-    write(inner, exchange, resource, &options, &mut apply).await
+    write(inner, exchange, resource, &options, &mut change).await
+}
+
+async fn apply(
+    inner: &Arc<Inner>,
+    exchange: &mut Exchange,
+    resource: &Resource,
+    body: Body,
+) -> Result<Answer, Status> {
+    exchange.output(false)?;
+    let bytes = body::read(body).await?;
+    let options = WriteOptions::of_apply(&exchange.query)?;
+    let config = Config::parse(&bytes)?;
+    if !object::name(&config.value).is_empty() {
+        check_name(exchange, &config.value)?;
+    }
+    let registry = &inner.registry;
+    let mut change = |workload: &Value| {
+        let write = ScaleWrite::Apply {
+            config: &config.value,
+            manager: &options.field_manager,
+            force: options.force,
+        };
+        registry.write_scale(resource, workload, &form(resource), write)
+    };
+    write(inner, exchange, resource, &options, &mut change).await
 }
 
 async fn write(
@@ -139,6 +188,9 @@ async fn write(
     apply: &mut (dyn FnMut(&Value) -> Result<Value, Status> + Send),
 ) -> Result<Answer, Status> {
     exchange.context.dry_run = options.dry_run;
+    // The owners come with the scale.
+    exchange.context.tracking = Tracking::Off;
+    exchange.context.uid_is_precondition = true;
     let gate = Admission::new(inner, exchange, resource, Some(&options.value));
     let info = &exchange.info;
     let mut transform = |current: Option<&Value>| match current {

@@ -1,5 +1,6 @@
 //! The verbs of the main resources and of `status`: what happens between authorization and the answer.
 
+pub mod apply;
 pub mod delete;
 pub mod patch;
 pub mod read;

@@ -1,4 +1,4 @@
-//! Patch: JSON patch, merge patch and strategic merge patch, applied to the served version of the
+//! Patch: JSON patch, merge patch and strategic merge patch (server-side apply is in `apply.rs`), applied to the served version of the
 //! stored object inside the update loop, so that a concurrent write only makes it run again.
 
 use std::sync::Arc;
@@ -7,11 +7,12 @@ use bytes::Bytes;
 use http::{StatusCode, header};
 use serde_json::Value;
 use skiff_api::facts;
-use skiff_meta::Status;
-use skiff_registry::{Context, Part, Resource, object};
+use skiff_meta::{GroupKind, Status, field};
+use skiff_registry::{Part, Resource};
 use skiff_schema::TypeId;
 use skiff_schema::patch::{self, DecodedPatch, PatchError, PatchType};
 
+use super::write::check_name;
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
 use crate::decode;
@@ -21,15 +22,17 @@ use crate::query::{FieldValidation, WriteOptions};
 use crate::respond::{self, Stored};
 use crate::server::Inner;
 
+/// Whether the request is a server-side apply.
+pub fn is_apply(exchange: &Exchange) -> bool {
+    negotiate::media_type(exchange.header(header::CONTENT_TYPE)) == "application/apply-patch+yaml"
+}
+
 /// The sort of patch that the Content-Type says.
 pub fn patch_type(exchange: &Exchange) -> Result<PatchType, Status> {
     match negotiate::media_type(exchange.header(header::CONTENT_TYPE)) {
         "application/json-patch+json" => Ok(PatchType::Json),
         "application/merge-patch+json" => Ok(PatchType::Merge),
         "application/strategic-merge-patch+json" => Ok(PatchType::StrategicMerge),
-        "application/apply-patch+yaml" => Err(Status::unsupported_media_type(
-            "skiff does not support server-side apply (application/apply-patch+yaml) yet; use client-side apply",
-        )),
         // COMPAT: upstream's router refuses it, in words of its own.
         _ => {
             let mut status = Status::unsupported_media_type("415: Unsupported Media Type");
@@ -94,6 +97,9 @@ pub async fn patch(
     body: Body,
     part: Part,
 ) -> Result<Answer, Status> {
+    if is_apply(exchange) {
+        return super::apply::apply(inner, exchange, resource, body, part).await;
+    }
     exchange.output(false)?;
     let kind = match patch_type(exchange) {
         // Custom resources take fewer sorts of patches, and say which.
@@ -104,7 +110,7 @@ pub async fn patch(
     };
     let bytes = body::read(body).await?;
     let options = WriteOptions::read(&exchange.query, "PatchOptions")?;
-    exchange.context.dry_run = options.dry_run;
+    exchange.write_as(&options);
     let patch = {
         let _stage = exchange.context.stage("decode");
         Patch::parse(kind, &bytes, options.field_validation)?
@@ -114,7 +120,7 @@ pub async fn patch(
     let mut transform = |current: Option<&Value>| {
         let current = current.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
         let _stage = context.stage("patch");
-        apply(context, resource, &patch, options.field_validation, current)
+        apply(exchange, resource, &patch, options.field_validation, current)
     };
     let updated = inner
         .registry
@@ -135,27 +141,105 @@ pub async fn patch(
 
 /// The stored object after the patch, again in the stored version.
 fn apply(
-    context: &Context,
+    exchange: &Exchange,
     resource: &Resource,
     patch: &Patch,
     validation: FieldValidation,
     stored: &Value,
 ) -> Result<Value, Status> {
+    let context = &exchange.context;
     let mut current = stored.clone();
     resource.from_stored(&mut current);
     let patched = patch.apply(resource.facts.type_id, &current)?;
+    let strategic = patch.kind == PatchType::StrategicMerge;
+    let refuse = |error: String| {
+        // Only who fails pays for the text.
+        let (shown, error) = if strategic {
+            (patch::go_print(&patch.decoded.value), restore_error(&error))
+        } else {
+            let again = patch.apply(resource.facts.type_id, &current);
+            (again.unwrap_or_default().to_string(), error)
+        };
+        let path = field::Path::new("patch");
+        Status::invalid(
+            &GroupKind::new("", ""),
+            "",
+            &[field::Error::invalid(&path, shown.as_str(), error)],
+        )
+    };
+    if !strategic && resource.custom.is_none() {
+        check_kind(resource, &patched).map_err(&refuse)?;
+    }
     let value = decode::patched(
         context,
         resource,
         validation,
         patched,
         patch.decoded.strict_errors.clone(),
+        refuse,
     )?;
-    let (old, new) = (object::name(stored), object::name(&value));
-    if old != new {
-        return Err(Status::bad_request(format!(
-            "the name of the object ({new}) does not match the name on the URL ({old})"
-        )));
-    }
+    check_name(exchange, &value)?;
     Ok(value)
+}
+
+/// A patched document must still be of its kind.
+fn check_kind(resource: &Resource, patched: &Value) -> Result<(), String> {
+    let text = |key: &str, unset: &str| match patched.get(key).and_then(Value::as_str) {
+        None | Some("") => unset.to_string(),
+        Some(text) => text.to_string(),
+    };
+    let (kind, version) = (
+        text("kind", &resource.kind),
+        text("apiVersion", &resource.api_version),
+    );
+    if kind == resource.kind && version == resource.api_version {
+        return Ok(());
+    }
+    let (group, in_group) = version.rsplit_once('/').unwrap_or(("", &version));
+    if facts::schema().by_gvk(group, in_group, &kind).is_none() {
+        return Err(format!(
+            "no kind {} is registered for version {} in scheme \"pkg/runtime/scheme.go:111\"",
+            field::quote(&kind),
+            field::quote(&version)
+        ));
+    }
+    let internal = match resource.facts.group.split('.').next() {
+        None | Some("") => "core",
+        Some(name) => name,
+    };
+    Err(format!(
+        "converting ({in_group}.{kind}) to ({internal}.{}): unknown conversion",
+        resource.kind
+    ))
+}
+
+/// A decoding error in the words of the converter that upstream uses after a strategic merge.
+fn restore_error(error: &str) -> String {
+    let Some((found, wanted)) = error
+        .strip_prefix("json: cannot unmarshal ")
+        .and_then(|rest| Some((rest.split(' ').next()?, rest.rsplit(" of type ").next()?)))
+    else {
+        return error.to_string();
+    };
+    let kind = match found {
+        "number" => "int64",
+        "object" => "map",
+        "array" => "slice",
+        other => other,
+    };
+    let scalar = matches!(
+        wanted,
+        "string" | "bool" | "int" | "int32" | "int64" | "float64" | "[]uint8"
+    );
+    if wanted.starts_with("map[") {
+        format!("cannot restore map from {kind}")
+    } else if scalar && matches!(kind, "map" | "slice") {
+        format!("unrecognized type: {wanted}")
+    } else if scalar {
+        format!("cannot convert {kind} to {wanted}")
+    } else if wanted.starts_with("[]") {
+        format!("cannot restore slice from {kind}")
+    } else {
+        format!("cannot restore struct from: {kind}")
+    }
 }

@@ -26,7 +26,7 @@ pub async fn create(
     decode::format_of(exchange)?;
     let bytes = body::read(body).await?;
     let options = WriteOptions::read(&exchange.query, "CreateOptions")?;
-    exchange.context.dry_run = options.dry_run;
+    exchange.write_as(&options);
     let mut value = decode::object(exchange, resource, options.field_validation, &bytes)?;
     // A new object has no system metadata, whatever the client sends.
     let metadata = object::metadata_mut(&mut value);
@@ -36,7 +36,6 @@ pub async fn create(
         "deletionTimestamp",
         "deletionGracePeriodSeconds",
         "selfLink",
-        "managedFields",
     ] {
         metadata.remove(field);
     }
@@ -73,7 +72,8 @@ pub async fn update(
     decode::format_of(exchange)?;
     let bytes = body::read(body).await?;
     let options = WriteOptions::read(&exchange.query, "UpdateOptions")?;
-    exchange.context.dry_run = options.dry_run;
+    exchange.write_as(&options);
+    exchange.context.uid_is_precondition = true;
     let value = decode::object(exchange, resource, options.field_validation, &bytes)?;
     check_name(exchange, &value)?;
     let info = &exchange.info;

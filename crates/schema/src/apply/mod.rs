@@ -1,0 +1,27 @@
+//! Server-side apply: who owns which field of an object, and how an applied configuration is merged into it.
+//! Works on plain values along a [`TypeRef`], which is a view of a type table or of a custom resource's schema.
+//! Knows no kind, no request and no clock.
+
+mod compare;
+mod custom;
+mod element;
+mod field_set;
+mod go_print;
+mod managers;
+mod merge;
+mod reconcile;
+mod remove;
+mod set;
+mod types;
+mod updater;
+mod validate;
+
+pub use compare::{Comparison, compare};
+pub use custom::Definition;
+pub use element::{Path, PathElement};
+pub use field_set::field_set;
+pub use managers::{Managed, Manager, ManagerId, Operation};
+pub use set::Set;
+pub use types::TypeRef;
+pub use updater::{Applied, ApplyError, Conflict, Updater, Versions};
+pub use validate::{Duplicates, validate};
