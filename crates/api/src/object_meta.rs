@@ -210,6 +210,23 @@ fn finalizers(finalizers: &Node, errors: &mut Errors) {
     }
 }
 
+/// Finalizers of Kubernetes itself, or with the domain of their owner.
+pub fn qualified_finalizers(object: &Value) -> Vec<field::Error> {
+    const STANDARD: [&str; 3] = ["foregroundDeletion", "kubernetes", "orphan"];
+    let root = Node::root(object);
+    let finalizers = root.field("metadata.finalizers");
+    let mut errors = Errors::new();
+    for finalizer in finalizers.items() {
+        if !finalizer.str().contains('/') && !STANDARD.contains(&finalizer.str()) {
+            errors.invalid(
+                &finalizer,
+                "name is neither a standard finalizer name nor is it fully qualified",
+            );
+        }
+    }
+    errors.into_vec()
+}
+
 fn no_new_finalizers(finalizers: &Node, old: &Value, errors: &mut Errors) {
     let old = list(old, "finalizers");
     let extra: BTreeSet<&str> = finalizers
@@ -301,19 +318,34 @@ pub fn conditions(conditions: &Node, errors: &mut Errors) {
         }
         let last = condition.field("lastTransitionTime");
         if !last.is_set() {
-            errors.required(&last, "must be set");
+            errors.required(&last, "");
         }
         let reason = condition.field("reason");
         if reason.str().is_empty() {
             errors.required(&reason, "");
-        } else if reason.len() > 1024 {
-            errors.too_long(&reason, 1024);
+        } else {
+            if !is_condition_reason(reason.str()) {
+                errors.invalid(&reason, REASON);
+            }
+            if reason.len() > 1024 {
+                errors.too_long(&reason, 1024);
+            }
         }
         let message = condition.field("message");
         if message.len() > 32 * 1024 {
             errors.too_long(&message, 32 * 1024);
         }
     }
+}
+
+const REASON: &str = "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric characters or '_,:', and must end with an alphanumeric character or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName',  or 'ReasonA,ReasonB',  or 'ReasonA:ReasonB', regex used for validation is '[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?')";
+
+fn is_condition_reason(reason: &str) -> bool {
+    reason.starts_with(|c: char| c.is_ascii_alphabetic())
+        && reason.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+        && reason
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"_,:".contains(&b))
 }
 
 /// A label selector's own form. `None` selectors are the caller's business.
@@ -344,6 +376,38 @@ pub fn label_selector(selector: &Node, errors: &mut Errors) {
             errors.rule(&value, names::label_value(value.str()));
         }
     }
+}
+
+/// `acme.io/foo`: a domain, and a path under it.
+pub fn domain_prefixed_path(at: &Node, errors: &mut Errors) {
+    if !errors.require(at) {
+        return;
+    }
+    let parts = at.str().split_once('/');
+    let Some((domain, path)) = parts.filter(|(domain, path)| !domain.is_empty() && !path.is_empty()) else {
+        errors.invalid(at, "must be a domain-prefixed path (such as \"acme.io/foo\")");
+        return;
+    };
+    for complaint in names::dns1123_subdomain(domain) {
+        errors.invalid_value(at, domain, complaint);
+    }
+    if path
+        .chars()
+        .any(|c| !c.is_ascii_alphanumeric() && !"/-._~%!$&'()*+,;=:".contains(c))
+    {
+        errors.invalid_value(
+            at,
+            path,
+            "Invalid path (regex used for validation is '[A-Za-z0-9/\\-._~%!$&'()*+,;=:]+')",
+        );
+    }
+}
+
+/// Whether a selector cannot be used at all.
+pub fn selector_is_bad(selector: &Value) -> bool {
+    let mut errors = Errors::new();
+    label_selector(&Node::root(selector), &mut errors);
+    !errors.is_empty()
 }
 
 /// Whether a selector has no requirement at all.

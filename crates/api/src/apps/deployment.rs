@@ -7,7 +7,7 @@ use super::rolling::{
 };
 use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, number, text};
 use crate::{row, strategy, walk};
 
@@ -30,7 +30,7 @@ pub static DEPLOYMENT: Kind = Kind {
         }
         walk::pointer(spec, "revisionHistoryLimit", 10);
         walk::pointer(spec, "progressDeadlineSeconds", 600);
-        walk::each(spec, "template.spec", &mut pod_defaults::pod_spec);
+        walk::made(spec, "template.spec", &mut pod_defaults::pod_spec);
     },
     prepare_create: strategy::create_with_generation,
     prepare_update: |new, old| {
@@ -92,6 +92,7 @@ pub static DEPLOYMENT: Kind = Kind {
     row: deployment_row,
     has_status: true,
     warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
+    update_again: Again::Change,
     ..BASE
 };
 
@@ -100,8 +101,10 @@ fn spec(spec: &Node, errors: &mut Errors) {
     let selector = spec.field("selector");
     required_selector(&selector, "deployment", errors);
     let template = spec.field("template");
-    pod_spec::selected_template(&template, selector.value, errors);
-    pod_spec::always_restart(&template, "ReplicaSet", errors);
+    if pod_spec::usable_selector(&selector, "invalid label selector", errors) {
+        pod_spec::selected_template(&template, selector.value, errors);
+        pod_spec::always_restart(&template, "ReplicaSet", errors);
+    }
     strategy_rules(&spec.field("strategy"), errors);
     errors.non_negative(&spec.field("minReadySeconds"));
     errors.non_negative(&spec.field("revisionHistoryLimit"));

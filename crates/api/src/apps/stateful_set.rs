@@ -8,7 +8,7 @@ use super::rolling::{
 };
 use crate::core::{claim, pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, number, same, text};
 use crate::{object_meta, row, strategy, walk};
 
@@ -16,8 +16,14 @@ pub static STATEFUL_SET: Kind = Kind {
     group: "apps",
     kind: "StatefulSet",
     default,
-    prepare_create: strategy::create_with_generation,
-    prepare_update: strategy::update_spec,
+    prepare_create: |object| {
+        strategy::create_with_generation(object);
+        drop_disabled(object, &Value::Null);
+    },
+    prepare_update: |new, old| {
+        drop_disabled(new, old);
+        strategy::update_spec(new, old);
+    },
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
@@ -77,8 +83,19 @@ pub static STATEFUL_SET: Kind = Kind {
     has_status: true,
     name_rule: object_meta::dns_label,
     warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
+    update_again: Again::Change,
     ..BASE
 };
+
+/// More than one unavailable pod at a time is off by default, and so is its field; templates of claims are
+/// claims whatever they say.
+fn drop_disabled(object: &mut Value, old: &Value) {
+    if at(old, "spec.updateStrategy.rollingUpdate.maxUnavailable").is_null() {
+        walk::each(object, "spec.updateStrategy.rollingUpdate", &mut |rolling| {
+            walk::remove(rolling, "maxUnavailable")
+        });
+    }
+}
 
 fn default(_: &str, object: &mut Value) {
     let Some(spec) = walk::object(object, "spec") else {
@@ -102,11 +119,11 @@ fn default(_: &str, object: &mut Value) {
     }
     walk::pointer(spec, "replicas", 1);
     walk::pointer(spec, "revisionHistoryLimit", 10);
-    walk::each(spec, "template.spec", &mut pod_defaults::pod_spec);
+    walk::made(spec, "template.spec", &mut pod_defaults::pod_spec);
     walk::each(spec, "volumeClaimTemplates[]", &mut |template| {
         // COMPAT: upstream completes these like objects of their own.
-        walk::string(template, "apiVersion", "v1");
-        walk::string(template, "kind", "PersistentVolumeClaim");
+        walk::put(template, "apiVersion", json!("v1"));
+        walk::put(template, "kind", json!("PersistentVolumeClaim"));
         if let Some(spec) = walk::object(template, "spec") {
             pod_defaults::claim_spec(spec);
         }
@@ -147,7 +164,9 @@ fn rules(spec: &Node, creating: bool, errors: &mut Errors) {
     required_selector(&selector, "statefulset", errors);
     let template = spec.field("template");
     let completed = with_claim_volumes(spec.value);
-    pod_spec::selected_template(&template.with(&completed), selector.value, errors);
+    if pod_spec::usable_selector(&selector, "", errors) {
+        pod_spec::selected_template(&template.with(&completed), selector.value, errors);
+    }
     pod_spec::always_restart(&template, "StatefulSet", errors);
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{cron, job};
 use crate::core::pod_warnings;
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, boolean, integer, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, boolean, integer, text as column, wide};
 use crate::node::{Node, at, list, text};
 use crate::{row, strategy, walk};
 
@@ -20,7 +20,7 @@ pub static CRON_JOB: Kind = Kind {
         walk::pointer(spec, "suspend", false);
         walk::pointer(spec, "successfulJobsHistoryLimit", 3);
         walk::pointer(spec, "failedJobsHistoryLimit", 1);
-        walk::each(spec, "jobTemplate.spec", &mut job::template_defaults);
+        walk::made(spec, "jobTemplate.spec", &mut job::template_defaults);
     },
     prepare_create: strategy::create_with_generation,
     prepare_update: strategy::update_spec,
@@ -81,6 +81,7 @@ pub static CRON_JOB: Kind = Kind {
     },
     has_status: true,
     warnings: |new, old| pod_warnings::template(new, old, "spec.jobTemplate.spec.template"),
+    update_again: Again::Change,
     ..BASE
 };
 

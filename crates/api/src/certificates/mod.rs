@@ -1,12 +1,14 @@
 //! The group `certificates.k8s.io`: CertificateSigningRequests. Who asks (`spec.username`, `uid`, `groups`,
 //! `extra`) is written by the registry from the request, never by the client.
 
+mod rules;
+
 use serde_json::json;
 use skiff_meta::time;
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
-use crate::node::{Node, at, list, text};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
+use crate::node::{at, list, text};
 use crate::{row, strategy, walk};
 
 pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
@@ -19,29 +21,10 @@ pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
     },
     validate: |object| {
         let mut errors = Errors::new();
-        let root = Node::root(object);
-        let spec = root.field("spec");
-        errors.require(&spec.field("request"));
-        let usages = spec.field("usages");
-        if usages.is_empty() {
-            errors.required(&usages, "");
-        }
-        let signer = spec.field("signerName");
-        if errors.require(&signer) && signer.str().matches('/').count() != 1 {
-            errors.invalid(
-                &signer,
-                "must be a fully qualified domain and path of the form 'example.com/signer-name'",
-            );
-        }
-        let seconds = spec.field("expirationSeconds");
-        if seconds.int().is_some_and(|n| n < 600) {
-            errors.invalid(
-                &seconds,
-                "may not specify a duration less than 600 seconds (10 minutes)",
-            );
-        }
+        rules::request(object, None, &mut errors);
         errors.into_vec()
     },
+    validate_update: rules::update,
     selectable: |object| vec![("spec.signerName", text(object, "spec.signerName").to_owned())],
     columns: &[
         NAME,
@@ -85,5 +68,6 @@ pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
         ]
     },
     has_status: true,
+    status_again: Again::Both,
     ..BASE
 };

@@ -47,11 +47,12 @@ fn is_huge_page(name: &str) -> bool {
 }
 
 /// Names without a prefix, or of Kubernetes itself.
-fn is_native(name: &str) -> bool {
+pub fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
 }
 
-fn is_extended(name: &str) -> bool {
+/// Names of somebody else's making: with a domain.
+pub fn is_extended(name: &str) -> bool {
     !is_native(name)
         && !name.starts_with("requests.")
         && names::qualified_name(&format!("requests.{name}")).is_empty()
@@ -73,7 +74,7 @@ fn is_integer_resource(name: &str) -> bool {
     COUNTS.contains(&name) || is_extended(name)
 }
 
-fn overcommit_allowed(name: &str) -> bool {
+pub(super) fn overcommit_allowed(name: &str) -> bool {
     is_native(name) && !is_huge_page(name)
 }
 
@@ -95,7 +96,8 @@ pub fn resource_name(at: &Node, name: &str, errors: &mut Errors) -> bool {
     !bad
 }
 
-fn container_resource_name(at: &Node, name: &str, errors: &mut Errors) {
+/// The name of a resource that containers ask for.
+pub fn container_resource_name(at: &Node, name: &str, errors: &mut Errors) {
     resource_name(at, name, errors);
     if !name.contains('/') {
         if !CONTAINER_RESOURCES.contains(&name) && !is_huge_page(name) {
@@ -111,6 +113,15 @@ fn pod_resource_name(at: &Node, name: &str, errors: &mut Errors) {
         let shown = Value::from(name);
         errors.not_supported(&at.with(&shown), &["cpu", "hugepages-", "memory"]);
     }
+}
+
+/// An amount that only must not be negative; upstream shows its rounded number.
+pub fn basic_quantity(at: &Node, errors: &mut Errors) -> bool {
+    let negative = quantity(at.value).filter(|amount| amount.value() < 0);
+    if let Some(amount) = &negative {
+        errors.invalid_value(at, amount.value(), "must be a valid resource quantity");
+    }
+    negative.is_none()
 }
 
 /// An amount must not be negative, and whole where the resource is counted.
@@ -146,6 +157,48 @@ pub fn overhead(overhead: &Node, errors: &mut Errors) {
     }
 }
 
+/// A claim may be named once, or once for each of its requests.
+fn claim_request(claim: &Node, seen: &mut Vec<String>, errors: &mut Errors) {
+    let (name, request) = (claim.field("name").str(), claim.field("request"));
+    if seen.iter().any(|other| other == name) {
+        errors.duplicate_value(claim, name);
+        return;
+    }
+    let mut key = name.to_owned();
+    if !request.is_empty() {
+        errors.rule(&request, names::dns1123_label(request.str()));
+        key = format!("{name}/{}", request.str());
+    }
+    if seen.contains(&key) {
+        errors.duplicate_value(claim, key.as_str());
+    } else if request.is_empty() {
+        let prefix = format!("{name}/");
+        for _ in seen.iter().filter(|other| other.starts_with(&prefix)) {
+            errors.duplicate_value(claim, name);
+        }
+    }
+    seen.push(key);
+}
+
+/// Huge pages are asked for in whole pages.
+fn whole_pages(amount: &Node, name: &str, errors: &mut Errors) {
+    let (Some(page), Some(wanted)) = (
+        name.strip_prefix("hugepages-")
+            .and_then(|size| Quantity::parse(size).ok()),
+        quantity(amount.value),
+    ) else {
+        return;
+    };
+    let (page, bytes) = (page.value(), wanted.value());
+    if page > 0 && (bytes % page != 0 || bytes < 0) {
+        errors.invalid_value(
+            amount,
+            wanted.to_string(),
+            format!("{wanted} is not positive integer multiple of {name}"),
+        );
+    }
+}
+
 fn requirements(
     resources: &Node,
     name_rule: fn(&Node, &str, &mut Errors),
@@ -157,6 +210,7 @@ fn requirements(
     for (name, amount) in limits.entries() {
         name_rule(&amount, name, errors);
         resource_quantity(&amount, name, errors);
+        whole_pages(&amount, name, errors);
         huge |= is_huge_page(name);
         compute |= ["cpu", "memory"].contains(&name);
     }
@@ -186,13 +240,18 @@ fn requirements(
             }
             _ => {}
         }
+        whole_pages(&amount, name, errors);
     }
     if huge && !compute {
         errors.forbidden(resources, "HugePages require cpu or memory");
     }
     let claims = resources.field("claims");
+    let mut seen: Vec<String> = Vec::new();
     for claim in claims.items() {
         let name = claim.field("name");
+        if !name.str().is_empty() {
+            claim_request(&claim, &mut seen, errors);
+        }
         if name.str().is_empty() {
             errors.required(&claim, "");
         } else if !pod_claims.contains(&name.str()) {

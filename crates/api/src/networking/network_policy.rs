@@ -4,7 +4,7 @@ use serde_json::json;
 use skiff_meta::names;
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
 use crate::net;
 use crate::node::{Node, list};
 use crate::object_meta::label_selector;
@@ -59,7 +59,7 @@ pub static NETWORK_POLICY: Kind = Kind {
             errors.invalid_value(&types, shown, "may not specify more than two policyTypes");
         } else {
             for kind in types.items() {
-                errors.one_of(&kind, &["Egress", "Ingress"]);
+                errors.one_of(&kind, &["Ingress", "Egress"]);
             }
         }
         errors.into_vec()
@@ -73,19 +73,21 @@ pub static NETWORK_POLICY: Kind = Kind {
             row::age(object, now),
         ]
     },
+    update_again: Again::Change,
     ..BASE
 };
 
 fn port(port: &Node, errors: &mut Errors) {
     let protocol = port.field("protocol");
-    errors.one_of_if_set(&protocol, &["SCTP", "TCP", "UDP"]);
+    errors.one_of_if_set(&protocol, &["TCP", "UDP", "SCTP"]);
     let (number, end) = (port.field("port"), port.field("endPort"));
     if number.is_set() {
         if let Some(n) = number.int() {
             errors.rule(&number, names::port_number(n));
             if let Some(last) = end.int() {
                 if last < n {
-                    errors.invalid_value(&end, last, "must be greater than or equal to `port`");
+                    // COMPAT: upstream shows the other number.
+                    errors.invalid_value(&end, n, "must be greater than or equal to `port`");
                 }
                 errors.rule(&end, names::port_number(last));
             }
@@ -116,7 +118,7 @@ fn peer(peer: &Node, errors: &mut Errors) {
             None
         };
         let except = block.field("except");
-        for part in except.items() {
+        for part in except.items().filter(|_| outer.is_some()) {
             let Some((address, bits)) = net::cidr(&part, errors) else {
                 continue;
             };
@@ -124,10 +126,7 @@ fn peer(peer: &Node, errors: &mut Errors) {
                 bits > outer_bits && net::contains((network, outer_bits), address)
             });
             if outer.is_some() && !inside {
-                errors.invalid(
-                    &part,
-                    format!("must be a strict subset of `cidr`: {}", cidr.str()),
-                );
+                errors.invalid(&part, "must be a strict subset of `cidr`");
             }
         }
     }

@@ -26,6 +26,7 @@ pub static RUNTIME_CLASS: Kind = Kind {
     validate_update: |new, old| {
         let mut errors = Errors::new();
         let root = Node::root(new);
+        errors.extend((RUNTIME_CLASS.validate)(new));
         errors.immutable(&root.field("handler"), at(old, "handler"));
         errors.into_vec()
     },
@@ -39,5 +40,6 @@ pub static RUNTIME_CLASS: Kind = Kind {
     },
     allow_create_on_update: true,
     allow_unconditional_update: false,
+    qualified_finalizers: false,
     ..BASE
 };
