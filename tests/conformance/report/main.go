@@ -1,8 +1,9 @@
-// Command report turns Ginkgo's JSON report into the page docs/conformance.md. The page has no date, so that two
+// Command report turns Ginkgo's JSON reports, of one run or of a run in parts, into the page docs/conformance.md. The page has no date, so that two
 // equal runs differ in their times alone.
 package main
 
 import (
+	_ "embed"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -23,6 +24,20 @@ type tally struct {
 
 var sigName = regexp.MustCompile(`\[(sig-[a-z-]+)\]`)
 
+//go:embed known.txt
+var known string
+
+// why gives the known reason of a failure.
+func why(test string) string {
+	for _, line := range strings.Split(known, "\n") {
+		expression, reason, found := strings.Cut(line, "\t")
+		if found && !strings.HasPrefix(line, "#") && regexp.MustCompile(expression).MatchString(test) {
+			return ": " + reason
+		}
+	}
+	return ""
+}
+
 func main() {
 	log.SetFlags(0)
 	suite := flag.String("suite", "", "version of the suite")
@@ -30,13 +45,17 @@ func main() {
 	skip := flag.String("skip", "", "what was left out")
 	reasons := flag.Bool("reasons", false, "print each failed test with its message instead of the page")
 	flag.Parse()
-	bytes, err := os.ReadFile(flag.Arg(0))
-	if err != nil {
-		log.Fatal(err)
-	}
 	var reports []types.Report
-	if err := json.Unmarshal(bytes, &reports); err != nil {
-		log.Fatal(err)
+	for _, file := range flag.Args() {
+		bytes, err := os.ReadFile(file)
+		if err != nil {
+			log.Fatal(err)
+		}
+		var more []types.Report
+		if err := json.Unmarshal(bytes, &more); err != nil {
+			log.Fatal(err)
+		}
+		reports = append(reports, more...)
 	}
 	sigs := map[string]*tally{}
 	var total tally
@@ -89,7 +108,7 @@ func main() {
 		return
 	}
 
-	fmt.Printf("# Conformance\n\nThe official end-to-end suite of Kubernetes %s against skiff, by `make conformance`. Tests: `%s`", *suite, *focus)
+	fmt.Printf("# Conformance\n\nThe official end-to-end suite of Kubernetes %s against skiff, by\n`make conformance [FOCUS=regex] [SKIP=regex] [PARALLEL=n]`. Tests of this run: `%s`", *suite, *focus)
 	if *skip != "" {
 		fmt.Printf(", without `%s`", *skip)
 	}
@@ -108,15 +127,15 @@ func main() {
 		row(name, sigs[name])
 	}
 	row("**all**", &total)
-	list("Failed", failed)
-	list("Skipped by the suite", skipped)
+	list("Failed", failed, why)
+	list("Skipped by the suite", skipped, func(string) string { return "" })
 }
 
 func byName(specs []types.SpecReport) {
 	sort.Slice(specs, func(a, b int) bool { return specs[a].FullText() < specs[b].FullText() })
 }
 
-func list(title string, specs []types.SpecReport) {
+func list(title string, specs []types.SpecReport, why func(string) string) {
 	if len(specs) == 0 {
 		return
 	}
@@ -126,7 +145,7 @@ func list(title string, specs []types.SpecReport) {
 		if text == "" {
 			text = spec.LeafNodeType.String()
 		}
-		fmt.Printf("- %s\n", text)
+		fmt.Printf("- %s%s\n", text, why(text))
 	}
 }
 
