@@ -14,7 +14,7 @@ TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
                   iperf util-linux etcd-server
 
-.PHONY: up down build build-deps test test-deps lint unit e2e conformance bench install clean
+.PHONY: up down build build-deps test test-deps lint unit e2e conformance clients bench install clean
 
 ## up: build the release binary and start a cluster with everything embedded
 up: build
@@ -61,6 +61,10 @@ conformance: build
 ## bench: the figures of docs/performance.md
 bench: build
 	sh tools/bench.sh $(RELEASE)
+
+## clients: other people's client libraries against a fresh cluster (needs Go, Node.js and Python)
+clients: build
+	sh tests/clients/run.sh $(RELEASE) $(ONLY)
 
 install: build
 	install -m 0755 $(RELEASE) /usr/local/bin/skiff
