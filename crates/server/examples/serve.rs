@@ -1,5 +1,6 @@
 //! The API server by itself, for comparing it with others: no controllers, no nodes.
-//! `serve DIR PORT` keeps its state and an `admin.kubeconfig` in DIR and ends on SIGTERM or SIGINT.
+//! `serve DIR PORT [ETCD]` keeps its state and an `admin.kubeconfig` in DIR and ends on SIGTERM or SIGINT. With
+//! the address of an etcd the objects are there.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,8 +13,9 @@ use tokio_util::sync::CancellationToken;
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let (Some(dir), Some(port)) = (arguments.next().map(PathBuf::from), arguments.next()) else {
-        return Err("usage: serve DIR PORT".into());
+        return Err("usage: serve DIR PORT [ETCD]".into());
     };
+    let etcd = arguments.next();
     let port: u16 = port.parse()?;
     let began = std::time::Instant::now();
     let pki = skiff_pki::Pki::open(&dir.join("pki"))?;
@@ -31,8 +33,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::write(dir.join("admin.kubeconfig"), kubeconfig.to_string())?;
     let shutdown = CancellationToken::new();
     let keys_done = began.elapsed();
+    let store: Arc<dyn skiff_store::Store> = match etcd {
+        None => Arc::new(skiff_store::Embedded::open(dir.join("store"))?),
+        Some(address) => {
+            let options = skiff_store::etcd::Options::new([address]);
+            Arc::new(skiff_store::Etcd::open(options).await?)
+        }
+    };
     let server = Server::start(ServerConfig {
-        store: Arc::new(skiff_store::Embedded::open(dir.join("store"))?),
+        store,
         service_cidr: "10.96.0.0/12".to_string(),
         node_ports: 30000..=32767,
         advertise_address: "192.0.2.2".parse()?,

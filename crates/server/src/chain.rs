@@ -83,12 +83,11 @@ impl Exchange {
         negotiate::output(accept, pretty, stream, offer).map_err(Status::not_acceptable)
     }
 
-    /// The form of a `Status`, which every kind's clients can have in every form.
+    /// The form of a `Status`. It is no object of the kind, so it can be had in every form, but not as a
+    /// table or as metadata.
     pub fn status_output(&self) -> Option<Output> {
         let pretty = negotiate::pretty(self.query.get("pretty"), self.header(header::USER_AGENT));
-        self.output(false)
-            .or_else(|_| negotiate::output(self.header(header::ACCEPT), pretty, false, Offer::Whole))
-            .ok()
+        negotiate::output(self.header(header::ACCEPT), pretty, false, Offer::Whole).ok()
     }
 
     pub fn made(&mut self, object: &Value) {

@@ -196,6 +196,10 @@ async fn other_forms() {
         assert_eq!(list["items"], cluster.get(&uri).await.json["items"]);
     }
 
+    // Errors are in it for those who want objects, not for those who want metadata.
+    let missing = cluster.accept("/api/v1/namespaces/x", &metadata).await;
+    assert_eq!((missing.code, &missing.json["reason"]), (404, &json!("NotFound")));
+
     // A table has no such form.
     let only = "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf";
     let table = cluster
