@@ -1,4 +1,4 @@
-// Command report turns Ginkgo's JSON report into the page docs/conformance.md. The page has no date, so that two
+// Command report turns Ginkgo's JSON reports, of one run or of a run in parts, into the page docs/conformance.md. The page has no date, so that two
 // equal runs differ in their times alone.
 package main
 
@@ -30,13 +30,17 @@ func main() {
 	skip := flag.String("skip", "", "what was left out")
 	reasons := flag.Bool("reasons", false, "print each failed test with its message instead of the page")
 	flag.Parse()
-	bytes, err := os.ReadFile(flag.Arg(0))
-	if err != nil {
-		log.Fatal(err)
-	}
 	var reports []types.Report
-	if err := json.Unmarshal(bytes, &reports); err != nil {
-		log.Fatal(err)
+	for _, file := range flag.Args() {
+		bytes, err := os.ReadFile(file)
+		if err != nil {
+			log.Fatal(err)
+		}
+		var more []types.Report
+		if err := json.Unmarshal(bytes, &more); err != nil {
+			log.Fatal(err)
+		}
+		reports = append(reports, more...)
 	}
 	sigs := map[string]*tally{}
 	var total tally
