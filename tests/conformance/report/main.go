@@ -3,6 +3,7 @@
 package main
 
 import (
+	_ "embed"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -22,6 +23,20 @@ type tally struct {
 }
 
 var sigName = regexp.MustCompile(`\[(sig-[a-z-]+)\]`)
+
+//go:embed known.txt
+var known string
+
+// why gives the known reason of a failure.
+func why(test string) string {
+	for _, line := range strings.Split(known, "\n") {
+		expression, reason, found := strings.Cut(line, "\t")
+		if found && !strings.HasPrefix(line, "#") && regexp.MustCompile(expression).MatchString(test) {
+			return ": " + reason
+		}
+	}
+	return ""
+}
 
 func main() {
 	log.SetFlags(0)
@@ -93,7 +108,7 @@ func main() {
 		return
 	}
 
-	fmt.Printf("# Conformance\n\nThe official end-to-end suite of Kubernetes %s against skiff, by `make conformance`. Tests: `%s`", *suite, *focus)
+	fmt.Printf("# Conformance\n\nThe official end-to-end suite of Kubernetes %s against skiff, by\n`make conformance [FOCUS=regex] [SKIP=regex] [PARALLEL=n]`. Tests of this run: `%s`", *suite, *focus)
 	if *skip != "" {
 		fmt.Printf(", without `%s`", *skip)
 	}
@@ -112,15 +127,15 @@ func main() {
 		row(name, sigs[name])
 	}
 	row("**all**", &total)
-	list("Failed", failed)
-	list("Skipped by the suite", skipped)
+	list("Failed", failed, why)
+	list("Skipped by the suite", skipped, func(string) string { return "" })
 }
 
 func byName(specs []types.SpecReport) {
 	sort.Slice(specs, func(a, b int) bool { return specs[a].FullText() < specs[b].FullText() })
 }
 
-func list(title string, specs []types.SpecReport) {
+func list(title string, specs []types.SpecReport, why func(string) string) {
 	if len(specs) == 0 {
 		return
 	}
@@ -130,7 +145,7 @@ func list(title string, specs []types.SpecReport) {
 		if text == "" {
 			text = spec.LeafNodeType.String()
 		}
-		fmt.Printf("- %s\n", text)
+		fmt.Printf("- %s%s\n", text, why(text))
 	}
 }
 
