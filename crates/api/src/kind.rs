@@ -74,6 +74,17 @@ pub enum Graceful {
     After(i64),
 }
 
+/// Which checks of the metadata a kind repeats on update. COMPAT: every complaint is reported once more for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    None,
+    /// Those of every object.
+    Object,
+    /// Those of a change.
+    Change,
+    Both,
+}
+
 /// The rules of one kind. All functions see the whole object.
 pub struct Kind {
     pub group: &'static str,
@@ -110,6 +121,12 @@ pub struct Kind {
     pub allow_create_on_update: bool,
     /// Whether PUT without a resourceVersion overwrites.
     pub allow_unconditional_update: bool,
+    /// What an update of the main resource repeats of the metadata's checks.
+    pub update_again: Again,
+    /// What an update of the status repeats.
+    pub status_again: Again,
+    /// Whether finalizers must be upstream's own or have a domain.
+    pub qualified_finalizers: bool,
 }
 
 /// The kind that asks for nothing special.
@@ -133,6 +150,9 @@ pub const BASE: Kind = Kind {
     name_rule: object_meta::dns_subdomain,
     allow_create_on_update: false,
     allow_unconditional_update: true,
+    update_again: Again::Both,
+    status_again: Again::Change,
+    qualified_finalizers: true,
 };
 
 /// The second column of kinds that upstream has no printer for.
@@ -165,34 +185,46 @@ impl Kind {
     /// All errors of a create, metadata first, as upstream orders them.
     pub fn check_create(&self, object: &Value, namespaced: bool) -> Vec<field::Error> {
         let mut errors = object_meta::validate(object, namespaced, self.name_rule);
+        if self.qualified_finalizers {
+            errors.extend(object_meta::qualified_finalizers(object));
+        }
         errors.extend((self.validate)(object));
         errors
     }
 
     /// All errors of an update of the main resource.
     pub fn check_update(&self, new: &Value, old: &Value, namespaced: bool) -> Vec<field::Error> {
-        let mut errors = self.check_metadata(new, old, namespaced);
-        if !errors.is_empty() {
-            // COMPAT: upstream's kinds check the metadata once more, and its complaints come twice.
-            errors.extend(errors.clone());
-        }
+        let mut errors = self.check_metadata(new, old, namespaced, self.update_again);
         errors.extend((self.validate_update)(new, old));
         errors
     }
 
     /// What is checked of the metadata of every update.
-    fn check_metadata(&self, new: &Value, old: &Value, namespaced: bool) -> Vec<field::Error> {
-        let mut errors = object_meta::validate(new, namespaced, self.name_rule);
-        errors.extend(object_meta::validate_update(new, old, namespaced));
+    fn check_metadata(&self, new: &Value, old: &Value, namespaced: bool, again: Again) -> Vec<field::Error> {
+        let object = object_meta::validate(new, namespaced, self.name_rule);
+        let change = object_meta::validate_update(new, old, namespaced);
+        let finalizers = if self.qualified_finalizers && again != Again::None {
+            object_meta::qualified_finalizers(new)
+        } else {
+            Vec::new()
+        };
+        if object.is_empty() && change.is_empty() && finalizers.is_empty() {
+            return Vec::new();
+        }
+        let mut errors = object.clone();
+        errors.extend(change.iter().cloned());
+        for (wanted, found) in [(Again::Object, object), (Again::Change, change)] {
+            if again == wanted || again == Again::Both {
+                errors.extend(found);
+                errors.extend(finalizers.iter().cloned());
+            }
+        }
         errors
     }
 
     /// All errors of an update of the status subresource.
     pub fn check_status_update(&self, new: &Value, old: &Value, namespaced: bool) -> Vec<field::Error> {
-        let mut errors = self.check_metadata(new, old, namespaced);
-        if !errors.is_empty() {
-            errors.extend(object_meta::validate_update(new, old, namespaced));
-        }
+        let mut errors = self.check_metadata(new, old, namespaced, self.status_again);
         errors.extend((self.validate_status_update)(new, old));
         errors
     }

@@ -210,6 +210,23 @@ fn finalizers(finalizers: &Node, errors: &mut Errors) {
     }
 }
 
+/// Finalizers of Kubernetes itself, or with the domain of their owner.
+pub fn qualified_finalizers(object: &Value) -> Vec<field::Error> {
+    const STANDARD: [&str; 3] = ["foregroundDeletion", "kubernetes", "orphan"];
+    let root = Node::root(object);
+    let finalizers = root.field("metadata.finalizers");
+    let mut errors = Errors::new();
+    for finalizer in finalizers.items() {
+        if !finalizer.str().contains('/') && !STANDARD.contains(&finalizer.str()) {
+            errors.invalid(
+                &finalizer,
+                "name is neither a standard finalizer name nor is it fully qualified",
+            );
+        }
+    }
+    errors.into_vec()
+}
+
 fn no_new_finalizers(finalizers: &Node, old: &Value, errors: &mut Errors) {
     let old = list(old, "finalizers");
     let extra: BTreeSet<&str> = finalizers

@@ -80,6 +80,7 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
             .collect()
     },
     allow_unconditional_update: false,
+    qualified_finalizers: false,
     ..BASE
 };
 

@@ -79,5 +79,6 @@ pub static API_SERVICE: Kind = Kind {
     // The core group is `v1.`, which is no DNS name.
     name_rule: names::path_segment,
     allow_unconditional_update: false,
+    qualified_finalizers: false,
     ..BASE
 };

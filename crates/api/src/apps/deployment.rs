@@ -7,7 +7,7 @@ use super::rolling::{
 };
 use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, number, text};
 use crate::{row, strategy, walk};
 
@@ -92,6 +92,7 @@ pub static DEPLOYMENT: Kind = Kind {
     row: deployment_row,
     has_status: true,
     warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
+    update_again: Again::Change,
     ..BASE
 };
 

@@ -6,7 +6,7 @@ use super::rolling::required_selector;
 use crate::core::replication_controller::replica_counts;
 use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, integer, wide};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, integer, wide};
 use crate::node::{Node, at, number};
 use crate::{row, strategy, walk};
 
@@ -64,6 +64,7 @@ pub static REPLICA_SET: Kind = Kind {
     },
     has_status: true,
     warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
+    update_again: Again::Change,
     ..BASE
 };
 

@@ -8,7 +8,7 @@ use super::rolling::{
 };
 use crate::core::{claim, pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, number, same, text};
 use crate::{object_meta, row, strategy, walk};
 
@@ -77,6 +77,7 @@ pub static STATEFUL_SET: Kind = Kind {
     has_status: true,
     name_rule: object_meta::dns_label,
     warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
+    update_again: Again::Change,
     ..BASE
 };
 

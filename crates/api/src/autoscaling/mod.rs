@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use skiff_meta::names;
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
 use crate::node::{Node, at, list, number, text};
 use crate::{row, strategy, walk};
 
@@ -87,6 +87,7 @@ pub static HORIZONTAL_POD_AUTOSCALER: Kind = Kind {
         ]
     },
     has_status: true,
+    update_again: Again::Change,
     ..BASE
 };
 

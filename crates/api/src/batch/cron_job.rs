@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{cron, job};
 use crate::core::pod_warnings;
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, boolean, integer, text as column, wide};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, boolean, integer, text as column, wide};
 use crate::node::{Node, at, list, text};
 use crate::{row, strategy, walk};
 
@@ -81,6 +81,7 @@ pub static CRON_JOB: Kind = Kind {
     },
     has_status: true,
     warnings: |new, old| pod_warnings::template(new, old, "spec.jobTemplate.spec.template"),
+    update_again: Again::Change,
     ..BASE
 };
 

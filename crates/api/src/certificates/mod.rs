@@ -5,7 +5,7 @@ use serde_json::json;
 use skiff_meta::time;
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
 use crate::node::{Node, at, list, text};
 use crate::{row, strategy, walk};
 
@@ -85,5 +85,6 @@ pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
         ]
     },
     has_status: true,
+    status_again: Again::Both,
     ..BASE
 };

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
 use crate::node::{Node, text};
 use crate::row;
 
@@ -39,5 +39,7 @@ pub static LEASE: Kind = Kind {
     },
     allow_create_on_update: true,
     allow_unconditional_update: false,
+    update_again: Again::Change,
+    qualified_finalizers: false,
     ..BASE
 };

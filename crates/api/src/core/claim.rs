@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 use skiff_meta::{field, names};
 
 use super::pod_defaults;
-use super::resources::{quantity, resource_quantity};
+use super::resources::{is_native, quantity, resource_quantity};
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, same, text};
-use crate::object_meta::{self, label_selector};
+use crate::object_meta::label_selector;
 use crate::{row, strategy, walk};
 
 pub const ACCESS_MODES: [&str; 4] = [
@@ -16,6 +16,14 @@ pub const ACCESS_MODES: [&str; 4] = [
     "ReadWriteMany",
     "ReadWriteOnce",
     "ReadWriteOncePod",
+];
+
+const RESIZE_STATUSES: [&str; 5] = [
+    "ControllerResizeInProgress",
+    "ControllerResizeInfeasible",
+    "NodeResizeInProgress",
+    "NodeResizeInfeasible",
+    "NodeResizePending",
 ];
 
 pub static PERSISTENT_VOLUME_CLAIM: Kind = Kind {
@@ -31,11 +39,11 @@ pub static PERSISTENT_VOLUME_CLAIM: Kind = Kind {
     },
     prepare_create: |object| {
         walk::put(object, "status", json!({"phase": "Pending"}));
-        walk::each(object, "spec", &mut data_source);
+        walk::each(object, "spec", &mut |spec| data_source(spec, &Value::Null));
     },
     prepare_update: |new, old| {
         strategy::update_keep_status(new, old);
-        walk::each(new, "spec", &mut data_source);
+        walk::each(new, "spec", &mut |spec| data_source(spec, at(old, "spec")));
     },
     validate: |object| {
         let mut errors = Errors::new();
@@ -43,6 +51,8 @@ pub static PERSISTENT_VOLUME_CLAIM: Kind = Kind {
         errors.into_vec()
     },
     validate_update,
+    validate_status_update,
+    warnings,
     selectable: |object| vec![("name", text(object, "metadata.name").to_owned())],
     columns: &[
         NAME,
@@ -81,18 +91,27 @@ pub static PERSISTENT_VOLUME_CLAIM: Kind = Kind {
     ..BASE
 };
 
-/// COMPAT: `dataSource` and `dataSourceRef` say the same; a claim that has one gets both.
-fn data_source(spec: &mut Value) {
+/// COMPAT: `dataSource` and `dataSourceRef` say the same; a claim that has one gets both. Data of other
+/// namespaces is not served, so a new reference there is dropped, and so are sources that old servers ignored.
+fn data_source(spec: &mut Value, old: &Value) {
+    let in_use = |name| !at(old, name).is_null();
+    if !text(spec, "dataSourceRef.namespace").is_empty() && !in_use("dataSourceRef") {
+        walk::remove(spec, "dataSourceRef");
+    }
+    let source = at(spec, "dataSource");
+    let (group, kind) = (text(source, "apiGroup"), text(source, "kind"));
+    let claim = group.is_empty() && kind == "PersistentVolumeClaim";
+    let snapshot = group == "snapshot.storage.k8s.io" && kind == "VolumeSnapshot";
+    if !in_use("dataSource") && at(spec, "dataSourceRef").is_null() && !claim && !snapshot {
+        walk::remove(spec, "dataSource");
+    }
     let (old, new) = (at(spec, "dataSource").clone(), at(spec, "dataSourceRef").clone());
     if !old.is_null() && new.is_null() {
         walk::put(spec, "dataSourceRef", old);
     } else if old.is_null() && !new.is_null() && text(&new, "namespace").is_empty() {
-        let (group, kind) = (text(&new, "apiGroup"), text(&new, "kind"));
-        let known = (group.is_empty() && kind == "PersistentVolumeClaim")
-            || (group == "snapshot.storage.k8s.io" && kind == "VolumeSnapshot");
-        if known {
-            walk::put(spec, "dataSource", new);
-        }
+        let mut new = new;
+        walk::remove(&mut new, "namespace");
+        walk::put(spec, "dataSource", new);
     }
 }
 
@@ -138,9 +157,6 @@ pub(super) fn access_modes(modes: &Value) -> String {
 /// Access modes of a claim or a volume.
 pub(super) fn check_access_modes(spec: &Node, errors: &mut Errors) {
     let modes = spec.field("accessModes");
-    if modes.is_empty() {
-        errors.required(&modes, "at least 1 access mode is required");
-    }
     let (mut alone, mut shared) = (false, false);
     for mode in modes.items() {
         errors.one_of(&modes.with(mode.value), &ACCESS_MODES);
@@ -154,14 +170,17 @@ pub(super) fn check_access_modes(spec: &Node, errors: &mut Errors) {
 
 /// The rules of a claim spec, in claims and in templates.
 pub fn spec(spec: &Node, errors: &mut Errors) {
+    spec_over(spec, &Value::Null, errors);
+}
+
+/// The same on update: what was wrong before (a selector's values, a group's name) may stay.
+fn spec_over(spec: &Node, old: &Value, errors: &mut Errors) {
     let modes = spec.field("accessModes");
     if modes.is_empty() {
         errors.required(&modes, "at least 1 access mode is required");
     }
     label_selector(&spec.field("selector"), errors);
-    if !modes.is_empty() {
-        check_access_modes(spec, errors);
-    }
+    check_access_modes(spec, errors);
     let resources = spec.field("resources");
     let storage = resources.key("storage");
     let requested = spec.field("resources.requests.storage");
@@ -177,24 +196,26 @@ pub fn spec(spec: &Node, errors: &mut Errors) {
         errors.rule(&class, names::dns1123_subdomain(class.str()));
     }
     errors.one_of_if_set(&spec.field("volumeMode"), &["Block", "Filesystem"]);
-    for name in ["dataSource", "dataSourceRef"] {
-        let source = spec.field(name);
-        if !source.is_set() {
-            continue;
+    let (source, reference) = (spec.field("dataSource"), spec.field("dataSourceRef"));
+    let any_group = ["dataSource", "dataSourceRef"]
+        .iter()
+        .any(|name| !at(at(old, name), "apiGroup").is_null());
+    for source in [&source, &reference] {
+        if source.is_set() {
+            check_data_source(source, any_group, errors);
         }
-        errors.require(&source.field("name"));
-        errors.require(&source.field("kind"));
-        let group = source.field("apiGroup");
-        let kind = source.field("kind").str();
-        if group.is_empty() && kind != "PersistentVolumeClaim" {
-            errors.invalid_value(
-                &source,
-                kind,
-                "must be 'PersistentVolumeClaim' when referencing the default apiGroup",
-            );
+    }
+    // COMPAT: upstream shows a path, which prints as an empty object, where the value should be.
+    if !reference.field("namespace").is_empty() {
+        if source.is_set() {
+            errors.invalid_value(spec, json!({}), "may not be specified when dataSourceRef.namespace is specified");
         }
-        if !group.is_empty() {
-            errors.rule(&group, names::dns1123_subdomain(group.str()));
+    } else if source.is_set() && reference.is_set() {
+        let same = ["apiGroup", "kind", "name"]
+            .iter()
+            .all(|name| source.field(name).value == reference.field(name).value);
+        if !same {
+            errors.invalid_value(spec, json!({}), "must match dataSourceRef");
         }
     }
     let attributes = spec.field("volumeAttributesClassName");
@@ -203,19 +224,120 @@ pub fn spec(spec: &Node, errors: &mut Errors) {
     }
 }
 
+fn check_data_source(source: &Node, any_group: bool, errors: &mut Errors) {
+    errors.require(&source.field("name"));
+    errors.require(&source.field("kind"));
+    let (group, kind) = (source.field("apiGroup"), source.field("kind").str());
+    if group.is_empty() && kind != "PersistentVolumeClaim" {
+        errors.invalid_value(
+            source,
+            kind,
+            "must be 'PersistentVolumeClaim' when referencing the default apiGroup",
+        );
+    }
+    if !group.is_empty() && !any_group {
+        errors.rule(&group, names::dns1123_subdomain(group.str()));
+    }
+    let namespace = source.field("namespace");
+    if !namespace.is_empty() {
+        errors.rule(&namespace, names::dns1123_label(namespace.str()));
+    }
+}
+
+/// Keys of the maps that a resize keeps in the status.
+fn status_key(map: &Node, key: &str, errors: &mut Errors) -> bool {
+    let complaints = names::qualified_name(key);
+    let mut good = complaints.is_empty();
+    for complaint in complaints {
+        errors.invalid_value(map, key, complaint);
+    }
+    if good && is_native(key) && key != "storage" {
+        errors.not_supported(&map.with(&json!(key)), &["storage"]);
+        good = false;
+    }
+    good
+}
+
+fn validate_status_update(new: &Value, _old: &Value) -> Vec<field::Error> {
+    let mut errors = Errors::new();
+    let root = Node::root(new);
+    let capacity = root.field("status.capacity");
+    for (_, amount) in capacity.entries() {
+        super::resources::basic_quantity(&amount, &mut errors);
+    }
+    let statuses = root.field("status.allocatedResourceStatuses");
+    for (key, status) in statuses.entries() {
+        status_key(&statuses, key, &mut errors);
+        if !RESIZE_STATUSES.contains(&status.str()) {
+            // COMPAT: upstream shows the key, not the value.
+            errors.not_supported(&statuses.with(&json!(key)), &RESIZE_STATUSES);
+        }
+    }
+    let allocated = root.field("status.allocatedResources");
+    for (key, amount) in allocated.entries() {
+        if status_key(&allocated, key, &mut errors) && super::resources::basic_quantity(&amount, &mut errors) {
+            resource_quantity(&amount, "storage", &mut errors);
+        }
+    }
+    errors.into_vec()
+}
+
+/// A claim's warnings: an annotation of old, amounts that are no whole bytes.
+fn warnings(new: &Value, _old: Option<&Value>) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let beta = "volume.beta.kubernetes.io/storage-class";
+    if at(new, "metadata.annotations").get(beta).is_some() {
+        warnings.push(format!(
+            "metadata.annotations[{beta}]: deprecated since v1.8; use \"storageClassName\" attribute instead"
+        ));
+    }
+    for name in ["requests", "limits"] {
+        let amount = quantity(at(at(at(new, "spec.resources"), name), "storage"));
+        if let Some(amount) = amount.filter(|amount| amount.milli_value() % 1000 != 0) {
+            warnings.push(format!(
+                "spec.resources.{name}[storage]: fractional byte value \"{amount}\" is invalid, must be an integer"
+            ));
+        }
+    }
+    warnings
+}
+
 fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let mut errors = Errors::new();
-    errors.extend(object_meta::validate(new, true, object_meta::dns_subdomain));
     let root = Node::root(new);
-    spec(&root.field("spec"), &mut errors);
+    spec_over(&root.field("spec"), at(old, "spec"), &mut errors);
     let mut after = at(new, "spec").clone();
     let mut before = at(old, "spec").clone();
     if text(&before, "volumeName").is_empty() {
         walk::copy(&mut before, &after.clone(), "volumeName");
     }
     let bound = text(new, "status.phase") == "Bound";
-    if at(old, "spec.storageClassName").is_null() {
+    let annotation = |object: &Value| -> Value {
+        at(object, "metadata.annotations")
+            .get("volume.beta.kubernetes.io/storage-class")
+            .cloned()
+            .unwrap_or_default()
+    };
+    let (class, class_before) = (at(new, "spec.storageClassName"), at(old, "spec.storageClassName"));
+    let moved_from_annotation = class_before.is_null()
+        && !class.is_null()
+        && annotation(old) == *class
+        && (annotation(new) == annotation(old) || annotation(new).is_null());
+    if moved_from_annotation {
         walk::remove(&mut after, "storageClassName");
+    } else {
+        if annotation(new) != annotation(old) {
+            errors.invalid_value(
+                &root
+                    .field("metadata.annotations")
+                    .key("volume.beta.kubernetes.io/storage-class"),
+                annotation(new).as_str().unwrap_or(""),
+                crate::errors::IMMUTABLE,
+            );
+        }
+        if class_before.is_null() && !class.is_null() && annotation(old).is_null() {
+            walk::remove(&mut after, "storageClassName");
+        }
     }
     if bound {
         if let Some(requests) = after.pointer_mut("/resources/requests") {
@@ -231,11 +353,14 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
         );
     }
     let size = |v: &Value, path: &str| quantity(at(v, path));
+    let zero = || quantity(&json!("0"));
     if let (Some(now), Some(then)) = (
-        size(new, "spec.resources.requests.storage"),
+        size(new, "spec.resources.requests.storage").or_else(zero),
         size(old, "spec.resources.requests.storage"),
     ) && now < then
-        && size(old, "status.capacity.storage").is_some_and(|capacity| now <= capacity)
+        && size(old, "status.capacity.storage")
+            .or_else(zero)
+            .is_some_and(|capacity| now <= capacity)
     {
         errors.forbidden(
             &spec.field("resources.requests.storage"),
@@ -245,5 +370,14 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     // COMPAT: upstream's path is without `spec`.
     let mode = root.field("volumeMode");
     errors.immutable(&mode.with(at(new, "spec.volumeMode")), at(old, "spec.volumeMode"));
+    let attributes = root.field("spec.volumeAttributesClassName");
+    let applied = !at(old, "status.currentVolumeAttributesClassName").is_null();
+    if applied && !at(old, "spec.volumeAttributesClassName").is_null() && attributes.is_empty() {
+        let to = if attributes.is_set() { "empty string" } else { "nil" };
+        errors.forbidden(
+            &attributes,
+            format!("update to {to} is forbidden when status.currentVolumeAttributesClassName is not nil"),
+        );
+    }
     errors.into_vec()
 }

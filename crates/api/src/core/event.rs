@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::errors::Errors;
-use crate::kind::{BASE, Kind, NAME, text as column, wide};
+use crate::kind::{Again, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, number, text};
 use crate::row;
 
@@ -60,6 +60,9 @@ pub static EVENT: Kind = Kind {
     row: event_row,
     allow_create_on_update: true,
     name_rule: |_, _| Vec::new(),
+    update_again: Again::None,
+    status_again: Again::None,
+    qualified_finalizers: false,
     ..BASE
 };
 
@@ -89,6 +92,7 @@ pub static EVENTS_EVENT: Kind = Kind {
     row: event_row,
     allow_create_on_update: true,
     name_rule: |_, _| Vec::new(),
+    update_again: Again::Change,
     ..BASE
 };
 

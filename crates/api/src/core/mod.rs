@@ -28,3 +28,4 @@ pub mod service;
 pub mod service_account;
 pub mod service_rules;
 pub mod volume;
+pub mod volume_sources;

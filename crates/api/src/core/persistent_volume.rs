@@ -1,11 +1,13 @@
 //! PersistentVolumes.
 
 use serde_json::{Value, json};
+use skiff_meta::field::ErrorType;
 use skiff_meta::names;
 
 use super::claim::{access_modes, amount, check_access_modes, class, phase, unset};
-use super::resources::quantity;
-use super::{pod_defaults, scheduling, volume};
+use super::resources::{basic_quantity, quantity};
+use super::volume_sources::{self, Place};
+use super::{pod_defaults, scheduling};
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, same, text};
@@ -73,16 +75,29 @@ pub static PERSISTENT_VOLUME: Kind = Kind {
     prepare_update: strategy::update_keep_status,
     validate: |object| {
         let mut errors = Errors::new();
-        spec(&Node::root(object), &mut errors);
+        let root = Node::root(object);
+        let name = Role::Volume(text(object, "metadata.name"));
+        spec(&root.field("spec"), name, false, &mut errors);
         errors.into_vec()
     },
+    validate_status_update: |_, _| Vec::new(),
     validate_update: |new, old| {
         let mut errors = Errors::new();
         let root = Node::root(new);
-        spec(&root, &mut errors);
-        let changed = SOURCES
-            .iter()
-            .any(|s| !same(at(at(new, "spec"), s), at(at(old, "spec"), s)));
+        let role = Role::Volume(text(new, "metadata.name"));
+        let any_affinity = affinity_is_bad(old);
+        // COMPAT: upstream checks it twice, so every complaint comes twice.
+        spec(&root.field("spec"), role, any_affinity, &mut errors);
+        spec(&root.field("spec"), role, any_affinity, &mut errors);
+        let changed = SOURCES.iter().any(|s| {
+            let (before, after) = (at(at(old, "spec"), s), at(at(new, "spec"), s));
+            if *s == "csi" && at(before, "controllerExpandSecretRef").is_null() && !before.is_null() {
+                let mut after = after.clone();
+                walk::remove(&mut after, "controllerExpandSecretRef");
+                return !same(&after, before);
+            }
+            !same(after, before) || after.is_null() != before.is_null()
+        });
         if changed {
             errors.forbidden(
                 &root.field("spec.persistentvolumesource"),
@@ -92,8 +107,24 @@ pub static PERSISTENT_VOLUME: Kind = Kind {
         // COMPAT: upstream's path is without `spec`.
         let mode = root.field("volumeMode");
         errors.immutable(&mode.with(at(new, "spec.volumeMode")), at(old, "spec.volumeMode"));
-        if !at(old, "spec.nodeAffinity").is_null() {
-            errors.immutable(&root.field("spec.nodeAffinity"), at(old, "spec.nodeAffinity"));
+        let affinity = at(new, "spec.nodeAffinity");
+        let affinity_before = at(old, "spec.nodeAffinity");
+        if !affinity_before.is_null() && !same(affinity, affinity_before) {
+            // COMPAT: upstream's path is without `spec`.
+            let at = root.field("nodeAffinity");
+            errors.invalid_value(
+                &at,
+                affinity.clone(),
+                "field is immutable, except for updating from beta label to GA",
+            );
+        }
+        if !at(old, "spec.volumeAttributesClassName").is_null()
+            && at(new, "spec.volumeAttributesClassName").is_null()
+        {
+            errors.forbidden(
+                &root.field("spec.volumeAttributesClassName"),
+                "update from non-nil value to nil is forbidden",
+            );
         }
         errors.into_vec()
     },
@@ -187,80 +218,207 @@ pub static PERSISTENT_VOLUME: Kind = Kind {
     ..BASE
 };
 
-fn spec(root: &Node, errors: &mut Errors) {
-    let spec = root.field("spec");
-    check_access_modes(&spec, errors);
+/// Whether a volume has node affinity that no new volume could have.
+fn affinity_is_bad(volume: &Value) -> bool {
+    let root = Node::root(volume);
+    let required = root.field("spec.nodeAffinity.required");
+    let mut errors = Errors::new();
+    if required.is_set() {
+        scheduling::node_selector(&required, &mut errors);
+    }
+    !errors.is_empty()
+}
+
+/// What a spec is the spec of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Role<'a> {
+    /// A volume of its own, with its name.
+    Volume(&'a str),
+    /// The inline spec of an attachment, which may say much less.
+    Inline,
+}
+
+const NOT_INLINE: &str = "may not be specified in the context of inline volumes";
+
+/// The rules of a volume's spec. `any_affinity`: a volume that has bad label values already may keep them.
+pub fn spec(spec: &Node, role: Role, any_affinity: bool, errors: &mut Errors) {
+    let inline = role == Role::Inline;
     let capacity = spec.field("capacity");
-    if capacity.is_empty() {
-        errors.required(&capacity, "");
+    if inline {
+        for name in ["claimRef", "capacity"] {
+            let field = spec.field(name);
+            if field.is_set() && (name != "capacity" || !field.is_empty()) {
+                errors.forbidden(&field, NOT_INLINE);
+            }
+        }
+        if !spec.field("csi").is_set() {
+            errors.required(&spec.field("csi"), "has to be specified in the context of inline volumes");
+        }
     }
-    let storage = capacity.key("storage");
-    if !capacity.is_empty() && (!storage.is_set() || capacity.len() > 1) {
-        // COMPAT: upstream names the type of the list here.
-        errors.not_supported(&capacity, &["storage"]);
+    let modes = spec.field("accessModes");
+    if modes.is_empty() {
+        errors.required(&modes, "");
     }
-    if let Some(amount) = quantity(storage.value)
-        && (amount.is_zero() || amount.is_negative())
-    {
-        errors.invalid_value(&storage, amount.to_string(), crate::errors::POSITIVE);
+    check_access_modes(spec, errors);
+    if !inline {
+        check_capacity(&capacity, errors);
     }
     let policy = spec.field("persistentVolumeReclaimPolicy");
-    if !policy.is_empty() {
+    if !policy.is_empty() && inline {
+        if policy.str() != "Retain" {
+            errors.forbidden(&policy, "may only be Retain in the context of inline volumes");
+        }
+    } else if !policy.is_empty() {
         errors.one_of(&policy, &["Delete", "Recycle", "Retain"]);
     }
     let affinity = spec.field("nodeAffinity");
-    if affinity.is_set() {
+    if affinity.is_set() && inline {
+        errors.forbidden(&affinity, NOT_INLINE);
+    } else if affinity.is_set() {
         let required = affinity.field("required");
         if required.is_set() {
-            scheduling::node_selector(&required, errors);
+            scheduling::node_selector_with(&required, any_affinity, errors);
         } else {
             errors.required(&required, "must specify required node constraints");
         }
     }
+    check_sources(spec, role, affinity.is_set() && !inline, errors);
+    if is_root(spec.field("hostPath.path").str()) && policy.str() == "Recycle" {
+        errors.forbidden(&policy, "may not be 'recycle' for a hostPath mount of '/'");
+    }
+    let class = spec.field("storageClassName");
+    if !class.is_empty() && inline {
+        errors.forbidden(&class, NOT_INLINE);
+    } else if !class.is_empty() {
+        errors.rule(&class, names::dns1123_subdomain(class.str()));
+    }
+    let mode = spec.field("volumeMode");
+    if inline {
+        if mode.is_set() && mode.str() != "Filesystem" {
+            errors.forbidden(
+                &mode,
+                "may not specify volumeMode other than Filesystem in the context of inline volumes",
+            );
+        }
+    } else {
+        errors.one_of_if_set(&mode, &["Block", "Filesystem"]);
+    }
+    let attributes = spec.field("volumeAttributesClassName");
+    if attributes.is_set() && !inline {
+        if attributes.is_empty() {
+            errors.required(&attributes, "an empty string is disallowed");
+        } else {
+            errors.rule(&attributes, names::dns1123_subdomain(attributes.str()));
+        }
+        if !spec.field("csi").is_set() {
+            errors.required(
+                &spec.field("csi"),
+                "has to be specified when using volumeAttributesClassName",
+            );
+        }
+    }
+}
+
+fn check_capacity(capacity: &Node, errors: &mut Errors) {
+    if capacity.is_empty() {
+        errors.required(capacity, "");
+    }
+    if !capacity.key("storage").is_set() || capacity.len() > 1 {
+        let shown = if capacity.is_set() { capacity.value.clone() } else { Value::Null };
+        errors.push(
+            ErrorType::NotSupported,
+            capacity,
+            Some(shown),
+            "supported values: \"storage\"",
+        );
+    }
+    for (_, amount) in capacity.entries() {
+        basic_quantity(&amount, errors);
+        if let Some(quantity) = quantity(amount.value)
+            && (quantity.is_zero() || quantity.is_negative())
+        {
+            errors.invalid_value(&amount, quantity.to_string(), crate::errors::POSITIVE);
+        }
+    }
+}
+
+fn check_sources(spec: &Node, role: Role, affinity: bool, errors: &mut Errors) {
+    let place = Place::PersistentVolume(match role {
+        Role::Volume(name) => name,
+        Role::Inline => "",
+    });
     let mut found = false;
     for name in SOURCES {
         let source = spec.field(name);
         if !source.is_set() {
             continue;
         }
-        if found {
-            errors.forbidden(&source, "may not specify more than 1 volume type");
+        // COMPAT: a flex volume does not mind others before it.
+        if found && name != "flexVolume" {
+            // COMPAT: upstream's name of this one.
+            let shown = if name == "cephfs" { "cephFS" } else { name };
+            errors.forbidden(&spec.field(shown), "may not specify more than 1 volume type");
             continue;
         }
         found = true;
-        match name {
-            "hostPath" => volume::host_path(&source, errors),
-            "local" => {
-                let path = source.field("path");
-                if errors.require(&path) && path.str().split('/').any(|p| p == "..") {
-                    errors.invalid(&path, "must not contain '..'");
-                }
-                if !affinity.is_set() {
-                    errors.required(
-                        &root.field("metadata.annotations"),
-                        "Local volume requires node affinity",
-                    );
-                }
-            }
-            "csi" => {
-                let driver = source.field("driver");
-                if errors.require(&driver) {
-                    errors.rule(&driver, names::dns1123_subdomain(&driver.str().to_lowercase()));
-                }
-                errors.require(&source.field("volumeHandle"));
-            }
-            _ => volume::older_source(name, &source, errors),
+        volume_sources::source(spec, name, place, errors);
+        if name == "local" && !affinity {
+            errors.required(&spec.field("nodeAffinity"), "Local volume requires node affinity");
         }
     }
     if !found {
-        errors.required(&spec, "must specify a volume type");
+        errors.required(spec, "must specify a volume type");
     }
-    if spec.field("hostPath.path").str() == "/" && policy.str() == "Recycle" {
-        errors.forbidden(&policy, "may not be 'recycle' for a hostPath mount of '/'");
+}
+
+fn is_root(path: &str) -> bool {
+    path.starts_with('/') && path.split('/').all(|part| part.is_empty() || part == ".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(spec: Value, expected: &[&str]) {
+        let object = json!({"metadata": {"name": "pv"}, "spec": spec});
+        let found: Vec<String> = (PERSISTENT_VOLUME.validate)(&object)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(found, expected, "{object}");
     }
-    let class = spec.field("storageClassName");
-    if !class.is_empty() {
-        errors.rule(&class, names::dns1123_subdomain(class.str()));
+
+    #[test]
+    fn specs() {
+        let good = json!({"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/x"}});
+        check(good.clone(), &[]);
+        let with = |name: &str, value: Value| {
+            let mut spec = good.clone();
+            walk::put(&mut spec, name, value);
+            spec
+        };
+        check(
+            with("capacity", json!({"cpu": "1"})),
+            &["spec.capacity: Unsupported value: {\"cpu\":\"1\"}: supported values: \"storage\""],
+        );
+        check(
+            with("capacity", json!({"storage": "-1"})),
+            &[
+                "spec.capacity[storage]: Invalid value: -1: must be a valid resource quantity",
+                "spec.capacity[storage]: Invalid value: \"-1\": must be greater than zero",
+            ],
+        );
+        check(
+            with("nfs", json!({"server": "s", "path": "/x"})),
+            &["spec.nfs: Forbidden: may not specify more than 1 volume type"],
+        );
+        check(with("accessModes", json!([])), &["spec.accessModes: Required value"]);
+        check(
+            with("volumeAttributesClassName", json!("")),
+            &[
+                "spec.volumeAttributesClassName: Required value: an empty string is disallowed",
+                "spec.csi: Required value: has to be specified when using volumeAttributesClassName",
+            ],
+        );
     }
-    errors.one_of_if_set(&spec.field("volumeMode"), &["Block", "Filesystem"]);
 }

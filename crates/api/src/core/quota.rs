@@ -6,7 +6,7 @@ use skiff_meta::names;
 use super::pod_defaults::resource_list;
 use super::resources::{quantity, resource_name, resource_quantity};
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Column, Kind, NAME, text as column};
+use crate::kind::{Again, AGE, BASE, Column, Kind, NAME, text as column};
 use crate::node::{Node, at, same};
 use crate::{row, strategy, walk};
 
@@ -39,6 +39,7 @@ pub static LIMIT_RANGE: Kind = Kind {
         },
     ],
     allow_create_on_update: true,
+    update_again: Again::Change,
     ..BASE
 };
 
@@ -201,6 +202,7 @@ pub static RESOURCE_QUOTA: Kind = Kind {
         ]
     },
     has_status: true,
+    update_again: Again::Change,
     ..BASE
 };
 

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, integer, text as column, wide};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, integer, text as column, wide};
 use crate::node::{Node, at, number, text};
 use crate::{row, strategy, walk};
 
@@ -65,6 +65,7 @@ pub static REPLICATION_CONTROLLER: Kind = Kind {
     },
     has_status: true,
     warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
+    update_again: Again::Change,
     ..BASE
 };
 
@@ -131,5 +132,6 @@ pub static POD_TEMPLATE: Kind = Kind {
         vec![json!(text(object, "metadata.name")), names, images, labels]
     },
     warnings: |new, old| pod_warnings::template(new, old, "template"),
+    update_again: Again::Change,
     ..BASE
 };

@@ -47,7 +47,7 @@ fn is_huge_page(name: &str) -> bool {
 }
 
 /// Names without a prefix, or of Kubernetes itself.
-fn is_native(name: &str) -> bool {
+pub(super) fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
 }
 
@@ -114,6 +114,15 @@ fn pod_resource_name(at: &Node, name: &str, errors: &mut Errors) {
 }
 
 /// An amount must not be negative, and whole where the resource is counted.
+/// An amount that only must not be negative; upstream shows its rounded number.
+pub fn basic_quantity(at: &Node, errors: &mut Errors) -> bool {
+    let negative = quantity(at.value).filter(|amount| amount.value() < 0);
+    if let Some(amount) = &negative {
+        errors.invalid_value(at, amount.value(), "must be a valid resource quantity");
+    }
+    negative.is_none()
+}
+
 pub fn resource_quantity(at: &Node, name: &str, errors: &mut Errors) {
     let Some(amount) = quantity(at.value) else { return };
     if amount.is_negative() {

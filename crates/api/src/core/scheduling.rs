@@ -44,12 +44,17 @@ fn weight(term: &Node, errors: &mut Errors) {
 
 /// A required node selector, in pods and in persistent volumes.
 pub fn node_selector(selector: &Node, errors: &mut Errors) {
+    node_selector_with(selector, false, errors);
+}
+
+/// The same, where an object that has bad label values already may keep them.
+pub fn node_selector_with(selector: &Node, any_value: bool, errors: &mut Errors) {
     let terms = selector.field("nodeSelectorTerms");
     if terms.is_empty() {
         errors.required(&terms, "must have at least one node selector term");
     }
     for term in terms.items() {
-        node_selector_term(&term, true, errors);
+        node_selector_term(&term, !any_value, errors);
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::service_rules::{load_balancer_status, service, validate_update};
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, number, text};
 use crate::row::{self, or_none};
 use crate::{object_meta, strategy, walk};
@@ -96,6 +96,7 @@ pub static SERVICE: Kind = Kind {
     },
     name_rule: object_meta::dns_label,
     allow_create_on_update: true,
+    update_again: Again::Change,
     ..BASE
 };
 

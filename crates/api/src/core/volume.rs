@@ -1,5 +1,5 @@
-//! Rules of the volumes of a pod spec. Exactly one source each; the sources of storage systems that left
-//! the tree are checked for their required fields only.
+//! Rules of the volumes of a pod spec. Exactly one source each; the sources that persistent volumes
+//! have too are in `volume_sources.rs`.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,9 @@ use skiff_meta::names;
 
 use super::claim;
 use super::env::{field_ref, resource_field_ref};
-use super::mounts::{local_path, no_backsteps};
+use super::mounts::local_path;
 use super::resources::quantity;
+use super::volume_sources::{self, Place};
 use crate::errors::Errors;
 use crate::node::{Node, list, text};
 
@@ -42,30 +43,13 @@ const SOURCES: [&str; 31] = [
     "portworxVolume",
     "azureDisk",
     "storageos",
-    "scaleIO",
     "projected",
+    "scaleIO",
     "csi",
     "ephemeral",
     "image",
     "local",
 ];
-/// What each of the older sources must have.
-const REQUIRED: [(&str, &[&str]); 13] = [
-    ("gitRepo", &["repository"]),
-    ("gcePersistentDisk", &["pdName"]),
-    ("awsElasticBlockStore", &["volumeID"]),
-    ("nfs", &["server", "path"]),
-    ("iscsi", &["targetPortal", "iqn"]),
-    ("glusterfs", &["endpoints", "path"]),
-    ("rbd", &["monitors", "image"]),
-    ("cinder", &["volumeID"]),
-    ("cephfs", &["monitors"]),
-    ("quobyte", &["registry", "volume"]),
-    ("flexVolume", &["driver"]),
-    ("azureFile", &["secretName", "shareName"]),
-    ("persistentVolumeClaim", &["claimName"]),
-];
-
 /// Checks all volumes; returns those that containers may mount.
 pub fn volumes<'v>(spec: &Node<'_, 'v>, errors: &mut Errors) -> Vec<(&'v str, &'v Value)> {
     let volumes = spec.field("volumes");
@@ -101,14 +85,15 @@ fn source(volume: &Node, errors: &mut Errors) {
             continue;
         }
         found = true;
-        one_source(name, &source, errors);
+        one_source(volume, name, errors);
     }
     if !found {
         errors.required(volume, "must specify a volume type");
     }
 }
 
-fn one_source(name: &str, source: &Node, errors: &mut Errors) {
+fn one_source(volume: &Node, name: &str, errors: &mut Errors) {
+    let source = &volume.field(name);
     match name {
         "emptyDir" => {
             let limit = source.field("sizeLimit");
@@ -116,7 +101,6 @@ fn one_source(name: &str, source: &Node, errors: &mut Errors) {
                 errors.forbidden(&limit, "SizeLimit field must be a valid resource quantity");
             }
         }
-        "hostPath" => host_path(source, errors),
         "secret" => {
             errors.require(&source.field("secretName"));
             mode(&source.field("defaultMode"), errors);
@@ -136,12 +120,6 @@ fn one_source(name: &str, source: &Node, errors: &mut Errors) {
             }
         }
         "projected" => projected(source, errors),
-        "csi" => {
-            let driver = source.field("driver");
-            if errors.require(&driver) {
-                errors.rule(&driver, names::dns1123_subdomain(&driver.str().to_lowercase()));
-            }
-        }
         "ephemeral" => {
             let template = source.field("volumeClaimTemplate");
             if template.is_set() {
@@ -154,45 +132,8 @@ fn one_source(name: &str, source: &Node, errors: &mut Errors) {
             errors.require(&source.field("reference"));
             errors.required_one_of(&source.field("pullPolicy"), &["Always", "IfNotPresent", "Never"]);
         }
-        _ => older_source(name, source, errors),
+        _ => volume_sources::source(volume, name, Place::Pod, errors),
     }
-}
-
-/// The sources that have only required fields; also used for persistent volumes.
-pub fn older_source(name: &str, source: &Node, errors: &mut Errors) {
-    let Some((_, required)) = REQUIRED.iter().find(|(other, _)| *other == name) else {
-        return;
-    };
-    for field in *required {
-        errors.require(&source.field(field));
-    }
-    if name == "nfs" {
-        let path = source.field("path");
-        if !path.str().starts_with('/') {
-            errors.invalid(&path, "must be an absolute path");
-        }
-    }
-}
-
-pub fn host_path(source: &Node, errors: &mut Errors) {
-    let path = source.field("path");
-    if !errors.require(&path) {
-        return;
-    }
-    no_backsteps(&path, errors);
-    errors.one_of_if_set(
-        &source.field("type"),
-        &[
-            "",
-            "BlockDevice",
-            "CharDevice",
-            "Directory",
-            "DirectoryOrCreate",
-            "File",
-            "FileOrCreate",
-            "Socket",
-        ],
-    );
 }
 
 fn mode(mode: &Node, errors: &mut Errors) {

@@ -7,7 +7,7 @@ use skiff_meta::names;
 
 use crate::core::endpoints::endpoint_ip;
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
 use crate::net;
 use crate::node::{Node, at, list, text};
 use crate::{row, strategy, walk};
@@ -81,6 +81,7 @@ pub static ENDPOINT_SLICE: Kind = Kind {
             row::age(object, now),
         ]
     },
+    update_again: Again::Change,
     ..BASE
 };
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
 use crate::node::{Node, at, list, number, text};
 use crate::{row, strategy, walk};
 
@@ -61,6 +61,7 @@ pub static FLOW_SCHEMA: Kind = Kind {
         ]
     },
     has_status: true,
+    update_again: Again::Change,
     ..BASE
 };
 
@@ -131,5 +132,6 @@ pub static PRIORITY_LEVEL_CONFIGURATION: Kind = Kind {
         ]
     },
     has_status: true,
+    update_again: Again::Change,
     ..BASE
 };

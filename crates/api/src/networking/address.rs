@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
 use crate::net;
 use crate::node::{Node, at, list, same, text};
 use crate::{row, strategy};
@@ -104,5 +104,6 @@ pub static SERVICE_CIDR: Kind = Kind {
         vec![row::name(object), json!(cidrs.join(",")), row::age(object, now)]
     },
     has_status: true,
+    update_again: Again::Change,
     ..BASE
 };

@@ -4,7 +4,7 @@ use serde_json::json;
 use skiff_meta::names;
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
 use crate::net;
 use crate::node::{Node, list};
 use crate::object_meta::label_selector;
@@ -73,6 +73,7 @@ pub static NETWORK_POLICY: Kind = Kind {
             row::age(object, now),
         ]
     },
+    update_again: Again::Change,
     ..BASE
 };
 

@@ -39,5 +39,6 @@ pub static RUNTIME_CLASS: Kind = Kind {
     },
     allow_create_on_update: true,
     allow_unconditional_update: false,
+    qualified_finalizers: false,
     ..BASE
 };

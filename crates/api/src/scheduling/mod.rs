@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, boolean, integer, text as column};
+use crate::kind::{Again, AGE, BASE, Kind, NAME, boolean, integer, text as column};
 use crate::node::{Node, at, number, text};
 use crate::{row, strategy, walk};
 
@@ -70,5 +70,6 @@ pub static PRIORITY_CLASS: Kind = Kind {
             json!(text(object, "preemptionPolicy")),
         ]
     },
+    update_again: Again::Change,
     ..BASE
 };
