@@ -149,7 +149,11 @@ impl Errors {
 
     pub fn immutable(&mut self, new: &Node, old: &Value) {
         if !crate::node::same(new.value, old) {
-            self.push(ErrorType::Invalid, new, Some(new.value.clone()), IMMUTABLE);
+            let shown = match (new.value, old) {
+                (Value::Null, Value::String(_)) => Value::String(String::new()),
+                (value, _) => value.clone(),
+            };
+            self.push(ErrorType::Invalid, new, Some(shown), IMMUTABLE);
         }
     }
 }

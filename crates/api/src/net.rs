@@ -112,6 +112,31 @@ pub fn cidr(at: &Node, errors: &mut Errors) -> Option<(IpAddr, u8)> {
     Some((address, bits))
 }
 
+/// A network in its one canonical spelling, for newer fields.
+pub fn canonical_cidr(at: &Node, errors: &mut Errors) {
+    let Some((address, bits)) = parse_cidr(at.str()) else {
+        errors.invalid(at, BAD_CIDR);
+        return;
+    };
+    let mut shown = address;
+    if !masked(address, bits) {
+        shown = match address {
+            IpAddr::V4(v4) => {
+                let host = u32::MAX.checked_shr(bits.into()).unwrap_or(0);
+                IpAddr::V4((v4.to_bits() & !host).into())
+            }
+            IpAddr::V6(v6) => {
+                let host = u128::MAX.checked_shr(bits.into()).unwrap_or(0);
+                IpAddr::V6((v6.to_bits() & !host).into())
+            }
+        };
+    }
+    let canonical = format!("{shown}/{bits}");
+    if canonical != at.str() {
+        errors.invalid(at, format!("must be in canonical form (\"{canonical}\")"));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

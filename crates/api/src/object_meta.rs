@@ -318,19 +318,34 @@ pub fn conditions(conditions: &Node, errors: &mut Errors) {
         }
         let last = condition.field("lastTransitionTime");
         if !last.is_set() {
-            errors.required(&last, "must be set");
+            errors.required(&last, "");
         }
         let reason = condition.field("reason");
         if reason.str().is_empty() {
             errors.required(&reason, "");
-        } else if reason.len() > 1024 {
-            errors.too_long(&reason, 1024);
+        } else {
+            if !is_condition_reason(reason.str()) {
+                errors.invalid(&reason, REASON);
+            }
+            if reason.len() > 1024 {
+                errors.too_long(&reason, 1024);
+            }
         }
         let message = condition.field("message");
         if message.len() > 32 * 1024 {
             errors.too_long(&message, 32 * 1024);
         }
     }
+}
+
+const REASON: &str = "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric characters or '_,:', and must end with an alphanumeric character or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName',  or 'ReasonA,ReasonB',  or 'ReasonA:ReasonB', regex used for validation is '[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?')";
+
+fn is_condition_reason(reason: &str) -> bool {
+    reason.starts_with(|c: char| c.is_ascii_alphabetic())
+        && reason.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+        && reason
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"_,:".contains(&b))
 }
 
 /// A label selector's own form. `None` selectors are the caller's business.

@@ -1,7 +1,8 @@
 //! The group `autoscaling`: HorizontalPodAutoscalers, stored in version 2.
 
+mod rules;
+
 use serde_json::{Value, json};
-use skiff_meta::names;
 
 use crate::errors::Errors;
 use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
@@ -30,13 +31,13 @@ pub static HORIZONTAL_POD_AUTOSCALER: Kind = Kind {
             );
         }
         walk::each(spec, "behavior", &mut |behavior| {
-            rules(
+            direction(
                 behavior,
                 "scaleUp",
                 json!({"stabilizationWindowSeconds": 0, "selectPolicy": "Max", "policies": [
                 {"type": "Pods", "value": 4, "periodSeconds": 15}, {"type": "Percent", "value": 100, "periodSeconds": 15}]}),
             );
-            rules(
+            direction(
                 behavior,
                 "scaleDown",
                 json!({"selectPolicy": "Max", "policies": [
@@ -48,10 +49,14 @@ pub static HORIZONTAL_POD_AUTOSCALER: Kind = Kind {
     prepare_update: strategy::update_keep_status,
     validate: |object| {
         let mut errors = Errors::new();
-        spec(&Node::root(object).field("spec"), &mut errors);
+        rules::spec(&Node::root(object).field("spec"), None, &mut errors);
         errors.into_vec()
     },
-    validate_update: |new, _| (HORIZONTAL_POD_AUTOSCALER.validate)(new),
+    validate_update: |new, old| {
+        let mut errors = Errors::new();
+        rules::spec(&Node::root(new).field("spec"), Some(at(old, "spec")), &mut errors);
+        errors.into_vec()
+    },
     validate_status_update: |new, _| {
         let mut errors = Errors::new();
         let root = Node::root(new);
@@ -92,67 +97,12 @@ pub static HORIZONTAL_POD_AUTOSCALER: Kind = Kind {
 };
 
 /// Completes one direction's rules; a client may give any part of them.
-fn rules(behavior: &mut Value, name: &str, defaults: Value) {
+fn direction(behavior: &mut Value, name: &str, defaults: Value) {
     let Some(given) = walk::object(behavior, name) else {
         return;
     };
     for (field, value) in defaults.as_object().into_iter().flatten() {
         walk::pointer(given, field, value.clone());
-    }
-}
-
-fn spec(spec: &Node, errors: &mut Errors) {
-    let (least, most) = (spec.field("minReplicas"), spec.field("maxReplicas"));
-    if least.int().is_some_and(|n| n < 1) {
-        errors.invalid(&least, "must be greater than or equal to 1");
-    }
-    let maximum = most.int().unwrap_or(0);
-    if maximum < 1 {
-        errors.invalid_value(&most, maximum, "must be greater than 0");
-    }
-    if least.int().is_some_and(|n| maximum < n) {
-        errors.invalid_value(&most, maximum, "must be greater than or equal to `minReplicas`");
-    }
-    let target = spec.field("scaleTargetRef");
-    for name in ["kind", "name"] {
-        let at = target.field(name);
-        if errors.require(&at) {
-            errors.rule(&at, names::path_segment(at.str(), false));
-        }
-    }
-    let metrics = spec.field("metrics");
-    for metric in metrics.items() {
-        let kind = metric.field("type");
-        if kind.is_empty() {
-            errors.required(&kind, "must specify a metric source type");
-            continue;
-        }
-        let sources = ["ContainerResource", "External", "Object", "Pods", "Resource"];
-        errors.one_of(&kind, &sources);
-        let mut field = kind.str().to_owned();
-        field[..1].make_ascii_lowercase();
-        let source = metric.field(&field);
-        if sources.contains(&kind.str()) && !source.is_set() {
-            errors.required(&source, "must populate information for the given metric source");
-        } else if ["Resource", "ContainerResource"].contains(&kind.str()) {
-            if source.field("name").is_empty() {
-                errors.required(&source.field("name"), "must specify a resource name");
-            }
-            let target = source.field("target");
-            if target.field("type").is_empty() {
-                errors.required(&target.field("type"), "must specify a metric target type");
-            }
-            let utilization = target.field("averageUtilization");
-            if utilization.int().is_some_and(|n| n < 1) {
-                errors.invalid(&utilization, "must be greater than 0");
-            }
-            if !utilization.is_set() && !target.field("averageValue").is_set() {
-                errors.required(
-                    &utilization,
-                    "must set either a target raw value or a target utilization",
-                );
-            }
-        }
     }
 }
 

@@ -95,7 +95,8 @@ pub fn resource_name(at: &Node, name: &str, errors: &mut Errors) -> bool {
     !bad
 }
 
-fn container_resource_name(at: &Node, name: &str, errors: &mut Errors) {
+/// The name of a resource that containers ask for.
+pub fn container_resource_name(at: &Node, name: &str, errors: &mut Errors) {
     resource_name(at, name, errors);
     if !name.contains('/') {
         if !CONTAINER_RESOURCES.contains(&name) && !is_huge_page(name) {
@@ -113,7 +114,6 @@ fn pod_resource_name(at: &Node, name: &str, errors: &mut Errors) {
     }
 }
 
-/// An amount must not be negative, and whole where the resource is counted.
 /// An amount that only must not be negative; upstream shows its rounded number.
 pub fn basic_quantity(at: &Node, errors: &mut Errors) -> bool {
     let negative = quantity(at.value).filter(|amount| amount.value() < 0);
@@ -123,6 +123,7 @@ pub fn basic_quantity(at: &Node, errors: &mut Errors) -> bool {
     negative.is_none()
 }
 
+/// An amount must not be negative, and whole where the resource is counted.
 pub fn resource_quantity(at: &Node, name: &str, errors: &mut Errors) {
     let Some(amount) = quantity(at.value) else { return };
     if amount.is_negative() {

@@ -9,11 +9,12 @@ use crate::core::endpoints::endpoint_ip;
 use crate::errors::Errors;
 use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
 use crate::net;
-use crate::node::{Node, at, list, text};
+use crate::node::{Node, at, list, same, text};
 use crate::{row, strategy, walk};
 
 const ENDPOINTS_MAX: usize = 1000;
 const ADDRESSES_MAX: usize = 100;
+const HINTS_MAX: usize = 8;
 const PORTS_MAX: usize = 20_000;
 
 pub static ENDPOINT_SLICE: Kind = Kind {
@@ -49,9 +50,22 @@ pub static ENDPOINT_SLICE: Kind = Kind {
     validate_update: |new, old| {
         let mut errors = Errors::new();
         let root = Node::root(new);
-        errors.extend((ENDPOINT_SLICE.validate)(new));
+        let kind = root.field("addressType");
+        errors.required_one_of(&kind, &["FQDN", "IPv4", "IPv6"]);
+        // What did not change is not looked at again.
+        if !same(at(new, "endpoints"), at(old, "endpoints")) {
+            endpoints(&root.field("endpoints"), kind.str(), &mut errors);
+        }
+        ports(&root.field("ports"), &mut errors);
         errors.immutable(&root.field("addressType"), at(old, "addressType"));
         errors.into_vec()
+    },
+    warnings: |new, old| {
+        let kind = text(new, "addressType");
+        if kind == "FQDN" && old.is_none() {
+            return vec!["spec.addressType: FQDN endpoints are deprecated".to_owned()];
+        }
+        Vec::new()
     },
     columns: &[
         NAME,
@@ -109,12 +123,13 @@ fn endpoints(endpoints: &Node, kind: &str, errors: &mut Errors) {
                 "IPv4" | "IPv6" => {
                     if let Some(ip) = net::ip(&address, errors) {
                         if ip.is_ipv4() != (kind == "IPv4") {
-                            errors.invalid(&address, format!("must be an {kind} address"));
+                            let shown = addresses.with(address.value);
+                            errors.invalid(&shown, format!("must be an {kind} address"));
                         }
                         endpoint_ip(&address, errors);
                     }
                 }
-                "FQDN" => errors.rule(&address, names::dns1123_subdomain(address.str())),
+                "FQDN" => fully_qualified_domain(&address, errors),
                 _ => {}
             }
         }
@@ -122,10 +137,61 @@ fn endpoints(endpoints: &Node, kind: &str, errors: &mut Errors) {
         if node.is_set() {
             errors.rule(&node, names::dns1123_subdomain(node.str()));
         }
+        let topology = endpoint.field("deprecatedTopology");
+        crate::object_meta::labels(&topology, errors);
         let host = endpoint.field("hostname");
         if host.is_set() {
             errors.rule(&host, names::dns1123_label(host.str()));
         }
+        hints(&endpoint.field("hints"), errors);
+    }
+}
+
+fn fully_qualified_domain(address: &Node, errors: &mut Errors) {
+    let name = address.str();
+    if !errors.require(address) {
+        return;
+    }
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let complaints = names::dns1123_subdomain(name);
+    if !complaints.is_empty() {
+        errors.invalid_value(address, name, complaints.join(","));
+    } else if name.split('.').count() < 2 {
+        errors.invalid_value(
+            address,
+            name,
+            "should be a domain with at least two segments separated by dots",
+        );
+    }
+}
+
+/// Which zones and nodes should use an endpoint.
+fn hints(hints: &Node, errors: &mut Errors) {
+    let zones = hints.field("forZones");
+    if zones.len() > HINTS_MAX {
+        errors.too_many(&zones, HINTS_MAX);
+        return;
+    }
+    let mut seen = BTreeSet::new();
+    for zone in zones.items() {
+        let name = zone.field("name");
+        if !seen.insert(name.str()) {
+            errors.duplicate(&name);
+        }
+        errors.rule(&name, names::label_value(name.str()));
+    }
+    let nodes = hints.field("forNodes");
+    if nodes.len() > HINTS_MAX {
+        errors.too_many(&nodes, HINTS_MAX);
+        return;
+    }
+    let mut seen = BTreeSet::new();
+    for node in nodes.items() {
+        let name = node.field("name");
+        if !seen.insert(name.str()) {
+            errors.duplicate(&name);
+        }
+        errors.rule(&name, names::dns1123_subdomain(name.str()));
     }
 }
 
@@ -142,10 +208,11 @@ fn ports(ports: &Node, errors: &mut Errors) {
         if !seen.insert(name.str()) {
             errors.duplicate(&name);
         }
-        errors.required_one_of(&port.field("protocol"), &["SCTP", "TCP", "UDP"]);
-        let number = port.field("port");
-        if let Some(n) = number.int() {
-            errors.rule(&number, names::port_number(n));
+        let protocol = port.field("protocol");
+        if protocol.is_set() {
+            errors.one_of(&protocol, &["SCTP", "TCP", "UDP"]);
+        } else {
+            errors.required(&protocol, "");
         }
         let app = port.field("appProtocol");
         if app.is_set() {

@@ -1,5 +1,7 @@
 //! The group `flowcontrol.apiserver.k8s.io`.
 
+mod rules;
+
 use serde_json::{Value, json};
 
 use crate::errors::Errors;
@@ -22,23 +24,16 @@ pub static FLOW_SCHEMA: Kind = Kind {
     prepare_status_update: strategy::status_only_keep_metadata,
     validate: |object| {
         let mut errors = Errors::new();
-        let root = Node::root(object);
-        let spec = root.field("spec");
-        let precedence = spec.field("matchingPrecedence");
-        if precedence.int().is_some_and(|n| n <= 0) {
-            errors.invalid(&precedence, "must be a positive value");
-        }
-        if precedence.int().is_some_and(|n| n > 10_000) {
-            errors.invalid(&precedence, "must not be greater than 10000");
-        }
-        errors.require(&spec.field("priorityLevelConfiguration.name"));
-        let method = spec.field("distinguisherMethod");
-        if method.is_set() {
-            errors.one_of(&method.field("type"), &["ByNamespace", "ByUser"]);
-        }
+        rules::flow_schema(object, &mut errors);
         errors.into_vec()
     },
     validate_update: |new, _| (FLOW_SCHEMA.validate)(new),
+    validate_status_update: |new, _| {
+        let mut errors = Errors::new();
+        rules::conditions(&Node::root(new).field("status.conditions"), &mut errors);
+        errors.into_vec()
+    },
+    status_again: Again::None,
     columns: &[
         NAME,
         column("PriorityLevel"),
@@ -88,25 +83,16 @@ pub static PRIORITY_LEVEL_CONFIGURATION: Kind = Kind {
     prepare_status_update: strategy::status_only_keep_metadata,
     validate: |object| {
         let mut errors = Errors::new();
-        let root = Node::root(object);
-        let spec = root.field("spec");
-        let (kind, limited) = (spec.field("type"), spec.field("limited"));
-        match kind.str() {
-            "Limited" => {
-                if !limited.is_set() {
-                    errors.required(&limited, "must not be empty when type is Limited");
-                }
-            }
-            "Exempt" => {
-                if limited.is_set() {
-                    errors.forbidden(&limited, "must be nil if the type is not Limited");
-                }
-            }
-            _ => errors.not_supported(&kind, &["Exempt", "Limited"]),
-        }
+        rules::priority_level(object, &mut errors);
         errors.into_vec()
     },
     validate_update: |new, _| (PRIORITY_LEVEL_CONFIGURATION.validate)(new),
+    validate_status_update: |new, _| {
+        let mut errors = Errors::new();
+        rules::conditions(&Node::root(new).field("status.conditions"), &mut errors);
+        errors.into_vec()
+    },
+    status_again: Again::None,
     columns: &[
         NAME,
         column("Type"),

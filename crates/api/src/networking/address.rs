@@ -1,11 +1,13 @@
 //! IPAddresses and ServiceCIDRs.
 
 use serde_json::{Value, json};
+use skiff_meta::field::ErrorType;
+use skiff_meta::names;
 
 use crate::errors::Errors;
 use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
 use crate::net;
-use crate::node::{Node, at, list, same, text};
+use crate::node::{Node, at, list, text};
 use crate::{row, strategy};
 
 pub static IP_ADDRESS: Kind = Kind {
@@ -17,15 +19,28 @@ pub static IP_ADDRESS: Kind = Kind {
         let parent = root.field("spec.parentRef");
         if !parent.is_set() {
             errors.required(&parent, "");
-        } else {
-            errors.require(&parent.field("resource"));
-            errors.require(&parent.field("name"));
+            return errors.into_vec();
+        }
+        let group = parent.field("group");
+        if !group.is_empty() {
+            errors.rule(&group, names::dns1123_subdomain(group.str()));
+        }
+        for name in ["resource", "name"] {
+            let part = parent.field(name);
+            if errors.require(&part) {
+                errors.rule(&part, names::path_segment(part.str(), false));
+            }
+        }
+        let namespace = parent.field("namespace");
+        if !namespace.is_empty() {
+            errors.rule(&namespace, names::path_segment(namespace.str(), false));
         }
         errors.into_vec()
     },
     validate_update: |new, old| {
         let mut errors = Errors::new();
         let root = Node::root(new);
+        errors.extend((IP_ADDRESS.validate)(new));
         errors.immutable(&root.field("spec.parentRef"), at(old, "spec.parentRef"));
         errors.into_vec()
     },
@@ -65,36 +80,37 @@ pub static SERVICE_CIDR: Kind = Kind {
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
-        let cidrs = root.field("spec.cidrs");
-        if cidrs.is_empty() {
-            errors.required(&cidrs, "at least one CIDR required");
-            return errors.into_vec();
-        }
-        let mut families = Vec::new();
-        if cidrs.len() > 2 {
-            let shown = cidrs.value.clone();
-            errors.invalid_value(&cidrs, shown, "may only hold up to 2 values");
-        } else {
-            for cidr in cidrs.items() {
-                families.extend(net::cidr(&cidr, &mut errors).map(|(a, _)| a.is_ipv4()));
-            }
-            if families.len() == 2 && families[0] == families[1] {
-                let shown = cidrs.value.clone();
-                errors.invalid_value(&cidrs, shown, "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/96");
-            }
-        }
+        cidr_list(&root.field("spec.cidrs"), &mut errors);
         errors.into_vec()
     },
     validate_update: |new, old| {
         let mut errors = Errors::new();
         let root = Node::root(new);
         let cidrs = root.field("spec.cidrs");
-        if !same(cidrs.value, at(old, "spec.cidrs")) {
-            let shown = cidrs.value.clone();
-            errors.invalid_value(&cidrs, shown, crate::errors::IMMUTABLE);
+        let before = list(old, "spec.cidrs");
+        let first = |count| cidrs.items().zip(before).take(count).filter(|(now, then)| now.value != *then);
+        match (before.len(), cidrs.len()) {
+            (then, now) if then == now => {
+                for (cidr, _) in first(now) {
+                    errors.invalid(&cidr, crate::errors::IMMUTABLE);
+                }
+            }
+            (1, 2) => {
+                for (cidr, _) in first(1) {
+                    errors.invalid(&cidr, crate::errors::IMMUTABLE);
+                }
+                cidr_list(&cidrs, &mut errors);
+            }
+            _ => errors.push(
+                ErrorType::Invalid,
+                &cidrs,
+                Some(cidrs.value.clone()),
+                crate::errors::IMMUTABLE,
+            ),
         }
         errors.into_vec()
     },
+    status_again: Again::None,
     columns: &[NAME, column("CIDRs"), AGE],
     row: |object, now| {
         let cidrs: Vec<&str> = list(object, "spec.cidrs")
@@ -107,3 +123,27 @@ pub static SERVICE_CIDR: Kind = Kind {
     update_again: Again::Change,
     ..BASE
 };
+
+fn cidr_list(cidrs: &Node, errors: &mut Errors) {
+    if cidrs.is_empty() {
+        errors.required(cidrs, "at least one CIDR required");
+        return;
+    }
+    if cidrs.len() > 2 {
+        // COMPAT: upstream shows the whole spec.
+        errors.invalid_value(cidrs, json!({"CIDRs": cidrs.value}), "may only hold up to 2 values");
+        return;
+    }
+    let mut families = Vec::new();
+    for cidr in cidrs.items() {
+        let family = net::parse_cidr(cidr.str()).map(|(address, _)| address.is_ipv4());
+        net::canonical_cidr(&cidr, errors);
+        families.extend(family);
+    }
+    if families.len() == 2 && families[0] == families[1] {
+        errors.invalid(
+            cidrs,
+            "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64",
+        );
+    }
+}

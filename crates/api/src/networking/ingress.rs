@@ -28,13 +28,18 @@ pub static INGRESS: Kind = Kind {
                 "can not be set when the class field is also set",
             );
         }
-        spec(&root.field("spec"), &mut errors);
+        spec(&root.field("spec"), false, &mut errors);
         errors.into_vec()
     },
-    validate_update: |new, _| {
+    validate_update: |new, old| {
         let mut errors = Errors::new();
         let root = Node::root(new);
-        spec(&root.field("spec"), &mut errors);
+        spec(&root.field("spec"), secret_names_are_bad(old), &mut errors);
+        errors.into_vec()
+    },
+    validate_status_update: |new, old| {
+        let mut errors = Errors::new();
+        load_balancer(&Node::root(new).field("status"), old, &mut errors);
         errors.into_vec()
     },
     columns: &[
@@ -98,7 +103,7 @@ pub static INGRESS: Kind = Kind {
     ..BASE
 };
 
-fn spec(spec: &Node, errors: &mut Errors) {
+fn spec(spec: &Node, any_secret: bool, errors: &mut Errors) {
     let (rules, backend) = (spec.field("rules"), spec.field("defaultBackend"));
     if rules.is_empty() && !backend.is_set() {
         errors.invalid_value(
@@ -137,6 +142,10 @@ fn spec(spec: &Node, errors: &mut Errors) {
                 errors.rule(&host, names::dns1123_subdomain(host.str()));
             }
         }
+        let secret = entry.field("secretName");
+        if !any_secret && !secret.is_empty() {
+            errors.rule(&secret, names::dns1123_subdomain(secret.str()));
+        }
     }
     let class = spec.field("ingressClassName");
     if class.is_set() {
@@ -152,7 +161,9 @@ fn paths(paths: &Node, errors: &mut Errors) {
         let (kind, value) = (path.field("pathType"), path.field("path"));
         if !kind.is_set() {
             errors.required(&kind, "pathType must be specified");
-        } else {
+            continue;
+        }
+        {
             match kind.str() {
                 "Exact" | "Prefix" => {
                     if !value.str().starts_with('/') {
@@ -185,11 +196,8 @@ fn backend(backend: &Node, errors: &mut Errors) {
     let (service, resource) = (backend.field("service"), backend.field("resource"));
     match (service.is_set(), resource.is_set()) {
         (true, true) => errors.invalid_value(backend, "", "cannot set both resource and service backends"),
-        (false, false) => errors.required(backend, ""),
-        (false, true) => {
-            errors.require(&resource.field("kind"));
-            errors.require(&resource.field("name"));
-        }
+        (false, false) => errors.invalid_value(backend, "", "resource or service backend is required"),
+        (false, true) => typed_reference(&resource, errors),
         (true, false) => {
             let name = service.field("name");
             if errors.require(&name) {
@@ -202,6 +210,46 @@ fn backend(backend: &Node, errors: &mut Errors) {
                 (false, false) => errors.required(backend, "port name or number is required"),
                 (true, false) => errors.rule(&number, names::port_number(number.int().unwrap_or(0))),
                 (false, true) => errors.rule(&port_name, names::port_name(port_name.str())),
+            }
+        }
+    }
+}
+
+/// An object that a backend or a class points at.
+fn typed_reference(reference: &Node, errors: &mut Errors) {
+    let group = reference.field("apiGroup");
+    if group.is_set() {
+        errors.rule(&group, names::dns1123_subdomain(group.str()));
+    }
+    for name in ["kind", "name"] {
+        let part = reference.field(name);
+        if errors.require(&part) {
+            errors.rule(&part, names::path_segment(part.str(), false));
+        }
+    }
+}
+
+fn secret_names_are_bad(object: &Value) -> bool {
+    list(object, "spec.tls").iter().any(|tls| {
+        let name = text(tls, "secretName");
+        !name.is_empty() && !names::dns1123_subdomain(name).is_empty()
+    })
+}
+
+/// Where an ingress is reachable; addresses that were there before may stay in any spelling.
+fn load_balancer(status: &Node, old: &Value, errors: &mut Errors) {
+    let before = list(old, "status.loadBalancer.ingress");
+    let points = status.field("loadBalancer.ingress");
+    for point in points.items() {
+        let ip = point.field("ip");
+        if !ip.is_empty() && !before.iter().any(|b| text(b, "ip") == ip.str()) {
+            crate::net::ip(&ip, errors);
+        }
+        let host = point.field("hostname");
+        if !host.is_empty() {
+            errors.rule(&host, names::dns1123_subdomain(host.str()));
+            if host.str().parse::<std::net::IpAddr>().is_ok() {
+                errors.invalid(&host, "must be a DNS name, not an IP address");
             }
         }
     }
@@ -225,8 +273,8 @@ pub static INGRESS_CLASS: Kind = Kind {
     validate_update: |new, old| {
         let mut errors = Errors::new();
         let root = Node::root(new);
-        class_spec(&root.field("spec"), &mut errors);
         errors.immutable(&root.field("spec.controller"), at(old, "spec.controller"));
+        class_spec(&root.field("spec"), &mut errors);
         errors.into_vec()
     },
     columns: &[NAME, column("Controller"), column("Parameters"), AGE],
@@ -266,18 +314,21 @@ fn class_spec(spec: &Node, errors: &mut Errors) {
     }
     let parameters = spec.field("parameters");
     if parameters.is_set() {
-        errors.require(&parameters.field("kind"));
-        errors.require(&parameters.field("name"));
+        typed_reference(&parameters, errors);
         let (scope, namespace) = (parameters.field("scope"), parameters.field("namespace"));
+        if !scope.is_set() {
+            errors.required(&scope, "");
+            return;
+        }
         match scope.str() {
-            "" => errors.required(&scope, ""),
-            "Namespace" if namespace.is_empty() => {
+            "Namespace" if !namespace.is_set() => {
                 errors.required(&namespace, "`parameters.scope` is set to 'Namespace'");
             }
+            "Namespace" => errors.rule(&namespace, names::dns1123_label(namespace.str())),
             "Cluster" if namespace.is_set() => {
                 errors.forbidden(&namespace, "`parameters.scope` is set to 'Cluster'");
             }
-            "Namespace" | "Cluster" => {}
+            "Cluster" => {}
             _ => errors.not_supported(&scope, &["Cluster", "Namespace"]),
         }
     }
