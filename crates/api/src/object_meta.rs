@@ -378,6 +378,13 @@ pub fn label_selector(selector: &Node, errors: &mut Errors) {
     }
 }
 
+/// Whether a selector cannot be used at all.
+pub fn selector_is_bad(selector: &Value) -> bool {
+    let mut errors = Errors::new();
+    label_selector(&Node::root(selector), &mut errors);
+    !errors.is_empty()
+}
+
 /// Whether a selector has no requirement at all.
 pub fn selector_is_empty(selector: &Value) -> bool {
     list(selector, "matchExpressions").is_empty()

@@ -30,6 +30,16 @@ pub fn object<'a>(value: &'a mut Value, name: &str) -> Option<&'a mut Value> {
     entry.is_object().then_some(entry)
 }
 
+/// Runs `f` at a dotted path of objects, made where they are absent: upstream fills in defaults there too.
+pub fn made(value: &mut Value, path: &str, f: &mut dyn FnMut(&mut Value)) {
+    let mut at = value;
+    for name in path.split('.') {
+        let Some(next) = object(at, name) else { return };
+        at = next;
+    }
+    f(at);
+}
+
 /// Sets a field that is absent or null.
 pub fn pointer(value: &mut Value, name: &str, default: impl Into<Value>) {
     if let Some(map) = value.as_object_mut()

@@ -29,31 +29,19 @@ pub static API_SERVICE: Kind = Kind {
     prepare_status_update: strategy::status_only_keep_metadata,
     validate: |object| {
         let mut errors = Errors::new();
-        let root = Node::root(object);
-        let spec = root.field("spec");
-        let version = spec.field("version");
-        errors.require(&version);
-        let wanted = format!("{}.{}", version.str(), text(object, "spec.group"));
-        let name = root.field("metadata.name");
-        if name.str() != wanted {
-            errors.invalid(
-                &name,
-                format!(
-                    "must be `spec.version+\".\"+spec.group`: {}",
-                    skiff_meta::field::quote(&wanted)
-                ),
-            );
-        }
-        for (field, most) in [("groupPriorityMinimum", 20_000), ("versionPriority", 1000)] {
-            let at = spec.field(field);
-            let value = at.int().unwrap_or(0);
-            if value <= 0 || value > most {
-                errors.invalid_value(&at, value, format!("must be positive and less than {most}"));
-            }
-        }
+        rules(object, &mut errors);
         errors.into_vec()
     },
     validate_update: |new, _| (API_SERVICE.validate)(new),
+    validate_status_update: |new, _| {
+        let mut errors = Errors::new();
+        let root = Node::root(new);
+        let conditions = root.field("status.conditions");
+        for condition in conditions.items() {
+            errors.one_of(&condition.field("status"), &["True", "False", "Unknown"]);
+        }
+        errors.into_vec()
+    },
     columns: &[NAME, column("Service"), column("Available"), AGE],
     row: |object, now| {
         let service = match at(object, "spec.service") {
@@ -82,3 +70,68 @@ pub static API_SERVICE: Kind = Kind {
     qualified_finalizers: false,
     ..BASE
 };
+
+fn rules(object: &Value, errors: &mut Errors) {
+    let root = Node::root(object);
+    let spec = root.field("spec");
+    let (group, version) = (spec.field("group"), spec.field("version"));
+    let wanted = format!("{}.{}", version.str(), group.str());
+    let name = root.field("metadata.name");
+    if name.str() != wanted {
+        errors.invalid(
+            &name,
+            format!(
+                "must be `spec.version+\".\"+spec.group`: {}",
+                skiff_meta::field::quote(&wanted)
+            ),
+        );
+    }
+    if !group.is_empty() {
+        let complaints = names::dns1123_subdomain(group.str());
+        if !complaints.is_empty() {
+            errors.invalid(&group, complaints.join(","));
+        }
+    }
+    let complaints = names::dns1035_label(version.str());
+    if !complaints.is_empty() {
+        errors.invalid_value(&version, version.str(), complaints.join(","));
+    }
+    for (field, most) in [("groupPriorityMinimum", 20_000), ("versionPriority", 1000)] {
+        let at = spec.field(field);
+        let value = at.int().unwrap_or(0);
+        if value <= 0 || value > most {
+            errors.invalid_value(&at, value, format!("must be positive and less than {most}"));
+        }
+    }
+    let service = spec.field("service");
+    if !service.is_set() {
+        if !spec.field("caBundle").is_empty() {
+            errors.invalid_value(
+                &spec.field("caBundle"),
+                format!("{} bytes", spec.field("caBundle").len()),
+                "local APIServices may not have a caBundle",
+            );
+        }
+        if spec.field("insecureSkipTLSVerify").bool() {
+            errors.invalid(
+                &spec.field("insecureSkipTLSVerify"),
+                "local APIServices may not have insecureSkipTLSVerify",
+            );
+        }
+        return;
+    }
+    errors.require(&service.field("namespace"));
+    errors.require(&service.field("name"));
+    let port = service.field("port");
+    let number = port.int().unwrap_or(0);
+    let complaints = names::port_number(number);
+    if !complaints.is_empty() {
+        errors.invalid_value(&port, number, format!("port is not valid: {}", complaints.join(", ")));
+    }
+    if spec.field("insecureSkipTLSVerify").bool() && !spec.field("caBundle").is_empty() {
+        errors.invalid(
+            &spec.field("insecureSkipTLSVerify"),
+            "may not be true if caBundle is present",
+        );
+    }
+}

@@ -7,7 +7,7 @@ use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
 use crate::kind::{Again, AGE, BASE, Kind, NAME, integer, text as column, wide};
 use crate::node::{Node, at, number, same, text};
-use crate::object_meta::{label_selector, selector_is_empty};
+use crate::object_meta::{label_selector, selector_is_bad, selector_is_empty};
 use crate::{row, strategy, walk};
 
 /// COMPAT: an older API had this as a field; the newer one keeps it as an annotation.
@@ -30,7 +30,7 @@ pub static DAEMON_SET: Kind = Kind {
             }
         }
         walk::pointer(spec, "revisionHistoryLimit", 10);
-        walk::each(spec, "template.spec", &mut pod_defaults::pod_spec);
+        walk::made(spec, "template.spec", &mut pod_defaults::pod_spec);
     },
     prepare_create: |object| {
         strategy::create_with_generation(object);
@@ -136,7 +136,7 @@ fn spec(spec: &Node, errors: &mut Errors) {
     let template = spec.field("template");
     let labels = template.field("metadata.labels");
     let parsed = skiff_meta::selector::LabelSelector::from_value(selector.value);
-    if parsed.is_ok_and(|s| !s.matches_value(labels.value)) {
+    if !selector_is_bad(selector.value) && parsed.is_ok_and(|s| !s.matches_value(labels.value)) {
         let shown = labels.value.clone();
         errors.invalid_value(&labels, shown, "`selector` does not match template `labels`");
     }

@@ -30,7 +30,7 @@ pub static DEPLOYMENT: Kind = Kind {
         }
         walk::pointer(spec, "revisionHistoryLimit", 10);
         walk::pointer(spec, "progressDeadlineSeconds", 600);
-        walk::each(spec, "template.spec", &mut pod_defaults::pod_spec);
+        walk::made(spec, "template.spec", &mut pod_defaults::pod_spec);
     },
     prepare_create: strategy::create_with_generation,
     prepare_update: |new, old| {
@@ -101,8 +101,10 @@ fn spec(spec: &Node, errors: &mut Errors) {
     let selector = spec.field("selector");
     required_selector(&selector, "deployment", errors);
     let template = spec.field("template");
-    pod_spec::selected_template(&template, selector.value, errors);
-    pod_spec::always_restart(&template, "ReplicaSet", errors);
+    if pod_spec::usable_selector(&selector, "invalid label selector", errors) {
+        pod_spec::selected_template(&template, selector.value, errors);
+        pod_spec::always_restart(&template, "ReplicaSet", errors);
+    }
     strategy_rules(&spec.field("strategy"), errors);
     errors.non_negative(&spec.field("minReadySeconds"));
     errors.non_negative(&spec.field("revisionHistoryLimit"));

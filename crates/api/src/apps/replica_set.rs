@@ -18,7 +18,7 @@ pub static REPLICA_SET: Kind = Kind {
             return;
         };
         walk::pointer(spec, "replicas", 1);
-        walk::each(spec, "template.spec", &mut pod_defaults::pod_spec);
+        walk::made(spec, "template.spec", &mut pod_defaults::pod_spec);
     },
     prepare_create: strategy::create_with_generation,
     prepare_update: strategy::update_spec,
@@ -75,6 +75,8 @@ fn spec(spec: &Node, errors: &mut Errors) {
     // COMPAT: upstream says deployment here too.
     required_selector(&selector, "deployment", errors);
     let template = spec.field("template");
-    pod_spec::selected_template(&template, selector.value, errors);
-    pod_spec::always_restart(&template, "ReplicaSet", errors);
+    if pod_spec::usable_selector(&selector, "invalid label selector", errors) {
+        pod_spec::selected_template(&template, selector.value, errors);
+        pod_spec::always_restart(&template, "ReplicaSet", errors);
+    }
 }

@@ -103,7 +103,7 @@ fn default(_: &str, object: &mut Value) {
     }
     walk::pointer(spec, "replicas", 1);
     walk::pointer(spec, "revisionHistoryLimit", 10);
-    walk::each(spec, "template.spec", &mut pod_defaults::pod_spec);
+    walk::made(spec, "template.spec", &mut pod_defaults::pod_spec);
     walk::each(spec, "volumeClaimTemplates[]", &mut |template| {
         // COMPAT: upstream completes these like objects of their own.
         walk::string(template, "apiVersion", "v1");
@@ -148,7 +148,9 @@ fn rules(spec: &Node, creating: bool, errors: &mut Errors) {
     required_selector(&selector, "statefulset", errors);
     let template = spec.field("template");
     let completed = with_claim_volumes(spec.value);
-    pod_spec::selected_template(&template.with(&completed), selector.value, errors);
+    if pod_spec::usable_selector(&selector, "", errors) {
+        pod_spec::selected_template(&template.with(&completed), selector.value, errors);
+    }
     pod_spec::always_restart(&template, "StatefulSet", errors);
 }
 

@@ -10,7 +10,7 @@ use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, number, same, text};
-use crate::object_meta::label_selector;
+use crate::object_meta::{label_selector, selector_is_bad};
 use crate::{row, strategy, walk};
 
 pub static JOB: Kind = Kind {
@@ -127,7 +127,7 @@ pub(super) fn spec_defaults(spec: &mut Value) {
 
 /// What a job template in a cron job gets: upstream defaults only the nested types there.
 pub(super) fn template_defaults(spec: &mut Value) {
-    walk::each(spec, "template.spec", &mut pod_defaults::pod_spec);
+    walk::made(spec, "template.spec", &mut pod_defaults::pod_spec);
     walk::each(
         spec,
         "podFailurePolicy.rules[].onPodConditions[]",
@@ -201,7 +201,9 @@ fn spec(spec: &Node, errors: &mut Errors) {
         errors.required(&selector, "");
     }
     let labels = spec.field("template.metadata.labels");
-    if LabelSelector::from_value(selector.value).is_ok_and(|s| !s.matches_value(labels.value)) {
+    if !selector_is_bad(selector.value)
+        && LabelSelector::from_value(selector.value).is_ok_and(|s| !s.matches_value(labels.value))
+    {
         let shown = labels.value.clone();
         errors.invalid_value(&labels, shown, "`selector` does not match template `labels`");
     }

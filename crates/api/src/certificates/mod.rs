@@ -1,12 +1,14 @@
 //! The group `certificates.k8s.io`: CertificateSigningRequests. Who asks (`spec.username`, `uid`, `groups`,
 //! `extra`) is written by the registry from the request, never by the client.
 
+mod rules;
+
 use serde_json::json;
 use skiff_meta::time;
 
 use crate::errors::Errors;
 use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
-use crate::node::{Node, at, list, text};
+use crate::node::{at, list, text};
 use crate::{row, strategy, walk};
 
 pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
@@ -17,31 +19,17 @@ pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
         strategy::update_keep_status(new, old);
         walk::copy(new, old, "spec");
     },
+    prepare_status_update: |new, old| {
+        strategy::status_only(new, old);
+        rules::keep_approval(new, old);
+    },
     validate: |object| {
         let mut errors = Errors::new();
-        let root = Node::root(object);
-        let spec = root.field("spec");
-        errors.require(&spec.field("request"));
-        let usages = spec.field("usages");
-        if usages.is_empty() {
-            errors.required(&usages, "");
-        }
-        let signer = spec.field("signerName");
-        if errors.require(&signer) && signer.str().matches('/').count() != 1 {
-            errors.invalid(
-                &signer,
-                "must be a fully qualified domain and path of the form 'example.com/signer-name'",
-            );
-        }
-        let seconds = spec.field("expirationSeconds");
-        if seconds.int().is_some_and(|n| n < 600) {
-            errors.invalid(
-                &seconds,
-                "may not specify a duration less than 600 seconds (10 minutes)",
-            );
-        }
+        rules::request(object, None, &mut errors);
         errors.into_vec()
     },
+    validate_update: |new, old| rules::update(new, old, false),
+    validate_status_update: |new, old| rules::update(new, old, true),
     selectable: |object| vec![("spec.signerName", text(object, "spec.signerName").to_owned())],
     columns: &[
         NAME,

@@ -1,34 +1,18 @@
 //! Events, in the shape of the core group and in that of `events.k8s.io`.
 
 use serde_json::{Value, json};
+use skiff_meta::names;
 
 use crate::errors::Errors;
 use crate::kind::{Again, BASE, Kind, NAME, text as column, wide};
-use crate::node::{Node, at, number, text};
+use crate::node::{Node, at, is_empty, number, same, text};
 use crate::row;
 
 pub static EVENT: Kind = Kind {
     kind: "Event",
     validate: |object| {
         let mut errors = Errors::new();
-        let root = Node::root(object);
-        let field = if at(object, "regarding").is_null() {
-            "involvedObject"
-        } else {
-            "regarding"
-        };
-        let about = root.field(field);
-        let (own, other) = (text(object, "metadata.namespace"), about.field("namespace"));
-        // Cluster-scoped objects have their events in the default namespace.
-        let matches = if other.is_empty() {
-            ["", "default", "kube-system"].contains(&own)
-        } else {
-            other.str() == own
-        };
-        if !matches {
-            let at = root.field("involvedObject.namespace");
-            errors.invalid_value(&at, other.str(), "does not match event.namespace");
-        }
+        legacy(object, "reportingComponent", &mut errors);
         errors.into_vec()
     },
     validate_update: |new, _| (EVENT.validate)(new),
@@ -69,8 +53,18 @@ pub static EVENT: Kind = Kind {
 pub static EVENTS_EVENT: Kind = Kind {
     group: "events.k8s.io",
     kind: "Event",
-    validate: |object| (EVENT.validate)(object),
-    validate_update: |new, _| (EVENT.validate)(new),
+    validate: |object| {
+        let mut errors = Errors::new();
+        legacy(object, "reportingController", &mut errors);
+        strict(object, &mut errors);
+        errors.into_vec()
+    },
+    validate_update: |new, old| {
+        let mut errors = Errors::new();
+        legacy(new, "reportingController", &mut errors);
+        unchanged(new, old, &mut errors);
+        errors.into_vec()
+    },
     selectable: |object| {
         // The newer API calls the same field by another name.
         (EVENT.selectable)(object)
@@ -95,6 +89,118 @@ pub static EVENTS_EVENT: Kind = Kind {
     update_again: Again::Change,
     ..BASE
 };
+
+/// What a field is called in the shape that is stored, and in the newer one.
+fn either<'a>(event: &'a Value, stored: &str, newer: &str) -> &'a Value {
+    match at(event, stored) {
+        Value::Null => at(event, newer),
+        value => value,
+    }
+}
+
+/// The rules of both APIs: where the event is, and who reports it.
+fn legacy(event: &Value, reporter: &str, errors: &mut Errors) {
+    let root = Node::root(event);
+    let (own, about) = (text(event, "metadata.namespace"), event_object(event, "namespace"));
+    let dated = !at(event, "eventTime").is_null();
+    let matches = match (dated, about.is_empty()) {
+        (false, true) => ["", "default"].contains(&own),
+        (false, false) => about == own,
+        (true, true) => ["default", "kube-system"].contains(&own),
+        (true, false) => true,
+    };
+    if !matches {
+        let at = root.field("involvedObject.namespace");
+        errors.invalid_value(&at, about, "does not match event.namespace");
+    }
+    if dated {
+        let controller = either(event, "reportingComponent", "reportingController");
+        let place = root.field(reporter);
+        let at = place.with(controller);
+        errors.require(&at);
+        for complaint in names::qualified_name(at.str()) {
+            errors.invalid_value(&at, at.str(), complaint);
+        }
+        for (name, most, required) in [("reportingInstance", 128, true), ("action", 128, true), ("reason", 128, true)] {
+            let at = root.field(name);
+            if required {
+                errors.require(&at);
+            }
+            if at.len() > most {
+                errors.invalid_value(&at, "", format!("can have at most {most} characters"));
+            }
+        }
+        let message = either(event, "message", "note").as_str().unwrap_or("");
+        if message.len() > 1024 {
+            errors.invalid_value(&root.field("message"), "", "can have at most 1024 characters");
+        }
+    }
+    for complaint in names::dns1123_subdomain(own) {
+        errors.invalid_value(&root.field("namespace"), own, complaint);
+    }
+}
+
+/// What only the newer API asks of a new event.
+fn strict(event: &Value, errors: &mut Errors) {
+    let root = Node::root(event);
+    series(&root, errors);
+    if at(event, "eventTime").is_null() {
+        errors.required(&root.field("eventTime"), "");
+    }
+    let kind = text(event, "type");
+    if !["Normal", "Warning"].contains(&kind) {
+        errors.invalid_value(&root.field("type"), "", format!("has invalid value: {kind}"));
+    }
+    for (stored, newer) in [
+        ("firstTimestamp", "deprecatedFirstTimestamp"),
+        ("lastTimestamp", "deprecatedLastTimestamp"),
+        ("count", "deprecatedCount"),
+        ("source", "deprecatedSource"),
+    ] {
+        let value = either(event, stored, newer);
+        if !is_empty(value) && value.as_i64() != Some(0) {
+            errors.invalid_value(&root.field(stored), "", "needs to be unset");
+        }
+    }
+}
+
+fn series(root: &Node, errors: &mut Errors) {
+    let series = root.field("series");
+    if series.is_set() {
+        if series.field("count").int().unwrap_or(0) < 2 {
+            errors.invalid_value(&series.field("count"), "", "should be at least 2");
+        }
+        if !series.field("lastObservedTime").is_set() {
+            errors.required(&series.field("lastObservedTime"), "");
+        }
+    }
+}
+
+/// An event of the newer API only ever changes in its series.
+fn unchanged(new: &Value, old: &Value, errors: &mut Errors) {
+    let root = Node::root(new);
+    if !same(at(new, "series"), at(old, "series")) {
+        series(&root, errors);
+    }
+    for (stored, newer) in [
+        ("involvedObject", "regarding"),
+        ("reason", "reason"),
+        ("message", "note"),
+        ("source", "deprecatedSource"),
+        ("firstTimestamp", "deprecatedFirstTimestamp"),
+        ("lastTimestamp", "deprecatedLastTimestamp"),
+        ("count", "deprecatedCount"),
+        ("type", "type"),
+        ("eventTime", "eventTime"),
+        ("action", "action"),
+        ("related", "related"),
+        ("reportingController", "reportingComponent"),
+        ("reportingInstance", "reportingInstance"),
+    ] {
+        let at = root.field(stored);
+        errors.immutable(&at.with(either(new, stored, newer)), either(old, stored, newer));
+    }
+}
 
 const EVENT_COLUMNS: &[crate::kind::Column] = &[
     column("Last Seen"),

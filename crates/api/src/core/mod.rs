@@ -23,6 +23,7 @@ pub mod quota_usage;
 pub mod replication_controller;
 pub mod resources;
 pub mod scheduling;
+pub mod scopes;
 pub mod security;
 pub mod service;
 pub mod service_account;

@@ -245,6 +245,15 @@ pub fn template(template: &Node, errors: &mut Errors) {
     }
 }
 
+/// A selector that is wrong in itself is refused once more, with these words, and the template is not looked at.
+pub fn usable_selector(selector: &Node, detail: &str, errors: &mut Errors) -> bool {
+    let bad = object_meta::selector_is_bad(selector.value);
+    if bad {
+        errors.invalid(selector, detail);
+    }
+    !bad
+}
+
 /// A template that must be chosen by the selector of what owns it.
 pub fn selected_template(at: &Node, selector: &Value, errors: &mut Errors) {
     let matches = skiff_meta::selector::LabelSelector::from_value(selector)

@@ -4,10 +4,11 @@ use serde_json::{Value, json};
 use skiff_meta::names;
 
 use super::pod_defaults::resource_list;
-use super::resources::{quantity, resource_name, resource_quantity};
+use super::resources::{container_resource_name, overcommit_allowed, quantity, resource_name, resource_quantity};
+use super::scopes;
 use crate::errors::Errors;
 use crate::kind::{Again, AGE, BASE, Column, Kind, NAME, text as column};
-use crate::node::{Node, at, same};
+use crate::node::{Node, at};
 use crate::{row, strategy, walk};
 
 pub static LIMIT_RANGE: Kind = Kind {
@@ -56,7 +57,7 @@ fn fill(item: &mut Value, to: &str, from: &str) {
 }
 
 fn limits(limits: &Node, errors: &mut Errors) {
-    let mut seen: Vec<String> = Vec::new();
+    let mut seen = Vec::new();
     for item in limits.items() {
         let kind = item.field("type");
         errors.rule(&kind, names::qualified_name(kind.str()));
@@ -66,67 +67,113 @@ fn limits(limits: &Node, errors: &mut Errors) {
         {
             errors.invalid(&kind, "must be a standard limit type or fully qualified");
         }
-        if seen.contains(&kind.str().to_owned()) {
+        if seen.contains(&kind.str()) {
             errors.duplicate(&kind);
         }
-        seen.push(kind.str().to_owned());
-        if kind.str() == "Pod" {
-            for name in ["default", "defaultRequest"] {
-                let at = item.field(name);
-                if !at.is_empty() {
-                    errors.forbidden(&at, "may not be specified when `type` is 'Pod'");
+        seen.push(kind.str());
+        let pod = kind.str() == "Pod";
+        for name in ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"] {
+            let amounts = item.field(name);
+            if pod && name.starts_with("default") {
+                if !amounts.is_empty() {
+                    errors.forbidden(&amounts, "may not be specified when `type` is 'Pod'");
+                }
+                continue;
+            }
+            let storage = |name: &str| item.field(name).key("storage").is_set();
+            if name == "maxLimitRequestRatio"
+                && kind.str() == "PersistentVolumeClaim"
+                && !storage("min")
+                && !storage("max")
+            {
+                errors.required(
+                    &item.field("limits"),
+                    "either minimum or maximum storage value is required, but neither was provided",
+                );
+            }
+            for (resource, amount) in amounts.entries() {
+                if pod || kind.str() == "Container" {
+                    container_resource_name(&amount, resource, errors);
+                } else {
+                    resource_name(&amount, resource, errors);
                 }
             }
         }
-        for name in ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"] {
-            let amounts = item.field(name);
-            for (resource, amount) in amounts.entries() {
-                resource_name(&amount, resource, errors);
-                resource_quantity(&amount, resource, errors);
-            }
-        }
-        ordered(&item, errors);
+        relations(&item, pod, errors);
     }
 }
 
-/// min ≤ defaultRequest ≤ default ≤ max, wherever both are given.
-fn ordered(item: &Node, errors: &mut Errors) {
-    for (lower, upper) in [
-        ("min", "max"),
-        ("min", "defaultRequest"),
-        ("defaultRequest", "max"),
-        ("defaultRequest", "default"),
-        ("min", "default"),
-        ("default", "max"),
-    ] {
-        let (low, high) = (item.field(lower), item.field(upper));
-        for (name, amount) in low.entries() {
-            if let (Some(a), Some(b)) = (quantity(amount.value), quantity(high.key(name).value))
-                && a > b
+/// min ≤ defaultRequest ≤ default ≤ max, wherever both are given, and the ratio between min and max.
+fn relations(item: &Node, pod: bool, errors: &mut Errors) {
+    let lists = ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"];
+    let mut names = std::collections::BTreeSet::new();
+    for list in lists.iter().filter(|name| !(pod && name.starts_with("default"))) {
+        names.extend(at(item.value, list).as_object().into_iter().flatten().map(|(name, _)| name));
+    }
+    for name in names {
+        let amount = |list: &str| {
+            if pod && list.starts_with("default") {
+                return None;
+            }
+            quantity(at(item.value, list).get(name)?)
+        };
+        // Lower, upper, where it is reported, the value that is shown, and upstream's words for the two.
+        for (lower, upper, place, shown, words) in [
+            ("min", "max", "min", "min", ["min", "max"]),
+            ("min", "defaultRequest", "defaultRequest", "defaultRequest", ["min", "default request"]),
+            ("defaultRequest", "max", "defaultRequest", "defaultRequest", ["default request", "max"]),
+            (
+                "defaultRequest",
+                "default",
+                "defaultRequest",
+                "defaultRequest",
+                ["default request", "default limit"],
+            ),
+            ("min", "default", "default", "min", ["min", "default"]),
+            ("default", "max", "default", "max", ["default", "max"]),
+        ] {
+            if let (Some(low), Some(high)) = (amount(lower), amount(upper))
+                && low > high
             {
-                let says = |f: &str| match f {
-                    "default" => "default",
-                    "defaultRequest" => "default request",
-                    other => {
-                        if other == "min" {
-                            "min"
-                        } else {
-                            "max"
-                        }
-                    }
-                };
-                let at = if lower == "min" && upper != "max" {
-                    high.key(name)
-                } else {
-                    low.key(name)
-                };
-                let (first, second) = (says(lower), says(upper));
+                let value = if shown == lower { &low } else { &high };
                 errors.invalid_value(
-                    &at,
-                    a.to_string(),
-                    format!("{first} value {a} is greater than {second} value {b}"),
+                    &item.field(place).key(name),
+                    value.to_string(),
+                    format!("{} value {low} is greater than {} value {high}", words[0], words[1]),
                 );
             }
+        }
+        let place = item.field("maxLimitRequestRatio");
+        let place = place.key(name);
+        if let Some(ratio) = amount("maxLimitRequestRatio") {
+            if ratio.milli_value() < 1000 {
+                errors.invalid_value(&place, ratio.to_string(), format!("ratio {ratio} is less than 1"));
+            }
+            if let (Some(low), Some(high)) = (amount("min"), amount("max")) {
+                // Far beyond 2^53 the comparison is inexact, as it is upstream.
+                #[allow(clippy::cast_precision_loss)]
+                let (limit, wanted) = (
+                    high.milli_value() as f64 / low.milli_value() as f64,
+                    ratio.milli_value() as f64 / 1000.0,
+                );
+                if wanted > limit {
+                    errors.invalid_value(
+                        &place,
+                        ratio.to_string(),
+                        format!("ratio {ratio} is greater than max/min = {limit:.6}"),
+                    );
+                }
+            }
+        }
+        if let (Some(default), Some(request)) = (amount("default"), amount("defaultRequest"))
+            && !overcommit_allowed(name)
+            && default != request
+        {
+            errors.invalid_value(
+                &item.field("defaultRequest").key(name),
+                request.to_string(),
+                format!("default value {default} must equal to defaultRequest value {request} in {name}"),
+            );
         }
     }
 }
@@ -144,21 +191,7 @@ pub static RESOURCE_QUOTA: Kind = Kind {
         let mut errors = Errors::new();
         let root = Node::root(object);
         amounts(&root.field("spec.hard"), &mut errors);
-        let scopes = root.field("spec.scopes");
-        for scope in scopes.items() {
-            let known = [
-                "BestEffort",
-                "CrossNamespacePodAffinity",
-                "NotBestEffort",
-                "NotTerminating",
-                "PriorityClass",
-                "Terminating",
-                "VolumeAttributesClass",
-            ];
-            if !known.contains(&scope.str()) {
-                errors.invalid_value(&scopes, scopes.value.clone(), "unsupported scope");
-            }
-        }
+        scopes::scopes(&root.field("spec"), &mut errors);
         errors.into_vec()
     },
     validate_update: |new, old| {
@@ -166,7 +199,11 @@ pub static RESOURCE_QUOTA: Kind = Kind {
         errors.extend((RESOURCE_QUOTA.validate)(new));
         let root = Node::root(new);
         let scopes = root.field("spec.scopes");
-        if !same(scopes.value, at(old, "spec.scopes")) {
+        let set = |value: &Value| -> std::collections::BTreeSet<String> {
+            let list = value.as_array().into_iter().flatten();
+            list.filter_map(Value::as_str).map(str::to_owned).collect()
+        };
+        if set(scopes.value) != set(at(old, "spec.scopes")) {
             let shown = scopes.value.clone();
             errors.invalid_value(&scopes, shown, crate::errors::IMMUTABLE);
         }
@@ -213,29 +250,7 @@ fn amounts(amounts: &Node, errors: &mut Errors) {
         for complaint in complaints {
             errors.invalid_value(&amount, name, complaint);
         }
-        let standard = [
-            "cpu",
-            "memory",
-            "ephemeral-storage",
-            "requests.cpu",
-            "requests.memory",
-            "requests.storage",
-            "requests.ephemeral-storage",
-            "limits.cpu",
-            "limits.memory",
-            "limits.ephemeral-storage",
-            "pods",
-            "resourcequotas",
-            "services",
-            "replicationcontrollers",
-            "secrets",
-            "persistentvolumeclaims",
-            "configmaps",
-            "services.nodeports",
-            "services.loadbalancers",
-        ];
-        let huge = name.starts_with("hugepages-") || name.starts_with("requests.hugepages-");
-        if !bad && !name.contains('/') && !standard.contains(&name) && !huge {
+        if !bad && !name.contains('/') && !scopes::QUOTA_RESOURCES.contains(&name) && !scopes::is_huge(name) {
             errors.invalid_value(&amount, name, "must be a standard resource for quota");
         }
         resource_quantity(&amount, name, errors);

@@ -116,7 +116,7 @@ pub fn replica_counts(status: &Node, errors: &mut Errors) {
 
 pub static POD_TEMPLATE: Kind = Kind {
     kind: "PodTemplate",
-    default: |_, object| walk::each(object, "template.spec", &mut pod_defaults::pod_spec),
+    default: |_, object| walk::made(object, "template.spec", &mut pod_defaults::pod_spec),
     prepare_create: strategy::create_generation_only,
     prepare_update: |new, old| strategy::bump_generation_if(new, old, &["template"]),
     validate: |object| {

@@ -73,7 +73,7 @@ fn is_integer_resource(name: &str) -> bool {
     COUNTS.contains(&name) || is_extended(name)
 }
 
-fn overcommit_allowed(name: &str) -> bool {
+pub(super) fn overcommit_allowed(name: &str) -> bool {
     is_native(name) && !is_huge_page(name)
 }
 

@@ -1,13 +1,17 @@
 //! ServiceAccounts.
 
+use serde_json::{Value, json};
+
 use crate::kind::{AGE, BASE, Kind, NAME};
-use crate::node::at;
-use crate::row;
+use crate::node::{at, text};
+use crate::{row, walk};
 
 const ENFORCE_MOUNTABLE: &str = "kubernetes.io/enforce-mountable-secrets";
 
 pub static SERVICE_ACCOUNT: Kind = Kind {
     kind: "ServiceAccount",
+    prepare_create: clean_secrets,
+    prepare_update: |new, _| clean_secrets(new),
     columns: &[NAME, AGE],
     row: row::name_and_age,
     warnings: |new, old| {
@@ -25,3 +29,13 @@ pub static SERVICE_ACCOUNT: Kind = Kind {
     },
     ..BASE
 };
+
+/// Of a secret's reference only the name counts.
+fn clean_secrets(object: &mut Value) {
+    walk::each(object, "secrets[]", &mut |secret| {
+        *secret = match text(secret, "name") {
+            "" => json!({}),
+            name => json!({ "name": name }),
+        };
+    });
+}

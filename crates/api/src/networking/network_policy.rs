@@ -86,7 +86,8 @@ fn port(port: &Node, errors: &mut Errors) {
             errors.rule(&number, names::port_number(n));
             if let Some(last) = end.int() {
                 if last < n {
-                    errors.invalid_value(&end, last, "must be greater than or equal to `port`");
+                    // COMPAT: upstream shows the other number.
+                    errors.invalid_value(&end, n, "must be greater than or equal to `port`");
                 }
                 errors.rule(&end, names::port_number(last));
             }

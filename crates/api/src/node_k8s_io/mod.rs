@@ -26,6 +26,7 @@ pub static RUNTIME_CLASS: Kind = Kind {
     validate_update: |new, old| {
         let mut errors = Errors::new();
         let root = Node::root(new);
+        errors.extend((RUNTIME_CLASS.validate)(new));
         errors.immutable(&root.field("handler"), at(old, "handler"));
         errors.into_vec()
     },

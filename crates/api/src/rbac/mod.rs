@@ -1,11 +1,12 @@
 //! Kinds of the group `rbac.authorization.k8s.io`: roles and their bindings.
 
 use serde_json::{Value, json};
+use skiff_meta::field::ErrorType;
 
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, same, text};
-use crate::object_meta::{self, label_selector};
+use crate::object_meta::{self, label_selector, selector_is_bad};
 use crate::{row, walk};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
@@ -137,6 +138,10 @@ fn rules(object: &Value, namespaced: bool) -> Vec<skiff_meta::field::Error> {
         }
         for selector in selectors.items() {
             label_selector(&selector, &mut errors);
+            if selector_is_bad(selector.value) {
+                // COMPAT: upstream shows the selector that it could not make.
+                errors.push(ErrorType::Invalid, &selector, Some(Value::Null), "invalid label selector.");
+            }
         }
     }
     errors.into_vec()
@@ -148,7 +153,7 @@ fn binding(object: &Value, namespaced: bool) -> Vec<skiff_meta::field::Error> {
     let role = root.field("roleRef");
     errors.one_of(&role.field("apiGroup"), &[GROUP]);
     if namespaced {
-        errors.one_of(&role.field("kind"), &["ClusterRole", "Role"]);
+        errors.one_of(&role.field("kind"), &["Role", "ClusterRole"]);
     } else {
         errors.one_of(&role.field("kind"), &["ClusterRole"]);
     }
