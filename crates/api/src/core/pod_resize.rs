@@ -1,266 +1,304 @@
-//! `pods/resize`: the resources of containers change while the pod runs, and nothing else does.
+//! The subresource `pods/resize`: cpu and memory of a running pod. Everything else of the write is dropped,
+//! and what cannot be resized is refused.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use skiff_meta::field;
 
 use super::{pod, qos};
 use crate::errors::Errors;
 use crate::node::{Node, at, list, same, text};
-use crate::{strategy, walk};
+use crate::{object_meta, strategy, walk};
 
-const LISTS: [&str; 2] = ["containers", "initContainers"];
-const RESIZABLE: [&str; 2] = ["cpu", "memory"];
+const ONLY: &str = "only cpu and memory resources are mutable";
 
-/// Takes the resources and resize policies of the new pod, and the rest of the old one. Containers that are not the
-/// same ones are left for validation to refuse.
+/// Keeps all of the pod but resources and resize policies.
 pub fn prepare(new: &mut Value, old: &Value) {
-    let names = |pod: &Value, which: &str| -> Vec<String> {
-        let containers = list(at(pod, "spec"), which).iter();
-        containers
-            .map(|container| text(container, "name").to_owned())
-            .collect()
-    };
-    if LISTS
+    // Containers that come, go or change places are left for the rules to refuse.
+    if ["containers", "initContainers"]
         .iter()
-        .all(|which| names(new, which).len() == names(old, which).len())
+        .any(|name| list(at(new, "spec"), name).len() != list(at(old, "spec"), name).len())
     {
-        let wanted = at(new, "spec").clone();
-        strategy::keep_all_but(new, old, &["metadata", "apiVersion", "kind"]);
-        strategy::status_only_keep_metadata(new, old);
-        if let Some(spec) = walk::object(new, "spec") {
-            for which in LISTS {
-                let wanted = list(&wanted, which);
-                let reordered = list(spec, which)
-                    .iter()
-                    .zip(wanted)
-                    .any(|(old, new)| text(old, "name") != text(new, "name"));
-                if reordered {
-                    walk::put(spec, which, Value::Array(wanted.to_vec()));
-                    continue;
-                }
-                let mut next = wanted.iter();
-                walk::each(spec, &format!("{which}[]"), &mut |container| {
-                    if let Some(wanted) = next.next() {
-                        walk::copy(container, wanted, "resources");
-                        walk::copy(container, wanted, "resizePolicy");
-                    }
-                });
-            }
-            walk::copy(spec, &wanted, "resources");
-        }
+        return;
+    }
+    let mut spec = at(old, "spec").clone();
+    walk::copy(&mut spec, at(new, "spec"), "resources");
+    for name in ["containers", "initContainers"] {
+        merge(&mut spec, new, name);
+    }
+    walk::put(new, "spec", spec);
+    strategy::status_only_keep_metadata(new, &with_spec_of(old, new));
+    walk::copy(new, old, "status");
+    if let (Some(metadata), Some(before)) = (new.get_mut("metadata"), old.get("metadata")) {
+        walk::copy(metadata, before, "generation");
     }
     strategy::bump_generation_if(new, old, &["spec"]);
 }
 
+/// The old pod with the new spec, to take everything else from.
+fn with_spec_of(old: &Value, new: &Value) -> Value {
+    let mut out = old.clone();
+    walk::copy(&mut out, new, "spec");
+    out
+}
+
+fn merge(spec: &mut Value, new: &Value, name: &str) {
+    let wanted = list(at(new, "spec"), name);
+    let named = list(spec, name)
+        .iter()
+        .zip(wanted)
+        .all(|(a, b)| text(a, "name") == text(b, "name"));
+    if !named {
+        walk::put(spec, name, json!(wanted));
+        return;
+    }
+    if let Some(Value::Array(containers)) = spec.get_mut(name) {
+        for (container, wanted) in containers.iter_mut().zip(wanted) {
+            walk::copy(container, wanted, "resources");
+            walk::copy(container, wanted, "resizePolicy");
+        }
+    }
+}
+
+/// What may be resized, and to what.
 pub fn validate(new: &Value, old: &Value) -> Vec<field::Error> {
-    let mut errors = Errors::new();
     let root = Node::root(new);
+    let mut errors = Errors::new();
+    errors.extend(object_meta::validate(new, true, object_meta::dns_subdomain));
+    errors.extend(object_meta::validate_update(new, old, true));
     pod::metadata_and_spec(&root, &mut errors);
-    let spec = root.field("spec");
-    let nowhere = Node::root(new);
-    if at(old, "metadata.annotations")
-        .get("kubernetes.io/config.mirror")
-        .is_some()
-    {
+    let only = |detail: &str| {
         let mut errors = Errors::new();
-        errors.forbidden(&nowhere, "static pods cannot be resized");
-        return errors.into_vec();
+        errors.forbidden(&root, detail);
+        errors.into_vec()
+    };
+    let annotations = at(old, "metadata.annotations");
+    if annotations.get("kubernetes.io/config.mirror").is_some() {
+        return only("static pods cannot be resized");
     }
     if text(old, "spec.os.name") == "windows" {
-        let mut errors = Errors::new();
-        errors.forbidden(&nowhere, "windows pods cannot be resized");
-        return errors.into_vec();
+        return only("windows pods cannot be resized");
     }
+    let spec = root.field("spec");
     let class = match text(old, "status.qosClass") {
         "" => qos::class(old),
         class => class,
     };
     if class != qos::class(new) {
-        let shown = json!(text(new, "status.qosClass"));
         errors.invalid_value(
             &spec,
-            shown,
+            text(new, "status.qosClass"),
             "Pod QOS Class may not change as a result of resizing",
         );
     }
-    if !node_can_resize(old) {
+    if !node_supports(old) {
         errors.forbidden(&spec, "Pod running on node without support for resize");
     }
-    if !same_containers(&root, old, &mut errors) {
+    let before = at(old, "spec");
+    let mut after = at(new, "spec").clone();
+    pod_level(&spec, before, &mut after, &mut errors);
+    let ordered = in_order(&spec, before, &mut errors);
+    if !ordered {
         return errors.into_vec();
     }
-    for which in LISTS {
-        for (index, (old, new)) in list(at(old, "spec"), which)
-            .iter()
-            .zip(list(at(new, "spec"), which))
-            .enumerate()
-        {
-            let containers = spec.field(which);
-            let container = containers.index(index);
-            let restartable = which == "containers" || text(old, "restartPolicy") == "Always";
-            if restartable {
-                removed(&container, old, new, &mut errors);
-            }
-            if !restartable && !same(new, old) {
-                errors.forbidden(&spec, "resources for non-sidecar init containers are immutable");
-            } else if !same(&with_old_amounts(new, old), old) {
-                match which {
-                    "containers" => errors.forbidden(&spec, "only cpu and memory resources are mutable"),
-                    _ => errors.forbidden(
-                        &container,
-                        "only cpu and memory resources for init or sidecar containers are mutable",
-                    ),
+    for name in ["initContainers", "containers"] {
+        let containers = spec.field(name);
+        for (container, before) in containers.items().zip(list(before, name)) {
+            for part in ["requests", "limits"] {
+                let resources = container.field("resources");
+                let amounts = resources.field(part);
+                if removed(amounts.value, at(at(before, "resources"), part)) {
+                    errors.forbidden(&amounts, format!("resource {part} cannot be removed"));
                 }
             }
         }
     }
+    containers_only_resized(&spec, before, &mut after, &mut errors);
+    if errors.is_empty() && !same(&after, before) {
+        errors.forbidden(&spec, ONLY);
+    }
     errors.into_vec()
 }
 
-/// A node that resizes says of running containers what they have. Without running ones nobody knows.
-fn node_can_resize(pod: &Value) -> bool {
+/// A kubelet that can resize reports what its containers have.
+fn node_supports(pod: &Value) -> bool {
     list(pod, "status.containerStatuses")
         .iter()
         .find(|status| !at(status, "state.running").is_null())
         .is_none_or(|status| !at(status, "resources").is_null())
 }
 
-fn same_containers(root: &Node, old: &Value, errors: &mut Errors) -> bool {
-    let mut all_same = true;
-    let spec = root.field("spec");
-    for which in LISTS {
-        let containers = spec.field(which);
-        let (before, now) = (list(at(old, "spec"), which), list(spec.value, which));
-        if before.len() != now.len() {
-            all_same = false;
+fn removed(new: &Value, old: &Value) -> bool {
+    old.as_object()
+        .into_iter()
+        .flatten()
+        .any(|(name, _)| new.get(name).is_none())
+}
+
+/// `amounts` as if cpu and memory had not changed.
+fn without_changes(amounts: &Value, old: &Value) -> Value {
+    let mut out = match amounts {
+        Value::Object(_) => amounts.clone(),
+        _ => json!({}),
+    };
+    for name in ["cpu", "memory"] {
+        walk::copy(&mut out, old, name);
+    }
+    out
+}
+
+fn pod_level(spec: &Node, before: &Value, after: &mut Value, errors: &mut Errors) {
+    let set = |spec: &Value| {
+        ["requests", "limits"]
+            .iter()
+            .any(|part| at(at(spec, "resources"), part).as_object().is_some_and(|m| !m.is_empty()))
+    };
+    if !set(before) && !set(spec.value) {
+        return;
+    }
+    let (resources, old) = (spec.field("resources"), at(before, "resources"));
+    if !old.is_null() && !resources.is_set() {
+        errors.forbidden(&resources, "pod-level resources cannot be removed");
+        return;
+    }
+    for part in ["requests", "limits"] {
+        if removed(resources.field(part).value, at(old, part)) {
             errors.forbidden(
-                &containers,
-                format!("{which} may not be added or removed on resize"),
+                &resources.field(part),
+                format!("pod-level resource {part} cannot be removed"),
             );
+        }
+    }
+    if let Some(resources) = after.get_mut("resources") {
+        for part in ["requests", "limits"] {
+            let kept = without_changes(at(resources, part), at(old, part));
+            walk::put(resources, part, kept);
+        }
+    }
+    if !same(at(after, "resources"), old) {
+        errors.forbidden(spec, "only cpu and memory resources are mutable at pod-level");
+    }
+}
+
+fn in_order(spec: &Node, before: &Value, errors: &mut Errors) -> bool {
+    let mut ordered = true;
+    for name in ["containers", "initContainers"] {
+        let containers = spec.field(name);
+        let old = list(before, name);
+        if containers.len() != old.len() {
+            errors.forbidden(&containers, format!("{name} may not be added or removed on resize"));
+            ordered = false;
             continue;
         }
-        for (index, (before, now)) in before.iter().zip(now).enumerate() {
-            if text(before, "name") != text(now, "name") {
-                all_same = false;
-                let container = containers.index(index);
-                let name = container.field("name");
+        for (container, old) in containers.items().zip(old) {
+            if container.field("name").str() != text(old, "name") {
                 errors.forbidden(
-                    &name,
-                    format!("{which} may not be renamed or reordered on resize"),
+                    &container.field("name"),
+                    format!("{name} may not be renamed or reordered on resize"),
+                );
+                ordered = false;
+            }
+        }
+    }
+    ordered
+}
+
+fn containers_only_resized(spec: &Node, before: &Value, after: &mut Value, errors: &mut Errors) {
+    for name in ["containers", "initContainers"] {
+        let Some(Value::Array(containers)) = after.get_mut(name) else {
+            continue;
+        };
+        for (i, (container, old)) in containers.iter_mut().zip(list(before, name)).enumerate() {
+            let modified = !same(container, old);
+            let resources = at(container, "resources").clone();
+            let old_resources = at(old, "resources");
+            let kept = json!({
+                "limits": without_changes(at(&resources, "limits"), at(old_resources, "limits")),
+                "requests": without_changes(at(&resources, "requests"), at(old_resources, "requests")),
+            });
+            walk::put(container, "resources", kept);
+            let more = !same(container, old);
+            if name == "containers" {
+                if more {
+                    errors.forbidden(spec, ONLY);
+                }
+                continue;
+            }
+            let containers = spec.field(name);
+            if more {
+                errors.forbidden(
+                    &containers.index(i),
+                    "only cpu and memory resources for init or sidecar containers are mutable",
+                );
+            }
+            let once = modified && text(container, "restartPolicy") != "Always";
+            for _ in list(container, "resizePolicy")
+                .iter()
+                .filter(|policy| once && text(policy, "restartPolicy") == "RestartContainer")
+            {
+                errors.forbidden(
+                    &containers.index(i),
+                    "non-sidecar init containers with a resize policy of RestartContainer cannot be resized",
                 );
             }
         }
     }
-    all_same
-}
-
-/// What a container has asked for, it asks for more or less of, not for nothing of.
-fn removed(container: &Node, old: &Value, new: &Value, errors: &mut Errors) {
-    let resources = container.field("resources");
-    for kind in ["requests", "limits"] {
-        let had = at(at(old, "resources"), kind).as_object();
-        let has = at(at(new, "resources"), kind).as_object();
-        let lost = had
-            .into_iter()
-            .flat_map(Map::keys)
-            .any(|name| !has.is_some_and(|has| has.contains_key(name)));
-        if lost {
-            errors.forbidden(
-                &resources.field(kind),
-                format!("resource {kind} cannot be removed"),
-            );
-        }
-    }
-}
-
-/// The new container with the old amounts of what may change.
-fn with_old_amounts(new: &Value, old: &Value) -> Value {
-    let mut next = new.clone();
-    walk::copy(&mut next, old, "resizePolicy");
-    for kind in ["limits", "requests"] {
-        let mut amounts = at(at(new, "resources"), kind)
-            .as_object()
-            .cloned()
-            .unwrap_or_default();
-        let before = at(at(old, "resources"), kind);
-        for name in RESIZABLE {
-            amounts.remove(name);
-            if let Some(amount) = before.get(name) {
-                amounts.insert(name.to_owned(), amount.clone());
-            }
-        }
-        if let Some(resources) = walk::object(&mut next, "resources") {
-            if amounts.is_empty() {
-                walk::remove(resources, kind);
-            } else {
-                walk::put(resources, kind, Value::Object(amounts));
-            }
-        }
-    }
-    next
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn pod(requests: Value) -> Value {
-        json!({"metadata": {"name": "p", "namespace": "a", "generation": 1}, "status": {"phase": "Running"},
-            "spec": {"restartPolicy": "Always", "dnsPolicy": "ClusterFirst", "terminationGracePeriodSeconds": 30,
-                "containers": [{"name": "c", "image": "i", "imagePullPolicy": "Always", "terminationMessagePolicy": "File",
-                    "resources": {"requests": requests}}]}})
+    fn running(resources: Value) -> Value {
+        let mut pod = json!({
+            "metadata": {"name": "p", "namespace": "n", "resourceVersion": "1", "generation": 1},
+            "spec": {"containers": [{"name": "c", "image": "i", "resources": resources}]},
+        });
+        (pod::POD.default)("v1", &mut pod);
+        let class = qos::class(&pod);
+        walk::put(&mut pod, "status", json!({ "qosClass": class }));
+        pod
     }
 
-    fn check(old: &Value, new: &Value, expected: &str) {
-        let mut new = new.clone();
-        prepare(&mut new, old);
-        let found: Vec<String> = validate(&new, old).iter().map(ToString::to_string).collect();
-        assert_eq!(found.join("; "), expected, "{new}");
+    fn check(old: Value, new: Value, expected: &[&str]) {
+        let (old, mut new) = (running(old), running(new));
+        prepare(&mut new, &old);
+        let found: Vec<String> = validate(&new, &old).iter().map(ToString::to_string).collect();
+        assert_eq!(found, expected, "{new}");
     }
 
     #[test]
-    fn only_amounts_change() {
-        let old = pod(json!({"cpu": "1", "memory": "1", "ephemeral-storage": "1"}));
+    fn only_cpu_and_memory_change_and_nothing_goes() {
+        let some = json!({"requests": {"cpu": "1", "memory": "1Gi"}});
+        check(some.clone(), json!({"requests": {"cpu": "2", "memory": "1Gi"}}), &[]);
         check(
-            &old,
-            &pod(json!({"cpu": "2", "memory": "1", "ephemeral-storage": "1"})),
-            "",
-        );
-        let mut more = pod(json!({"cpu": "2", "memory": "1", "ephemeral-storage": "1"}));
-        more["spec"]["containers"][0]["image"] = json!("other");
-        more["status"]["phase"] = json!("Failed");
-        let mut prepared = more.clone();
-        prepare(&mut prepared, &old);
-        assert_eq!(
-            prepared["spec"]["containers"][0]["image"], "i",
-            "the rest is not taken"
-        );
-        assert_eq!(prepared["metadata"]["generation"], 2);
-        assert_eq!(prepared["status"]["phase"], "Running");
-        check(
-            &old,
-            &pod(json!({"memory": "1", "ephemeral-storage": "1"})),
-            "spec.containers[0].resources.requests: Forbidden: resource requests cannot be removed",
+            some.clone(),
+            json!({"requests": {"cpu": "2"}}),
+            &["spec.containers[0].resources.requests: Forbidden: resource requests cannot be removed"],
         );
         check(
-            &pod(json!({"cpu": "1"})),
-            &pod(json!({})),
-            "spec: Invalid value: \"\": Pod QOS Class may not change as a result of resizing; \
-             spec.containers[0].resources.requests: Forbidden: resource requests cannot be removed",
+            some.clone(),
+            json!({}),
+            &[
+                "spec: Invalid value: \"Burstable\": Pod QOS Class may not change as a result of resizing",
+                "spec.containers[0].resources.requests: Forbidden: resource requests cannot be removed",
+            ],
         );
-        let mut renamed = old.clone();
-        renamed["spec"]["containers"][0]["name"] = json!("d");
         check(
-            &old,
-            &renamed,
-            "spec.containers[0].name: Forbidden: containers may not be renamed or reordered on resize",
+            some,
+            json!({"requests": {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"}}),
+            &["spec: Forbidden: only cpu and memory resources are mutable"],
         );
-        let mut running = old.clone();
-        running["status"]["containerStatuses"] = json!([{"name": "c", "state": {"running": {}}}]);
-        check(
-            &running,
-            &pod(json!({"cpu": "2", "memory": "1", "ephemeral-storage": "1"})),
-            "spec: Forbidden: Pod running on node without support for resize",
-        );
+    }
+
+    #[test]
+    fn other_changes_are_dropped_and_the_generation_moves() {
+        let old = running(json!({"requests": {"cpu": "1"}}));
+        let mut new = running(json!({"requests": {"cpu": "2"}}));
+        walk::each(&mut new, "spec.containers[]", &mut |c| walk::put(c, "image", json!("other")));
+        walk::each(&mut new, "metadata", &mut |m| walk::put(m, "labels", json!({"a": "b"})));
+        prepare(&mut new, &old);
+        assert_eq!(text(&list(&new, "spec.containers")[0], "image"), "i");
+        assert!(at(&new, "metadata.labels").is_null());
+        assert_eq!(at(&new, "metadata.generation"), &json!(2));
     }
 }
