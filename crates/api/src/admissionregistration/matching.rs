@@ -102,7 +102,10 @@ pub fn rule_with_operations(rule: &Node, errors: &mut Errors) {
 /// A star must be the only entry.
 fn alone(entries: &Node, what: &str, errors: &mut Errors) {
     if entries.len() > 1 && entries.items().any(|entry| entry.str() == "*") {
-        errors.invalid(entries, format!("if '*' is present, must not specify other {what}"));
+        errors.invalid(
+            entries,
+            format!("if '*' is present, must not specify other {what}"),
+        );
     }
 }
 
@@ -125,10 +128,16 @@ fn resources(resources: &Node, errors: &mut Errors) {
             continue;
         };
         if all_subresources.contains(resource) {
-            errors.invalid(&entry, format!("if '{resource}/*' is present, must not specify {text}"));
+            errors.invalid(
+                &entry,
+                format!("if '{resource}/*' is present, must not specify {text}"),
+            );
         }
         if all_resources.contains(subresource) {
-            errors.invalid(&entry, format!("if '*/{subresource}' is present, must not specify {text}"));
+            errors.invalid(
+                &entry,
+                format!("if '*/{subresource}' is present, must not specify {text}"),
+            );
         }
         if subresource == "*" {
             all_subresources.insert(resource);

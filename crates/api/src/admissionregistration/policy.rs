@@ -118,7 +118,8 @@ fn policy(object: &Value, old: Option<&Value>, mutates: bool, errors: &mut Error
     } else {
         errors.required(&constraints, "");
     }
-    let unchanged = |name| old.is_some_and(|old| same(at(at(object, "spec"), name), at(at(old, "spec"), name)));
+    let unchanged =
+        |name| old.is_some_and(|old| same(at(at(object, "spec"), name), at(at(old, "spec"), name)));
     if !(unchanged("paramKind") && unchanged("matchConditions")) {
         match_conditions(&spec.field("matchConditions"), errors);
     }
@@ -167,7 +168,10 @@ fn param_kind(param: &Node, errors: &mut Errors) {
     if errors.require(&kind) {
         let complaints = names::dns1035_label(&kind.str().to_lowercase());
         if !complaints.is_empty() {
-            let detail = format!("may have mixed case, but should otherwise match: {}", complaints.join(","));
+            let detail = format!(
+                "may have mixed case, but should otherwise match: {}",
+                complaints.join(",")
+            );
             errors.invalid(&kind, detail);
         }
     }
@@ -175,8 +179,27 @@ fn param_kind(param: &Node, errors: &mut Errors) {
 
 fn is_cel_identifier(name: &str) -> bool {
     const RESERVED: [&str; 21] = [
-        "true", "false", "null", "in", "as", "break", "const", "continue", "else", "for", "function", "if",
-        "import", "let", "loop", "package", "namespace", "return", "var", "void", "while",
+        "true",
+        "false",
+        "null",
+        "in",
+        "as",
+        "break",
+        "const",
+        "continue",
+        "else",
+        "for",
+        "function",
+        "if",
+        "import",
+        "let",
+        "loop",
+        "package",
+        "namespace",
+        "return",
+        "var",
+        "void",
+        "while",
     ];
     name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
@@ -251,7 +274,10 @@ fn audit_annotation(annotation: &Node, policy: &str, errors: &mut Errors) {
     if length == 0 {
         errors.required(&value, "valueExpression is not specified");
     } else if length > VALUE_EXPRESSION_MAX {
-        errors.required(&value, format!("must not exceed {VALUE_EXPRESSION_MAX} bytes in length"));
+        errors.required(
+            &value,
+            format!("must not exceed {VALUE_EXPRESSION_MAX} bytes in length"),
+        );
     }
 }
 
@@ -287,7 +313,10 @@ fn one_mutation(mutation: &Node, errors: &mut Errors) {
     };
     let patch = mutation.field(wanted);
     if !patch.is_set() {
-        errors.required(&patch, format!("must be specified when patchType is {}", kind.str()));
+        errors.required(
+            &patch,
+            format!("must be specified when patchType is {}", kind.str()),
+        );
     } else if patch.field("expression").str().trim().is_empty() {
         errors.required(&patch.field("expression"), "");
     }

@@ -210,7 +210,9 @@ pub fn webhook_url(url: &Node, errors: &mut Errors) {
     let (scheme, rest) = match text.split_once(':') {
         Some((scheme, rest))
             if scheme.starts_with(|c: char| c.is_ascii_alphabetic())
-                && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b)) =>
+                && scheme
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b)) =>
         {
             (scheme.to_lowercase(), rest)
         }
@@ -221,7 +223,10 @@ pub fn webhook_url(url: &Node, errors: &mut Errors) {
             } else {
                 "first path segment in URL cannot contain colon"
             };
-            errors.required(url, format!("url must be a valid URL: parse {shown}: {why}{FORM}"));
+            errors.required(
+                url,
+                format!("url must be a valid URL: parse {shown}: {why}{FORM}"),
+            );
             return;
         }
         _ => (String::new(), text),
@@ -323,7 +328,9 @@ mod tests {
         check(json!({}), &[]);
         check(
             json!({"name": "a.b"}),
-            &["webhooks[0].name: Invalid value: \"a.b\": should be a domain with at least three segments separated by dots"],
+            &[
+                "webhooks[0].name: Invalid value: \"a.b\": should be a domain with at least three segments separated by dots",
+            ],
         );
         check(
             json!({"sideEffects": null}),
@@ -331,7 +338,9 @@ mod tests {
         );
         check(
             json!({"sideEffects": "Some"}),
-            &["webhooks[0].sideEffects: Unsupported value: \"Some\": supported values: \"None\", \"NoneOnDryRun\""],
+            &[
+                "webhooks[0].sideEffects: Unsupported value: \"Some\": supported values: \"None\", \"NoneOnDryRun\"",
+            ],
         );
         check(
             json!({"admissionReviewVersions": ["v2", "v2"]}),

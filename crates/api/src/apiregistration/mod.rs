@@ -126,7 +126,11 @@ fn rules(object: &Value, errors: &mut Errors) {
     let number = port.int().unwrap_or(0);
     let complaints = names::port_number(number);
     if !complaints.is_empty() {
-        errors.invalid_value(&port, number, format!("port is not valid: {}", complaints.join(", ")));
+        errors.invalid_value(
+            &port,
+            number,
+            format!("port is not valid: {}", complaints.join(", ")),
+        );
     }
     if spec.field("insecureSkipTLSVerify").bool() && !spec.field("caBundle").is_empty() {
         errors.invalid(

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::rolling::{amount, at_most_100_percent, int_or_percent, not_decremented};
 use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
-use crate::kind::{Again, AGE, BASE, Kind, NAME, integer, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, integer, text as column, wide};
 use crate::node::{Node, at, number, same, text};
 use crate::object_meta::{label_selector, selector_is_bad, selector_is_empty};
 use crate::{row, strategy, walk};

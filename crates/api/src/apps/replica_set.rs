@@ -6,7 +6,7 @@ use super::rolling::required_selector;
 use crate::core::replication_controller::replica_counts;
 use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
-use crate::kind::{Again, AGE, BASE, Kind, NAME, integer, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, integer, wide};
 use crate::node::{Node, at, number};
 use crate::{row, strategy, walk};
 

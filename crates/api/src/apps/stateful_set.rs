@@ -8,7 +8,7 @@ use super::rolling::{
 };
 use crate::core::{claim, pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
-use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, number, same, text};
 use crate::{object_meta, row, strategy, walk};
 

@@ -107,7 +107,10 @@ fn metric(metric: &Node, lenient: bool, errors: &mut Errors) {
     if let Some(first) = present.first() {
         source(first, &metric.field(first), lenient, errors);
     }
-    let expected = SOURCES.iter().find(|(k, _)| *k == kind.str()).map(|(_, field)| *field);
+    let expected = SOURCES
+        .iter()
+        .find(|(k, _)| *k == kind.str())
+        .map(|(_, field)| *field);
     match expected {
         Some(field) if !present.contains(&field) => {
             errors.required(

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{cron, job};
 use crate::core::pod_warnings;
 use crate::errors::Errors;
-use crate::kind::{Again, AGE, BASE, Kind, NAME, boolean, integer, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, boolean, integer, text as column, wide};
 use crate::node::{Node, at, list, text};
 use crate::{row, strategy, walk};
 

@@ -7,7 +7,7 @@ use serde_json::json;
 use skiff_meta::time;
 
 use crate::errors::Errors;
-use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
 use crate::node::{at, list, text};
 use crate::{row, strategy, walk};
 

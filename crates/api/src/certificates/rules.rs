@@ -45,7 +45,8 @@ fn pem_type(bytes: &[u8]) -> Option<String> {
     let start = text.find("-----BEGIN ")? + "-----BEGIN ".len();
     let length = text[start..].find("-----")?;
     let kind = &text[start..start + length];
-    text.contains(&format!("-----END {kind}-----")).then(|| kind.to_owned())
+    text.contains(&format!("-----END {kind}-----"))
+        .then(|| kind.to_owned())
 }
 
 /// The whole object; `old` is there on update, and what was wrong in it may stay.
@@ -54,7 +55,11 @@ pub fn request(object: &Value, old: Option<&Value>, errors: &mut Errors) {
     let spec = root.field("spec");
     let request = spec.field("request");
     if pem_type(&decode(request.str())).as_deref() != Some("CERTIFICATE REQUEST") {
-        let shown = if request.is_set() { request.value.clone() } else { Value::Null };
+        let shown = if request.is_set() {
+            request.value.clone()
+        } else {
+            Value::Null
+        };
         errors.push(
             field::ErrorType::Invalid,
             &request,
@@ -213,7 +218,10 @@ pub fn update(new: &Value, old: &Value, issuing: bool) -> Vec<field::Error> {
         if !issuing {
             errors.forbidden(&certificate, "updates may not set certificate content");
         } else if !before.as_str().unwrap_or("").is_empty() {
-            errors.forbidden(&certificate, "updates may not modify existing certificate content");
+            errors.forbidden(
+                &certificate,
+                "updates may not modify existing certificate content",
+            );
         }
     }
     errors.into_vec()
@@ -231,7 +239,11 @@ pub fn keep_approval(new: &mut Value, old: &Value) {
         let now = at(condition, "lastTransitionTime").clone();
         if let Some(before) = same_verdict {
             for name in ["lastUpdateTime", "lastTransitionTime"] {
-                walk::pointer(condition, name, before.get(name).cloned().unwrap_or_else(|| json!(now)));
+                walk::pointer(
+                    condition,
+                    name,
+                    before.get(name).cloned().unwrap_or_else(|| json!(now)),
+                );
             }
         }
     });
@@ -253,7 +265,10 @@ mod tests {
     fn requests() {
         // A block of the right type and nothing in it.
         let pem = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURSBSRVFVRVNULS0tLS0KLS0tLS1FTkQgQ0VSVElGSUNBVEUgUkVRVUVTVC0tLS0tCg==";
-        check(json!({"request": pem, "signerName": "example.com/s", "usages": ["client auth"]}), &[]);
+        check(
+            json!({"request": pem, "signerName": "example.com/s", "usages": ["client auth"]}),
+            &[],
+        );
         check(
             json!({"request": "e30=", "signerName": "example.com", "usages": []}),
             &[
@@ -276,8 +291,16 @@ mod tests {
         let with = |conditions: Value| json!({"spec": {}, "status": {"conditions": conditions}});
         let approved = json!({"type": "Approved", "status": "True"});
         let errors = update(&with(json!([])), &with(json!([approved])), true);
-        assert!(errors.iter().any(|e| e.detail == "updates may not remove a condition of type \"Approved\""));
+        assert!(
+            errors
+                .iter()
+                .any(|e| e.detail == "updates may not remove a condition of type \"Approved\"")
+        );
         let errors = update(&with(json!([approved])), &with(json!([])), true);
-        assert!(errors.iter().any(|e| e.detail == "updates may not add a condition of type \"Approved\""));
+        assert!(
+            errors
+                .iter()
+                .any(|e| e.detail == "updates may not add a condition of type \"Approved\"")
+        );
     }
 }

@@ -208,7 +208,11 @@ fn spec_over(spec: &Node, old: &Value, errors: &mut Errors) {
     // COMPAT: upstream shows a path, which prints as an empty object, where the value should be.
     if !reference.field("namespace").is_empty() {
         if source.is_set() {
-            errors.invalid_value(spec, json!({}), "may not be specified when dataSourceRef.namespace is specified");
+            errors.invalid_value(
+                spec,
+                json!({}),
+                "may not be specified when dataSourceRef.namespace is specified",
+            );
         }
     } else if source.is_set() && reference.is_set() {
         let same = ["apiGroup", "kind", "name"]
@@ -275,7 +279,8 @@ fn validate_status_update(new: &Value, _old: &Value) -> Vec<field::Error> {
     }
     let allocated = root.field("status.allocatedResources");
     for (key, amount) in allocated.entries() {
-        if status_key(&allocated, key, &mut errors) && super::resources::basic_quantity(&amount, &mut errors) {
+        if status_key(&allocated, key, &mut errors) && super::resources::basic_quantity(&amount, &mut errors)
+        {
             resource_quantity(&amount, "storage", &mut errors);
         }
     }
@@ -373,7 +378,11 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let attributes = root.field("spec.volumeAttributesClassName");
     let applied = !at(old, "status.currentVolumeAttributesClassName").is_null();
     if applied && !at(old, "spec.volumeAttributesClassName").is_null() && attributes.is_empty() {
-        let to = if attributes.is_set() { "empty string" } else { "nil" };
+        let to = if attributes.is_set() {
+            "empty string"
+        } else {
+            "nil"
+        };
         errors.forbidden(
             &attributes,
             format!("update to {to} is forbidden when status.currentVolumeAttributesClassName is not nil"),

@@ -101,7 +101,10 @@ fn either<'a>(event: &'a Value, stored: &str, newer: &str) -> &'a Value {
 /// The rules of both APIs: where the event is, and who reports it.
 fn legacy(event: &Value, reporter: &str, errors: &mut Errors) {
     let root = Node::root(event);
-    let (own, about) = (text(event, "metadata.namespace"), event_object(event, "namespace"));
+    let (own, about) = (
+        text(event, "metadata.namespace"),
+        event_object(event, "namespace"),
+    );
     let dated = !at(event, "eventTime").is_null();
     let matches = match (dated, about.is_empty()) {
         (false, true) => ["", "default"].contains(&own),
@@ -121,7 +124,11 @@ fn legacy(event: &Value, reporter: &str, errors: &mut Errors) {
         for complaint in names::qualified_name(at.str()) {
             errors.invalid_value(&at, at.str(), complaint);
         }
-        for (name, most, required) in [("reportingInstance", 128, true), ("action", 128, true), ("reason", 128, true)] {
+        for (name, most, required) in [
+            ("reportingInstance", 128, true),
+            ("action", 128, true),
+            ("reason", 128, true),
+        ] {
             let at = root.field(name);
             if required {
                 errors.require(&at);

@@ -252,7 +252,10 @@ pub fn spec(spec: &Node, role: Role, any_affinity: bool, errors: &mut Errors) {
             }
         }
         if !spec.field("csi").is_set() {
-            errors.required(&spec.field("csi"), "has to be specified in the context of inline volumes");
+            errors.required(
+                &spec.field("csi"),
+                "has to be specified in the context of inline volumes",
+            );
         }
     }
     let modes = spec.field("accessModes");
@@ -324,7 +327,11 @@ fn check_capacity(capacity: &Node, errors: &mut Errors) {
         errors.required(capacity, "");
     }
     if !capacity.key("storage").is_set() || capacity.len() > 1 {
-        let shown = if capacity.is_set() { capacity.value.clone() } else { Value::Null };
+        let shown = if capacity.is_set() {
+            capacity.value.clone()
+        } else {
+            Value::Null
+        };
         errors.push(
             ErrorType::NotSupported,
             capacity,
@@ -412,7 +419,10 @@ mod tests {
             with("nfs", json!({"server": "s", "path": "/x"})),
             &["spec.nfs: Forbidden: may not specify more than 1 volume type"],
         );
-        check(with("accessModes", json!([])), &["spec.accessModes: Required value"]);
+        check(
+            with("accessModes", json!([])),
+            &["spec.accessModes: Required value"],
+        );
         check(
             with("volumeAttributesClassName", json!("")),
             &[

@@ -148,9 +148,11 @@ fn without_changes(amounts: &Value, old: &Value) -> Value {
 
 fn pod_level(spec: &Node, before: &Value, after: &mut Value, errors: &mut Errors) {
     let set = |spec: &Value| {
-        ["requests", "limits"]
-            .iter()
-            .any(|part| at(at(spec, "resources"), part).as_object().is_some_and(|m| !m.is_empty()))
+        ["requests", "limits"].iter().any(|part| {
+            at(at(spec, "resources"), part)
+                .as_object()
+                .is_some_and(|m| !m.is_empty())
+        })
     };
     if !set(before) && !set(spec.value) {
         return;
@@ -185,7 +187,10 @@ fn in_order(spec: &Node, before: &Value, errors: &mut Errors) -> bool {
         let containers = spec.field(name);
         let old = list(before, name);
         if containers.len() != old.len() {
-            errors.forbidden(&containers, format!("{name} may not be added or removed on resize"));
+            errors.forbidden(
+                &containers,
+                format!("{name} may not be added or removed on resize"),
+            );
             ordered = false;
             continue;
         }
@@ -269,7 +274,11 @@ mod tests {
     #[test]
     fn only_cpu_and_memory_change_and_nothing_goes() {
         let some = json!({"requests": {"cpu": "1", "memory": "1Gi"}});
-        check(some.clone(), json!({"requests": {"cpu": "2", "memory": "1Gi"}}), &[]);
+        check(
+            some.clone(),
+            json!({"requests": {"cpu": "2", "memory": "1Gi"}}),
+            &[],
+        );
         check(
             some.clone(),
             json!({"requests": {"cpu": "2"}}),
@@ -294,8 +303,12 @@ mod tests {
     fn other_changes_are_dropped_and_the_generation_moves() {
         let old = running(json!({"requests": {"cpu": "1"}}));
         let mut new = running(json!({"requests": {"cpu": "2"}}));
-        walk::each(&mut new, "spec.containers[]", &mut |c| walk::put(c, "image", json!("other")));
-        walk::each(&mut new, "metadata", &mut |m| walk::put(m, "labels", json!({"a": "b"})));
+        walk::each(&mut new, "spec.containers[]", &mut |c| {
+            walk::put(c, "image", json!("other"))
+        });
+        walk::each(&mut new, "metadata", &mut |m| {
+            walk::put(m, "labels", json!({"a": "b"}))
+        });
         prepare(&mut new, &old);
         assert_eq!(text(&list(&new, "spec.containers")[0], "image"), "i");
         assert!(at(&new, "metadata.labels").is_null());

@@ -4,10 +4,12 @@ use serde_json::{Value, json};
 use skiff_meta::names;
 
 use super::pod_defaults::resource_list;
-use super::resources::{container_resource_name, overcommit_allowed, quantity, resource_name, resource_quantity};
+use super::resources::{
+    container_resource_name, overcommit_allowed, quantity, resource_name, resource_quantity,
+};
 use super::scopes;
 use crate::errors::Errors;
-use crate::kind::{Again, AGE, BASE, Column, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Column, Kind, NAME, text as column};
 use crate::node::{Node, at};
 use crate::{row, strategy, walk};
 
@@ -108,7 +110,13 @@ fn relations(item: &Node, pod: bool, errors: &mut Errors) {
     let lists = ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"];
     let mut names = std::collections::BTreeSet::new();
     for list in lists.iter().filter(|name| !(pod && name.starts_with("default"))) {
-        names.extend(at(item.value, list).as_object().into_iter().flatten().map(|(name, _)| name));
+        names.extend(
+            at(item.value, list)
+                .as_object()
+                .into_iter()
+                .flatten()
+                .map(|(name, _)| name),
+        );
     }
     for name in names {
         let amount = |list: &str| {
@@ -120,8 +128,20 @@ fn relations(item: &Node, pod: bool, errors: &mut Errors) {
         // Lower, upper, where it is reported, the value that is shown, and upstream's words for the two.
         for (lower, upper, place, shown, words) in [
             ("min", "max", "min", "min", ["min", "max"]),
-            ("min", "defaultRequest", "defaultRequest", "defaultRequest", ["min", "default request"]),
-            ("defaultRequest", "max", "defaultRequest", "defaultRequest", ["default request", "max"]),
+            (
+                "min",
+                "defaultRequest",
+                "defaultRequest",
+                "defaultRequest",
+                ["min", "default request"],
+            ),
+            (
+                "defaultRequest",
+                "max",
+                "defaultRequest",
+                "defaultRequest",
+                ["default request", "max"],
+            ),
             (
                 "defaultRequest",
                 "default",
@@ -139,7 +159,10 @@ fn relations(item: &Node, pod: bool, errors: &mut Errors) {
                 errors.invalid_value(
                     &item.field(place).key(name),
                     value.to_string(),
-                    format!("{} value {low} is greater than {} value {high}", words[0], words[1]),
+                    format!(
+                        "{} value {low} is greater than {} value {high}",
+                        words[0], words[1]
+                    ),
                 );
             }
         }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
-use crate::kind::{Again, AGE, BASE, Kind, NAME, integer, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, integer, text as column, wide};
 use crate::node::{Node, at, number, text};
 use crate::{row, strategy, walk};
 

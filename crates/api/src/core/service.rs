@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::service_rules::{load_balancer_status, service, validate_update};
 use crate::errors::Errors;
-use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, number, text};
 use crate::row::{self, or_none};
 use crate::{object_meta, strategy, walk};

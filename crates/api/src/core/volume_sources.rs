@@ -41,7 +41,11 @@ fn required(name: &str) -> &'static [&'static str] {
 /// Checks one source of the older sort. `volume` is the place that holds the source.
 pub fn source(volume: &Node, name: &str, place: Place, errors: &mut Errors) {
     // COMPAT: upstream names this one differently from the field.
-    let shown = if name == "gcePersistentDisk" { "persistentDisk" } else { name };
+    let shown = if name == "gcePersistentDisk" {
+        "persistentDisk"
+    } else {
+        name
+    };
     let at = volume.field(shown);
     let value = volume.field(name).value;
     let source = at.with(value);
@@ -52,7 +56,12 @@ pub fn source(volume: &Node, name: &str, place: Place, errors: &mut Errors) {
         "hostPath" => host_path(&source, errors),
         "gitRepo" => local_path(&source.field("directory"), errors),
         "gcePersistentDisk" | "awsElasticBlockStore" => {
-            within(&source.field("partition"), 0..=255, "must be between 1 and 255, inclusive", errors);
+            within(
+                &source.field("partition"),
+                0..=255,
+                "must be between 1 and 255, inclusive",
+                errors,
+            );
         }
         "nfs" => {
             let path = source.field("path");
@@ -65,7 +74,10 @@ pub fn source(volume: &Node, name: &str, place: Place, errors: &mut Errors) {
         "glusterfs" => {
             let namespace = source.field("endpointsNamespace");
             if namespace.is_set() && namespace.is_empty() {
-                errors.invalid(&namespace, "if the endpointnamespace is set, it must be a valid namespace name");
+                errors.invalid(
+                    &namespace,
+                    "if the endpointnamespace is set, it must be a valid namespace name",
+                );
             } else if namespace.is_set() {
                 errors.rule(&namespace, names::dns1123_label(namespace.str()));
             }
@@ -152,7 +164,8 @@ fn secret_ref(source: &Node, place: Place, errors: &mut Errors) {
 
 /// How an initiator or target is named; the text says in which scheme.
 fn iscsi_name_is_good(name: &str) -> bool {
-    let alphanumeric = |text: &str, count| text.len() == count && text.bytes().all(|b| b.is_ascii_alphanumeric());
+    let alphanumeric =
+        |text: &str, count| text.len() == count && text.bytes().all(|b| b.is_ascii_alphanumeric());
     match name.get(..3) {
         Some("iqn") => iqn_is_good(name),
         Some("eui") => name.get(4..).is_some_and(|rest| alphanumeric(rest, 16)),
@@ -172,7 +185,9 @@ fn iqn_is_good(name: &str) -> bool {
         .is_some_and(|(year, month)| digits(year, 4) && digits(month, 2));
     let named = rest.split_once(':').is_some_and(|(authority, unique)| {
         !authority.is_empty()
-            && authority.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.')
+            && authority
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.')
             && !unique.is_empty()
             && !unique.contains([',', ';', '*', '&', '$', '|'])
             && !unique.contains(char::is_whitespace)
@@ -206,9 +221,16 @@ fn iscsi(source: &Node, place: Place, errors: &mut Errors) {
             errors.invalid(&iqn, "must be valid format");
         }
     }
-    within(&source.field("lun"), 0..=255, "must be between 0 and 255, inclusive", errors);
+    within(
+        &source.field("lun"),
+        0..=255,
+        "must be between 0 and 255, inclusive",
+        errors,
+    );
     let secret = source.field("secretRef");
-    if (source.field("chapAuthDiscovery").bool() || source.field("chapAuthSession").bool()) && !secret.is_set() {
+    if (source.field("chapAuthDiscovery").bool() || source.field("chapAuthSession").bool())
+        && !secret.is_set()
+    {
         errors.required(&secret, "");
     }
     if secret.is_set() && place != Place::Pod {
@@ -227,7 +249,11 @@ fn iscsi(source: &Node, place: Place, errors: &mut Errors) {
 }
 
 fn fibre_channel(source: &Node, errors: &mut Errors) {
-    let (names, ids, lun) = (source.field("targetWWNs"), source.field("wwids"), source.field("lun"));
+    let (names, ids, lun) = (
+        source.field("targetWWNs"),
+        source.field("wwids"),
+        source.field("lun"),
+    );
     match (names.is_empty(), ids.is_empty()) {
         (true, true) => errors.required(&names, "must specify either targetWWNs or wwids, but not both"),
         (false, false) => {
@@ -385,7 +411,12 @@ mod tests {
             &["persistentDisk.partition: Invalid value: 256: must be between 1 and 255, inclusive"],
         );
         let good = "iqn.2001-04.com.example:storage";
-        check(volume, "iscsi", json!({"targetPortal": "1.2.3.4", "iqn": good, "lun": 0}), &[]);
+        check(
+            volume,
+            "iscsi",
+            json!({"targetPortal": "1.2.3.4", "iqn": good, "lun": 0}),
+            &[],
+        );
         check(
             Place::Pod,
             "iscsi",
@@ -406,7 +437,9 @@ mod tests {
             volume,
             "quobyte",
             json!({"registry": "a", "volume": "v"}),
-            &["quobyte.registry: Invalid value: \"a\": must be a host:port pair or multiple pairs separated by commas"],
+            &[
+                "quobyte.registry: Invalid value: \"a\": must be a host:port pair or multiple pairs separated by commas",
+            ],
         );
         check(
             volume,

@@ -7,7 +7,7 @@ use skiff_meta::names;
 
 use crate::core::endpoints::endpoint_ip;
 use crate::errors::Errors;
-use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
 use crate::net;
 use crate::node::{Node, at, list, same, text};
 use crate::{row, strategy, walk};

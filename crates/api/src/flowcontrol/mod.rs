@@ -5,7 +5,7 @@ mod rules;
 use serde_json::{Value, json};
 
 use crate::errors::Errors;
-use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
 use crate::node::{Node, at, list, number, text};
 use crate::{row, strategy, walk};
 

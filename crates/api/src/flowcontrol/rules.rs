@@ -127,7 +127,10 @@ fn subject(subject: &Node, errors: &mut Errors) {
     for other in order {
         let value = subject.field(other);
         if value.is_set() {
-            let name = KINDS.iter().find(|(_, field)| *field == other).map_or("", |(kind, _)| kind);
+            let name = KINDS
+                .iter()
+                .find(|(_, field)| *field == other)
+                .map_or("", |(kind, _)| kind);
             errors.forbidden(
                 &value,
                 format!("{other} is forbidden when subject kind is not '{name}'"),
@@ -158,7 +161,10 @@ fn verbs(verbs: &Node, errors: &mut Errors) {
 
 fn resource_rule(rule: &Node, errors: &mut Errors) {
     verbs(&rule.field("verbs"), errors);
-    for (name, one, what) in [("apiGroups", "api group", "api groups"), ("resources", "resource", "resources")] {
+    for (name, one, what) in [
+        ("apiGroups", "api group", "api groups"),
+        ("resources", "resource", "resources"),
+    ] {
         let list = rule.field(name);
         if list.is_empty() {
             errors.required(&list, format!("resource rules must supply at least one {one}"));
@@ -275,7 +281,10 @@ fn limits(limited: &Node, errors: &mut Errors) {
     match kind.str() {
         "Reject" => {
             if queuing.is_set() {
-                errors.forbidden(&queuing, "must be nil if limited.limitResponse.type is not Limited");
+                errors.forbidden(
+                    &queuing,
+                    "must be nil if limited.limitResponse.type is not Limited",
+                );
             }
         }
         "Queue" => {
@@ -387,12 +396,16 @@ mod tests {
         check(
             priority_level,
             queue(4, 8),
-            &["spec.limited.limitResponse.queuing.handSize: Invalid value: 8: should not be greater than queues (4)"],
+            &[
+                "spec.limited.limitResponse.queuing.handSize: Invalid value: 8: should not be greater than queues (4)",
+            ],
         );
         check(
             priority_level,
             queue(1_000_000, 8),
-            &["spec.limited.limitResponse.queuing.handSize: Invalid value: 8: required entropy bits of deckSize 1000000 and handSize 8 should not be greater than 60"],
+            &[
+                "spec.limited.limitResponse.queuing.handSize: Invalid value: 8: required entropy bits of deckSize 1000000 and handSize 8 should not be greater than 60",
+            ],
         );
         check(
             priority_level,

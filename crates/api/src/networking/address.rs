@@ -5,7 +5,7 @@ use skiff_meta::field::ErrorType;
 use skiff_meta::names;
 
 use crate::errors::Errors;
-use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
 use crate::net;
 use crate::node::{Node, at, list, text};
 use crate::{row, strategy};
@@ -88,7 +88,13 @@ pub static SERVICE_CIDR: Kind = Kind {
         let root = Node::root(new);
         let cidrs = root.field("spec.cidrs");
         let before = list(old, "spec.cidrs");
-        let first = |count| cidrs.items().zip(before).take(count).filter(|(now, then)| now.value != *then);
+        let first = |count| {
+            cidrs
+                .items()
+                .zip(before)
+                .take(count)
+                .filter(|(now, then)| now.value != *then)
+        };
         match (before.len(), cidrs.len()) {
             (then, now) if then == now => {
                 for (cidr, _) in first(now) {
@@ -131,7 +137,11 @@ fn cidr_list(cidrs: &Node, errors: &mut Errors) {
     }
     if cidrs.len() > 2 {
         // COMPAT: upstream shows the whole spec.
-        errors.invalid_value(cidrs, json!({"CIDRs": cidrs.value}), "may only hold up to 2 values");
+        errors.invalid_value(
+            cidrs,
+            json!({"CIDRs": cidrs.value}),
+            "may only hold up to 2 values",
+        );
         return;
     }
     let mut families = Vec::new();

@@ -140,7 +140,12 @@ fn rules(object: &Value, namespaced: bool) -> Vec<skiff_meta::field::Error> {
             label_selector(&selector, &mut errors);
             if selector_is_bad(selector.value) {
                 // COMPAT: upstream shows the selector that it could not make.
-                errors.push(ErrorType::Invalid, &selector, Some(Value::Null), "invalid label selector.");
+                errors.push(
+                    ErrorType::Invalid,
+                    &selector,
+                    Some(Value::Null),
+                    "invalid label selector.",
+                );
             }
         }
     }

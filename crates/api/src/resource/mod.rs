@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use skiff_meta::names;
 
 use crate::errors::Errors;
-use crate::kind::{Again, AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
 use crate::node::{Node, at, list, text};
 use crate::{row, strategy, walk};
 

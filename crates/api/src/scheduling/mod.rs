@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::errors::Errors;
-use crate::kind::{Again, AGE, BASE, Kind, NAME, boolean, integer, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, boolean, integer, text as column};
 use crate::node::{Node, at, number, text};
 use crate::{row, strategy, walk};
 

@@ -172,7 +172,10 @@ pub static CSI_NODE: Kind = Kind {
         let root = Node::root(new);
         let drivers = root.field("spec.drivers");
         for before in list(old, "spec.drivers") {
-            for driver in drivers.items().filter(|d| d.field("name").str() == text(before, "name")) {
+            for driver in drivers
+                .items()
+                .filter(|d| d.field("name").str() == text(before, "name"))
+            {
                 let (mut after, mut before) = (driver.value.clone(), before.clone());
                 walk::remove(&mut after, "allocatable");
                 walk::remove(&mut before, "allocatable");

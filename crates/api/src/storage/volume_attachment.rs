@@ -49,7 +49,10 @@ pub static VOLUME_ATTACHMENT: Kind = Kind {
         let node = root.field("spec.nodeName");
         errors.rule(&node, names::dns1123_subdomain(node.str()));
         let metadata = root.field("status.attachmentMetadata");
-        let size: usize = metadata.entries().map(|(key, value)| key.len() + value.len()).sum();
+        let size: usize = metadata
+            .entries()
+            .map(|(key, value)| key.len() + value.len())
+            .sum();
         if size > METADATA_MAX {
             errors.too_long(&metadata, METADATA_MAX);
         }
