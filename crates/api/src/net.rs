@@ -112,6 +112,21 @@ pub fn cidr(at: &Node, errors: &mut Errors) -> Option<(IpAddr, u8)> {
     Some((address, bits))
 }
 
+/// `10.0.0.1/8`: an address and the network it is in, in canonical spelling.
+pub fn interface_address(at: &Node, errors: &mut Errors) {
+    let Some((address, bits)) = parse_cidr(at.str()) else {
+        errors.invalid(
+            at,
+            "must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)",
+        );
+        return;
+    };
+    let canonical = format!("{address}/{bits}");
+    if canonical != at.str() {
+        errors.invalid(at, format!("must be in canonical form (\"{canonical}\")"));
+    }
+}
+
 /// A network in its one canonical spelling, for newer fields.
 pub fn canonical_cidr(at: &Node, errors: &mut Errors) {
     let Some((address, bits)) = parse_cidr(at.str()) else {

@@ -378,6 +378,31 @@ pub fn label_selector(selector: &Node, errors: &mut Errors) {
     }
 }
 
+/// `acme.io/foo`: a domain, and a path under it.
+pub fn domain_prefixed_path(at: &Node, errors: &mut Errors) {
+    if !errors.require(at) {
+        return;
+    }
+    let parts = at.str().split_once('/');
+    let Some((domain, path)) = parts.filter(|(domain, path)| !domain.is_empty() && !path.is_empty()) else {
+        errors.invalid(at, "must be a domain-prefixed path (such as \"acme.io/foo\")");
+        return;
+    };
+    for complaint in names::dns1123_subdomain(domain) {
+        errors.invalid_value(at, domain, complaint);
+    }
+    if path
+        .chars()
+        .any(|c| !c.is_ascii_alphanumeric() && !"/-._~%!$&'()*+,;=:".contains(c))
+    {
+        errors.invalid_value(
+            at,
+            path,
+            "Invalid path (regex used for validation is '[A-Za-z0-9/\\-._~%!$&'()*+,;=:]+')",
+        );
+    }
+}
+
 /// Whether a selector cannot be used at all.
 pub fn selector_is_bad(selector: &Value) -> bool {
     let mut errors = Errors::new();

@@ -16,8 +16,14 @@ pub static STATEFUL_SET: Kind = Kind {
     group: "apps",
     kind: "StatefulSet",
     default,
-    prepare_create: strategy::create_with_generation,
-    prepare_update: strategy::update_spec,
+    prepare_create: |object| {
+        strategy::create_with_generation(object);
+        drop_disabled(object, &Value::Null);
+    },
+    prepare_update: |new, old| {
+        drop_disabled(new, old);
+        strategy::update_spec(new, old);
+    },
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
@@ -81,6 +87,16 @@ pub static STATEFUL_SET: Kind = Kind {
     ..BASE
 };
 
+/// More than one unavailable pod at a time is off by default, and so is its field; templates of claims are
+/// claims whatever they say.
+fn drop_disabled(object: &mut Value, old: &Value) {
+    if at(old, "spec.updateStrategy.rollingUpdate.maxUnavailable").is_null() {
+        walk::each(object, "spec.updateStrategy.rollingUpdate", &mut |rolling| {
+            walk::remove(rolling, "maxUnavailable")
+        });
+    }
+}
+
 fn default(_: &str, object: &mut Value) {
     let Some(spec) = walk::object(object, "spec") else {
         return;
@@ -106,8 +122,8 @@ fn default(_: &str, object: &mut Value) {
     walk::made(spec, "template.spec", &mut pod_defaults::pod_spec);
     walk::each(spec, "volumeClaimTemplates[]", &mut |template| {
         // COMPAT: upstream completes these like objects of their own.
-        walk::string(template, "apiVersion", "v1");
-        walk::string(template, "kind", "PersistentVolumeClaim");
+        walk::put(template, "apiVersion", json!("v1"));
+        walk::put(template, "kind", json!("PersistentVolumeClaim"));
         if let Some(spec) = walk::object(template, "spec") {
             pod_defaults::claim_spec(spec);
         }

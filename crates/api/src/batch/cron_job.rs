@@ -20,7 +20,7 @@ pub static CRON_JOB: Kind = Kind {
         walk::pointer(spec, "suspend", false);
         walk::pointer(spec, "successfulJobsHistoryLimit", 3);
         walk::pointer(spec, "failedJobsHistoryLimit", 1);
-        walk::each(spec, "jobTemplate.spec", &mut job::template_defaults);
+        walk::made(spec, "jobTemplate.spec", &mut job::template_defaults);
     },
     prepare_create: strategy::create_with_generation,
     prepare_update: strategy::update_spec,

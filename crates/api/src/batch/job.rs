@@ -6,12 +6,16 @@ use serde_json::{Value, json};
 use skiff_meta::selector::LabelSelector;
 use skiff_meta::{field, names, time};
 
+use super::job_status;
 use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, number, same, text};
-use crate::object_meta::{label_selector, selector_is_bad};
+use crate::object_meta::{domain_prefixed_path, label_selector, selector_is_bad};
 use crate::{row, strategy, walk};
+
+/// Upstream's limit on the text of a success rule.
+const SUCCEEDED_INDEXES_MAX: usize = 64 * 1024;
 
 pub static JOB: Kind = Kind {
     group: "batch",
@@ -55,15 +59,7 @@ pub static JOB: Kind = Kind {
         errors.into_vec()
     },
     validate_update,
-    validate_status_update: |new, _| {
-        let mut errors = Errors::new();
-        let root = Node::root(new);
-        let status = root.field("status");
-        for name in ["active", "succeeded", "failed", "ready", "terminating"] {
-            errors.non_negative(&status.field(name));
-        }
-        errors.into_vec()
-    },
+    validate_status_update: job_status::validate,
     selectable: |object| {
         vec![(
             "status.successful",
@@ -185,9 +181,13 @@ fn generated_selector(root: &Node, errors: &mut Errors) {
         }
     }
     let selector = root.field("spec.selector");
-    let expected = json!({"matchLabels": {"batch.kubernetes.io/controller-uid": uid.str()}});
-    let old = json!({"matchLabels": {"controller-uid": uid.str()}});
-    if !same(selector.value, &expected) && !same(selector.value, &old) {
+    let name = root.field("metadata.name");
+    let expected = json!({
+        "batch.kubernetes.io/controller-uid": uid.str(), "batch.kubernetes.io/job-name": name.str(),
+        "controller-uid": uid.str(), "job-name": name.str(),
+    });
+    let chosen = LabelSelector::from_value(selector.value).map(|s| s.matches_value(&expected));
+    if selector.is_set() && !selector_is_bad(selector.value) && chosen == Ok(false) {
         errors.invalid(&selector, "`selector` not auto-generated");
     }
 }
@@ -228,12 +228,7 @@ pub(super) fn job_spec(spec: &Node, errors: &mut Errors) {
     }
     let managed_by = spec.field("managedBy");
     if managed_by.is_set() {
-        if !managed_by.str().contains('/') {
-            errors.invalid(
-                &managed_by,
-                "must be a domain-prefixed path (such as \"acme.io/foo\")",
-            );
-        }
+        domain_prefixed_path(&managed_by, errors);
         if managed_by.len() > 63 {
             errors.too_long(&managed_by, 63);
         }
@@ -256,7 +251,7 @@ pub(super) fn job_spec(spec: &Node, errors: &mut Errors) {
         {
             errors.invalid(&failed, "must be less than or equal to completions");
         }
-    } else {
+    } else if mode.str() == "NonIndexed" || !mode.is_set() {
         for at in [&per_index, &failed] {
             if at.is_set() {
                 errors.invalid(at, "requires indexed completion mode");
@@ -276,6 +271,13 @@ pub(super) fn job_spec(spec: &Node, errors: &mut Errors) {
                     &rules,
                     "at least one rules must be specified when the successPolicy is specified",
                 );
+            }
+            if rules.len() > 20 {
+                errors.too_many(&rules, 20);
+            }
+            let completions = spec.field("completions").int().unwrap_or(0);
+            for rule in rules.items() {
+                success_rule(&rule, completions, errors);
             }
         } else {
             errors.invalid(&success, "requires indexed completion mode");
@@ -300,6 +302,40 @@ pub(super) fn job_spec(spec: &Node, errors: &mut Errors) {
             );
         }
         _ => errors.one_of(&policy, &["OnFailure", "Never"]),
+    }
+}
+
+fn success_rule(rule: &Node, completions: i64, errors: &mut Errors) {
+    let (indexes, count) = (rule.field("succeededIndexes"), rule.field("succeededCount"));
+    if !indexes.is_set() && !count.is_set() {
+        errors.required(
+            rule,
+            "at least one of succeededCount or succeededIndexes must be specified",
+        );
+    }
+    let mut total = 0;
+    if indexes.is_set() {
+        if indexes.len() > SUCCEEDED_INDEXES_MAX {
+            errors.too_long(&indexes, SUCCEEDED_INDEXES_MAX);
+        }
+        match job_status::indexes(indexes.str(), completions) {
+            Ok(found) => total = found,
+            Err(why) => errors.invalid(&indexes, format!("error parsing succeededIndexes: {why}")),
+        }
+    }
+    errors.non_negative(&count);
+    let Some(wanted) = count.int() else { return };
+    if wanted > completions {
+        errors.invalid(
+            &count,
+            format!("must be less than or equal to {completions} (the number of specified completions)"),
+        );
+    }
+    if indexes.is_set() && wanted > total {
+        errors.invalid(
+            &count,
+            format!("must be less than or equal to {total} (the number of indexes in the specified succeededIndexes field)"),
+        );
     }
 }
 

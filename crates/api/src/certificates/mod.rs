@@ -19,17 +19,12 @@ pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
         strategy::update_keep_status(new, old);
         walk::copy(new, old, "spec");
     },
-    prepare_status_update: |new, old| {
-        strategy::status_only(new, old);
-        rules::keep_approval(new, old);
-    },
     validate: |object| {
         let mut errors = Errors::new();
         rules::request(object, None, &mut errors);
         errors.into_vec()
     },
-    validate_update: |new, old| rules::update(new, old, false),
-    validate_status_update: |new, old| rules::update(new, old, true),
+    validate_update: rules::update,
     selectable: |object| vec![("spec.signerName", text(object, "spec.signerName").to_owned())],
     columns: &[
         NAME,

@@ -3,13 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use skiff_meta::{field, names};
 
 use crate::core::config::decode;
 use crate::errors::Errors;
 use crate::node::{Node, at, list, same, text};
-use crate::walk;
 
 const USAGES: [&str; 23] = [
     "any",
@@ -184,8 +183,8 @@ fn find<'a>(object: &'a Value, kind: &str) -> Vec<&'a Value> {
         .collect()
 }
 
-/// A change of the request or, with `issuing`, of its status.
-pub fn update(new: &Value, old: &Value, issuing: bool) -> Vec<field::Error> {
+/// A change of the request itself; approval and status have rules of their own beside their subresources.
+pub fn update(new: &Value, old: &Value) -> Vec<field::Error> {
     let mut errors = Errors::new();
     request(new, Some(old), &mut errors);
     let root = Node::root(new);
@@ -215,43 +214,15 @@ pub fn update(new: &Value, old: &Value, issuing: bool) -> Vec<field::Error> {
     let (after, before) = (at(new, "status.certificate"), at(old, "status.certificate"));
     if !same(after, before) {
         let certificate = root.field("status.certificate");
-        if !issuing {
-            errors.forbidden(&certificate, "updates may not set certificate content");
-        } else if !before.as_str().unwrap_or("").is_empty() {
-            errors.forbidden(
-                &certificate,
-                "updates may not modify existing certificate content",
-            );
-        }
+        errors.forbidden(&certificate, "updates may not set certificate content");
     }
     errors.into_vec()
-}
-
-/// A status update that knows nothing of when a verdict was updated keeps what is known.
-pub fn keep_approval(new: &mut Value, old: &Value) {
-    let known: Vec<Value> = list(old, "status.conditions").to_vec();
-    walk::each(new, "status.conditions[]", &mut |condition| {
-        let same_verdict = known.iter().find(|other| {
-            ["type", "status", "reason", "message"]
-                .iter()
-                .all(|name| text(other, name) == text(condition, name))
-        });
-        let now = at(condition, "lastTransitionTime").clone();
-        if let Some(before) = same_verdict {
-            for name in ["lastUpdateTime", "lastTransitionTime"] {
-                walk::pointer(
-                    condition,
-                    name,
-                    before.get(name).cloned().unwrap_or_else(|| json!(now)),
-                );
-            }
-        }
-    });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn check(spec: Value, expected: &[&str]) {
         let object = json!({ "spec": spec });
@@ -290,13 +261,13 @@ mod tests {
     fn verdicts_stay() {
         let with = |conditions: Value| json!({"spec": {}, "status": {"conditions": conditions}});
         let approved = json!({"type": "Approved", "status": "True"});
-        let errors = update(&with(json!([])), &with(json!([approved])), true);
+        let errors = update(&with(json!([])), &with(json!([approved])));
         assert!(
             errors
                 .iter()
                 .any(|e| e.detail == "updates may not remove a condition of type \"Approved\"")
         );
-        let errors = update(&with(json!([approved])), &with(json!([])), true);
+        let errors = update(&with(json!([approved])), &with(json!([])));
         assert!(
             errors
                 .iter()

@@ -24,16 +24,39 @@ pub static NODE: Kind = Kind {
         });
     },
     // A node registers itself with its status, so a create keeps it.
-    prepare_create: pod_cidrs,
+    prepare_create: |object| {
+        pod_cidrs(object);
+        // The configuration of kubelets through the API is gone.
+        for part in ["spec", "status"] {
+            let name = if part == "spec" { "configSource" } else { "config" };
+            if let Some(value) = object.get_mut(part) {
+                walk::remove(value, name);
+            }
+        }
+    },
     prepare_update: |new, old| {
         strategy::update_keep_status(new, old);
         pod_cidrs(new);
+        if at(old, "spec.configSource").is_null()
+            && let Some(spec) = new.get_mut("spec")
+        {
+            walk::remove(spec, "configSource");
+        }
+    },
+    prepare_status_update: |new, old| {
+        strategy::status_only(new, old);
+        if at(old, "status.config").is_null()
+            && let Some(status) = new.get_mut("status")
+        {
+            walk::remove(status, "config");
+        }
     },
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
         taints(&root, &mut errors);
         resources(&root, &mut errors);
+        declared_features(&root.field("status.declaredFeatures"), &mut errors);
         let cidrs = root.field("spec.podCIDRs");
         let mut families = Vec::new();
         for cidr in cidrs.items() {
@@ -44,8 +67,10 @@ pub static NODE: Kind = Kind {
         }
         errors.into_vec()
     },
+    // COMPAT: an update is checked as an object and as a change.
     validate_update: |new, old| {
         let mut errors = Errors::new();
+        errors.extend((NODE.validate)(new));
         let root = Node::root(new);
         update(&root, old, &mut errors);
         errors.into_vec()
@@ -78,6 +103,17 @@ pub static NODE: Kind = Kind {
         wide("Container-Runtime"),
     ],
     row: node_row,
+    warnings: |new, _| {
+        let mut warnings = Vec::new();
+        if !at(new, "spec.configSource").is_null() {
+            warnings.push("spec.configSource: the feature is no longer supported".to_owned());
+        }
+        if !text(new, "spec.externalID").is_empty() {
+            warnings
+                .push("spec.externalID: this field is deprecated, and is unused by Kubernetes".to_owned());
+        }
+        warnings
+    },
     has_status: true,
     ..BASE
 };
@@ -89,6 +125,10 @@ fn pod_cidrs(object: &mut Value) {
     };
     let single = text(spec, "podCIDR").to_owned();
     match list(spec, "podCIDRs").first().cloned() {
+        // The older field wins where the two differ.
+        Some(first) if !single.is_empty() && first.as_str() != Some(single.as_str()) => {
+            walk::put(spec, "podCIDRs", json!([single]));
+        }
         Some(first) => walk::put(spec, "podCIDR", first),
         None if !single.is_empty() => walk::put(spec, "podCIDRs", json!([single])),
         None => {}
@@ -114,8 +154,35 @@ fn resources(root: &Node, errors: &mut Errors) {
     }
 }
 
+/// Names of features in the order of the alphabet.
+fn declared_features(features: &Node, errors: &mut Errors) {
+    let list: Vec<Node> = features.items().collect();
+    for (i, feature) in list.iter().enumerate() {
+        let name = feature.str();
+        let good = name.starts_with(|c: char| c.is_ascii_uppercase())
+            && name
+                .split('/')
+                .all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric()));
+        if !good {
+            let quoted = skiff_meta::field::quote(name);
+            errors.invalid(
+                feature,
+                format!("invalid feature name {quoted}: must start with an UpperCamelCase segment, with subsequent segments separated by '/' (e.g., MyFeature or MyFeature/mySubFeature), and contain only alphanumeric characters and slashes"),
+            );
+        }
+        if let Some(next) = list.get(i + 1) {
+            if name == next.str() {
+                errors.duplicate(next);
+            } else if name > next.str() {
+                errors.invalid(next, "list must be sorted alphabetically");
+            }
+        }
+    }
+}
+
 fn update(root: &Node, old: &Value, errors: &mut Errors) {
     resources(root, errors);
+    declared_features(&root.field("status.declaredFeatures"), errors);
     let addresses = root.field("status.addresses");
     let mut seen: Vec<&Value> = Vec::new();
     for address in addresses.items() {
@@ -146,6 +213,9 @@ fn update(root: &Node, old: &Value, errors: &mut Errors) {
         );
     }
     taints(root, errors);
+    if text(root.value, "spec.externalID") != text(old, "spec.externalID") {
+        errors.forbidden(&root.field("spec.externalID"), "may not be updated");
+    }
 }
 
 fn address(node: &Value, kind: &str) -> Value {

@@ -290,7 +290,7 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
         }
     }
     if let Some(difference) = forbidden_change(new, old) {
-        let detail = format!("pod updates may not change fields other than {UPDATABLE}\n{difference}");
+        let detail = format!("pod updates may not change fields other than {UPDATABLE}\n{difference}\n");
         errors.forbidden(&spec, detail);
     }
     errors.into_vec()

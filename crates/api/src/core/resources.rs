@@ -47,11 +47,12 @@ fn is_huge_page(name: &str) -> bool {
 }
 
 /// Names without a prefix, or of Kubernetes itself.
-pub(super) fn is_native(name: &str) -> bool {
+pub fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
 }
 
-fn is_extended(name: &str) -> bool {
+/// Names of somebody else's making: with a domain.
+pub fn is_extended(name: &str) -> bool {
     !is_native(name)
         && !name.starts_with("requests.")
         && names::qualified_name(&format!("requests.{name}")).is_empty()
@@ -156,6 +157,48 @@ pub fn overhead(overhead: &Node, errors: &mut Errors) {
     }
 }
 
+/// A claim may be named once, or once for each of its requests.
+fn claim_request(claim: &Node, seen: &mut Vec<String>, errors: &mut Errors) {
+    let (name, request) = (claim.field("name").str(), claim.field("request"));
+    if seen.iter().any(|other| other == name) {
+        errors.duplicate_value(claim, name);
+        return;
+    }
+    let mut key = name.to_owned();
+    if !request.is_empty() {
+        errors.rule(&request, names::dns1123_label(request.str()));
+        key = format!("{name}/{}", request.str());
+    }
+    if seen.contains(&key) {
+        errors.duplicate_value(claim, key.as_str());
+    } else if request.is_empty() {
+        let prefix = format!("{name}/");
+        for _ in seen.iter().filter(|other| other.starts_with(&prefix)) {
+            errors.duplicate_value(claim, name);
+        }
+    }
+    seen.push(key);
+}
+
+/// Huge pages are asked for in whole pages.
+fn whole_pages(amount: &Node, name: &str, errors: &mut Errors) {
+    let (Some(page), Some(wanted)) = (
+        name.strip_prefix("hugepages-")
+            .and_then(|size| Quantity::parse(size).ok()),
+        quantity(amount.value),
+    ) else {
+        return;
+    };
+    let (page, bytes) = (page.value(), wanted.value());
+    if page > 0 && (bytes % page != 0 || bytes < 0) {
+        errors.invalid_value(
+            amount,
+            wanted.to_string(),
+            format!("{wanted} is not positive integer multiple of {name}"),
+        );
+    }
+}
+
 fn requirements(
     resources: &Node,
     name_rule: fn(&Node, &str, &mut Errors),
@@ -167,6 +210,7 @@ fn requirements(
     for (name, amount) in limits.entries() {
         name_rule(&amount, name, errors);
         resource_quantity(&amount, name, errors);
+        whole_pages(&amount, name, errors);
         huge |= is_huge_page(name);
         compute |= ["cpu", "memory"].contains(&name);
     }
@@ -196,13 +240,18 @@ fn requirements(
             }
             _ => {}
         }
+        whole_pages(&amount, name, errors);
     }
     if huge && !compute {
         errors.forbidden(resources, "HugePages require cpu or memory");
     }
     let claims = resources.field("claims");
+    let mut seen: Vec<String> = Vec::new();
     for claim in claims.items() {
         let name = claim.field("name");
+        if !name.str().is_empty() {
+            claim_request(&claim, &mut seen, errors);
+        }
         if name.str().is_empty() {
             errors.required(&claim, "");
         } else if !pod_claims.contains(&name.str()) {

@@ -247,7 +247,7 @@ fn projected(projected: &Node, errors: &mut Errors) {
             count += usize::from(source.field(name).is_set());
         }
         if count > 1 {
-            errors.forbidden(&source, ONE_TYPE);
+            errors.forbidden(&source, format!("{ONE_TYPE} per source"));
         }
     }
 }

@@ -6,6 +6,7 @@ use skiff_meta::names;
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column};
 use crate::node::{Node, at, list, text};
+use crate::object_meta::domain_prefixed_path;
 use crate::row::{self, or_none};
 use crate::{object_meta, strategy, walk};
 
@@ -305,12 +306,7 @@ fn class_spec(spec: &Node, errors: &mut Errors) {
         if controller.len() > 250 {
             errors.too_long(&controller, 250);
         }
-        if !controller.str().contains('/') {
-            errors.invalid(
-                &controller,
-                "must be a domain-prefixed path (such as \"acme.io/foo\")",
-            );
-        }
+        domain_prefixed_path(&controller, errors);
     }
     let parameters = spec.field("parameters");
     if parameters.is_set() {
