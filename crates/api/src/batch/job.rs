@@ -10,7 +10,7 @@ use super::job_status;
 use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
-use crate::node::{Node, at, list, number, same, text};
+use crate::node::{Node, at, list, number, text};
 use crate::object_meta::{domain_prefixed_path, label_selector, selector_is_bad};
 use crate::{row, strategy, walk};
 

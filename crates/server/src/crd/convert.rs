@@ -157,7 +157,6 @@ impl Webhook {
                     format!("/{path}")
                 };
                 let url = format!("https://{server_name}:{port}{path}?timeout=30s");
-<<<<<<< HEAD
                 let found = resolve(&self.registry, namespace, name, *port).await;
                 let (address, to) = found.map_err(|status| match status.code {
                     404 => format!("Post \"{url}\": service \"{name}\" not found"),
@@ -167,20 +166,6 @@ impl Webhook {
                     format!("[{address}]:{to}")
                 } else {
                     format!("{address}:{to}")
-=======
-                let missing = || format!("Post \"{url}\": service \"{name}\" not found");
-                let services = self
-                    .registry
-                    .resources
-                    .get("", "v1", "services")
-                    .ok_or_else(missing)?;
-                let found = self.registry.get(services, namespace, name, ReadAt::Any).await;
-                let service = found.map_err(|status| status.message)?.ok_or_else(missing)?;
-                let address = match object::at_str(&service, &["spec", "clusterIP"]) {
-                    "" | "None" => server_name.clone(),
-                    ip if ip.contains(':') => format!("[{ip}]"),
-                    ip => ip.to_owned(),
->>>>>>> 383768d (api: format)
                 };
                 Ok(Place {
                     address,
