@@ -51,7 +51,11 @@ impl Versions for ServedVersions<'_> {
             // No webhook is asked here: what it would change of a field's name is not followed.
             custom.apply_type(version)?;
             let mut converted = object.clone();
-            crate::object::put(&mut converted, &["apiVersion"], Value::String(version.to_string()));
+            crate::object::put(
+                &mut converted,
+                &["apiVersion"],
+                Value::String(version.to_string()),
+            );
             return Some(Cow::Owned(converted));
         }
         let (from, to) = (self.at(from)?, self.at(version)?);

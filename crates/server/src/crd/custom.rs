@@ -321,7 +321,9 @@ impl Custom for CustomVersion {
     }
 
     fn apply_type(&self, api_version: &str) -> Option<TypeRef<'_>> {
-        let name = api_version.strip_prefix(&self.definition.group)?.strip_prefix('/')?;
+        let name = api_version
+            .strip_prefix(&self.definition.group)?
+            .strip_prefix('/')?;
         Some(self.definition.version(name)?.apply.as_type())
     }
 

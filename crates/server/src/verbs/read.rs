@@ -7,9 +7,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use skiff_meta::Status;
-use skiff_registry::{
-    CacheError, ListResult, ReadAt, Resource, cache_error, check_continue, encode, hooks,
-};
+use skiff_registry::{CacheError, ListResult, ReadAt, Resource, cache_error, check_continue, encode, hooks};
 
 use crate::body::Answer;
 use crate::chain::Exchange;
@@ -254,11 +252,15 @@ pub async fn answer_list(
             }
             if output.format == Format::Json && !output.pretty && !resource.converts_elsewhere() {
                 let items = listed.items.iter();
-                let items = items.map(|entry| Item::Made(table::partial_bytes("", entry.metadata(), version, "")));
+                let items =
+                    items.map(|entry| Item::Made(table::partial_bytes("", entry.metadata(), version, "")));
                 let head = format!(
                     "{{\"kind\":\"PartialObjectMetadataList\",\"apiVersion\":\"meta.k8s.io/{version}\",\"metadata\":{metadata},\"items\":["
                 );
-                return Ok(stream(exchange, ListBody::new(Bytes::from(head), items.collect())));
+                return Ok(stream(
+                    exchange,
+                    ListBody::new(Bytes::from(head), items.collect()),
+                ));
             }
             let mut items = Vec::with_capacity(listed.items.len());
             for entry in &listed.items {

@@ -1,4 +1,4 @@
-//! The messages below were given by kube-apiserver v1.36.4 for the same schemas and objects.
+//! The messages are those that kube-apiserver v1.36.4 gives for schemas and objects of these shapes.
 
 use serde_json::{Value, json};
 use skiff_meta::field::Path;
