@@ -57,6 +57,14 @@ pub struct Updater<'a> {
     pub ignored: &'a Set,
 }
 
+/// A change of an object in one version, and what it changed.
+struct Write<'a> {
+    old: &'a Value,
+    new: &'a Value,
+    version: &'a str,
+    changes: &'a Comparison,
+}
+
 impl<'a> Updater<'a> {
     fn type_of(&self, version: &str) -> Result<TypeRef<'a>, String> {
         self.versions
@@ -72,14 +80,17 @@ impl<'a> Updater<'a> {
     /// Takes changed fields away from all managers but `writer`, and removed fields from everyone who had them.
     fn yield_fields(
         &self,
-        old: &Value,
-        new: &Value,
-        version: &str,
-        changes: &Comparison,
+        write: &Write<'_>,
         managed: &mut Managed,
         writer: Option<&ManagerId>,
         force: bool,
     ) -> Result<(), ApplyError> {
+        let Write {
+            old,
+            new,
+            version,
+            changes,
+        } = *write;
         let mut versions: HashMap<String, Option<Comparison>> = HashMap::new();
         let mut conflicts: BTreeMap<ManagerId, Set> = BTreeMap::new();
         let mut removed: BTreeMap<ManagerId, Set> = BTreeMap::new();
@@ -165,7 +176,13 @@ impl<'a> Updater<'a> {
         managed: &mut Managed,
     ) -> Result<Set, ApplyError> {
         self.reconcile(managed);
-        self.yield_fields(old, new, version, changes, managed, None, true)?;
+        let write = Write {
+            old,
+            new,
+            version,
+            changes,
+        };
+        self.yield_fields(&write, managed, None, true)?;
         Ok(changes.modified.union(&changes.added))
     }
 
@@ -197,15 +214,13 @@ impl<'a> Updater<'a> {
         let changes = self
             .changes(live, &object, version)
             .map_err(|error| format!("failed to compare objects: {error}"))?;
-        self.yield_fields(
-            live,
-            &object,
+        let write = Write {
+            old: live,
+            new: &object,
             version,
-            &changes,
-            &mut managed,
-            Some(applier),
-            force,
-        )?;
+            changes: &changes,
+        };
+        self.yield_fields(&write, &mut managed, Some(applier), force)?;
         Ok(Applied {
             object: (!equal(live, &object)).then_some(object),
             managed,
