@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
+use skiff_cel::Type;
+use skiff_cel::admission::Environment;
 use skiff_meta::names;
 
 use crate::errors::Errors;
@@ -157,16 +159,22 @@ fn resources(resources: &Node, errors: &mut Errors) {
     }
 }
 
-/// Names and presence of match conditions; the expressions are compiled by those who run them.
-pub fn match_conditions(conditions: &Node, errors: &mut Errors) {
+/// Names and expressions of match conditions; `has_params` for a policy with a kind of parameters.
+pub fn match_conditions(conditions: &Node, has_params: bool, errors: &mut Errors) {
     if conditions.len() > CONDITIONS_MAX {
         errors.too_many(conditions, CONDITIONS_MAX);
     }
+    if conditions.is_empty() {
+        return;
+    }
+    let environment = Environment::new(has_params, true);
     let mut seen = BTreeSet::new();
     for condition in conditions.items() {
         let expression = condition.field("expression");
         if expression.str().trim().is_empty() {
             errors.required(&expression, "");
+        } else {
+            compiles(&environment, &expression, &[Type::Bool], errors);
         }
         let name = condition.field("name");
         if errors.require(&name) {
@@ -175,5 +183,12 @@ pub fn match_conditions(conditions: &Node, errors: &mut Errors) {
                 errors.duplicate(&name);
             }
         }
+    }
+}
+
+/// Complains of an expression that does not compile or gives another type.
+pub fn compiles(environment: &Environment, expression: &Node, wanted: &[Type], errors: &mut Errors) {
+    if let Err(complaint) = environment.compile(expression.str(), wanted) {
+        errors.invalid(expression, complaint);
     }
 }

@@ -1,12 +1,17 @@
-//! ValidatingAdmissionPolicies and MutatingAdmissionPolicies. Their expressions are compiled by those who run them.
+//! ValidatingAdmissionPolicies and MutatingAdmissionPolicies. The expressions of mutations are not compiled here: they
+//! may make objects, which `skiff_cel` does not.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
+use skiff_cel::Type;
+use skiff_cel::admission::Environment;
 use skiff_meta::{field, names};
 
 use super::GROUP;
-use super::matching::{match_conditions, match_resources, match_resources_defaults, mutating_operations};
+use super::matching::{
+    compiles, match_conditions, match_resources, match_resources_defaults, mutating_operations,
+};
 use crate::errors::Errors;
 use crate::kind::{AGE, Again, BASE, Kind, NAME, integer, text as column};
 use crate::node::{Node, at, list, same, text};
@@ -93,7 +98,7 @@ fn param_kind_cell(object: &Value) -> Value {
 }
 
 /// What both sorts of policy check first, up to the variables.
-fn policy(object: &Value, old: Option<&Value>, mutates: bool, errors: &mut Errors) {
+fn policy(object: &Value, old: Option<&Value>, mutates: bool, errors: &mut Errors) -> Environments {
     let root = Node::root(object);
     let spec = root.field("spec");
     let failure = spec.field("failurePolicy");
@@ -121,8 +126,9 @@ fn policy(object: &Value, old: Option<&Value>, mutates: bool, errors: &mut Error
     let unchanged =
         |name| old.is_some_and(|old| same(at(at(object, "spec"), name), at(at(old, "spec"), name)));
     if !(unchanged("paramKind") && unchanged("matchConditions")) {
-        match_conditions(&spec.field("matchConditions"), errors);
+        match_conditions(&spec.field("matchConditions"), kind.is_set(), errors);
     }
+    let mut environments = Environments::new(kind.is_set());
     let variables = spec.field("variables");
     for variable in variables.items() {
         let name = variable.field("name");
@@ -134,7 +140,34 @@ fn policy(object: &Value, old: Option<&Value>, mutates: bool, errors: &mut Error
         let expression = variable.field("expression");
         if expression.str().trim().is_empty() {
             errors.required(&expression, "expression is not specified");
+        } else if let Err(complaint) = environments.add_variable(name.str(), expression.str()) {
+            // What a mutation's variable makes may be beyond `skiff_cel`.
+            if !mutates {
+                errors.invalid(&expression, complaint);
+            }
         }
+    }
+    environments
+}
+
+/// What the expressions of one policy are compiled against. Messages may not ask the authorizer.
+struct Environments {
+    rules: Environment,
+    messages: Environment,
+}
+
+impl Environments {
+    fn new(has_params: bool) -> Environments {
+        Environments {
+            rules: Environment::new(has_params, true).with_variables(),
+            messages: Environment::new(has_params, false).with_variables(),
+        }
+    }
+
+    fn add_variable(&mut self, name: &str, expression: &str) -> Result<(), String> {
+        // A variable that asks the authorizer fails in a message when it is read there.
+        let _ = self.messages.add_variable(name, expression);
+        self.rules.add_variable(name, expression)
     }
 }
 
@@ -208,7 +241,7 @@ fn is_cel_identifier(name: &str) -> bool {
 
 fn validating(object: &Value, old: Option<&Value>) -> Vec<field::Error> {
     let mut errors = Errors::new();
-    policy(object, old, false, &mut errors);
+    let environments = policy(object, old, false, &mut errors);
     let root = Node::root(object);
     let spec = root.field("spec");
     let (validations, annotations) = (spec.field("validations"), spec.field("auditAnnotations"));
@@ -218,7 +251,7 @@ fn validating(object: &Value, old: Option<&Value>) -> Vec<field::Error> {
         return errors.into_vec();
     }
     for validation in validations.items() {
-        one_validation(&validation, &mut errors);
+        one_validation(&validation, &environments, &mut errors);
     }
     if annotations.len() > AUDIT_ANNOTATIONS_MAX {
         errors.invalid(
@@ -228,7 +261,12 @@ fn validating(object: &Value, old: Option<&Value>) -> Vec<field::Error> {
     }
     let mut keys = BTreeSet::new();
     for annotation in annotations.items() {
-        audit_annotation(&annotation, text(object, "metadata.name"), &mut errors);
+        audit_annotation(
+            &annotation,
+            text(object, "metadata.name"),
+            &environments,
+            &mut errors,
+        );
         let key = annotation.field("key");
         if !keys.insert(key.str()) {
             errors.duplicate(&key);
@@ -237,14 +275,18 @@ fn validating(object: &Value, old: Option<&Value>) -> Vec<field::Error> {
     errors.into_vec()
 }
 
-fn one_validation(validation: &Node, errors: &mut Errors) {
+fn one_validation(validation: &Node, environments: &Environments, errors: &mut Errors) {
     let expression = validation.field("expression");
     if expression.str().trim().is_empty() {
         errors.required(&expression, "expression is not specified");
+    } else {
+        compiles(&environments.rules, &expression, &[Type::Bool], errors);
     }
     let dynamic = validation.field("messageExpression");
     if !dynamic.is_empty() && dynamic.str().trim().is_empty() {
         errors.invalid(&dynamic, "must be non-empty if specified");
+    } else if !dynamic.is_empty() {
+        compiles(&environments.messages, &dynamic, &[Type::String], errors);
     }
     let message = validation.field("message");
     let trimmed = message.str().trim();
@@ -259,7 +301,7 @@ fn one_validation(validation: &Node, errors: &mut Errors) {
     );
 }
 
-fn audit_annotation(annotation: &Node, policy: &str, errors: &mut Errors) {
+fn audit_annotation(annotation: &Node, policy: &str, environments: &Environments, errors: &mut Errors) {
     let key = annotation.field("key");
     if policy.is_empty() {
         errors.invalid(&key, "requires metadata.name be non-empty");
@@ -278,6 +320,8 @@ fn audit_annotation(annotation: &Node, policy: &str, errors: &mut Errors) {
             &value,
             format!("must not exceed {VALUE_EXPRESSION_MAX} bytes in length"),
         );
+    } else {
+        compiles(&environments.rules, &value, &[Type::String, Type::Null], errors);
     }
 }
 
@@ -380,6 +424,18 @@ mod tests {
             &[
                 "spec.paramKind.apiVersion: Invalid value: \"a/b/c\": unexpected GroupVersion string: a/b/c",
                 "spec.paramKind.kind: Required value",
+            ],
+        );
+        check(
+            validating,
+            json!({"variables": [{"name": "size", "expression": "object.spec.replicas"}, {"name": "bad", "expression": "1 +"}],
+                "validations": [{"expression": "variables.size < 5 && size(params) > 1", "messageExpression": "1"}],
+                "matchConditions": [{"name": "m", "expression": "request.operation"}]}),
+            &[
+                "spec.matchConditions[0].expression: Invalid value: \"request.operation\": must evaluate to bool but got string",
+                "spec.variables[1].expression: Invalid value: \"1 +\": compilation failed: ERROR: <input>:1:4: Syntax error: mismatched input '<EOF>' expecting {'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}\n | 1 +\n | ...^",
+                "spec.validations[0].expression: Invalid value: \"variables.size < 5 && size(params) > 1\": compilation failed: ERROR: <input>:1:28: undeclared reference to 'params' (in container '')\n | variables.size < 5 && size(params) > 1\n | ...........................^",
+                "spec.validations[0].messageExpression: Invalid value: \"1\": must evaluate to string but got int",
             ],
         );
     }

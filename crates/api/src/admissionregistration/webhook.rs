@@ -152,7 +152,7 @@ fn webhook(hook: &Node, lenient: &Leniency, errors: &mut Errors) {
     errors.one_of_if_set(&hook.field("reinvocationPolicy"), &["IfNeeded", "Never"]);
     client(&hook.field("clientConfig"), errors);
     if !lenient.conditions {
-        match_conditions(&hook.field("matchConditions"), errors);
+        match_conditions(&hook.field("matchConditions"), false, errors);
     }
 }
 
