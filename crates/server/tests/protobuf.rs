@@ -184,7 +184,7 @@ async fn other_forms() {
 
     // Served in one version, stored in another.
     let scaler = json!({"kind": "HorizontalPodAutoscaler", "apiVersion": "autoscaling/v1", "metadata": {"name": "h"},
-        "spec": {"scaleTargetRef": {"kind": "Deployment", "name": "d"}, "maxReplicas": 3,
+        "spec": {"scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}, "maxReplicas": 3,
             "targetCPUUtilizationPercentage": 80}});
     let scalers = "/apis/autoscaling/v1/namespaces/default/horizontalpodautoscalers";
     let made = cluster.pb("POST", scalers, enveloped(&scaler)).await;

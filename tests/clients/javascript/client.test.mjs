@@ -102,6 +102,8 @@ test('a deployment scales', async () => {
   });
   const scale = await apps.readNamespacedDeploymentScale({ name: 'web', namespace });
   assert.equal(scale.status.selector, 'app=web');
-  await apps.replaceNamespacedDeploymentScale({ name: 'web', namespace, body: { ...scale, spec: { replicas: 2 } } });
+  // Without a version: the deployment controller writes at the same time.
+  const body = { ...scale, metadata: { name: 'web', namespace }, spec: { replicas: 2 } };
+  await apps.replaceNamespacedDeploymentScale({ name: 'web', namespace, body });
   assert.equal((await apps.readNamespacedDeployment({ name: 'web', namespace })).spec.replicas, 2);
 });

@@ -91,7 +91,7 @@ class Flows(unittest.TestCase):
         with self.assertRaises(ApiException) as caught:
             apply("two", {"c": "1", "a": "2"})
         self.assertEqual(caught.exception.status, 409)
-        self.assertIn('conflict with \\"one\\"', caught.exception.body.decode())
+        self.assertIn('conflict with \\"one\\"', caught.exception.body)
         taken = apply("two", {"c": "1", "a": "2"}, force=True)
         self.assertEqual(taken.data["a"], "2")
         gone = apply("one", {})
