@@ -85,10 +85,9 @@ pub fn unowned(resets: &Set) -> Set {
     resets.union(&Set::of_fields(&UNOWNED))
 }
 
-fn strip(set: &Set) -> Set {
+fn strip(set: &mut Set) {
     static STRIPPED: OnceLock<Set> = OnceLock::new();
-    let stripped = STRIPPED.get_or_init(|| unowned(&Set::of_fields(&[&["metadata"]])));
-    set.difference(stripped)
+    set.remove(STRIPPED.get_or_init(|| unowned(&Set::of_fields(&[&["metadata"]]))));
 }
 
 /// Takes `managedFields` out of an object.
@@ -103,27 +102,32 @@ pub fn put(object: &mut Value, managed: Value) {
     object::set(object, "managedFields", managed);
 }
 
+fn entries(object: &Value) -> &[Value] {
+    object::metadata(object, "managedFields")
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
+}
+
+/// What an entry says, but for when.
+fn timeless(entry: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    let fields = entry.as_object().into_iter().flatten();
+    fields.filter(|(key, _)| *key != "time")
+}
+
 /// A write that changes nothing but the time of its manager's entry changes nothing.
 pub fn keep_times(new: &mut Value, old: &mut Value) {
-    let entries = |object: &'_ Value| -> Vec<Value> {
-        let entries = object::metadata(object, "managedFields").and_then(Value::as_array);
-        entries.cloned().unwrap_or_default()
-    };
-    if object::metadata(new, "managedFields") == object::metadata(old, "managedFields") {
-        return;
-    }
-    let (now, before) = (entries(new), entries(old));
-    if now.is_empty() || now.len() != before.len() {
-        return;
-    }
-    let timeless = |entries: &[Value]| -> Vec<Value> {
-        let mut entries = entries.to_vec();
-        for entry in entries.iter_mut().filter_map(Value::as_object_mut) {
-            entry.remove("time");
+    let same_but_for_time = match (entries(new), entries(old)) {
+        (now @ [_, ..], before) => {
+            now.len() == before.len()
+                && now != before
+                && now
+                    .iter()
+                    .zip(before)
+                    .all(|(now, before)| timeless(now).eq(timeless(before)))
         }
-        entries
+        _ => false,
     };
-    if timeless(&now) != timeless(&before) {
+    if !same_but_for_time {
         return;
     }
     let (mine, theirs) = (take(new), take(old));
@@ -238,7 +242,7 @@ impl FieldManager<'_> {
                 Err(_) => Managed::default(),
             },
         };
-        if let Err(error) = self.track(&mut managed, base, new, &changes, manager) {
+        if let Err(error) = self.track(&mut managed, base, new, changes, manager) {
             return self.failed(new, &error.to_string());
         }
         managed.encode()
@@ -249,13 +253,13 @@ impl FieldManager<'_> {
         managed: &mut Managed,
         base: &Value,
         new: &Value,
-        changes: &skiff_schema::apply::Comparison,
+        changes: skiff_schema::apply::Comparison,
         manager: &str,
     ) -> Result<(), ApplyError> {
-        let set = self
+        let mut set = self
             .updater()
             .update(base, new, self.api_version, changes, managed)?;
-        let set = strip(&set);
+        strip(&mut set);
         if !set.is_empty() {
             let id = ManagerId::new(manager, Operation::Update, self.api_version, self.subresource);
             managed.give(id, set, self.api_version, &self.now);
@@ -292,7 +296,7 @@ impl FieldManager<'_> {
             let changes = self.updater().changes(self.empty, base, self.api_version);
             changes
                 .map_err(ApplyError::from)
-                .and_then(|changes| self.track(&mut managed, self.empty, base, &changes, BEFORE_FIRST_APPLY))
+                .and_then(|changes| self.track(&mut managed, self.empty, base, changes, BEFORE_FIRST_APPLY))
                 .map_err(|error| failure(format!("failed to create manager for existing fields: {error}")))?;
         }
         if config
@@ -339,7 +343,7 @@ impl FieldManager<'_> {
         let mut applied = applied.map_err(apply_error)?;
         let emptied = match applied.managed.0.get_mut(&id) {
             Some(entry) => {
-                entry.set = strip(&entry.set);
+                strip(&mut entry.set);
                 if applied.object.is_some() {
                     entry.time = Some(self.now.clone());
                 }

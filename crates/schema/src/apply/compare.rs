@@ -21,15 +21,11 @@ impl Comparison {
     }
 
     /// Without the fields and what is below them.
-    pub fn without(self, fields: &Set) -> Comparison {
-        if fields.is_empty() || self.is_same() {
-            return self;
+    pub fn without(mut self, fields: &Set) -> Comparison {
+        for set in [&mut self.removed, &mut self.modified, &mut self.added] {
+            set.remove_recursively(fields);
         }
-        Comparison {
-            removed: self.removed.recursive_difference(fields),
-            modified: self.modified.recursive_difference(fields),
-            added: self.added.recursive_difference(fields),
-        }
+        self
     }
 
     fn attach(&mut self, element: impl Fn() -> PathElement, own: Own, below: Comparison) {
@@ -43,12 +39,11 @@ impl Comparison {
         put(&mut self.added, own == Own::Added, below.added);
     }
 
-    fn merge(self, other: Comparison) -> Comparison {
-        Comparison {
-            removed: self.removed.union(&other.removed),
-            modified: self.modified.union(&other.modified),
-            added: self.added.union(&other.added),
-        }
+    fn merge(mut self, other: Comparison) -> Comparison {
+        self.removed.absorb(other.removed);
+        self.modified.absorb(other.modified);
+        self.added.absorb(other.added);
+        self
     }
 }
 

@@ -118,84 +118,97 @@ impl Set {
     }
 
     pub fn union(&self, other: &Set) -> Set {
-        if other.is_empty() {
-            return self.clone();
-        }
+        let mut all = self.clone();
+        all.absorb(other.clone());
+        all
+    }
+
+    /// Adds all of another set.
+    pub fn absorb(&mut self, other: Set) {
         if self.is_empty() {
-            return other.clone();
-        }
-        let mut nodes = Vec::with_capacity(self.nodes.len().max(other.nodes.len()));
-        let (mut a, mut b) = (self.nodes.iter().peekable(), other.nodes.iter().peekable());
-        loop {
-            let order = match (a.peek(), b.peek()) {
-                (Some(x), Some(y)) => x.element.cmp(&y.element),
-                (Some(_), None) => std::cmp::Ordering::Less,
-                (None, Some(_)) => std::cmp::Ordering::Greater,
-                (None, None) => return Set { nodes },
-            };
-            match order {
-                std::cmp::Ordering::Less => nodes.extend(a.next().cloned()),
-                std::cmp::Ordering::Greater => nodes.extend(b.next().cloned()),
-                std::cmp::Ordering::Equal => {
-                    if let (Some(x), Some(y)) = (a.next(), b.next()) {
-                        nodes.push(Node {
-                            element: x.element.clone(),
-                            member: x.member || y.member,
-                            children: x.children.union(&y.children),
-                        });
+            *self = other;
+        } else if !other.is_empty() {
+            let own = std::mem::take(&mut self.nodes);
+            self.nodes.reserve(own.len().max(other.nodes.len()));
+            let (mut a, mut b) = (own.into_iter().peekable(), other.nodes.into_iter().peekable());
+            loop {
+                let order = match (a.peek(), b.peek()) {
+                    (Some(x), Some(y)) => x.element.cmp(&y.element),
+                    (Some(_), None) => std::cmp::Ordering::Less,
+                    (None, Some(_)) => std::cmp::Ordering::Greater,
+                    (None, None) => return,
+                };
+                match order {
+                    std::cmp::Ordering::Less => self.nodes.extend(a.next()),
+                    std::cmp::Ordering::Greater => self.nodes.extend(b.next()),
+                    std::cmp::Ordering::Equal => {
+                        if let (Some(mut x), Some(y)) = (a.next(), b.next()) {
+                            x.member |= y.member;
+                            x.children.absorb(y.children);
+                            self.nodes.push(x);
+                        }
                     }
                 }
             }
         }
     }
 
-    /// Runs `with` on each node and its counterpart in `other`.
-    fn combine(&self, other: &Set, with: impl Fn(&Node, Option<&Node>) -> (bool, Set)) -> Set {
+    pub fn intersection(&self, other: &Set) -> Set {
         let mut out = Set::default();
         let mut theirs = other.nodes.iter().peekable();
         for node in &self.nodes {
             while theirs.next_if(|their| their.element < node.element).is_some() {}
-            let counterpart = theirs.next_if(|their| their.element == node.element);
-            let (member, children) = with(node, counterpart);
-            out.push(node.element.clone(), member, children);
+            if let Some(their) = theirs.next_if(|their| their.element == node.element) {
+                let children = node.children.intersection(&their.children);
+                let member = node.member && their.member;
+                if member || !children.is_empty() {
+                    out.push(node.element.clone(), member, children);
+                }
+            }
         }
         out
     }
 
-    pub fn intersection(&self, other: &Set) -> Set {
-        self.combine(other, |node, their| match their {
-            Some(their) => (
-                node.member && their.member,
-                node.children.intersection(&their.children),
-            ),
-            None => (false, Set::default()),
-        })
+    /// Runs `with` on each node that has a counterpart in `other`; what has no members then is dropped.
+    fn subtract(&mut self, other: &Set, with: impl Fn(&mut Node, &Node)) {
+        if other.is_empty() {
+            return;
+        }
+        let mut theirs = other.nodes.iter().peekable();
+        self.nodes.retain_mut(|node| {
+            while theirs.next_if(|their| their.element < node.element).is_some() {}
+            if let Some(their) = theirs.next_if(|their| their.element == node.element) {
+                with(node, their);
+            }
+            node.member || !node.children.is_empty()
+        });
     }
 
-    /// What is in this set and not in the other. A member of the other says nothing about what is below it.
+    /// Takes away what is in the other set. A member of the other says nothing about what is below it.
+    pub fn remove(&mut self, other: &Set) {
+        self.subtract(other, |node, their| {
+            node.member &= !their.member;
+            node.children.remove(&their.children);
+        });
+    }
+
+    /// As [`Set::remove`], but a member of the other takes away all that is below it too.
+    pub fn remove_recursively(&mut self, other: &Set) {
+        self.subtract(other, |node, their| {
+            if their.member {
+                node.member = false;
+                node.children = Set::default();
+            } else {
+                node.children.remove_recursively(&their.children);
+            }
+        });
+    }
+
+    /// What [`Set::remove`] leaves.
     pub fn difference(&self, other: &Set) -> Set {
-        if other.is_empty() {
-            return self.clone();
-        }
-        self.combine(other, |node, their| match their {
-            Some(their) => (
-                node.member && !their.member,
-                node.children.difference(&their.children),
-            ),
-            None => (node.member, node.children.clone()),
-        })
-    }
-
-    /// As [`Set::difference`], but a member of the other takes away all that is below it too.
-    pub fn recursive_difference(&self, other: &Set) -> Set {
-        if other.is_empty() {
-            return self.clone();
-        }
-        self.combine(other, |node, their| match their {
-            Some(their) if their.member => (false, Set::default()),
-            Some(their) => (node.member, node.children.recursive_difference(&their.children)),
-            None => (node.member, node.children.clone()),
-        })
+        let mut left = self.clone();
+        left.remove(other);
+        left
     }
 
     /// With every struct field on the way to a member as a member too.
@@ -307,7 +320,7 @@ impl Set {
                 let same = later.element == kept.element;
                 if same {
                     kept.member |= later.member;
-                    kept.children = kept.children.union(&later.children);
+                    kept.children.absorb(std::mem::take(&mut later.children));
                 }
                 same
             });
@@ -352,10 +365,9 @@ mod tests {
             set(json!({"f:a": {".": {}, "f:c": {}}, "f:d": {}}))
         );
         assert_eq!(b.difference(&set(json!({"f:a": {}}))), b);
-        assert_eq!(
-            b.recursive_difference(&set(json!({"f:a": {}}))),
-            set(json!({"f:e": {}}))
-        );
+        let mut left = b.clone();
+        left.remove_recursively(&set(json!({"f:a": {}})));
+        assert_eq!(left, set(json!({"f:e": {}})));
         assert!(b.difference(&b).is_empty());
         let paths: Vec<String> = a.paths().iter().map(ToString::to_string).collect();
         assert_eq!(paths, [".a", ".d", ".a.b", ".a.c"]);

@@ -114,10 +114,8 @@ impl<'a> Updater<'a> {
                     }
                 }
             };
-            let taken = manager
-                .set
-                .intersection(&changes.modified)
-                .union(&manager.set.intersection(&changes.added));
+            let mut taken = manager.set.intersection(&changes.modified);
+            taken.absorb(manager.set.intersection(&changes.added));
             if !taken.is_empty() {
                 conflicts.insert(id.clone(), taken);
             }
@@ -139,7 +137,7 @@ impl<'a> Updater<'a> {
         }
         for (id, taken) in conflicts.iter().chain(&removed) {
             if let Some(manager) = managed.0.get_mut(id) {
-                manager.set = manager.set.difference(taken);
+                manager.set.remove(taken);
             }
         }
         managed.0.retain(|_, manager| !manager.set.is_empty());
@@ -172,7 +170,7 @@ impl<'a> Updater<'a> {
         old: &Value,
         new: &Value,
         version: &str,
-        changes: &Comparison,
+        changes: Comparison,
         managed: &mut Managed,
     ) -> Result<Set, ApplyError> {
         self.reconcile(managed);
@@ -180,10 +178,12 @@ impl<'a> Updater<'a> {
             old,
             new,
             version,
-            changes,
+            changes: &changes,
         };
         self.yield_fields(&write, managed, None, true)?;
-        Ok(changes.modified.union(&changes.added))
+        let mut changed = changes.modified;
+        changed.absorb(changes.added);
+        Ok(changed)
     }
 
     /// Applies a configuration, which is checked against its type, to a live object of the same version.
@@ -209,7 +209,7 @@ impl<'a> Updater<'a> {
         managed.0.insert(applier.clone(), manager);
         let object = self.prune(merged, &managed, version, last.as_ref());
         if let Some(manager) = managed.0.get_mut(applier) {
-            manager.set = manager.set.recursive_difference(self.ignored);
+            manager.set.remove_recursively(self.ignored);
         }
         let changes = self
             .changes(live, &object, version)
@@ -286,11 +286,10 @@ impl<'a> Updater<'a> {
 
 impl Managed {
     /// Gives a set of fields to an updater, beside what it had.
-    pub fn give(&mut self, id: ManagerId, set: Set, api_version: &str, time: &str) {
-        let set = match self.0.get(&id) {
-            Some(before) => set.union(&before.set),
-            None => set,
-        };
+    pub fn give(&mut self, id: ManagerId, mut set: Set, api_version: &str, time: &str) {
+        if let Some(before) = self.0.remove(&id) {
+            set.absorb(before.set);
+        }
         let manager = Manager {
             set,
             api_version: api_version.to_string(),
