@@ -78,7 +78,7 @@ KUBE_TEST_REPO_LIST="$out/repos.yaml" "$out/ginkgo" run --procs="$parallel" --ti
 
 if [ -s "$out/reports/ginkgo/report.json" ]; then
     "$out/report" -suite "$version" -focus "$focus" -skip "$skip" "$out/reports/ginkgo/report.json" >"$out/conformance.md"
-    sed -n '1,/^## /p' "$out/conformance.md" | sed '$d'
+    sed '/^## /,$d' "$out/conformance.md"
     [ -z "$report" ] || cp "$out/conformance.md" "$report"
 else
     tail -n 40 "$out/suite.log"
