@@ -56,6 +56,14 @@ impl Context {
         }
     }
 
+    /// The context of a status that the server keeps by itself.
+    pub fn of_server_status() -> Self {
+        Context {
+            tracking: Tracking::server_status(),
+            ..Context::default()
+        }
+    }
+
     /// Adds a warning for the client; the same text is sent once.
     pub fn warn(&self, text: String) {
         let mut warnings = self.warnings.lock();

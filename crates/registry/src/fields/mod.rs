@@ -43,6 +43,14 @@ impl Tracking {
             subresource: String::new(),
         }
     }
+
+    /// The statuses that the server keeps.
+    pub fn server_status() -> Tracking {
+        Tracking::Update {
+            manager: "kube-apiserver".to_string(),
+            subresource: "status".to_string(),
+        }
+    }
 }
 
 /// The field manager of one sort of request.

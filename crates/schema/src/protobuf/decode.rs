@@ -99,10 +99,38 @@ impl<'s, 'a, S: Sink> Decoder<'s, 'a, S> {
 
     /// A message that stands for itself.
     fn one_message(&mut self, id: TypeId, message: &'a [u8]) -> Result<()> {
+        self.inner_message(id, message, false)
+    }
+
+    /// Whether a list holds objects of a kind that say in JSON what they are: all but the items of a List do.
+    fn whole_objects(&self, name: &str, list: &'s List) -> bool {
+        match &list.of {
+            Shape::Struct(id) => self.schema.get(*id).group_versions.len() == 1 && name != "items",
+            _ => false,
+        }
+    }
+
+    /// An object within another. Its kind is not on the wire, but of the type.
+    fn whole_object(&mut self, id: TypeId, message: &'a [u8]) -> Result<()> {
+        self.inner_message(id, message, true)
+    }
+
+    fn inner_message(&mut self, id: TypeId, message: &'a [u8], with_kind: bool) -> Result<()> {
         self.enter()?;
         let base = self.found.len();
         self.collect(&self.layouts.get(id).parts, message)?;
         self.sink.open_object();
+        let t = self.schema.get(id);
+        if with_kind && let [(group, version)] = &t.group_versions[..] {
+            self.sink.key("apiVersion");
+            if group.is_empty() {
+                self.sink.plain(version);
+            } else {
+                self.sink.plain(&format!("{group}/{version}"));
+            }
+            self.sink.key("kind");
+            self.sink.plain(t.short_name());
+        }
         self.fields(id, base)?;
         self.depth -= 1;
         Ok(())
@@ -186,9 +214,11 @@ impl<'s, 'a, S: Sink> Decoder<'s, 'a, S> {
         if list.wrapped {
             return self.wrapped(name, list, self.found[found.end - 1].1);
         }
+        let whole = self.whole_objects(name, list);
         self.sink.open_array();
         for place in found {
             match (&list.of, self.found[place].1) {
+                (Shape::Struct(id), Wire::Bytes(message)) if whole => self.whole_object(*id, message)?,
                 (
                     Shape::Scalar(Scalar::Bool | Scalar::Int | Scalar::Int32 | Scalar::Int64, _),
                     Wire::Bytes(mut packed),

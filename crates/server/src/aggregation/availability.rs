@@ -135,7 +135,7 @@ async fn write(inner: &Arc<Inner>, name: &str, verdict: &Verdict) -> Result<(), 
             return Ok(());
         }
     }
-    let context = Context::default();
+    let context = Context::of_server_status();
     registry
         .update(
             &context,

@@ -373,7 +373,10 @@ pub(super) async fn write(
     part: Part,
     change: &mut (dyn FnMut(Value) -> Value + Send),
 ) -> Result<Value, Status> {
-    let context = Context::default();
+    let context = match part {
+        Part::Status => Context::of_server_status(),
+        _ => Context::default(),
+    };
     let mut transform = |current: Option<&Value>| {
         let current = current
             .filter(|current| object::uid(current) == uid)

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use skiff_auth::UserInfo;
 use skiff_meta::Status;
-use skiff_registry::{Context, EventKind, Open, Part, encode, object};
+use skiff_registry::{Context, EventKind, Open, Part, encode, fields, object};
 use tokio::sync::Notify;
 
 use crate::body::{self, Answer};
@@ -27,6 +27,9 @@ use levels::{Admission, Levels};
 use schema::Schema;
 
 pub use levels::Seat;
+
+/// The owner of the conditions.
+const FIELD_MANAGER: &str = "api-priority-and-fairness-config-consumer-v1";
 
 const GROUP: &str = "flowcontrol.apiserver.k8s.io";
 const SCHEMAS: &str = "flowschemas";
@@ -240,9 +243,15 @@ async fn write_conditions(inner: &Arc<Inner>) {
                 return;
             }
             let mut set = |current: Option<&Value>| {
-                let mut current = current.cloned().unwrap_or_default();
-                set_dangling(&mut current, level, *dangling, now);
-                Ok(current)
+                let mut wanted = current.cloned().unwrap_or_default();
+                set_dangling(&mut wanted, level, *dangling, now);
+                let config = condition_alone(&wanted);
+                let outcome =
+                    inner
+                        .registry
+                        .apply_fields(resource, "status", current, &config, FIELD_MANAGER, true)?;
+                fields::put(&mut wanted, outcome.managed);
+                Ok(wanted)
             };
             let context = Context::default();
             let written = inner
@@ -257,6 +266,14 @@ async fn write_conditions(inner: &Arc<Inner>) {
         }
     });
     futures::future::join_all(writes).await;
+}
+
+/// What the server applies to a FlowSchema: the one condition, and nothing else.
+fn condition_alone(schema: &Value) -> Value {
+    let conditions = schema["status"]["conditions"].as_array();
+    let ours = conditions.and_then(|all| all.iter().find(|condition| condition["type"] == "Dangling"));
+    json!({"apiVersion": schema["apiVersion"], "kind": schema["kind"],
+        "metadata": {"name": object::name(schema)}, "status": {"conditions": [ours]}})
 }
 
 /// Sets the condition; false if it says so already.

@@ -72,7 +72,10 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
 
 /// What `kubectl get --subresource=scale` prints.
 fn table_of(resource: &Resource, scale: &Value, version: &str, include: IncludeObject) -> Value {
-    let column = |name: &str, kind: &str| json!({"name": name, "type": kind, "format": "", "description": "", "priority": 0});
+    let column = |name: &str, kind: &str| {
+        let description = skiff_api::column_description("Scale", name);
+        json!({"name": name, "type": kind, "format": "", "description": description, "priority": 0})
+    };
     let columns = match crd::version_of(resource) {
         Some(custom) => crd::scale::columns(custom),
         None => json!([
