@@ -46,7 +46,15 @@ async fn define(cluster: &Cluster, definition: Value) -> Value {
         .to_owned();
     let made = cluster.post(DEFINITIONS, definition).await;
     assert_eq!(made.code, 201, "{}", made.text);
-    until(cluster, &name, "Established", "True").await
+    let established = until(cluster, &name, "Established", "True").await;
+    let entries = established["metadata"]["managedFields"].as_array();
+    let status = entries.and_then(|all| all.iter().find(|entry| entry["subresource"] == "status"));
+    let status = status.expect("somebody owns the status");
+    assert_eq!(
+        (&status["manager"], &status["operation"]),
+        (&json!("kube-apiserver"), &json!("Update"))
+    );
+    established
 }
 
 async fn until(cluster: &Cluster, name: &str, kind: &str, status: &str) -> Value {
