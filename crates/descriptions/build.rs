@@ -73,13 +73,21 @@ fn main() {
                 panic!("data/columns.txt: {line:?} is not kind, column, text");
             };
             let text = match text.strip_prefix('=').and_then(|name| name.rsplit_once('.')) {
-                // A name that upstream's own table misses stays empty, as it does there.
-                Some((name, field)) => texts
-                    .get(&(name.to_string(), field.to_string()))
-                    .map_or("", String::as_str),
-                None => text,
+                Some((name, field)) => {
+                    let whole = field.trim_end_matches('~');
+                    // A name that upstream's own table misses stays empty, as it does there.
+                    let found = texts
+                        .get(&(name.to_string(), whole.to_string()))
+                        .map_or("", String::as_str);
+                    let end = match whole == field {
+                        true => found.len(),
+                        false => found.trim_end_matches('.').rfind(". ").map_or(0, |at| at + 1),
+                    };
+                    found[..end].to_string()
+                }
+                None => text.replace("\\n", "\n"),
             };
-            [kind, UNIT, column, UNIT, text, RECORD].concat()
+            [kind, UNIT, column, UNIT, &text, RECORD].concat()
         })
         .collect();
     resolved.sort();

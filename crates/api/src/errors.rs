@@ -58,6 +58,12 @@ impl Errors {
         self.push(ErrorType::Invalid, at, Some(value.into()), detail);
     }
 
+    /// As `invalid`, of a value that is given as it shall be shown.
+    pub fn invalid_text(&mut self, at: &Node, shown: &str, detail: impl Into<String>) {
+        let detail = format!("{shown}: {}", detail.into());
+        self.push(ErrorType::Invalid, at, None, detail);
+    }
+
     pub fn duplicate(&mut self, at: &Node) {
         self.push(ErrorType::Duplicate, at, Some(shown(at)), "");
     }

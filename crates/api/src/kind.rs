@@ -93,6 +93,9 @@ pub struct Kind {
     pub version: &'static str,
     /// Fills in upstream's defaults; `version` is the API version the object is written in.
     pub default: fn(version: &str, object: &mut Value),
+    /// A new object as its fields are attributed to who made it, where that is more than the object: what upstream
+    /// has filled in by then and we fill in later.
+    pub tracked: fn(object: &Value) -> Option<Value>,
     /// What a create clears or sets (status, generation). Metadata is already prepared.
     pub prepare_create: fn(object: &mut Value),
     /// What a write of the main resource may not touch, and the generation.
@@ -135,6 +138,7 @@ pub const BASE: Kind = Kind {
     kind: "",
     version: "v1",
     default: |_, _| {},
+    tracked: |_| None,
     prepare_create: |_| {},
     prepare_update: |_, _| {},
     prepare_status_update: strategy::status_only,

@@ -94,6 +94,15 @@ impl<'p, 'v> Node<'p, 'v> {
         }
     }
 
+    /// Another value under the same path.
+    pub fn with_value(&self, value: &'v Value) -> Node<'p, 'v> {
+        Node {
+            value,
+            parent: self.parent,
+            step: self.step,
+        }
+    }
+
     pub fn items<'q>(&'q self) -> impl Iterator<Item = Node<'q, 'v>> {
         let list = self.value.as_array().map_or(&[][..], Vec::as_slice);
         list.iter().enumerate().map(move |(i, value)| Node {

@@ -180,19 +180,46 @@ fn owner_references(references: &Node, errors: &mut Errors) {
         }
         if api_version == "v1" && kind == "Event" {
             let detail = "/v1, Kind=Event is disallowed from being an owner";
-            errors.invalid_value(references, reference.value.clone(), detail);
+            errors.invalid_text(references, &reference_text(reference.value), detail);
         }
         if reference.field("controller").bool() {
             let this = format!("{kind}/{}", reference.field("name").str());
             match &first_controller {
-                Some(first) => errors.invalid(
+                Some(first) => errors.invalid_text(
                     references,
+                    &references_text(references),
                     format!("Only one reference can have Controller set to true. Found \"true\" in references for {first} and {this}"),
                 ),
                 None => first_controller = Some(this),
             }
         }
     }
+}
+
+/// COMPAT: messages show references in the order of the fields of upstream's type.
+fn reference_text(reference: &Value) -> String {
+    let fields: Vec<String> = [
+        "apiVersion",
+        "kind",
+        "name",
+        "uid",
+        "controller",
+        "blockOwnerDeletion",
+    ]
+    .iter()
+    .enumerate()
+    .filter_map(|(at, name)| match reference.get(*name) {
+        Some(value) => Some(format!("\"{name}\":{value}")),
+        None if at < 4 => Some(format!("\"{name}\":\"\"")),
+        None => None,
+    })
+    .collect();
+    format!("{{{}}}", fields.join(","))
+}
+
+fn references_text(references: &Node) -> String {
+    let all: Vec<String> = references.items().map(|one| reference_text(one.value)).collect();
+    format!("[{}]", all.join(","))
 }
 
 fn finalizers(finalizers: &Node, errors: &mut Errors) {

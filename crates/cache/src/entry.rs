@@ -218,6 +218,8 @@ pub struct WatchEvent {
     pub revision: i64,
     /// `None` in a bookmark.
     pub entry: Option<Arc<Entry>>,
+    /// The object before the change, in MODIFIED.
+    pub before: Option<Arc<Entry>>,
     /// Whether this bookmark ends the initial events.
     pub initial_events_end: bool,
     frame: OnceLock<Bytes>,
@@ -236,6 +238,7 @@ impl WatchEvent {
             kind,
             revision,
             entry: Some(entry),
+            before: None,
             initial_events_end: false,
             frame,
             forms: Mutex::default(),
@@ -247,6 +250,7 @@ impl WatchEvent {
             kind: EventKind::Bookmark,
             revision,
             entry: None,
+            before: None,
             initial_events_end: end,
             frame: OnceLock::from(bookmark_frame(api_version, kind, revision, end)),
             forms: Mutex::default(),

@@ -44,7 +44,12 @@ impl Filter {
             } else {
                 change.after.clone()
             };
-            *slot = entry.map(|entry| Arc::new(WatchEvent::new(kind, entry)));
+            let before = change.before.clone().filter(|_| kind == EventKind::Modified);
+            *slot = entry.map(|entry| {
+                let mut event = WatchEvent::new(kind, entry);
+                event.before = before;
+                Arc::new(event)
+            });
         }
         slot.clone()
     }

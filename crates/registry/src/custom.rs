@@ -13,6 +13,23 @@ use skiff_store::KeyValue;
 
 use crate::{Part, Resource, encode, object};
 
+/// What the rules say of a change.
+#[derive(Debug, Default)]
+pub struct Findings {
+    pub errors: Vec<field::Error>,
+    /// What was wrong before and did not change: it is let through.
+    pub warnings: Vec<String>,
+}
+
+impl From<Vec<field::Error>> for Findings {
+    fn from(errors: Vec<field::Error>) -> Findings {
+        Findings {
+            errors,
+            warnings: Vec::new(),
+        }
+    }
+}
+
 #[async_trait]
 pub trait Custom: Send + Sync {
     fn prepare_create(&self, object: &mut Value);
@@ -21,8 +38,8 @@ pub trait Custom: Send + Sync {
 
     /// The rules of an object beside its metadata.
     fn validate(&self, object: &Value) -> Vec<field::Error>;
-    fn validate_update(&self, new: &Value, old: &Value) -> Vec<field::Error>;
-    fn validate_status_update(&self, new: &Value, old: &Value) -> Vec<field::Error>;
+    fn validate_update(&self, new: &Value, old: &Value) -> Findings;
+    fn validate_status_update(&self, new: &Value, old: &Value) -> Findings;
 
     /// Field selectors beyond name and namespace.
     fn fields(&self) -> Vec<Field>;
@@ -110,13 +127,14 @@ impl Resource {
         }
     }
 
-    pub fn check_update(&self, new: &Value, old: &Value, part: &Part) -> Vec<field::Error> {
+    pub fn check_update(&self, new: &Value, old: &Value, part: &Part) -> Findings {
         let Some(custom) = &self.custom else {
-            return match part {
+            let errors = match part {
                 Part::Main => self.rules.check_update(new, old, self.namespaced),
                 Part::Status => self.rules.check_status_update(new, old, self.namespaced),
                 Part::Other { validate, .. } => validate(new, old),
             };
+            return Findings::from(errors);
         };
         let mut found = object_meta::validate(new, self.namespaced, self.rules.name_rule);
         found.extend(object_meta::validate_update(new, old, self.namespaced));
@@ -124,11 +142,15 @@ impl Resource {
             // COMPAT: upstream's strategy checks the metadata once more, and its complaints come twice.
             found.extend(object_meta::validate_update(new, old, self.namespaced));
         }
-        found.extend(match part {
+        let rest = match part {
             Part::Status => custom.validate_status_update(new, old),
             _ => custom.validate_update(new, old),
-        });
-        found
+        };
+        found.extend(rest.errors);
+        Findings {
+            errors: found,
+            warnings: rest.warnings,
+        }
     }
 
     /// An object as the store has it, in the stored version.

@@ -6,6 +6,7 @@ use skiff_api::kind::Graceful;
 use skiff_meta::{GroupKind, GroupResource, Status, field, time};
 use skiff_store::{Expect, KeyValue, Op, Outcome};
 
+use crate::hooks::Marking;
 use crate::resource::Orphan;
 use crate::{Context, Gate, Registry, Resource, errors, object};
 
@@ -271,8 +272,11 @@ impl Registry {
     ) -> Result<Step, Status> {
         check_preconditions(resource, object, options)?;
         let now = self.now();
-        if resource.hook.mark_deleting(object, &time::format_seconds(now)) {
-            apply_finalizers(resource, object, options);
+        let marking = resource.hook.mark_deleting(object, &time::format_seconds(now));
+        if marking != Marking::Usual {
+            if marking == Marking::WithFinalizers {
+                apply_finalizers(resource, object, options);
+            }
             return Ok(Step::Mark { remove: false });
         }
         if options.grace_period_seconds.is_some_and(|seconds| seconds < 0) {

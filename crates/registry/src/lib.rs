@@ -32,7 +32,7 @@ pub use skiff_store::Store;
 pub use codec::Codec;
 pub use context::{Context, Gate, Open, StageGuard, StageTime, now_us};
 pub use create::{dedup_owner_references, ensure_namespace, generate_name};
-pub use custom::Custom;
+pub use custom::{Custom, Findings};
 pub use delete::{DeleteOptions, Deleted, Propagation};
 pub use errors::{expired, is_already_exists, is_not_found, store as store_error};
 pub use hooks::ip_allocator::{BadCidr, Cidr};

@@ -55,6 +55,8 @@ pub struct Resource {
     pub own_delete: bool,
     /// What a client is told who deletes without saying what becomes of dependents.
     pub orphan_warning: Option<&'static str>,
+    /// An annotation that metadata alone does not show.
+    pub served_annotation: Option<&'static str>,
     converter: Option<Converter>,
     /// The rules of a resource that was defined at run time; `rules` are then the generic ones.
     pub custom: Option<Arc<dyn Custom>>,
@@ -106,6 +108,7 @@ impl Resource {
             returns_deleted: facts.returns_deleted_object,
             own_delete: kept.own_delete,
             orphan_warning: kept.orphan_warning,
+            served_annotation: kept.served_annotation,
             converter: converter(facts.group, facts.version, facts.kind),
             empty: OnceLock::new(),
             unowned: OnceLock::new(),

@@ -150,8 +150,11 @@ impl Registry {
         {
             let _stage = context.stage("validate");
             let found = resource.check_update(&new, &old, &part);
-            if !found.is_empty() {
-                return Err(Status::invalid(&resource.group_kind, name, &found));
+            for warning in found.warnings {
+                context.warn(warning);
+            }
+            if !found.errors.is_empty() {
+                return Err(Status::invalid(&resource.group_kind, name, &found.errors));
             }
             if matches!(part, Part::Main) {
                 for warning in resource.warnings(&new, Some(&old)) {

@@ -443,7 +443,7 @@ fn quoted(text: &str) -> String {
         .collect()
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()
         .copied()

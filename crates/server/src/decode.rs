@@ -112,7 +112,7 @@ pub fn patched(
     resource: &Resource,
     validation: FieldValidation,
     value: Value,
-    mut strict: Vec<String>,
+    strict: Vec<String>,
     refuse: impl Fn(String) -> Status,
 ) -> Result<Value, Status> {
     if let Some(custom) = crate::crd::version_of(resource) {
@@ -120,17 +120,7 @@ pub fn patched(
         default_and_convert(resource, &mut value);
         return Ok(value);
     }
-    let checked = decode::check(facts::schema(), resource.facts.type_id, value)
-        .map_err(|error| refuse(error.to_string()))?;
-    strict.extend(checked.strict_errors);
-    match validation {
-        FieldValidation::Strict if !strict.is_empty() => {
-            return Err(refuse(decode::strict_decoding_message(&strict)));
-        }
-        FieldValidation::Warn => strict.into_iter().for_each(|text| context.warn(text)),
-        FieldValidation::Strict | FieldValidation::Ignore => {}
-    }
-    let mut value = checked.value;
+    let mut value = patched_type(context, resource.facts.type_id, validation, value, strict, refuse)?;
     object::put(&mut value, &["kind"], Value::String(resource.kind.clone()));
     object::put(
         &mut value,
@@ -139,6 +129,27 @@ pub fn patched(
     );
     default_and_convert(resource, &mut value);
     Ok(value)
+}
+
+/// Checks the outcome of a patch against a built-in type.
+pub fn patched_type(
+    context: &Context,
+    id: TypeId,
+    validation: FieldValidation,
+    value: Value,
+    mut strict: Vec<String>,
+    refuse: impl Fn(String) -> Status,
+) -> Result<Value, Status> {
+    let checked = decode::check(facts::schema(), id, value).map_err(|error| refuse(error.to_string()))?;
+    strict.extend(checked.strict_errors);
+    match validation {
+        FieldValidation::Strict if !strict.is_empty() => {
+            return Err(refuse(decode::strict_decoding_message(&strict)));
+        }
+        FieldValidation::Warn => strict.into_iter().for_each(|text| context.warn(text)),
+        FieldValidation::Strict | FieldValidation::Ignore => {}
+    }
+    Ok(checked.value)
 }
 
 fn report_strict(
@@ -165,11 +176,4 @@ fn report_strict(
 pub fn default_and_convert(resource: &Resource, value: &mut Value) {
     (resource.rules.default)(resource.facts.version, value);
     resource.to_stored(value);
-}
-
-/// Checks a value against a type, without looking at strictness.
-pub fn check_type(id: TypeId, value: Value) -> Result<Value, Status> {
-    decode::check(facts::schema(), id, value)
-        .map(|checked| checked.value)
-        .map_err(|error| Status::bad_request(error.to_string()))
 }

@@ -140,10 +140,11 @@ pub fn aggregated(resources: &Resources, aggregator: &Aggregator, core: bool) ->
                     if let Some(remote) = aggregator.find(&group.name, version) {
                         return remote.discovery.lock().value(version);
                     }
-                    let found: Vec<Value> = served(resources)
-                        .into_iter()
-                        .filter(|resource| resource.group == group.name && resource.version == *version)
-                        .map(aggregated_resource)
+                    let customs = resources.customs();
+                    let all = resources.all().iter().chain(&customs.all);
+                    let found: Vec<Value> = all
+                        .filter(|r| r.facts.group == group.name && r.facts.version == *version)
+                        .map(|r| aggregated_resource(r.facts, r.custom.is_some()))
                         .collect();
                     json!({"version": version, "resources": found, "freshness": "Current"})
                 })
@@ -159,10 +160,18 @@ pub fn aggregated(resources: &Resources, aggregator: &Aggregator, core: bool) ->
         "metadata": {}, "items": items})
 }
 
-fn aggregated_resource(resource: &Resource) -> Value {
-    let kind =
-        |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
-    let mut value = json!({"resource": resource.plural, "responseKind": kind("", "", resource.kind),
+/// COMPAT: upstream names the group and version of a kind where the kind is defined at run time, or is another group's.
+fn aggregated_resource(resource: &Resource, custom: bool) -> Value {
+    let kind = |group: &str, version: &str, kind: &str| {
+        let own = (group, version) == (resource.group, resource.version);
+        let (group, version) = if own && !custom {
+            ("", "")
+        } else {
+            (group, version)
+        };
+        json!({"group": group, "version": version, "kind": kind})
+    };
+    let mut value = json!({"resource": resource.plural, "responseKind": kind(resource.group, resource.version, resource.kind),
         "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": resource.singular, "verbs": resource.verbs});
     if !resource.short_names.is_empty() {
@@ -175,9 +184,7 @@ fn aggregated_resource(resource: &Resource) -> Value {
         .subresources
         .iter()
         .map(|sub| {
-            let own = (sub.group, sub.version) == (resource.group, resource.version);
-            let (group, version) = if own { ("", "") } else { (sub.group, sub.version) };
-            json!({"subresource": sub.name, "responseKind": kind(group, version, sub.kind), "verbs": sub.verbs})
+            json!({"subresource": sub.name, "responseKind": kind(sub.group, sub.version, sub.kind), "verbs": sub.verbs})
         })
         .collect();
     if !subresources.is_empty() {

@@ -4,7 +4,7 @@ use http::{HeaderValue, StatusCode, header};
 use sha2::{Digest, Sha512};
 use skiff_api::facts;
 use skiff_meta::Status;
-use skiff_schema::openapi::Document;
+use skiff_schema::openapi::{Document, v3_protobuf};
 
 use crate::body::{self, Answer, not_found};
 use crate::chain::Exchange;
@@ -12,8 +12,15 @@ use crate::compress;
 use crate::negotiate::parse_accept;
 use crate::server::Inner;
 
-const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
-const PROTOBUF_NEWER: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+/// The binary forms, by their older and their newer name.
+const V2_PROTOBUF: [&str; 2] = [
+    "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+    "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+];
+const V3_PROTOBUF: [&str; 2] = [
+    "application/com.github.proto-openapi.spec.v3@v1.0+protobuf",
+    "application/com.github.proto-openapi.spec.v3.v1.0+protobuf",
+];
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02X}")).collect()
@@ -30,7 +37,7 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
     match parts {
         ["openapi", "v2"] => {
             let accept = exchange.header(header::ACCEPT);
-            if let Some(content_type) = protobuf(accept) {
+            if let Some(content_type) = protobuf(accept, V2_PROTOBUF) {
                 let ours = customs
                     .as_ref()
                     .map_or_else(|| documents.v2_json(), |c| c.v2_json());
@@ -79,11 +86,10 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
             let Some(found) = documents.v3_group_version(&path).or(custom) else {
                 return Ok(body::empty(StatusCode::NOT_FOUND));
             };
-            // Version 3 is made as JSON only; clients that prefer protobuf also take JSON.
-            if !takes_json(exchange.header(header::ACCEPT)) {
-                return Err(Status::not_acceptable(
-                    "only the following media types are accepted: application/json",
-                ));
+            let accept = exchange.header(header::ACCEPT);
+            let binary = protobuf(accept, V3_PROTOBUF);
+            if binary.is_none() && !takes_json(accept) {
+                return Ok(not_acceptable());
             }
             // A client that asks by hash may keep the answer: another content has another hash.
             let hash = exchange.query.text("hash");
@@ -98,7 +104,18 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
                 }
                 return Ok(answer);
             }
-            let mut answer = document(exchange, found, "application/json");
+            let mut answer = match binary {
+                // Few clients ask for this form, and they keep it: it is made on demand.
+                Some(content_type) => {
+                    let value = serde_json::from_slice(&found.bytes).map_err(Status::internal)?;
+                    let made = Document {
+                        bytes: v3_protobuf(&value),
+                        etag: found.etag.clone(),
+                    };
+                    document(exchange, &made, content_type)
+                }
+                None => document(exchange, found, "application/json"),
+            };
             if !hash.is_empty() {
                 let headers = answer.headers_mut();
                 headers.insert(
@@ -112,16 +129,26 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
     }
 }
 
-fn protobuf(accept: &str) -> Option<&'static str> {
+fn protobuf(accept: &str, [older, newer]: [&'static str; 2]) -> Option<&'static str> {
     for clause in parse_accept(accept) {
-        match format!("{}/{}", clause.main, clause.sub).as_str() {
-            // COMPAT: the older name is accepted, but Go's clients cannot parse it in an answer.
-            PROTOBUF | PROTOBUF_NEWER => return Some(PROTOBUF_NEWER),
-            "application/json" | "application/*" | "*/*" => return None,
-            _ => {}
+        let wanted = format!("{}/{}", clause.main, clause.sub);
+        // COMPAT: the older name is accepted, but Go's clients cannot parse it in an answer.
+        if wanted == older || wanted == newer {
+            return Some(newer);
+        }
+        if matches!(wanted.as_str(), "application/json" | "application/*" | "*/*") {
+            return None;
         }
     }
     None
+}
+
+fn not_acceptable() -> Answer {
+    let mut answer = body::empty(StatusCode::NOT_ACCEPTABLE);
+    answer
+        .headers_mut()
+        .insert(header::VARY, HeaderValue::from_static("Accept"));
+    answer
 }
 
 fn takes_json(accept: &str) -> bool {

@@ -68,7 +68,11 @@ pub fn object(
             exchange,
             &output,
             code,
-            &table::partial(&value, &format!("meta.k8s.io/{version}")),
+            &table::partial(
+                &value,
+                &format!("meta.k8s.io/{version}"),
+                resource.served_annotation,
+            ),
         ),
         Transform::PartialObjectMetadataList(_) => Err(Status::not_acceptable(format!(
             "you requested PartialObjectMetadataList, but the requested object is not a list ({})",

@@ -52,7 +52,11 @@ pub fn row(resource: &Resource, stored: &Value, version: &str, include: IncludeO
     };
     let object = match include {
         IncludeObject::None => Value::Null,
-        IncludeObject::Metadata => partial(stored, &format!("meta.k8s.io/{version}")),
+        IncludeObject::Metadata => partial(
+            stored,
+            &format!("meta.k8s.io/{version}"),
+            resource.served_annotation,
+        ),
         IncludeObject::Object => {
             let mut value = stored.clone();
             resource.from_stored(&mut value);
@@ -98,16 +102,15 @@ pub fn partial_bytes(before: &str, metadata: &[u8], version: &str, after: &str) 
 }
 
 /// The object's metadata alone.
-pub fn partial(stored: &Value, api_version: &str) -> Value {
+pub fn partial(stored: &Value, api_version: &str, hidden_annotation: Option<&str>) -> Value {
     let mut out = Map::new();
     out.insert("kind".into(), json!("PartialObjectMetadata"));
     out.insert("apiVersion".into(), json!(api_version));
     let mut metadata = stored.get("metadata").cloned().unwrap_or_else(|| json!({}));
-    // COMPAT: upstream adds this annotation when it turns a whole object into its served version, and only then.
-    if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut)
-        && annotations
-            .remove("deprecated.daemonset.template.generation")
-            .is_some()
+    // COMPAT: upstream adds such an annotation when it turns a whole object into its served version, and only then.
+    if let Some(hidden) = hidden_annotation
+        && let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut)
+        && annotations.remove(hidden).is_some()
         && annotations.is_empty()
         && let Some(metadata) = metadata.as_object_mut()
     {

@@ -136,6 +136,10 @@ async fn from_definition_to_objects() {
         .clone();
     assert_eq!(last["metadata"]["name"], "example.com");
     assert_eq!(last["versions"][0]["resources"][0]["resource"], "foos");
+    assert_eq!(
+        last["versions"][0]["resources"][0]["responseKind"],
+        json!({"group": "example.com", "version": "v1", "kind": "Foo"})
+    );
 
     // Pruned, defaulted, with a warning.
     let mut watch = cluster.watch(&format!("{FOOS}?watch=true")).await;
@@ -562,6 +566,155 @@ fn convert(review: &Value, broken: bool) -> Value {
     };
     json!({"kind": "ConversionReview", "apiVersion": review["apiVersion"],
         "response": {"uid": review["request"]["uid"], "convertedObjects": converted, "result": result}})
+}
+
+/// A definition of two versions, between which a webhook converts, with fields to select by in both.
+fn selectable_ends(cluster: &Cluster, port: u16) -> Value {
+    let version = |name: &str, storage: bool, fields: &[&str]| {
+        let properties: serde_json::Map<String, Value> = fields
+            .iter()
+            .map(|field| ((*field).to_owned(), json!({"type": "string"})))
+            .collect();
+        let selectable: Vec<Value> = fields
+            .iter()
+            .map(|field| json!({"jsonPath": format!(".spec.{field}")}))
+            .collect();
+        json!({"name": name, "served": true, "storage": storage, "selectableFields": selectable,
+            "schema": {"openAPIV3Schema": {"type": "object",
+                "properties": {"spec": {"type": "object", "properties": properties}}}}})
+    };
+    let ca = base64::engine::general_purpose::STANDARD.encode(cluster.pki.ca_certificate());
+    json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "ends.sel.example.com"},
+        "spec": {"group": "sel.example.com", "scope": "Cluster", "names": {"plural": "ends", "kind": "End"},
+            "versions": [version("v1", true, &["hostPort"]), version("v2", false, &["host", "port"])],
+            "conversion": {"strategy": "Webhook", "webhook": {"conversionReviewVersions": ["v1"],
+                "clientConfig": {"url": format!("https://127.0.0.1:{port}/convert"), "caBundle": ca}}}}})
+}
+
+#[tokio::test]
+async fn fields_are_selected_after_conversion() {
+    let cluster = Cluster::start().await;
+    let hook = hook(&cluster).await;
+    define(&cluster, selectable_ends(&cluster, hook.port)).await;
+    let (old, new) = ("/apis/sel.example.com/v1/ends", "/apis/sel.example.com/v2/ends");
+    let mut watch = cluster
+        .watch(&format!("{new}?watch=true&fieldSelector=spec.host%3Dx"))
+        .await;
+    for (name, host, port) in [("a", "x", "1"), ("b", "y", "1"), ("c", "x", "2"), ("d", "x", "1")] {
+        let end = json!({"apiVersion": "sel.example.com/v2", "kind": "End", "metadata": {"name": name},
+            "spec": {"host": host, "port": port}});
+        let made = cluster.post(new, end).await;
+        assert_eq!(made.code, 201, "{}", made.text);
+    }
+    let names = |list: &Value| -> Vec<String> {
+        let items = list["items"].as_array().expect("a list");
+        items
+            .iter()
+            .map(|item| item["metadata"]["name"].as_str().unwrap_or("").to_owned())
+            .collect()
+    };
+    let check = async |uri: String, expected: &[&str]| {
+        let list = cluster.get(&uri).await;
+        assert_eq!(list.code, 200, "{}", list.text);
+        assert_eq!(names(&list.json), expected, "{uri}");
+        list.json
+    };
+    check(format!("{new}?fieldSelector=spec.host%3Dx"), &["a", "c", "d"]).await;
+    check(
+        format!("{new}?fieldSelector=spec.host%3Dx,spec.port%3D1"),
+        &["a", "d"],
+    )
+    .await;
+    check(format!("{new}?fieldSelector=spec.host!%3Dx"), &["b"]).await;
+    check(format!("{old}?fieldSelector=spec.hostPort%3Dx:2"), &["c"]).await;
+    // Pages are full, and the token goes on where the page ended.
+    let page = check(format!("{new}?fieldSelector=spec.host%3Dx&limit=2"), &["a", "c"]).await;
+    let token = page["metadata"]["continue"].as_str().expect("a token").to_owned();
+    let rest = format!("{new}?fieldSelector=spec.host%3Dx&limit=2&continue={token}");
+    let rest = check(rest, &["d"]).await;
+    assert_eq!(rest["metadata"]["continue"], "");
+
+    for expected in ["ADDED a", "ADDED c", "ADDED d"] {
+        assert_eq!(watch.brief().await, expected);
+    }
+    let left = cluster
+        .patch(&format!("{new}/c"), "merge-patch", json!({"spec": {"host": "z"}}))
+        .await;
+    assert_eq!(left.code, 200, "{}", left.text);
+    let gone = watch.next().await.expect("an event");
+    assert_eq!(
+        (&gone["type"], &gone["object"]["spec"]["host"]),
+        (&json!("DELETED"), &json!("x"))
+    );
+    assert_eq!(
+        gone["object"]["metadata"]["resourceVersion"],
+        left.json["metadata"]["resourceVersion"]
+    );
+    let deleted = cluster
+        .delete(
+            &format!("{new}?fieldSelector=spec.host%3Dx,spec.port%3D1"),
+            json!({}),
+        )
+        .await;
+    assert_eq!(names(&deleted.json), ["a", "d"], "{}", deleted.text);
+    let mut gone = [watch.brief().await, watch.brief().await];
+    gone.sort();
+    assert_eq!(gone, ["DELETED a", "DELETED d"]);
+    check(new.to_owned(), &["b", "c"]).await;
+}
+
+#[tokio::test]
+async fn what_was_wrong_before_is_a_warning() {
+    let cluster = Cluster::start().await;
+    let rule = json!([{"rule": "self.size() < 3", "message": "too long"}]);
+    let schema = |rules: Value| {
+        json!({"openAPIV3Schema": {"type": "object", "properties": {"spec": {"type": "object", "properties": {
+            "a": {"type": "string", "maxLength": 9, "x-kubernetes-validations": rules}, "b": {"type": "string"}}}}}})
+    };
+    let mut wanted = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "rats.ex.example.com"},
+        "spec": {"group": "ex.example.com", "scope": "Cluster", "names": {"plural": "rats", "kind": "Rat"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": schema(json!([]))}]}});
+    define(&cluster, wanted.clone()).await;
+    let rats = "/apis/ex.example.com/v1/rats";
+    let rat = json!({"apiVersion": "ex.example.com/v1", "kind": "Rat", "metadata": {"name": "r"}, "spec": {"a": "long"}});
+    assert_eq!(cluster.post(rats, rat).await.code, 201);
+    let one = format!("{DEFINITIONS}/rats.ex.example.com");
+    wanted["spec"]["versions"][0]["schema"] = schema(rule);
+    wanted["metadata"] = cluster.get(&one).await.json["metadata"].clone();
+    assert_eq!(cluster.put(&one, wanted).await.code, 200);
+    // The new rules come into force soon after the write.
+    loop {
+        let tried = cluster
+            .patch(
+                &format!("{rats}/r?dryRun=All"),
+                "merge-patch",
+                json!({"spec": {"a": "lasting"}}),
+            )
+            .await;
+        if tried.code == 422 {
+            message(
+                &tried,
+                422,
+                "Rat.ex.example.com \"r\" is invalid: spec.a: Invalid value: \"lasting\": too long",
+            );
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    let kept = cluster
+        .patch(
+            &format!("{rats}/r"),
+            "merge-patch",
+            json!({"spec": {"b": "other"}}),
+        )
+        .await;
+    assert_eq!(kept.code, 200, "{}", kept.text);
+    assert_eq!(
+        kept.headers["warning"],
+        "299 - \"spec.a: Invalid value: \\\"long\\\": too long\""
+    );
 }
 
 #[tokio::test]

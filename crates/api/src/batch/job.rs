@@ -29,6 +29,10 @@ pub static JOB: Kind = Kind {
             labels_of_template(object);
         }
     },
+    tracked: |object| {
+        let mut labelled = object.clone();
+        labels_of_template(&mut labelled).then_some(labelled)
+    },
     prepare_create: |object| {
         generate_selector(object);
         // COMPAT: upstream's job shares one map of labels with its template from defaulting on, so that
@@ -83,7 +87,7 @@ pub static JOB: Kind = Kind {
 };
 
 /// A job without labels gets those of its pods.
-fn labels_of_template(object: &mut Value) {
+fn labels_of_template(object: &mut Value) -> bool {
     let labels = at(object, "spec.template.metadata.labels")
         .as_object()
         .filter(|map| !map.is_empty())
@@ -94,7 +98,9 @@ fn labels_of_template(object: &mut Value) {
             .is_none_or(serde_json::Map::is_empty)
     {
         walk::put(metadata, "labels", Value::Object(labels));
+        return true;
     }
+    false
 }
 
 /// Defaults of a job spec, also in the template of a cron job.

@@ -19,6 +19,7 @@ pub static POD: Kind = Kind {
             pod_defaults::pod_spec(spec);
         }
         walk::each(object, "status", &mut |status| {
+            sync_addresses(status);
             for name in [
                 "containerStatuses",
                 "initContainerStatuses",
@@ -408,19 +409,45 @@ fn validate_status_update(new: &Value, old: &Value) -> Vec<field::Error> {
         errors.invalid(&qos, crate::errors::IMMUTABLE);
     }
     terminated_stays_terminated(&status, "containerStatuses", old, &mut errors);
+    let hosts = status.field("hostIPs");
+    let first = hosts.index(0);
+    let first = first.field("ip");
+    if !hosts.is_empty() && first.str() != text(new, "status.hostIP") {
+        errors.invalid(&first, "must be equal to `hostIP`");
+    }
     for name in ["podIPs", "hostIPs"] {
         let addresses = status.field(name);
+        // What is stored already may stay.
+        let known = list(at(old, "status"), name);
+        let mut families = Vec::new();
         for address in addresses.items() {
-            net::ip(&address.field("ip"), &mut errors);
+            let value = address.field("ip");
+            // COMPAT: the path is that of the element.
+            let shown = address.with_value(value.value);
+            if known.iter().all(|known| text(known, "ip") != value.str()) {
+                net::ip(&shown, &mut errors);
+            }
+            families.push(value.str().contains(':'));
         }
-        if addresses.len() > 2 {
-            errors.invalid(
-                &addresses,
-                "may specify no more than one value for each IP family",
-            );
+        if families.len() > 2 || matches!(families[..], [a, b] if a == b) {
+            errors.invalid(&addresses, "may specify no more than one IP for each IP family");
         }
     }
     errors.into_vec()
+}
+
+/// COMPAT: upstream keeps a list only; the first address of a served pod is that of the list, and one that a client
+/// gives alone, or that differs, makes the list.
+fn sync_addresses(status: &mut Value) {
+    let alone = text(status, "podIP").to_owned();
+    let first = list(status, "podIPs").first().map(|ip| text(ip, "ip").to_owned());
+    match first {
+        Some(first) if alone.is_empty() => walk::put(status, "podIP", json!(first)),
+        first if !alone.is_empty() && first.as_ref() != Some(&alone) => {
+            walk::put(status, "podIPs", json!([{"ip": alone}]));
+        }
+        _ => {}
+    }
 }
 
 /// A container that ended in a pod that does not restart it stays ended.

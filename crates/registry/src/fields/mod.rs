@@ -161,7 +161,11 @@ impl Registry {
         self.normalise(resource, new);
         let live = live.map(|live| resource.served(live));
         let managed = {
-            let served = resource.served(new);
+            let filled = match live {
+                None if resource.custom.is_none() => (resource.rules.tracked)(new),
+                _ => None,
+            };
+            let served = resource.served(filled.as_ref().unwrap_or(new));
             self.with_fields(resource, subresource, |fields| {
                 fields.update(live.as_deref(), &served, claimed, manager)
             })

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::Hook;
+use super::{Hook, Marking};
 use crate::object;
 
 const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
@@ -10,9 +10,9 @@ const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 pub struct Definitions;
 
 impl Hook for Definitions {
-    fn mark_deleting(&self, object: &mut Value, now: &str) -> bool {
+    fn mark_deleting(&self, object: &mut Value, now: &str) -> Marking {
         if object::deleting(object) {
-            return false;
+            return Marking::Usual;
         }
         object::set(object, "deletionTimestamp", now);
         let mut finalizers = object::finalizers(object);
@@ -29,6 +29,6 @@ impl Hook for Definitions {
             "reason": "InstanceDeletionPending",
             "message": "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon"}));
         object::put(object, &["status", "conditions"], Value::Array(conditions));
-        true
+        Marking::Alone
     }
 }

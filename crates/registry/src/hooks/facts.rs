@@ -14,6 +14,8 @@ pub struct StorageFacts {
     /// Kept as JSON, though it has a protobuf form.
     pub json: bool,
     pub orphan_warning: Option<&'static str>,
+    /// An annotation that belongs to the served version: whoever asks for metadata alone does not see it.
+    pub served_annotation: Option<&'static str>,
 }
 
 const USUAL: StorageFacts = StorageFacts {
@@ -22,6 +24,7 @@ const USUAL: StorageFacts = StorageFacts {
     own_delete: false,
     json: false,
     orphan_warning: None,
+    served_annotation: None,
 };
 
 pub fn storage_facts(group: &str, plural: &str) -> StorageFacts {
@@ -46,6 +49,10 @@ pub fn storage_facts(group: &str, plural: &str) -> StorageFacts {
             ..USUAL
         },
         ("apiregistration.k8s.io", _) => StorageFacts { json: true, ..USUAL },
+        ("apps", "daemonsets") => StorageFacts {
+            served_annotation: Some("deprecated.daemonset.template.generation"),
+            ..USUAL
+        },
         ("batch", "jobs") => StorageFacts {
             orphan: Orphan::ByDefault,
             orphan_warning: Some(

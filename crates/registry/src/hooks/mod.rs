@@ -66,6 +66,17 @@ impl Drop for Change {
     }
 }
 
+/// How a delete goes on after a hook had its say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marking {
+    /// The kind has no way of its own.
+    Usual,
+    /// The mark is written, with the garbage collector's finalizers if the options ask for them.
+    WithFinalizers,
+    /// The mark is written as it is.
+    Alone,
+}
+
 /// The special points in the life of an object.
 pub trait Hook: Send + Sync {
     /// Runs before validation of a create; may fill in fields.
@@ -81,9 +92,9 @@ pub trait Hook: Send + Sync {
     /// The object is gone from the store.
     fn after_delete(&self, _object: &Value) {}
 
-    /// Marks an object as being deleted in the kind's own way. True: write the mark and stop there.
-    fn mark_deleting(&self, _object: &mut Value, _now: &str) -> bool {
-        false
+    /// Marks an object as being deleted in the kind's own way, if it has one now.
+    fn mark_deleting(&self, _object: &mut Value, _now: &str) -> Marking {
+        Marking::Usual
     }
 
     /// Whether an update that leaves a deleted object without finalizers may remove it.

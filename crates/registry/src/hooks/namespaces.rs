@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use skiff_meta::Status;
 
-use super::{Change, Hook};
+use super::{Change, Hook, Marking};
 use crate::{Context, object};
 
 pub struct Namespaces;
@@ -25,18 +25,18 @@ impl Hook for Namespaces {
         Ok(Change::none())
     }
 
-    fn mark_deleting(&self, object: &mut Value, now: &str) -> bool {
+    fn mark_deleting(&self, object: &mut Value, now: &str) -> Marking {
         let empty = object::at(object, &["spec", "finalizers"])
             .and_then(Value::as_array)
             .is_none_or(Vec::is_empty);
         if object::deleting(object) && empty {
-            return false;
+            return Marking::Usual;
         }
         if !object::deleting(object) {
             object::set(object, "deletionTimestamp", now);
         }
         object::put(object, &["status", "phase"], json!("Terminating"));
-        true
+        Marking::WithFinalizers
     }
 
     fn may_delete_on_update(&self, new: &Value) -> bool {

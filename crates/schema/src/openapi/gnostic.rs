@@ -5,12 +5,12 @@ use serde_json::Value;
 
 /// A protobuf message in the making.
 #[derive(Default)]
-struct Message {
-    bytes: Vec<u8>,
+pub(super) struct Message {
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Message {
-    fn varint(&mut self, mut value: u64) {
+    pub(super) fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.bytes.push(value as u8 | 0x80);
             value >>= 7;
@@ -18,29 +18,29 @@ impl Message {
         self.bytes.push(value as u8);
     }
 
-    fn blob(&mut self, number: u32, bytes: &[u8]) {
+    pub(super) fn blob(&mut self, number: u32, bytes: &[u8]) {
         self.varint(u64::from(number) << 3 | 2);
         self.varint(bytes.len() as u64);
         self.bytes.extend_from_slice(bytes);
     }
 
-    fn message(&mut self, number: u32, message: &Message) {
+    pub(super) fn message(&mut self, number: u32, message: &Message) {
         self.blob(number, &message.bytes);
     }
 
-    fn text(&mut self, number: u32, value: &Value) {
+    pub(super) fn text(&mut self, number: u32, value: &Value) {
         if let Some(text) = value.as_str() {
             self.blob(number, text.as_bytes());
         }
     }
 
-    fn texts(&mut self, number: u32, value: &Value) {
+    pub(super) fn texts(&mut self, number: u32, value: &Value) {
         for text in value.as_array().into_iter().flatten() {
             self.text(number, text);
         }
     }
 
-    fn flag(&mut self, number: u32, value: &Value) {
+    pub(super) fn flag(&mut self, number: u32, value: &Value) {
         if value == &Value::Bool(true) {
             self.varint(u64::from(number) << 3);
             self.varint(1);
@@ -48,7 +48,7 @@ impl Message {
     }
 
     /// Named values: `repeated { name = 1; value = 2 }`.
-    fn named(&mut self, number: u32, value: &Value, write: impl Fn(&Value) -> Message) {
+    pub(super) fn named(&mut self, number: u32, value: &Value, write: impl Fn(&Value) -> Message) {
         for (name, value) in value.as_object().into_iter().flatten() {
             let mut entry = Message::default();
             entry.blob(1, name.as_bytes());
@@ -58,7 +58,7 @@ impl Message {
     }
 
     /// `x-…` keys as YAML text, of which JSON is a part.
-    fn extensions(&mut self, number: u32, value: &Value) {
+    pub(super) fn extensions(&mut self, number: u32, value: &Value) {
         for (name, value) in value.as_object().into_iter().flatten() {
             if name.starts_with("x-") {
                 let mut any = Message::default();
@@ -72,7 +72,7 @@ impl Message {
     }
 }
 
-fn wrapped(number: u32, inner: Message) -> Message {
+pub(super) fn wrapped(number: u32, inner: Message) -> Message {
     let mut outer = Message::default();
     outer.message(number, &inner);
     outer

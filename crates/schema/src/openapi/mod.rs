@@ -4,6 +4,7 @@
 mod definitions;
 mod enums;
 mod gnostic;
+mod gnostic_v3;
 mod operations;
 mod render;
 mod words;
@@ -59,6 +60,11 @@ pub struct Document {
 /// A version 2 document in the binary form that older clients ask for.
 pub fn v2_protobuf(document: &Value) -> Vec<u8> {
     gnostic::document(document)
+}
+
+/// A version 3 document in binary form.
+pub fn v3_protobuf(document: &Value) -> Vec<u8> {
+    gnostic_v3::document(document)
 }
 
 /// What the documents are made of.

@@ -3,8 +3,10 @@
 //! condition can go on at once.
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures::FutureExt;
 use serde_json::Value;
 use skiff_meta::Status;
 use skiff_registry::{
@@ -42,7 +44,12 @@ pub(super) struct Controller {
     api_services: ApiServices,
     /// Caches to let go of, with the revision from which on they may stay.
     stale: Vec<(String, i64)>,
+    /// What it has seen of the definitions.
+    revision: i64,
 }
+
+/// Before the controller goes on after it failed.
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// Serves what is defined already, then follows what changes for as long as the server runs.
 pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
@@ -57,20 +64,35 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
         retiring: HashMap::new(),
         api_services: ApiServices::default(),
         stale: Vec::new(),
+        revision: 0,
     };
-    let revision = controller.list().await?;
+    controller.list().await?;
     for definition in controller.known.values().cloned().collect::<Vec<_>>() {
         if condition(&definition, "Established") {
-            controller.install(&definition);
+            let install = AssertUnwindSafe(|| controller.install(&definition));
+            survive(object::name(&definition), std::panic::catch_unwind(install));
         }
     }
     controller.publish();
-    tokio::spawn(controller.run(revision));
+    tokio::spawn(async move {
+        while !controller.inner.shutdown.is_cancelled() {
+            survive("all", AssertUnwindSafe(controller.run()).catch_unwind().await);
+            controller.start_over().await;
+        }
+    });
     Ok(())
 }
 
+/// A panic ends the reconcile of one definition, never the controller.
+fn survive(name: &str, outcome: std::thread::Result<()>) {
+    if let Err(panic) = outcome {
+        let text = crate::chain::panic_text(panic.as_ref());
+        tracing::error!(panic = text, name, "a custom resource definition panicked");
+    }
+}
+
 impl Controller {
-    async fn list(&mut self) -> Result<i64, Status> {
+    async fn list(&mut self) -> Result<(), Status> {
         let listed = self
             .inner
             .registry
@@ -81,29 +103,34 @@ impl Controller {
             let value = encode::decode(&entry.bytes)?;
             self.known.insert(object::name(&value).to_owned(), value);
         }
-        Ok(listed.revision)
+        self.revision = listed.revision;
+        Ok(())
     }
 
-    async fn run(mut self, mut revision: i64) {
+    /// Looks at everything anew, after a pause.
+    async fn start_over(&mut self) {
+        tokio::time::sleep(PAUSE).await;
+        if let Err(status) = self.list().await {
+            tracing::warn!(%status, "cannot list custom resource definitions");
+            return;
+        }
+        self.forget_gone();
+    }
+
+    /// Follows the definitions until they cannot be followed.
+    async fn run(&mut self) {
         let shutdown = self.inner.shutdown.clone();
         self.reconcile_all().await;
         while !shutdown.is_cancelled() {
             let options = WatchOptions {
-                from: WatchFrom::After(revision),
+                from: WatchFrom::After(self.revision),
                 ..WatchOptions::default()
             };
             let mut watcher = match self.inner.registry.watch(&self.definitions, options).await {
                 Ok(watcher) => watcher,
                 Err(status) => {
                     tracing::warn!(%status, "cannot follow custom resource definitions");
-                    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-                    match self.list().await {
-                        Ok(listed) => revision = listed,
-                        Err(status) => tracing::warn!(%status, "cannot list custom resource definitions"),
-                    }
-                    self.forget_gone();
-                    self.reconcile_all().await;
-                    continue;
+                    return;
                 }
             };
             loop {
@@ -112,7 +139,7 @@ impl Controller {
                     () = shutdown.cancelled() => return,
                 };
                 let Some(event) = event else { break };
-                revision = event.revision;
+                self.revision = event.revision;
                 let Some(entry) = &event.entry else { continue };
                 let Ok(value) = encode::decode(&entry.bytes) else {
                     continue;
@@ -189,6 +216,11 @@ impl Controller {
 
     /// Brings one definition to where it should be.
     async fn reconcile(&mut self, name: &str) {
+        let outcome = AssertUnwindSafe(self.reconcile_one(name)).catch_unwind().await;
+        survive(name, outcome);
+    }
+
+    async fn reconcile_one(&mut self, name: &str) {
         let Some(definition) = self.known.get(name).cloned() else {
             return;
         };

@@ -9,7 +9,7 @@ use serde_json::Value;
 use skiff_api::{apiextensions, facts};
 use skiff_meta::Status;
 use skiff_meta::field::{self, Path};
-use skiff_registry::{Custom, Field, object};
+use skiff_registry::{Custom, Field, Findings, object};
 use skiff_schema::apply::TypeRef;
 use skiff_schema::structural::{self, Structural};
 
@@ -105,7 +105,8 @@ impl CustomVersion {
     }
 
     /// What is not about single values of the schema.
-    fn check_rest(&self, object: &Value, old: Option<&Value>, errors: &mut Vec<field::Error>) {
+    fn check_rest(&self, object: &Value, old: Option<&Value>, found: &mut Findings) {
+        let errors = &mut found.errors;
         let schema = self.schema();
         errors.extend(apiextensions::embedded::validate(object, schema));
         if old.is_none_or(|old| structural::validate_lists(old, schema).is_empty()) {
@@ -131,7 +132,9 @@ impl CustomVersion {
             return;
         }
         let mut budget = skiff_cel::rules::Budget::default();
-        errors.extend(rules.validate(&Path::root(), object, old, &mut budget).errors);
+        let outcome = rules.validate(&Path::root(), object, old, &mut budget);
+        errors.extend(outcome.errors);
+        found.warnings.extend(outcome.warnings);
     }
 
     /// Prunes and defaults an object of any version by the schema of that version.
@@ -214,14 +217,15 @@ impl Custom for CustomVersion {
         }
         errors.extend(structural::validate(object, self.schema(), &Path::root()));
         errors.extend(self.check_scale(object, &[Part::Spec, Part::Status]));
-        self.check_rest(object, None, &mut errors);
-        errors
+        let mut found = Findings::from(errors);
+        self.check_rest(object, None, &mut found);
+        found.errors
     }
 
-    fn validate_update(&self, new: &Value, old: &Value) -> Vec<field::Error> {
+    fn validate_update(&self, new: &Value, old: &Value) -> Findings {
         let mut errors = self.check_type(new);
         if !errors.is_empty() {
-            return errors;
+            return Findings::from(errors);
         }
         errors.extend(structural::validate_update(
             new,
@@ -230,14 +234,15 @@ impl Custom for CustomVersion {
             &Path::root(),
         ));
         errors.extend(self.check_scale(new, &[Part::Spec, Part::Status]));
-        self.check_rest(new, Some(old), &mut errors);
-        errors
+        let mut found = Findings::from(errors);
+        self.check_rest(new, Some(old), &mut found);
+        found
     }
 
-    fn validate_status_update(&self, new: &Value, old: &Value) -> Vec<field::Error> {
+    fn validate_status_update(&self, new: &Value, old: &Value) -> Findings {
         let mut errors = self.check_type(new);
         if !errors.is_empty() {
-            return errors;
+            return Findings::from(errors);
         }
         if let (Some(status), Some(schema)) = (new.get("status"), self.schema().properties.get("status")) {
             errors.extend(structural::validate_update(
@@ -248,8 +253,9 @@ impl Custom for CustomVersion {
             ));
         }
         errors.extend(self.check_scale(new, &[Part::Status]));
-        self.check_rest(new, Some(old), &mut errors);
-        errors
+        let mut found = Findings::from(errors);
+        self.check_rest(new, Some(old), &mut found);
+        found
     }
 
     fn fields(&self) -> Vec<Field> {

@@ -22,6 +22,7 @@ mod names;
 pub mod openapi;
 mod retire;
 pub mod scale;
+pub mod select;
 
 pub use controller::start;
 pub use custom::CustomVersion;

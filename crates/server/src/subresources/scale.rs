@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use skiff_meta::{GroupVersionKind, Status};
 use skiff_registry::fields::Tracking;
 use skiff_registry::subresources::scale::{ScaleForm, ScaleWrite, apply_scale, scale_of, scale_type};
-use skiff_registry::{Part, ReadAt, Resource, object};
+use skiff_registry::{Context, Part, ReadAt, Resource, object};
 
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
@@ -95,7 +95,7 @@ fn table_of(resource: &Resource, scale: &Value, version: &str, include: IncludeO
     ]);
     let shown = match include {
         IncludeObject::None => Value::Null,
-        IncludeObject::Metadata => table::partial(scale, &format!("meta.k8s.io/{version}")),
+        IncludeObject::Metadata => table::partial(scale, &format!("meta.k8s.io/{version}"), None),
         IncludeObject::Object => scale.clone(),
     };
     let metadata = json!({"resourceVersion": object::resource_version(scale)});
@@ -120,7 +120,7 @@ pub async fn update(
     let scale = decode::typed(exchange, &gvk(), options.field_validation, &bytes)?;
     check_name(exchange, &scale)?;
     let (registry, manager) = (&inner.registry, exchange.manager(&options));
-    write(inner, exchange, resource, &options, &mut |workload| {
+    write(inner, exchange, resource, &options, &mut |_, workload| {
         let write = ScaleWrite::Update {
             scale: scale.clone(),
             manager: &manager,
@@ -146,9 +146,13 @@ pub async fn patch(
     let patch = Patch::parse(kind, &bytes, options.field_validation)?;
     let id = scale_type()?;
     let (registry, manager) = (&inner.registry, exchange.manager(&options));
-    let mut change = |workload: &Value| {
-        let scale = patch.apply(id, &scale_in(resource, workload)?)?;
-        let scale = decode::check_type(id, scale)?;
+    let mut change = |context: &Context, workload: &Value| {
+        let current = scale_in(resource, workload)?;
+        let scale = patch.apply(id, &current)?;
+        let refuse = |error: String| patch.refuse(id, &current, error);
+        patch.check_kind(&gvk(), &scale).map_err(refuse)?;
+        let strict = patch.strict_errors();
+        let scale = decode::patched_type(context, id, options.field_validation, scale, strict, refuse)?;
         let write = ScaleWrite::Update {
             scale,
             manager: &manager,
@@ -172,7 +176,7 @@ async fn apply(
         check_name(exchange, &config.value)?;
     }
     let registry = &inner.registry;
-    let mut change = |workload: &Value| {
+    let mut change = |_: &Context, workload: &Value| {
         let write = ScaleWrite::Apply {
             config: &config.value,
             manager: &options.field_manager,
@@ -188,7 +192,7 @@ async fn write(
     exchange: &mut Exchange,
     resource: &Resource,
     options: &WriteOptions,
-    apply: &mut (dyn FnMut(&Value) -> Result<Value, Status> + Send),
+    apply: &mut (dyn FnMut(&Context, &Value) -> Result<Value, Status> + Send),
 ) -> Result<Answer, Status> {
     exchange.context.dry_run = options.dry_run;
     // The owners come with the scale.
@@ -197,7 +201,7 @@ async fn write(
     let gate = Admission::new(inner, exchange, resource, Some(&options.value));
     let info = &exchange.info;
     let mut transform = |current: Option<&Value>| match current {
-        Some(workload) => apply(workload),
+        Some(workload) => apply(&exchange.context, workload),
         None => Err(Status::not_found(&resource.group_resource, &info.name)),
     };
     let updated = inner

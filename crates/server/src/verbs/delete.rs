@@ -7,7 +7,9 @@ use futures::{FutureExt, StreamExt};
 use http::StatusCode;
 use serde_json::Value;
 use skiff_meta::Status;
-use skiff_registry::{Context, DeleteOptions, Deleted, Entry, Resource, encode, is_not_found, object};
+use skiff_registry::{
+    Context, DeleteOptions, Deleted, Entry, Resource, cache_error, encode, is_not_found, object,
+};
 
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
@@ -131,10 +133,8 @@ pub async fn delete_collection(
     {
         exchange.context.warn(warning.to_string());
     }
-    let listed = inner
-        .registry
-        .list(resource, read::cache_list(exchange, &list)?)
-        .await?;
+    let (listed, served) = read::listed(inner, resource, read::cache_list(exchange, &list)?).await?;
+    let listed = listed.map_err(cache_error)?;
     {
         let gate = Admission::new(inner, exchange, resource, Some(&value));
         // Many at a time, so that the store commits them together.
@@ -159,5 +159,5 @@ pub async fn delete_collection(
     if let Some(last) = listed.items.last() {
         exchange.made(&encode::decode(&last.bytes)?);
     }
-    read::answer_list(exchange, resource, &output, listed).await
+    read::answer_list(exchange, resource, &output, listed, served).await
 }

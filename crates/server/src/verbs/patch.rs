@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{StatusCode, header};
 use serde_json::Value;
 use skiff_api::facts;
-use skiff_meta::{GroupKind, Status, field};
+use skiff_meta::{GroupKind, GroupVersionKind, Status, field};
 use skiff_registry::{Part, Resource};
 use skiff_schema::TypeId;
 use skiff_schema::patch::{self, DecodedPatch, PatchError, PatchType};
@@ -64,6 +64,35 @@ impl Patch {
             PatchType::StrategicMerge => patch::strategic_merge(facts::schema(), id, current, value),
         };
         result.map_err(patch_error)
+    }
+
+    /// Refuses a document that the patch made unreadable. Only who fails pays for the text.
+    pub fn refuse(&self, id: TypeId, current: &Value, error: String) -> Status {
+        let (shown, error) = if self.kind == PatchType::StrategicMerge {
+            (patch::go_print(&self.decoded.value), restore_error(&error))
+        } else {
+            let again = self.apply(id, current);
+            (again.unwrap_or_default().to_string(), error)
+        };
+        let path = field::Path::new("patch");
+        Status::invalid(
+            &GroupKind::new("", ""),
+            "",
+            &[field::Error::invalid(&path, shown.as_str(), error)],
+        )
+    }
+
+    /// A patched document must still be of its kind. A strategic patch is merged into the type itself.
+    pub fn check_kind(&self, expected: &GroupVersionKind, patched: &Value) -> Result<(), String> {
+        match self.kind {
+            PatchType::StrategicMerge => Ok(()),
+            _ => check_kind(expected, patched),
+        }
+    }
+
+    /// What a strict reader found in the patch.
+    pub fn strict_errors(&self) -> Vec<String> {
+        self.decoded.strict_errors.clone()
     }
 }
 
@@ -151,31 +180,18 @@ fn apply(
     let mut current = stored.clone();
     resource.from_stored(&mut current);
     let patched = patch.apply(resource.facts.type_id, &current)?;
-    let strategic = patch.kind == PatchType::StrategicMerge;
-    let refuse = |error: String| {
-        // Only who fails pays for the text.
-        let (shown, error) = if strategic {
-            (patch::go_print(&patch.decoded.value), restore_error(&error))
-        } else {
-            let again = patch.apply(resource.facts.type_id, &current);
-            (again.unwrap_or_default().to_string(), error)
-        };
-        let path = field::Path::new("patch");
-        Status::invalid(
-            &GroupKind::new("", ""),
-            "",
-            &[field::Error::invalid(&path, shown.as_str(), error)],
-        )
-    };
-    if !strategic && resource.custom.is_none() {
-        check_kind(resource, &patched).map_err(&refuse)?;
+    let refuse = |error: String| patch.refuse(resource.facts.type_id, &current, error);
+    if resource.custom.is_none() {
+        let facts = resource.facts;
+        let expected = GroupVersionKind::new(facts.group, facts.version, facts.kind);
+        patch.check_kind(&expected, &patched).map_err(&refuse)?;
     }
     let value = decode::patched(
         context,
         resource,
         validation,
         patched,
-        patch.decoded.strict_errors.clone(),
+        patch.strict_errors(),
         refuse,
     )?;
     check_name(exchange, &value)?;
@@ -183,16 +199,14 @@ fn apply(
 }
 
 /// A patched document must still be of its kind.
-fn check_kind(resource: &Resource, patched: &Value) -> Result<(), String> {
+fn check_kind(expected: &GroupVersionKind, patched: &Value) -> Result<(), String> {
     let text = |key: &str, unset: &str| match patched.get(key).and_then(Value::as_str) {
         None | Some("") => unset.to_string(),
         Some(text) => text.to_string(),
     };
-    let (kind, version) = (
-        text("kind", &resource.kind),
-        text("apiVersion", &resource.api_version),
-    );
-    if kind == resource.kind && version == resource.api_version {
+    let api_version = expected.api_version();
+    let (kind, version) = (text("kind", &expected.kind), text("apiVersion", &api_version));
+    if kind == expected.kind && version == api_version {
         return Ok(());
     }
     let (group, in_group) = version.rsplit_once('/').unwrap_or(("", &version));
@@ -203,13 +217,13 @@ fn check_kind(resource: &Resource, patched: &Value) -> Result<(), String> {
             field::quote(&version)
         ));
     }
-    let internal = match resource.facts.group.split('.').next() {
+    let internal = match expected.group.split('.').next() {
         None | Some("") => "core",
         Some(name) => name,
     };
     Err(format!(
         "converting ({in_group}.{kind}) to ({internal}.{}): unknown conversion",
-        resource.kind
+        expected.kind
     ))
 }
 

@@ -12,6 +12,7 @@ use skiff_registry::{CacheError, ListResult, ReadAt, Resource, cache_error, chec
 use crate::body::Answer;
 use crate::chain::Exchange;
 use crate::compress;
+use crate::crd::select::Select;
 use crate::list_body::{Item, ListBody};
 use crate::negotiate::{Format, Transform};
 use crate::protobuf;
@@ -140,13 +141,9 @@ pub fn cache_list(exchange: &Exchange, options: &ListOptions) -> Result<skiff_re
 pub async fn list(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -> Result<Answer, Status> {
     let output = exchange.output(false)?;
     let options = list_options(exchange, resource, false)?;
-    match inner
-        .registry
-        .cache(resource)
-        .list(cache_list(exchange, &options)?)
-        .await
-    {
-        Ok(listed) => answer_list(exchange, resource, &output, listed).await,
+    let (listed, served) = listed(inner, resource, cache_list(exchange, &options)?).await?;
+    match listed {
+        Ok(listed) => answer_list(exchange, resource, &output, listed, served).await,
         Err(CacheError::ExpiredContinue { token }) => {
             // The token lets a client go on with what there is now, if it can live with that.
             let status = cache_error(CacheError::ExpiredContinue { token: token.clone() });
@@ -158,12 +155,26 @@ pub async fn list(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) 
     }
 }
 
+/// The objects that the options select; also as they are served, where that had to be found out already.
+pub async fn listed(
+    inner: &Inner,
+    resource: &Resource,
+    mut options: skiff_registry::ListOptions,
+) -> Result<(Result<ListResult, CacheError>, Option<Vec<Value>>), Status> {
+    if let Some(select) = Select::split(resource, &mut options.fields) {
+        let (listed, served) = select.list(&inner.registry, resource, options).await?;
+        return Ok((listed, Some(served)));
+    }
+    Ok((inner.registry.cache(resource).list(options).await, None))
+}
+
 /// Answers with a list in the form asked for.
 pub async fn answer_list(
     exchange: &Exchange,
     resource: &Resource,
     output: &crate::negotiate::Output,
     listed: ListResult,
+    served: Option<Vec<Value>>,
 ) -> Result<Answer, Status> {
     let mut metadata = list_metadata(&listed);
     if resource.custom.is_some() && output.transform == Transform::None && metadata.get("continue").is_none()
@@ -175,8 +186,8 @@ pub async fn answer_list(
         Some(custom) => custom.definition.names.list_kind.clone(),
         None => format!("{}List", resource.kind),
     };
-    let mut values = Vec::new();
-    if resource.converts_elsewhere() {
+    let mut values = served.unwrap_or_default();
+    if resource.converts_elsewhere() && values.len() != listed.items.len() {
         let stored: Result<Vec<Value>, Status> = listed
             .items
             .iter()
@@ -250,7 +261,12 @@ pub async fn answer_list(
                     respond::go_type(resource)
                 )));
             }
-            if output.format == Format::Json && !output.pretty && !resource.converts_elsewhere() {
+            let hidden = resource.served_annotation;
+            if output.format == Format::Json
+                && !output.pretty
+                && !resource.converts_elsewhere()
+                && hidden.is_none()
+            {
                 let items = listed.items.iter();
                 let items =
                     items.map(|entry| Item::Made(table::partial_bytes("", entry.metadata(), version, "")));
@@ -265,7 +281,7 @@ pub async fn answer_list(
             let mut items = Vec::with_capacity(listed.items.len());
             for entry in &listed.items {
                 let api_version = format!("meta.k8s.io/{version}");
-                items.push(table::partial(&encode::decode(&entry.bytes)?, &api_version));
+                items.push(table::partial(&value_of(entry)?, &api_version, hidden));
             }
             let value = json!({"kind": "PartialObjectMetadataList", "apiVersion": format!("meta.k8s.io/{version}"),
                 "metadata": metadata, "items": items});

@@ -19,6 +19,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::body::{self, Answer, BoxError};
 use crate::chain::Exchange;
+use crate::crd::select::Select;
 use crate::negotiate::{Format, Transform};
 use crate::protobuf;
 use crate::query::ListOptions;
@@ -39,7 +40,7 @@ pub async fn watch(
 ) -> Result<Answer, Status> {
     let output = exchange.output(true)?;
     let options = read::list_options(exchange, resource, true)?;
-    let scope = read::cache_list(
+    let mut scope = read::cache_list(
         exchange,
         &ListOptions {
             resource_version: String::new(),
@@ -51,6 +52,7 @@ pub async fn watch(
         Some(seconds) => Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).min(LONGEST),
     };
     let deadline = Instant::now() + timeout;
+    let select = Select::split(resource, &mut scope.fields);
     let watch = WatchOptions {
         namespace: scope.namespace,
         labels: scope.labels,
@@ -64,7 +66,10 @@ pub async fn watch(
         Transform::Table(_) => IncludeObject::read(&exchange.query)?,
         _ => IncludeObject::Metadata,
     };
-    let shape = Shape::new(resource, output.format, output.transform, include);
+    let shape = Shape {
+        select: select.map(Arc::new),
+        ..Shape::new(resource, output.format, output.transform, include)
+    };
     let first: Result<Watcher, Bytes> = match inner.registry.watch(resource, watch).await {
         Ok(watcher) => Ok(watcher),
         // COMPAT: a version that is too old, or not yet there, is told in the stream, as upstream's
@@ -158,7 +163,20 @@ impl Body for Running {
         if this.ended {
             return Poll::Ready(None);
         }
-        if this.making.is_none() {
+        loop {
+            if let Some(making) = &mut this.making {
+                let made = ready!(making.as_mut().poll(context));
+                this.making = None;
+                match made {
+                    Ok(Some(frame)) => return Poll::Ready(Some(Ok(Frame::data(frame)))),
+                    Ok(None) => {}
+                    Err(status) => {
+                        this.ended = true;
+                        let frame = error_frame(this.shape.format, &status);
+                        return Poll::Ready(Some(Ok(Frame::data(frame))));
+                    }
+                }
+            }
             let event = match this.watcher.poll_next(context) {
                 Poll::Ready(event) => event,
                 Poll::Pending => {
@@ -177,16 +195,6 @@ impl Body for Running {
                 Made::Soon(making) => this.making = Some(making),
             }
         }
-        let Some(making) = &mut this.making else {
-            return Poll::Pending;
-        };
-        let made = ready!(making.as_mut().poll(context));
-        this.making = None;
-        let frame = made.unwrap_or_else(|status| {
-            this.ended = true;
-            error_frame(this.shape.format, &status)
-        });
-        Poll::Ready(Some(Ok(Frame::data(frame))))
     }
 }
 
@@ -207,7 +215,8 @@ enum Made {
     Soon(Making),
 }
 
-type Making = Pin<Box<dyn Future<Output = Result<Bytes, Status>> + Send>>;
+/// `None`: the watcher's selector does not want it.
+type Making = Pin<Box<dyn Future<Output = Result<Option<Bytes>, Status>> + Send>>;
 
 /// The form of the events' objects.
 #[derive(Clone)]
@@ -220,6 +229,8 @@ struct Shape {
     headed: bool,
     /// The number of this form among all.
     form: u64,
+    /// What only the objects as they are served can tell.
+    select: Option<Arc<Select>>,
 }
 
 impl Shape {
@@ -237,12 +248,25 @@ impl Shape {
             include,
             headed: false,
             form: hasher.finish(),
+            select: None,
         }
     }
 }
 
 impl Shape {
     fn frame(&mut self, event: &Arc<WatchEvent>) -> Made {
+        if let Some(select) = self.select.clone() {
+            let (shape, event) = (self.clone(), event.clone());
+            self.headed = true;
+            return Made::Soon(Box::pin(async move {
+                if event.entry.is_none() {
+                    return shape.encode(&event).await.map(Some);
+                }
+                let found = select.event(&shape.resource, &event).await?;
+                let frame = found.map(|(kind, value)| shape.line(kind, shape.object(value)));
+                frame.transpose()
+            }));
+        }
         let as_stored = self.transform == Transform::None && self.resource.served_as_stored();
         if as_stored && self.format != Format::Protobuf {
             return Made::Now(event.json());
@@ -258,6 +282,7 @@ impl Shape {
             && let Some(entry) = &event.entry
             && self.format != Format::Protobuf
             && !self.resource.converts_elsewhere()
+            && self.resource.served_annotation.is_none()
         {
             let opening = format!("{{\"type\":\"{}\",\"object\":", event.kind.as_str());
             let made = table::partial_bytes(&opening, entry.metadata(), version, "}\n");
@@ -270,7 +295,7 @@ impl Shape {
             if shared {
                 event.keep_form(shape.form, &made);
             }
-            Ok(made)
+            Ok(Some(made))
         }))
     }
 
@@ -286,15 +311,17 @@ impl Shape {
             }
             None => self.bookmark(event),
         };
+        self.line(event.kind, object)
+    }
+
+    /// The line of an event, or its frame where the watcher wants metadata or tables in protobuf.
+    fn line(&self, kind: EventKind, object: Value) -> Result<Bytes, Status> {
         if self.format == Format::Protobuf {
-            return Ok(protobuf::frame(
-                event.kind.as_str(),
-                &protobuf::document(&object)?,
-            ));
+            return Ok(protobuf::frame(kind.as_str(), &protobuf::document(&object)?));
         }
         Ok(Bytes::from(format!(
             "{}\n",
-            json!({"type": event.kind.as_str(), "object": object})
+            json!({"type": kind.as_str(), "object": object})
         )))
     }
 
@@ -325,7 +352,8 @@ impl Shape {
                 table::table(version, metadata, columns, vec![row])
             }
             Transform::PartialObjectMetadata(version) | Transform::PartialObjectMetadataList(version) => {
-                table::partial(&value, &format!("meta.k8s.io/{version}"))
+                let hidden = self.resource.served_annotation;
+                table::partial(&value, &format!("meta.k8s.io/{version}"), hidden)
             }
         }
     }

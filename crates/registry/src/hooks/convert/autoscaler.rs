@@ -290,6 +290,11 @@ pub fn to_v2(object: &mut Value) {
             spec.insert("behavior".to_string(), behavior_case(&behavior, false));
         }
     }
+    if current.is_some() || conditions.is_some() {
+        // What the annotations say is status, also where the object has none else.
+        let status = object.as_object_mut().map(|map| map.entry("status"));
+        status.map(|status| status.or_insert_with(|| json!({})));
+    }
     if let Some(status) = object.get_mut("status").and_then(Value::as_object_mut) {
         let used = status.remove("currentCPUUtilizationPercentage");
         let list: Option<Vec<Value>> = match (current, used) {
