@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 const USAGE: &str = "usage:
   cargo xtask facts --openapi DIR --discovery DIR --go DIR [--out DIR]
       DIR of --openapi holds swagger.json and v3/*.json, of --discovery api__v1.json and its like, of --go the modules
-      k8s.io/{api,apimachinery,apiextensions-apiserver,kube-aggregator} as folders (`go mod download`
+      k8s.io/{api,apimachinery,apiextensions-apiserver,kube-aggregator,kubernetes} as folders (`go mod download`
       makes them), whose types carry the protobuf numbers and the patch strategies
   cargo xtask tidy";
 

@@ -37,6 +37,7 @@ impl Errors {
             kind,
             path,
             value,
+            shown: None,
             detail: detail.into(),
         });
     }

@@ -193,14 +193,14 @@ impl Kind {
             errors.extend(object_meta::qualified_finalizers(object));
         }
         errors.extend((self.validate)(object));
-        errors
+        self.shown(errors)
     }
 
     /// All errors of an update of the main resource.
     pub fn check_update(&self, new: &Value, old: &Value, namespaced: bool) -> Vec<field::Error> {
         let mut errors = self.check_metadata(new, old, namespaced, self.update_again);
         errors.extend((self.validate_update)(new, old));
-        errors
+        self.shown(errors)
     }
 
     /// What is checked of the metadata of every update.
@@ -230,6 +230,12 @@ impl Kind {
     pub fn check_status_update(&self, new: &Value, old: &Value, namespaced: bool) -> Vec<field::Error> {
         let mut errors = self.check_metadata(new, old, namespaced, self.status_again);
         errors.extend((self.validate_status_update)(new, old));
+        self.shown(errors)
+    }
+
+    /// The errors with their values as upstream shows them.
+    pub fn shown(&self, mut errors: Vec<field::Error>) -> Vec<field::Error> {
+        crate::internal::show_values(self.group, self.kind, &mut errors);
         errors
     }
 }

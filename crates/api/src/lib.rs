@@ -16,6 +16,7 @@ pub mod discovery;
 pub mod errors;
 pub mod facts;
 pub mod flowcontrol;
+pub mod internal;
 pub mod kind;
 pub mod net;
 pub mod networking;
@@ -29,6 +30,7 @@ pub mod row;
 pub mod scheduling;
 pub mod storage;
 pub mod strategy;
+mod unified;
 pub mod walk;
 
 /// What a column of a kind's Table says of itself.

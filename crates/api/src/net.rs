@@ -40,6 +40,11 @@ pub fn ip(at: &Node, errors: &mut Errors) -> Option<IpAddr> {
     }
 }
 
+/// A plain address, or one that was there before it had to be. Says whether it may stay.
+pub fn ip_unless_known(at: &Node, known: &[serde_json::Value], errors: &mut Errors) -> bool {
+    known.contains(at.value) || ip(at, errors).is_some()
+}
+
 /// A plain address in its one canonical spelling, for newer fields.
 pub fn canonical_ip(at: &Node, errors: &mut Errors) -> Option<IpAddr> {
     let address = ip(at, errors)?;

@@ -112,6 +112,8 @@ pub struct Error {
     pub path: String,
     /// The value complained about; `None` prints no value.
     pub value: Option<Value>,
+    /// How the value prints, where that is not its JSON.
+    pub shown: Option<String>,
     pub detail: String,
 }
 
@@ -121,6 +123,7 @@ impl Error {
             kind,
             path: path.to_string(),
             value,
+            shown: None,
             detail: detail.into(),
         }
     }
@@ -190,6 +193,7 @@ impl Error {
         if let Some(value) = &self.value {
             text.push_str(": ");
             match value {
+                _ if self.shown.is_some() => text.push_str(self.shown.as_deref().unwrap_or_default()),
                 Value::String(string) => text.push_str(&quote(string)),
                 other => text.push_str(&other.to_string()),
             }

@@ -118,7 +118,7 @@ impl Resource {
 
     pub fn check_create(&self, object: &Value) -> Vec<field::Error> {
         match &self.custom {
-            None => self.rules.check_create(object, self.namespaced),
+            None => self.checks.check_create(object, self.namespaced),
             Some(custom) => {
                 let mut found = object_meta::validate(object, self.namespaced, self.rules.name_rule);
                 found.extend(custom.validate(object));
@@ -130,9 +130,9 @@ impl Resource {
     pub fn check_update(&self, new: &Value, old: &Value, part: &Part) -> Findings {
         let Some(custom) = &self.custom else {
             let errors = match part {
-                Part::Main => self.rules.check_update(new, old, self.namespaced),
-                Part::Status => self.rules.check_status_update(new, old, self.namespaced),
-                Part::Other { validate, .. } => validate(new, old),
+                Part::Main => self.checks.check_update(new, old, self.namespaced),
+                Part::Status => self.checks.check_status_update(new, old, self.namespaced),
+                Part::Other { validate, .. } => self.checks.shown(validate(new, old)),
             };
             return Findings::from(errors);
         };

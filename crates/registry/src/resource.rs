@@ -30,6 +30,8 @@ pub enum Orphan {
 pub struct Resource {
     pub facts: &'static facts::Resource,
     pub rules: &'static Kind,
+    /// The validation of the group that is asked: events have two.
+    pub checks: &'static Kind,
     pub hook: Arc<dyn Hook>,
     pub group_resource: GroupResource,
     pub group_kind: GroupKind,
@@ -89,6 +91,7 @@ impl Resource {
                 !kept.json,
             )),
             rules: skiff_api::kind::kind(group, facts.kind),
+            checks: skiff_api::kind::kind(facts.group, facts.kind),
             hook,
             group_resource: GroupResource::new(facts.group, facts.plural),
             group_kind: GroupKind::new(facts.group, facts.kind),
@@ -124,6 +127,7 @@ impl Resource {
         Resource {
             codec: Arc::new(Codec::json(&resource.stored_api_version, facts.kind)),
             rules: &skiff_api::kind::GENERIC,
+            checks: &skiff_api::kind::GENERIC,
             custom: Some(custom),
             ..resource
         }

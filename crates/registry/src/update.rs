@@ -133,6 +133,10 @@ impl Registry {
             let _stage = context.stage("prepare");
             // What a strategy resets is not the record of who wrote.
             let managed = fields::take(&mut new);
+            change = match part {
+                Part::Main => resource.hook.begin_update(&mut new, &old, context)?,
+                _ => crate::hooks::Change::none(),
+            };
             match part {
                 Part::Main => resource.begin_update(&mut new, &old),
                 Part::Status => resource.begin_status_update(&mut new, &old),
@@ -142,10 +146,6 @@ impl Registry {
                 }
             }
             fields::put(&mut new, managed.unwrap_or_default());
-            change = match part {
-                Part::Main => resource.hook.begin_update(&mut new, &old, context)?,
-                _ => crate::hooks::Change::none(),
-            };
         }
         {
             let _stage = context.stage("validate");

@@ -54,6 +54,7 @@ impl Loader {
             "apimachinery",
             "apiextensions-apiserver",
             "kube-aggregator",
+            "kubernetes",
         ] {
             let mut found = None;
             for entry in fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))? {
@@ -81,6 +82,25 @@ impl Loader {
             self.packages.insert(import.to_string(), package);
         }
         Ok(&self.packages[import])
+    }
+
+    /// What a type of a package is made of.
+    pub fn body(&mut self, import: &str, name: &str) -> Result<Body> {
+        let package = self.package(import)?;
+        let found = package
+            .types
+            .get(name)
+            .with_context(|| format!("no type {import}.{name}"))?;
+        Ok(found.body.clone())
+    }
+
+    /// The package that `alias` stands for in the file that declares this type.
+    pub fn import(&mut self, import: &str, name: &str, alias: &str) -> Result<String> {
+        let package = self.package(import)?;
+        let found = package.types.get(name).and_then(|t| t.imports.get(alias));
+        Ok(found
+            .with_context(|| format!("no import {alias} for {import}.{name}"))?
+            .clone())
     }
 
     fn read(&self, import: &str) -> Result<Package> {

@@ -2,6 +2,7 @@
 //! OpenAPI and discovery documents and its Go API types. No prose of upstream ends up in the tables.
 
 mod go;
+mod internal;
 mod resources;
 mod types;
 
@@ -29,7 +30,9 @@ pub fn run(options: &Options) -> Result<()> {
     let resources = resources::read(&options.discovery, &paths)?;
     let mut loader = go::Loader::new(&options.go)?;
     let types = types::collect(&mut loader, &definitions, &resources)?;
+    let internal = internal::collect(&mut loader, &resources)?;
     fs::create_dir_all(&options.out)?;
+    write(&options.out.join("internal.txt"), &internal)?;
     write(&options.out.join("resources.txt"), &resources::render(&resources))?;
     write(&options.out.join("types.txt"), &types)?;
     Ok(())

@@ -15,6 +15,7 @@ fn no_value(errors: &mut Vec<Error>, at: &Node, detail: &str) {
         kind: ErrorType::Invalid,
         path: at.path(),
         value: None,
+        shown: None,
         detail: detail.to_owned(),
     });
 }

@@ -8,6 +8,7 @@ use skiff_meta::{field, names};
 
 use crate::core::config::decode;
 use crate::errors::Errors;
+use crate::internal;
 use crate::node::{Node, at, list, same, text};
 
 const USAGES: [&str; 23] = [
@@ -205,9 +206,15 @@ pub fn update(new: &Value, old: &Value) -> Vec<field::Error> {
                 format!("updates may not add a condition of type \"{kind}\""),
             );
         } else if after.len() == before.len() && !after.iter().zip(&before).all(|(a, b)| same(a, b)) {
+            let copied = |found: &[&Value]| found.iter().map(|c| (*c).clone()).collect::<Vec<Value>>();
+            let difference = internal::difference_of_lists(
+                "certificates.CertificateSigningRequestCondition",
+                &copied(&before),
+                &copied(&after),
+            );
             errors.forbidden(
                 &at_conditions,
-                format!("updates may not modify a condition of type \"{kind}\""),
+                format!("updates may not modify a condition of type \"{kind}\"\n{difference}"),
             );
         }
     }

@@ -6,6 +6,7 @@ use skiff_meta::{field, names};
 use super::pod_defaults;
 use super::resources::{is_native, quantity, resource_quantity};
 use crate::errors::Errors;
+use crate::internal;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, same, text};
 use crate::object_meta::label_selector;
@@ -352,9 +353,10 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     }
     let spec = root.field("spec");
     if !same(&after, &before) {
+        let difference = internal::difference("core.PersistentVolumeClaimSpec", &before, &after);
         errors.forbidden(
             &spec,
-            "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims",
+            format!("spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n{difference}"),
         );
     }
     let size = |v: &Value, path: &str| quantity(at(v, path));

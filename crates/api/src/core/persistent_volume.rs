@@ -9,6 +9,7 @@ use super::resources::{basic_quantity, quantity};
 use super::volume_sources::{self, Place};
 use super::{pod_defaults, scheduling};
 use crate::errors::Errors;
+use crate::internal;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, same, text};
 use crate::{row, strategy, walk};
@@ -89,19 +90,22 @@ pub static PERSISTENT_VOLUME: Kind = Kind {
         // COMPAT: upstream checks it twice, so every complaint comes twice.
         spec(&root.field("spec"), role, any_affinity, &mut errors);
         spec(&root.field("spec"), role, any_affinity, &mut errors);
+        let before = at(old, "spec");
+        let mut after = at(new, "spec").clone();
+        if !at(before, "csi").is_null() && at(before, "csi.controllerExpandSecretRef").is_null() {
+            walk::each(&mut after, "csi", &mut |csi| {
+                walk::remove(csi, "controllerExpandSecretRef")
+            });
+        }
         let changed = SOURCES.iter().any(|s| {
-            let (before, after) = (at(at(old, "spec"), s), at(at(new, "spec"), s));
-            if *s == "csi" && at(before, "controllerExpandSecretRef").is_null() && !before.is_null() {
-                let mut after = after.clone();
-                walk::remove(&mut after, "controllerExpandSecretRef");
-                return !same(&after, before);
-            }
+            let (before, after) = (at(before, s), at(&after, s));
             !same(after, before) || after.is_null() != before.is_null()
         });
         if changed {
+            let difference = internal::difference("core.PersistentVolumeSource", before, &after);
             errors.forbidden(
                 &root.field("spec.persistentvolumesource"),
-                "spec.persistentvolumesource is immutable after creation",
+                format!("spec.persistentvolumesource is immutable after creation\n{difference}"),
             );
         }
         // COMPAT: upstream's path is without `spec`.

@@ -6,6 +6,7 @@ use skiff_meta::{field, names};
 
 use super::{container, pod_defaults, pod_row, pod_spec, pod_warnings, scheduling};
 use crate::errors::Errors;
+use crate::internal;
 use crate::kind::{AGE, BASE, Graceful, Kind, NAME, text as column, wide};
 use crate::net;
 use crate::node::{Node, at, list, number, same, text};
@@ -181,7 +182,7 @@ pub fn validate_ephemeral_containers_update(new: &Value, old: &Value) -> Vec<fie
                 format!("existing ephemeral containers {name} may not be removed\n"),
             ),
             Some(after) if !same(after, before) => {
-                let changes = difference("", before, after).join("\n");
+                let changes = internal::difference("core.EphemeralContainer", before, after);
                 errors.forbidden(
                     &now,
                     format!("existing ephemeral containers {name} may not be changed\n{changes}"),
@@ -290,10 +291,7 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
             errors.forbidden(&name, detail);
         }
     }
-    if let Some(difference) = forbidden_change(new, old) {
-        let detail = format!("pod updates may not change fields other than {UPDATABLE}\n{difference}\n");
-        errors.forbidden(&spec, detail);
-    }
+    forbidden_change(&spec, at(old, "spec"), &mut errors);
     errors.into_vec()
 }
 
@@ -320,13 +318,12 @@ fn tolerations_only_added(spec: &Node, old: &Value, errors: &mut Errors) {
     }
 }
 
-/// What of the spec changed that may not change, as a readable difference.
-fn forbidden_change(new: &Value, old: &Value) -> Option<String> {
-    let before = at(old, "spec");
-    if same(at(new, "spec"), before) {
-        return None;
+/// What of the spec changed that may not change, shown as a difference.
+fn forbidden_change(spec: &Node, before: &Value, errors: &mut Errors) {
+    if same(spec.value, before) {
+        return;
     }
-    let mut after = at(new, "spec").clone();
+    let mut after = spec.value.clone();
     for name in ["containers", "initContainers"] {
         let images: Vec<Value> = list(before, name)
             .iter()
@@ -346,42 +343,69 @@ fn forbidden_change(new: &Value, old: &Value) -> Option<String> {
     {
         walk::copy(&mut after, before, "terminationGracePeriodSeconds");
     }
-    // A pod that waits at a gate may still narrow down where it runs.
     if !list(before, "schedulingGates").is_empty() {
-        let grew = at(before, "nodeSelector").as_object().is_none_or(|m| {
-            m.iter()
-                .all(|(k, v)| at(&after, "nodeSelector").get(k) == Some(v))
-        });
-        if grew {
-            walk::copy(&mut after, before, "nodeSelector");
-        }
-        let affinity = at(before, "affinity.nodeAffinity").clone();
-        if let Some(now) = after.get_mut("affinity") {
-            walk::put(now, "nodeAffinity", affinity);
-        }
+        gated_change(spec, before, &mut after, errors);
     }
-    (!same(&after, before)).then(|| difference("", before, &after).join("\n"))
+    if !same(&after, before) {
+        let difference = internal::difference("core.PodSpec", before, &after);
+        let detail = format!("pod updates may not change fields other than {UPDATABLE}\n{difference}");
+        errors.forbidden(spec, detail);
+    }
 }
 
-/// One line a changed field.
-fn difference(path: &str, old: &Value, new: &Value) -> Vec<String> {
-    match (old, new) {
-        (Value::Object(a), Value::Object(b)) => {
-            let mut names: Vec<&String> = a.keys().chain(b.keys().filter(|k| !a.contains_key(*k))).collect();
-            names.sort();
-            names
-                .into_iter()
-                .flat_map(|k| difference(&format!("{path}.{k}"), at(old, k), at(new, k)))
-                .collect()
+/// A pod that waits at a gate may still narrow down where it runs. What it may is taken out of `after`.
+fn gated_change(spec: &Node, before: &Value, after: &mut Value, errors: &mut Errors) {
+    let selector = spec.field("nodeSelector");
+    if !same(selector.value, at(before, "nodeSelector")) {
+        let mut kept = at(before, "nodeSelector").as_object().into_iter().flatten();
+        if !kept.all(|(k, v)| selector.value.get(k) == Some(v)) {
+            errors.invalid(
+                &selector,
+                "only additions to spec.nodeSelector are allowed (no mutations or deletions)",
+            );
         }
-        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => a
-            .iter()
-            .zip(b)
-            .enumerate()
-            .flat_map(|(i, (x, y))| difference(&format!("{path}[{i}]"), x, y))
-            .collect(),
-        _ if same(old, new) => Vec::new(),
-        _ => vec![format!("- spec{path}: {old}\n+ spec{path}: {new}")],
+        walk::copy(after, before, "nodeSelector");
+    }
+    let affinity = spec.field("affinity");
+    let node = affinity.field("nodeAffinity");
+    let node_before = at(before, "affinity.nodeAffinity");
+    if same(node.value, node_before) {
+        return;
+    }
+    let terms = node.field("requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms");
+    let terms_before = list(
+        node_before,
+        "requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms",
+    );
+    if !terms_before.is_empty() && terms.len() != terms_before.len() {
+        let shown = terms.value.clone();
+        errors.invalid_value(
+            &terms,
+            shown,
+            "no additions/deletions to non-empty NodeSelectorTerms list are allowed",
+        );
+    } else {
+        for (term, old) in terms.items().zip(terms_before) {
+            let grew = |name: &str| {
+                let (now, then) = (list(term.value, name), list(old, name));
+                now.len() >= then.len() && now.iter().zip(then).all(|(a, b)| same(a, b))
+            };
+            let empty = |term: &Value| {
+                list(term, "matchExpressions").is_empty() && list(term, "matchFields").is_empty()
+            };
+            let filled = empty(old) && !empty(term.value);
+            if filled || !grew("matchExpressions") || !grew("matchFields") {
+                errors.invalid(&term, "only additions are allowed (no mutations or deletions)");
+            }
+        }
+    }
+    let alone = ["podAffinity", "podAntiAffinity"]
+        .iter()
+        .all(|name| at(affinity.value, name).is_null());
+    if at(before, "affinity").is_null() && alone {
+        walk::remove(after, "affinity");
+    } else if let Some(affinity) = walk::object(after, "affinity") {
+        walk::put(affinity, "nodeAffinity", node_before.clone());
     }
 }
 
@@ -594,12 +618,18 @@ mod tests {
         new["spec"]["hostname"] = json!("h");
         let found = POD.check_update(&new, &old, true);
         assert_eq!(found.len(), 1);
+        let text = found[0].to_string();
         assert!(
-            found[0].to_string().starts_with(
+            text.starts_with(
                 "spec: Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
             ),
-            "{}",
-            found[0]
+            "{text}"
+        );
+        assert!(
+            text.ends_with(
+                " \"ImagePullSecrets\": null,\n- \"Hostname\": \"\",\n+ \"Hostname\": \"h\",\n  \"Subdomain\": \"\",\n  \"SetHostnameAsFQDN\": null,\n  \"Affinity\": null,\n"
+            ),
+            "{text}"
         );
     }
 

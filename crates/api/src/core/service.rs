@@ -1,11 +1,13 @@
-//! Services. Addresses and ports are allocated by the registry, between `default` and `begin_create`;
+//! Services. Addresses and ports are allocated by the registry, after `default` and before `begin_update`;
 //! this file keeps `clusterIP` and `clusterIPs` in step and drops what a change of type leaves behind.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::service_rules::{load_balancer_status, service, validate_update};
+use skiff_meta::field;
+
+use super::service_rules::{cluster_ip_fields, load_balancer_status, service, validate_update};
 use crate::errors::Errors;
 use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, number, text};
@@ -17,25 +19,29 @@ pub static SERVICE: Kind = Kind {
     default,
     prepare_create: |object| {
         strategy::create_without_status(object);
-        normalize_cluster_ips(object, None);
-        drop_type_dependent_fields(object, None);
+        default_on_read(object);
     },
     prepare_update: |new, old| {
         strategy::update_keep_status(new, old);
-        patch_allocated_values(new, old);
-        normalize_cluster_ips(new, Some(old));
-        drop_type_dependent_fields(new, Some(old));
+        drop_type_dependent_fields(new, old);
+        default_on_read(new);
     },
     validate: |object| {
         let mut errors = Errors::new();
-        service(&Node::root(object), &mut errors);
+        service(&Node::root(object), None, &mut errors);
         errors.into_vec()
     },
     validate_update,
-    validate_status_update: |new, _| {
+    validate_status_update: |new, old| {
         let mut errors = Errors::new();
         let root = Node::root(new);
-        load_balancer_status(&root.field("status.loadBalancer"), &mut errors);
+        let status = root.field("status.loadBalancer");
+        if text(new, "spec.type") != "LoadBalancer" && !status.field("ingress").is_empty() {
+            let detail = "may only be used when `spec.type` is 'LoadBalancer'";
+            errors.forbidden(&status.field("ingress"), detail);
+        } else {
+            load_balancer_status(&status, list(old, "status.loadBalancer.ingress"), &mut errors);
+        }
         errors.into_vec()
     },
     selectable: |object| {
@@ -159,132 +165,152 @@ pub fn is_headless(service: &Value) -> bool {
     matches!(list(service, "spec.clusterIPs"), [only] if only.as_str() == Some("None"))
 }
 
+/// What the addresses of a service and its families may be, for the registry that allocates them.
+pub fn cluster_ip_errors(service: &Value, old: Option<&Value>) -> Vec<field::Error> {
+    let mut errors = Errors::new();
+    let root = Node::root(service);
+    if text(service, "spec.type") != "ExternalName" {
+        cluster_ip_fields(&root.field("spec"), is_headless(service), old, &mut errors);
+    }
+    errors.into_vec()
+}
+
+fn same_cluster_ips(old: &Value, new: &Value) -> bool {
+    text(old, "spec.clusterIP") == text(new, "spec.clusterIP")
+        && list(old, "spec.clusterIPs") == list(new, "spec.clusterIPs")
+}
+
 /// Keeps the single and the plural field in step, whichever of them the client wrote.
 pub fn normalize_cluster_ips(new: &mut Value, old: Option<&Value>) {
-    let Some(spec) = new.get_mut("spec") else { return };
-    let single = text(spec, "clusterIP").to_owned();
-    let plural = list(spec, "clusterIPs").to_vec();
     let Some(old) = old else {
-        // COMPAT: on create the singular field wins only when the plural one is missing.
-        if !single.is_empty() && plural.is_empty() {
+        let Some(spec) = new.get_mut("spec") else { return };
+        let single = text(spec, "clusterIP").to_owned();
+        // COMPAT: on create the singular field fills the plural one, never the other way round.
+        if !single.is_empty() && list(spec, "clusterIPs").is_empty() {
             walk::put(spec, "clusterIPs", json!([single]));
         }
         return;
     };
-    let single_changed = single != text(old, "spec.clusterIP");
-    let plural_changed = plural != list(old, "spec.clusterIPs");
-    if single_changed && !plural_changed {
-        let replaced = if single.is_empty() {
-            Value::Null
-        } else {
-            json!([single])
-        };
-        walk::put(spec, "clusterIPs", replaced);
-    } else if !single_changed && plural_changed && plural.is_empty() && single.is_empty() {
-        walk::remove(spec, "clusterIPs");
+    let (before, now) = (
+        text(old, "spec.clusterIP"),
+        text(new, "spec.clusterIP").to_owned(),
+    );
+    let cleared = list(new, "spec.clusterIPs").is_empty() && !list(old, "spec.clusterIPs").is_empty();
+    let same = same_cluster_ips_plural(old, new);
+    let Some(spec) = new.get_mut("spec") else { return };
+    if cleared && before == now {
+        walk::copy(spec, at(old, "spec"), "clusterIPs");
     }
+    if before != now && same {
+        if now.is_empty() {
+            walk::remove(spec, "clusterIPs");
+        } else {
+            walk::put(spec, "clusterIPs", json!([now]));
+        }
+    }
+}
+
+fn same_cluster_ips_plural(old: &Value, new: &Value) -> bool {
+    list(old, "spec.clusterIPs") == list(new, "spec.clusterIPs")
+}
+
+fn needs_cluster_ip(service: &Value) -> bool {
+    text(service, "spec.type") != "ExternalName"
+}
+
+fn needs_node_port(service: &Value) -> bool {
+    match text(service, "spec.type") {
+        "NodePort" => true,
+        "LoadBalancer" => at(service, "spec.allocateLoadBalancerNodePorts").as_bool() != Some(false),
+        _ => false,
+    }
+}
+
+fn node_ports(service: &Value) -> BTreeSet<i64> {
+    let ports = list(service, "spec.ports").iter();
+    ports.map(|p| number(p, "nodePort")).filter(|n| *n != 0).collect()
 }
 
 /// An update that leaves out what was allocated keeps it.
 pub fn patch_allocated_values(new: &mut Value, old: &Value) {
-    let needs_cluster_ip = |kind: &str| ["ClusterIP", "NodePort", "LoadBalancer"].contains(&kind);
-    let needs_node_port = |service: &Value| match text(service, "spec.type") {
-        "NodePort" => true,
-        "LoadBalancer" => at(service, "spec.allocateLoadBalancerNodePorts").as_bool() != Some(false),
-        _ => false,
-    };
-    let (both_ip, both_port) = (
-        needs_cluster_ip(text(new, "spec.type")) && needs_cluster_ip(text(old, "spec.type")),
-        needs_node_port(new) && needs_node_port(old),
+    let both = |needs: fn(&Value) -> bool, new: &Value| needs(new) && needs(old);
+    let (ip, port, health) = (
+        both(needs_cluster_ip, new),
+        both(needs_node_port, new),
+        both(needs_health_check, new),
     );
-    let both_health = needs_health_check(new) && needs_health_check(old);
+    let used: BTreeSet<i64> = node_ports(new).intersection(&node_ports(old)).copied().collect();
     let Some(spec) = new.get_mut("spec") else { return };
-    if both_ip {
+    if ip {
         if text(spec, "clusterIP").is_empty() {
             walk::copy(spec, at(old, "spec"), "clusterIP");
         }
-        if list(spec, "clusterIPs").is_empty() && text(spec, "clusterIP") == text(old, "spec.clusterIP") {
+        if list(spec, "clusterIPs").is_empty() {
             walk::copy(spec, at(old, "spec"), "clusterIPs");
         }
     }
-    if both_port {
+    if port {
         let before = list(old, "spec.ports");
-        let used: BTreeSet<(String, i64)> = list(spec, "ports")
-            .iter()
-            .map(|p| (text(p, "protocol").to_owned(), number(p, "nodePort")))
-            .filter(|(_, n)| *n != 0)
-            .collect();
         walk::each(spec, "ports[]", &mut |port| {
             if number(port, "nodePort") != 0 {
                 return;
             }
-            let same = |p: &&Value| {
-                text(p, "protocol") == text(port, "protocol") && number(p, "port") == number(port, "port")
-            };
-            if let Some(node_port) = before
-                .iter()
-                .find(same)
-                .map(|p| number(p, "nodePort"))
-                .filter(|n| *n != 0)
-                && !used.contains(&(text(port, "protocol").to_owned(), node_port))
-            {
+            let named = before.iter().rfind(|p| text(p, "name") == text(port, "name"));
+            let node_port = named.map_or(0, |p| number(p, "nodePort"));
+            if node_port != 0 && !used.contains(&node_port) {
                 walk::put(port, "nodePort", node_port.into());
             }
         });
     }
-    if both_health && number(spec, "healthCheckNodePort") == 0 {
+    if health && number(spec, "healthCheckNodePort") == 0 {
         walk::copy(spec, at(old, "spec"), "healthCheckNodePort");
     }
 }
 
+/// COMPAT: upstream hides this on every read of a service that has no use for it; nonsense is left to validation.
+fn default_on_read(service: &mut Value) {
+    if text(service, "spec.type") == "ExternalName"
+        && ["Cluster", "Local"].contains(&text(service, "spec.internalTrafficPolicy"))
+        && let Some(spec) = service.get_mut("spec")
+    {
+        walk::remove(spec, "internalTrafficPolicy");
+    }
+}
+
 /// What an earlier type needed and the new one does not, unless the client changed it too.
-pub fn drop_type_dependent_fields(new: &mut Value, old: Option<&Value>) {
-    let Some(old) = old else { return };
-    let kind_of = |v: &Value| text(v, "spec.type").to_owned();
-    let (before, now) = (kind_of(old), kind_of(new));
-    let health = (needs_health_check(old), needs_health_check(new));
-    let external = (
-        externally_accessible(at(old, "spec")),
-        externally_accessible(at(new, "spec")),
+fn drop_type_dependent_fields(new: &mut Value, old: &Value) {
+    let gone = |needs: fn(&Value) -> bool, new: &Value| needs(old) && !needs(new);
+    let balanced: fn(&Value) -> bool = |service| text(service, "spec.type") == "LoadBalancer";
+    let accessible: fn(&Value) -> bool = |service| externally_accessible(at(service, "spec"));
+    let ip = gone(needs_cluster_ip, new);
+    let same_ips = same_cluster_ips(old, new);
+    let ports = gone(needs_node_port, new) && node_ports(old).is_superset(&node_ports(new));
+    let (health, balancer, external) = (
+        gone(needs_health_check, new),
+        gone(balanced, new),
+        gone(accessible, new),
     );
+    if !balanced(new)
+        && let Some(status) = new.get_mut("status")
+    {
+        walk::put(status, "loadBalancer", json!({}));
+    }
     let Some(spec) = new.get_mut("spec") else { return };
-    let unchanged = |spec: &Value, name: &str| crate::node::same(at(spec, name), at(at(old, "spec"), name));
-    let has_ip = |kind: &str| ["ClusterIP", "NodePort", "LoadBalancer"].contains(&kind);
-    if has_ip(&before) && !has_ip(&now) && unchanged(spec, "clusterIPs") {
-        for name in [
-            "clusterIP",
-            "clusterIPs",
-            "ipFamilies",
-            "ipFamilyPolicy",
-            "internalTrafficPolicy",
-        ] {
+    let mut drop = |condition: bool, name: &str| {
+        if condition && crate::node::same(at(spec, name), at(at(old, "spec"), name)) {
             walk::remove(spec, name);
         }
-    }
-    let has_ports = |kind: &str| ["NodePort", "LoadBalancer"].contains(&kind);
-    if has_ports(&before) && !has_ports(&now) {
-        let ports = list(old, "spec.ports").to_vec();
-        walk::each(spec, "ports[]", &mut |port| {
-            let kept = ports
-                .iter()
-                .any(|p| number(p, "nodePort") != 0 && number(p, "nodePort") == number(port, "nodePort"));
-            if kept {
-                walk::remove(port, "nodePort");
-            }
-        });
-    }
-    if health.0 && !health.1 && unchanged(spec, "healthCheckNodePort") {
-        walk::remove(spec, "healthCheckNodePort");
-    }
-    if before == "LoadBalancer" && now != "LoadBalancer" {
-        for name in ["allocateLoadBalancerNodePorts", "loadBalancerClass"] {
-            if unchanged(spec, name) {
-                walk::remove(spec, name);
-            }
-        }
-    }
-    if external.0 && !external.1 && unchanged(spec, "externalTrafficPolicy") {
-        walk::remove(spec, "externalTrafficPolicy");
+    };
+    drop(ip, "ipFamilies");
+    drop(ip, "ipFamilyPolicy");
+    drop(ip && same_ips, "clusterIP");
+    drop(ip && same_ips, "clusterIPs");
+    drop(health, "healthCheckNodePort");
+    drop(balancer, "allocateLoadBalancerNodePorts");
+    drop(balancer, "loadBalancerClass");
+    drop(external, "externalTrafficPolicy");
+    if ports {
+        walk::each(spec, "ports[]", &mut |port| walk::remove(port, "nodePort"));
     }
 }
 
@@ -356,8 +382,16 @@ mod tests {
         let mut service =
             json!({"metadata": {"name": "s", "namespace": "d", "resourceVersion": "1"}, "spec": spec});
         (SERVICE.default)("v1", &mut service);
+        normalize_cluster_ips(&mut service, None);
         SERVICE.begin_create(&mut service);
         service
+    }
+
+    /// What the registry does with an update before it allocates, and the strategy after it.
+    fn update(new: &mut Value, old: &Value) {
+        patch_allocated_values(new, old);
+        normalize_cluster_ips(new, Some(old));
+        SERVICE.begin_update(new, old);
     }
 
     fn check(spec: Value, expected: &[&str]) {
@@ -415,13 +449,13 @@ mod tests {
             json!({"type": "NodePort", "clusterIP": "10.0.0.1", "ports": [{"port": 80, "nodePort": 30000}]}),
         );
         let mut new = service(json!({"type": "NodePort", "ports": [{"port": 80}]}));
-        SERVICE.begin_update(&mut new, &old);
+        update(&mut new, &old);
         assert_eq!(new["spec"]["clusterIPs"], json!(["10.0.0.1"]));
         assert_eq!(new["spec"]["ports"][0]["nodePort"], 30000);
         assert_eq!(SERVICE.check_update(&new, &old, true), vec![]);
         let mut other =
             service(json!({"type": "NodePort", "clusterIP": "10.0.0.2", "ports": [{"port": 80}]}));
-        SERVICE.begin_update(&mut other, &old);
+        update(&mut other, &old);
         let found: Vec<String> = SERVICE
             .check_update(&other, &old, true)
             .iter()
@@ -429,7 +463,7 @@ mod tests {
             .collect();
         assert_eq!(
             found,
-            ["spec.clusterIPs: Invalid value: [\"10.0.0.2\"]: may not change once set"]
+            ["spec.clusterIPs[0]: Invalid value: [\"10.0.0.2\"]: may not change once set"]
         );
     }
 
@@ -440,7 +474,7 @@ mod tests {
         );
         let mut new = old.clone();
         new["spec"]["type"] = json!("ClusterIP");
-        SERVICE.begin_update(&mut new, &old);
+        update(&mut new, &old);
         assert_eq!(new["spec"]["ports"][0].get("nodePort"), None);
         assert_eq!(new["spec"].get("externalTrafficPolicy"), None);
         assert_eq!(SERVICE.check_update(&new, &old, true), vec![]);

@@ -12,7 +12,17 @@ use crate::errors::Errors;
 use crate::node::{Node, at, list, number, text};
 use crate::{net, object_meta};
 
-pub(super) fn service(root: &Node, errors: &mut Errors) {
+const RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+
+pub(super) fn service(root: &Node, old: Option<&Value>, errors: &mut Errors) {
+    let annotations = root.field("metadata.annotations");
+    let mode = annotations.key("service.kubernetes.io/topology-mode");
+    const HINTS: &str = "service.kubernetes.io/topology-aware-hints";
+    let hints = annotations.key(HINTS);
+    if mode.is_set() && hints.is_set() && mode.value != hints.value {
+        let detail = format!("must match annotations[{HINTS}] when both are specified");
+        errors.invalid(&mode, detail);
+    }
     let spec = root.field("spec");
     let (kind, headless) = (spec.field("type"), is_headless(root.value));
     let ports = spec.field("ports");
@@ -36,17 +46,18 @@ pub(super) fn service(root: &Node, errors: &mut Errors) {
     errors.required_one_of(&spec.field("sessionAffinity"), &["ClientIP", "None"]);
     session_affinity(&spec, errors);
     if kind.str() != "ExternalName" {
-        cluster_ip_fields(&spec, headless, errors);
+        cluster_ip_fields(&spec, headless, old, errors);
     }
     let external_ips = spec.field("externalIPs");
+    let known = old.map_or(&[][..], |old| list(old, "spec.externalIPs"));
     for ip in external_ips.items() {
-        if net::ip(&ip, errors).is_some() {
+        if net::ip_unless_known(&ip, known, errors) {
             endpoint_ip(&ip, errors);
         }
     }
     errors.required_one_of(&kind, &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"]);
     port_collisions(&ports, kind.str(), errors);
-    load_balancer_fields(root, &spec, errors);
+    load_balancer_fields(root, &spec, old, errors);
     traffic_policies(root, &spec, errors);
 }
 
@@ -94,7 +105,8 @@ fn session_affinity(spec: &Node, errors: &mut Errors) {
     }
 }
 
-fn cluster_ip_fields(spec: &Node, headless: bool, errors: &mut Errors) {
+pub(super) fn cluster_ip_fields(spec: &Node, headless: bool, old: Option<&Value>, errors: &mut Errors) {
+    let known = old.map_or(&[][..], |old| list(old, "spec.clusterIPs"));
     let (single, plural) = (spec.field("clusterIP"), spec.field("clusterIPs"));
     let first = plural.value.get(0).and_then(Value::as_str);
     if single.is_empty() {
@@ -128,9 +140,10 @@ fn cluster_ip_fields(spec: &Node, headless: bool, errors: &mut Errors) {
             }
             continue;
         }
-        match net::ip(&ip, errors) {
-            Some(address) => addresses.push(address),
-            None => bad = true,
+        if net::ip_unless_known(&ip, known, errors) {
+            addresses.extend(ip.str().parse::<std::net::IpAddr>());
+        } else {
+            bad = true;
         }
     }
     if plural.len() > 2 {
@@ -185,14 +198,14 @@ fn port_collisions(ports: &Node, kind: &str, errors: &mut Errors) {
             port.field("port").int().unwrap_or(0),
         );
         if !seen.insert((protocol.to_owned(), number)) {
-            // COMPAT: upstream prints its inner type here.
-            let shown = json!({"Name": "", "Protocol": protocol, "AppProtocol": null, "Port": number, "TargetPort": 0, "NodePort": 0});
+            // COMPAT: upstream shows nothing else of it.
+            let shown = json!({"protocol": protocol, "port": number});
             errors.duplicate_value(&port, shown);
         }
     }
 }
 
-fn load_balancer_fields(root: &Node, spec: &Node, errors: &mut Errors) {
+fn load_balancer_fields(root: &Node, spec: &Node, old: Option<&Value>, errors: &mut Errors) {
     const ONLY: &str = "may only be used when `type` is 'LoadBalancer'";
     let balanced = spec.field("type").str() == "LoadBalancer";
     let ranges = spec.field("loadBalancerSourceRanges");
@@ -203,20 +216,34 @@ fn load_balancer_fields(root: &Node, spec: &Node, errors: &mut Errors) {
         if !balanced {
             errors.forbidden(&at, ONLY);
         }
+        let known: Vec<&str> = old
+            .map_or(&[][..], |old| list(old, "spec.loadBalancerSourceRanges"))
+            .iter()
+            .map(|range| range.as_str().unwrap_or("").trim())
+            .collect();
         for range in at.items() {
             let trimmed = json!(range.str().trim());
-            net::cidr(&range.with(&trimmed), errors);
+            if !known.contains(&range.str().trim()) {
+                net::cidr(&range.with(&trimmed), errors);
+            }
         }
     } else {
         let annotations = root.field("metadata.annotations");
-        let annotation = annotations.key("service.beta.kubernetes.io/load-balancer-source-ranges");
+        let annotation = annotations.key(RANGES);
         if annotation.is_set() {
             if !balanced {
                 errors.forbidden(&annotation, ONLY);
             }
-            for part in annotation.str().trim().split(',').filter(|p| !p.is_empty()) {
-                let value = json!(part.trim());
-                net::cidr(&annotation.with(&value), errors);
+            let known = old.map_or("", |old| {
+                at(old, "metadata.annotations")
+                    .get(RANGES)
+                    .map_or("", |v| v.as_str().unwrap_or(""))
+            });
+            if !annotation.str().trim().is_empty() && known != annotation.str() {
+                for part in annotation.str().trim().split(',') {
+                    let value = json!(part.trim());
+                    net::cidr(&annotation.with(&value), errors);
+                }
             }
         }
     }
@@ -279,23 +306,9 @@ pub(super) fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let root = Node::root(new);
     let spec = root.field("spec");
     let kinds = (text(old, "spec.type"), spec.field("type").str());
-    let stays_allocated = kinds.0 != "ExternalName" && kinds.1 != "ExternalName";
-    let (before, after) = (list(old, "spec.clusterIPs"), list(new, "spec.clusterIPs"));
-    // The first address of a service never changes; a second may come and go with the policy.
-    if stays_allocated
-        && let (Some(b), Some(a)) = (before.first(), after.first())
-        && a != b
-    {
-        let at = spec.field("clusterIPs");
-        errors.invalid(&at, "may not change once set");
-    }
-    let (families_before, families_after) = (list(old, "spec.ipFamilies"), list(new, "spec.ipFamilies"));
-    if stays_allocated
-        && let (Some(b), Some(a)) = (families_before.first(), families_after.first())
-        && a != b
-    {
-        let at = spec.field("ipFamilies");
-        errors.invalid_value(&at.index(0), a.clone(), "may not change once set");
+    if kinds.0 != "ExternalName" && kinds.1 != "ExternalName" {
+        cluster_ips_update(&spec, new, old, &mut errors);
+        ip_families_update(&spec, new, old, &mut errors);
     }
     let class = spec.field("loadBalancerClass");
     if kinds == ("LoadBalancer", "LoadBalancer") && class.value != at(old, "spec.loadBalancerClass") {
@@ -309,16 +322,78 @@ pub(super) fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     {
         errors.forbidden(&spec.field("healthCheckNodePort"), crate::errors::IMMUTABLE);
     }
-    service(&root, &mut errors);
+    service(&root, Some(old), &mut errors);
     errors.into_vec()
 }
 
-/// Ingress points of a load balancer.
-pub(super) fn load_balancer_status(status: &Node, errors: &mut Errors) {
+/// The first address never changes; the second comes and goes with the policy.
+fn cluster_ips_update(spec: &Node, new: &Value, old: &Value, errors: &mut Errors) {
+    if is_headless(old) && is_headless(new) {
+        return;
+    }
+    const CHANGED: &str = "may not change once set";
+    let ips = spec.field("clusterIPs");
+    let (before, after) = (list(old, "spec.clusterIPs"), list(new, "spec.clusterIPs"));
+    let shown = || json!(after);
+    if before.len() == after.len() {
+        for (i, (b, a)) in before.iter().zip(after).enumerate() {
+            if a != b {
+                errors.invalid_value(&ips.index(i), shown(), CHANGED);
+            }
+        }
+        return;
+    }
+    if after.is_empty() {
+        errors.invalid_value(&ips.index(0), Value::Null, "primary clusterIP can not be unset");
+    } else if !before.is_empty() && before.first() != after.first() {
+        errors.invalid_value(&ips.index(0), shown(), CHANGED);
+    }
+    released(spec, before, after, "clusterIP", errors);
+}
+
+/// A second address or family goes only when one is asked for.
+fn released(spec: &Node, before: &[Value], after: &[Value], what: &str, errors: &mut Errors) {
+    let policy = spec.field("ipFamilyPolicy");
+    if before.len() > after.len() && after.len() == 1 && policy.str() != "SingleStack" {
+        let detail = format!("must be set to 'SingleStack' when releasing the secondary {what}");
+        let shown = policy.value.clone();
+        errors.invalid_value(&policy, shown, detail);
+    }
+}
+
+fn ip_families_update(spec: &Node, new: &Value, old: &Value, errors: &mut Errors) {
+    if is_headless(old) || is_headless(new) {
+        return;
+    }
+    const CHANGED: &str = "may not change once set";
+    let families = spec.field("ipFamilies");
+    let first = families.index(0);
+    let (before, after) = (list(old, "spec.ipFamilies"), list(new, "spec.ipFamilies"));
+    if before.len() == after.len() {
+        for (b, a) in before.iter().zip(after) {
+            if a != b {
+                errors.invalid_value(&first, json!(after), CHANGED);
+            }
+        }
+        return;
+    }
+    // COMPAT: upstream looks at and shows the addresses here.
+    let ips = list(new, "spec.clusterIPs");
+    if before.len() > after.len() && ips.is_empty() {
+        errors.invalid_value(&first, json!(after), "primary ipFamily can not be unset");
+    }
+    if !before.is_empty() && !after.is_empty() && before.first() != after.first() {
+        errors.invalid_value(&first, json!(ips), CHANGED);
+    }
+    released(spec, before, after, "ipFamily", errors);
+}
+
+/// Ingress points of a load balancer; addresses of `old` ones may stay as they are.
+pub(super) fn load_balancer_status(status: &Node, old: &[Value], errors: &mut Errors) {
     let ingress = status.field("ingress");
     for point in ingress.items() {
         let ip = point.field("ip");
-        if !ip.is_empty() {
+        if !ip.is_empty() && !old.iter().any(|point| text(point, "ip") == ip.str()) {
             net::ip(&ip, errors);
         }
         let mode = point.field("ipMode");

@@ -340,6 +340,7 @@ fn refused(path: &Path, rule: &Rule, problem: &str) -> Error {
         kind: ErrorType::Invalid,
         path: path.to_string(),
         value: None,
+        shown: None,
         detail: format!("{form}: {problem}"),
     }
 }

@@ -457,6 +457,7 @@ fn finding(path: &Path, value: Option<Json>, detail: String, reason: Option<&str
         kind,
         path: path.to_string(),
         value,
+        shown: None,
         detail,
     }
 }

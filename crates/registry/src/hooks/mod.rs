@@ -84,7 +84,7 @@ pub trait Hook: Send + Sync {
         Ok(Change::none())
     }
 
-    /// Runs before validation of an update of the main resource.
+    /// Runs before the strategy and the validation of an update of the main resource.
     fn begin_update(&self, _new: &mut Value, _old: &Value, _context: &Context) -> Result<Change, Status> {
         Ok(Change::none())
     }

@@ -31,13 +31,21 @@ impl PortAllocator {
 
     pub fn allocate(&self, port: u16) -> Result<(), PortError> {
         if !self.range.contains(&port) {
-            return Err(PortError::NotInRange(*self.range.start(), *self.range.end()));
+            return Err(self.not_in_range());
         }
         if self.taken.lock().insert(port) {
             Ok(())
         } else {
             Err(PortError::Allocated)
         }
+    }
+
+    pub fn not_in_range(&self) -> PortError {
+        PortError::NotInRange(*self.range.start(), *self.range.end())
+    }
+
+    pub fn has(&self, port: u16) -> bool {
+        self.taken.lock().contains(&port)
     }
 
     pub fn allocate_next(&self) -> Result<u16, PortError> {

@@ -3,74 +3,88 @@
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
+use skiff_api::core::service::cluster_ip_errors;
 use skiff_meta::{Status, field};
 
-use super::{NONE, Services, Taken, cluster_ips, family_name, invalid, strings};
+use super::{NONE, Services, Taken, cluster_ips, family_name, invalid, strings, type_of};
 use crate::object;
 
 impl Services {
     /// Fills in ipFamilyPolicy and ipFamilies from what the cluster and the service have.
     pub(super) fn families(&self, service: &mut Value, old: Option<&Value>) -> Result<(), Status> {
-        let headless = cluster_ips(service).first().is_some_and(|ip| ip == NONE);
+        if type_of(service) == "ExternalName" || old.is_some_and(|old| prefers_both_as_before(service, old)) {
+            return Ok(());
+        }
+        let headless = object::at_str(service, &["spec", "clusterIP"]) == NONE;
         let selectorless = object::at(service, &["spec", "selector"])
             .and_then(Value::as_object)
             .is_none_or(|s| s.is_empty());
-        let mut policy = object::at_str(service, &["spec", "ipFamilyPolicy"]).to_string();
-        if policy.is_empty() {
-            policy = match old
-                .map(|old| object::at_str(old, &["spec", "ipFamilyPolicy"]))
-                .filter(|policy| !policy.is_empty())
-            {
-                Some(policy) => policy.to_string(),
-                None if headless && selectorless => "RequireDualStack".to_string(),
-                None => "SingleStack".to_string(),
+        if !has_policy(service) {
+            let policy = match old.filter(|old| has_policy(old)) {
+                Some(old) => policy_of(old),
+                None if headless && selectorless => "RequireDualStack",
+                None => "SingleStack",
             };
+            let policy = json!(policy);
+            object::put(service, &["spec", "ipFamilyPolicy"], policy);
         }
-        object::put(service, &["spec", "ipFamilyPolicy"], json!(policy));
+        // The allocation below need not think of nonsense.
+        invalid(service, cluster_ip_errors(service, old))?;
+        let policy = policy_of(service).to_string();
+        let policy_path = field::Path::new("spec.ipFamilyPolicy");
+        let complaint = |detail: &str| field::Error::invalid(&policy_path, policy.as_str(), detail);
         let mut families = strings(service, "ipFamilies");
         let mut addresses = cluster_ips(service);
-        if let Some(old) = old
-            && policy == "SingleStack"
-        {
-            if addresses.len() > 1 && addresses == cluster_ips(old) {
-                addresses.truncate(1);
-                object::put(service, &["spec", "clusterIPs"], json!(addresses));
-            }
-            if families.len() > 1 && families == strings(old, "ipFamilies") {
-                families.truncate(1);
+        let mut found = Vec::new();
+        if let Some(old) = old {
+            let (old_addresses, old_families) = (cluster_ips(old), strings(old, "ipFamilies"));
+            if policy == "SingleStack" {
+                if addresses.len() > 1 && same_cluster_ips(old, service) {
+                    addresses.truncate(1);
+                    object::put(service, &["spec", "clusterIPs"], json!(addresses));
+                }
+                if families.len() > 1 && families == old_families {
+                    families.truncate(1);
+                }
+            } else {
+                if !addresses.is_empty() && addresses.len() < old_addresses.len() {
+                    found.push(complaint(
+                        "must be 'SingleStack' to release the secondary cluster IP",
+                    ));
+                }
+                if !families.is_empty() && families.len() < old_families.len() {
+                    found.push(complaint(
+                        "must be 'SingleStack' to release the secondary IP family",
+                    ));
+                }
             }
         }
-        let policy_path = field::Path::new("spec.ipFamilyPolicy");
-        let mut found = Vec::new();
         if policy == "SingleStack" {
             for (many, what) in [
                 (addresses.len() == 2, "cluster IPs"),
                 (families.len() == 2, "IP families"),
             ] {
                 if many {
-                    let detail = format!(
+                    found.push(complaint(&format!(
                         "must be 'RequireDualStack' or 'PreferDualStack' when multiple {what} are specified"
-                    );
-                    found.push(field::Error::invalid(&policy_path, policy.as_str(), detail));
+                    )));
                 }
             }
         }
-        for (index, text) in addresses.iter().enumerate() {
+        for (index, text) in addresses.iter().enumerate().skip(families.len()) {
             let Ok(address) = text.parse::<IpAddr>() else {
                 break;
             };
             let family = family_name(address.is_ipv4());
-            if index >= families.len() {
-                if self.shared.family(family).is_some() {
-                    families.push(family.to_string());
-                } else {
-                    let path = field::Path::new("spec.clusterIPs").index(index);
-                    found.push(field::Error::invalid(
-                        &path,
-                        json!(addresses),
-                        format!("{family} is not configured on this cluster"),
-                    ));
-                }
+            if self.shared.family(family).is_some() {
+                families.push(family.to_string());
+            } else {
+                let path = field::Path::new("spec.clusterIPs").index(index);
+                found.push(field::Error::invalid(
+                    &path,
+                    json!(addresses),
+                    format!("{family} is not configured on this cluster"),
+                ));
             }
         }
         invalid(service, found)?;
@@ -80,11 +94,11 @@ impl Services {
             .first()
             .map(|range| family_name(range.cidr().is_ipv4()))
             .unwrap_or("IPv4");
-        if families.is_empty() {
-            families.push(default.to_string());
-        }
         let other = |family: &str| if family == "IPv4" { "IPv6" } else { "IPv4" };
         if headless && selectorless {
+            if families.is_empty() {
+                families.push(default.to_string());
+            }
             if families.len() < 2 && policy != "SingleStack" {
                 families.push(other(&families[0]).to_string());
             }
@@ -93,9 +107,7 @@ impl Services {
         }
         let mut found = Vec::new();
         if policy == "RequireDualStack" && self.shared.ranges.len() < 2 {
-            found.push(field::Error::invalid(
-                &policy_path,
-                policy.as_str(),
+            found.push(complaint(
                 "this cluster is not configured for dual-stack services",
             ));
         }
@@ -110,6 +122,9 @@ impl Services {
             }
         }
         invalid(service, found)?;
+        if families.is_empty() {
+            families.push(default.to_string());
+        }
         if policy != "SingleStack" && families.len() == 1 && self.shared.ranges.len() == 2 {
             families.push(other(&families[0]).to_string());
         }
@@ -117,98 +132,88 @@ impl Services {
         Ok(())
     }
 
-    /// Takes the addresses asked for, and draws those that are missing.
+    /// Takes the addresses asked for, and draws those that are missing. An update takes a second address only:
+    /// the first never changes.
     pub(super) fn addresses(
         &self,
         service: &mut Value,
         old: Option<&Value>,
         taken: &mut Taken,
     ) -> Result<(), Status> {
-        let mut addresses = cluster_ips(service);
-        if addresses.first().is_some_and(|ip| ip == NONE) {
-            object::put(service, &["spec", "clusterIP"], json!(NONE));
-            object::put(service, &["spec", "clusterIPs"], json!([NONE]));
+        if type_of(service) == "ExternalName" || old.is_some_and(|old| prefers_both_as_before(service, old)) {
             return Ok(());
         }
-        let held = old.map(cluster_ips).unwrap_or_default();
+        let families = strings(service, "ipFamilies");
+        let old = old.filter(|old| type_of(old) != "ExternalName");
+        if let Some(old) = old {
+            let headless = cluster_ips(old).first().is_some_and(|ip| ip == NONE);
+            let second = strings(old, "ipFamilies").len() == 1 && families.len() == 2;
+            if headless || !second {
+                return Ok(());
+            }
+        }
+        let mut addresses = cluster_ips(service);
+        if addresses.first().is_some_and(|ip| ip == NONE) {
+            return Ok(());
+        }
+        addresses.resize(addresses.len().max(families.len()), String::new());
         let asked = json!(addresses);
-        for (index, family) in strings(service, "ipFamilies").iter().enumerate() {
+        for (index, family) in families.iter().enumerate().skip(usize::from(old.is_some())) {
             let Some(range) = self.shared.family(family) else {
                 continue;
             };
-            match addresses.get(index).cloned().filter(|text| !text.is_empty()) {
-                Some(text) if held.contains(&text) => {}
-                Some(text) => {
-                    // An address that cannot be read is validation's to refuse.
-                    let Ok(address) = text.parse::<IpAddr>() else {
-                        continue;
-                    };
-                    if let Err(error) = range.allocate(address) {
-                        let detail = format!("failed to allocate IP {address}: {error}");
-                        return invalid(
-                            service,
-                            vec![field::Error::invalid(
-                                &field::Path::new("spec.clusterIPs"),
-                                asked,
-                                detail,
-                            )],
-                        );
-                    }
-                    taken.addresses.push(address);
-                }
-                None => {
-                    let address = range.allocate_next().map_err(|error| {
-                        Status::internal(format_args!(
-                            "failed to allocate a serviceIP for Service \"{}\": {error}",
-                            object::name(service)
-                        ))
-                    })?;
-                    taken.addresses.push(address);
-                    if index < addresses.len() {
-                        addresses[index] = address.to_string();
-                    } else {
-                        addresses.push(address.to_string());
-                    }
-                }
+            let text = addresses[index].clone();
+            if text.is_empty() {
+                let address = range.allocate_next().map_err(|error| {
+                    Status::internal(format_args!(
+                        "failed to allocate a serviceIP for Service \"{}\": {error}",
+                        object::name(service)
+                    ))
+                })?;
+                taken.addresses.push(address);
+                addresses[index] = address.to_string();
+                continue;
             }
+            // An address that cannot be read is validation's to refuse.
+            let Ok(address) = text.parse::<IpAddr>() else {
+                continue;
+            };
+            if let Err(error) = range.allocate(address) {
+                let detail = format!("failed to allocate IP {address}: {error}");
+                let path = field::Path::new("spec.clusterIPs");
+                return invalid(service, vec![field::Error::invalid(&path, asked, detail)]);
+            }
+            taken.addresses.push(address);
         }
-        object::put(
-            service,
-            &["spec", "clusterIP"],
-            json!(addresses.first().cloned().unwrap_or_default()),
-        );
+        if old.is_none() {
+            let first = json!(addresses.first().cloned().unwrap_or_default());
+            object::put(service, &["spec", "clusterIP"], first);
+        }
         object::put(service, &["spec", "clusterIPs"], json!(addresses));
         Ok(())
     }
 }
 
-/// clusterIP is the older name of clusterIPs[0]: whichever the client changed leads.
-pub(super) fn normalise_cluster_ips(service: &mut Value, old: Option<&Value>) {
-    let one = object::at_str(service, &["spec", "clusterIP"]).to_string();
-    let many = cluster_ips(service);
-    match old {
-        None => {
-            if !one.is_empty() && many.is_empty() {
-                object::put(service, &["spec", "clusterIPs"], json!([one]));
-            } else if one.is_empty()
-                && let Some(first) = many.first()
-            {
-                object::put(service, &["spec", "clusterIP"], json!(first));
-            }
-        }
-        Some(old) => {
-            let (old_one, old_many) = (object::at_str(old, &["spec", "clusterIP"]), cluster_ips(old));
-            if one != old_one && many == old_many {
-                let list = if one.is_empty() { json!([]) } else { json!([one]) };
-                object::put(service, &["spec", "clusterIPs"], list);
-            } else if one == old_one
-                && many != old_many
-                && let Some(first) = many.first()
-            {
-                object::put(service, &["spec", "clusterIP"], json!(first));
-            } else if many.is_empty() && !one.is_empty() {
-                object::put(service, &["spec", "clusterIPs"], json!([one]));
-            }
-        }
-    }
+fn policy_of(service: &Value) -> &str {
+    object::at_str(service, &["spec", "ipFamilyPolicy"])
+}
+
+/// Set to something, be it nonsense.
+fn has_policy(service: &Value) -> bool {
+    object::at(service, &["spec", "ipFamilyPolicy"]).is_some_and(|policy| !policy.is_null())
+}
+
+fn same_cluster_ips(old: &Value, new: &Value) -> bool {
+    cluster_ips(old) == cluster_ips(new)
+}
+
+/// A service that takes both families where it can get them does not change when the cluster does.
+fn prefers_both_as_before(new: &Value, old: &Value) -> bool {
+    const PREFER: &str = "PreferDualStack";
+    policy_of(new) == PREFER
+        && (policy_of(old) == PREFER || !has_policy(old))
+        && type_of(new) == type_of(old)
+        && matches!(type_of(new), "ClusterIP" | "NodePort" | "LoadBalancer")
+        && same_cluster_ips(old, new)
+        && strings(old, "ipFamilies") == strings(new, "ipFamilies")
 }

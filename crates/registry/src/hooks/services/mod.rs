@@ -8,15 +8,15 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::Value;
+use skiff_api::core::service::{normalize_cluster_ips, patch_allocated_values};
 use skiff_meta::{GroupKind, Status, field};
 
 use super::ip_allocator::{Cidr, IpAllocator};
 use super::port_allocator::PortAllocator;
 use super::{Change, Hook};
 use crate::{Context, object};
-use addresses::normalise_cluster_ips;
-use ports::{health_port, node_ports, port_number, wants_health_port, wants_node_ports};
+use ports::{health_port, listed_ports, node_ports, wants_health_port};
 
 const NONE: &str = "None";
 
@@ -85,8 +85,10 @@ impl Shared {
                 range.release(*address);
             }
         }
-        for port in &taken.ports {
-            self.ports.release(*port);
+        if !taken.dry_run {
+            for port in &taken.ports {
+                self.ports.release(*port);
+            }
         }
     }
 }
@@ -96,6 +98,8 @@ impl Shared {
 struct Taken {
     addresses: Vec<IpAddr>,
     ports: Vec<u16>,
+    /// A dry run asks for ports without taking them.
+    dry_run: bool,
 }
 
 impl Hook for Services {
@@ -104,7 +108,7 @@ impl Hook for Services {
     }
 
     fn begin_update(&self, new: &mut Value, old: &Value, context: &Context) -> Result<Change, Status> {
-        keep_allocated(new, old);
+        patch_allocated_values(new, old);
         self.begin(new, Some(old), context)
     }
 
@@ -116,13 +120,17 @@ impl Hook for Services {
         self.shared.release(&Taken {
             addresses,
             ports: node_ports(service),
+            dry_run: false,
         });
     }
 }
 
 impl Services {
     fn begin(&self, service: &mut Value, old: Option<&Value>, context: &Context) -> Result<Change, Status> {
-        let mut taken = Taken::default();
+        let mut taken = Taken {
+            dry_run: context.dry_run,
+            ..Taken::default()
+        };
         let result = self.assign(service, old, &mut taken);
         if result.is_err() || context.dry_run {
             self.shared.release(&taken);
@@ -140,24 +148,29 @@ impl Services {
     }
 
     fn assign(&self, service: &mut Value, old: Option<&Value>, taken: &mut Taken) -> Result<(), Status> {
-        normalise_cluster_ips(service, old);
-        if type_of(service) != "ExternalName" {
-            self.families(service, old)?;
-            self.addresses(service, old, taken)?;
-        } else if let Some(spec) = service.get_mut("spec").and_then(Value::as_object_mut)
-            && old.is_some_and(|old| type_of(old) != "ExternalName")
-        {
-            for field in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
-                spec.remove(field);
-            }
-        }
+        normalize_cluster_ips(service, old);
+        self.families(service, old)?;
+        self.addresses(service, old, taken)?;
         self.assign_ports(service, old, taken)
     }
 
     /// What the old service held and the new one does not.
     fn freed(&self, new: &Value, old: &Value) -> Taken {
-        let (now_addresses, now_ports) = (cluster_ips(new), node_ports(new));
+        // What a change of type leaves behind is still in the object here; its strategy drops it later.
+        let now_addresses = if type_of(new) == "ExternalName" {
+            Vec::new()
+        } else {
+            cluster_ips(new)
+        };
+        let mut now_ports = Vec::new();
+        if matches!(type_of(new), "NodePort" | "LoadBalancer") {
+            now_ports = listed_ports(new);
+        }
+        if wants_health_port(new) {
+            now_ports.extend(health_port(new));
+        }
         Taken {
+            dry_run: false,
             addresses: cluster_ips(old)
                 .iter()
                 .filter(|text| !now_addresses.contains(text))
@@ -208,65 +221,10 @@ fn cluster_ips(service: &Value) -> Vec<String> {
     strings(service, "clusterIPs")
 }
 
-/// A client that writes the whole service need not know what was allocated for it.
-fn keep_allocated(new: &mut Value, old: &Value) {
-    if type_of(new) != "ExternalName" && type_of(old) != "ExternalName" {
-        if object::at_str(new, &["spec", "clusterIP"]).is_empty() {
-            object::put(
-                new,
-                &["spec", "clusterIP"],
-                json!(object::at_str(old, &["spec", "clusterIP"])),
-            );
-        }
-        if cluster_ips(new).is_empty() {
-            object::put(new, &["spec", "clusterIPs"], json!(cluster_ips(old)));
-        }
-        if strings(new, "ipFamilies").is_empty() && !strings(old, "ipFamilies").is_empty() {
-            object::put(new, &["spec", "ipFamilies"], json!(strings(old, "ipFamilies")));
-        }
-    }
-    if wants_node_ports(new) && wants_node_ports(old) {
-        let old_ports = object::at(old, &["spec", "ports"])
-            .and_then(Value::as_array)
-            .cloned()
-            .unwrap_or_default();
-        let (held, named) = (node_ports(old), node_ports(new));
-        let used: Vec<u16> = held.into_iter().filter(|port| named.contains(port)).collect();
-        let Some(ports) = new
-            .get_mut("spec")
-            .and_then(|s| s.get_mut("ports"))
-            .and_then(Value::as_array_mut)
-        else {
-            return;
-        };
-        for port in ports {
-            if port_number(port.get("nodePort")).is_some() {
-                continue;
-            }
-            let name = port.get("name").and_then(Value::as_str).unwrap_or("");
-            let before = old_ports
-                .iter()
-                .rfind(|old| old.get("name").and_then(Value::as_str).unwrap_or("") == name);
-            if let Some(number) = before
-                .and_then(|old| port_number(old.get("nodePort")))
-                .filter(|n| !used.contains(n))
-            {
-                port["nodePort"] = json!(number);
-            }
-        }
-    }
-    if wants_health_port(new)
-        && wants_health_port(old)
-        && health_port(new).is_none()
-        && let Some(port) = health_port(old)
-    {
-        object::put(new, &["spec", "healthCheckNodePort"], json!(port));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn services(cidrs: &[&str]) -> Services {
         let cidrs: Vec<Cidr> = cidrs
@@ -350,7 +308,6 @@ mod tests {
         all.begin_update(&mut plain, &new, &Context::default())
             .expect("frees")
             .commit();
-        assert_eq!(plain["spec"]["ports"][0].get("nodePort"), None);
         create(
             &all,
             json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]}),

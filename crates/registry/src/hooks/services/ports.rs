@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use skiff_meta::{Status, field};
 
+use super::super::port_allocator::PortError;
 use super::{Services, Taken, invalid, type_of};
 use crate::object;
 
@@ -13,116 +14,178 @@ impl Services {
         old: Option<&Value>,
         taken: &mut Taken,
     ) -> Result<(), Status> {
-        let held = old.map(node_ports).unwrap_or_default();
-        let wants = wants_node_ports(service);
-        let may_have = matches!(type_of(service), "NodePort" | "LoadBalancer");
-        let ports = object::at(service, &["spec", "ports"])
-            .and_then(Value::as_array)
-            .cloned()
-            .unwrap_or_default();
-        let mut ports_now = ports.clone();
-        // The same node port may serve one port number over several protocols.
-        let mut used: Vec<(u16, String)> = Vec::new();
-        for (index, port) in ports.iter().enumerate() {
-            let protocol = port
-                .get("protocol")
-                .and_then(Value::as_str)
-                .unwrap_or("TCP")
-                .to_string();
-            let asked = port
-                .get("nodePort")
-                .and_then(Value::as_u64)
-                .and_then(|port| u16::try_from(port).ok())
-                .unwrap_or(0);
-            if !may_have {
-                if old.is_some_and(|old| matches!(type_of(old), "NodePort" | "LoadBalancer"))
-                    && held.contains(&asked)
-                {
-                    remove(&mut ports_now[index], "nodePort");
-                }
-                continue;
+        if matches!(type_of(service), "NodePort" | "LoadBalancer") {
+            let mut ports = object::at(service, &["spec", "ports"])
+                .and_then(Value::as_array)
+                .cloned()
+                .unwrap_or_default();
+            match old {
+                None => self.first_ports(service, &mut ports, taken)?,
+                Some(old) => self.changed_ports(service, old, &mut ports, taken)?,
             }
-            if asked != 0 {
-                let shared = used
-                    .iter()
-                    .any(|(port, other)| *port == asked && *other != protocol);
-                if !held.contains(&asked) && !shared {
-                    if let Err(error) = self.shared.ports.allocate(asked) {
-                        let path = field::Path::new("spec.ports").index(index).child("nodePort");
-                        return invalid(
-                            service,
-                            vec![field::Error::invalid(&path, asked, error.to_string())],
-                        );
-                    }
-                    taken.ports.push(asked);
-                }
-                used.push((asked, protocol));
-            } else if wants {
-                let number = port.get("port").and_then(Value::as_u64);
-                let twin = ports_now[..index].iter().find_map(|other| {
-                    let same = other.get("port").and_then(Value::as_u64) == number
-                        && other.get("protocol").and_then(Value::as_str).unwrap_or("TCP") != protocol;
-                    same.then(|| other.get("nodePort").and_then(Value::as_u64))
-                        .flatten()
-                });
-                let given = match twin.and_then(|port| u16::try_from(port).ok()) {
-                    Some(port) => port,
-                    None => {
-                        let port = self.shared.ports.allocate_next().map_err(|error| {
-                            Status::internal(format_args!("failed to allocate a nodePort: {error}"))
-                        })?;
-                        taken.ports.push(port);
-                        port
-                    }
-                };
-                ports_now[index]["nodePort"] = json!(given);
-                used.push((given, protocol));
+            if !ports.is_empty() {
+                object::put(service, &["spec", "ports"], Value::Array(ports));
             }
         }
-        if ports_now != ports {
-            object::put(service, &["spec", "ports"], Value::Array(ports_now));
+        if wants_health_port(service) && !old.is_some_and(wants_health_port) {
+            self.health_check_port(service, taken)?;
         }
-        self.health_check_port(service, old, taken)
+        Ok(())
     }
 
-    pub(super) fn health_check_port(
+    /// The node ports of a new service: one port number of it has one node port, whatever the protocol.
+    fn first_ports(&self, service: &Value, ports: &mut [Value], taken: &mut Taken) -> Result<(), Status> {
+        let mut given: Vec<(i64, i64)> = Vec::new();
+        for index in 0..ports.len() {
+            let (number, asked) = (integer(&ports[index], "port"), integer(&ports[index], "nodePort"));
+            if asked == 0 && !wants_node_ports(service) {
+                continue;
+            }
+            let before = given
+                .iter()
+                .find(|(port, _)| *port == number)
+                .map(|(_, node)| *node);
+            match before {
+                Some(node) if asked == 0 => ports[index]["nodePort"] = json!(node),
+                Some(node) if asked == node => {}
+                Some(_) => self.take_port(service, index, asked, taken)?,
+                None => {
+                    let wanted = ports
+                        .iter()
+                        .filter(|port| integer(port, "port") == number)
+                        .map(|port| integer(port, "nodePort"))
+                        .find(|node| *node != 0);
+                    let node = match wanted {
+                        Some(node) => {
+                            self.take_port(service, index, node, taken)?;
+                            node
+                        }
+                        None => self.draw_port(taken)?,
+                    };
+                    ports[index]["nodePort"] = json!(node);
+                    given.push((number, node));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn changed_ports(
         &self,
-        service: &mut Value,
-        old: Option<&Value>,
+        service: &Value,
+        old: &Value,
+        ports: &mut [Value],
         taken: &mut Taken,
     ) -> Result<(), Status> {
-        let asked = health_port(service);
-        if !wants_health_port(service) {
-            if old.is_some_and(|old| asked.is_some() && health_port(old) == asked)
-                && let Some(spec) = service.get_mut("spec")
-            {
-                remove(spec, "healthCheckNodePort");
+        let held = listed_ports(old);
+        let mut seen: Vec<(String, i64)> = Vec::new();
+        for (index, port) in ports.iter_mut().enumerate() {
+            let mut node = integer(port, "nodePort");
+            if node == 0 && !wants_node_ports(service) {
+                continue;
             }
+            if node == 0 {
+                node = self.draw_port(taken)?;
+                port["nodePort"] = json!(node);
+            } else {
+                let known = u16::try_from(node).is_ok_and(|n| held.contains(&n));
+                if !known && !seen.iter().any(|(_, other)| *other == node) {
+                    self.take_port(service, index, node, taken)?;
+                }
+            }
+            let protocol = port.get("protocol").and_then(Value::as_str).unwrap_or("TCP");
+            let entry = (protocol.to_string(), node);
+            if seen.contains(&entry) {
+                return Err(Status::failure(
+                    500,
+                    "",
+                    format!("duplicate nodePort: {{{protocol} {node}}}"),
+                ));
+            }
+            seen.push(entry);
+        }
+        Ok(())
+    }
+
+    /// Takes the node port that the port at `index` asks for.
+    fn take_port(&self, service: &Value, index: usize, port: i64, taken: &mut Taken) -> Result<(), Status> {
+        let Err(error) = self.reserve(port, taken) else {
+            return Ok(());
+        };
+        let path = field::Path::new("spec.ports").index(index).child("nodePort");
+        invalid(
+            service,
+            vec![field::Error::invalid(&path, port, error.to_string())],
+        )
+    }
+
+    fn reserve(&self, port: i64, taken: &mut Taken) -> Result<(), PortError> {
+        let number = u16::try_from(port).ok();
+        if taken.dry_run {
+            // COMPAT: a dry run does not ask whether the port is in the range.
+            let Some(number) = number else { return Ok(()) };
+            if self.shared.ports.has(number) || taken.ports.contains(&number) {
+                return Err(PortError::Allocated);
+            }
+            taken.ports.push(number);
             return Ok(());
         }
-        let port = match asked {
-            Some(port) if old.and_then(health_port) == Some(port) => return Ok(()),
-            Some(port) => {
-                self.shared.ports.allocate(port).map_err(|error| {
-                    Status::internal(format_args!(
-                        "failed to allocate requested HealthCheck NodePort {port}: {error}"
-                    ))
-                })?;
-                port
-            }
-            None => self.shared.ports.allocate_next().map_err(|error| {
-                Status::internal(format_args!(
-                    "failed to allocate a HealthCheck NodePort 0: {error}"
-                ))
-            })?,
+        let number = number.ok_or_else(|| self.shared.ports.not_in_range())?;
+        self.shared.ports.allocate(number)?;
+        taken.ports.push(number);
+        Ok(())
+    }
+
+    fn draw_port(&self, taken: &mut Taken) -> Result<i64, Status> {
+        let port = self
+            .draw(taken)
+            .map_err(|error| Status::internal(format_args!("failed to allocate a nodePort: {error}")))?;
+        Ok(i64::from(port))
+    }
+
+    fn draw(&self, taken: &mut Taken) -> Result<u16, PortError> {
+        let port = if taken.dry_run {
+            // COMPAT: what a dry run shows is no port of the range.
+            taken
+                .ports
+                .iter()
+                .copied()
+                .max()
+                .unwrap_or(32768)
+                .saturating_add(1)
+        } else {
+            self.shared.ports.allocate_next()?
         };
         taken.ports.push(port);
+        Ok(port)
+    }
+
+    fn health_check_port(&self, service: &mut Value, taken: &mut Taken) -> Result<(), Status> {
+        let asked = object::at(service, &["spec", "healthCheckNodePort"])
+            .and_then(Value::as_i64)
+            .unwrap_or(0);
+        if asked != 0 {
+            return self.reserve(asked, taken).map_err(|error| {
+                Status::internal(format_args!(
+                    "failed to allocate requested HealthCheck NodePort {asked}: {error}"
+                ))
+            });
+        }
+        let port = self.draw(taken).map_err(|error| {
+            Status::internal(format_args!(
+                "failed to allocate a HealthCheck NodePort 0: {error}"
+            ))
+        })?;
         object::put(service, &["spec", "healthCheckNodePort"], json!(port));
         Ok(())
     }
 }
 
-pub(super) fn port_number(value: Option<&Value>) -> Option<u16> {
+fn integer(port: &Value, name: &str) -> i64 {
+    port.get(name).and_then(Value::as_i64).unwrap_or(0)
+}
+
+fn port_number(value: Option<&Value>) -> Option<u16> {
     value
         .and_then(Value::as_u64)
         .and_then(|port| u16::try_from(port).ok())
@@ -133,20 +196,26 @@ pub(super) fn health_port(service: &Value) -> Option<u16> {
     port_number(object::at(service, &["spec", "healthCheckNodePort"]))
 }
 
-pub(super) fn node_ports(service: &Value) -> Vec<u16> {
+/// The node ports of the list of ports.
+pub(super) fn listed_ports(service: &Value) -> Vec<u16> {
     let ports = object::at(service, &["spec", "ports"]).and_then(Value::as_array);
-    let mut found: Vec<u16> = ports
+    ports
         .into_iter()
         .flatten()
         .filter_map(|port| port_number(port.get("nodePort")))
-        .collect();
+        .collect()
+}
+
+/// All node ports that a service holds.
+pub(super) fn node_ports(service: &Value) -> Vec<u16> {
+    let mut found = listed_ports(service);
     found.extend(health_port(service));
     found.sort_unstable();
     found.dedup();
     found
 }
 
-pub(super) fn wants_node_ports(service: &Value) -> bool {
+fn wants_node_ports(service: &Value) -> bool {
     let off = object::at(service, &["spec", "allocateLoadBalancerNodePorts"]) == Some(&Value::Bool(false));
     match type_of(service) {
         "NodePort" => true,
@@ -158,10 +227,4 @@ pub(super) fn wants_node_ports(service: &Value) -> bool {
 pub(super) fn wants_health_port(service: &Value) -> bool {
     type_of(service) == "LoadBalancer"
         && object::at_str(service, &["spec", "externalTrafficPolicy"]) == "Local"
-}
-
-pub(super) fn remove(value: &mut Value, field: &str) {
-    if let Some(map) = value.as_object_mut() {
-        map.remove(field);
-    }
 }
