@@ -59,10 +59,12 @@ impl Errors {
         self.push(ErrorType::Invalid, at, Some(value.into()), detail);
     }
 
-    /// As `invalid`, of a value that is given as it shall be shown.
+    /// Complains about a value of which this text is shown.
     pub fn invalid_text(&mut self, at: &Node, shown: &str, detail: impl Into<String>) {
-        let detail = format!("{shown}: {}", detail.into());
-        self.push(ErrorType::Invalid, at, None, detail);
+        self.push(ErrorType::Invalid, at, Some(Value::Null), detail);
+        if let Some(last) = self.0.last_mut() {
+            last.shown = Some(shown.to_owned());
+        }
     }
 
     pub fn duplicate(&mut self, at: &Node) {

@@ -57,12 +57,11 @@ fn fields(name: &str) -> impl Iterator<Item = Field> {
 /// Gives the errors of a kind the text of their values where that is more than a plain value.
 pub fn show_values(group: &str, kind: &str, errors: &mut [field::Error]) {
     for error in errors {
+        // A rule that shows nothing at all has its reasons.
         let plain = match &error.value {
-            None => true,
-            Some(Value::Object(_) | Value::Null) => false,
+            Some(Value::Object(_)) => false,
             Some(Value::Array(items)) => items.iter().all(|item| !item.is_object()),
-            Some(Value::String(text)) => !text.is_empty(),
-            Some(_) => true,
+            _ => true,
         };
         if plain || error.shown.is_some() {
             continue;
@@ -73,18 +72,59 @@ pub fn show_values(group: &str, kind: &str, errors: &mut [field::Error]) {
         let (Some(value), Some(place)) = (&error.value, place) else {
             continue;
         };
-        // An absent string is shown as an empty one: that is right for scalars, and only for them.
-        let structure = place.contains('@') && !place.starts_with("{}");
-        if !structure && !value.is_object() && !value.is_array() {
-            continue;
-        }
-        let value = if value.as_str() == Some("") {
-            &Value::Null
-        } else {
-            value
+        let place = match value {
+            // A list is shown where one of its elements is meant, and the other way round.
+            Value::Object(_) => place.strip_prefix("[]").unwrap_or(place),
+            _ => place,
         };
         error.shown = Some(text(place, value, false));
     }
+}
+
+/// Whether two values of a type are equal to upstream: a list or map that is empty is one that is absent, but a
+/// pointer to nothing set is not no pointer.
+pub fn equal(name: &str, a: &Value, b: &Value) -> bool {
+    match TYPES.get_key_value(name) {
+        Some((name, _)) => equal_structures(name, a, b),
+        None => crate::node::same(a, b),
+    }
+}
+
+fn equal_structures(name: &'static str, a: &Value, b: &Value) -> bool {
+    let (a, b) = (internal_form(name, a), internal_form(name, b));
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    flatten(name, &a, false, &mut left);
+    flatten(name, &b, false, &mut right);
+    left.len() == right.len()
+        && left
+            .iter()
+            .zip(&right)
+            .all(|((_, kind, a), (_, _, b))| equal_values(kind, a, b))
+}
+
+fn equal_values(kind: Type, a: &Value, b: &Value) -> bool {
+    if a == b {
+        return true;
+    }
+    if let Some(inner) = kind.strip_prefix('*') {
+        return a.is_null() == b.is_null() && equal_values(inner, a, b);
+    }
+    if let Some(inner) = kind.strip_prefix("[]") {
+        let list = |value: &'_ Value| value.as_array().map_or(0, Vec::len);
+        return list(a) == list(b) && (0..list(a)).all(|i| equal_values(inner, &a[i], &b[i]));
+    }
+    if let Some(inner) = kind.strip_prefix("{}") {
+        let size = |value: &Value| value.as_object().map_or(0, Map::len);
+        return size(a) == size(b)
+            && a.as_object()
+                .into_iter()
+                .flatten()
+                .all(|(key, a)| b.get(key).is_some_and(|b| equal_values(inner, a, b)));
+    }
+    if let Some(name) = kind.strip_prefix('@') {
+        return equal_structures(name, a, b);
+    }
+    empty(a) && empty(b)
 }
 
 /// What changed between two values of a type, as upstream shows it below some messages.
@@ -215,12 +255,9 @@ impl Text {
     }
 
     fn structure(&mut self, name: &'static str, value: &Value) {
-        let value = match name {
-            "core.PodSpec" => Cow::Owned(internal_pod_spec(value)),
-            _ => Cow::Borrowed(value),
-        };
+        let value = internal_form(name, value);
         let mut shown = Vec::new();
-        flatten(name, &value, &mut shown);
+        flatten(name, &value, true, &mut shown);
         self.elements('{', '}', shown.into_iter(), |out, (name, kind, value)| {
             out.key(name);
             out.value(kind, value);
@@ -297,13 +334,20 @@ impl Text {
     }
 }
 
+fn internal_form<'v>(name: &str, value: &'v Value) -> Cow<'v, Value> {
+    match name {
+        "core.PodSpec" => Cow::Owned(internal_pod_spec(value)),
+        _ => Cow::Borrowed(value),
+    }
+}
+
 /// The fields of a struct with those of the types it embeds. A value may use the names of the API or Go's.
-fn flatten<'v>(name: &str, value: &'v Value, out: &mut Vec<(&'static str, Type, &'v Value)>) {
+fn flatten<'v>(name: &str, value: &'v Value, omit: bool, out: &mut Vec<(&'static str, Type, &'v Value)>) {
     for field in fields(name) {
         let own = |name: Option<&str>| name.map_or(value, |name| at_name(value, name));
         let Some(shown) = field.shown else {
             if let Some(embedded) = field.kind.strip_prefix('@') {
-                flatten(embedded, own(field.name), out);
+                flatten(embedded, own(field.name), omit, out);
             }
             continue;
         };
@@ -311,7 +355,7 @@ fn flatten<'v>(name: &str, value: &'v Value, out: &mut Vec<(&'static str, Type, 
         if found.is_null() {
             found = at_name(value, shown);
         }
-        if !(field.omit_empty && empty(found)) {
+        if !(omit && field.omit_empty && empty(found)) {
             out.push((shown, field.kind, found));
         }
     }

@@ -8,6 +8,7 @@
 use serde_json::Value;
 use skiff_meta::field;
 
+use crate::core::pod_gates;
 use crate::{object_meta, strategy};
 
 /// One column of the Table answer, as `kubectl get` prints it.
@@ -91,6 +92,8 @@ pub struct Kind {
     pub kind: &'static str,
     /// The version whose shape `validate`, `prepare_*`, `selectable` and `row` read.
     pub version: &'static str,
+    /// Where a pod spec stands in the object; empty where none does.
+    pub pod_spec: &'static str,
     /// Fills in upstream's defaults; `version` is the API version the object is written in.
     pub default: fn(version: &str, object: &mut Value),
     /// A new object as its fields are attributed to who made it, where that is more than the object: what upstream
@@ -137,6 +140,7 @@ pub const BASE: Kind = Kind {
     group: "",
     kind: "",
     version: "v1",
+    pod_spec: "",
     default: |_, _| {},
     tracked: |_| None,
     prepare_create: |_| {},
@@ -171,13 +175,22 @@ impl Kind {
     /// its pods by its uid.
     pub fn begin_create(&self, object: &mut Value) {
         object_meta::before_create(object);
+        self.drop_disabled(object, None);
         (self.prepare_create)(object);
     }
 
     /// Prepares a write of the main resource over `old`.
     pub fn begin_update(&self, new: &mut Value, old: &Value) {
         object_meta::before_update(new, old);
+        self.drop_disabled(new, Some(old));
         (self.prepare_update)(new, old);
+    }
+
+    /// Drops fields of features that are off by default.
+    fn drop_disabled(&self, object: &mut Value, old: Option<&Value>) {
+        if !self.pod_spec.is_empty() {
+            pod_gates::drop_disabled(object, old, self.pod_spec);
+        }
     }
 
     /// Prepares a write of the status subresource over `old`.

@@ -94,7 +94,7 @@ impl Resource {
             checks: skiff_api::kind::kind(facts.group, facts.kind),
             hook,
             group_resource: GroupResource::new(facts.group, facts.plural),
-            group_kind: GroupKind::new(facts.group, facts.kind),
+            group_kind: GroupKind::new(group, facts.kind),
             plural: facts.plural.to_string(),
             kind: facts.kind.to_string(),
             namespaced: facts.namespaced,

@@ -16,6 +16,7 @@ const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 pub static DAEMON_SET: Kind = Kind {
     group: "apps",
     kind: "DaemonSet",
+    pod_spec: "spec.template.spec",
     default: |_, object| {
         // COMPAT: who writes without it writes its zero, and the managed fields tell.
         set_template_generation(object, template_generation(object));

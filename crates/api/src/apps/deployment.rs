@@ -14,6 +14,7 @@ use crate::{row, strategy, walk};
 pub static DEPLOYMENT: Kind = Kind {
     group: "apps",
     kind: "Deployment",
+    pod_spec: "spec.template.spec",
     default: |_, object| {
         let Some(spec) = walk::object(object, "spec") else {
             return;

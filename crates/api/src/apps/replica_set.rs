@@ -13,6 +13,7 @@ use crate::{row, strategy, walk};
 pub static REPLICA_SET: Kind = Kind {
     group: "apps",
     kind: "ReplicaSet",
+    pod_spec: "spec.template.spec",
     default: |_, object| {
         let Some(spec) = walk::object(object, "spec") else {
             return;

@@ -15,6 +15,7 @@ use crate::{object_meta, row, strategy, walk};
 pub static STATEFUL_SET: Kind = Kind {
     group: "apps",
     kind: "StatefulSet",
+    pod_spec: "spec.template.spec",
     default,
     prepare_create: |object| {
         strategy::create_with_generation(object);

@@ -12,6 +12,7 @@ use crate::{row, strategy, walk};
 pub static CRON_JOB: Kind = Kind {
     group: "batch",
     kind: "CronJob",
+    pod_spec: "spec.jobTemplate.spec.template.spec",
     default: |_, object| {
         let Some(spec) = walk::object(object, "spec") else {
             return;

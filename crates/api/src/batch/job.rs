@@ -20,6 +20,7 @@ const SUCCEEDED_INDEXES_MAX: usize = 64 * 1024;
 pub static JOB: Kind = Kind {
     group: "batch",
     kind: "Job",
+    pod_spec: "spec.template.spec",
     default: |_, object| {
         if let Some(spec) = walk::object(object, "spec") {
             spec_defaults(spec);

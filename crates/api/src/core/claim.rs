@@ -8,7 +8,7 @@ use super::resources::{is_native, quantity, resource_quantity};
 use crate::errors::Errors;
 use crate::internal;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
-use crate::node::{Node, at, same, text};
+use crate::node::{Node, at, text};
 use crate::object_meta::label_selector;
 use crate::{row, strategy, walk};
 
@@ -220,7 +220,7 @@ fn spec_over(spec: &Node, old: &Value, errors: &mut Errors) {
             .iter()
             .all(|name| source.field(name).value == reference.field(name).value);
         if !same {
-            errors.invalid_value(spec, json!({}), "must match dataSourceRef");
+            errors.invalid_text(spec, "{}", "must match dataSourceRef");
         }
     }
     let attributes = spec.field("volumeAttributesClassName");
@@ -352,7 +352,7 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
         walk::copy(&mut after, &before, "volumeAttributesClassName");
     }
     let spec = root.field("spec");
-    if !same(&after, &before) {
+    if !internal::equal("core.PersistentVolumeClaimSpec", &after, &before) {
         let difference = internal::difference("core.PersistentVolumeClaimSpec", &before, &after);
         errors.forbidden(
             &spec,

@@ -97,10 +97,7 @@ pub static PERSISTENT_VOLUME: Kind = Kind {
                 walk::remove(csi, "controllerExpandSecretRef")
             });
         }
-        let changed = SOURCES.iter().any(|s| {
-            let (before, after) = (at(before, s), at(&after, s));
-            !same(after, before) || after.is_null() != before.is_null()
-        });
+        let changed = !internal::equal("core.PersistentVolumeSource", &after, before);
         if changed {
             let difference = internal::difference("core.PersistentVolumeSource", before, &after);
             errors.forbidden(

@@ -43,7 +43,7 @@ pub static POD: Kind = Kind {
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
-        metadata_and_spec(&root, &mut errors);
+        metadata_and_spec(&root, None, &mut errors);
         let ephemeral = root.field("spec.ephemeralContainers");
         if !ephemeral.is_empty() {
             errors.forbidden(&ephemeral, "cannot be set on create");
@@ -92,6 +92,7 @@ pub static POD: Kind = Kind {
         wide("Readiness Gates"),
     ],
     row: pod_row::row,
+    pod_spec: "spec",
     graceful,
     has_status: true,
     warnings: |new, old| {
@@ -169,7 +170,7 @@ pub fn prepare_ephemeral_containers_update(new: &mut Value, old: &Value) {
 pub fn validate_ephemeral_containers_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let mut errors = Errors::new();
     let root = Node::root(new);
-    metadata_and_spec(&root, &mut errors);
+    metadata_and_spec(&root, Some(old), &mut errors);
     let now = root.field("spec.ephemeralContainers");
     for before in list(old, "spec.ephemeralContainers") {
         let name = field::quote(text(before, "name"));
@@ -181,7 +182,7 @@ pub fn validate_ephemeral_containers_update(new: &Value, old: &Value) -> Vec<fie
                 &now,
                 format!("existing ephemeral containers {name} may not be removed\n"),
             ),
-            Some(after) if !same(after, before) => {
+            Some(after) if !internal::equal("core.EphemeralContainer", after, before) => {
                 let changes = internal::difference("core.EphemeralContainer", before, after);
                 errors.forbidden(
                     &now,
@@ -203,7 +204,7 @@ fn graceful(object: &Value, requested: Option<i64>) -> Graceful {
     Graceful::After(if period < 0 { 1 } else { period })
 }
 
-pub(super) fn metadata_and_spec(root: &Node, errors: &mut Errors) {
+pub(super) fn metadata_and_spec(root: &Node, old: Option<&Value>, errors: &mut Errors) {
     let annotations = root.field("metadata.annotations");
     let mirror = annotations.key("kubernetes.io/config.mirror");
     if mirror.is_set() && root.field("spec.nodeName").is_empty() {
@@ -218,7 +219,7 @@ pub(super) fn metadata_and_spec(root: &Node, errors: &mut Errors) {
         }
     }
     let spec = root.field("spec");
-    pod_spec::validate(&spec, true, errors);
+    pod_spec::validate(&spec, old.map(|old| at(old, "spec")), true, errors);
     if spec.field("serviceAccountName").is_empty() {
         let volumes = spec.field("volumes");
         for volume in volumes.items() {
@@ -246,7 +247,7 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let mut errors = Errors::new();
     let root = Node::root(new);
     errors.extend(object_meta::validate(new, true, object_meta::dns_subdomain));
-    metadata_and_spec(&root, &mut errors);
+    metadata_and_spec(&root, Some(old), &mut errors);
     let spec = root.field("spec");
     for name in ["containers", "initContainers"] {
         let containers = spec.field(name);
@@ -320,7 +321,7 @@ fn tolerations_only_added(spec: &Node, old: &Value, errors: &mut Errors) {
 
 /// What of the spec changed that may not change, shown as a difference.
 fn forbidden_change(spec: &Node, before: &Value, errors: &mut Errors) {
-    if same(spec.value, before) {
+    if internal::equal("core.PodSpec", spec.value, before) {
         return;
     }
     let mut after = spec.value.clone();
@@ -346,7 +347,7 @@ fn forbidden_change(spec: &Node, before: &Value, errors: &mut Errors) {
     if !list(before, "schedulingGates").is_empty() {
         gated_change(spec, before, &mut after, errors);
     }
-    if !same(&after, before) {
+    if !internal::equal("core.PodSpec", &after, before) {
         let difference = internal::difference("core.PodSpec", before, &after);
         let detail = format!("pod updates may not change fields other than {UPDATABLE}\n{difference}");
         errors.forbidden(spec, detail);
@@ -369,7 +370,9 @@ fn gated_change(spec: &Node, before: &Value, after: &mut Value, errors: &mut Err
     let affinity = spec.field("affinity");
     let node = affinity.field("nodeAffinity");
     let node_before = at(before, "affinity.nodeAffinity");
-    if same(node.value, node_before) {
+    if node.value.is_null() == node_before.is_null()
+        && internal::equal("core.NodeAffinity", node.value, node_before)
+    {
         return;
     }
     let terms = node.field("requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms");

@@ -65,7 +65,7 @@ pub fn validate(new: &Value, old: &Value) -> Vec<field::Error> {
     let mut errors = Errors::new();
     errors.extend(object_meta::validate(new, true, object_meta::dns_subdomain));
     errors.extend(object_meta::validate_update(new, old, true));
-    pod::metadata_and_spec(&root, &mut errors);
+    pod::metadata_and_spec(&root, Some(old), &mut errors);
     let only = |detail: &str| {
         let mut errors = Errors::new();
         errors.forbidden(&root, detail);

@@ -5,14 +5,15 @@ use serde_json::Value;
 use skiff_meta::names;
 
 use super::container::{self, Pod};
-use super::{resources, scheduling, security, volume};
+use super::{resources, scheduling, security, volume, windows};
 use crate::errors::Errors;
 use crate::net;
 use crate::node::{Node, list, text};
 use crate::object_meta;
 
-/// Checks the spec at this node. `is_pod` is false for templates, which are checked less strictly.
-pub fn validate(spec: &Node, is_pod: bool, errors: &mut Errors) {
+/// Checks the spec at this node. `is_pod` is false for templates, which are checked less strictly. What the `old`
+/// spec already has of a feature that is off stays valid.
+pub fn validate(spec: &Node, old: Option<&Value>, is_pod: bool, errors: &mut Errors) {
     let grace = spec.field("terminationGracePeriodSeconds");
     if !grace.is_set() {
         errors.required(&grace, "");
@@ -44,22 +45,16 @@ pub fn validate(spec: &Node, is_pod: bool, errors: &mut Errors) {
         &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
     );
     scheduling::node_selector_map(&spec.field("nodeSelector"), errors);
-    security::pod(spec, errors);
+    security::pod(spec, old, errors);
     scheduling::affinity(&spec.field("affinity"), errors);
     dns_config(spec, errors);
     gates(spec, errors);
     scheduling::topology_spread(&spec.field("topologySpreadConstraints"), errors);
+    windows::host_process(spec, errors);
     security::host_users(spec, errors);
     security::host_name(spec, errors);
     named_references(spec, errors);
-    if let Some(os) = Some(spec.field("os")).filter(Node::is_set) {
-        let name = os.field("name");
-        if name.str().is_empty() {
-            errors.required(&name, "");
-        } else {
-            errors.one_of(&os.with(name.value), &["linux", "windows"]);
-        }
-    }
+    windows::operating_system(spec, errors);
 }
 
 fn named_references(spec: &Node, errors: &mut Errors) {
@@ -238,7 +233,7 @@ pub fn template(template: &Node, errors: &mut Errors) {
         &annotations.with(template.field("metadata.annotations").value),
         errors,
     );
-    validate(&template.field("spec"), false, errors);
+    validate(&template.field("spec"), None, false, errors);
     let ephemeral = template.field("spec.ephemeralContainers");
     if !ephemeral.is_empty() {
         errors.forbidden(&ephemeral, "ephemeral containers not allowed in pod template");

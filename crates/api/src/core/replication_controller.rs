@@ -10,6 +10,7 @@ use crate::{row, strategy, walk};
 
 pub static REPLICATION_CONTROLLER: Kind = Kind {
     kind: "ReplicationController",
+    pod_spec: "spec.template.spec",
     default: |_, object| {
         let labels = at(object, "spec.template.metadata.labels")
             .as_object()
@@ -116,6 +117,7 @@ pub fn replica_counts(status: &Node, errors: &mut Errors) {
 
 pub static POD_TEMPLATE: Kind = Kind {
     kind: "PodTemplate",
+    pod_spec: "template.spec",
     default: |_, object| walk::made(object, "template.spec", &mut pod_defaults::pod_spec),
     prepare_create: strategy::create_generation_only,
     prepare_update: |new, old| strategy::bump_generation_if(new, old, &["template"]),

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use serde_json::Value;
 use skiff_meta::names;
 
 use super::mounts::descending_path;
+use super::windows;
 use crate::errors::Errors;
-use crate::node::Node;
+use crate::node::{Node, at};
 
 const ID_RANGE: &str = "must be between 0 and 2147483647, inclusive";
 const PROFILE_TYPES: [&str; 3] = ["Localhost", "RuntimeDefault", "Unconfined"];
@@ -46,10 +48,11 @@ pub fn container(context: &Node, host_users: bool, errors: &mut Errors) {
             );
         }
     }
+    windows::options(context, errors);
     app_armor(&context.field("appArmorProfile"), errors);
 }
 
-pub fn pod(spec: &Node, errors: &mut Errors) {
+pub fn pod(spec: &Node, old: Option<&Value>, errors: &mut Errors) {
     let context = spec.field("securityContext");
     if !context.is_set() {
         return;
@@ -76,12 +79,15 @@ pub fn pod(spec: &Node, errors: &mut Errors) {
         &["Always", "OnRootMismatch"],
     );
     seccomp(&context.field("seccompProfile"), errors);
+    windows::options(&context, errors);
     app_armor(&context.field("appArmorProfile"), errors);
     errors.one_of_if_set(&context.field("supplementalGroupsPolicy"), &["Merge", "Strict"]);
-    errors.one_of_if_set(
-        &context.field("seLinuxChangePolicy"),
-        &["MountOption", "Recursive"],
-    );
+    // Mounting with the label is off by default; an object that has a policy keeps the choice.
+    let policies = match old.map(|old| at(old, "securityContext.seLinuxChangePolicy")) {
+        Some(policy) if !policy.is_null() => &["MountOption", "Recursive"][..],
+        _ => &["Recursive"],
+    };
+    errors.one_of_if_set(&context.field("seLinuxChangePolicy"), policies);
 }
 
 fn sysctls(spec: &Node, context: &Node, errors: &mut Errors) {
@@ -177,13 +183,23 @@ pub fn host_users(spec: &Node, errors: &mut Errors) {
     if spec.field("hostUsers").value.as_bool() != Some(false) {
         return;
     }
+    const REFUSED: &str = "when `hostUsers` is false";
     for (field, shown) in [
         ("hostNetwork", "hostNetwork"),
         ("hostPID", "HostPID"),
         ("hostIPC", "HostIPC"),
     ] {
         if spec.field(field).bool() {
-            errors.forbidden(&spec.field(shown), "when `hostUsers` is false");
+            errors.forbidden(&spec.field(shown), REFUSED);
+        }
+    }
+    for name in ["initContainers", "containers", "ephemeralContainers"] {
+        let containers = spec.field(name);
+        for container in containers.items() {
+            let devices = container.field("volumeDevices");
+            if !devices.is_empty() {
+                errors.forbidden(&devices, REFUSED);
+            }
         }
     }
 }

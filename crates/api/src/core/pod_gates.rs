@@ -1,0 +1,84 @@
+//! Fields of a pod spec whose feature is off by default in this release. A write drops them, unless the object had
+//! them before: then whoever turned the feature on may go on using them.
+
+use serde_json::Value;
+
+use crate::node::{at, list};
+use crate::walk;
+
+const CONTAINERS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
+
+/// Drops what is off from the spec at this path of an object.
+pub fn drop_disabled(object: &mut Value, old: Option<&Value>, path: &str) {
+    let before = old.map_or(&Value::Null, |old| at(old, path));
+    walk::each(object, path, &mut |spec| spec_fields(spec, before));
+}
+
+fn spec_fields(spec: &mut Value, old: &Value) {
+    for source in ["clusterTrustBundle", "podCertificate"] {
+        if uses_source(spec, source) && !uses_source(old, source) {
+            walk::each(spec, "volumes[].projected.sources[]", &mut |projection| {
+                walk::remove(projection, source);
+            });
+        }
+    }
+    if at(old, "schedulingGroup").is_null() {
+        walk::remove(spec, "schedulingGroup");
+    }
+    if uses_stop_signal(spec) && !uses_stop_signal(old) {
+        for containers in CONTAINERS {
+            walk::each(spec, &format!("{containers}[]"), &mut drop_stop_signal);
+        }
+    }
+}
+
+fn uses_source(spec: &Value, source: &str) -> bool {
+    list(spec, "volumes")
+        .iter()
+        .flat_map(|volume| list(volume, "projected.sources"))
+        .any(|projection| !at(projection, source).is_null())
+}
+
+fn uses_stop_signal(spec: &Value) -> bool {
+    CONTAINERS
+        .iter()
+        .flat_map(|name| list(spec, name))
+        .any(|container| !at(container, "lifecycle.stopSignal").is_null())
+}
+
+fn drop_stop_signal(container: &mut Value) {
+    let Some(lifecycle) = container.get_mut("lifecycle") else {
+        return;
+    };
+    if at(lifecycle, "stopSignal").is_null() {
+        return;
+    }
+    walk::remove(lifecycle, "stopSignal");
+    if at(lifecycle, "postStart").is_null() && at(lifecycle, "preStop").is_null() {
+        walk::remove(container, "lifecycle");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn fields_of_features_that_are_off_are_dropped() {
+        let check = |new: Value, old: Option<Value>, expected: Value| {
+            let mut object = json!({ "spec": new });
+            let old = old.map(|spec| json!({ "spec": spec }));
+            drop_disabled(&mut object, old.as_ref(), "spec");
+            assert_eq!(object["spec"], expected);
+        };
+        let stop = json!({"containers": [{"name": "c", "lifecycle": {"stopSignal": "SIGTERM"}}]});
+        check(stop.clone(), None, json!({"containers": [{"name": "c"}]}));
+        check(stop.clone(), Some(stop.clone()), stop);
+        check(
+            json!({"schedulingGroup": {"podGroupName": "g"}, "volumes": [{"projected": {"sources": [{"podCertificate": {}}]}}]}),
+            None,
+            json!({"volumes": [{"projected": {"sources": [{}]}}]}),
+        );
+    }
+}
