@@ -1,5 +1,7 @@
 //! What an admission plugin may know of a request.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 use skiff_api::node::{at, text};
 use skiff_meta::{GroupResource, Status};
@@ -30,9 +32,37 @@ pub struct User {
     pub name: String,
     pub uid: String,
     pub groups: Vec<String>,
+    pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// One request on its way through the chain. `resource` is the plural name, `kind` the object's kind.
+/// Where plugins leave what the client should know.
+pub trait Warnings: Send + Sync {
+    fn add(&self, text: String);
+}
+
+/// What plugins remember between the two rounds of mutating admission.
+#[derive(Debug, Default)]
+pub struct Reinvocation {
+    /// This is the second round.
+    pub again: bool,
+    /// Something changed the object in a way that earlier plugins should look at.
+    pub wanted: bool,
+    /// Webhooks that were called and are willing to be called again.
+    pub ran: Vec<String>,
+    /// Those of them that have to be.
+    pub due: Vec<String>,
+    /// The object as the webhooks left it.
+    pub last_output: Option<Value>,
+}
+
+impl Reinvocation {
+    /// The object has changed: who has seen it before shall see it again.
+    pub fn require(&mut self) {
+        self.due.append(&mut self.ran);
+    }
+}
+
+/// One request on its way through the chain. `resource` is the plural name.
 pub struct Attributes<'a> {
     pub user: &'a User,
     pub operation: Operation,
@@ -41,7 +71,10 @@ pub struct Attributes<'a> {
     pub resource: &'a str,
     /// Empty for the main resource.
     pub subresource: &'a str,
+    /// The kind of the object, which a subresource may have from another group (`autoscaling/v1` Scale).
     pub kind: &'a str,
+    pub kind_group: &'a str,
+    pub kind_version: &'a str,
     /// Empty for cluster-scoped resources.
     pub namespace: &'a str,
     /// Empty on create with generateName and on deletecollection.
@@ -53,6 +86,8 @@ pub struct Attributes<'a> {
     pub dry_run: bool,
     /// CreateOptions, UpdateOptions or DeleteOptions.
     pub options: Option<&'a Value>,
+    pub warnings: &'a dyn Warnings,
+    pub reinvocation: Reinvocation,
 }
 
 impl Attributes<'_> {

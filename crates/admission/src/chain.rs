@@ -76,7 +76,24 @@ impl Chain {
         Chain::new(crate::plugins::recommended())
     }
 
+    /// Puts a plugin in front of another, or at the end.
+    pub fn insert_before(&mut self, name: &str, plugin: Box<dyn Plugin>) {
+        let at = self.plugins.iter().position(|present| present.name() == name);
+        self.plugins.insert(at.unwrap_or(self.plugins.len()), plugin);
+    }
+
+    /// Runs the plugins, and once more if one asked for it: what a webhook added is then defaulted and looked at by
+    /// those before it.
     pub async fn admit(&self, attributes: &mut Attributes<'_>, lister: &dyn Lister) -> Result<(), Status> {
+        self.admit_once(attributes, lister).await?;
+        if attributes.reinvocation.wanted {
+            attributes.reinvocation.again = true;
+            self.admit_once(attributes, lister).await?;
+        }
+        Ok(())
+    }
+
+    async fn admit_once(&self, attributes: &mut Attributes<'_>, lister: &dyn Lister) -> Result<(), Status> {
         for plugin in &self.plugins {
             if plugin.handles(attributes.operation) {
                 plugin.admit(attributes, lister).await?;

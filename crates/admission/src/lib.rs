@@ -5,5 +5,5 @@ mod attributes;
 mod chain;
 pub mod plugins;
 
-pub use attributes::{Attributes, Operation, User};
+pub use attributes::{Attributes, Operation, Reinvocation, User, Warnings};
 pub use chain::{Chain, Lister, Plugin};

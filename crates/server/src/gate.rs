@@ -1,15 +1,16 @@
 //! The admission chain as the registry's writes pass it, with the attributes of one request.
 
 use async_trait::async_trait;
-use serde_json::Value;
-use skiff_admission::{Attributes, Lister, Operation, User};
+use serde_json::{Value, json};
+use skiff_admission::{Attributes, Lister, Operation, Reinvocation, User, Warnings};
 use skiff_auth::UserInfo;
-use skiff_meta::Status;
+use skiff_meta::{GroupVersion, Status};
 use skiff_registry::{Context, Gate, Open, Part, Registry, Resource, encode, object};
 use skiff_registry::{ListOptions, ReadAt};
 
 use crate::chain::Exchange;
 use crate::hooks::escalation;
+use crate::query::Query;
 use crate::server::Inner;
 
 /// One request at the admission chain.
@@ -23,6 +24,16 @@ pub struct Admission<'a> {
     name: &'a str,
     dry_run: bool,
     options: Option<&'a Value>,
+    warnings: Told<'a>,
+}
+
+/// Warnings of plugins go the way of all others.
+struct Told<'a>(&'a Context);
+
+impl Warnings for Told<'_> {
+    fn add(&self, text: String) {
+        self.0.warn(text);
+    }
 }
 
 impl<'a> Admission<'a> {
@@ -40,6 +51,7 @@ impl<'a> Admission<'a> {
                 name: user.name.clone(),
                 uid: user.uid.clone(),
                 groups: user.groups.clone(),
+                extra: user.extra.clone(),
             },
             resource,
             subresource: &exchange.info.subresource,
@@ -47,6 +59,7 @@ impl<'a> Admission<'a> {
             name: &exchange.info.name,
             dry_run: exchange.context.dry_run,
             options,
+            warnings: Told(&exchange.context),
         }
     }
 
@@ -61,6 +74,11 @@ impl<'a> Admission<'a> {
             (Some(_), Some(_)) => Operation::Update,
             (Some(_), None) => Operation::Create,
         };
+        let facts = self.resource.facts;
+        let (kind_group, kind_version, kind) = match facts.subresource(self.subresource) {
+            Some(subresource) => (subresource.group, subresource.version, subresource.kind),
+            None => (facts.group, facts.version, facts.kind),
+        };
         Attributes {
             user: &self.user,
             operation,
@@ -68,13 +86,17 @@ impl<'a> Admission<'a> {
             version: self.resource.facts.version,
             resource: self.resource.facts.plural,
             subresource: self.subresource,
-            kind: self.resource.facts.kind,
+            kind,
+            kind_group,
+            kind_version,
             namespace: self.namespace,
             name,
             object,
             old_object: old,
             dry_run: self.dry_run,
             options: self.options,
+            warnings: &self.warnings,
+            reinvocation: Reinvocation::default(),
         }
     }
 
@@ -85,13 +107,49 @@ impl<'a> Admission<'a> {
         object.or(old).map(object::name).unwrap_or("").to_string()
     }
 
-    /// Passes a connect (exec, proxy, ...) through the chain.
-    pub async fn connect(&self) -> Result<(), Status> {
-        let mut attributes = self.attributes(None, None, self.name);
+    /// Passes a connect (exec, proxy, ...) with its options through the chain.
+    pub async fn connect(&self, query: &Query) -> Result<(), Status> {
+        let mut options = self.connect_options(query);
+        let mut attributes = self.attributes(Some(&mut options), None, self.name);
         attributes.operation = Operation::Connect;
         let lister = CacheLister(&self.inner.registry);
         self.inner.chain.admit(&mut attributes, &lister).await?;
         self.inner.chain.validate(&attributes, &lister).await
+    }
+
+    /// The query of a connect as the object that it stands for: `PodExecOptions` and its like.
+    fn connect_options(&self, query: &Query) -> Value {
+        let facts = self.resource.facts.subresource(self.subresource);
+        let (group, version, kind) = facts.map_or(("", "v1", ""), |s| (s.group, s.version, s.kind));
+        let mut value = json!({"kind": kind, "apiVersion": GroupVersion::new(group, version).to_string()});
+        for flag in ["stdin", "stdout", "stderr", "tty"] {
+            if query.flag(flag) == Some(true) {
+                value[flag] = json!(true);
+            }
+        }
+        for (name, text) in [
+            ("container", query.text("container")),
+            ("path", query.text("path")),
+        ] {
+            if !text.is_empty() {
+                value[name] = json!(text);
+            }
+        }
+        let command: Vec<&str> = query.all("command").collect();
+        if !command.is_empty() {
+            value["command"] = json!(command);
+        }
+        let ports: Vec<i64> = query.all("ports").filter_map(|port| port.parse().ok()).collect();
+        if !ports.is_empty() {
+            value["ports"] = json!(ports);
+        }
+        value
+    }
+
+    /// Passes the create of something that is acted upon, not stored (a binding, an eviction), through the chain.
+    pub async fn action(&self, object: &mut Value) -> Result<(), Status> {
+        self.admit(Some(object), None).await?;
+        self.validate(Some(object), None).await
     }
 }
 

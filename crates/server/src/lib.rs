@@ -10,6 +10,7 @@ mod cork;
 mod crd;
 mod decode;
 mod discovery;
+mod dynamic;
 mod flow;
 mod gate;
 mod health;
@@ -33,6 +34,7 @@ mod subresources;
 mod table;
 mod verbs;
 mod version;
+mod webhook_client;
 
 pub use body::{Answer, Body, BoxError};
 pub use request_info::RequestInfo;

@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregation::{self, Aggregator};
+use crate::dynamic::{self, Dynamic};
 use crate::flow::{self, FlowControl};
 use crate::hooks::{identity, ip_addresses, rbac_source};
 use crate::listen::{self, Authorities};
@@ -96,6 +97,7 @@ pub struct Inner {
     pub aggregator: Aggregator,
     pub authorities: Authorities,
     pub chain: Chain,
+    pub dynamic: Arc<Dynamic>,
     pub authorizer: Arc<Authorizer>,
     pub authenticator: Authenticator,
     pub issuer: Option<TokenIssuer>,
@@ -159,12 +161,16 @@ impl Server {
         }
         let certificates = config.client_certificates.as_ref();
         let front_proxy = certificates.and_then(|certificates| certificates.front_proxy.as_ref());
+        let authorizer = Arc::new(Authorizer::default());
+        let mut chain = config.admission;
+        let dynamic = Dynamic::new(registry.clone(), authorizer.clone(), &mut chain);
         let inner = Arc::new(Inner {
             aggregator: Aggregator::new(front_proxy.map(|proxy| proxy.identity.clone())),
             authorities: Authorities::new(certificates)?,
             metrics: Metrics::new(&config.version.git_version),
-            chain: config.admission,
-            authorizer: Arc::new(Authorizer::default()),
+            chain,
+            dynamic,
+            authorizer,
             authenticator: Authenticator {
                 tokens,
                 request_header: front_proxy.map(|_| RequestHeader {
@@ -208,6 +214,7 @@ impl Server {
                 .await
                 .map_err(StartError::Bootstrap)?;
         }
+        dynamic::start(&inner).await.map_err(StartError::Bootstrap)?;
         flow::start(&inner).await.map_err(StartError::Bootstrap)?;
         ip_addresses::start(&inner).await.map_err(StartError::Bootstrap)?;
         identity::start(&inner);

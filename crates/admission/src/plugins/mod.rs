@@ -80,10 +80,17 @@ pub(crate) mod fake {
         }
     }
 
+    struct Unheard;
+
+    impl crate::Warnings for Unheard {
+        fn add(&self, _: String) {}
+    }
+
     pub static USER: User = User {
         name: String::new(),
         uid: String::new(),
         groups: Vec::new(),
+        extra: std::collections::BTreeMap::new(),
     };
 
     pub fn create<'a>(
@@ -100,12 +107,16 @@ pub(crate) mod fake {
             resource,
             subresource: "",
             kind,
+            kind_group: group,
+            kind_version: "v1",
             namespace: "ns",
             name: "",
             object: Some(object),
             old_object: None,
             dry_run: false,
             options: None,
+            warnings: &Unheard,
+            reinvocation: crate::Reinvocation::default(),
         }
     }
 }

@@ -52,7 +52,7 @@ impl Plugin for NamespaceLifecycle {
     }
 
     async fn admit(&self, a: &mut Attributes<'_>, lister: &dyn Lister) -> Result<(), Status> {
-        if a.group.is_empty() && a.kind == "Namespace" {
+        if a.kind_group.is_empty() && a.kind == "Namespace" {
             if a.operation == Operation::Delete {
                 if IMMORTAL.contains(&a.name) {
                     let why = "this namespace may not be deleted";

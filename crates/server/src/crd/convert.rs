@@ -4,47 +4,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base64::Engine;
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::{Value, json};
 use skiff_meta::Status;
 use skiff_registry::{Registry, object};
 
 use super::definition::Definition;
-use crate::aggregation::resolve::resolve;
+use crate::webhook_client::WebhookClient;
 
 /// Upstream's timeout of a conversion.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// No answer is larger than a list of the largest objects that a client may send.
-const ANSWER_LIMIT: usize = 64 * 1024 * 1024;
 
 pub struct Webhook {
-    registry: Arc<Registry>,
-    tls: Result<Arc<rustls::ClientConfig>, String>,
-    target: Target,
+    client: WebhookClient,
     review_version: Option<String>,
-}
-
-enum Target {
-    Url(String),
-    Service {
-        namespace: String,
-        name: String,
-        path: String,
-        port: u16,
-    },
-}
-
-/// Where a call goes: the address to connect to, the name of the certificate, and the URL as it is shown.
-struct Place {
-    address: String,
-    server_name: String,
-    host: String,
-    path: String,
-    url: String,
 }
 
 impl Webhook {
@@ -52,21 +24,6 @@ impl Webhook {
     pub fn new(registry: Arc<Registry>, conversion: &Value) -> Webhook {
         let webhook = conversion.get("webhook").unwrap_or(&Value::Null);
         let client = webhook.get("clientConfig").unwrap_or(&Value::Null);
-        let target = match object::at_str(client, &["url"]) {
-            "" => {
-                let text = |key: &str| object::at_str(client, &["service", key]).to_owned();
-                let port = object::at(client, &["service", "port"])
-                    .and_then(Value::as_u64)
-                    .unwrap_or(443);
-                Target::Service {
-                    namespace: text("namespace"),
-                    name: text("name"),
-                    path: text("path"),
-                    port: u16::try_from(port).unwrap_or(443),
-                }
-            }
-            url => Target::Url(url.to_owned()),
-        };
         let review_version = webhook
             .get("conversionReviewVersions")
             .and_then(Value::as_array)
@@ -76,9 +33,7 @@ impl Webhook {
             .find(|version| matches!(*version, "v1" | "v1beta1"))
             .map(str::to_owned);
         Webhook {
-            registry,
-            tls: tls(object::at_str(client, &["caBundle"])),
-            target,
+            client: WebhookClient::new(registry, client),
             review_version,
         }
     }
@@ -102,7 +57,7 @@ impl Webhook {
         let uid = uuid::Uuid::new_v4().to_string();
         let review = json!({"kind": "ConversionReview", "apiVersion": format!("apiextensions.k8s.io/{version}"),
             "request": {"uid": uid, "desiredAPIVersion": api_version, "objects": objects}});
-        let answer = self.call(&review).await;
+        let answer = self.client.call(&review, TIMEOUT).await;
         let failure = |why: String| failed(format!("conversion webhook for {what} failed: {why}"));
         let answer = answer.map_err(failure)?;
         let converted = response(&answer, version, &uid).map_err(failure)?;
@@ -127,142 +82,6 @@ impl Webhook {
         }
         Ok(out)
     }
-
-    async fn place(&self) -> Result<Place, String> {
-        match &self.target {
-            Target::Url(url) => {
-                let uri: http::Uri = url.parse().map_err(|error| format!("{error}"))?;
-                let host = uri.host().unwrap_or("").to_owned();
-                let port = uri.port_u16().unwrap_or(443);
-                let path = uri.path_and_query().map_or("/", |p| p.as_str());
-                let joined = if path.contains('?') { '&' } else { '?' };
-                Ok(Place {
-                    address: format!("{host}:{port}"),
-                    server_name: host.trim_matches(['[', ']']).to_owned(),
-                    host: uri.authority().map(|a| a.to_string()).unwrap_or_default(),
-                    path: format!("{path}{joined}timeout=30s"),
-                    url: format!("{url}{joined}timeout=30s"),
-                })
-            }
-            Target::Service {
-                namespace,
-                name,
-                path,
-                port,
-            } => {
-                let server_name = format!("{name}.{namespace}.svc");
-                let path = if path.starts_with('/') {
-                    path.clone()
-                } else {
-                    format!("/{path}")
-                };
-                let url = format!("https://{server_name}:{port}{path}?timeout=30s");
-                let found = resolve(&self.registry, namespace, name, *port).await;
-                let (address, to) = found.map_err(|status| match status.code {
-                    404 => format!("Post \"{url}\": service \"{name}\" not found"),
-                    _ => format!("Post \"{url}\": {}", status.message),
-                })?;
-                let address = if address.contains(':') {
-                    format!("[{address}]:{to}")
-                } else {
-                    format!("{address}:{to}")
-                };
-                Ok(Place {
-                    address,
-                    host: format!("{server_name}:{port}"),
-                    server_name,
-                    path: format!("{path}?timeout=30s"),
-                    url,
-                })
-            }
-        }
-    }
-
-    async fn call(&self, review: &Value) -> Result<Value, String> {
-        let place = self.place().await?;
-        let posted = |why: String| format!("Post \"{}\": {why}", place.url);
-        match tokio::time::timeout(TIMEOUT, self.post(&place, review)).await {
-            Err(_) => Err(posted("context deadline exceeded".to_owned())),
-            Ok(Err(why)) => Err(posted(why)),
-            Ok(Ok((code, bytes))) if (200..300).contains(&code) => {
-                serde_json::from_slice(&bytes).map_err(|error| error.to_string())
-            }
-            Ok(Ok((code, bytes))) => {
-                let told: Option<Value> = serde_json::from_slice(&bytes).ok();
-                let message = told
-                    .as_ref()
-                    .and_then(|status| status.get("message"))
-                    .and_then(Value::as_str);
-                Err(message.map_or_else(
-                    || match code {
-                        404 => "the server could not find the requested resource".to_owned(),
-                        _ => "an error on the server (\"unknown\") has prevented the request from succeeding"
-                            .to_owned(),
-                    },
-                    str::to_owned,
-                ))
-            }
-        }
-    }
-
-    async fn post(&self, place: &Place, review: &Value) -> Result<(u16, Bytes), String> {
-        let tls = self.tls.clone()?;
-        let stream = tokio::net::TcpStream::connect(&place.address)
-            .await
-            .map_err(|error| match error.kind() {
-                std::io::ErrorKind::ConnectionRefused => {
-                    format!("dial tcp {}: connect: connection refused", place.address)
-                }
-                _ => format!("dial tcp {}: {error}", place.address),
-            })?;
-        let name = ServerName::try_from(place.server_name.clone()).map_err(|error| error.to_string())?;
-        let stream = tokio_rustls::TlsConnector::from(tls)
-            .connect(name, stream)
-            .await
-            .map_err(|error| format!("tls: {error}"))?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(stream))
-                .await
-                .map_err(|error| error.to_string())?;
-        let driver = tokio::spawn(connection);
-        let request = http::Request::post(&place.path)
-            .header("host", &place.host)
-            .header("content-type", "application/json")
-            .header("accept", "application/json")
-            .body(Full::new(Bytes::from(review.to_string())))
-            .map_err(|error| error.to_string())?;
-        let answer = sender
-            .send_request(request)
-            .await
-            .map_err(|error| error.to_string());
-        let result = match answer {
-            Ok(answer) => {
-                let code = answer.status().as_u16();
-                let body = Limited::new(answer.into_body(), ANSWER_LIMIT).collect().await;
-                body.map(|body| (code, body.to_bytes()))
-                    .map_err(|error| error.to_string())
-            }
-            Err(error) => Err(error),
-        };
-        driver.abort();
-        result
-    }
-}
-
-fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
-    let pem = base64::engine::general_purpose::STANDARD
-        .decode(ca_bundle)
-        .map_err(|error| error.to_string())?;
-    let mut roots = rustls::RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|error| error.to_string())?;
-        roots.add(certificate).map_err(|error| error.to_string())?;
-    }
-    Ok(Arc::new(
-        rustls::ClientConfig::builder()
-            .with_root_certificates(roots)
-            .with_no_client_auth(),
-    ))
 }
 
 /// The converted objects of an answer.

@@ -122,6 +122,11 @@ pub fn patched(
     Ok(value)
 }
 
+/// Brings an object that something inside the server has changed back into the shape of its schema.
+pub fn reshape(custom: &CustomVersion, value: &mut Value) -> Result<(), String> {
+    shape(custom, value, &mut Vec::new())
+}
+
 /// Prunes, coerces and defaults. What was unknown is added to `strict`.
 fn shape(custom: &CustomVersion, value: &mut Value, strict: &mut Vec<String>) -> Result<(), String> {
     let schema = &custom.version().schema;

@@ -6,7 +6,7 @@ use http::StatusCode;
 use serde_json::Value;
 use skiff_meta::{GroupVersionKind, Status, field, time};
 use skiff_registry::subresources::binding::{bind, target};
-use skiff_registry::{Part, Resource, object};
+use skiff_registry::{Open, Part, Resource, object};
 
 use super::read_body;
 use crate::body::{Answer, Body};
@@ -15,8 +15,14 @@ use crate::gate::Admission;
 use crate::respond;
 use crate::server::Inner;
 
-pub async fn create(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> Result<Answer, Status> {
-    let (binding, options) = read_body(exchange, &GroupVersionKind::new("", "v1", "Binding"), body).await?;
+pub async fn create(
+    inner: &Arc<Inner>,
+    exchange: &mut Exchange,
+    resource: &Resource,
+    body: Body,
+) -> Result<Answer, Status> {
+    let (mut binding, options) =
+        read_body(exchange, &GroupVersionKind::new("", "v1", "Binding"), body).await?;
     let node = target(&binding)?;
     let name = object::name(&binding).to_string();
     if !exchange.info.name.is_empty() && name != exchange.info.name {
@@ -40,7 +46,9 @@ pub async fn create(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> 
     }
     let now = time::format_seconds(inner.registry.now());
     let version = object::resource_version(&binding).to_string();
-    let gate = Admission::new(inner, exchange, &pods, Some(&options.value));
+    Admission::new(inner, exchange, resource, Some(&options.value))
+        .action(&mut binding)
+        .await?;
     let mut transform = |pod: Option<&Value>| {
         let pod = pod.ok_or_else(|| Status::not_found(&pods.group_resource, &name))?;
         let mut bound = bind(pod, &binding, &node, &now)?;
@@ -61,7 +69,7 @@ pub async fn create(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> 
             part,
             false,
             &mut transform,
-            &gate,
+            &Open,
         )
         .await?;
     exchange.made(&updated.object);

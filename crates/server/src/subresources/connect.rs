@@ -27,7 +27,9 @@ pub async fn pod_stream(
         .get(resource, &info.namespace, &info.name, ReadAt::Latest)
         .await?;
     let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
-    Admission::new(inner, exchange, resource, None).connect().await?;
+    Admission::new(inner, exchange, resource, None)
+        .connect(&exchange.query)
+        .await?;
     let node = object::at_str(&pod, &["spec", "nodeName"]);
     let mut query = Vec::new();
     let path = if info.subresource == "portforward" {

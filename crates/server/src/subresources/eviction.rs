@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde_json::{Value, json};
 use skiff_meta::{GroupVersionKind, Status};
-use skiff_registry::{DeleteOptions, ReadAt, Resource, object};
+use skiff_registry::{DeleteOptions, Open, ReadAt, Resource, object};
 
 use super::read_body;
 use crate::body::{Answer, Body};
@@ -20,7 +20,8 @@ pub async fn create(
     resource: &Resource,
     body: Body,
 ) -> Result<Answer, Status> {
-    let (eviction, _) = read_body(exchange, &GroupVersionKind::new("policy", "v1", "Eviction"), body).await?;
+    let (mut eviction, given_options) =
+        read_body(exchange, &GroupVersionKind::new("policy", "v1", "Eviction"), body).await?;
     let name = exchange.info.name.clone();
     let given = object::name(&eviction);
     if !given.is_empty() && given != name {
@@ -40,14 +41,14 @@ pub async fn create(
         .get(resource, &namespace, &name, ReadAt::Latest)
         .await?;
     let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, &name))?;
+    Admission::new(inner, exchange, resource, Some(&given_options.value))
+        .action(&mut eviction)
+        .await?;
     inner.registry.claim_disruption(&exchange.context, &pod).await?;
-    let deleted = {
-        let gate = Admission::new(inner, exchange, resource, Some(&value));
-        inner
-            .registry
-            .delete(&exchange.context, resource, &namespace, &name, &options, &gate)
-            .await?
-    };
+    let deleted = inner
+        .registry
+        .delete(&exchange.context, resource, &namespace, &name, &options, &Open)
+        .await?;
     exchange.made(&deleted.object);
     respond::raw(
         exchange,

@@ -66,7 +66,7 @@ pub async fn route(
         ("scale", "get") => scale::get(inner, exchange, resource).await,
         ("scale", "update") => scale::update(inner, exchange, resource, body).await,
         ("scale", "patch") => scale::patch(inner, exchange, resource, body).await,
-        ("binding", "create") => binding::create(inner, exchange, body).await,
+        ("binding", "create") => binding::create(inner, exchange, resource, body).await,
         ("eviction", "create") => eviction::create(inner, exchange, resource, body).await,
         ("token", "create") => token::create(inner, exchange, resource, body).await,
         ("log", "get") => logs::get(inner, exchange, resource).await,
@@ -114,7 +114,7 @@ pub async fn virtual_resource(
     body: Body,
 ) -> Result<Answer, Status> {
     match (resource.facts.group, resource.facts.plural) {
-        ("", "bindings") => binding::create(inner, exchange, body).await,
+        ("", "bindings") => binding::create(inner, exchange, resource, body).await,
         ("", "componentstatuses") => component_status::read(inner, exchange, resource).await,
         ("authentication.k8s.io", "tokenreviews") => {
             token_review::review(inner, exchange, resource, body).await

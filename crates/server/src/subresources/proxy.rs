@@ -22,7 +22,9 @@ pub async fn proxy(
     resource: &Resource,
     body: Body,
 ) -> Result<Answer, Status> {
-    Admission::new(inner, exchange, resource, None).connect().await?;
+    Admission::new(inner, exchange, resource, None)
+        .connect(&exchange.query)
+        .await?;
     let info = &exchange.info;
     let invalid = || {
         let kind = resource.plural.trim_end_matches('s');

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use http::StatusCode;
 use serde_json::{Value, json};
 use skiff_meta::{GroupVersionKind, Status};
 use skiff_registry::fields::Tracking;
 use skiff_registry::subresources::scale::{ScaleForm, ScaleWrite, apply_scale, scale_of, scale_type};
-use skiff_registry::{Context, Part, ReadAt, Resource, object};
+use skiff_registry::{Context, Gate, Part, ReadAt, Resource, object};
 
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
@@ -187,6 +188,37 @@ async fn apply(
     write(inner, exchange, resource, &options, &mut change).await
 }
 
+/// Admission sees the Scale, of which only the replicas can change.
+struct ScaleGate<'a> {
+    admission: Admission<'a>,
+    resource: &'a Resource,
+}
+
+impl ScaleGate<'_> {
+    fn scales(&self, new: Option<&Value>, old: Option<&Value>) -> Result<[Option<Value>; 2], Status> {
+        let scale = |workload: &Value| scale_in(self.resource, workload);
+        Ok([new.map(scale).transpose()?, old.map(scale).transpose()?])
+    }
+}
+
+#[async_trait]
+impl Gate for ScaleGate<'_> {
+    async fn admit(&self, object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status> {
+        let [mut new, old] = self.scales(object.as_deref(), old)?;
+        let before = new.clone();
+        self.admission.admit(new.as_mut(), old.as_ref()).await?;
+        if let (Some(workload), Some(scale)) = (object, new.filter(|new| before.as_ref() != Some(new))) {
+            *workload = apply_in(self.resource, workload, &scale)?;
+        }
+        Ok(())
+    }
+
+    async fn validate(&self, object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status> {
+        let [mut new, old] = self.scales(object.as_deref(), old)?;
+        self.admission.validate(new.as_mut(), old.as_ref()).await
+    }
+}
+
 async fn write(
     inner: &Arc<Inner>,
     exchange: &mut Exchange,
@@ -198,7 +230,10 @@ async fn write(
     // The owners come with the scale.
     exchange.context.tracking = Tracking::Off;
     exchange.context.uid_is_precondition = true;
-    let gate = Admission::new(inner, exchange, resource, Some(&options.value));
+    let gate = ScaleGate {
+        admission: Admission::new(inner, exchange, resource, Some(&options.value)),
+        resource,
+    };
     let info = &exchange.info;
     let mut transform = |current: Option<&Value>| match current {
         Some(workload) => apply(&exchange.context, workload),

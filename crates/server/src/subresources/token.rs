@@ -11,6 +11,7 @@ use skiff_registry::{ReadAt, Resource, object};
 use super::read_body;
 use crate::body::{Answer, Body};
 use crate::chain::Exchange;
+use crate::gate::Admission;
 use crate::respond;
 use crate::server::Inner;
 
@@ -25,7 +26,10 @@ pub async fn create(
     body: Body,
 ) -> Result<Answer, Status> {
     let gvk = GroupVersionKind::new("authentication.k8s.io", "v1", "TokenRequest");
-    let (mut request, _) = read_body(exchange, &gvk, body).await?;
+    let (mut request, options) = read_body(exchange, &gvk, body).await?;
+    Admission::new(inner, exchange, resource, Some(&options.value))
+        .action(&mut request)
+        .await?;
     let (namespace, name) = (exchange.info.namespace.clone(), exchange.info.name.clone());
     let seconds = object::at(&request, &["spec", "expirationSeconds"])
         .and_then(Value::as_i64)

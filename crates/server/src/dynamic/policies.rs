@@ -1,0 +1,181 @@
+//! The plugin of ValidatingAdmissionPolicy: every policy that is bound and matches is asked, and the first refusal is
+//! the answer.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::Value;
+use skiff_admission::{Attributes, Lister, Operation, Plugin};
+use skiff_cel::admission::Input;
+use skiff_meta::Status;
+use skiff_meta::status::Cause;
+
+use super::access::Access;
+use super::binding::{Binding, param_resource};
+use super::matching::namespace;
+use super::policy::{Policy, Violation};
+use super::request::{self, Versioned};
+use super::{Dynamic, exempt};
+
+pub struct Validating(pub Arc<Dynamic>);
+
+#[async_trait]
+impl Plugin for Validating {
+    fn name(&self) -> &'static str {
+        "ValidatingAdmissionPolicy"
+    }
+
+    fn handles(&self, _: Operation) -> bool {
+        true
+    }
+
+    async fn validate(&self, attributes: &Attributes<'_>, _: &dyn Lister) -> Result<(), Status> {
+        let bindings = self.0.validating_bindings.load();
+        if bindings.is_empty() || exempt(attributes) {
+            return Ok(());
+        }
+        let mut refusal = None;
+        for policy in self.0.validating_policies.load().iter() {
+            let bound: Vec<&Binding> = bindings
+                .iter()
+                .map(|binding| &**binding)
+                .filter(|binding| binding.policy == policy.name)
+                .collect();
+            if !bound.is_empty()
+                && let Some(first) = self.ask(attributes, policy, &bound).await?
+            {
+                refusal.get_or_insert(first);
+            }
+        }
+        refusal.map_or(Ok(()), Err)
+    }
+}
+
+impl Validating {
+    /// Asks one policy under its bindings: the first refusal, if there is one.
+    async fn ask(
+        &self,
+        attributes: &Attributes<'_>,
+        policy: &Policy,
+        bindings: &[&Binding],
+    ) -> Result<Option<Status>, Status> {
+        let registry = &self.0.registry;
+        let misconfigured = |binding: Option<&Binding>, why: String| {
+            let of = if binding.is_some() { "binding" } else { "policy" };
+            let violation = Violation {
+                message: format!("failed to configure {of}: {why}"),
+                reason: String::new(),
+            };
+            (!policy.ignores_failure).then(|| refused(attributes, policy, binding, &violation))
+        };
+        let resource = match policy.matching.find(registry, attributes).await {
+            Ok(Some(resource)) => resource,
+            Ok(None) => return Ok(None),
+            Err(status) => return Ok(misconfigured(None, status.message)),
+        };
+        if let Some(kind) = &policy.param_kind
+            && param_resource(registry, kind).is_none()
+        {
+            let why = format!(
+                "failed to find resource referenced by paramKind: '{}, Kind={}'",
+                kind.api_version(),
+                kind.kind
+            );
+            return Ok(misconfigured(None, why));
+        }
+        let mut refusal: Option<Status> = None;
+        let mut versioned: Option<(Versioned, Value, Option<Value>)> = None;
+        for binding in bindings {
+            let found = match binding.matches(registry, attributes).await {
+                Ok(false) => continue,
+                Err(status) => Err(status.message),
+                Ok(true) => {
+                    binding
+                        .params(registry, policy.param_kind.as_ref(), attributes.namespace)
+                        .await
+                }
+            };
+            let params = match found {
+                Ok(params) => params,
+                Err(why) => {
+                    if let Some(status) = misconfigured(Some(binding), why) {
+                        refusal.get_or_insert(status);
+                    }
+                    continue;
+                }
+            };
+            if versioned.is_none() && !params.is_empty() {
+                let objects = Versioned::new(attributes, &resource).await?;
+                let space = match attributes.namespace {
+                    "" => None,
+                    // A request for a namespace is in none.
+                    _ if attributes.kind == "Namespace" && attributes.kind_group.is_empty() => None,
+                    name => Some(plain(namespace(registry, name).await?)),
+                };
+                versioned = Some((objects, request::value(attributes, &resource), space));
+            }
+            let Some((objects, request, space)) = &versioned else {
+                continue;
+            };
+            for params in &params {
+                let input = Input {
+                    object: objects.object.as_ref(),
+                    old_object: objects.old.as_ref(),
+                    request: Some(request),
+                    params: params.as_ref(),
+                    namespace_object: space.as_ref(),
+                    authorizer: Some(Access::of(&self.0.authorizer, attributes)),
+                };
+                for violation in policy.violations(&input) {
+                    if binding.warns {
+                        attributes.warnings.add(format!(
+                            "Validation failed for ValidatingAdmissionPolicy '{}' with binding '{}': {}",
+                            policy.name, binding.name, violation.message
+                        ));
+                    }
+                    if binding.denies && refusal.is_none() {
+                        refusal = Some(refused(attributes, policy, Some(binding), &violation));
+                    }
+                }
+            }
+        }
+        Ok(refusal)
+    }
+}
+
+/// The namespace as expressions see it: without what only machines read.
+fn plain(mut namespace: Value) -> Value {
+    if let Some(metadata) = namespace.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("managedFields");
+        metadata.remove("ownerReferences");
+    }
+    namespace
+}
+
+fn refused(
+    attributes: &Attributes<'_>,
+    policy: &Policy,
+    binding: Option<&Binding>,
+    violation: &Violation,
+) -> Status {
+    let by = match binding {
+        Some(binding) => format!(" with binding '{}'", binding.name),
+        None => String::new(),
+    };
+    let message = format!(
+        "ValidatingAdmissionPolicy '{}'{by} denied request: {}",
+        policy.name, violation.message
+    );
+    let mut status = attributes.forbidden(&message);
+    (status.reason, status.code) = match violation.reason.as_str() {
+        "Forbidden" => ("Forbidden".into(), 403),
+        "Unauthorized" => ("Unauthorized".into(), 401),
+        "RequestEntityTooLarge" => ("RequestEntityTooLarge".into(), 413),
+        _ => ("Invalid".into(), 422),
+    };
+    status.details.get_or_insert_default().causes.push(Cause {
+        message,
+        ..Cause::default()
+    });
+    status
+}

@@ -1,0 +1,325 @@
+//! Admission webhooks: mutating ones one after the other, each seeing what the one before left; validating ones all at
+//! once. A webhook that cannot be reached refuses the request or is passed over, as its failure policy says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use serde_json::Value;
+use skiff_admission::{Attributes, Lister, Operation, Plugin};
+use skiff_cel::admission::{Input, MatchCondition, MatchConditions, MatchResult};
+use skiff_meta::Status;
+use skiff_meta::field::quote;
+use skiff_registry::{Resource, object};
+use skiff_schema::patch::{self, PatchError, PatchType};
+
+use super::access::Access;
+use super::matching::Matching;
+use super::request::{self, Versioned};
+use super::review::{self, Answer, Version};
+use super::{Dynamic, exempt};
+use crate::webhook_client::WebhookClient;
+
+/// Upstream's default.
+const TIMEOUT_SECONDS: u64 = 10;
+
+/// One webhook of a configuration.
+pub struct Hook {
+    /// Of this webhook alone: of its configuration, its name and its place.
+    id: String,
+    name: String,
+    client: WebhookClient,
+    matching: Matching,
+    conditions: Option<MatchConditions>,
+    ignores_failure: bool,
+    timeout: Duration,
+    /// May be called for what will not happen.
+    dry_runs: bool,
+    review_version: Option<Version>,
+    reinvocable: bool,
+}
+
+/// What became of a call.
+enum Failure {
+    /// The webhook could not be asked, or gave no sensible answer: its failure policy decides.
+    Call(String),
+    /// The request ends, whatever the policy.
+    Final(Status),
+}
+
+impl Hook {
+    /// The webhooks of a configuration, in order.
+    pub fn read_all(dynamic: &Dynamic, configuration: &Value) -> Vec<Arc<Hook>> {
+        let of = object::name(configuration);
+        let webhooks = configuration.get("webhooks").and_then(Value::as_array);
+        let mut hooks = Vec::new();
+        for (at, webhook) in webhooks.into_iter().flatten().enumerate() {
+            let name = object::at_str(webhook, &["name"]).to_owned();
+            let id = format!("{of}/{name}/{at}");
+            hooks.push(Arc::new(Hook::read(dynamic, webhook, name, id)));
+        }
+        hooks
+    }
+
+    fn read(dynamic: &Dynamic, webhook: &Value, name: String, id: String) -> Hook {
+        let text = |key: &str| object::at_str(webhook, &[key]);
+        let seconds = webhook.get("timeoutSeconds").and_then(Value::as_u64);
+        let client = webhook.get("clientConfig").unwrap_or(&Value::Null);
+        Hook {
+            id,
+            name,
+            client: WebhookClient::new(dynamic.registry.clone(), client),
+            matching: Matching::read(webhook),
+            conditions: conditions(webhook, false),
+            ignores_failure: text("failurePolicy") == "Ignore",
+            timeout: Duration::from_secs(seconds.unwrap_or(TIMEOUT_SECONDS)),
+            dry_runs: matches!(text("sideEffects"), "None" | "NoneOnDryRun"),
+            review_version: webhook.get("admissionReviewVersions").and_then(Version::choose),
+            reinvocable: text("reinvocationPolicy") == "IfNeeded",
+        }
+    }
+
+    /// The resource in whose version the webhook wants the request, with the objects in it; `None`: it does not.
+    async fn wants(
+        &self,
+        dynamic: &Dynamic,
+        attributes: &Attributes<'_>,
+    ) -> Result<Option<(Arc<Resource>, Versioned)>, Status> {
+        let Some(resource) = self.matching.find(&dynamic.registry, attributes).await? else {
+            return Ok(None);
+        };
+        let versioned = Versioned::new(attributes, &resource)
+            .await
+            .map_err(Status::internal)?;
+        if let Some(conditions) = &self.conditions {
+            let request = request::value(attributes, &resource);
+            let input = Input {
+                object: versioned.object.as_ref(),
+                old_object: versioned.old.as_ref(),
+                request: Some(&request),
+                authorizer: Some(Access::of(&dynamic.authorizer, attributes)),
+                ..Input::default()
+            };
+            match conditions.matches(input) {
+                MatchResult::Matches => {}
+                MatchResult::DoesNotMatch(_) => return Ok(None),
+                MatchResult::Failed(_) if self.ignores_failure => return Ok(None),
+                MatchResult::Failed(why) => {
+                    return Err(Status::forbidden(
+                        &attributes.group_resource(),
+                        attributes.name,
+                        why,
+                    ));
+                }
+            }
+        }
+        Ok(Some((resource, versioned)))
+    }
+
+    /// Asks the webhook, and returns its consent.
+    async fn call(
+        &self,
+        attributes: &Attributes<'_>,
+        resource: &Resource,
+        versioned: &Versioned,
+        mutating: bool,
+    ) -> Result<Answer, Failure> {
+        if attributes.dry_run && !self.dry_runs {
+            return Err(Failure::Final(Status::bad_request(format!(
+                "admission webhook {} does not support dry run",
+                quote(&self.name)
+            ))));
+        }
+        let Some(version) = self.review_version else {
+            return Err(Failure::Call(
+                "could not create admission objects: webhook does not accept known AdmissionReview versions (v1, v1beta1)"
+                    .to_owned(),
+            ));
+        };
+        let uid = uuid::Uuid::new_v4().to_string();
+        let question = review::question(version, &uid, &request::value(attributes, resource), versioned);
+        let answered = self.client.call(&question, self.timeout).await;
+        let answered = answered.map_err(|why| Failure::Call(format!("failed to call webhook: {why}")))?;
+        let answer = review::answer(version, &uid, mutating, &answered)
+            .map_err(|why| Failure::Call(format!("received invalid webhook response: {why}")))?;
+        for warning in &answer.warnings {
+            attributes.warnings.add(warning.clone());
+        }
+        if answer.allowed {
+            Ok(answer)
+        } else {
+            Err(Failure::Final(review::refusal(&self.name, &answer.result)))
+        }
+    }
+
+    /// What a failure means for the request.
+    fn judge(&self, failure: Failure) -> Result<(), Status> {
+        match failure {
+            Failure::Final(status) => Err(status),
+            Failure::Call(why) if self.ignores_failure => {
+                tracing::warn!(webhook = self.name, why, "a webhook failed and is passed over");
+                Ok(())
+            }
+            Failure::Call(why) => Err(Status::internal(format_args!(
+                "failed calling webhook {}: {why}",
+                quote(&self.name)
+            ))),
+        }
+    }
+
+    /// The object after the patch of an answer; `None` if there is no patch.
+    fn patched(&self, versioned: &Versioned, answer: &Answer) -> Result<Option<Value>, Failure> {
+        if answer.patch.is_empty() {
+            return Ok(None);
+        }
+        let decoded = patch::decode_patch(PatchType::Json, &answer.patch, false).map_err(|error| {
+            let why = told(error);
+            Failure::Call(format!("received undecodable patch in webhook response: {why}"))
+        })?;
+        if decoded.value.as_array().is_some_and(Vec::is_empty) {
+            return Ok(None);
+        }
+        let Some(object) = &versioned.object else {
+            return Err(Failure::Final(Status::internal(format_args!(
+                "admission webhook {} attempted to modify the object, which is not supported for this operation",
+                quote(&self.name)
+            ))));
+        };
+        if answer.patch_type != "JSONPatch" {
+            return Err(Failure::Call(format!(
+                "unsupported patch type {}",
+                quote(&answer.patch_type)
+            )));
+        }
+        let patched = patch::json_patch(object, &decoded.value);
+        patched
+            .map(Some)
+            .map_err(|error| Failure::Final(Status::internal(told(error))))
+    }
+}
+
+fn told(error: PatchError) -> String {
+    match error {
+        PatchError::BadRequest(text)
+        | PatchError::TooLarge(text)
+        | PatchError::Unprocessable(text)
+        | PatchError::Internal(text) => text,
+    }
+}
+
+/// The `matchConditions` of a webhook or policy, compiled; `None` if it has none.
+pub fn conditions(of: &Value, has_params: bool) -> Option<MatchConditions> {
+    let written = of.get("matchConditions").and_then(Value::as_array)?;
+    let conditions: Vec<MatchCondition> = written
+        .iter()
+        .map(|condition| MatchCondition {
+            name: object::at_str(condition, &["name"]).to_owned(),
+            expression: object::at_str(condition, &["expression"]).to_owned(),
+        })
+        .collect();
+    (!conditions.is_empty()).then(|| MatchConditions::new(&conditions, has_params))
+}
+
+pub struct Mutating(pub Arc<Dynamic>);
+
+#[async_trait]
+impl Plugin for Mutating {
+    fn name(&self) -> &'static str {
+        "MutatingAdmissionWebhook"
+    }
+
+    fn handles(&self, _: Operation) -> bool {
+        true
+    }
+
+    async fn admit(&self, attributes: &mut Attributes<'_>, _: &dyn Lister) -> Result<(), Status> {
+        let hooks = self.0.mutating_webhooks.load();
+        if hooks.is_empty() || exempt(attributes) {
+            return Ok(());
+        }
+        if attributes.reinvocation.again
+            && attributes.reinvocation.last_output.as_ref() != attributes.object.as_deref()
+        {
+            // The built-in plugins changed what the webhooks had left.
+            attributes.reinvocation.require();
+        }
+        for hook in hooks.iter() {
+            let Some((resource, versioned)) = hook.wants(&self.0, attributes).await? else {
+                continue;
+            };
+            if attributes.reinvocation.again && !attributes.reinvocation.due.contains(&hook.id) {
+                continue;
+            }
+            let answered = hook.call(attributes, &resource, &versioned, true).await;
+            let patched = match answered.and_then(|answer| hook.patched(&versioned, &answer)) {
+                Ok(patched) => patched,
+                Err(failure) => {
+                    hook.judge(failure)?;
+                    None
+                }
+            };
+            if let Some(patched) = patched
+                && Some(&patched) != versioned.object.as_ref()
+            {
+                let back = request::taken_back(attributes, &resource, patched).await?;
+                if let Some(object) = attributes.object.as_deref_mut() {
+                    *object = back;
+                }
+                attributes.reinvocation.require();
+                attributes.reinvocation.wanted = true;
+            }
+            if hook.reinvocable {
+                attributes.reinvocation.ran.push(hook.id.clone());
+            }
+        }
+        if attributes.reinvocation.wanted {
+            attributes.reinvocation.last_output = attributes.object.as_deref().cloned();
+        }
+        Ok(())
+    }
+}
+
+pub struct Validating(pub Arc<Dynamic>);
+
+#[async_trait]
+impl Plugin for Validating {
+    fn name(&self) -> &'static str {
+        "ValidatingAdmissionWebhook"
+    }
+
+    fn handles(&self, _: Operation) -> bool {
+        true
+    }
+
+    async fn validate(&self, attributes: &Attributes<'_>, _: &dyn Lister) -> Result<(), Status> {
+        let hooks = self.0.validating_webhooks.load();
+        if hooks.is_empty() || exempt(attributes) {
+            return Ok(());
+        }
+        let mut asked = Vec::new();
+        for hook in hooks.iter() {
+            if let Some((resource, versioned)) = hook.wants(&self.0, attributes).await? {
+                asked.push((hook, resource, versioned));
+            }
+        }
+        let mut running: FuturesUnordered<_> = asked
+            .iter()
+            .map(|(hook, resource, versioned)| async move {
+                match hook.call(attributes, resource, versioned, false).await {
+                    Ok(_) => Ok(()),
+                    Err(failure) => hook.judge(failure),
+                }
+            })
+            .collect();
+        // All are heard, though the first refusal decides: upstream's webhooks count on being called.
+        let mut outcome = Ok(());
+        while let Some(judged) = running.next().await {
+            if outcome.is_ok() {
+                outcome = judged;
+            }
+        }
+        outcome
+    }
+}

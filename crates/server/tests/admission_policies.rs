@@ -1,0 +1,192 @@
+//! ValidatingAdmissionPolicy through the front door: bound, parametrised, refusing, warning.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::{Cluster, Reply};
+
+const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
+const BINDINGS: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings";
+const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+fn policy(name: &str, resource: &str, more: Value) -> Value {
+    let mut spec = json!({"matchConstraints": {"resourceRules": [
+        {"operations": ["CREATE", "UPDATE"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": [resource]}]}});
+    for (key, value) in more.as_object().expect("an object") {
+        spec[key] = value.clone();
+    }
+    json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": name}, "spec": spec})
+}
+
+fn binding(name: &str, policy: &str, more: Value) -> Value {
+    let mut spec = json!({"policyName": policy, "validationActions": ["Deny"]});
+    for (key, value) in more.as_object().expect("an object") {
+        spec[key] = value.clone();
+    }
+    json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": name}, "spec": spec})
+}
+
+async fn make(cluster: &Cluster, uri: &str, value: Value) {
+    let made = cluster.post(uri, value).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+}
+
+/// Tries a create without doing it until the answer is the expected one: policies take effect a moment later.
+async fn until(cluster: &Cluster, uri: &str, value: Value, content: impl Fn(&Reply) -> bool) -> Reply {
+    let began = Instant::now();
+    loop {
+        let reply = cluster.post(&format!("{uri}?dryRun=All"), value.clone()).await;
+        if content(&reply) {
+            return reply;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{}", reply.text);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn config_map(name: &str, size: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"size": size}})
+}
+
+#[tokio::test]
+async fn policies_refuse_and_warn() {
+    let cluster = Cluster::start().await;
+    let rules = json!({
+        "variables": [{"name": "size", "expression": "object.metadata.name.startsWith('limit') ? 0 : int(object.data.size)"}],
+        "matchConditions": [{"name": "not-the-roots", "expression": "!object.metadata.name.startsWith('kube-')"}],
+        "validations": [
+            {"expression": "variables.size < 10", "messageExpression": "'size ' + string(variables.size) + ' in ' + namespaceObject.metadata.name", "reason": "Forbidden"},
+            {"expression": "authorizer.group('').resource('configmaps').namespace('default').check('create').allowed()"}]});
+    make(&cluster, POLICIES, policy("sizes", "configmaps", rules)).await;
+    make(&cluster, BINDINGS, binding("sizes-here", "sizes", json!({}))).await;
+    let refused = until(&cluster, CONFIG_MAPS, config_map("a", "12"), |reply| {
+        reply.code != 201
+    })
+    .await;
+    let message = "configmaps \"a\" is forbidden: ValidatingAdmissionPolicy 'sizes' with binding 'sizes-here' denied request: size 12 in default";
+    assert_eq!(
+        (refused.code, refused.json["message"].as_str()),
+        (403, Some(message))
+    );
+    assert_eq!(
+        refused.json["details"]["causes"][0]["message"],
+        &message["configmaps \"a\" is forbidden: ".len()..]
+    );
+    assert_eq!(cluster.post(CONFIG_MAPS, config_map("a", "3")).await.code, 201);
+    // An update is held to the same, and an error of an expression refuses.
+    let grown = cluster
+        .patch(
+            &format!("{CONFIG_MAPS}/a"),
+            "merge-patch",
+            json!({"data": {"size": "11"}}),
+        )
+        .await;
+    assert_eq!(grown.code, 403, "{}", grown.text);
+    let odd = cluster.post(CONFIG_MAPS, config_map("b", "many")).await;
+    assert_eq!(
+        (odd.code, odd.json["reason"].as_str()),
+        (422, Some("Invalid")),
+        "{}",
+        odd.text
+    );
+    assert!(
+        odd.text
+            .contains("composited variable \\\"size\\\" fails to evaluate"),
+        "{}",
+        odd.text
+    );
+
+    // A binding for a few namespaces, that only warns.
+    make(
+        &cluster,
+        POLICIES,
+        policy(
+            "nothing",
+            "secrets",
+            json!({"validations": [{"expression": "false", "message": "no secrets"}]}),
+        ),
+    )
+    .await;
+    let warns = json!({"validationActions": ["Warn"], "matchResources": {"namespaceSelector": {"matchLabels": {"open": "yes"}}}});
+    make(&cluster, BINDINGS, binding("warns", "nothing", warns)).await;
+    let space = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "open", "labels": {"open": "yes"}}});
+    make(&cluster, "/api/v1/namespaces", space).await;
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}});
+    let warned = until(
+        &cluster,
+        "/api/v1/namespaces/open/secrets",
+        secret.clone(),
+        |reply| reply.headers.contains_key("warning"),
+    )
+    .await;
+    assert_eq!(warned.code, 201);
+    assert_eq!(
+        warned.headers["warning"],
+        "299 - \"Validation failed for ValidatingAdmissionPolicy 'nothing' with binding 'warns': no secrets\""
+    );
+    let quiet = cluster.post("/api/v1/namespaces/default/secrets", secret).await;
+    assert!(
+        quiet.code == 201 && !quiet.headers.contains_key("warning"),
+        "{}",
+        quiet.text
+    );
+
+    // Gone is gone.
+    assert_eq!(
+        cluster
+            .delete(&format!("{BINDINGS}/sizes-here"), json!({}))
+            .await
+            .code,
+        200
+    );
+    until(&cluster, CONFIG_MAPS, config_map("c", "12"), |reply| {
+        reply.code == 201
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn policies_have_parameters() {
+    let cluster = Cluster::start().await;
+    let rules = json!({"paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
+        "validations": [{"expression": "params != null && object.spec.replicas <= int(params.data.size)", "message": "too many"}]});
+    make(&cluster, POLICIES, policy("replicas", "deployments", rules)).await;
+    make(
+        &cluster,
+        BINDINGS,
+        binding(
+            "by-name",
+            "replicas",
+            json!({"paramRef": {"name": "limit", "parameterNotFoundAction": "Deny"}}),
+        ),
+    )
+    .await;
+    let deployments = "/apis/apps/v1/namespaces/default/deployments";
+    let deployment = |replicas: i64| {
+        json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {"replicas": replicas, "selector": {"matchLabels": {"a": "b"}},
+            "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "c"}]}}}})
+    };
+    let missing = until(&cluster, deployments, deployment(1), |reply| reply.code != 201).await;
+    let why = "ValidatingAdmissionPolicy 'replicas' with binding 'by-name' denied request: failed to configure binding: no params found for policy binding with `Deny` parameterNotFoundAction";
+    assert_eq!(
+        missing.json["message"],
+        format!("deployments.apps \"d\" is forbidden: {why}")
+    );
+    make(&cluster, CONFIG_MAPS, config_map("limit", "2")).await;
+    until(&cluster, deployments, deployment(2), |reply| reply.code == 201).await;
+    let many = cluster.post(deployments, deployment(3)).await;
+    assert_eq!(many.code, 422, "{}", many.text);
+    assert!(many.text.contains("too many"), "{}", many.text);
+    // The scale is another subresource, which the rules do not name.
+    make(&cluster, deployments, deployment(2)).await;
+    let scaled = cluster
+        .patch(
+            &format!("{deployments}/d/scale"),
+            "merge-patch",
+            json!({"spec": {"replicas": 9}}),
+        )
+        .await;
+    assert_eq!(scaled.code, 200, "{}", scaled.text);
+}

@@ -1,0 +1,500 @@
+//! Admission webhooks of a real HTTPS server behind the front door: who is asked, what they see, what they change,
+//! and what happens when they cannot be asked.
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use bytes::Bytes;
+use http::Response;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use support::Cluster;
+use tokio::net::TcpListener;
+
+const MUTATING: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
+const VALIDATING: &str = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+/// A server whose path says how it answers, and the reviews that it was sent.
+struct Webhooks {
+    port: u16,
+    ca: String,
+    seen: Arc<Mutex<Vec<(String, Value)>>>,
+}
+
+fn base64(bytes: impl AsRef<[u8]>) -> String {
+    base64::engine::general_purpose::STANDARD.encode(bytes)
+}
+
+/// How a path answers a request.
+fn response(path: &str, request: &Value) -> Value {
+    let patch = |operations: Value| json!({"allowed": true, "patchType": "JSONPatch", "patch": base64(operations.to_string())});
+    let count = |key: &str| request["object"]["data"][key].as_str().map_or(0, str::len);
+    let more = |key: &str| {
+        patch(json!([{"op": "add", "path": format!("/data/{key}"), "value": "x".repeat(count(key) + 1)}]))
+    };
+    match path {
+        "/first" => more("first"),
+        "/second" => more("second"),
+        "/warn" => json!({"allowed": true, "warnings": ["mind the gap"]}),
+        "/deny" => {
+            json!({"allowed": false, "status": {"message": "no such luck", "reason": "Invalid", "code": 422}})
+        }
+        "/deny-delete" if request["operation"] == "DELETE" => {
+            json!({"allowed": false, "status": {"message": "it stays"}})
+        }
+        "/sidecar" => patch(
+            json!([{"op": "add", "path": "/spec/containers/-", "value": {"name": "side", "image": "side"}}]),
+        ),
+        "/spec" => patch(
+            json!([{"op": "add", "path": "/spec/unknown", "value": 1}, {"op": "add", "path": "/spec/size", "value": 3}]),
+        ),
+        "/replicas" => patch(json!([{"op": "replace", "path": "/spec/replicas", "value": 5}])),
+        _ => json!({"allowed": true}),
+    }
+}
+
+impl Webhooks {
+    async fn start(cluster: &Cluster) -> Webhooks {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let identity = cluster
+            .pki
+            .serving("webhook", "webhook", &["localhost".to_string()])
+            .expect("a certificate");
+        let tls = skiff_pki::server_config(&identity, None).expect("TLS");
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+        let seen: Arc<Mutex<Vec<(String, Value)>>> = Arc::default();
+        let all = seen.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, all) = (acceptor.clone(), all.clone());
+                tokio::spawn(async move {
+                    let Ok(stream) = acceptor.accept(stream).await else {
+                        return;
+                    };
+                    let service = hyper::service::service_fn(
+                        move |request: http::Request<hyper::body::Incoming>| {
+                            let all = all.clone();
+                            async move {
+                                let path = request.uri().path().to_owned();
+                                let body = request.into_body().collect().await.expect("a body").to_bytes();
+                                let review: Value = serde_json::from_slice(&body).expect("JSON");
+                                if path == "/hang" {
+                                    std::future::pending::<()>().await;
+                                }
+                                let mut response = response(&path, &review["request"]);
+                                response["uid"] = review["request"]["uid"].clone();
+                                let answer = json!({"apiVersion": review["apiVersion"], "kind": "AdmissionReview", "response": response});
+                                all.lock().expect("a lock").push((path, review));
+                                Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from(
+                                    answer.to_string(),
+                                ))))
+                            }
+                        },
+                    );
+                    let _ = hyper::server::conn::http1::Builder::new()
+                        .serve_connection(TokioIo::new(stream), service)
+                        .await;
+                });
+            }
+        });
+        Webhooks {
+            port,
+            ca: base64(cluster.pki.ca_certificate()),
+            seen,
+        }
+    }
+
+    /// A webhook at a path for all writes of a resource, with `more` set on top.
+    fn hook(&self, path: &str, group: &str, resources: &str, more: Value) -> Value {
+        let mut hook = json!({"name": format!("{}.example.com", path.trim_matches('/')),
+            "clientConfig": {"url": format!("https://localhost:{}{path}", self.port), "caBundle": self.ca},
+            "rules": [{"operations": ["*"], "apiGroups": [group], "apiVersions": ["*"], "resources": [resources]}],
+            "sideEffects": "None", "admissionReviewVersions": ["v1"]});
+        for (key, value) in more.as_object().expect("an object") {
+            hook[key] = value.clone();
+        }
+        hook
+    }
+
+    /// Configures webhooks, and waits until they are asked.
+    async fn configure(&self, cluster: &Cluster, uri: &str, name: &str, mut hooks: Vec<Value>) {
+        let ready = format!("/ready-{name}");
+        hooks.push(self.hook(
+            &ready,
+            "",
+            "configmaps",
+            json!({"matchConditions": [
+            {"name": "marker", "expression": "request.?name.orValue('') == 'marker'"}]}),
+        ));
+        let kind = if uri == MUTATING { "Mutating" } else { "Validating" };
+        let made = cluster
+            .post(uri, json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": format!("{kind}WebhookConfiguration"),
+                "metadata": {"name": name}, "webhooks": hooks}))
+            .await;
+        assert_eq!(made.code, 201, "{}", made.text);
+        let began = Instant::now();
+        loop {
+            let _ = cluster
+                .post(
+                    &format!("{CONFIG_MAPS}?dryRun=All"),
+                    config_map("marker", json!({})),
+                )
+                .await;
+            if self.paths().contains(&ready) {
+                break;
+            }
+            assert!(began.elapsed() < Duration::from_secs(60), "never asked");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.seen.lock().expect("a lock").clear();
+    }
+
+    fn paths(&self) -> Vec<String> {
+        let seen = self.seen.lock().expect("a lock");
+        seen.iter().map(|(path, _)| path.clone()).collect()
+    }
+
+    fn last(&self) -> Value {
+        let seen = self.seen.lock().expect("a lock");
+        seen.last().expect("a review").1["request"].clone()
+    }
+}
+
+fn config_map(name: &str, labels: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}, "data": {"own": "1"}})
+}
+
+#[tokio::test]
+async fn mutating_webhooks_build_on_one_another() {
+    let cluster = Cluster::start().await;
+    let webhooks = Webhooks::start(&cluster).await;
+    let selected =
+        json!({"objectSelector": {"matchLabels": {"mutate": "yes"}}, "reinvocationPolicy": "IfNeeded"});
+    let hooks = vec![
+        webhooks.hook("/first", "", "configmaps", selected.clone()),
+        webhooks.hook(
+            "/second",
+            "",
+            "configmaps",
+            json!({"objectSelector": {"matchLabels": {"mutate": "yes"}}}),
+        ),
+        webhooks.hook(
+            "/sidecar",
+            "",
+            "pods",
+            json!({"rules": [
+            {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}]}),
+        ),
+        webhooks.hook("/replicas", "apps", "deployments/scale", json!({})),
+    ];
+    webhooks.configure(&cluster, MUTATING, "a", hooks).await;
+
+    // The first is asked again because the second changed the object; the second is content with one time.
+    let made = cluster
+        .post(CONFIG_MAPS, config_map("a", json!({"mutate": "yes"})))
+        .await;
+    assert_eq!(
+        made.json["data"],
+        json!({"own": "1", "first": "xx", "second": "x"}),
+        "{}",
+        made.text
+    );
+    assert_eq!(webhooks.paths(), ["/first", "/second", "/first"]);
+    let request = &webhooks.seen.lock().expect("a lock")[0].1["request"].clone();
+    assert_eq!(request["operation"], "CREATE");
+    assert_eq!(
+        request["kind"],
+        json!({"group": "", "version": "v1", "kind": "ConfigMap"})
+    );
+    assert_eq!(
+        request["requestResource"],
+        json!({"group": "", "version": "v1", "resource": "configmaps"})
+    );
+    assert_eq!(
+        (request["name"].as_str(), request["namespace"].as_str()),
+        (Some("a"), Some("default"))
+    );
+    assert_eq!(request["userInfo"]["username"], "admin");
+    assert_eq!(request["options"]["kind"], "CreateOptions");
+    assert_eq!(
+        (&request["oldObject"], &request["dryRun"]),
+        (&Value::Null, &json!(false))
+    );
+    assert_eq!(request["object"]["data"], json!({"own": "1"}));
+
+    let unselected = cluster.post(CONFIG_MAPS, config_map("b", json!({}))).await;
+    assert_eq!(unselected.json["data"], json!({"own": "1"}));
+
+    let patched = cluster
+        .patch(
+            &format!("{CONFIG_MAPS}/a"),
+            "merge-patch",
+            json!({"data": {"own": "2"}}),
+        )
+        .await;
+    assert_eq!(patched.json["data"]["first"], "xxxx", "{}", patched.text);
+    assert_eq!(webhooks.last()["operation"], "UPDATE");
+    assert_eq!(webhooks.last()["options"]["kind"], "UpdateOptions");
+    assert_eq!(webhooks.last()["oldObject"]["data"]["own"], "1");
+
+    // What a webhook adds is defaulted, and the built-in plugins see it.
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "c"}]}});
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+    cluster
+        .post("/api/v1/namespaces/default/serviceaccounts", account)
+        .await;
+    let made = cluster.post("/api/v1/namespaces/default/pods", pod).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let side = &made.json["spec"]["containers"][1];
+    assert_eq!(
+        (&side["name"], &side["imagePullPolicy"]),
+        (&json!("side"), &json!("Always"))
+    );
+    assert_eq!(
+        side["volumeMounts"][0]["mountPath"],
+        "/var/run/secrets/kubernetes.io/serviceaccount"
+    );
+
+    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": {"a": "b"}},
+        "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "c"}]}}}});
+    let deployments = "/apis/apps/v1/namespaces/default/deployments";
+    assert_eq!(cluster.post(deployments, deployment).await.code, 201);
+    let scaled = cluster
+        .patch(
+            &format!("{deployments}/d/scale"),
+            "merge-patch",
+            json!({"spec": {"replicas": 2}}),
+        )
+        .await;
+    assert_eq!(scaled.json["spec"]["replicas"], 5, "{}", scaled.text);
+    assert_eq!(
+        webhooks.last()["kind"],
+        json!({"group": "autoscaling", "version": "v1", "kind": "Scale"})
+    );
+    assert_eq!(webhooks.last()["subResource"], "scale");
+    assert_eq!(webhooks.last()["object"]["spec"]["replicas"], 2);
+
+    // Configurations are nobody's business but the user's.
+    let all = webhooks.hook("/deny", "*", "*/*", json!({}));
+    webhooks.configure(&cluster, VALIDATING, "all", vec![all]).await;
+    let gone = cluster.delete(&format!("{VALIDATING}/all"), json!({})).await;
+    assert_eq!(gone.code, 200, "{}", gone.text);
+}
+
+#[tokio::test]
+async fn validating_webhooks_refuse() {
+    let cluster = Cluster::start().await;
+    let webhooks = Webhooks::start(&cluster).await;
+    let only = |name: &str| json!({"objectSelector": {"matchLabels": {"to": name}}});
+    let with = |name: &str, key: &str, value: Value| {
+        let mut more = only(name);
+        more[key] = value;
+        more
+    };
+    // Nobody listens on a port that was closed.
+    let closed = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let dead = closed.local_addr().expect("an address").port();
+    drop(closed);
+    let dead_client = json!({"url": format!("https://localhost:{dead}/"), "caBundle": webhooks.ca});
+    let mut fails = webhooks.hook(
+        "/fails",
+        "",
+        "configmaps",
+        with("fails", "clientConfig", dead_client.clone()),
+    );
+    fails["matchPolicy"] = json!("Exact");
+    let mut ignored = webhooks.hook(
+        "/ignored",
+        "",
+        "configmaps",
+        with("ignored", "clientConfig", dead_client),
+    );
+    ignored["failurePolicy"] = json!("Ignore");
+    let mut conditional = webhooks.hook("/deny", "", "configmaps", only("some"));
+    conditional["name"] = json!("conditional.example.com");
+    conditional["matchConditions"] = json!([{"name": "not-mine", "expression": "object.data.own != '1'"},
+        {"name": "allowed", "expression": "authorizer.group('').resource('secrets').check('get').allowed()"}]);
+    let hooks = vec![
+        webhooks.hook("/deny", "", "configmaps", only("deny")),
+        webhooks.hook("/warn", "", "configmaps", only("warn")),
+        webhooks.hook(
+            "/hang",
+            "",
+            "configmaps",
+            with("hang", "timeoutSeconds", json!(1)),
+        ),
+        webhooks.hook(
+            "/effects",
+            "",
+            "configmaps",
+            with("effects", "sideEffects", json!("Unknown")),
+        ),
+        webhooks.hook(
+            "/old",
+            "",
+            "configmaps",
+            with("old", "admissionReviewVersions", json!(["v0", "v1"])),
+        ),
+        webhooks.hook("/deny-delete", "", "configmaps", only("keep")),
+        webhooks.hook(
+            "/space",
+            "",
+            "configmaps",
+            json!({"namespaceSelector": {"matchLabels": {"watched": "yes"}}}),
+        ),
+        webhooks.hook("/first", "", "configmaps", only("patches")),
+        conditional,
+        fails,
+        ignored,
+    ];
+    // The versions of side effects that v1 takes are few.
+    let refused = cluster
+        .post(
+            VALIDATING,
+            json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": "bad"}, "webhooks": [hooks[3]]}),
+        )
+        .await;
+    assert_eq!(refused.code, 422, "{}", refused.text);
+    let hooks = hooks
+        .into_iter()
+        .filter(|hook| hook["sideEffects"] == "None")
+        .collect();
+    webhooks.configure(&cluster, VALIDATING, "v", hooks).await;
+
+    let check = async |to: &str, code: u16, message: &str| {
+        let reply = cluster
+            .post(CONFIG_MAPS, config_map(&format!("to-{to}"), json!({"to": to})))
+            .await;
+        let found = reply.json["message"].as_str().unwrap_or("");
+        assert_eq!((reply.code, found), (code, message), "{to}");
+        reply
+    };
+    let denied = check(
+        "deny",
+        422,
+        "admission webhook \"deny.example.com\" denied the request: no such luck",
+    )
+    .await;
+    assert_eq!(denied.json["reason"], "Invalid");
+    let warned = check("warn", 201, "").await;
+    assert_eq!(warned.headers["warning"], "299 - \"mind the gap\"");
+    check("ignored", 201, "").await;
+    check("some", 201, "").await;
+    check("old", 201, "").await;
+    let port = webhooks.port;
+    check("hang", 500, &format!(
+        "Internal error occurred: failed calling webhook \"hang.example.com\": failed to call webhook: Post \"https://localhost:{port}/hang?timeout=1s\": context deadline exceeded")).await;
+    check("fails", 500, &format!(
+        "Internal error occurred: failed calling webhook \"fails.example.com\": failed to call webhook: Post \"https://localhost:{dead}/?timeout=10s\": dial tcp localhost:{dead}: connect: connection refused")).await;
+    check("patches", 500, "Internal error occurred: failed calling webhook \"first.example.com\": received invalid webhook response: validating webhook may not return response.patch").await;
+
+    let kept = config_map("keep", json!({"to": "keep"}));
+    assert_eq!(cluster.post(CONFIG_MAPS, kept).await.code, 201);
+    let stays = cluster.delete(&format!("{CONFIG_MAPS}/keep"), json!({})).await;
+    assert_eq!(
+        (stays.code, stays.json["message"].as_str()),
+        (
+            403,
+            Some("admission webhook \"deny-delete.example.com\" denied the request: it stays")
+        )
+    );
+    let request = webhooks.last();
+    assert_eq!(
+        (&request["object"], &request["oldObject"]["metadata"]["name"]),
+        (&Value::Null, &json!("keep"))
+    );
+    assert_eq!(request["options"]["kind"], "DeleteOptions");
+
+    let changed = cluster
+        .patch(
+            &format!("{CONFIG_MAPS}/to-some"),
+            "merge-patch",
+            json!({"data": {"own": "2"}}),
+        )
+        .await;
+    assert_eq!(changed.code, 422, "{}", changed.text);
+
+    webhooks.seen.lock().expect("a lock").clear();
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "watched", "labels": {"watched": "yes"}}});
+    assert_eq!(cluster.post("/api/v1/namespaces", namespace).await.code, 201);
+    let made = cluster
+        .post(
+            "/api/v1/namespaces/watched/configmaps?dryRun=All",
+            config_map("x", json!({})),
+        )
+        .await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    assert_eq!(webhooks.paths(), ["/space"]);
+    assert_eq!(webhooks.last()["dryRun"], true);
+}
+
+#[tokio::test]
+async fn objects_are_shown_in_the_version_of_the_rule() {
+    let cluster = Cluster::start().await;
+    let webhooks = Webhooks::start(&cluster).await;
+    let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": "boats.example.com"},
+        "spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": "boats", "kind": "Boat", "listKind": "BoatList", "singular": "boat"},
+            "versions": [
+                {"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": {"type": "object", "properties": {
+                    "size": {"type": "integer"}, "sails": {"type": "integer", "default": 2}}}}}}},
+                {"name": "v2", "served": true, "storage": false, "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": {"type": "object", "properties": {
+                    "size": {"type": "integer"}, "sails": {"type": "integer", "default": 2}}}}}}}]}});
+    let made = cluster
+        .post(
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+            definition,
+        )
+        .await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let boats = "/apis/example.com/v2/namespaces/default/boats";
+    let began = Instant::now();
+    while cluster.get(boats).await.code != 200 {
+        assert!(began.elapsed() < Duration::from_secs(60), "never served");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let rule = |group: &str, version: &str, resource: &str| json!({"rules": [{"operations": ["CREATE"], "apiGroups": [group], "apiVersions": [version], "resources": [resource]}]});
+    let mut exact = rule("autoscaling", "v1", "horizontalpodautoscalers");
+    exact["matchPolicy"] = json!("Exact");
+    let hooks = vec![
+        webhooks.hook(
+            "/hpa",
+            "",
+            "",
+            rule("autoscaling", "v1", "horizontalpodautoscalers"),
+        ),
+        webhooks.hook("/exact", "", "", exact),
+        webhooks.hook("/spec", "", "", rule("example.com", "v1", "boats")),
+    ];
+    webhooks.configure(&cluster, MUTATING, "versions", hooks).await;
+
+    let scaler = json!({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "h"}, "spec": {"maxReplicas": 3,
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"},
+        "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}}]}});
+    let made = cluster
+        .post(
+            "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers",
+            scaler,
+        )
+        .await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    assert_eq!(webhooks.paths(), ["/hpa"]);
+    let request = webhooks.last();
+    assert_eq!(request["kind"]["version"], "v1");
+    assert_eq!(request["requestKind"]["version"], "v2");
+    assert_eq!(request["object"]["apiVersion"], "autoscaling/v1");
+    assert_eq!(request["object"]["spec"]["targetCPUUtilizationPercentage"], 70);
+
+    let boat = json!({"apiVersion": "example.com/v2", "kind": "Boat", "metadata": {"name": "b"}, "spec": {}});
+    let made = cluster.post(boats, boat).await;
+    assert_eq!(webhooks.last()["object"]["apiVersion"], "example.com/v1");
+    // What the webhook set and the schema does not know is gone again.
+    assert_eq!(made.json["apiVersion"], "example.com/v2", "{}", made.text);
+    assert_eq!(made.json["spec"], json!({"size": 3, "sails": 2}));
+}
