@@ -7,6 +7,7 @@ pub mod apiextensions;
 pub mod apiregistration;
 pub mod apps;
 pub mod authentication;
+pub mod authorization;
 pub mod autoscaling;
 pub mod batch;
 pub mod certificates;

@@ -136,7 +136,8 @@ pub fn requested_impersonation(headers: &HeaderMap) -> Result<Option<Impersonati
     } else {
         crate::AUTHENTICATED_GROUP
     };
-    if !acting.in_group(everyone) {
+    // Who is said to be unauthenticated is not made an authenticated one.
+    if !acting.in_group(everyone) && !acting.in_group(crate::UNAUTHENTICATED_GROUP) {
         acting.groups.push(everyone.to_owned());
     }
     acting.uid = uid;

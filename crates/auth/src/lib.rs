@@ -24,7 +24,9 @@ pub use rbac::Rbac;
 pub use reconcile::reconcile;
 pub use request_header::RequestHeader;
 pub use rule::Rule;
-pub use service_account::{BoundObject, Lookup, TokenIssuer, TokenRequest, TokenSpec, TokenVerifier};
+pub use service_account::{
+    BoundObject, Lookup, TokenIssuer, TokenRequest, TokenSpec, TokenVerifier, audiences_of,
+};
 
 use std::collections::BTreeMap;
 

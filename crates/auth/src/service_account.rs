@@ -16,6 +16,21 @@ pub trait Lookup: Send + Sync {
     async fn uid(&self, resource: &str, namespace: &str, name: &str) -> Option<String>;
 }
 
+/// The audiences of a token. Only for one that was verified: its signature is not looked at.
+pub fn audiences_of(token: &str) -> Vec<String> {
+    use base64::Engine as _;
+    #[derive(Deserialize)]
+    struct Audiences {
+        aud: Vec<String>,
+    }
+    let claims = token.split('.').nth(1).unwrap_or("");
+    let claims = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(claims);
+    let found = claims
+        .ok()
+        .and_then(|claims| serde_json::from_slice::<Audiences>(&claims).ok());
+    found.map(|found| found.aud).unwrap_or_default()
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Claims {
     aud: Vec<String>,
@@ -228,7 +243,9 @@ impl TokenVerifier {
         }
         if let Some(node) = &bound.node {
             note("node-name", &node.name);
-            note("node-uid", &node.uid);
+            if !node.uid.is_empty() {
+                note("node-uid", &node.uid);
+            }
         }
         Ok(user)
     }

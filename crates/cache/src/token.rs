@@ -56,7 +56,11 @@ pub fn decode(token: &str, keys: &str) -> Result<Token> {
             let at = token.find('=').unwrap_or(0);
             invalid(&format!("illegal base64 data at input byte {at}"))
         }
-        DecodeError::InvalidLength(at) => invalid(&format!("illegal base64 data at input byte {at}")),
+        // Go points at the four characters that are not complete.
+        DecodeError::InvalidLength(_) => {
+            let at = token.len() / 4 * 4;
+            invalid(&format!("illegal base64 data at input byte {at}"))
+        }
     })?;
     let wire: Wire = serde_json::from_slice(&json).map_err(|error| match json.first() {
         Some(byte) if !b"{[\"tfn-0123456789 \t\r\n".contains(byte) => {

@@ -93,6 +93,7 @@ impl Registry {
         self.normalise(resource, &mut object);
         let kept = resource.keep(&object).await?;
         let bytes = resource.codec.encode(kept.as_ref().unwrap_or(&object))?;
+        object = resource.answered(kept.as_ref(), object)?;
         let name = object::name(&object).to_string();
         let key = resource.key(namespace, &name);
         let _stage = context.stage("store");

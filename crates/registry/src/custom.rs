@@ -36,8 +36,8 @@ pub trait Custom: Send + Sync {
     fn prepare_update(&self, new: &mut Value, old: &Value);
     fn prepare_status_update(&self, new: &mut Value, old: &Value);
 
-    /// The rules of an object beside its metadata.
-    fn validate(&self, object: &Value) -> Vec<field::Error>;
+    /// The rules of an object beside its metadata, after what was found there.
+    fn validate(&self, object: &Value, found: Vec<field::Error>) -> Vec<field::Error>;
     fn validate_update(&self, new: &Value, old: &Value) -> Findings;
     fn validate_status_update(&self, new: &Value, old: &Value) -> Findings;
 
@@ -56,6 +56,9 @@ pub trait Custom: Send + Sync {
 
     /// Converts objects to a version of the group, in order. Only called where it converts elsewhere.
     async fn convert(&self, objects: Vec<Value>, api_version: &str) -> Result<Vec<Value>, Status>;
+
+    /// Drops what the schema of a version (`group/version`) does not know.
+    fn prune(&self, object: &mut Value, api_version: &str);
 
     /// Grows with the definition: of two caches of one storage the newer stays.
     fn revision(&self) -> i64;
@@ -120,9 +123,8 @@ impl Resource {
         match &self.custom {
             None => self.checks.check_create(object, self.namespaced),
             Some(custom) => {
-                let mut found = object_meta::validate(object, self.namespaced, self.rules.name_rule);
-                found.extend(custom.validate(object));
-                found
+                let found = object_meta::validate(object, self.namespaced, self.rules.name_rule);
+                custom.validate(object, found)
             }
         }
     }
@@ -203,7 +205,21 @@ impl Resource {
             &["apiVersion"],
             Value::String(self.stored_api_version.clone()),
         );
+        custom.prune(&mut value, &self.stored_api_version);
         Ok(Some(value))
+    }
+
+    /// What there is to answer of an object that is stored in the form `kept`: what a read of it would give. An object
+    /// that another server converts is taken to come back as it went.
+    pub fn answered(&self, kept: Option<&Value>, object: Value) -> Result<Value, Status> {
+        let (Some(custom), Some(kept), false) = (&self.custom, kept, self.converts_elsewhere()) else {
+            return Ok(object);
+        };
+        let bytes = Bytes::from(kept.to_string());
+        let read = custom.read("", bytes).map_err(Status::internal)?;
+        let mut value = encode::decode(&read)?;
+        self.from_stored(&mut value);
+        Ok(value)
     }
 }
 

@@ -232,6 +232,9 @@ impl Resource {
             // The versions differ in what Go prints of a field that nobody set.
             self.normalise_served(value);
         }
+        if let Some(custom) = &self.custom {
+            custom.prune(value, &self.api_version);
+        }
         object::put(value, &["apiVersion"], Value::String(self.api_version.clone()));
     }
 }

@@ -217,6 +217,7 @@ impl Registry {
         }
         let kept = resource.keep(&new).await?;
         let bytes = resource.codec.encode(kept.as_ref().unwrap_or(&new))?;
+        new = resource.answered(kept.as_ref(), new)?;
         let outcome = self
             .store
             .write(

@@ -70,8 +70,12 @@ impl Exchange {
     pub fn output(&self, stream: bool) -> Result<Output, Status> {
         let accept = self.header(header::ACCEPT);
         let listing = matches!(self.info.verb.as_str(), "list" | "watch");
-        // The list of groups is upstream's aggregator's, which has no router.
-        if self.info.path.trim_end_matches('/') != "/apis" {
+        // The list of groups, and each group, is upstream's aggregator's, which has no router; nor have custom resources.
+        let path = self.info.path.trim_end_matches('/');
+        let group = path
+            .strip_prefix("/apis")
+            .is_some_and(|rest| rest.matches('/').count() < 2);
+        if !group && !self.untyped {
             negotiate::routed(accept, self.info.is_resource && listing).map_err(not_routed)?;
         }
         let pretty = negotiate::pretty(self.query.get("pretty"), self.header(header::USER_AGENT));

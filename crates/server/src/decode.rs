@@ -98,6 +98,17 @@ pub fn delete_options(exchange: &Exchange, body: &[u8]) -> Result<Value, Status>
         }
     };
     let kind = checked.value.get("kind").and_then(Value::as_str).unwrap_or("");
+    let version = checked
+        .value
+        .get("apiVersion")
+        .and_then(Value::as_str)
+        .unwrap_or("");
+    let (group, in_group) = version.rsplit_once('/').unwrap_or(("", version));
+    if !kind.is_empty() && kind != "DeleteOptions" && schema.by_gvk(group, in_group, kind).is_none() {
+        return Err(Status::bad_request(format!(
+            "no kind {kind:?} is registered for version {version:?} in scheme \"pkg/runtime/scheme.go:111\""
+        )));
+    }
     if !kind.is_empty() && kind != "DeleteOptions" {
         return Err(Status::bad_request(
             "decoded object cannot be converted to DeleteOptions",
@@ -110,13 +121,15 @@ pub fn delete_options(exchange: &Exchange, body: &[u8]) -> Result<Value, Status>
 pub fn patched(
     context: &Context,
     resource: &Resource,
+    status: bool,
     validation: FieldValidation,
     value: Value,
     strict: Vec<String>,
     refuse: impl Fn(String) -> Status,
 ) -> Result<Value, Status> {
     if let Some(custom) = crate::crd::version_of(resource) {
-        let mut value = crate::crd::decode::patched(context, resource, custom, validation, value, strict)?;
+        let mut value =
+            crate::crd::decode::patched(context, resource, custom, validation, value, strict, status)?;
         default_and_convert(resource, &mut value);
         return Ok(value);
     }

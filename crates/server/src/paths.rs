@@ -19,7 +19,8 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
     let whole = exchange.info.path.as_str();
     let path = whole.trim_end_matches('/').to_string();
     // Only the paths of API groups may end in a slash, or in none.
-    let slash = whole.len() > 1 && whole.ends_with('/') && !path.starts_with("/api");
+    let routed = path.starts_with("/api") || path == "/version";
+    let slash = whole.len() > 1 && whole.ends_with('/') && !routed;
     if slash || whole.starts_with("//") {
         return Ok(not_found());
     }
@@ -31,7 +32,7 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
         // COMPAT: what upstream serves without its router answers to any method.
         if !matches!(
             parts[..],
-            ["apis"] | ["apis", _] | ["healthz" | "livez" | "readyz", ..]
+            ["apis"] | ["apis", _] | ["healthz" | "livez" | "readyz", ..] | ["openapi", "v2" | "v3", ..]
         ) && exchange.parts.method != Method::HEAD
         {
             return Ok(not_found());
@@ -58,6 +59,9 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
             StatusCode::OK,
             "text/plain; version=0.0.4; charset=utf-8; escaping=underscores",
             health::slis(inner).await,
+        )),
+        ["statusz" | "flagz"] if !takes_text(exchange.header(header::ACCEPT)) => Err(Status::not_acceptable(
+            "only the following media types are accepted: application/json, application/yaml, text/plain",
         )),
         ["statusz"] => Ok(status_page::statusz(inner)),
         ["flagz"] => Ok(status_page::flagz(inner)),
@@ -110,6 +114,15 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
         }
         _ => Ok(not_found()),
     }
+}
+
+/// COMPAT: pages for people come as text; their other forms have versions that are off by default.
+fn takes_text(accept: &str) -> bool {
+    let clauses = negotiate::parse_accept(accept);
+    clauses.is_empty()
+        || clauses
+            .iter()
+            .any(|clause| matches!((clause.main, clause.sub), ("text", "plain" | "*") | ("*", "*")))
 }
 
 fn known(inner: &Inner, parts: &[&str]) -> bool {

@@ -283,7 +283,7 @@ impl WriteOptions {
                 found.push(field::Error::invalid(&path, manager, detail));
             }
         }
-        let dry_run: Vec<&str> = query.all("dryRun").filter(|value| !value.is_empty()).collect();
+        let dry_run: Vec<&str> = query.all("dryRun").collect();
         if dry_run.iter().any(|value| *value != "All") {
             found.push(field::Error::not_supported(
                 &field::Path::new("dryRun"),
@@ -338,9 +338,14 @@ pub fn delete_options(query: &Query) -> Result<Value, Status> {
     if let Some(policy) = query.get("propagationPolicy") {
         value["propagationPolicy"] = json!(policy);
     }
-    let dry_run: Vec<&str> = query.all("dryRun").filter(|value| !value.is_empty()).collect();
+    let dry_run: Vec<&str> = query.all("dryRun").collect();
     if !dry_run.is_empty() {
         value["dryRun"] = json!(dry_run);
+    }
+    for precondition in ["uid", "resourceVersion"] {
+        if let Some(wanted) = query.get(precondition).filter(|wanted| !wanted.is_empty()) {
+            value["preconditions"][precondition] = json!(wanted);
+        }
     }
     Ok(value)
 }

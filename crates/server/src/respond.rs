@@ -83,6 +83,9 @@ pub fn object(
 
 /// COMPAT: some of upstream's messages name its type: the group's first word and the kind.
 pub fn go_type(resource: &Resource) -> String {
+    if resource.custom.is_some() {
+        return "*unstructured.Unstructured".to_string();
+    }
     let group = match resource.facts.group {
         "" => "core",
         group => group.split('.').next().unwrap_or(group),
@@ -141,7 +144,10 @@ pub fn status(exchange: &Exchange, status: &Status) -> Answer {
         return body::answer(code, "application/json", bytes);
     }
     let Some(output) = exchange.status_output() else {
-        return json();
+        // COMPAT: who can take no form of it gets it for people to read.
+        let code = StatusCode::from_u16(status.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let bytes = serde_json::to_vec_pretty(&status.to_value());
+        return bytes.map_or_else(|_| json(), |bytes| body::answer(code, "application/json", bytes));
     };
     if output.format == Format::Json && !output.pretty {
         return json();

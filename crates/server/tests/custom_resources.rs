@@ -665,6 +665,61 @@ async fn fields_are_selected_after_conversion() {
 }
 
 #[tokio::test]
+async fn a_version_shows_what_its_schema_knows() {
+    let cluster = Cluster::start().await;
+    let version = |name: &str, storage: bool, fields: Value| {
+        json!({"name": name, "served": true, "storage": storage, "schema": {"openAPIV3Schema": {"type": "object",
+            "properties": {"spec": {"type": "object", "properties": fields}}}}})
+    };
+    let text = json!({"type": "string"});
+    let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "vs.ver.example.com"},
+        "spec": {"group": "ver.example.com", "scope": "Cluster", "names": {"plural": "vs", "kind": "V"}, "versions": [
+            version("v1", true, json!({"a": text, "b": text, "d": {"type": "string", "default": "x"}})),
+            version("v2", false, json!({"a": text, "c": text}))]}});
+    define(&cluster, definition).await;
+    let (stored, other) = ("/apis/ver.example.com/v1/vs", "/apis/ver.example.com/v2/vs");
+    let v = |version: &str, name: &str, spec: Value| json!({"apiVersion": format!("ver.example.com/{version}"), "kind": "V", "metadata": {"name": name}, "spec": spec});
+    let made = cluster
+        .post(stored, v("v1", "m", json!({"a": "1", "b": "2"})))
+        .await;
+    assert_eq!(
+        made.json["spec"],
+        json!({"a": "1", "b": "2", "d": "x"}),
+        "{}",
+        made.text
+    );
+    let seen = cluster.get(&format!("{other}/m")).await.json;
+    assert_eq!(seen["spec"], json!({"a": "1"}), "{seen}");
+    assert_eq!(
+        cluster.get(other).await.json["items"][0]["spec"],
+        json!({"a": "1"})
+    );
+    let mut watch = cluster.watch(&format!("{other}?watch=true")).await;
+    assert_eq!(
+        watch.next().await.expect("an event")["object"]["spec"],
+        json!({"a": "1"})
+    );
+    // What the stored version does not know is not kept, and the answer says so.
+    let made = cluster
+        .post(other, v("v2", "n", json!({"a": "1", "c": "3"})))
+        .await;
+    assert_eq!(made.json["spec"], json!({"a": "1"}), "{}", made.text);
+    assert_eq!(
+        cluster.get(&format!("{stored}/n")).await.json["spec"],
+        json!({"a": "1", "d": "x"})
+    );
+    let refused = cluster
+        .patch(&format!("{stored}/n"), "merge-patch", json!({"apiVersion": "v1"}))
+        .await;
+    message(
+        &refused,
+        422,
+        "V \"n\" is invalid: apiVersion: Invalid value: \"v1\": must be ver.example.com/v1",
+    );
+}
+
+#[tokio::test]
 async fn what_was_wrong_before_is_a_warning() {
     let cluster = Cluster::start().await;
     let rule = json!([{"rule": "self.size() < 3", "message": "too long"}]);

@@ -259,3 +259,211 @@ async fn finalize_may_change_all_but_the_status() {
     assert_eq!(written.json["spec"]["finalizers"], json!(["kubernetes", "a.b/c"]));
     assert_eq!(written.json["status"]["phase"], "Active");
 }
+
+#[tokio::test]
+async fn reviews_say_who_asked_what() {
+    let cluster = Cluster::start().await;
+    let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews?fieldManager=m";
+    let spec = json!({"user": "b", "resourceAttributes": {"verb": "get", "resource": "pods"}});
+    let review = cluster.post(reviews, json!({"spec": spec})).await;
+    let entry = &review.json["metadata"]["managedFields"][0];
+    assert_eq!(
+        (review.code, &entry["manager"]),
+        (201, &json!("m")),
+        "{}",
+        review.text
+    );
+    assert_eq!(
+        entry["fieldsV1"],
+        json!({"f:spec": {"f:resourceAttributes": {".": {}, "f:resource": {}, "f:verb": {}}, "f:user": {}}})
+    );
+    let named = cluster
+        .post(reviews, json!({"metadata": {"name": "n"}, "spec": spec}))
+        .await;
+    let message = named.json["message"].as_str().expect("a message");
+    assert!(message.starts_with(".authorization.k8s.io \"\" is invalid: metadata: Invalid value: {\"name\":\"n\",\"managedFields\":[{\"manager\":\"m\",\"operation\":\"Update\","), "{message}");
+    assert!(message.ends_with("}]}: must be empty"), "{message}");
+    let rules = cluster
+        .post(
+            "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+            json!({"spec": {"namespace": "default"}}),
+        )
+        .await;
+    assert_eq!(rules.json["metadata"], json!({}), "{}", rules.text);
+}
+
+#[tokio::test]
+async fn tokens_are_asked_for_in_the_name_of_their_account() {
+    let cluster = Cluster::start().await;
+    let account = cluster
+        .post(
+            &format!("{DEFAULT}/serviceaccounts"),
+            json!({"metadata": {"name": "s"}}),
+        )
+        .await;
+    let uid = account.json["metadata"]["uid"]
+        .as_str()
+        .expect("a uid")
+        .to_owned();
+    let token = format!("{DEFAULT}/serviceaccounts/s/token?fieldManager=m");
+    let given = cluster
+        .post(&token, json!({"spec": {"audiences": ["a", "b"]}}))
+        .await;
+    let metadata = &given.json["metadata"];
+    assert_eq!(
+        (given.code, &metadata["uid"]),
+        (201, &json!(uid)),
+        "{}",
+        given.text
+    );
+    assert_eq!(metadata["managedFields"][0]["subresource"], "token");
+    assert_eq!(
+        metadata["managedFields"][0]["fieldsV1"],
+        json!({"f:spec": {"f:audiences": {}, "f:expirationSeconds": {}}})
+    );
+    let check = async |body: Value, code: u16, expected: &str| {
+        let refused = cluster.post(&token, body).await;
+        assert_eq!(
+            (refused.code, refused.json["message"].as_str().unwrap_or("")),
+            (code, expected)
+        );
+    };
+    let other = "TokenRequest.authentication.k8s.io \"s\" is invalid: metadata.name: Invalid value: \"x\": must match the service account name if specified";
+    check(json!({"metadata": {"name": "x"}}), 422, other).await;
+    let other = format!(
+        "Operation cannot be fulfilled on TokenRequest.authentication.k8s.io \"s\": the UID in the token request (u) does not match the UID of the service account ({uid})"
+    );
+    check(json!({"metadata": {"uid": "u"}}), 409, &other).await;
+    let other = "the namespace of the provided object does not match the namespace sent on the request";
+    check(json!({"metadata": {"namespace": "x"}}), 400, other).await;
+
+    // A review tells which of the asked audiences the token is for.
+    let review = json!({"spec": {"token": given.json["status"]["token"], "audiences": ["c", "b"]}});
+    let answer = cluster
+        .post("/apis/authentication.k8s.io/v1/tokenreviews", review)
+        .await;
+    assert_eq!(
+        answer.json["status"]["audiences"],
+        json!(["b"]),
+        "{}",
+        answer.text
+    );
+}
+
+#[tokio::test]
+async fn who_takes_no_form_of_a_status_can_read_it() {
+    let cluster = Cluster::start().await;
+    let headers = [
+        ("accept", "text/html"),
+        ("impersonate-user", "bob"),
+        ("impersonate-group", "system:unauthenticated"),
+    ];
+    let refused = cluster
+        .send_as(cluster.admin(), "GET", "/api/v1/pods", &headers, "")
+        .await;
+    assert_eq!(refused.code, 403);
+    assert!(
+        refused.text.starts_with("{\n  \"") && refused.text.ends_with('}'),
+        "{}",
+        refused.text
+    );
+    let user = json!({"kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1"}).to_string();
+    let uri = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let refused = cluster
+        .send_as(cluster.admin(), "POST", uri, &headers[1..], user)
+        .await;
+    assert_eq!(
+        refused.code, 403,
+        "who is unauthenticated is not in the group of all others: {}",
+        refused.text
+    );
+}
+
+#[tokio::test]
+async fn evictions_bindings_and_logs_are_checked() {
+    let cluster = Cluster::start().await;
+    cluster
+        .post(
+            &format!("{DEFAULT}/serviceaccounts"),
+            json!({"metadata": {"name": "default"}}),
+        )
+        .await;
+    let pods = format!("{DEFAULT}/pods");
+    for name in ["p", "q"] {
+        let pod = json!({"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+        assert_eq!(cluster.post(&pods, pod).await.code, 201);
+    }
+    let refused = cluster
+        .post(
+            &format!("{pods}/p/eviction"),
+            json!({"kind": "Eviction", "apiVersion": "policy/v1"}),
+        )
+        .await;
+    assert_eq!(
+        (refused.code, &refused.json["message"]),
+        (400, &json!("name in URL does not match name in Eviction object"))
+    );
+    let older = json!({"kind": "Eviction", "apiVersion": "policy/v1beta1", "metadata": {"name": "p"}});
+    assert_eq!(cluster.post(&format!("{pods}/p/eviction"), older).await.code, 201);
+    let binding = json!({"metadata": {"name": "x"}, "target": {"kind": "Node", "name": "n"}});
+    let refused = cluster.post(&format!("{pods}/q/binding"), binding).await;
+    assert_eq!(
+        refused.json["message"],
+        "name in URL does not match name in Binding object"
+    );
+    let log = cluster.get(&format!("{pods}/q/log?stream=Foo")).await;
+    assert_eq!(
+        log.json["message"],
+        "PodLogOptions \"q\" is invalid: stream: Forbidden: may not be specified"
+    );
+    let log = cluster.get(&format!("{pods}/q/log?sinceTime=x")).await;
+    assert_eq!(
+        log.json["message"],
+        "parsing time \"x\" as \"2006-01-02T15:04:05Z07:00\": cannot parse \"x\" as \"2006\""
+    );
+    let labelled = json!({"metadata": {"labels": {"x": "y"}}});
+    let kept = cluster
+        .patch(&format!("{pods}/q/ephemeralcontainers"), "merge-patch", labelled)
+        .await;
+    assert_eq!(
+        (kept.code, kept.json["metadata"].get("labels")),
+        (200, None),
+        "{}",
+        kept.text
+    );
+}
+
+#[tokio::test]
+async fn options_in_the_query_of_a_delete() {
+    let cluster = Cluster::start().await;
+    let maps = format!("{DEFAULT}/configmaps");
+    cluster.post(&maps, json!({"metadata": {"name": "m"}})).await;
+    let stale = cluster
+        .send(
+            "DELETE",
+            &format!("{maps}/m?resourceVersion=abc"),
+            "application/json",
+            "",
+        )
+        .await;
+    assert_eq!(stale.code, 409, "{}", stale.text);
+    let empty = cluster
+        .post(&format!("{maps}?dryRun="), json!({"metadata": {"name": "n"}}))
+        .await;
+    assert_eq!(
+        empty.json["message"],
+        "CreateOptions.meta.k8s.io \"\" is invalid: dryRun: Unsupported value: [\"\"]: supported values: \"All\""
+    );
+    let other = cluster
+        .delete(&format!("{maps}/m"), json!({"kind": "Foo", "apiVersion": "v1"}))
+        .await;
+    assert_eq!(
+        other.json["message"],
+        "no kind \"Foo\" is registered for version \"v1\" in scheme \"pkg/runtime/scheme.go:111\""
+    );
+    let token = cluster.get(&format!("{maps}?continue=x")).await;
+    assert_eq!(
+        token.json["message"],
+        "invalid continue token: continue key is not valid: illegal base64 data at input byte 0"
+    );
+}

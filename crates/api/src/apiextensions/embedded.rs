@@ -50,6 +50,11 @@ fn one(path: &Path, value: &Value, errors: &mut Vec<Error>) {
         }
     }
     let (kind, api_version) = (text("kind"), text("apiVersion"));
+    if !api_version.is_empty()
+        && let Err(message) = skiff_meta::GroupVersion::parse(api_version)
+    {
+        errors.push(Error::invalid(&path.child("apiVersion"), api_version, message));
+    }
     if !kind.is_empty() {
         for message in names::dns1035_label(&kind.to_lowercase()) {
             errors.push(Error::invalid(
@@ -58,11 +63,6 @@ fn one(path: &Path, value: &Value, errors: &mut Vec<Error>) {
                 format!("may have mixed case, but should otherwise match: {message}"),
             ));
         }
-    }
-    if !api_version.is_empty()
-        && let Err(message) = skiff_meta::GroupVersion::parse(api_version)
-    {
-        errors.push(Error::invalid(&path.child("apiVersion"), api_version, message));
     }
     if value.get("metadata").is_some() {
         // An object within another has no server that named it: only what is there is checked.

@@ -101,7 +101,10 @@ pub fn selectable(value: &Value, schema: &Value, path: &Path, errors: &mut Vec<E
         let found = schema::field_schema(given, &schema);
         let in_metadata = given.starts_with(".metadata.") || given == ".metadata";
         let Some(found) = found else {
-            let message = "is an invalid path: does not refer to a valid field";
+            let message = match given.trim_start().starts_with(['.', '[']) {
+                true => "is an invalid path: does not refer to a valid field".to_owned(),
+                false => format!("is an invalid path: expected [ or . but got: {given}"),
+            };
             errors.push(Error::invalid(&path, given, message));
             continue;
         };

@@ -2,7 +2,7 @@
 //! share stands at the top: messages name fields as they are there.
 
 use serde_json::{Value, json};
-use skiff_meta::field::{Error, Path};
+use skiff_meta::field::{Error, ErrorType, Path};
 use skiff_meta::names;
 use skiff_schema::structural::Structural;
 
@@ -197,11 +197,7 @@ fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
     }
     if !unique {
         let message = "must contain unique version names";
-        errors.push(Error::invalid(
-            &path.child("versions"),
-            at(spec, "versions").clone(),
-            message,
-        ));
+        errors.push(shown_versions(&path.child("versions"), versions, message));
     }
     if versions
         .iter()
@@ -210,11 +206,7 @@ fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
         != 1
     {
         let message = "must have exactly one version marked as storage version";
-        errors.push(Error::invalid(
-            &path.child("versions"),
-            at(spec, "versions").clone(),
-            message,
-        ));
+        errors.push(shown_versions(&path.child("versions"), versions, message));
     }
     // COMPAT: upstream's internal form names the first version once more.
     if let Some(first) = versions
@@ -430,4 +422,43 @@ fn approval(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
     } else {
         Error::invalid(&path, value, "protected groups must have approval annotation \"api-approved.kubernetes.io\" with either a URL or a reason starting with \"unapproved\", see https://github.com/kubernetes/enhancements/pull/1111")
     });
+}
+
+/// COMPAT: a complaint about all versions shows them as upstream's own type has them, where what is the same in all
+/// stands outside of them. Where they differ they are shown as they were given.
+fn shown_versions(path: &Path, versions: &[Value], message: &str) -> Error {
+    let parts = [
+        "schema",
+        "subresources",
+        "additionalPrinterColumns",
+        "selectableFields",
+    ];
+    let differ = parts.iter().any(|part| {
+        let set = versions.iter().any(|version| !at(version, part).is_null());
+        set && shared(versions, part).is_none()
+    });
+    if differ {
+        return Error::invalid(path, Value::Array(versions.to_vec()), message);
+    }
+    let flag = |version: &Value, name: &str| at(version, name).as_bool().unwrap_or(false);
+    let shown: Vec<String> = versions
+        .iter()
+        .map(|version| {
+            format!(
+                "{{\"Name\":{},\"Served\":{},\"Storage\":{},\"Deprecated\":{},\"DeprecationWarning\":{},\"Schema\":null,\"Subresources\":null,\"AdditionalPrinterColumns\":null,\"SelectableFields\":null}}",
+                json!(text(version, "name")),
+                flag(version, "served"),
+                flag(version, "storage"),
+                flag(version, "deprecated"),
+                at(version, "deprecationWarning"),
+            )
+        })
+        .collect();
+    Error {
+        kind: ErrorType::Invalid,
+        path: path.to_string(),
+        value: Some(Value::Null),
+        shown: Some(format!("[{}]", shown.join(","))),
+        detail: message.to_owned(),
+    }
 }

@@ -109,7 +109,7 @@ fn invariants(schema: &Value, level: Level, path: &Path, errors: &mut Vec<Error>
         } else {
             Error::invalid(&path.child("type"), kind, message)
         });
-    } else if kind.is_empty() && !int_or_string && !preserve {
+    } else if kind.is_empty() && !int_or_string && !preserve && schema.get("$ref").is_none() {
         errors.push(Error::required(
             &path.child("type"),
             match level {

@@ -158,7 +158,11 @@ fn prepare_status_update(new: &mut Value, old: &Value) {
 /// A write of the subresource `ephemeralcontainers` may change nothing but these.
 pub fn prepare_ephemeral_containers_update(new: &mut Value, old: &Value) {
     let wanted = at(new, "spec.ephemeralContainers").clone();
-    strategy::keep_all_but(new, old, &["metadata", "apiVersion", "kind"]);
+    let version = at(new, "metadata.resourceVersion").clone();
+    strategy::keep_all_but(new, old, &["apiVersion", "kind"]);
+    if let Some(metadata) = walk::object(new, "metadata") {
+        walk::put(metadata, "resourceVersion", version);
+    }
     if let Some(spec) = walk::object(new, "spec") {
         walk::put(spec, "ephemeralContainers", wanted);
         walk::each(spec, "ephemeralContainers[]", &mut pod_defaults::container);

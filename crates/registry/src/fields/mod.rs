@@ -7,7 +7,9 @@ mod versions;
 use std::sync::OnceLock;
 
 use serde_json::Value;
-use skiff_meta::Status;
+use skiff_api::facts;
+use skiff_meta::{GroupVersionKind, Status};
+use skiff_schema::TypeId;
 use skiff_schema::apply::{
     ApplyError, Conflict, Duplicates, Managed, ManagerId, Operation, Set, Updater, Versions, validate,
 };
@@ -193,6 +195,36 @@ impl Registry {
             ignored: resource.unowned(subresource),
             now: self.now_text(),
         })
+    }
+
+    /// Attributes a new object that is answered and never stored.
+    pub fn attribute(
+        &self,
+        gvk: &GroupVersionKind,
+        id: TypeId,
+        subresource: &str,
+        manager: &str,
+        object: &mut Value,
+    ) {
+        let api_version = gvk.api_version();
+        let mut empty = serde_json::json!({"kind": gvk.kind, "apiVersion": api_version});
+        skiff_schema::normalise(facts::schema(), id, &mut empty);
+        let claimed = take(object);
+        skiff_schema::normalise(facts::schema(), id, object);
+        let fields = FieldManager {
+            versions: &OneVersion {
+                api_version: &api_version,
+                id,
+            },
+            api_version: &api_version,
+            kind: &gvk.kind,
+            subresource,
+            empty: &empty,
+            ignored: &unowned(&Set::default()),
+            now: self.now_text(),
+        };
+        let managed = fields.update(None, object, claimed, manager);
+        put(object, managed);
     }
 
     /// Applies a configuration to a stored object, or to none. The outcome is in the served version.

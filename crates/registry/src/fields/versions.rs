@@ -68,12 +68,12 @@ impl Versions for ServedVersions<'_> {
 }
 
 /// A kind with one version, from the built-in tables.
-pub struct OneVersion {
-    pub api_version: &'static str,
+pub struct OneVersion<'a> {
+    pub api_version: &'a str,
     pub id: TypeId,
 }
 
-impl Versions for OneVersion {
+impl Versions for OneVersion<'_> {
     fn type_of(&self, version: &str) -> Option<TypeRef<'_>> {
         (version == self.api_version).then(|| TypeRef::Object(facts::schema(), self.id))
     }

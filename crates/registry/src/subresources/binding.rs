@@ -32,11 +32,13 @@ pub fn bind(pod: &Value, binding: &Value, node: &str, now: &str) -> Result<Value
     };
     let precondition = |field: &str| object::text(binding, field);
     if !precondition("uid").is_empty() && precondition("uid") != object::uid(pod) {
-        return refuse(format!(
-            "Precondition failed: UID in precondition: {}, UID in object meta: {}",
+        let why = format!(
+            "StorageError: invalid object, Code: 4, Key: /registry/pods/{}/{name}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {}, UID in object meta: {}",
+            object::namespace(pod),
             precondition("uid"),
             object::uid(pod)
-        ));
+        );
+        return Err(Status::conflict(&GroupResource::new("", "pods"), name, why));
     }
     if object::deleting(pod) {
         return refuse(format!(

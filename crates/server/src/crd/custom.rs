@@ -75,11 +75,20 @@ impl CustomVersion {
                 Part::Spec => &scale.spec_replicas,
                 Part::Status => &scale.status_replicas,
             };
-            let value = match super::scale::at(object, path) {
-                None => continue,
-                Some(value) => value,
-            };
             let at = Path::new(path);
+            let value = match super::scale::find(object, path) {
+                Ok(None) => continue,
+                Ok(Some(value)) => value,
+                Err(other) => {
+                    let why = format!(
+                        "{path} accessor error: {} is of the type {}, expected map[string]interface{{}}",
+                        super::scale::go_value(other),
+                        super::scale::go_type(other)
+                    );
+                    errors.push(field::Error::invalid(&at, 0, why));
+                    continue;
+                }
+            };
             match value.as_i64() {
                 None => errors.push(field::Error::invalid(
                     &at,
@@ -210,9 +219,11 @@ impl Custom for CustomVersion {
         object::set(new, "managedFields", managed.unwrap_or(Value::Null));
     }
 
-    fn validate(&self, object: &Value) -> Vec<field::Error> {
-        let mut errors = self.check_type(object);
-        if !errors.is_empty() {
+    fn validate(&self, object: &Value, found: Vec<field::Error>) -> Vec<field::Error> {
+        let mut errors = found;
+        let wrong = self.check_type(object);
+        if !wrong.is_empty() {
+            errors.extend(wrong);
             return errors;
         }
         errors.extend(structural::validate(object, self.schema(), &Path::root()));
@@ -312,6 +323,12 @@ impl Custom for CustomVersion {
             structural::prune_nulls(value, &version.schema);
         }
         Ok(converted)
+    }
+
+    fn prune(&self, object: &mut Value, api_version: &str) {
+        if let Some(version) = self.definition.by_api_version(api_version) {
+            structural::prune(object, &version.schema, false);
+        }
     }
 
     fn revision(&self) -> i64 {

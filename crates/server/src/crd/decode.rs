@@ -106,6 +106,7 @@ pub fn patched(
     validation: FieldValidation,
     value: Value,
     mut strict: Vec<String>,
+    status: bool,
 ) -> Result<Value, Status> {
     let shown = value.to_string();
     let mut value = value;
@@ -115,16 +116,35 @@ pub fn patched(
     };
     shape(custom, &mut value, &mut strict).map_err(|error| refused(&error))?;
     report(context, validation, &strict, refused)?;
-    if object::at_str(&value, &["kind"]).is_empty() {
+    // Of a status nothing else counts.
+    if status || object::at_str(&value, &["kind"]).is_empty() {
         object::put(&mut value, &["kind"], Value::String(resource.kind.clone()));
     }
+    if status {
+        let version = Value::String(resource.api_version.clone());
+        object::put(&mut value, &["apiVersion"], version);
+    }
     check_kind(resource, &value)?;
+    check_version(resource, &value)?;
     Ok(value)
 }
 
 /// Brings an object that something inside the server has changed back into the shape of its schema.
 pub fn reshape(custom: &CustomVersion, value: &mut Value) -> Result<(), String> {
     shape(custom, value, &mut Vec::new())
+}
+
+/// COMPAT: the complaint about another version is about the group of that version.
+fn check_version(resource: &Resource, value: &Value) -> Result<(), Status> {
+    let given = object::at_str(value, &["apiVersion"]);
+    if given == resource.api_version {
+        return Ok(());
+    }
+    let (group, _) = given.split_once('/').unwrap_or(("", given));
+    let why = format!("must be {}", resource.api_version);
+    let error = field::Error::invalid(&field::Path::new("apiVersion"), given, why);
+    let kind = GroupKind::new(group, resource.kind.as_str());
+    Err(Status::invalid(&kind, object::name(value), &[error]))
 }
 
 /// Prunes, coerces and defaults. What was unknown is added to `strict`.

@@ -18,6 +18,21 @@ pub fn at<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
         .try_fold(value, |value, key| value.get(key))
 }
 
+/// The value at a dotted path. `Err`: something on the way has no fields.
+pub fn find<'a>(value: &'a Value, path: &str) -> Result<Option<&'a Value>, &'a Value> {
+    let mut at = value;
+    for key in keys(path) {
+        match at {
+            Value::Object(map) => match map.get(key) {
+                Some(found) => at = found,
+                None => return Ok(None),
+            },
+            other => return Err(other),
+        }
+    }
+    Ok(Some(at))
+}
+
 /// COMPAT: upstream's complaint about a value of another type names Go's types.
 pub fn go_type(value: &Value) -> &'static str {
     match value {

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use skiff_auth::{Attributes, Rule, UserInfo, missing_rules};
-use skiff_meta::{GroupResource, Status, field};
+use skiff_meta::{Status, field};
 use skiff_registry::{ReadAt, Resource, object};
 
 use crate::server::Inner;
@@ -64,8 +64,8 @@ pub async fn check(
         .registry
         .get(roles, role_namespace, reference("name"), ReadAt::Latest)
         .await?;
-    let role =
-        role.ok_or_else(|| Status::not_found(&GroupResource::new(GROUP, plural), reference("name")))?;
+    // COMPAT: upstream names the resource of the request.
+    let role = role.ok_or_else(|| Status::not_found(&resource.group_resource, reference("name")))?;
     confirm(inner, user, resource, namespace, name, &rules_of(&role))
 }
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use serde_json::{Value, json};
+use skiff_api::authorization;
 use skiff_auth::{Attributes, UserInfo};
-use skiff_meta::{GroupKind, Status, field};
+use skiff_meta::{GroupKind, Status};
 use skiff_registry::{Resource, object};
 
 use super::{gvk_of, read_body};
@@ -20,18 +21,20 @@ pub async fn create(
     resource: &Resource,
     body: Body,
 ) -> Result<Answer, Status> {
-    let (mut review, _) = read_body(exchange, &gvk_of(resource), body).await?;
+    let (mut review, options) = read_body(exchange, &gvk_of(resource), body).await?;
+    if resource.kind != "SelfSubjectRulesReview" {
+        skiff_registry::ensure_namespace(resource, &exchange.info.namespace, &mut review)?;
+        super::attribute(inner, exchange, resource, &options, &mut review);
+    }
     let status = match resource.kind.as_str() {
         "SelfSubjectRulesReview" => rules(inner, exchange, &review)?,
         kind => decide(inner, exchange, &review, kind)?,
     };
     object::put(&mut review, &["status"], status);
     super::show_metadata(&mut review);
-    match resource.kind.as_str() {
+    if resource.kind == "SelfSubjectRulesReview" {
         // COMPAT: the answer forgets what was asked.
-        "SelfSubjectRulesReview" => object::put(&mut review, &["spec"], json!({})),
-        "LocalSubjectAccessReview" => object::set(&mut review, "namespace", exchange.info.namespace.clone()),
-        _ => {}
+        object::put(&mut review, &["spec"], json!({}));
     }
     respond::raw(exchange, &exchange.output(false)?, StatusCode::CREATED, &review)
 }
@@ -42,68 +45,14 @@ fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Res
     let path = spec
         .get("nonResourceAttributes")
         .filter(|value| value.is_object());
-    let spec_path = field::Path::new("spec");
-    let mut errors = Vec::new();
-    match (resource, path) {
-        (Some(_), Some(path)) => {
-            let shown = json!({"Path": path.get("path").cloned().unwrap_or(json!("")),
-                "Verb": path.get("verb").cloned().unwrap_or(json!(""))});
-            errors.push(field::Error::invalid(
-                &spec_path.child("nonResourceAttributes"),
-                shown,
-                "cannot be specified in combination with resourceAttributes",
-            ));
-        }
-        (None, None) => errors.push(field::Error::invalid(
-            &spec_path.child("resourceAttributes"),
-            Value::Null,
-            "exactly one of nonResourceAttributes or resourceAttributes must be specified",
-        )),
-        _ => {}
-    }
     let own;
     let user = if kind == "SelfSubjectAccessReview" {
         &*exchange.user
     } else {
         own = subject(&spec);
-        if own.name.is_empty() && own.groups.is_empty() {
-            errors.push(field::Error::invalid(
-                &spec_path.child("user"),
-                "",
-                "at least one of user or group must be specified",
-            ));
-        }
         &own
     };
-    for selector in ["fieldSelector", "labelSelector"] {
-        let Some(given) = resource.and_then(|resource| resource.get(selector)) else {
-            continue;
-        };
-        let raw = given.get("rawSelector").and_then(Value::as_str).unwrap_or("");
-        let requirements = given.get("requirements").and_then(Value::as_array);
-        if !raw.is_empty() && requirements.is_some_and(|list| !list.is_empty()) {
-            let path = spec_path
-                .child("resourceAttributes")
-                .child(selector)
-                .child("rawSelector");
-            let why = "may not specified at the same time as requirements";
-            errors.push(field::Error::invalid(&path, raw, why));
-        }
-    }
-    if let Some(given) = resource
-        .and_then(|resource| resource.get("namespace"))
-        .and_then(Value::as_str)
-        && kind == "LocalSubjectAccessReview"
-        && !given.is_empty()
-        && given != exchange.info.namespace
-    {
-        let path = spec_path.child("resourceAttributes").child("namespace");
-        errors.push(field::Error::invalid(
-            &path,
-            given,
-            "must match metadata.namespace",
-        ));
-    }
+    let errors = authorization::validate(review, kind, &exchange.info.namespace);
     if !errors.is_empty() {
         // COMPAT: reviews are refused without their kind.
         return Err(Status::invalid(

@@ -26,10 +26,9 @@ pub async fn create(
     let node = target(&binding)?;
     let name = object::name(&binding).to_string();
     if !exchange.info.name.is_empty() && name != exchange.info.name {
-        return Err(Status::bad_request(format!(
-            "name in URL does not match name in Binding object: {} != {}",
-            exchange.info.name, name
-        )));
+        return Err(Status::bad_request(
+            "name in URL does not match name in Binding object",
+        ));
     }
     let pods: Arc<Resource> = inner
         .registry

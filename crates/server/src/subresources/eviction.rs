@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use skiff_meta::{GroupVersionKind, Status};
 use skiff_registry::{DeleteOptions, Open, ReadAt, Resource, object};
 
-use super::read_body;
+use super::read_body_as;
 use crate::body::{Answer, Body};
 use crate::chain::Exchange;
 use crate::gate::Admission;
@@ -20,11 +20,12 @@ pub async fn create(
     resource: &Resource,
     body: Body,
 ) -> Result<Answer, Status> {
-    let (mut eviction, given_options) =
-        read_body(exchange, &GroupVersionKind::new("policy", "v1", "Eviction"), body).await?;
+    let gvk = GroupVersionKind::new("policy", "v1", "Eviction");
+    // COMPAT: an eviction of the older version is still one; both have the same fields.
+    let older = GroupVersionKind::new("policy", "v1beta1", "Eviction");
+    let (mut eviction, given_options) = read_body_as(exchange, &gvk, Some(&older), body).await?;
     let name = exchange.info.name.clone();
-    let given = object::name(&eviction);
-    if !given.is_empty() && given != name {
+    if object::name(&eviction) != name {
         return Err(Status::bad_request(
             "name in URL does not match name in Eviction object",
         ));

@@ -67,6 +67,14 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
 
 /// The rules of the options, which come as text.
 fn check_options(query: &Query, name: &str) -> Result<(), Status> {
+    if let Some(text) = query.get("sinceTime")
+        && skiff_meta::time::parse(text).is_none()
+    {
+        let text = field::quote(text);
+        return Err(Status::bad_request(format!(
+            "parsing time {text} as \"2006-01-02T15:04:05Z07:00\": cannot parse {text} as \"2006\""
+        )));
+    }
     let mut found = Vec::new();
     let mut least = |option: &'static str, least: i64, why: &str| {
         if let Some(number) = query.get(option).and_then(|text| text.parse::<i64>().ok())
@@ -82,11 +90,16 @@ fn check_options(query: &Query, name: &str) -> Result<(), Status> {
         .iter()
         .all(|option| query.get(option).is_some());
     if both {
-        let path = field::Path::new("");
+        // COMPAT: upstream prints a path of no parts so.
+        let path = field::Path::new("[]");
         found.push(field::Error::forbidden(
             &path,
             "at most one of `sinceTime` or `sinceSeconds` may be specified",
         ));
+    }
+    if query.get("stream").is_some() {
+        let path = field::Path::new("stream");
+        found.push(field::Error::forbidden(&path, "may not be specified"));
     }
     if found.is_empty() {
         return Ok(());

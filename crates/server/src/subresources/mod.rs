@@ -133,6 +133,16 @@ pub async fn read_body(
     expected: &GroupVersionKind,
     body: Body,
 ) -> Result<(Value, WriteOptions), Status> {
+    read_body_as(exchange, expected, None, body).await
+}
+
+/// The same, also of an older version with the same fields.
+pub async fn read_body_as(
+    exchange: &mut Exchange,
+    expected: &GroupVersionKind,
+    older: Option<&GroupVersionKind>,
+    body: Body,
+) -> Result<(Value, WriteOptions), Status> {
     let output = exchange.output(false)?;
     let accept = exchange.header(header::ACCEPT);
     // What is not stored has no columns; who would also take the object gets that.
@@ -142,11 +152,33 @@ pub async fn read_body(
         return Err(Status::not_acceptable(negotiate::not_accepted()));
     }
     decode::format_of(exchange)?;
-    let bytes: Bytes = body::read(body).await?;
+    let mut bytes: Bytes = body::read(body).await?;
+    if let Some(older) = older
+        && let Ok(mut value) = serde_json::from_slice::<Value>(&bytes)
+        && value["apiVersion"] == older.api_version()
+        && value["kind"] == older.kind.as_str()
+    {
+        value["apiVersion"] = Value::String(expected.api_version());
+        bytes = value.to_string().into();
+    }
     let options = WriteOptions::read(&exchange.query, "CreateOptions")?;
     exchange.context.dry_run = options.dry_run;
     let value = decode::typed(exchange, expected, options.field_validation, &bytes)?;
     Ok((value, options))
+}
+
+/// COMPAT: also what is answered and never stored says who set what.
+pub fn attribute(
+    inner: &Inner,
+    exchange: &Exchange,
+    resource: &Resource,
+    options: &WriteOptions,
+    object: &mut Value,
+) {
+    let (id, manager) = (resource.facts.type_id, exchange.manager(options));
+    inner
+        .registry
+        .attribute(&gvk_of(resource), id, "", &manager, object);
 }
 
 /// COMPAT: a review that is answered has metadata, though there is nothing in it.

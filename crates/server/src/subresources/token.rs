@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde_json::{Value, json};
 use skiff_auth::{BoundObject, TokenRequest};
-use skiff_meta::{GroupKind, GroupVersionKind, Status, field, time};
+use skiff_meta::{GroupKind, GroupResource, GroupVersionKind, Status, field, time};
 use skiff_registry::{ReadAt, Resource, object};
 
 use super::read_body;
@@ -31,6 +31,27 @@ pub async fn create(
         .action(&mut request)
         .await?;
     let (namespace, name) = (exchange.info.namespace.clone(), exchange.info.name.clone());
+    skiff_registry::ensure_namespace(resource, &namespace, &mut request)?;
+    if object::at(&request, &["spec", "expirationSeconds"]).is_none() {
+        object::put(
+            &mut request,
+            &["spec", "expirationSeconds"],
+            json!(DEFAULT_SECONDS),
+        );
+    }
+    if let Some(id) = skiff_api::facts::schema().by_gvk(&gvk.group, &gvk.version, &gvk.kind) {
+        let manager = exchange.manager(&options);
+        inner
+            .registry
+            .attribute(&gvk, id, "token", &manager, &mut request);
+    }
+    let given = object::name(&request);
+    if !given.is_empty() && given != name {
+        let why = "must match the service account name if specified";
+        let error = field::Error::invalid(&field::Path::new("metadata.name"), given, why);
+        let kind = GroupKind::new(gvk.group.as_str(), gvk.kind.as_str());
+        return Err(Status::invalid(&kind, &name, &[error]));
+    }
     let seconds = object::at(&request, &["spec", "expirationSeconds"])
         .and_then(Value::as_i64)
         .unwrap_or(DEFAULT_SECONDS);
@@ -43,6 +64,16 @@ pub async fn create(
         .get(resource, &namespace, &name, ReadAt::Latest)
         .await?;
     let account = account.ok_or_else(|| Status::not_found(&resource.group_resource, &name))?;
+    let (given, found) = (object::uid(&request), object::uid(&account));
+    if !given.is_empty() && given != found {
+        return Err(Status::conflict(
+            &GroupResource::new(gvk.group.as_str(), gvk.kind.as_str()),
+            &name,
+            format_args!(
+                "the UID in the token request ({given}) does not match the UID of the service account ({found})"
+            ),
+        ));
+    }
     let mut token = TokenRequest {
         namespace: namespace.clone(),
         service_account: BoundObject {
@@ -76,7 +107,7 @@ pub async fn create(
     if object::at(&request, &["spec", "boundObjectRef"]).is_none() {
         object::put(&mut request, &["spec", "boundObjectRef"], Value::Null);
     }
-    object::set(&mut request, "uid", uuid::Uuid::new_v4().to_string());
+    object::set(&mut request, "uid", object::uid(&account).to_string());
     object::set(&mut request, "name", name);
     object::set(&mut request, "namespace", namespace);
     object::set(
@@ -117,10 +148,11 @@ async fn bind(
     };
     let text = |field: &str| reference.get(field).and_then(Value::as_str).unwrap_or("");
     let (kind, version, name, uid) = (text("kind"), text("apiVersion"), text("name"), text("uid"));
-    let (plural, namespace) = match (version, kind) {
-        ("v1", "Pod") => ("pods", namespace),
-        ("v1", "Secret") => ("secrets", namespace),
-        ("v1", "Node") => ("nodes", ""),
+    // The version may be any.
+    let (plural, namespace) = match (version.contains('/'), kind) {
+        (false, "Pod") => ("pods", namespace),
+        (false, "Secret") => ("secrets", namespace),
+        (false, "Node") => ("nodes", ""),
         _ => {
             return Err(Status::bad_request(format!(
                 "cannot bind token to object of type {}/{}, Kind={kind}",
@@ -140,8 +172,9 @@ async fn bind(
         .await?;
     let found = found.ok_or_else(|| Status::not_found(&resource.group_resource, name))?;
     if !uid.is_empty() && uid != object::uid(&found) {
+        // COMPAT: upstream names the kind where the resource belongs.
         return Err(Status::conflict(
-            &resource.group_resource,
+            &GroupResource::new("", kind),
             name,
             format_args!(
                 "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"

@@ -20,7 +20,8 @@ pub async fn review(
     resource: &Resource,
     body: Body,
 ) -> Result<Answer, Status> {
-    let (mut review, _) = read_body(exchange, &gvk_of(resource), body).await?;
+    let (mut review, options) = read_body(exchange, &gvk_of(resource), body).await?;
+    super::attribute(inner, exchange, resource, &options, &mut review);
     let token = object::at_str(&review, &["spec", "token"]).to_string();
     if token.is_empty() {
         return Err(Status::bad_request(
@@ -40,11 +41,13 @@ pub async fn review(
             .await
         {
             Ok(user) => {
-                let audiences = if asked.is_empty() {
-                    inner.audiences.clone()
-                } else {
-                    asked
-                };
+                // Of those that were asked for, those that the token is for.
+                let mut audiences = inner.audiences.clone();
+                if !asked.is_empty() {
+                    let of_token = skiff_auth::audiences_of(&token);
+                    audiences = asked;
+                    audiences.retain(|audience| of_token.contains(audience));
+                }
                 json!({"authenticated": true, "user": user_value(&user), "audiences": audiences})
             }
             Err(error) => {
@@ -73,7 +76,8 @@ pub async fn self_review(
     resource: &Resource,
     body: Body,
 ) -> Result<Answer, Status> {
-    let (mut review, _) = read_body(exchange, &gvk_of(resource), body).await?;
+    read_body(exchange, &gvk_of(resource), body).await?;
+    let mut review = json!({"kind": resource.kind, "apiVersion": resource.api_version});
     let now = skiff_meta::time::format_seconds(inner.registry.now());
     object::set(&mut review, "creationTimestamp", now);
     let user = user_value(&exchange.user);

@@ -155,7 +155,7 @@ pub async fn apply(
 fn checked(context: &Context, resource: &Resource, config: &Value, object: Value) -> Result<Value, Status> {
     if let Some(custom) = crd::version_of(resource) {
         let ignore = FieldValidation::Ignore;
-        let mut value = crd::decode::patched(context, resource, custom, ignore, object, Vec::new())?;
+        let mut value = crd::decode::patched(context, resource, custom, ignore, object, Vec::new(), false)?;
         crate::decode::default_and_convert(resource, &mut value);
         return Ok(value);
     }

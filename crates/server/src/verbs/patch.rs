@@ -186,14 +186,18 @@ fn apply(
         let expected = GroupVersionKind::new(facts.group, facts.version, facts.kind);
         patch.check_kind(&expected, &patched).map_err(&refuse)?;
     }
-    let value = decode::patched(
+    let mut value = decode::patched(
         context,
         resource,
+        exchange.info.subresource == "status",
         validation,
         patched,
         patch.strict_errors(),
         refuse,
     )?;
+    if resource.custom.is_some() {
+        skiff_registry::ensure_namespace(resource, &exchange.info.namespace, &mut value)?;
+    }
     check_name(exchange, &value)?;
     Ok(value)
 }
