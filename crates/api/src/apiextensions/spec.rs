@@ -197,7 +197,11 @@ fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
     }
     if !unique {
         let message = "must contain unique version names";
-        errors.push(shown_versions(&path.child("versions"), versions, message));
+        errors.push(shown_versions(
+            &path.child("versions"),
+            at(spec, "versions"),
+            message,
+        ));
     }
     if versions
         .iter()
@@ -206,7 +210,11 @@ fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
         != 1
     {
         let message = "must have exactly one version marked as storage version";
-        errors.push(shown_versions(&path.child("versions"), versions, message));
+        errors.push(shown_versions(
+            &path.child("versions"),
+            at(spec, "versions"),
+            message,
+        ));
     }
     // COMPAT: upstream's internal form names the first version once more.
     if let Some(first) = versions
@@ -426,7 +434,10 @@ fn approval(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
 
 /// COMPAT: a complaint about all versions shows them as upstream's own type has them, where what is the same in all
 /// stands outside of them. Where they differ they are shown as they were given.
-fn shown_versions(path: &Path, versions: &[Value], message: &str) -> Error {
+fn shown_versions(path: &Path, given: &Value, message: &str) -> Error {
+    let Some(versions) = given.as_array() else {
+        return Error::invalid(path, Value::Null, message);
+    };
     let parts = [
         "schema",
         "subresources",
@@ -438,7 +449,7 @@ fn shown_versions(path: &Path, versions: &[Value], message: &str) -> Error {
         set && shared(versions, part).is_none()
     });
     if differ {
-        return Error::invalid(path, Value::Array(versions.to_vec()), message);
+        return Error::invalid(path, given.clone(), message);
     }
     let flag = |version: &Value, name: &str| at(version, name).as_bool().unwrap_or(false);
     let shown: Vec<String> = versions
