@@ -6,10 +6,11 @@ use crate::{TokenVerifier, UserInfo, x509};
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use rustls::pki_types::CertificateDer;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Why a credential was refused. The client hears only `Unauthorized`; this goes to the log.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Debug, Clone, Error, PartialEq, Eq)]
 pub enum AuthError {
     #[error("client certificate: {0}")]
     Certificate(String),
@@ -32,6 +33,41 @@ pub struct Peer {
     pub of_client_ca: Result<(), String>,
     /// Signed by the authority of front proxies.
     pub of_front_proxy_ca: bool,
+    /// Who the leaf says it is: read once, not with every request.
+    user: Result<Arc<UserInfo>, AuthError>,
+    /// From this second on (of Unix time) the certificates have to be looked at anew: one of them has expired.
+    pub until: i64,
+}
+
+impl Peer {
+    /// `now` is when the authorities were asked, in seconds of Unix time.
+    pub fn new(
+        certificates: Vec<CertificateDer<'static>>,
+        of_client_ca: Result<(), String>,
+        of_front_proxy_ca: bool,
+        now: i64,
+    ) -> Peer {
+        let user = match (&of_client_ca, certificates.first()) {
+            (Ok(()), Some(leaf)) => x509::user(leaf).map(Arc::new),
+            (Ok(()), None) => Err(AuthError::Certificate("is missing".to_owned())),
+            (Err(why), _) => Err(AuthError::Certificate(why.clone())),
+        };
+        let ends = certificates
+            .iter()
+            .filter_map(|certificate| x509::end(certificate));
+        // One that was over before did not count then and does not now.
+        let until = ends
+            .filter(|end| *end >= now)
+            .min()
+            .map_or(i64::MAX, |end| end + 1);
+        Peer {
+            certificates,
+            of_client_ca,
+            of_front_proxy_ca,
+            user,
+            until,
+        }
+    }
 }
 
 pub struct Authenticator {
@@ -41,28 +77,37 @@ pub struct Authenticator {
 }
 
 impl Authenticator {
-    pub async fn authenticate(&self, parts: &Parts, peer: Option<&Peer>) -> Result<UserInfo, AuthError> {
-        let mut refused = None;
-        let leaf = peer.and_then(|peer| peer.certificates.first());
-        if let (Some(peer), Some(leaf), Some(proxies)) = (peer, leaf, &self.request_header)
+    pub async fn authenticate(&self, parts: &Parts, peer: Option<&Peer>) -> Result<Arc<UserInfo>, AuthError> {
+        match self.by_connection(parts, peer) {
+            Ok(Some(user)) => Ok(user),
+            Ok(None) => self.by_token(parts, None).await,
+            Err(refused) => self.by_token(parts, Some(refused)).await,
+        }
+    }
+
+    /// Who asks, by what the connection has shown; nobody if it has shown nothing.
+    pub fn by_connection(
+        &self,
+        parts: &Parts,
+        peer: Option<&Peer>,
+    ) -> Result<Option<Arc<UserInfo>>, AuthError> {
+        let Some(peer) = peer else { return Ok(None) };
+        if let (Some(leaf), Some(proxies)) = (peer.certificates.first(), &self.request_header)
             && peer.of_front_proxy_ca
+            // What the proxy's own certificate says is the better answer to a proxy that must not speak for others.
+            && let Ok(Some(user)) = proxies.user(&parts.headers, leaf)
         {
-            match proxies.user(&parts.headers, leaf) {
-                Ok(Some(user)) => return Ok(user),
-                Ok(None) => {}
-                Err(error) => refused = Some(error),
-            }
+            return Ok(Some(Arc::new(user)));
         }
-        if let (Some(peer), Some(leaf)) = (peer, leaf) {
-            let user = match &peer.of_client_ca {
-                Ok(()) => x509::user(leaf),
-                Err(why) => Err(AuthError::Certificate(why.clone())),
-            };
-            match user {
-                Ok(user) => return Ok(user),
-                Err(error) => refused = Some(error),
-            }
-        }
+        peer.user.clone().map(Some)
+    }
+
+    /// Who asks, by the token of the request. `refused` is why the connection did not tell.
+    pub async fn by_token(
+        &self,
+        parts: &Parts,
+        mut refused: Option<AuthError>,
+    ) -> Result<Arc<UserInfo>, AuthError> {
         if let Some(token) = bearer(parts) {
             let verified = match &self.tokens {
                 Some(verifier) => verifier.verify(token, None).await,
@@ -71,13 +116,13 @@ impl Authenticator {
                 )),
             };
             match verified {
-                Ok(user) => return Ok(user),
+                Ok(user) => return Ok(Arc::new(user)),
                 Err(error) => refused = Some(error),
             }
         }
         match refused {
             Some(error) => Err(error),
-            None if self.anonymous => Ok(UserInfo::anonymous()),
+            None if self.anonymous => Ok(Arc::new(UserInfo::anonymous())),
             None => Err(AuthError::NoCredential),
         }
     }

@@ -23,7 +23,8 @@ struct Binding {
 /// What a request reads: never changed once published.
 #[derive(Debug, Default)]
 struct Snapshot {
-    by_subject: HashMap<String, Vec<Arc<Binding>>>,
+    users: HashMap<String, Vec<Arc<Binding>>>,
+    groups: HashMap<String, Vec<Arc<Binding>>>,
     roles: BTreeMap<RoleKey, Arc<Vec<Rule>>>,
 }
 
@@ -61,22 +62,39 @@ impl Rbac {
                 }
             }
         }
-        let mut by_subject: HashMap<String, Vec<Arc<Binding>>> = HashMap::new();
+        let mut snapshot = Snapshot {
+            roles: objects.roles.clone(),
+            ..Snapshot::default()
+        };
         for binding in objects.bindings.values() {
             for subject in &binding.subjects {
-                by_subject
-                    .entry(subject.clone())
-                    .or_default()
-                    .push(Arc::clone(binding));
+                let (map, name) = match subject.split_once(':') {
+                    Some(("u", name)) => (&mut snapshot.users, name),
+                    Some((_, name)) => (&mut snapshot.groups, name),
+                    None => continue,
+                };
+                map.entry(name.to_owned()).or_default().push(Arc::clone(binding));
             }
         }
-        self.snapshot.store(Arc::new(Snapshot {
-            by_subject,
-            roles: objects.roles.clone(),
-        }));
+        self.snapshot.store(Arc::new(snapshot));
     }
 
+    /// Every request comes by here: what allows one is not put in words.
     pub fn authorize(&self, user: &UserInfo, attributes: &Attributes<'_>) -> Decision {
+        self.decide(user, attributes, |_| String::new())
+    }
+
+    /// The same, with the reason why something is allowed.
+    pub fn explain(&self, user: &UserInfo, attributes: &Attributes<'_>) -> Decision {
+        self.decide(user, attributes, |binding| binding.allowing(user))
+    }
+
+    fn decide(
+        &self,
+        user: &UserInfo,
+        attributes: &Attributes<'_>,
+        because: impl Fn(&Binding) -> String,
+    ) -> Decision {
         let snapshot = self.snapshot.load();
         let mut missing = Vec::new();
         for binding in snapshot.bindings_of(user) {
@@ -92,7 +110,7 @@ impl Rbac {
             if rules.iter().any(|rule| rule.allows(attributes)) {
                 return Decision {
                     allowed: true,
-                    reason: binding.allowing(user),
+                    reason: because(binding),
                 };
             }
         }
@@ -122,11 +140,8 @@ impl Rbac {
 
 impl Snapshot {
     fn bindings_of<'a>(&'a self, user: &'a UserInfo) -> impl Iterator<Item = &'a Arc<Binding>> {
-        let groups = user.groups.iter().map(|g| format!("g:{g}"));
-        std::iter::once(format!("u:{}", user.name))
-            .chain(groups)
-            .filter_map(|subject| self.by_subject.get(&subject))
-            .flatten()
+        let groups = user.groups.iter().filter_map(|group| self.groups.get(group));
+        self.users.get(&user.name).into_iter().chain(groups).flatten()
     }
 }
 
@@ -274,6 +289,10 @@ mod tests {
         let rbac = fixture();
         let jane = UserInfo::new("jane", [] as [&str; 0]);
         assert!(rbac.authorize(&jane, &list_pods("a")).allowed);
+        assert_eq!(
+            rbac.explain(&jane, &list_pods("a")).reason,
+            "RBAC: allowed by RoleBinding \"v/a\" of ClusterRole \"view\" to User \"jane\""
+        );
         assert!(!rbac.authorize(&jane, &list_pods("b")).allowed);
         assert!(!rbac.authorize(&jane, &list_pods("")).allowed);
         assert!(

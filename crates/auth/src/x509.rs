@@ -24,7 +24,12 @@ pub fn user(leaf: &CertificateDer<'_>) -> Result<UserInfo, AuthError> {
     Ok(user)
 }
 
-/// Every request of a certificate's holder comes by here: one allocation.
+/// The last second (of Unix time) in which a certificate is valid.
+pub fn end(certificate: &CertificateDer<'_>) -> Option<i64> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    Some(certificate.validity().not_after.timestamp())
+}
+
 fn credential_id(leaf: &[u8]) -> String {
     const PREFIX: &str = "X509SHA256=";
     let digest = Sha256::digest(leaf);
@@ -58,6 +63,7 @@ mod tests {
         assert_eq!(user.groups, ["system:masters", "system:authenticated"]);
         assert!(user.extra["authentication.kubernetes.io/credential-id"][0].starts_with("X509SHA256="));
         assert!(super::user(&CertificateDer::from(vec![1, 2, 3])).is_err());
+        assert_eq!(end(&CertificateDer::from(vec![1, 2, 3])), None);
         assert_eq!(
             credential_id(b"abc"),
             "X509SHA256=ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -223,9 +223,11 @@ impl Watchers {
         self.all().for_each(|outbox| outbox.end());
     }
 
-    pub fn dispatch(&self, change: &Change, floor: i64, fields: &FieldSet) {
+    /// Puts a change into the queues that it concerns. Who waits for them goes to `readers`, to be woken when all
+    /// queues are filled: a connection with many watches then finds all of their events at once.
+    pub fn dispatch(&self, change: &Change, floor: i64, fields: &FieldSet, readers: &mut Vec<Waker>) {
         let mut shared = SharedEvents::default();
-        let mut offer = |outbox: &Outbox| outbox.offer(change, floor, &mut shared);
+        let mut offer = |outbox: &Outbox| readers.extend(outbox.offer(change, floor, &mut shared));
         let before = change.before.as_ref().map(|entry| &*entry.head);
         let after = change.after.as_ref().map(|entry| &*entry.head);
         let Some(head) = after.or(before) else { return };
@@ -292,10 +294,11 @@ impl Outbox {
         }
     }
 
-    fn offer(&self, change: &Change, floor: i64, shared: &mut SharedEvents) {
+    /// Who is to be woken.
+    fn offer(&self, change: &Change, floor: i64, shared: &mut SharedEvents) -> Option<Waker> {
         let mut inner = self.inner.lock();
         if inner.ended || change.revision <= inner.position {
-            return;
+            return None;
         }
         let mut reader = None;
         if !inner.live {
@@ -307,17 +310,14 @@ impl Outbox {
             if let Some(event) = self.filter.event(change, shared) {
                 if inner.queue.len() >= self.capacity {
                     inner.live = false;
-                    return;
+                    return None;
                 }
                 inner.queue.push_back(event);
                 reader = inner.reader.take();
             }
             inner.position = change.revision;
         }
-        drop(inner);
-        if let Some(reader) = reader {
-            reader.wake();
-        }
+        reader
     }
 
     pub fn end(&self) {

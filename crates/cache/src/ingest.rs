@@ -4,6 +4,7 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Waker;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -134,11 +135,13 @@ fn take_in(shared: &Shared, interner: &mut Interner, batch: Batch) {
     };
     // Readers first: they wait for the state, not for the watchers.
     shared.moved();
+    let mut readers = Vec::new();
     {
         let watchers = shared.watchers.read();
         for change in &changes {
-            watchers.dispatch(change, floor, &shared.fields);
+            watchers.dispatch(change, floor, &shared.fields, &mut readers);
         }
     }
     shared.dispatched.store(revision, Ordering::Release);
+    readers.into_iter().for_each(Waker::wake);
 }

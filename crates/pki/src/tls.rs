@@ -9,8 +9,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
-    SignatureScheme,
+    CertificateError, CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore,
+    ServerConfig, SignatureScheme,
 };
 use std::sync::Arc;
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -44,10 +44,26 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
+/// As upstream's: the server chooses what both sides can do, and takes the shorter AES key first.
+fn serving_provider() -> Arc<rustls::crypto::CryptoProvider> {
+    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
+    let short = |suite: CipherSuite| {
+        matches!(
+            suite,
+            CipherSuite::TLS13_AES_128_GCM_SHA256
+                | CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
+                | CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256
+        )
+    };
+    let suites = &mut provider.cipher_suites;
+    suites.sort_by_key(|suite| (suite.tls13().is_none(), !short(suite.suite())));
+    Arc::new(provider)
+}
+
 /// A server that offers HTTP/2 and HTTP/1.1. With a client CA, certificates are asked for but not demanded:
 /// those that are shown must be signed by it.
 pub fn server_config(identity: &Identity, client_ca: Option<&str>) -> Result<ServerConfig> {
-    let builder = ServerConfig::builder_with_provider(provider())
+    let builder = ServerConfig::builder_with_provider(serving_provider())
         .with_safe_default_protocol_versions()
         .map_err(tls)?;
     let builder = match client_ca {
@@ -64,19 +80,21 @@ pub fn server_config(identity: &Identity, client_ca: Option<&str>) -> Result<Ser
         .with_single_cert(chain(&identity.certificate)?, key(&identity.key)?)
         .map_err(tls)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.ignore_client_order = true;
     Ok(config)
 }
 
 /// A server that asks for client certificates and takes whichever it is shown: whose they are is decided by
 /// [`ClientAuthority`], request by request. The client proves in the handshake that it holds the key.
 pub fn asking_server_config(identity: &Identity) -> Result<ServerConfig> {
-    let mut config = ServerConfig::builder_with_provider(provider())
+    let mut config = ServerConfig::builder_with_provider(serving_provider())
         .with_safe_default_protocol_versions()
         .map_err(tls)?
         .with_client_cert_verifier(Arc::new(AnyCertificate(provider())))
         .with_single_cert(chain(&identity.certificate)?, key(&identity.key)?)
         .map_err(tls)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.ignore_client_order = true;
     Ok(config)
 }
 

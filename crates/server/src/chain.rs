@@ -179,9 +179,14 @@ impl Inner {
             match identity {
                 Identity::Fixed(user) => user,
                 Identity::Peer(peer) => {
-                    let found = self.authenticator.authenticate(&exchange.parts, peer.as_deref());
-                    match found.boxed().await {
-                        Ok(user) => Arc::new(user),
+                    let (parts, authenticator) = (&exchange.parts, &self.authenticator);
+                    let found = match authenticator.by_connection(parts, peer.as_deref()) {
+                        Ok(Some(user)) => Ok(user),
+                        Ok(None) => authenticator.by_token(parts, None).boxed().await,
+                        Err(refused) => authenticator.by_token(parts, Some(refused)).boxed().await,
+                    };
+                    match found {
+                        Ok(user) => user,
                         Err(error) => {
                             tracing::debug!(%error, path = exchange.info.path, "unauthenticated");
                             return Err(Status::unauthorized());

@@ -30,6 +30,7 @@ mod respond;
 mod server;
 mod service;
 mod status_page;
+mod streams;
 mod subresources;
 mod table;
 mod verbs;

@@ -9,7 +9,7 @@ use http::Request;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use skiff_auth::Peer;
@@ -25,6 +25,7 @@ use crate::chain::Identity;
 use crate::cork::Cork;
 use crate::proxy::ClientAddress;
 use crate::server::{ClientCertificates, Inner};
+use crate::streams::Streams;
 
 /// Connections beyond this wait in the kernel's queue.
 const CONNECTIONS: usize = 4096;
@@ -32,6 +33,8 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 const HEADER_LIMIT: Duration = Duration::from_secs(32);
 /// Upstream's `--http2-max-streams-per-connection`.
 const STREAMS: u32 = 1000;
+/// What a stream may have waiting in the HTTP/2 layer before its body is asked for more.
+const SEND_BUFFER: usize = 64 * 1024;
 /// How long open requests may take after the end was called.
 const DRAIN: Duration = Duration::from_secs(2);
 
@@ -59,14 +62,25 @@ impl Authorities {
         let shown = shown.filter(|list| !list.is_empty())?;
         let client = self.client.as_ref()?;
         let now = UnixTime::now();
-        Some(Arc::new(Peer {
-            of_client_ca: client.verify(shown, now).map_err(|error| error.to_string()),
-            of_front_proxy_ca: self
-                .front_proxy
-                .as_ref()
-                .is_some_and(|authority| authority.verify(shown, now).is_ok()),
-            certificates: shown.iter().map(|shown| shown.clone().into_owned()).collect(),
-        }))
+        let of_client_ca = client.verify(shown, now).map_err(|error| error.to_string());
+        let proxies = self.front_proxy.as_ref();
+        let of_front_proxy_ca = proxies.is_some_and(|authority| authority.verify(shown, now).is_ok());
+        let certificates = shown.iter().map(|shown| shown.clone().into_owned()).collect();
+        let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+        Some(Arc::new(Peer::new(
+            certificates,
+            of_client_ca,
+            of_front_proxy_ca,
+            now,
+        )))
+    }
+
+    /// The peer as it is now: certificates expire while a connection is open.
+    fn still(&self, peer: &Arc<Peer>) -> Option<Arc<Peer>> {
+        if (UnixTime::now().as_secs() as i64) < peer.until {
+            return Some(peer.clone());
+        }
+        self.peer(Some(&peer.certificates))
     }
 }
 
@@ -123,18 +137,21 @@ async fn connection(
     stream.set_nodelay(true)?;
     let stream = tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await??;
     let peer = inner.authorities.peer(stream.get_ref().1.peer_certificates());
-    // Many streams share an HTTP/2 connection, and an event goes to many of them.
-    let multiplexed = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let stream = Cork::new(stream);
+    let streams = Streams::default();
+    let announced = streams.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        let (inner, peer) = (inner.clone(), peer.clone());
-        async move {
+        announced.announce(&request);
+        let inner = inner.clone();
+        let peer = peer.as_ref().and_then(|peer| inner.authorities.still(peer));
+        // In a box of its own, so that it does not take room for as long as the answer is being sent.
+        Box::pin(async move {
             let mut request = request.map(|body| body.map_err(BoxError::from).boxed_unsync());
             request.extensions_mut().insert(ClientAddress(address));
             Ok::<_, Infallible>(inner.handle(request, Identity::Peer(peer)).await)
-        }
+        })
     });
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = auto::Builder::new(streams.clone());
     builder
         .http1()
         .timer(TokioTimer::new())
@@ -144,6 +161,7 @@ async fn connection(
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
+        .max_send_buf_size(SEND_BUFFER)
         .keep_alive_interval(Some(Duration::from_secs(30)));
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream.clone()), service);
     let served = async move {
@@ -154,5 +172,5 @@ async fn connection(
         }
         connection.await
     };
-    stream.run(multiplexed, served).await
+    stream.run(streams.drive(served)).await
 }

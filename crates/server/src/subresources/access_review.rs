@@ -73,7 +73,7 @@ fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Res
         namespace.clone_from(&exchange.info.namespace);
     }
     let given = resource.or(path);
-    let decision = inner.authorizer.authorize(
+    let decision = inner.authorizer.explain(
         user,
         &Attributes {
             verb: &text(given, "verb"),
