@@ -134,3 +134,51 @@ fn bearer(parts: &Parts) -> Option<&str> {
     let (scheme, token) = value.split_once(' ')?;
     (scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty()).then(|| token.trim())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, DnType, KeyPair};
+
+    fn certificate(last_year: i32) -> CertificateDer<'static> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "jane");
+        params.not_after = rcgen::date_time_ymd(last_year, 1, 1);
+        let signed = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        signed.der().clone()
+    }
+
+    #[test]
+    fn a_certificate_is_read_once() {
+        let (parts, ()) = http::Request::new(()).into_parts();
+        let authenticator = Authenticator {
+            tokens: None,
+            request_header: None,
+            anonymous: true,
+        };
+        let peer = Peer::new(vec![certificate(2100)], Ok(()), false, 0);
+        let first = authenticator.by_connection(&parts, Some(&peer)).unwrap().unwrap();
+        let second = authenticator.by_connection(&parts, Some(&peer)).unwrap().unwrap();
+        assert_eq!(first.name, "jane");
+        assert!(Arc::ptr_eq(&first, &second));
+        let refused = Peer::new(vec![certificate(2100)], Err("unknown".to_owned()), false, 0);
+        assert_eq!(
+            authenticator.by_connection(&parts, Some(&refused)),
+            Err(AuthError::Certificate("unknown".to_owned()))
+        );
+        assert_eq!(authenticator.by_connection(&parts, None), Ok(None));
+    }
+
+    #[test]
+    fn certificates_are_looked_at_again_when_one_has_expired() {
+        let (in_2030, in_2050) = (1_893_456_000, 2_524_608_000);
+        let check = |now: i64, expected: i64| {
+            let shown = vec![certificate(2050), certificate(2030)];
+            assert_eq!(Peer::new(shown, Ok(()), false, now).until, expected);
+        };
+        check(0, in_2030 + 1);
+        check(in_2030, in_2030 + 1);
+        check(in_2030 + 1, in_2050 + 1);
+        check(in_2050 + 1, i64::MAX);
+    }
+}
