@@ -95,6 +95,9 @@ async fn foreign_writes_do_not_hold_up_consistent_reads() {
         1,
         "fences are not the subscribers' business"
     );
+    // A sound etcd is asked; to an older one a fence is written.
+    let (fence, _) = store.get("/registry/skiff.io/fence").await.unwrap();
+    assert_eq!(fence.is_some(), cluster::etcd_version().starts_with("3.4."));
     let error = store.watch("/elsewhere/", 0).await.unwrap_err();
     assert!(matches!(error, Error::Invalid(_)), "{error}");
 }

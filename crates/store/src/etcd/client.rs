@@ -12,7 +12,7 @@ use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
 use super::Options;
-use super::proto::{WatchRequest, WatchResponse};
+use super::proto::{StatusRequest, StatusResponse, WatchRequest, WatchResponse};
 use crate::{Error, Result};
 
 /// Longer than etcd's own limit for a request (5 s and two election timeouts).
@@ -20,6 +20,8 @@ const CALL: Duration = Duration::from_secs(10);
 const CONNECT: Duration = Duration::from_secs(3);
 /// The most an answer may be: a page of the largest objects.
 const ANSWER: usize = 512 << 20;
+
+pub const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 
 pub struct Client {
     members: Vec<Channel>,
@@ -101,11 +103,11 @@ impl Client {
             .into_inner())
     }
 
-    /// Opens a watch stream on the current member. The stream ends when `requests` does.
+    /// Opens a watch stream on the current member, whose version comes along. The stream ends when `requests` does.
     pub async fn watch(
         &self,
         requests: tokio::sync::mpsc::Receiver<WatchRequest>,
-    ) -> Result<tonic::Streaming<WatchResponse>, Status> {
+    ) -> Result<(tonic::Streaming<WatchResponse>, String), Status> {
         let at = self.current.load(Ordering::Relaxed);
         let mut grpc = self.grpc(at);
         let mut request = Request::new(tokio_stream::wrappers::ReceiverStream::new(requests));
@@ -116,15 +118,15 @@ impl Client {
         let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
         let open = async {
             ready(&mut grpc).await?;
-            grpc.streaming(request, path, ProstCodec::default()).await
+            let status: StatusResponse = self.call_member(at, STATUS, StatusRequest {}).await?;
+            let opened = grpc.streaming(request, path, ProstCodec::default()).await?;
+            Ok((opened.into_inner(), status.version))
         };
         let opened = match tokio::time::timeout(CALL, open).await {
             Ok(opened) => opened,
             Err(_) => Err(Status::deadline_exceeded(format!("no answer in {CALL:?}"))),
         };
-        opened
-            .map(|response| response.into_inner())
-            .inspect_err(|_| self.turn_from(at))
+        opened.inspect_err(|_| self.turn_from(at))
     }
 
     /// The next member takes over, unless another call has seen to that already.

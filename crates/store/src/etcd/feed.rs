@@ -8,7 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::proto::{WatchCreateRequest, WatchRequest, WatchResponse};
+use super::progress;
+use super::proto::{WatchCreateRequest, WatchRequest, WatchResponse, Watching};
 use super::{Shared, now, prefix_end};
 use crate::Event;
 
@@ -20,6 +21,7 @@ pub async fn run(shared: Weak<Shared>) {
     let mut pause = FIRST_PAUSE;
     while let Some(alive) = shared.upgrade() {
         let ended = follow(&alive, &mut pause).await;
+        alive.progress.closed();
         tracing::debug!(place = %alive.client.place, reason = %ended, "the watch on etcd ended");
         alive.client.turn();
         drop(alive);
@@ -39,13 +41,15 @@ async fn follow(shared: &Arc<Shared>, pause: &mut Duration) -> String {
         progress_notify: true,
         fragment: true,
     };
-    if requests.try_send(WatchRequest { create: Some(create) }).is_err() {
+    let watching = Some(Watching::Create(create));
+    if requests.try_send(WatchRequest { watching }).is_err() {
         return "the request could not be queued".to_owned();
     }
-    let mut stream = match shared.client.watch(receiver).await {
-        Ok(stream) => stream,
+    let (mut stream, version) = match shared.client.watch(receiver).await {
+        Ok(opened) => opened,
         Err(status) => return status.to_string(),
     };
+    shared.progress.opened(&requests, progress::is_sound(&version));
     // The parts of one answer that etcd cut up.
     let mut parts: Vec<Event> = Vec::new();
     loop {

@@ -2,14 +2,15 @@
 //! the cluster; what changes comes through one watch ([`feed`]) into a hub like the embedded store's.
 //!
 //! `revision()` is a linearizable read that then waits for the watch to arrive there. Should the newest
-//! revision be a write outside of our prefix, which our watch will never show, a write of our own behind
-//! it is the fence: when the watch shows that one, everything before it has been shown. (Etcd's own
-//! progress request would do, but before 3.4.25 and 3.5.8 its answer can overtake events.)
+//! revision be a write outside of our prefix, which our watch will never show, etcd is asked how far the
+//! watch is ([`progress`]). Before 3.4.31 and 3.5.13 its answer cannot be trusted; there a write of our own
+//! is the fence: when the watch shows that one, everything before it has been shown.
 
 mod client;
 mod current;
 mod feed;
 mod lease;
+mod progress;
 mod proto;
 
 use std::path::PathBuf;
@@ -23,9 +24,10 @@ use tokio::task::AbortHandle;
 
 use crate::hub::{Hub, Limits};
 use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
-use client::{Again, Client, translate};
+use client::{Again, Client, STATUS, translate};
 use current::Current;
 use lease::Leases;
+use progress::{Asked, Progress};
 use proto::{
     CompactionRequest, CompactionResponse, Compare, CompareTarget, CompareValue, DeleteRangeRequest,
     PutRequest, PutResponse, RangeRequest, RangeResponse, Request, RequestOp, Response, StatusRequest,
@@ -40,6 +42,8 @@ const PAGE: i64 = 1000;
 /// (then the event is surely on its way), short once somebody else was seen to write to it.
 const FENCE_AFTER_ALONE: u64 = 500;
 const FENCE_AFTER_SHARED: u64 = 5;
+/// How long it waits before it asks for progress, which costs no write.
+const ASK_AFTER: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
@@ -88,6 +92,7 @@ struct Shared {
     limits: Limits,
     /// Milliseconds; see [`FENCE_AFTER_ALONE`].
     fence_after: AtomicU64,
+    progress: Progress,
     current: Arc<Current>,
     /// The newest revision that this process compacted to.
     compacted: AtomicI64,
@@ -155,6 +160,13 @@ impl Shared {
     async fn current(&self) -> Result<i64> {
         self.current.read().await.map_err(|status| self.error(status))
     }
+
+    /// Whether the watch arrives at `revision` within that time.
+    async fn arrives(&self, revision: i64, within: Duration) -> bool {
+        tokio::time::timeout(within, self.hub.reached(revision))
+            .await
+            .is_ok()
+    }
 }
 
 impl Etcd {
@@ -171,6 +183,7 @@ impl Etcd {
             root,
             limits: options.limits,
             fence_after: AtomicU64::new(FENCE_AFTER_ALONE),
+            progress: Progress::default(),
             current,
             compacted: AtomicI64::new(0),
         });
@@ -206,6 +219,31 @@ impl Etcd {
         };
         let answer = self.shared.client.call(RANGE, request, Again::Yes).await;
         answer.map_err(|status| translate(status, revision, self.shared.hub.revision()))
+    }
+
+    /// Waits until the watch has shown everything up to `revision`, and sees to it that it will.
+    async fn follow_up_to(&self, revision: i64) -> Result<()> {
+        let shared = &self.shared;
+        if shared.arrives(revision, ASK_AFTER).await {
+            return Ok(());
+        }
+        while shared.progress.ask() != Asked::Unsound {
+            if shared.arrives(revision, progress::AGAIN).await {
+                return Ok(());
+            }
+        }
+        let fence_after = Duration::from_millis(shared.fence_after.load(Ordering::Relaxed));
+        if shared.arrives(revision, fence_after).await {
+            return Ok(());
+        }
+        let fence = format!("{}skiff.io/fence", shared.root);
+        self.write(&fence, Expect::Any, Op::Put(Bytes::new()), None)
+            .await?;
+        shared.hub.reached(revision).await;
+        if !shared.hub.has_event(revision) {
+            shared.fence_after.store(FENCE_AFTER_SHARED, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     async fn transact(
@@ -457,38 +495,22 @@ impl Store for Etcd {
     }
 
     async fn revision(&self) -> Result<i64> {
-        let hub = &self.shared.hub;
         let revision = self.shared.current().await?;
-        let fence_after = Duration::from_millis(self.shared.fence_after.load(Ordering::Relaxed));
-        if tokio::time::timeout(fence_after, hub.reached(revision))
-            .await
-            .is_ok()
-        {
-            return Ok(revision);
+        let reached = tokio::time::timeout(PATIENCE, self.follow_up_to(revision)).await;
+        match reached {
+            Ok(done) => done.map(|()| revision),
+            Err(_) => {
+                let place = &self.shared.client.place;
+                Err(Error::Unavailable(format!("the watch on {place} is behind")))
+            }
         }
-        let fence = format!("{}skiff.io/fence", self.shared.root);
-        self.write(&fence, Expect::Any, Op::Put(Bytes::new()), None)
-            .await?;
-        if tokio::time::timeout(PATIENCE, hub.reached(revision))
-            .await
-            .is_err()
-        {
-            let place = &self.shared.client.place;
-            return Err(Error::Unavailable(format!("the watch on {place} is behind")));
-        }
-        if !hub.has_event(revision) {
-            self.shared
-                .fence_after
-                .store(FENCE_AFTER_SHARED, Ordering::Relaxed);
-        }
-        Ok(revision)
     }
 
     async fn size(&self) -> Result<u64> {
         let answer: StatusResponse = self
             .shared
             .client
-            .call("/etcdserverpb.Maintenance/Status", StatusRequest {}, Again::Yes)
+            .call(STATUS, StatusRequest {}, Again::Yes)
             .await
             .map_err(|status| self.shared.error(status))?;
         Ok(answer.db_size.unsigned_abs())

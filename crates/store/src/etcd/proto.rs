@@ -187,15 +187,29 @@ pub struct StatusRequest {}
 
 #[derive(Clone, PartialEq, Message)]
 pub struct StatusResponse {
+    #[prost(string, tag = "2")]
+    pub version: String,
     #[prost(int64, tag = "3")]
     pub db_size: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub struct WatchRequest {
-    #[prost(message, optional, tag = "1")]
-    pub create: Option<WatchCreateRequest>,
+    #[prost(oneof = "Watching", tags = "1, 3")]
+    pub watching: Option<Watching>,
 }
+
+#[derive(Clone, PartialEq, Oneof)]
+pub enum Watching {
+    #[prost(message, tag = "1")]
+    Create(WatchCreateRequest),
+    #[prost(message, tag = "3")]
+    Progress(WatchProgressRequest),
+}
+
+/// Asks for an answer without events at the member's revision, once the stream has shown all up to it.
+#[derive(Clone, PartialEq, Message)]
+pub struct WatchProgressRequest {}
 
 #[derive(Clone, PartialEq, Message)]
 pub struct WatchCreateRequest {

@@ -38,6 +38,19 @@ impl Drop for Member {
     }
 }
 
+/// Another version of etcd than the machine's can be tested with: older ones are followed in another way.
+fn binary() -> std::ffi::OsString {
+    std::env::var_os("SKIFF_TEST_ETCD").unwrap_or_else(|| "etcd".into())
+}
+
+/// Such as `3.4.23`.
+pub fn etcd_version() -> String {
+    let told = Command::new(binary()).arg("--version").output().unwrap();
+    let text = String::from_utf8(told.stdout).unwrap();
+    let version = text.lines().find_map(|line| line.strip_prefix("etcd Version: "));
+    version.unwrap().trim().to_owned()
+}
+
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -75,7 +88,7 @@ impl Cluster {
         let member = &self.members[at];
         let client = format!("{scheme}://127.0.0.1:{}", member.client);
         let peer = format!("http://127.0.0.1:{}", member.peer);
-        let mut command = Command::new("etcd");
+        let mut command = Command::new(binary());
         command
             .arg(format!("--name=m{at}"))
             .arg(format!(
