@@ -2,8 +2,9 @@
 
 use super::node::Node;
 
-/// Upstream stops at 10,000 levels; no real object comes near, and readers here recurse.
-pub const MAX_DEPTH: usize = 400;
+/// Upstream stops at 10,000 levels; no real object comes near. What is stored is read again with a limit of 128
+/// levels, by us and by many a client, and lists, tables, watch events and managed fields put some levels around it.
+pub const MAX_DEPTH: usize = 100;
 
 struct Reader<'a> {
     bytes: &'a [u8],

@@ -20,6 +20,7 @@ pub use object::{
 pub use specials::canonical_quantity;
 
 pub(crate) use check::{json_schema_props, zero};
+pub(crate) use json::MAX_DEPTH;
 pub(crate) use node::number;
 pub(crate) use specials::{civil, days_from_civil, duration_nanos, print_duration};
 
@@ -133,6 +134,16 @@ pub fn check(schema: &Schema, id: TypeId, value: Value) -> Result<Checked, Decod
         yaml_duplicates: None,
     }
     .check(schema, id)
+}
+
+/// How many arrays and objects are around the innermost value.
+pub(crate) fn depth(value: &Value) -> usize {
+    let below = match value {
+        Value::Array(values) => values.iter().map(depth).max(),
+        Value::Object(map) => map.values().map(depth).max(),
+        _ => return 0,
+    };
+    1 + below.unwrap_or(0)
 }
 
 /// A float as Go's JSON encoder writes it.

@@ -3,7 +3,7 @@
 
 use skiff_meta::{GroupVersion, GroupVersionKind};
 
-use super::{Checked, Document, Format, Node};
+use super::{Checked, Document, Format, MAX_DEPTH, Node, depth};
 use crate::protobuf;
 use crate::types::{Schema, TypeId};
 
@@ -74,6 +74,11 @@ pub fn decode_protobuf_object(
     let id = resolve(schema, &gvk, expected)?;
     // What the codec reads fits the type: there is nothing to check.
     match protobuf::decode(schema, id, envelope.raw) {
+        Ok(value) if depth(&value) > MAX_DEPTH => Err(not_handled_message(
+            &gvk,
+            &expected.kind,
+            "proto: message nests too deep",
+        )),
         Ok(value) => Ok(DecodedObject {
             gvk,
             checked: Checked {

@@ -1,19 +1,24 @@
 //! YAML to the same tree as JSON, with the scalar rules of the YAML reader that upstream uses (YAML 1.1
 //! words such as `yes`, leading-zero octals). Only the first document counts. Aliases are bounded.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use granit_parser::{Event, Parser, ScalarStyle, Span, StrInput};
 
 use super::node::Node;
 
-/// Nodes that one body may make out of aliases. Upstream stops by a ratio of the same order.
-const MAX_ALIASED_NODES: usize = 100_000;
+/// Nodes that one body may have copied, by anchors and aliases. Upstream stops by a ratio of the same order.
+const MAX_COPIED_NODES: usize = 400_000;
+/// And bytes of text in them: a long string is one node.
+const MAX_COPIED_BYTES: usize = 16 << 20;
+/// Complaints about one body, each of a line.
+const MAX_DUPLICATES: usize = 1000;
 
 struct Reader<'a> {
     parser: Parser<'a, StrInput<'a>>,
-    anchors: HashMap<usize, Node>,
-    aliased: usize,
+    /// Absent where no alias can refer to an anchor.
+    anchors: Option<HashMap<usize, Node>>,
+    copied: Weight,
     duplicates: Vec<String>,
 }
 
@@ -27,8 +32,8 @@ pub fn parse(bytes: &[u8]) -> Result<Yaml, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "yaml: invalid leading UTF-8 octet".to_string())?;
     let mut reader = Reader {
         parser: Parser::new_from_str(text),
-        anchors: HashMap::new(),
-        aliased: 0,
+        anchors: text.contains('*').then(HashMap::new),
+        copied: Weight::default(),
         duplicates: Vec::new(),
     };
     let node = loop {
@@ -61,11 +66,25 @@ fn sort_keys(node: Node) -> Node {
     }
 }
 
-fn count(node: &Node) -> usize {
-    1 + match node {
-        Node::Array(nodes) => nodes.iter().map(count).sum(),
-        Node::Object(entries) => entries.iter().map(|(_, node)| count(node)).sum(),
-        _ => 0,
+/// What a node takes in memory, roughly.
+#[derive(Clone, Copy, Default)]
+struct Weight {
+    nodes: usize,
+    bytes: usize,
+}
+
+impl Weight {
+    fn add(&mut self, node: &Node) {
+        self.nodes += 1;
+        match node {
+            Node::Array(nodes) => nodes.iter().for_each(|node| self.add(node)),
+            Node::Object(entries) => entries.iter().for_each(|(key, node)| {
+                self.bytes += key.len();
+                self.add(node);
+            }),
+            Node::String(text) | Node::Number(text) => self.bytes += text.len(),
+            Node::Null | Node::Bool(_) => {}
+        }
     }
 }
 
@@ -90,7 +109,7 @@ impl<'a> Reader<'a> {
 
     fn node(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Node, String> {
         if depth > super::json::MAX_DEPTH {
-            return Err("yaml: exceeded max depth of 10000".to_string());
+            return Err("yaml: exceeded max depth".to_string());
         }
         let (node, anchor) = match event {
             Event::Scalar(text, style, anchor, tag) => {
@@ -112,16 +131,9 @@ impl<'a> Reader<'a> {
             }
             Event::MappingStart(_, anchor, _) => (self.mapping(depth)?, anchor),
             Event::Alias(id) => {
-                let node = self
-                    .anchors
-                    .get(&id)
-                    .cloned()
-                    .ok_or("yaml: anchor value contains itself")?;
-                self.aliased += count(&node);
-                if self.aliased > MAX_ALIASED_NODES {
-                    return Err("yaml: document contains excessive aliasing".to_string());
-                }
-                return Ok(node);
+                let known = self.anchors.as_ref().and_then(|anchors| anchors.get(&id));
+                let node = known.ok_or("yaml: anchor value contains itself")?;
+                return copy(node, &mut self.copied);
             }
             _ => {
                 return Err(format!(
@@ -130,16 +142,19 @@ impl<'a> Reader<'a> {
                 ));
             }
         };
-        if anchor != 0 {
-            self.anchors.insert(anchor, node.clone());
+        if anchor != 0
+            && let Some(anchors) = &mut self.anchors
+        {
+            // Anchors inside anchors are copied again and again, so they count too.
+            anchors.insert(anchor, copy(&node, &mut self.copied)?);
         }
         Ok(node)
     }
 
     fn mapping(&mut self, depth: usize) -> Result<Node, String> {
         let mut entries: Vec<(String, Node)> = Vec::new();
-        let mut merged: Vec<(String, Node)> = Vec::new();
-        let mut seen = std::collections::HashSet::new();
+        let mut merged = Merged::default();
+        let mut seen = HashSet::new();
         loop {
             let (event, span) = self.required()?;
             let merge_key = match &event {
@@ -151,7 +166,7 @@ impl<'a> Reader<'a> {
             let (event, value_span) = self.required()?;
             let value = self.node(event, value_span, depth + 1)?;
             if merge_key {
-                merge(value, &mut merged)?;
+                merged.add(value)?;
                 continue;
             }
             let key = match key {
@@ -159,7 +174,7 @@ impl<'a> Reader<'a> {
                 Node::Bool(b) => b.to_string(),
                 other => return Err(format!("unsupported map key of type: {}", go_kind(&other))),
             };
-            if !seen.insert(key.clone()) {
+            if !seen.insert(key.clone()) && self.duplicates.len() < MAX_DUPLICATES {
                 self.duplicates.push(format!(
                     "line {}: key {key:?} already set in map",
                     span.start.line()
@@ -168,28 +183,48 @@ impl<'a> Reader<'a> {
             entries.push((key, value));
         }
         // Own keys win over merged ones, so they come last.
-        merged.retain(|(key, _)| !seen.contains(key));
-        merged.append(&mut entries);
-        Ok(Node::Object(merged))
+        let mut all = merged.entries;
+        all.retain(|(key, _)| !seen.contains(key));
+        all.append(&mut entries);
+        Ok(Node::Object(all))
     }
 }
 
-fn merge(value: Node, into: &mut Vec<(String, Node)>) -> Result<(), String> {
-    match value {
-        Node::Object(entries) => {
-            for (key, node) in entries {
-                // The first of several merged maps wins.
-                if !into.iter().any(|(k, _)| *k == key) {
-                    into.push((key, node));
+/// A copy, if there may be another one.
+fn copy(node: &Node, copied: &mut Weight) -> Result<Node, String> {
+    copied.add(node);
+    if copied.nodes > MAX_COPIED_NODES || copied.bytes > MAX_COPIED_BYTES {
+        return Err("yaml: document contains excessive aliasing".to_string());
+    }
+    Ok(node.clone())
+}
+
+/// What `<<` brings into a mapping.
+#[derive(Default)]
+struct Merged {
+    entries: Vec<(String, Node)>,
+    keys: HashSet<String>,
+}
+
+impl Merged {
+    fn add(&mut self, value: Node) -> Result<(), String> {
+        let wrong = || "yaml: map merge requires map or sequence of maps as the value".to_string();
+        match value {
+            Node::Object(entries) => {
+                for (key, node) in entries {
+                    // The first of several merged maps wins.
+                    if self.keys.insert(key.clone()) {
+                        self.entries.push((key, node));
+                    }
                 }
+                Ok(())
             }
-            Ok(())
+            Node::Array(nodes) => nodes.into_iter().try_for_each(|node| match node {
+                Node::Object(_) => self.add(node),
+                _ => Err(wrong()),
+            }),
+            _ => Err(wrong()),
         }
-        Node::Array(nodes) => nodes.into_iter().try_for_each(|node| match node {
-            Node::Object(_) => merge(node, into),
-            _ => Err("yaml: map merge requires map or sequence of maps as the value".to_string()),
-        }),
-        _ => Err("yaml: map merge requires map or sequence of maps as the value".to_string()),
     }
 }
 
@@ -327,6 +362,21 @@ mod tests {
             bomb.push_str(&format!("a{level}: &a{level} [{}]\n", vec![last; 10].join(",")));
         }
         check(&bomb, "yaml: document contains excessive aliasing");
+        let long = format!("a: &a {}\nb: [{}]", "x".repeat(1 << 20), vec!["*a"; 20].join(","));
+        check(&long, "yaml: document contains excessive aliasing");
+        let nested: String = (0..80).map(|at| format!("[&a{at} ")).collect();
+        let wide = vec!["x"; 6000].join(",");
+        let nested = format!("{nested}[{wide}]{}", "]".repeat(80)) + " # *a";
+        check(&nested, "yaml: document contains excessive aliasing");
+    }
+
+    #[test]
+    fn large_merges_take_no_time() {
+        let keys: String = (0..60_000).map(|at| format!("k{at}: 1, ")).collect();
+        let merged = parse(format!("a: {{<<: {{{keys}}}, k1: 2}}").as_bytes()).expect("parses");
+        let value = merged.node.into_value();
+        assert_eq!(value["a"].as_object().map(serde_json::Map::len), Some(60_000));
+        assert_eq!(value["a"]["k1"], 2);
     }
 
     #[test]

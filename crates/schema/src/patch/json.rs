@@ -4,12 +4,15 @@
 use serde_json::Value;
 
 use super::PatchError;
-use crate::decode::{Node, go_quote};
+use crate::decode::{MAX_DEPTH, Node, depth, go_quote};
 
 pub const MAX_JSON_PATCH_OPERATIONS: usize = 10_000;
 
-/// Memory that `copy` operations may make; without a bound each one could double the document.
-const MAX_COPIED_BYTES: usize = 16 << 20;
+/// What `copy` operations may make in all; without a bound each one could double the document.
+const MAX_COPIED_BYTES: usize = 3 << 20;
+
+/// Upstream stops counting here.
+const MAX_STRICT_ERRORS: usize = 100;
 
 const MISSING: &str = "missing value";
 
@@ -55,7 +58,10 @@ fn apply(document: &mut Value, operation: &Value, copied: &mut usize) -> Result<
             let (container, key) = find(document, path).ok_or(format!(
                 "add operation does not apply: doc is missing path: \"{path}\": {MISSING}"
             ))?;
-            add(container, &key, value()).map_err(|e| format!("error in add for path: '{path}': {e}"))
+            let value = value();
+            fits(path, &value)
+                .and_then(|()| add(container, &key, value))
+                .map_err(|e| format!("error in add for path: '{path}': {e}"))
         }
         "remove" => {
             let path = text("path").ok_or(format!("remove operation failed to decode path: {MISSING}"))?;
@@ -81,6 +87,8 @@ fn apply(document: &mut Value, operation: &Value, copied: &mut usize) -> Result<
             let (container, key) = find(document, path).ok_or(format!(
                 "replace operation does not apply: doc is missing path: {path}: {MISSING}"
             ))?;
+            fits(path, &operation["value"])
+                .map_err(|e| format!("error in replace for path: '{path}': {e}"))?;
             match container {
                 Value::Object(map) => drop(map.insert(key, value())),
                 Value::Array(values) => {
@@ -108,7 +116,9 @@ fn apply(document: &mut Value, operation: &Value, copied: &mut usize) -> Result<
             let (container, key) = find(document, path).ok_or(format!(
                 "move operation does not apply: doc is missing destination path: {path}: {MISSING}"
             ))?;
-            add(container, &key, value).map_err(|e| format!("error in move for path: '{path}': {e}"))
+            fits(path, &value)
+                .and_then(|()| add(container, &key, value))
+                .map_err(|e| format!("error in move for path: '{path}': {e}"))
         }
         "copy" => {
             let from = text("from").ok_or(format!(
@@ -119,17 +129,19 @@ fn apply(document: &mut Value, operation: &Value, copied: &mut usize) -> Result<
             ))?;
             let value = get(container, &key).map_err(|e| format!("error in copy for from: '{from}': {e}"))?;
             let value = value.cloned().unwrap_or(Value::Null);
-            *copied += value.to_string().len();
-            if *copied > MAX_COPIED_BYTES {
-                return Err(format!(
-                    "the accumulated size increase of copy operations exceeds {MAX_COPIED_BYTES}"
-                ));
-            }
             let path = text("path").ok_or(format!("copy operation failed to decode path: {MISSING}"))?;
             let (container, key) = find(document, path).ok_or(format!(
                 "copy operation does not apply: doc is missing destination path: {path}: {MISSING}"
             ))?;
-            add(container, &key, value).map_err(|e| format!("error while adding value during copy: {e}"))
+            *copied += value.to_string().len();
+            if *copied > MAX_COPIED_BYTES {
+                return Err(format!(
+                    "Unable to complete the copy, the accumulated size increase of copy is {copied}, exceeding the limit {MAX_COPIED_BYTES}"
+                ));
+            }
+            fits(path, &value)
+                .and_then(|()| add(container, &key, value))
+                .map_err(|e| format!("error while adding value during copy: {e}"))
         }
         "test" => {
             let path = text("path").ok_or(format!(
@@ -155,6 +167,15 @@ fn apply(document: &mut Value, operation: &Value, copied: &mut usize) -> Result<
         }
         other => Err(format!("Unexpected kind: {other}")),
     }
+}
+
+/// Operations may put values into each other, one deeper than the last: what every walk over the outcome recurses
+/// into stays as deep as what could have been sent.
+fn fits(path: &str, value: &Value) -> Result<(), String> {
+    if path.matches('/').count() + depth(value) > MAX_DEPTH {
+        return Err("exceeded max depth".to_string());
+    }
+    Ok(())
 }
 
 /// The container that a path ends in, and the last key.
@@ -271,6 +292,9 @@ pub(super) fn strict_errors(node: &Node) -> Result<Vec<String>, String> {
         };
         let mut seen: Vec<&str> = Vec::new();
         for (key, _) in entries {
+            if errors.len() >= MAX_STRICT_ERRORS {
+                return Ok(errors);
+            }
             let path = go_quote(&format!("[{at}].{key}"));
             if !["op", "path", "from", "value"].contains(&key.as_str()) {
                 errors.push(format!("json patch unknown field {path}"));
@@ -375,6 +399,52 @@ mod tests {
         check(
             Value::Array(many),
             Err("The allowed maximum operations in a JSON patch is 10000, got 10001"),
+        );
+    }
+
+    #[test]
+    fn copies_stay_bounded() {
+        let twice = |n: usize| {
+            let grow = [
+                json!({"op":"copy","from":"/l","path":"/a/l"}),
+                json!({"op":"copy","from":"/a","path":"/l/-"}),
+            ];
+            Value::Array(grow.iter().cycle().take(2 * n).cloned().collect())
+        };
+        assert!(json_patch(&json!({"a":{},"l":[1]}), &twice(4)).is_ok());
+        let error = json_patch(&json!({"a":{},"l":[1]}), &twice(5000)).expect_err("too much");
+        let text = error.to_string();
+        assert!(
+            text.starts_with("Unable to complete the copy, the accumulated size increase of copy is "),
+            "{text}"
+        );
+        assert!(text.ends_with(", exceeding the limit 3145728"), "{text}");
+    }
+
+    #[test]
+    fn nothing_gets_deeper_than_a_body_may_be() {
+        // Each copy goes to the end of the last one: the depth doubles.
+        let doubling: Vec<Value> = (0..18)
+            .map(|n| json!({"op":"copy","from":"/a","path":"/a".repeat((1 << n) + 1)}))
+            .collect();
+        let error = json_patch(&json!({"a":{}}), &Value::Array(doubling)).expect_err("too deep");
+        assert_eq!(
+            error.to_string(),
+            "error while adding value during copy: exceeded max depth"
+        );
+        let moving: Vec<Value> = (0..1000)
+            .flat_map(|_| {
+                [
+                    json!({"op":"move","from":"/a","path":"/b/a"}),
+                    json!({"op":"move","from":"/b","path":"/a"}),
+                    json!({"op":"add","path":"/b","value":{}}),
+                ]
+            })
+            .collect();
+        let error = json_patch(&json!({"a":{},"b":{}}), &Value::Array(moving)).expect_err("too deep");
+        assert_eq!(
+            error.to_string(),
+            "error in move for path: '/b/a': exceeded max depth"
         );
     }
 }

@@ -216,6 +216,7 @@ pub fn check_pattern(text: &str) -> Result<(), String> {
     let error = error.to_string();
     let tail = |from: char| text.find(from).map_or(text, |at| &text[at..]);
     let known = [
+        ("exceeds size limit", format!("expression too large: `{text}`")),
         ("unclosed group", format!("missing closing ): `{text}`")),
         ("unopened group", format!("unexpected ): `{text}`")),
         (
