@@ -63,7 +63,7 @@ impl Shared {
     ) -> Option<Entry> {
         let value = match &self.config.decode {
             // Not our code: if it panics over one value, that value alone is lost.
-            Some(decode) => catch_unwind(AssertUnwindSafe(|| decode(&key, value)))
+            Some(decode) => catch_unwind(AssertUnwindSafe(|| decode(&key, revision, value)))
                 .unwrap_or_else(|_| Err("decoding it panicked".to_owned()))
                 .map_err(Error::Malformed),
             None => Ok(value),

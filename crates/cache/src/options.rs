@@ -10,9 +10,9 @@ use tokio::time::Instant;
 
 use crate::{Entry, Field};
 
-/// Turns what the store holds into the object's JSON, given the key; for values stored in another
-/// form (encrypted, protobuf).
-pub type Decode = Arc<dyn Fn(&str, Bytes) -> Result<Bytes, String> + Send + Sync>;
+/// Turns what the store holds into the object's JSON, given the key and the revision of its last write; for values
+/// stored in another form (encrypted, protobuf) or by someone else.
+pub type Decode = Arc<dyn Fn(&str, i64, Bytes) -> Result<Bytes, String> + Send + Sync>;
 
 #[derive(Clone)]
 pub struct Config {

@@ -741,7 +741,7 @@ async fn a_bad_value_does_not_take_the_others_away() {
 
 #[tokio::test]
 async fn values_in_another_form_are_decoded() {
-    let decode = |key: &str, value: Bytes| match key.rsplit('/').next() {
+    let decode = |key: &str, _: i64, value: Bytes| match key.rsplit('/').next() {
         Some("panics") => panic!("as a bug would"),
         Some("fails") => Err("no such key".to_owned()),
         _ => Ok(value.slice(4..)),
@@ -766,7 +766,7 @@ async fn a_cache_that_fell_behind_the_store_catches_up() {
     let gate = Arc::new(parking_lot::RwLock::new(()));
     let decode = {
         let gate = gate.clone();
-        move |_: &str, value: Bytes| {
+        move |_: &str, _: i64, value: Bytes| {
             drop(gate.read());
             Ok(value)
         }

@@ -1,5 +1,8 @@
 //! The form of an object in the store: upstream's protobuf envelope for kinds that have one, else JSON.
-//! Reading takes both, in any version that the tables know, and gives the JSON that the cache keeps.
+//! Reading takes both, in any version that the tables know, and gives the JSON that the cache keeps. What an older
+//! server wrote is completed with the defaults of fields that it did not know.
+
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -20,6 +23,8 @@ pub struct Codec {
     /// `None`: the tables do not know the kind, and it is kept as JSON.
     id: Option<TypeId>,
     protobuf: bool,
+    /// The last revision that may be another server's. What is written later has its defaults.
+    foreign: AtomicI64,
 }
 
 impl Codec {
@@ -32,6 +37,15 @@ impl Codec {
         }
     }
 
+    /// Completes what was written up to this revision with defaults when it is read.
+    pub fn complete_up_to(&self, revision: i64) {
+        self.foreign.store(revision, Ordering::Relaxed);
+    }
+
+    fn is_foreign(&self, revision: i64) -> bool {
+        self.id.is_some() && revision <= self.foreign.load(Ordering::Relaxed)
+    }
+
     /// For a kind that is JSON everywhere.
     pub fn json(api_version: &str, kind: &str) -> Codec {
         Codec {
@@ -40,6 +54,7 @@ impl Codec {
             opening: encode::opening(api_version, kind),
             id: None,
             protobuf: false,
+            foreign: AtomicI64::new(0),
         }
     }
 
@@ -60,15 +75,19 @@ impl Codec {
         }
     }
 
-    /// A stored value as the JSON that the cache keeps.
-    pub fn to_json(&self, value: Bytes) -> Result<Bytes, String> {
+    /// A value stored at a revision as the JSON that the cache keeps.
+    pub fn to_json(&self, value: Bytes, revision: i64) -> Result<Bytes, String> {
+        if self.is_foreign(revision) {
+            let mut object = self.read(&value)?;
+            self.complete(&mut object);
+            return encode::stored(&object, &self.opening).map_err(|status| status.message);
+        }
         if !value.starts_with(MAGIC) {
             if value.starts_with(self.opening.as_bytes()) {
                 // COMPAT: upstream's JSON ends in a newline.
                 return Ok(value.slice(..value.trim_ascii_end().len()));
             }
-            let object = serde_json::from_slice(&value).map_err(|error| error.to_string())?;
-            return self.renew(object);
+            return self.renew(&value);
         }
         let envelope = protobuf::envelope(&value).map_err(|error| error.to_string())?;
         if let (Some(id), true) = (self.id, envelope.api_version == self.api_version) {
@@ -77,28 +96,47 @@ impl Codec {
                 .map(Bytes::from)
                 .map_err(|error| error.to_string());
         }
-        self.renew(self.open(&envelope)?)
+        self.renew(&value)
     }
 
-    /// A stored value, decoded.
+    /// A stored value, decoded, as it was written.
     pub fn decode(&self, value: &[u8]) -> Result<Value, Status> {
-        let unreadable =
-            |error: String| Status::internal(format_args!("a stored object cannot be read: {error}"));
-        if !value.starts_with(MAGIC) {
-            let mut object = encode::decode(value)?;
-            self.convert(&mut object);
-            return Ok(object);
+        self.read(value)
+            .map_err(|error| Status::internal(format_args!("a stored object cannot be read: {error}")))
+    }
+
+    /// A value stored at a revision, with that as its version.
+    pub fn decode_at(&self, value: &[u8], revision: i64) -> Result<Value, Status> {
+        let mut object = self.decode(value)?;
+        if self.is_foreign(revision) {
+            self.complete(&mut object);
         }
-        let envelope = protobuf::envelope(value).map_err(|error| unreadable(error.to_string()))?;
-        let mut object = self.open(&envelope).map_err(unreadable)?;
+        object::set(&mut object, "resourceVersion", revision.to_string());
+        Ok(object)
+    }
+
+    /// A stored object in the storage version.
+    fn read(&self, value: &[u8]) -> Result<Value, String> {
+        let mut object = if value.starts_with(MAGIC) {
+            let envelope = protobuf::envelope(value).map_err(|error| error.to_string())?;
+            self.open(&envelope)?
+        } else {
+            serde_json::from_slice(value).map_err(|error| error.to_string())?
+        };
+        if !object.is_object() {
+            return Err("it is no object".to_owned());
+        }
         self.convert(&mut object);
         Ok(object)
     }
 
-    pub fn decode_at(&self, value: &[u8], revision: i64) -> Result<Value, Status> {
-        let mut object = self.decode(value)?;
-        object::set(&mut object, "resourceVersion", revision.to_string());
-        Ok(object)
+    /// Fills in what the one who wrote an object did not know of.
+    fn complete(&self, object: &mut Value) {
+        let Some(id) = self.id else { return };
+        if let Ok(gv) = GroupVersion::parse(&self.api_version) {
+            (skiff_api::kind::kind(&gv.group, &self.kind).default)(&gv.version, object);
+        }
+        normalise(facts::schema(), id, object);
     }
 
     fn check_kind(&self, kind: &str) -> Result<(), String> {
@@ -141,12 +179,8 @@ impl Codec {
         }
     }
 
-    fn renew(&self, mut object: Value) -> Result<Bytes, String> {
-        if !object.is_object() {
-            return Err("it is no object".to_owned());
-        }
-        self.convert(&mut object);
-        encode::stored(&object, &self.opening).map_err(|status| status.message)
+    fn renew(&self, value: &[u8]) -> Result<Bytes, String> {
+        encode::stored(&self.read(value)?, &self.opening).map_err(|status| status.message)
     }
 }
 
@@ -182,7 +216,7 @@ mod tests {
             let read = codec(true);
             assert_eq!(read.decode(&bytes).expect("decodes"), expected);
             assert_eq!(read.decode_at(&bytes, 7).expect("decodes"), object());
-            let json = read.to_json(bytes).expect("transcodes");
+            let json = read.to_json(bytes, 7).expect("transcodes");
             assert!(json.starts_with(read.opening.as_bytes()));
             assert_eq!(serde_json::from_slice::<Value>(&json).expect("JSON"), expected);
         }
@@ -203,7 +237,7 @@ mod tests {
         };
         let pb = protobuf::encode(facts::schema(), id, header, &old).expect("encodes");
         for bytes in [pb, old.to_string().into_bytes()] {
-            let json = codec(true).to_json(bytes.clone().into()).expect("transcodes");
+            let json = codec(true).to_json(bytes.clone().into(), 7).expect("transcodes");
             let value: Value = serde_json::from_slice(&json).expect("JSON");
             assert_eq!(value["apiVersion"], "autoscaling/v2");
             assert_eq!(
@@ -215,6 +249,28 @@ mod tests {
     }
 
     #[test]
+    fn what_others_wrote_is_completed() {
+        let codec = codec(true);
+        let bytes = codec.encode(&object()).expect("encodes");
+        codec.complete_up_to(7);
+        for (revision, completed) in [(7, true), (8, false)] {
+            let json = codec.to_json(bytes.clone(), revision).expect("transcodes");
+            assert!(json.starts_with(codec.opening.as_bytes()));
+            let read: Value = serde_json::from_slice(&json).expect("JSON");
+            assert_eq!(read["spec"].get("metrics").is_some(), completed, "{read}");
+            assert_eq!(
+                codec.decode_at(&bytes, revision).expect("decodes")["spec"],
+                read["spec"]
+            );
+        }
+        assert!(
+            codec.decode(&bytes).expect("decodes")["spec"]
+                .get("metrics")
+                .is_none()
+        );
+    }
+
+    #[test]
     fn what_is_not_the_kind_is_refused() {
         let header = Header {
             api_version: "v1",
@@ -223,11 +279,11 @@ mod tests {
         };
         let id = facts::schema().by_gvk("", "v1", "Pod").expect("a type");
         let pod = protobuf::encode(facts::schema(), id, header, &json!({})).expect("encodes");
-        let error = codec(true).to_json(pod.into()).expect_err("another kind");
+        let error = codec(true).to_json(pod.into(), 7).expect_err("another kind");
         assert_eq!(error, "it is a \"Pod\" and not a \"HorizontalPodAutoscaler\"");
         for bad in [&b""[..], b"k8s\0", b"k8s\0\x12\x05x", b"{", b"[]"] {
             assert!(
-                codec(true).to_json(Bytes::copy_from_slice(bad)).is_err(),
+                codec(true).to_json(Bytes::copy_from_slice(bad), 7).is_err(),
                 "{bad:?}"
             );
         }

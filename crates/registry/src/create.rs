@@ -1,10 +1,13 @@
 //! Create: mutating admission, prepare, validate, validating admission, store. The object comes
 //! decoded, defaulted and in the storage version.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 use skiff_meta::Status;
 use skiff_store::{Expect, Op, Outcome};
 
+use crate::fields::{self, Tracking};
 use crate::{Context, Gate, Registry, Resource, errors, object};
 
 /// How often a generated name is drawn again when it is taken.
@@ -91,23 +94,21 @@ impl Registry {
             gate.validate(Some(&mut object), None).await?;
         }
         self.normalise(resource, &mut object);
-        let kept = resource.keep(&object).await?;
-        let bytes = resource.codec.encode(kept.as_ref().unwrap_or(&object))?;
-        object = resource.answered(kept.as_ref(), object)?;
         let name = object::name(&object).to_string();
         let key = resource.key(namespace, &name);
-        let _stage = context.stage("store");
         if context.dry_run {
+            let kept = resource.keep(&object).await?;
+            object = resource.answered(kept.as_ref(), object)?;
+            let _stage = context.stage("store");
             if self.read_stored(&key).await?.is_some() {
                 return Err(Status::already_exists(&resource.group_resource, &name));
             }
             return Ok(object);
         }
-        let outcome = self
-            .store
-            .write(&key, Expect::Absent, Op::Put(bytes), resource.ttl_seconds)
-            .await;
-        match outcome.map_err(errors::store)? {
+        match self
+            .put(context, resource, &key, Expect::Absent, &mut object)
+            .await?
+        {
             Outcome::Done { revision, .. } => {
                 change.commit();
                 object::set(&mut object, "resourceVersion", revision.to_string());
@@ -123,6 +124,35 @@ impl Registry {
                 } else {
                     status
                 })
+            }
+        }
+    }
+
+    /// Encodes an object and writes it; it is then as it will be read. One that is too large with the record of who wrote what is written
+    /// without it.
+    pub(crate) async fn put(
+        &self,
+        context: &Context,
+        resource: &Resource,
+        key: &str,
+        expect: Expect,
+        object: &mut Value,
+    ) -> Result<Outcome, Status> {
+        let mut shed = false;
+        loop {
+            let kept = resource.keep(object).await?;
+            let bytes = resource.codec.encode(kept.as_ref().unwrap_or(object))?;
+            *object = resource.answered(kept.as_ref(), std::mem::take(object))?;
+            let _stage = context.stage("store");
+            let op = Op::Put(bytes);
+            let outcome = self.store.write(key, expect, op, resource.ttl_seconds).await;
+            match outcome {
+                // COMPAT: an apply is refused, its record is the point of it.
+                Err(skiff_store::Error::TooLarge(_)) if !shed && context.tracking != Tracking::Off => {
+                    shed = true;
+                    fields::take(object);
+                }
+                outcome => return outcome.map_err(errors::store),
             }
         }
     }
@@ -168,9 +198,10 @@ pub fn dedup_owner_references(context: &Context, object: &mut Value, after_admis
         return;
     };
     let mut kept: Vec<Value> = Vec::with_capacity(list.len());
+    let mut seen = HashSet::with_capacity(list.len());
     let mut twice = Vec::new();
     for reference in list.drain(..) {
-        if kept.contains(&reference) {
+        if !seen.insert(reference.to_string()) {
             twice.push(
                 reference
                     .get("uid")

@@ -12,7 +12,8 @@ pub fn store(error: skiff_store::Error) -> Status {
         Error::FutureRevision { requested, current } => {
             Status::resource_version_too_large(requested, current)
         }
-        Error::TooLarge(message) => Status::too_large(message),
+        // COMPAT: upstream lets etcd's words out as they are.
+        Error::TooLarge(message) => Status::failure(500, "", message),
         Error::Unavailable(detail) => {
             tracing::warn!(%detail, "the store is away");
             Status::service_unavailable("the store is currently unable to handle the request")

@@ -26,8 +26,8 @@ use serde_json::Value;
 use skiff_api::facts;
 use skiff_cache::Cache;
 use skiff_meta::Status;
-use skiff_store::KeyValue;
 pub use skiff_store::Store;
+use skiff_store::{Expect, KeyValue, Op, Outcome};
 
 pub use codec::Codec;
 pub use context::{Context, Gate, Open, StageGuard, StageTime, now_us};
@@ -45,6 +45,9 @@ pub use skiff_cache::{
 pub use update::{Part, Transform, Updated};
 
 use hooks::services::Services;
+
+/// Where the store says which release writes to it; the revision of that is since when. Not below the prefix of objects.
+const RELEASE_KEY: &str = "/skiff/release";
 
 /// What the registry is told at start.
 pub struct RegistryConfig {
@@ -74,8 +77,29 @@ impl Registry {
             caches: Mutex::new(HashMap::new()),
             services,
         });
+        registry.note_foreign_values().await?;
         hooks::adopt_services(&registry).await?;
         Ok(registry)
+    }
+
+    /// Objects that were there before this release first wrote to the store get their defaults when they are read,
+    /// as upstream has it. Reading what this release wrote costs nothing more.
+    async fn note_foreign_values(&self) -> Result<(), Status> {
+        let (found, _) = self.store.get(RELEASE_KEY).await.map_err(errors::store)?;
+        let release = bytes::Bytes::from_static(facts::KUBERNETES_VERSION.as_bytes());
+        let since = match found {
+            Some(found) if found.value == release => found.mod_revision,
+            _ => {
+                let write = self.store.write(RELEASE_KEY, Expect::Any, Op::Put(release), None);
+                match write.await.map_err(errors::store)? {
+                    Outcome::Done { revision, .. } | Outcome::Conflict { revision, .. } => revision,
+                }
+            }
+        };
+        for resource in self.resources.all() {
+            resource.codec.complete_up_to(since);
+        }
+        Ok(())
     }
 
     pub fn store(&self) -> &Arc<dyn Store> {

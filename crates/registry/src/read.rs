@@ -42,11 +42,11 @@ impl Registry {
         match resource.custom.clone() {
             None => {
                 config = config.fields(hooks::cache_fields(resource));
-                config.decode = Some(Arc::new(move |_, value| codec.to_json(value)));
+                config.decode = Some(Arc::new(move |_, revision, value| codec.to_json(value, revision)));
             }
             Some(custom) => {
                 config = config.fields(custom.fields());
-                config.decode = Some(Arc::new(move |key, bytes| custom.read(key, bytes)));
+                config.decode = Some(Arc::new(move |key, _, bytes| custom.read(key, bytes)));
             }
         }
         let cache = Cache::start(self.store.clone(), config);

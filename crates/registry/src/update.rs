@@ -169,9 +169,9 @@ impl Registry {
         self.normalise(resource, &mut new);
         fields::keep_times(&mut new, &mut old);
 
-        let _stage = context.stage("store");
         let key = resource.key(namespace, name);
         if self.emptied(resource, &new, &old) {
+            let _stage = context.stage("store");
             if context.dry_run {
                 return Ok(Attempt::Done(Updated {
                     object: new,
@@ -215,19 +215,8 @@ impl Registry {
                 deleted: false,
             }));
         }
-        let kept = resource.keep(&new).await?;
-        let bytes = resource.codec.encode(kept.as_ref().unwrap_or(&new))?;
-        new = resource.answered(kept.as_ref(), new)?;
-        let outcome = self
-            .store
-            .write(
-                &key,
-                Expect::Revision(revision),
-                Op::Put(bytes),
-                resource.ttl_seconds,
-            )
-            .await;
-        match outcome.map_err(crate::errors::store)? {
+        let expect = Expect::Revision(revision);
+        match self.put(context, resource, &key, expect, &mut new).await? {
             Outcome::Done { revision, .. } => {
                 change.commit();
                 object::set(&mut new, "resourceVersion", revision.to_string());

@@ -177,3 +177,38 @@ async fn many_are_deleted_at_once() {
     assert_eq!((deleted.code, names(&deleted.json).len()), (200, 300));
     assert!(names(&cluster.get(&uri).await.json).is_empty());
 }
+
+/// An older server left out what it did not know; this one's defaults take its place, as upstream has it.
+#[tokio::test]
+async fn what_an_older_server_wrote_gets_its_defaults() {
+    let old = r#"{"kind":"Deployment","apiVersion":"apps/v1","metadata":{"name":"d","namespace":"default","uid":"u",
+        "creationTimestamp":"2024-01-01T00:00:00Z"},"spec":{"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":
+        {"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}},"strategy":{}},"status":{}}"#;
+    let cluster = Cluster::over([("/registry/deployments/default/d", old.into())]).await;
+    let all = "/apis/apps/v1/namespaces/default/deployments";
+    let one = format!("{all}/d");
+    let listed = cluster.get(all).await.json["items"][0].clone();
+    let got = cluster.get(&one).await.json;
+    for found in [&listed, &got] {
+        assert_eq!(found["spec"]["progressDeadlineSeconds"], 600, "{found}");
+        assert_eq!(found["spec"]["strategy"]["type"], "RollingUpdate");
+        assert_eq!(
+            found["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"],
+            "Always"
+        );
+        assert_eq!(
+            found["metadata"]["resourceVersion"],
+            got["metadata"]["resourceVersion"]
+        );
+    }
+    // It takes part in writes like any other.
+    let patched = cluster
+        .patch(&one, "merge-patch", json!({"metadata": {"labels": {"x": "y"}}}))
+        .await;
+    assert_eq!(patched.code, 200, "{}", patched.text);
+    assert_eq!(patched.json["spec"], got["spec"]);
+    assert_eq!(
+        patched.json["metadata"]["generation"],
+        got["metadata"]["generation"]
+    );
+}
