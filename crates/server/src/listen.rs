@@ -31,6 +31,9 @@ use crate::streams::Streams;
 const CONNECTIONS: usize = 4096;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 const HEADER_LIMIT: Duration = Duration::from_secs(32);
+/// What the headers of one request may take. Upstream takes a mebibyte, but our HTTP library takes no address of more
+/// than 64 KiB, and nothing else in a request is large.
+const HEADERS: u32 = 256 * 1024;
 /// Upstream's `--http2-max-streams-per-connection`.
 const STREAMS: u32 = 1000;
 /// What a stream may have waiting in the HTTP/2 layer before its body is asked for more.
@@ -162,6 +165,7 @@ async fn connection(
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .max_send_buf_size(SEND_BUFFER)
+        .max_header_list_size(HEADERS)
         .keep_alive_interval(Some(Duration::from_secs(30)));
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream.clone()), service);
     let served = async move {

@@ -56,6 +56,11 @@ impl Cluster {
         Cluster::open(dir, Arc::new(store)).await
     }
 
+    /// Over a store of the test's own.
+    pub async fn on(store: Arc<dyn skiff_store::Store>) -> Cluster {
+        Cluster::open(tempfile::tempdir().expect("a folder"), store).await
+    }
+
     async fn open(dir: tempfile::TempDir, store: Arc<dyn skiff_store::Store>) -> Cluster {
         let pki = skiff_pki::Pki::open(&dir.path().join("pki")).expect("keys");
         let (private_key, public_key) = pki.service_account_keys().expect("a key");

@@ -1,0 +1,127 @@
+//! Two API servers over one etcd: each sees at once what the other acknowledged, and all watchers see all events in
+//! the same order.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../store/tests/suite/cluster.rs"]
+mod etcd;
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use support::{Cluster, Frames};
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+/// Kind, name, value and version of all events until the one that ends the test.
+async fn follow(mut frames: Frames) -> Vec<(String, String, Value, i64)> {
+    let mut seen = Vec::new();
+    loop {
+        let event = frames.next().await.expect("the watch goes on");
+        let object = &event["object"];
+        let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+        if name == "the-end" {
+            return seen;
+        }
+        if name == "kube-root-ca.crt" {
+            continue;
+        }
+        let version = object["metadata"]["resourceVersion"].as_str().unwrap();
+        seen.push((
+            event["type"].as_str().unwrap().to_owned(),
+            name,
+            object["data"]["n"].clone(),
+            version.parse().unwrap(),
+        ));
+    }
+}
+
+async fn write(cluster: &Cluster, name: &str, n: usize) -> i64 {
+    let map = json!({"metadata": {"name": name}, "data": {"n": n.to_string()}});
+    let reply = match n {
+        0 => cluster.post(MAPS, map).await,
+        _ => cluster.patch(&format!("{MAPS}/{name}"), "merge-patch", map).await,
+    };
+    assert!(reply.code < 300, "{}", reply.text);
+    reply.json["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_see_the_same() {
+    let members = etcd::Cluster::new(1, None);
+    let one = Arc::new(Cluster::on(Arc::new(members.open().await)).await);
+    let two = Arc::new(Cluster::on(Arc::new(members.open().await)).await);
+
+    // What one acknowledged, the other's next read has, whichever way it reads.
+    for n in 0..20 {
+        let (writer, reader) = if n % 2 == 0 { (&one, &two) } else { (&two, &one) };
+        let version = write(writer, "turns", n).await;
+        let got = reader.get(&format!("{MAPS}/turns")).await;
+        assert_eq!(got.json["data"]["n"], n.to_string(), "{}", got.text);
+        let listed = reader.get(MAPS).await.json;
+        let listed_at: i64 = listed["metadata"]["resourceVersion"]
+            .as_str()
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert!(listed_at >= version, "{listed_at} {version}");
+    }
+
+    // Both write at once. Every watcher, on either server, sees the same history.
+    let since = one.get(MAPS).await.json["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let uri = format!("{MAPS}?watch=1&resourceVersion={since}");
+    let watchers = [
+        tokio::spawn(follow(one.watch(&uri).await)),
+        tokio::spawn(follow(two.watch(&uri).await)),
+    ];
+    let mut writers = tokio::task::JoinSet::new();
+    for (cluster, names) in [(&one, ["a", "b"]), (&two, ["c", "d"])] {
+        for name in names {
+            let cluster = cluster.clone();
+            writers.spawn(async move {
+                for n in 0..25 {
+                    write(&cluster, name, n).await;
+                }
+            });
+        }
+    }
+    writers.join_all().await;
+    assert!(
+        two.post(MAPS, json!({"metadata": {"name": "the-end"}}))
+            .await
+            .code
+            < 300
+    );
+    let mut histories = Vec::new();
+    for watcher in watchers {
+        histories.push(watcher.await.unwrap());
+    }
+    assert_eq!(histories[0], histories[1]);
+    let versions: Vec<i64> = histories[0].iter().map(|event| event.3).collect();
+    assert!(versions.is_sorted_by(|a, b| a < b), "{versions:?}");
+    let mut by_name: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
+    for (_, name, n, _) in &histories[0] {
+        by_name.entry(name).or_default().push(n);
+    }
+    let expected: Vec<Value> = (0..25).map(|n| json!(n.to_string())).collect();
+    for name in ["a", "b", "c", "d"] {
+        assert!(
+            by_name[name].iter().copied().eq(expected.iter()),
+            "{name}: {:?}",
+            by_name[name]
+        );
+    }
+    assert_eq!(
+        one.get(MAPS).await.json["items"],
+        two.get(MAPS).await.json["items"]
+    );
+}
