@@ -1,8 +1,8 @@
 # Two commands do everything on a fresh Debian machine with Rust: `make up` and `make test`.
 
 CARGO   ?= cargo
-TARGET  := x86_64-unknown-linux-gnu
-RELEASE := target/$(TARGET)/release/skiff
+TRIPLE  := x86_64-unknown-linux-gnu
+RELEASE := target/$(TRIPLE)/release/skiff
 
 # What a build needs beside Rust: a C compiler for SQLite and the TLS library.
 BUILD_PACKAGES := gcc g++ make cmake libc6-dev
@@ -14,7 +14,7 @@ TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
                   iperf util-linux etcd-server
 
-.PHONY: up down build build-deps test test-deps lint unit e2e conformance clients bench install clean
+.PHONY: up down build build-deps test test-deps lint unit e2e conformance clients bench fuzz install clean
 
 ## up: build the release binary and start a cluster with everything embedded
 up: build
@@ -61,6 +61,10 @@ conformance: build
 ## bench: the figures of docs/performance.md
 bench: build
 	sh tools/bench.sh $(RELEASE)
+
+## fuzz: every fuzz target for SECONDS=3600, or one with TARGET=name (see fuzz/README.md)
+fuzz: build-deps
+	sh fuzz/run.sh $(or $(SECONDS),3600) $(TARGET)
 
 ## clients: other people's client libraries against a fresh cluster (needs Go, Node.js and Python)
 clients: build

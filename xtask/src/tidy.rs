@@ -40,10 +40,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("kubectl", &["client"]),
     ("skiff", &["*"]),
     ("testkit", &["*"]),
+    ("fuzz-targets", &["*"]),
 ];
 
 /// Nobody else may name the store, not even through another crate.
-const LINKS_STORE: &[&str] = &["cache", "registry", "skiff", "testkit"];
+const LINKS_STORE: &[&str] = &["cache", "registry", "skiff", "testkit", "fuzz-targets"];
 
 /// No I/O and no clock here.
 const PURE: &[&str] = &["meta", "schema", "cel", "api"];
