@@ -71,6 +71,14 @@ impl Errors {
         self.push(ErrorType::Duplicate, at, Some(shown(at)), "");
     }
 
+    /// A double of which this text is shown.
+    pub fn duplicate_text(&mut self, at: &Node, shown: &str) {
+        self.push(ErrorType::Duplicate, at, Some(Value::Null), "");
+        if let Some(last) = self.0.last_mut() {
+            last.shown = Some(shown.to_owned());
+        }
+    }
+
     pub fn duplicate_value(&mut self, at: &Node, value: impl Into<Value>) {
         self.push(ErrorType::Duplicate, at, Some(value.into()), "");
     }
@@ -153,6 +161,13 @@ impl Errors {
     pub fn rule(&mut self, at: &Node, complaints: Vec<String>) {
         for complaint in complaints {
             self.invalid(at, complaint);
+        }
+    }
+
+    /// As `immutable`, for a struct of this internal type: there a pointer to nothing is not the same as none.
+    pub fn immutable_as(&mut self, internal: &str, new: &Node, old: &Value) {
+        if !crate::internal::equal(internal, new.value, old) {
+            self.push(ErrorType::Invalid, new, Some(new.value.clone()), IMMUTABLE);
         }
     }
 

@@ -73,8 +73,23 @@ pub fn show_values(group: &str, kind: &str, errors: &mut [field::Error]) {
             continue;
         };
         let place = match value {
-            // A list is shown where one of its elements is meant, and the other way round.
-            Value::Object(_) => place.strip_prefix("[]").unwrap_or(place),
+            // COMPAT: some complaints about a list show one of its elements, or what holds the list.
+            Value::Object(map) if place.starts_with("[]") => {
+                let element = &place[2..];
+                let known = |kind: Type| {
+                    let name = kind.trim_start_matches('*').strip_prefix('@');
+                    name.is_some_and(|name| map.keys().any(|key| has_field(name, key)))
+                };
+                let holder = error.path.rsplit_once('.').map_or("", |(holder, _)| holder);
+                match type_at(group, kind, holder) {
+                    Some(holder) if !known(element) && known(holder) => holder,
+                    _ => element,
+                }
+            }
+            Value::Object(_) if !place.contains(['@', '{', 'R']) => {
+                let holder = error.path.rsplit_once('.').map_or("", |(holder, _)| holder);
+                type_at(group, kind, holder).unwrap_or(place)
+            }
             _ => place,
         };
         error.shown = Some(text(place, value, false));
@@ -199,6 +214,10 @@ fn type_at(group: &str, kind: &str, path: &str) -> Option<Type> {
         rest = rest[end..].strip_prefix('.').unwrap_or(&rest[end..]);
     }
     current
+}
+
+fn has_field(owner: &str, name: &str) -> bool {
+    fields(owner).any(|field| field.name == Some(name) || field.shown == Some(name))
 }
 
 fn field_type(owner: &str, name: &str) -> Option<Type> {

@@ -230,7 +230,7 @@ impl Kind {
         }
         let mut errors = object.clone();
         errors.extend(change.iter().cloned());
-        for (wanted, found) in [(Again::Object, object), (Again::Change, change)] {
+        for (wanted, found) in [(Again::Change, change), (Again::Object, object)] {
             if again == wanted || again == Again::Both {
                 errors.extend(found);
                 errors.extend(finalizers.iter().cloned());

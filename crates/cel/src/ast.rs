@@ -36,8 +36,10 @@ pub(crate) enum Kind {
         optional: Vec<usize>,
     },
     Map(Vec<Entry>),
+    /// `a.b.C{field: value}`; the key of an entry is the field's name.
     Struct {
         name: Arc<str>,
+        fields: Vec<Entry>,
     },
     Comprehension(Box<Comprehension>),
     /// What a mistake left behind.
@@ -100,7 +102,8 @@ impl Expr {
 
     pub fn children<'e>(&'e self, visit: &mut dyn FnMut(&'e Expr)) {
         match &self.kind {
-            Kind::Literal(_) | Kind::Ident(_) | Kind::Struct { .. } | Kind::Broken => {}
+            Kind::Literal(_) | Kind::Ident(_) | Kind::Broken => {}
+            Kind::Struct { fields, .. } => fields.iter().for_each(|field| visit(&field.value)),
             Kind::Select { operand, .. } => visit(operand),
             Kind::Call { target, args, .. } => {
                 target.iter().for_each(|target| visit(target));

@@ -124,7 +124,7 @@ impl Checker<'_> {
         if let Some(kind) = self.env.find(name) {
             return Some((kind.clone(), Reference::Variable));
         }
-        let named = type_named(name)?;
+        let named = type_named(name).or_else(|| self.env.patch_type(name))?;
         Some((Type::type_of(named), Reference::TypeName))
     }
 
@@ -167,16 +167,7 @@ impl Checker<'_> {
             Kind::Call { .. } => self.call(expr),
             Kind::List { .. } => self.list(expr),
             Kind::Map(_) => self.map(expr),
-            Kind::Struct { name } => {
-                let name = name.clone();
-                match self.lookup(&name) {
-                    None => self.undeclared(id, &name),
-                    Some((Type::Type(Some(of)), _)) => {
-                        self.report(id, format!("'{}' is not a message type", of.runtime_name()));
-                    }
-                    Some((kind, _)) => self.report(id, format!("'{}' is not a type", kind.runtime_name())),
-                }
-            }
+            Kind::Struct { .. } => self.structure(expr),
             Kind::Comprehension(fold) => self.comprehension(id, fold),
             Kind::Broken => {}
         }
@@ -219,6 +210,9 @@ impl Checker<'_> {
         };
         let found = match &target {
             Type::Map(_, value) => (**value).clone(),
+            Type::Struct(name) if self.env.patch_type(name).is_some() => {
+                self.env.patch_field(name, field).unwrap_or(Type::Dyn)
+            }
             Type::Struct(name) => match self.env.object(name).cloned() {
                 None => {
                     self.report(id, format!("unexpected failed resolution of '{name}'"));
@@ -456,6 +450,53 @@ impl Checker<'_> {
         let key = keys.unwrap_or_else(|| self.bindings.fresh());
         let value = values.unwrap_or_else(|| self.bindings.fresh());
         self.set(id, Type::map(key, value));
+    }
+
+    fn structure(&mut self, expr: &mut Expr) {
+        let id = expr.id;
+        let Kind::Struct { name, fields } = &mut expr.kind else {
+            return;
+        };
+        let name = name.clone();
+        let made = match self.lookup(&name) {
+            None => return self.undeclared(id, &name),
+            Some((Type::Type(Some(of)), _)) => match &*of {
+                Type::Struct(name) => Some(name.clone()),
+                other => {
+                    self.report(id, format!("'{}' is not a message type", other.runtime_name()));
+                    None
+                }
+            },
+            Some((kind, _)) => {
+                self.report(id, format!("'{}' is not a type", kind.runtime_name()));
+                None
+            }
+        };
+        self.set(id, made.clone().map_or(Type::Error, Type::Struct));
+        for field in fields {
+            self.check(&mut field.value);
+            let (Some(made), Kind::Literal(Literal::String(field_name))) = (&made, &field.key.kind) else {
+                continue;
+            };
+            let Some(wanted) = self.env.patch_field(made, field_name) else {
+                self.report(field.key.id, format!("undefined field '{field_name}'"));
+                continue;
+            };
+            let given = if field.optional {
+                self.unwrapped(&field.value)
+            } else {
+                self.get(&field.value)
+            };
+            if !self.bindings.assignable(&wanted, &given) {
+                let given = self.bindings.resolve(&given, false);
+                self.report(
+                    field.key.id,
+                    format!(
+                        "expected type of field '{field_name}' is '{wanted}' but provided type is '{given}'"
+                    ),
+                );
+            }
+        }
     }
 
     fn comprehension(&mut self, id: Id, fold: &mut Comprehension) {

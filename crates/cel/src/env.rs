@@ -14,6 +14,10 @@ pub struct Env {
     structs: HashMap<Arc<str>, Arc<DeclType>>,
     /// The type from which sizes are read when cost is estimated.
     root: Option<Arc<DeclType>>,
+    /// Whether patches can be made: `Object{}`, `Object.spec{}` and `JSONPatch{}`.
+    patches: bool,
+    /// Whether `cel.bind` is there.
+    bindings: bool,
 }
 
 impl Env {
@@ -41,6 +45,40 @@ impl Env {
     pub fn sized_by(mut self, root: &Arc<DeclType>) -> Self {
         self.root = Some(root.clone());
         self
+    }
+
+    /// Allows the types that mutations are made of.
+    #[must_use]
+    pub fn patch_types(mut self) -> Self {
+        self.patches = true;
+        self
+    }
+
+    /// Allows `cel.bind`.
+    #[must_use]
+    pub fn with_bindings(mut self) -> Self {
+        self.bindings = true;
+        self
+    }
+
+    pub(crate) fn bindings(&self) -> bool {
+        self.bindings
+    }
+
+    /// `Object`, what is below it, or `JSONPatch`.
+    pub(crate) fn patch_type(&self, name: &str) -> Option<Type> {
+        let known = name == "JSONPatch" || name == "Object" || name.starts_with("Object.");
+        (self.patches && known).then(|| Type::Struct(name.into()))
+    }
+
+    /// The type of a field of these: a part of an object may have any.
+    pub(crate) fn patch_field(&self, of: &str, field: &str) -> Option<Type> {
+        match (of, field) {
+            ("JSONPatch", "op" | "from" | "path") => Some(Type::String),
+            ("JSONPatch", "value") => Some(Type::Dyn),
+            ("JSONPatch", _) => None,
+            _ => Some(Type::Dyn),
+        }
     }
 
     fn register(&mut self, decl: &Arc<DeclType>) {

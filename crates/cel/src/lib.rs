@@ -8,6 +8,7 @@ mod checker;
 mod conformance;
 mod cost;
 mod decl;
+pub mod device;
 mod env;
 mod error;
 pub mod escape;

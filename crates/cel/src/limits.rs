@@ -32,4 +32,5 @@ pub(crate) mod cost {
     pub const REGEX_LENGTH: f64 = 0.25;
     pub const LIST_CREATE: u64 = 10;
     pub const MAP_CREATE: u64 = 30;
+    pub const STRUCT_CREATE: u64 = 40;
 }

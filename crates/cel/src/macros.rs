@@ -77,6 +77,11 @@ impl Parser<'_> {
             ("transformMapEntry", 3 | 4) => maker.transform(Transform::Entry, target, args),
             ("optMap" | "optFlatMap", 2) => maker.opt_map(function, target, args),
             ("sortBy", 2) => maker.sort_by(target, args),
+            ("bind", 3)
+                if maker.parser.bindings && matches!(&target.kind, Kind::Ident(name) if &**name == "cel") =>
+            {
+                maker.bound(args)
+            }
             _ => return Ok(Err((target, args))),
         };
         expanded.map(Ok)
@@ -332,6 +337,21 @@ impl Maker<'_, '_> {
         self.call("_?_:_", vec![present, mapped, none])
     }
 
+    /// `cel.bind(name, value, expression)`
+    fn bound(&mut self, args: Vec<Expr>) -> Parse<Expr> {
+        let mut args = args.into_iter();
+        let (Some(name), Some(value), Some(result)) = (args.next(), args.next(), args.next()) else {
+            return self.node(Kind::Broken);
+        };
+        let Kind::Ident(name) = &name.kind else {
+            return self
+                .parser
+                .refuse(name.id, "cel.bind() variable names must be simple identifiers");
+        };
+        let name = name.clone();
+        self.bind(&name, value, result)
+    }
+
     fn member(&mut self, function: &str, target: Expr) -> Parse<Expr> {
         self.node(Kind::Call {
             function: function.into(),
@@ -375,7 +395,7 @@ impl Maker<'_, '_> {
         let position = self.parser.position(expr.id);
         expr.id = self.parser.next_id(position);
         match &mut expr.kind {
-            Kind::Literal(_) | Kind::Ident(_) | Kind::Struct { .. } | Kind::Broken => {}
+            Kind::Literal(_) | Kind::Ident(_) | Kind::Broken => {}
             Kind::Select { operand, .. } => self.renumber(operand),
             Kind::Call { target, args, .. } => {
                 if let Some(target) = target {
@@ -384,7 +404,7 @@ impl Maker<'_, '_> {
                 args.iter_mut().for_each(|arg| self.renumber(arg));
             }
             Kind::List { elements, .. } => elements.iter_mut().for_each(|element| self.renumber(element)),
-            Kind::Map(entries) => {
+            Kind::Map(entries) | Kind::Struct { fields: entries, .. } => {
                 for entry in entries {
                     self.renumber(&mut entry.key);
                     self.renumber(&mut entry.value);

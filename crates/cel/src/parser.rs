@@ -17,7 +17,8 @@ pub(crate) struct Parsed {
     pub positions: Vec<u32>,
 }
 
-pub(crate) fn parse(source: &Source) -> Result<Parsed, Vec<Mistake>> {
+/// `bindings` allows `cel.bind`.
+pub(crate) fn parse(source: &Source, bindings: bool) -> Result<Parsed, Vec<Mistake>> {
     let size = source.chars.len();
     if size > MAX_EXPRESSION_SIZE {
         return Err(vec![Mistake {
@@ -37,6 +38,7 @@ pub(crate) fn parse(source: &Source) -> Result<Parsed, Vec<Mistake>> {
         open: 0,
         positions: Vec::new(),
         mistakes,
+        bindings,
     };
     let parsed = parser.start();
     match parsed {
@@ -52,6 +54,8 @@ pub(crate) fn parse(source: &Source) -> Result<Parsed, Vec<Mistake>> {
 pub(crate) struct Stop;
 
 pub(crate) struct Parser<'s> {
+    /// Whether `cel.bind` is a macro here.
+    pub bindings: bool,
     source: &'s Source,
     tokens: Vec<Spanned>,
     at: usize,

@@ -158,7 +158,14 @@ impl Planner<'_> {
                 Ok(fold_map(planned))
             }
             Kind::Comprehension(fold) => self.fold(fold),
-            Kind::Struct { name } => Err(format!("unknown type: {name}")),
+            // What is made is the map of its fields: only patches are made so, and they are JSON in the end.
+            Kind::Struct { fields, .. } => {
+                let mut planned = Vec::with_capacity(fields.len());
+                for field in fields {
+                    planned.push((self.plan(&field.key)?, self.plan(&field.value)?, field.optional));
+                }
+                Ok(fold_map(planned))
+            }
             Kind::Broken => Err("unsupported expression".to_owned()),
         }
     }

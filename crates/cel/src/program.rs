@@ -25,7 +25,8 @@ impl Ast {
     /// Parses and checks an expression.
     pub fn compile(env: &Env, text: &str) -> Result<Self, CompileErrors> {
         let source = Source::new(text);
-        let parsed = parse(&source).map_err(|mistakes| CompileErrors::new(&source, mistakes))?;
+        let parsed =
+            parse(&source, env.bindings()).map_err(|mistakes| CompileErrors::new(&source, mistakes))?;
         let checked = check(parsed, env).map_err(|mistakes| CompileErrors::new(&source, mistakes))?;
         let mistakes = validate(&checked);
         if !mistakes.is_empty() {

@@ -65,6 +65,15 @@ impl Type {
     }
 
     /// The name at run time, without parameters.
+    /// The name with that of its parameters.
+    pub fn declared_name(&self) -> String {
+        match self {
+            Self::List(element) => format!("list({})", element.declared_name()),
+            Self::Map(key, value) => format!("map({}, {})", key.declared_name(), value.declared_name()),
+            other => other.runtime_name().to_owned(),
+        }
+    }
+
     pub fn runtime_name(&self) -> &str {
         match self {
             Self::Dyn => "dyn",

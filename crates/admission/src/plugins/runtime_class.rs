@@ -15,6 +15,15 @@ async fn class(a: &Attributes<'_>, lister: &dyn Lister) -> Result<Option<Value>,
     if name.is_empty() {
         return Ok(None);
     }
+    let complaints = skiff_meta::names::path_segment(name, false);
+    if !complaints.is_empty() {
+        let (name, why) = (skiff_meta::field::quote(name), complaints.join(" "));
+        return Err(Status::failure(
+            500,
+            "",
+            format!("invalid resource name {name}: [{why}]"),
+        ));
+    }
     match lister.get("node.k8s.io", "runtimeclasses", "", name).await? {
         Some(class) => Ok(Some(class)),
         None => match lister

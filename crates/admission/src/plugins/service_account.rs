@@ -50,6 +50,13 @@ impl ServiceAccount {
             // A new namespace gets its default account from a controller, a moment after its birth.
             if name != "default" || waited >= self.patience {
                 let namespace = a.namespace;
+                let complaints = skiff_meta::names::path_segment(name, false);
+                if !complaints.is_empty() {
+                    return Err(a.forbidden(format_args!(
+                        "error looking up service account {namespace}/{name}: invalid resource name \"{name}\": [{}]",
+                        complaints.join(" ")
+                    )));
+                }
                 return Err(a.forbidden(format_args!(
                     "error looking up service account {namespace}/{name}: serviceaccount \"{name}\" not found"
                 )));

@@ -1,5 +1,4 @@
-//! ValidatingAdmissionPolicies and MutatingAdmissionPolicies. The expressions of mutations are not compiled here: they
-//! may make objects, which `skiff_cel` does not.
+//! ValidatingAdmissionPolicies and MutatingAdmissionPolicies.
 
 use std::collections::BTreeSet;
 
@@ -129,6 +128,9 @@ fn policy(object: &Value, old: Option<&Value>, mutates: bool, errors: &mut Error
         match_conditions(&spec.field("matchConditions"), kind.is_set(), errors);
     }
     let mut environments = Environments::new(kind.is_set());
+    if mutates {
+        environments.rules = environments.rules.with_patch_types();
+    }
     let variables = spec.field("variables");
     for variable in variables.items() {
         let name = variable.field("name");
@@ -141,10 +143,7 @@ fn policy(object: &Value, old: Option<&Value>, mutates: bool, errors: &mut Error
         if expression.str().trim().is_empty() {
             errors.required(&expression, "expression is not specified");
         } else if let Err(complaint) = environments.add_variable(name.str(), expression.str()) {
-            // What a mutation's variable makes may be beyond `skiff_cel`.
-            if !mutates {
-                errors.invalid(&expression, complaint);
-            }
+            errors.invalid(&expression, complaint);
         }
     }
     environments
@@ -327,7 +326,7 @@ fn audit_annotation(annotation: &Node, policy: &str, environments: &Environments
 
 fn mutating(object: &Value, old: Option<&Value>) -> Vec<field::Error> {
     let mut errors = Errors::new();
-    policy(object, old, true, &mut errors);
+    let environments = policy(object, old, true, &mut errors);
     let root = Node::root(object);
     let spec = root.field("spec");
     let mutations = spec.field("mutations");
@@ -335,13 +334,13 @@ fn mutating(object: &Value, old: Option<&Value>) -> Vec<field::Error> {
         errors.required(&mutations, "mutations must contain at least one item");
     }
     for mutation in mutations.items() {
-        one_mutation(&mutation, &mut errors);
+        one_mutation(&mutation, &environments.rules, &mut errors);
     }
     errors.required_one_of(&spec.field("reinvocationPolicy"), &["IfNeeded", "Never"]);
     errors.into_vec()
 }
 
-fn one_mutation(mutation: &Node, errors: &mut Errors) {
+fn one_mutation(mutation: &Node, environment: &Environment, errors: &mut Errors) {
     let kind = mutation.field("patchType");
     if kind.is_empty() {
         errors.required(&kind, "");
@@ -363,6 +362,16 @@ fn one_mutation(mutation: &Node, errors: &mut Errors) {
         );
     } else if patch.field("expression").str().trim().is_empty() {
         errors.required(&patch.field("expression"), "");
+    } else {
+        let expression = patch.field("expression");
+        let trimmed = expression.str().trim();
+        let makes = match wanted {
+            "jsonPatch" => Type::list(Type::Struct("JSONPatch".into())),
+            _ => Type::Struct("Object".into()),
+        };
+        if let Err(complaint) = environment.compile(trimmed, &[makes]) {
+            errors.invalid_value(&expression, trimmed, complaint);
+        }
     }
     if mutation.field(other).is_set() {
         errors.invalid_value(

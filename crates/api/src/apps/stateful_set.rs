@@ -8,8 +8,9 @@ use super::rolling::{
 };
 use crate::core::{claim, pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
+use crate::internal;
 use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
-use crate::node::{Node, at, list, number, same, text};
+use crate::node::{Node, at, list, number, text};
 use crate::{object_meta, row, strategy, walk};
 
 pub static STATEFUL_SET: Kind = Kind {
@@ -239,7 +240,7 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     for name in CHANGEABLE {
         walk::copy(&mut after, at(old, "spec"), name);
     }
-    if !same(&after, at(old, "spec")) {
+    if !internal::equal("apps.StatefulSetSpec", &after, at(old, "spec")) {
         errors.forbidden(&spec, "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden");
     }
     errors.into_vec()

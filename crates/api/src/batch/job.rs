@@ -411,6 +411,8 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let mut errors = Errors::new();
     let root = Node::root(new);
     let now = root.field("spec");
+    // COMPAT: upstream checks the new job by itself first, and then its spec once more.
+    errors.extend((JOB.validate)(new));
     spec(&now, &mut errors);
     let before = at(old, "spec");
     let completions = now.field("completions");

@@ -209,9 +209,9 @@ fn spec_over(spec: &Node, old: &Value, errors: &mut Errors) {
     // COMPAT: upstream shows a path, which prints as an empty object, where the value should be.
     if !reference.field("namespace").is_empty() {
         if source.is_set() {
-            errors.invalid_value(
+            errors.invalid_text(
                 spec,
-                json!({}),
+                "{}",
                 "may not be specified when dataSourceRef.namespace is specified",
             );
         }

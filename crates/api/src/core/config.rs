@@ -60,6 +60,7 @@ pub static SECRET: Kind = Kind {
         merge_string_data(object);
     },
     validate: secret,
+    warnings: |new, _| tls_warning(new).into_iter().collect(),
     validate_update: |new, old| {
         let mut errors = Errors::new();
         let root = Node::root(new);
@@ -89,6 +90,40 @@ fn keys(key: &str, at: &Node, errors: &mut Errors) {
     for complaint in names::config_map_key(key) {
         errors.invalid_value(at, key, complaint);
     }
+}
+
+/// What is wrong with the PEM of a key pair. Whether the two belong together is not looked at.
+fn tls_warning(secret: &Value) -> Option<String> {
+    if text(secret, "type") != "kubernetes.io/tls" {
+        return None;
+    }
+    let part = |key: &str, what: &str, right: fn(&str) -> bool, wanted: &str| {
+        let encoded = at(secret, "data").get(key).and_then(Value::as_str).unwrap_or("");
+        let bytes = decode(encoded);
+        let pem = String::from_utf8_lossy(&bytes);
+        let blocks: Vec<&str> = pem
+            .lines()
+            .filter_map(|line| line.trim_end().strip_prefix("-----BEGIN ")?.strip_suffix("-----"))
+            .collect();
+        match blocks[..] {
+            [] => Some(format!("tls: failed to find any PEM data in {what} input")),
+            _ if blocks.iter().any(|kind| right(kind)) => None,
+            _ => Some(format!(
+                "tls: failed to find {wanted} in {what} input after skipping PEM blocks of the following types: [{}]",
+                blocks.join(" ")
+            )),
+        }
+    };
+    let certificate = |kind: &str| kind == "CERTIFICATE";
+    let key = |kind: &str| kind == "PRIVATE KEY" || kind.ends_with(" PRIVATE KEY");
+    part("tls.crt", "certificate", certificate, "\"CERTIFICATE\" PEM block").or_else(|| {
+        part(
+            "tls.key",
+            "key",
+            key,
+            "PEM block with type ending in \"PRIVATE KEY\"",
+        )
+    })
 }
 
 /// Bytes behind a base64 text, which has been checked by now.

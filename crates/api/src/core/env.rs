@@ -4,7 +4,7 @@ use skiff_meta::{names, quantity::Quantity};
 
 use super::mounts::no_backsteps;
 use crate::errors::Errors;
-use crate::node::Node;
+use crate::node::{Node, at, list, text};
 use crate::object_meta;
 
 const RELAXED_ENV: &str =
@@ -119,6 +119,10 @@ pub fn field_ref(reference: &Node, supported: &[&str], errors: &mut Errors) {
                 format!("error converting fieldPath: field label does not support subscript: {text}"),
             ),
         }
+    } else if reference.field("apiVersion").str() != "v1" {
+        let version = reference.field("apiVersion").str();
+        let detail = format!("error converting fieldPath: unsupported pod version: {version}");
+        errors.invalid(&path, detail);
     } else if !convertible(text) {
         errors.invalid(
             &path,
@@ -150,6 +154,15 @@ fn convertible(path: &str) -> bool {
     )
 }
 
+const RESOURCES: [&str; 6] = [
+    "limits.cpu",
+    "limits.ephemeral-storage",
+    "limits.memory",
+    "requests.cpu",
+    "requests.ephemeral-storage",
+    "requests.memory",
+];
+
 pub fn resource_field_ref(reference: &Node, volume: bool, errors: &mut Errors) {
     let resource = reference.field("resource");
     let name = resource.str();
@@ -158,18 +171,9 @@ pub fn resource_field_ref(reference: &Node, volume: bool, errors: &mut Errors) {
         errors.required(&reference.field("containerName"), "");
     } else if name.is_empty() {
         errors.required(&resource, "");
-    } else if !huge {
-        errors.one_of(
-            &resource,
-            &[
-                "limits.cpu",
-                "limits.ephemeral-storage",
-                "limits.memory",
-                "requests.cpu",
-                "requests.ephemeral-storage",
-                "requests.memory",
-            ],
-        );
+    } else if !huge && !RESOURCES.contains(&name) {
+        errors.not_supported(&resource, &RESOURCES);
+        return;
     }
     let divisor = reference.field("divisor");
     let Some(amount) = divisor
@@ -202,6 +206,33 @@ pub fn resource_field_ref(reference: &Node, volume: bool, errors: &mut Errors) {
     if !allowed.contains(&amount.as_str()) {
         let detail = format!("only divisor's values {shown} are supported with the {what} resource");
         errors.invalid_value(&divisor, name, detail);
+    }
+}
+
+/// Variables that are read from a file need a volume that a container can write to.
+pub(super) fn file_volumes(spec: &Node, errors: &mut Errors) {
+    for name in ["initContainers", "containers", "ephemeralContainers"] {
+        let containers = spec.field(name);
+        for container in containers.items() {
+            let variables = container.field("env");
+            for variable in variables.items() {
+                let file = variable.field("valueFrom.fileKeyRef");
+                if !file.is_set() {
+                    continue;
+                }
+                let volume = file.field("volumeName");
+                let found = list(spec.value, "volumes")
+                    .iter()
+                    .find(|v| text(v, "name") == volume.str());
+                match found {
+                    None => errors.not_found(&volume),
+                    Some(found) if at(found, "emptyDir").is_null() => {
+                        errors.invalid(&volume, "referenced volume must be of type emptyDir");
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
     }
 }
 

@@ -191,6 +191,8 @@ fn unchanged(new: &Value, old: &Value, errors: &mut Errors) {
     }
     for (stored, newer) in [
         ("involvedObject", "regarding"),
+        // COMPAT: upstream looks at the reason twice.
+        ("reason", "reason"),
         ("reason", "reason"),
         ("message", "note"),
         ("source", "deprecatedSource"),

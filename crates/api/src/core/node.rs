@@ -259,6 +259,11 @@ fn node_row(node: &Value, now: i64) -> Vec<Value> {
     roles.sort_unstable();
     roles.dedup();
     let info = |field: &str| text(node, &format!("status.nodeInfo.{field}")).to_owned();
+    let mut kernel = unknown(&info("kernelVersion")).as_str().unwrap_or("").to_owned();
+    let architecture = info("architecture");
+    if !architecture.is_empty() {
+        kernel.push_str(&format!(" ({architecture})"));
+    }
     vec![
         row::name(node),
         json!(status),
@@ -268,7 +273,7 @@ fn node_row(node: &Value, now: i64) -> Vec<Value> {
         address(node, "InternalIP"),
         address(node, "ExternalIP"),
         unknown(&info("osImage")),
-        unknown(&info("kernelVersion")),
+        json!(kernel),
         unknown(&info("containerRuntimeVersion")),
     ]
 }

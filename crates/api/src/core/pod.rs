@@ -4,13 +4,13 @@ use serde_json::{Value, json};
 use skiff_meta::field::ErrorType;
 use skiff_meta::{field, names};
 
-use super::{container, pod_defaults, pod_row, pod_spec, pod_warnings, scheduling};
+use super::{container, pod_defaults, pod_gates, pod_row, pod_spec, pod_status, pod_warnings, scheduling};
 use crate::errors::Errors;
 use crate::internal;
 use crate::kind::{AGE, BASE, Graceful, Kind, NAME, text as column, wide};
 use crate::net;
 use crate::node::{Node, at, list, number, same, text};
-use crate::{object_meta, strategy, walk};
+use crate::{strategy, walk};
 
 pub static POD: Kind = Kind {
     kind: "Pod",
@@ -137,6 +137,7 @@ fn prepare_status_update(new: &mut Value, old: &Value) {
     let Some(status) = walk::object(new, "status") else {
         return;
     };
+    pod_gates::drop_disabled_status(status, at(old, "status"));
     if text(status, "qosClass").is_empty() {
         walk::copy(status, at(old, "status"), "qosClass");
     }
@@ -250,7 +251,6 @@ const UPDATABLE: &str = "`spec.containers[*].image`,`spec.initContainers[*].imag
 fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let mut errors = Errors::new();
     let root = Node::root(new);
-    errors.extend(object_meta::validate(new, true, object_meta::dns_subdomain));
     metadata_and_spec(&root, Some(old), &mut errors);
     let spec = root.field("spec");
     for name in ["containers", "initContainers"] {
@@ -430,6 +430,12 @@ fn validate_status_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let nominated = status.field("nominatedNodeName");
     if !nominated.is_empty() && nominated.str() != text(old, "status.nominatedNodeName") {
         errors.rule(&nominated, names::dns1123_subdomain(nominated.str()));
+        if !text(old, "spec.nodeName").is_empty() {
+            errors.forbidden(
+                &nominated,
+                "may not be set on pods that are already bound to a node",
+            );
+        }
     }
     let observed = status.field("observedGeneration");
     if observed.int().is_some_and(|n| n < 0) {
@@ -440,6 +446,11 @@ fn validate_status_update(new: &Value, old: &Value) -> Vec<field::Error> {
         errors.invalid(&qos, crate::errors::IMMUTABLE);
     }
     terminated_stays_terminated(&status, "containerStatuses", old, &mut errors);
+    pod_status::extended_resources(
+        &status.field("extendedResourceClaimStatus"),
+        at(new, "spec"),
+        &mut errors,
+    );
     let hosts = status.field("hostIPs");
     let first = hosts.index(0);
     let first = first.field("ip");
@@ -462,6 +473,19 @@ fn validate_status_update(new: &Value, old: &Value) -> Vec<field::Error> {
         }
         if families.len() > 2 || matches!(families[..], [a, b] if a == b) {
             errors.invalid(&addresses, "may specify no more than one IP for each IP family");
+        }
+    }
+    for (statuses, containers) in [
+        ("containerStatuses", "spec.containers"),
+        ("initContainerStatuses", "spec.initContainers"),
+    ] {
+        pod_status::allocated(&status.field(statuses), list(new, containers), &mut errors);
+    }
+    let ephemeral = status.field("ephemeralContainerStatuses");
+    for container in ephemeral.items() {
+        let allocated = container.field("allocatedResourcesStatus");
+        if !allocated.is_empty() {
+            errors.forbidden(&allocated, "must not be specified in container status");
         }
     }
     errors.into_vec()

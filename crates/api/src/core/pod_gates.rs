@@ -14,6 +14,30 @@ pub fn drop_disabled(object: &mut Value, old: Option<&Value>, path: &str) {
     walk::each(object, path, &mut |spec| spec_fields(spec, before));
 }
 
+/// Drops what is off from a status.
+pub fn drop_disabled_status(status: &mut Value, old: &Value) {
+    if list(old, "nodeAllocatableResourceClaimStatuses").is_empty() {
+        walk::remove(status, "nodeAllocatableResourceClaimStatuses");
+    }
+    const STATUSES: [&str; 3] = [
+        "containerStatuses",
+        "initContainerStatuses",
+        "ephemeralContainerStatuses",
+    ];
+    let in_use = STATUSES
+        .iter()
+        .flat_map(|name| list(old, name))
+        .flat_map(|status| list(status, "volumeMounts"))
+        .any(|mount| !at(mount, "volumeStatus").is_null());
+    if !in_use {
+        for name in STATUSES {
+            walk::each(status, &format!("{name}[].volumeMounts[]"), &mut |mount| {
+                walk::remove(mount, "volumeStatus");
+            });
+        }
+    }
+}
+
 fn spec_fields(spec: &mut Value, old: &Value) {
     for source in ["clusterTrustBundle", "podCertificate"] {
         if uses_source(spec, source) && !uses_source(old, source) {

@@ -5,7 +5,7 @@ use serde_json::Value;
 use skiff_meta::names;
 
 use super::container::{self, Pod};
-use super::{resources, scheduling, security, volume, windows};
+use super::{env, resources, scheduling, security, volume, windows};
 use crate::errors::Errors;
 use crate::net;
 use crate::node::{Node, list, text};
@@ -55,6 +55,7 @@ pub fn validate(spec: &Node, old: Option<&Value>, is_pod: bool, errors: &mut Err
     security::host_name(spec, errors);
     named_references(spec, errors);
     windows::operating_system(spec, errors);
+    env::file_volumes(spec, errors);
 }
 
 fn named_references(spec: &Node, errors: &mut Errors) {
@@ -188,7 +189,7 @@ fn dns_config(spec: &Node, errors: &mut Errors) {
         // Underscores are allowed in search domains and nowhere else.
         if search.str() != "." && !names::dns1123_subdomain(&domain.replace('_', "a")).is_empty() {
             let rule = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', '-' or '.', and must start and end with an alphanumeric character";
-            let label = "[a-z0-9_]([-_a-z0-9]*[a-z0-9])?";
+            let label = "_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?";
             errors.invalid_value(
                 &search,
                 domain,

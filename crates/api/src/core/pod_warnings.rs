@@ -6,6 +6,7 @@ use serde_json::Value;
 use skiff_meta::field::quote;
 
 use super::resources::quantity;
+use super::volume_warnings;
 use crate::node::{Node, at, same};
 
 const NO_SELECTOR: &str = "a null labelSelector results in matching no pod";
@@ -95,6 +96,7 @@ pub fn pod(pod: &Node) -> Vec<String> {
             }
         }
     }
+    volume_warnings::overlaps(crate::node::list(spec.value, "volumes"), &mut warnings);
     duplicates(&spec, &mut warnings);
     containers(&spec, &mut warnings);
     let grace = spec.field("terminationGracePeriodSeconds");
@@ -166,6 +168,12 @@ fn containers(spec: &Node, warnings: &mut Vec<String>) {
                     port.field("hostPort").int().unwrap_or(0),
                 );
                 let number = port.field("containerPort").int().unwrap_or(0);
+                if !ip.is_empty() && host == 0 {
+                    port_warnings.push(format!(
+                        "{path}: hostIP set without hostPort: {{Name:{name} HostPort:0 ContainerPort:{number} Protocol:{} HostIP:{ip}}}",
+                        port.field("protocol").str()
+                    ));
+                }
                 let others = ports
                     .entry(format!("{number}/{}", port.field("protocol").str()))
                     .or_default();

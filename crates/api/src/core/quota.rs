@@ -42,7 +42,7 @@ pub static LIMIT_RANGE: Kind = Kind {
         },
     ],
     allow_create_on_update: true,
-    update_again: Again::Change,
+    update_again: Again::Object,
     ..BASE
 };
 

@@ -81,7 +81,13 @@ fn source(volume: &Node, errors: &mut Errors) {
             continue;
         }
         if found {
-            errors.forbidden(&source, ONE_TYPE);
+            // COMPAT: two are spelled in upstream's own way.
+            let shown = match name {
+                "cephfs" => "cephFS",
+                "downwardAPI" => "downwarAPI",
+                name => name,
+            };
+            errors.forbidden(&volume.field(shown), ONE_TYPE);
             continue;
         }
         found = true;

@@ -95,7 +95,7 @@ pub static ENDPOINT_SLICE: Kind = Kind {
             row::age(object, now),
         ]
     },
-    update_again: Again::Change,
+    update_again: Again::Object,
     ..BASE
 };
 

@@ -56,7 +56,7 @@ pub static FLOW_SCHEMA: Kind = Kind {
         ]
     },
     has_status: true,
-    update_again: Again::Change,
+    update_again: Again::Object,
     ..BASE
 };
 
@@ -118,6 +118,6 @@ pub static PRIORITY_LEVEL_CONFIGURATION: Kind = Kind {
         ]
     },
     has_status: true,
-    update_again: Again::Change,
+    update_again: Again::Object,
     ..BASE
 };

@@ -28,7 +28,16 @@ pub(super) const TAINT_EFFECTS: [&str; 3] = ["NoExecute", "NoSchedule", "None"];
 pub static RESOURCE_CLAIM: Kind = Kind {
     group: GROUP,
     kind: "ResourceClaim",
-    default: |_, object| walk::each(object, "spec", &mut claim_defaults),
+    default: |_, object| {
+        walk::each(object, "spec", &mut claim_defaults);
+        walk::each(
+            object,
+            "status.allocation.devices.results[].tolerations[]",
+            &mut |toleration| {
+                walk::string(toleration, "operator", "Equal");
+            },
+        );
+    },
     prepare_create: strategy::create_without_status,
     prepare_update: strategy::update_keep_status,
     prepare_status_update: |new, old| {
@@ -342,6 +351,8 @@ fn selectors(selectors: &Node, errors: &mut Errors) {
             errors.required(&cel, "");
         } else if expression.len() > EXPRESSION_MAX {
             errors.too_long(&expression, EXPRESSION_MAX);
+        } else if let Err(complaint) = skiff_cel::device::compile(expression.str()) {
+            errors.invalid_value(&expression, expression.str(), complaint);
         }
     }
 }

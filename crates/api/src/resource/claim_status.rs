@@ -81,7 +81,7 @@ pub fn update(new: &Value, old: &Value, errors: &mut Errors) {
     let mut seen = BTreeSet::new();
     for device in devices.items() {
         if !seen.insert(shared_id(device.value)) {
-            errors.duplicate_value(&device, shown(device.value));
+            errors.duplicate_text(&device, &shown(device.value));
         }
     }
     if !reserved.is_empty() {
@@ -129,8 +129,10 @@ pub fn forget_deallocated(new: &mut Value, old: &Value) {
 }
 
 /// COMPAT: upstream prints its inner type.
-fn shown(device: &Value) -> Value {
-    json!({"DeviceID": {"Driver": text(device, "driver"), "Pool": text(device, "pool"), "Device": text(device, "device")}, "ShareID": text(device, "shareID")})
+fn shown(device: &Value) -> String {
+    let [driver, pool, name, share] =
+        ["driver", "pool", "device", "shareID"].map(|name| json!(text(device, name)));
+    format!(r#"{{"Driver":{driver},"Pool":{pool},"Device":{name},"ShareID":{share}}}"#)
 }
 
 fn allocation_result(allocation: &Node, known: &BTreeSet<String>, errors: &mut Errors) {
@@ -162,9 +164,9 @@ fn device_status(device: &Node, allocated: &BTreeSet<String>, errors: &mut Error
     pool_name(&device.field("pool"), errors);
     label(&device.field("device"), errors);
     if !allocated.contains(&shared_id(device.value)) {
-        errors.invalid_value(
+        errors.invalid_text(
             device,
-            shown(device.value),
+            &shown(device.value),
             "must be an allocated device in the claim",
         );
     }

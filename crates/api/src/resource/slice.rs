@@ -57,6 +57,16 @@ pub static RESOURCE_SLICE: Kind = Kind {
             ("spec.driver", text(object, "spec.driver").to_owned()),
         ]
     },
+    warnings: |new, _| {
+        let driver = text(new, "spec.driver");
+        if driver.chars().any(char::is_uppercase) {
+            let quoted = field::quote(driver);
+            return vec![format!(
+                "spec.driver: driver names should be lowercase; {quoted} contains uppercase characters"
+            )];
+        }
+        Vec::new()
+    },
     columns: &[NAME, column("Node"), column("Driver"), column("Pool"), AGE],
     row: |object, now| {
         vec![

@@ -76,7 +76,11 @@ pub static VOLUME_ATTACHMENT: Kind = Kind {
         let mut errors = Errors::new();
         let root = Node::root(new);
         errors.extend((VOLUME_ATTACHMENT.validate)(new));
-        errors.immutable(&root.field("spec"), at(old, "spec"));
+        errors.immutable_as(
+            "storage.VolumeAttachmentSpec",
+            &root.field("spec"),
+            at(old, "spec"),
+        );
         errors.into_vec()
     },
     validate_status_update: |new, old| (VOLUME_ATTACHMENT.validate_update)(new, old),

@@ -71,6 +71,13 @@ impl Environment {
         }
     }
 
+    /// Allows the types that mutations are made of.
+    #[must_use]
+    pub fn with_patch_types(mut self) -> Self {
+        self.base = self.base.patch_types();
+        self
+    }
+
     /// Allows `variables`, even before any is added.
     #[must_use]
     pub fn with_variables(mut self) -> Self {
@@ -128,8 +135,8 @@ impl Environment {
             Ast::compile(&self.base, expression).map_err(|errors| format!("compilation failed: {errors}"))?;
         let found = ast.output_type();
         if !wanted.is_empty() && !wanted.contains(found) {
-            let names: Vec<String> = wanted.iter().map(|kind| kind.runtime_name().to_owned()).collect();
-            let got = found.runtime_name();
+            let names: Vec<String> = wanted.iter().map(Type::declared_name).collect();
+            let got = found.declared_name();
             return Err(match &names[..] {
                 [only] => format!("must evaluate to {only} but got {got}"),
                 several => format!("must evaluate to one of [{}] but got {got}", several.join(" ")),

@@ -9,7 +9,7 @@ use super::range::Range;
 use crate::ast::{ACCUMULATOR, Comprehension, Expr, Id, Kind, Literal};
 use crate::checker::Checked;
 use crate::decl::DeclType;
-use crate::limits::cost::{LIST_CREATE, MAP_CREATE};
+use crate::limits::cost::{LIST_CREATE, MAP_CREATE, STRUCT_CREATE};
 use crate::types::Type;
 
 /// The cost of an expression, the least and the most. Sizes of what can be reached from variables come from `root`.
@@ -160,7 +160,13 @@ impl<'c> Estimator<'c> {
 
     fn cost(&mut self, expr: &Expr) -> Range {
         match &expr.kind {
-            Kind::Literal(_) | Kind::Struct { .. } | Kind::Broken => Range::default(),
+            Kind::Literal(_) | Kind::Broken => Range::default(),
+            Kind::Struct { fields, .. } => {
+                let sum = fields
+                    .iter()
+                    .fold(Range::default(), |sum, field| sum.plus(self.cost(&field.value)));
+                sum.plus(Range::fixed(STRUCT_CREATE))
+            }
             Kind::Ident(name) => {
                 let trail = match self.local(name) {
                     Some(local) => local.trail.clone(),

@@ -144,25 +144,30 @@ impl Parser<'_> {
         }
     }
 
-    /// Reads `{field: value, …}`. No message type exists here, so the fields are read and left to the checker's
-    /// complaint about the name.
+    /// Reads `{field: value, …}`. What stands for a field in messages is its colon.
     fn message(&mut self, name: String) -> Parse<Expr> {
         let open = self.bump();
         let id = self.next_id(open);
+        let mut fields = Vec::new();
         while self.take("}").is_none() {
-            self.take("?");
+            let optional = self.take("?").is_some();
             if !matches!(self.here().token, Token::Ident(_) | Token::Escaped) {
                 return Err(self.unexpected("{'}', '?', ',', IDENTIFIER, ESC_IDENTIFIER}", false));
             }
+            let here = self.here().clone();
+            let name: Arc<str> = self.text(&here).trim_matches('`').into();
             self.bump();
-            self.expect(":")?;
-            self.expr()?;
+            let colon = self.expect(":")?;
+            let key = self.node(colon, Kind::Literal(Literal::String(name)))?;
+            let value = self.expr()?;
+            fields.push(Entry { key, value, optional });
             if self.take(",").is_none() {
                 self.expect("}")?;
                 break;
             }
         }
-        self.node_with(id, Kind::Struct { name: name.into() }, 0)
+        let name = name.into();
+        self.node_with(id, Kind::Struct { name, fields }, 0)
     }
 
     fn list(&mut self) -> Parse<Expr> {

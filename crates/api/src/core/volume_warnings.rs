@@ -1,0 +1,123 @@
+//! Files of one volume that get in each other's way: two at one path, or one where another needs a folder.
+
+use serde_json::Value;
+use skiff_meta::field::quote;
+
+use crate::node::{at, is_empty, list, text};
+
+/// A path, and what puts a file there where a volume has several sources.
+struct File {
+    path: String,
+    source: String,
+}
+
+impl File {
+    fn new(path: &str, source: &str) -> File {
+        File {
+            path: path.trim_end_matches('/').to_owned(),
+            source: source.to_owned(),
+        }
+    }
+
+    fn shown(&self) -> String {
+        match &*self.source {
+            "" => quote(&self.path),
+            source => format!("{} ({source})", quote(&self.path)),
+        }
+    }
+
+    fn collides(&self, other: &File) -> bool {
+        let (a, b) = (format!("{}/", self.path), format!("{}/", other.path));
+        !self.path.is_empty() && !other.path.is_empty() && (a.starts_with(&b) || b.starts_with(&a))
+    }
+}
+
+/// The warnings of the volumes of a pod.
+pub fn overlaps(volumes: &[Value], warnings: &mut Vec<String>) {
+    for volume in volumes {
+        let name = quote(text(volume, "name"));
+        let mut report = |what: &str, files: Vec<File>| {
+            for (position, file) in files.iter().enumerate() {
+                for other in files[..position].iter().filter(|other| file.collides(other)) {
+                    warnings.push(format!(
+                        "volume {name} ({what}): overlapping paths: {} with {}",
+                        file.shown(),
+                        other.shown()
+                    ));
+                }
+            }
+        };
+        let config_map = format!("ConfigMap {}", quote(text(volume, "configMap.name")));
+        report(&config_map, items(at(volume, "configMap"), ""));
+        let secret = format!("Secret {}", quote(text(volume, "secret.secretName")));
+        report(&secret, items(at(volume, "secret"), ""));
+        report("DownwardAPI", items(at(volume, "downwardAPI"), ""));
+        let sources = list(volume, "projected.sources");
+        let empty = sources
+            .iter()
+            .filter(|source| {
+                source
+                    .as_object()
+                    .is_none_or(|map| map.values().all(Value::is_null))
+            })
+            .count();
+        report("Projected", sources.iter().flat_map(projected).collect());
+        for _ in 0..empty {
+            warnings.push(format!("volume {name} (Projected) has no sources provided"));
+        }
+    }
+}
+
+fn items(source: &Value, says: &str) -> Vec<File> {
+    list(source, "items")
+        .iter()
+        .map(|item| File::new(text(item, "path"), says))
+        .collect()
+}
+
+fn projected(source: &Value) -> Vec<File> {
+    let named = |what: &str, at: &Value| format!("{what} {}", quote(text(at, "name")));
+    for (field, what) in [("configMap", "ConfigMap"), ("secret", "Secret")] {
+        let from = at(source, field);
+        if !is_empty(at(from, "items")) {
+            return items(from, &named(what, from));
+        }
+    }
+    let downward = at(source, "downwardAPI");
+    if !is_empty(at(downward, "items")) {
+        return items(downward, "DownwardAPI");
+    }
+    let token = at(source, "serviceAccountToken");
+    if !token.is_null() {
+        return vec![File::new(text(token, "path"), "ServiceAccountToken")];
+    }
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn files_that_collide() {
+        let check = |volume: Value, expected: &[&str]| {
+            let mut warnings = Vec::new();
+            overlaps(&[volume], &mut warnings);
+            assert_eq!(warnings, expected);
+        };
+        check(
+            json!({"name": "v", "configMap": {"name": "c", "items": [{"path": "a"}, {"path": "a/b"}, {"path": "ab"}]}}),
+            &["volume \"v\" (ConfigMap \"c\"): overlapping paths: \"a/b\" with \"a\""],
+        );
+        check(
+            json!({"name": "v", "projected": {"sources": [
+                {"secret": {"name": "s", "items": [{"path": "t"}]}}, {"serviceAccountToken": {"path": "t"}}, {}]}}),
+            &[
+                "volume \"v\" (Projected): overlapping paths: \"t\" (ServiceAccountToken) with \"t\" (Secret \"s\")",
+                "volume \"v\" (Projected) has no sources provided",
+            ],
+        );
+        check(json!({"name": "v", "emptyDir": {}}), &[]);
+    }
+}
