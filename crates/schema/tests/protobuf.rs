@@ -248,7 +248,7 @@ fn readers_take_what_writers_may_send() {
     check(
         "ConfigMap",
         b"\x08\x05",
-        Err("proto: wrong wireType = 0 for field metadata"),
+        Err("proto: wrong wireType = 0 for field ObjectMeta"),
     );
     // Numbers in a list, packed.
     let id = schema()

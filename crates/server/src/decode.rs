@@ -87,34 +87,44 @@ pub fn delete_options(exchange: &Exchange, body: &[u8]) -> Result<Value, Status>
         Format::Protobuf => {
             let bad = |error: protobuf::ProtobufError| Status::bad_request(error.to_string());
             let envelope = protobuf::envelope(body).map_err(bad)?;
-            let mut value = protobuf::decode(schema, id, envelope.raw).map_err(bad)?;
-            if !envelope.kind.is_empty() {
-                object::put(&mut value, &["kind"], Value::String(envelope.kind.to_string()));
-            }
+            check_delete_options(envelope.api_version, envelope.kind)?;
+            let value = protobuf::decode(schema, id, envelope.raw).map_err(bad)?;
             decode::Checked {
                 value,
                 strict_errors: Vec::new(),
             }
         }
     };
-    let kind = checked.value.get("kind").and_then(Value::as_str).unwrap_or("");
-    let version = checked
-        .value
-        .get("apiVersion")
-        .and_then(Value::as_str)
-        .unwrap_or("");
-    let (group, in_group) = version.rsplit_once('/').unwrap_or(("", version));
-    if !kind.is_empty() && kind != "DeleteOptions" && schema.by_gvk(group, in_group, kind).is_none() {
-        return Err(Status::bad_request(format!(
-            "no kind {kind:?} is registered for version {version:?} in scheme \"pkg/runtime/scheme.go:111\""
-        )));
-    }
-    if !kind.is_empty() && kind != "DeleteOptions" {
-        return Err(Status::bad_request(
-            "decoded object cannot be converted to DeleteOptions",
-        ));
-    }
+    let text = |key: &str| checked.value.get(key).and_then(Value::as_str).unwrap_or("");
+    check_delete_options(text("apiVersion"), text("kind"))?;
     Ok(checked.value)
+}
+
+/// COMPAT: the options are read by a scheme of their own, which knows few kinds.
+fn check_delete_options(version: &str, kind: &str) -> Result<(), Status> {
+    let version = if version.is_empty() {
+        "meta.k8s.io/v1"
+    } else {
+        version
+    };
+    let of_requests = matches!(
+        kind,
+        "CreateOptions" | "UpdateOptions" | "PatchOptions" | "Status"
+    );
+    let known = match version {
+        "v1" => of_requests,
+        "meta.k8s.io/v1" => of_requests || matches!(kind, "ListOptions" | "GetOptions"),
+        _ => false,
+    };
+    match kind {
+        "" | "DeleteOptions" => Ok(()),
+        _ if known => Err(Status::bad_request(format!(
+            "converting (v1.{kind}) to (v1.DeleteOptions): unknown conversion"
+        ))),
+        _ => Err(Status::bad_request(format!(
+            "no kind {kind:?} is registered for version {version:?} in scheme \"pkg/runtime/scheme.go:111\""
+        ))),
+    }
 }
 
 /// Checks the outcome of a patch as if it had been sent. What is wrong with it is told by `refuse`.

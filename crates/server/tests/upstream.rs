@@ -237,6 +237,9 @@ async fn addresses_of_a_pod_agree() {
         Err(unequal),
     )
     .await;
+    let unnamed = json!({"conditions": [{"type": "a b", "status": "True"}]});
+    let why = "status.conditions[0].Type: Invalid value: \"a b\": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+    check(unnamed, Err(why)).await;
     check(
         json!({"podIP": null, "podIPs": null}),
         Ok([Value::Null, Value::Null]),
@@ -460,6 +463,16 @@ async fn options_in_the_query_of_a_delete() {
     assert_eq!(
         other.json["message"],
         "no kind \"Foo\" is registered for version \"v1\" in scheme \"pkg/runtime/scheme.go:111\""
+    );
+    let other = cluster
+        .delete(
+            &format!("{maps}/m"),
+            json!({"kind": "Status", "apiVersion": "v1"}),
+        )
+        .await;
+    assert_eq!(
+        other.json["message"],
+        "converting (v1.Status) to (v1.DeleteOptions): unknown conversion"
     );
     let token = cluster.get(&format!("{maps}?continue=x")).await;
     assert_eq!(

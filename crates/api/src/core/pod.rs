@@ -426,6 +426,14 @@ fn validate_status_update(new: &Value, old: &Value) -> Vec<field::Error> {
         if observed.int().is_some_and(|n| n < 0) {
             errors.invalid(&observed, "must be a non-negative integer");
         }
+        let kind = at(condition.value, "type").as_str().unwrap_or("");
+        if !matches!(kind, "PodScheduled" | "Ready" | "Initialized") {
+            // COMPAT: the field is called as in upstream's own type.
+            let shown = condition.field("Type");
+            for complaint in names::qualified_name(kind) {
+                errors.invalid_value(&shown, kind, complaint);
+            }
+        }
     }
     let nominated = status.field("nominatedNodeName");
     if !nominated.is_empty() && nominated.str() != text(old, "status.nominatedNodeName") {
@@ -451,14 +459,13 @@ fn validate_status_update(new: &Value, old: &Value) -> Vec<field::Error> {
         at(new, "spec"),
         &mut errors,
     );
-    let hosts = status.field("hostIPs");
-    let first = hosts.index(0);
-    let first = first.field("ip");
-    if !hosts.is_empty() && first.str() != text(new, "status.hostIP") {
-        errors.invalid(&first, "must be equal to `hostIP`");
-    }
     for name in ["podIPs", "hostIPs"] {
         let addresses = status.field(name);
+        let first = addresses.index(0);
+        let first = first.field("ip");
+        if name == "hostIPs" && !addresses.is_empty() && first.str() != text(new, "status.hostIP") {
+            errors.invalid(&first, "must be equal to `hostIP`");
+        }
         // What is stored already may stay.
         let known = list(at(old, "status"), name);
         let mut families = Vec::new();

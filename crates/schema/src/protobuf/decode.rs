@@ -381,9 +381,25 @@ fn bytes<'a>(name: &str, wire: Wire<'a>) -> Result<&'a [u8]> {
     }
 }
 
+/// A field as upstream's types call it, for messages.
+fn go_name(name: &str) -> String {
+    match name {
+        "metadata" => "ObjectMeta".to_owned(),
+        "uid" | "ip" | "url" => name.to_uppercase(),
+        "apiVersion" => "APIVersion".to_owned(),
+        _ => {
+            let mut name = name.to_owned();
+            if let Some(first) = name.get_mut(..1) {
+                first.make_ascii_uppercase();
+            }
+            name
+        }
+    }
+}
+
 fn mismatch(name: &str, wire: Wire<'_>) -> ProtobufError {
     ProtobufError::Mismatch {
         wire: wire.number(),
-        field: name.to_owned(),
+        field: go_name(name),
     }
 }
