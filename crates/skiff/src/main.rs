@@ -10,6 +10,7 @@ mod cluster;
 mod daemon;
 mod demo;
 mod image;
+mod memory;
 mod preflight;
 mod progress;
 mod serve;

@@ -5,7 +5,7 @@ use crate::cluster::Cluster;
 use crate::progress::Reporter;
 use crate::supervise::Supervisor;
 use crate::wiring::Wiring;
-use crate::{daemon, preflight};
+use crate::{daemon, memory, preflight};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -28,7 +28,11 @@ pub fn main(args: &ServerArgs) -> Result<()> {
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     log_to_stderr();
     let reporter = Reporter::new(args.report_progress);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    memory::prepare();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .on_thread_park(memory::tidy)
+        .build()?;
     let result = runtime.block_on(run(args, &reporter));
     if let Err(error) = &result {
         reporter.failed(&format!("{error:#}"));
@@ -95,6 +99,7 @@ async fn run(args: &ServerArgs, reporter: &Reporter) -> Result<()> {
     };
     if started.is_ok() {
         reporter.ready();
+        tokio::spawn(memory::keep_small(supervisor.shutdown.clone()));
         tracing::info!(signal = ended.await, "shutting down");
     }
     supervisor.stop(PATIENCE).await;
