@@ -197,10 +197,7 @@ impl Controller {
             .unwrap_or_default();
         let selected: Vec<Arc<Pod>> = self
             .pods
-            .list_namespaced(&key.namespace)
-            .into_iter()
-            .filter(|pod| matches_map(&selector, pod.metadata.labels.as_ref()))
-            .collect();
+            .list_labelled(&key.namespace, |labels| matches_map(&selector, labels));
         let wanted = plan(&service, &selected, present.as_deref());
         let write = match &present {
             Some(present) if **present == wanted => return Ok(Action::Done),

@@ -244,14 +244,16 @@ impl Controller {
                 continue;
             };
             let stop = CancellationToken::new();
-            let informer: Informer<PartialObject> =
-                self.context.informers.metadata(&resource.resource, stop.clone());
             let (own, (group, plural)) = (self.clone(), counted.clone());
-            informer.subscribe(move |change: &Change<PartialObject>| {
+            let follow = move |change: &Change<PartialObject>| {
                 if !matches!(change, Change::Applied { .. }) {
                     own.replenish(change.object().metadata.namespace.as_deref(), &group, &plural);
                 }
-            });
+            };
+            let informer = self
+                .context
+                .informers
+                .metadata(&resource.resource, stop.clone(), follow);
             let one = Watched {
                 stop,
                 _informer: informer,

@@ -2,16 +2,18 @@
 //! indexes and subscribers.
 //!
 //! An informer only reads. Its copy may lag behind the server, never run ahead of it, and what it hands
-//! out is shared: clone before changing.
+//! out is shared: clone before changing. Of a kind with many objects most are kept as JSON and decoded when
+//! they are asked for (see `store`), so ask for what is needed: by name, by index or by label.
 
 mod reflector;
 mod store;
 
 use std::any::{Any, TypeId};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::{Client, Resource};
@@ -21,11 +23,15 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use reflector::{Reflector, Source};
-use store::Store;
+use store::{Kept, Store};
 
 use crate::Key;
 
-/// An object of any kind with nothing but its metadata, and of that no labels and no annotations.
+/// How many objects of a kind are kept decoded: more than a node runs pods.
+const DECODED: usize = 512;
+
+/// An object of any kind with nothing but its metadata, and of that no labels and no annotations. Of what was before
+/// a change, and of what a list shows, there are only the name, the uid and the version.
 pub type PartialObject = PartialObjectMeta<DynamicObject>;
 
 /// One step of an object's life as an informer saw it.
@@ -52,19 +58,52 @@ pub(crate) struct Shared<K> {
     handlers: Mutex<Vec<Handler<K>>>,
     store: RwLock<Store<K>>,
     synced: watch::Sender<bool>,
+    form: Form<K>,
+}
+
+/// What an informer makes of the JSON it gets.
+struct Form<K> {
+    decode: fn(&[u8]) -> serde_json::Result<K>,
     transform: fn(&mut ObjectMeta),
+    /// Who it is, is all that is kept.
+    identity_only: bool,
+}
+
+/// One object of a list. Of a long one most are not decoded a moment longer than it takes to look at them.
+pub(crate) struct Listed<K> {
+    key: Key,
+    kept: Kept<K>,
 }
 
 impl<K: Resource> Shared<K> {
-    fn prepare(&self, mut object: K) -> Arc<K> {
-        (self.transform)(object.meta_mut());
-        Arc::new(object)
+    fn decode(&self, raw: &[u8]) -> serde_json::Result<Arc<K>> {
+        let mut object = (self.form.decode)(raw)?;
+        (self.form.transform)(object.meta_mut());
+        Ok(Arc::new(object))
     }
 
-    fn apply(&self, object: K) {
+    /// What is kept was decoded before, so this gives an object.
+    fn thaw(&self, kept: Kept<K>) -> Option<Arc<K>> {
+        match kept {
+            Kept::Decoded(object) => Some(object),
+            Kept::Raw(raw) => self.decode(&raw).ok(),
+        }
+    }
+
+    fn thaw_all(&self, kept: Vec<Kept<K>>) -> Vec<Arc<K>> {
+        kept.into_iter().filter_map(|kept| self.thaw(kept)).collect()
+    }
+
+    /// `raw` is the object's JSON. It may be part of a larger memory, if that lives as long anyway.
+    fn apply(&self, new: Arc<K>, raw: Bytes) {
         let handlers = self.handlers.lock();
-        let new = self.prepare(object);
-        let old = self.store.write().insert(new.clone());
+        let raw = if self.form.identity_only {
+            identity(new.meta())
+        } else {
+            raw
+        };
+        let old = self.store.write().insert(&new, Some(raw));
+        let old = old.and_then(|old| self.thaw(old));
         dispatch_applied(&handlers, old, new);
     }
 
@@ -72,28 +111,46 @@ impl<K: Resource> Shared<K> {
     fn delete_unread(&self, key: &Key) {
         let handlers = self.handlers.lock();
         let removed = self.store.write().remove(key);
-        if let Some(last) = removed {
+        if let Some(last) = removed.and_then(|last| self.thaw(last)) {
             dispatch(&handlers, &Change::Deleted { last });
         }
     }
 
-    fn delete(&self, object: K) {
+    fn delete(&self, last: Arc<K>) {
         let handlers = self.handlers.lock();
-        let last = self.prepare(object);
         // An object that was never in the copy was already reported as gone.
-        if self.store.write().remove(&Key::of(&*last)).is_some() {
+        let removed = self.store.write().remove(&Key::of(&*last));
+        if removed.is_some() {
             dispatch(&handlers, &Change::Deleted { last });
         }
+    }
+
+    /// The `nth` object of a list, of which `raw` is a part.
+    fn listed(&self, nth: usize, raw: &[u8]) -> serde_json::Result<Listed<K>> {
+        let object = self.decode(raw)?;
+        let key = Key::of(&*object);
+        let kept = if self.form.identity_only || nth < DECODED {
+            Kept::Decoded(object)
+        } else {
+            Kept::Raw(Bytes::copy_from_slice(raw))
+        };
+        Ok(Listed { key, kept })
     }
 
     /// Takes a whole list as the new truth. What it lacks has been deleted while nobody was watching.
-    fn replace(&self, objects: Vec<K>) {
+    fn replace(&self, objects: Vec<Listed<K>>) {
         let handlers = self.handlers.lock();
         let mut gone = self.store.read().keys();
-        for object in objects {
-            let new = self.prepare(object);
-            gone.remove(&Key::of(&*new));
-            let old = self.store.write().insert(new.clone());
+        for Listed { key, kept } in objects {
+            let raw = match &kept {
+                Kept::Raw(raw) => Some(raw.clone()),
+                Kept::Decoded(_) => None,
+            };
+            let Some(new) = self.thaw(kept) else { continue };
+            gone.remove(&key);
+            let raw = raw.or_else(|| self.form.identity_only.then(|| identity(new.meta())));
+            let old = self.store.write().insert(&new, raw);
+            let old = old.and_then(|old| self.thaw(old));
             let unchanged = old
                 .as_ref()
                 .is_some_and(|old| old.meta().resource_version == new.meta().resource_version);
@@ -103,12 +160,24 @@ impl<K: Resource> Shared<K> {
         }
         for key in gone {
             let removed = self.store.write().remove(&key);
-            if let Some(last) = removed {
+            if let Some(last) = removed.and_then(|last| self.thaw(last)) {
                 dispatch(&handlers, &Change::Deleted { last });
             }
         }
         self.synced.send_replace(true);
     }
+}
+
+/// Who an object is and in which version, as the JSON of an object.
+fn identity(meta: &ObjectMeta) -> Bytes {
+    let meta = ObjectMeta {
+        namespace: meta.namespace.clone(),
+        name: meta.name.clone(),
+        uid: meta.uid.clone(),
+        resource_version: meta.resource_version.clone(),
+        ..ObjectMeta::default()
+    };
+    Bytes::from(serde_json::json!({ "metadata": meta }).to_string())
 }
 
 /// A list can show an object that was deleted and made again under its name since the last look. It is another
@@ -165,15 +234,33 @@ impl<K: Resource + 'static> Informer<K> {
 
     /// `namespace` is empty for cluster-scoped kinds.
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<K>> {
-        self.shared.store.read().get(namespace, name)
+        let kept = self.shared.store.read().get(namespace, name)?;
+        self.shared.thaw(kept)
     }
 
     pub fn list(&self) -> Vec<Arc<K>> {
-        self.shared.store.read().list()
+        let kept = self.shared.store.read().list();
+        self.shared.thaw_all(kept)
     }
 
     pub fn list_namespaced(&self, namespace: &str) -> Vec<Arc<K>> {
-        self.shared.store.read().list_namespaced(namespace)
+        let kept = self.shared.store.read().list_namespaced(namespace);
+        self.shared.thaw_all(kept)
+    }
+
+    /// The objects of a namespace whose labels are `wanted`. The others are not decoded for it.
+    pub fn list_labelled(
+        &self,
+        namespace: &str,
+        wanted: impl Fn(Option<&BTreeMap<String, String>>) -> bool,
+    ) -> Vec<Arc<K>> {
+        let mut kept = self.shared.store.read().list_namespaced(namespace);
+        kept.retain(|kept| match kept {
+            Kept::Decoded(object) => wanted(object.meta().labels.as_ref()),
+            Kept::Raw(raw) => serde_json::from_slice::<Labelled>(raw)
+                .is_ok_and(|object| wanted(object.metadata.labels.as_ref())),
+        });
+        self.shared.thaw_all(kept)
     }
 
     pub fn len(&self) -> usize {
@@ -186,12 +273,19 @@ impl<K: Resource + 'static> Informer<K> {
 
     /// Adds an index over what is and what will be in the copy. A name that is taken is left as it is.
     pub fn add_index(&self, name: &'static str, values: fn(&K) -> Vec<String>) {
-        self.shared.store.write().add_index(name, values);
+        let thaw = |kept| self.shared.thaw(kept);
+        self.shared.store.write().add_index(name, values, thaw);
     }
 
     /// The objects for which the index `name` gave `value`; none if there is no such index.
     pub fn by_index(&self, name: &str, value: &str) -> Vec<Arc<K>> {
-        self.shared.store.read().by_index(name, value)
+        let kept = self.shared.store.read().by_index(name, value);
+        self.shared.thaw_all(kept)
+    }
+
+    /// All that the index `name` gave for any object, each once.
+    pub fn index_values(&self, name: &str) -> Vec<String> {
+        self.shared.store.read().index_values(name)
     }
 
     /// Calls `handler` for each present object and then for each change, in order, from the informer's
@@ -200,11 +294,22 @@ impl<K: Resource + 'static> Informer<K> {
         let mut handlers = self.shared.handlers.lock();
         let handler: Handler<K> = Box::new(handler);
         let present = self.shared.store.read().list();
-        for new in present {
+        for new in present.into_iter().filter_map(|kept| self.shared.thaw(kept)) {
             call(&handler, &Change::Applied { old: None, new });
         }
         handlers.push(handler);
     }
+}
+
+#[derive(serde::Deserialize)]
+struct Labelled {
+    metadata: Labels,
+}
+
+#[derive(serde::Deserialize)]
+struct Labels {
+    #[serde(default)]
+    labels: Option<BTreeMap<String, String>>,
 }
 
 /// Keeps what an update needs. The server takes an update without managed fields as one that leaves them
@@ -264,11 +369,16 @@ impl InformerFactory {
     }
 
     /// Only the metadata of any kind, known at run time. Not shared, because kinds come and go:
-    /// `stop` ends it.
-    pub fn metadata(&self, resource: &ApiResource, stop: CancellationToken) -> Informer<PartialObject> {
+    /// `stop` ends it. `handler` sees every object; who subscribes later is shown what is kept.
+    pub fn metadata(
+        &self,
+        resource: &ApiResource,
+        stop: CancellationToken,
+        handler: impl Fn(&Change<PartialObject>) + Send + Sync + 'static,
+    ) -> Informer<PartialObject> {
         let url = <DynamicObject as Resource>::url_path(resource, None);
         let source = Source::new(url, None, None).metadata_only();
-        let informer = self.start(source, graph_only, stop.clone());
+        let informer = self.start(source, graph_only, stop.clone(), vec![Box::new(handler)]);
         let (shutdown, done) = (self.shutdown.clone(), stop);
         tokio::spawn(async move {
             tokio::select! {
@@ -296,20 +406,31 @@ impl InformerFactory {
         {
             return present.clone();
         }
-        let informer = self.start(source, transform, stop);
+        let informer = self.start(source, transform, stop, Vec::new());
         informers.insert(key, Box::new(informer.clone()));
         informer
     }
 
-    fn start<K>(&self, source: Source, transform: fn(&mut ObjectMeta), stop: CancellationToken) -> Informer<K>
+    fn start<K>(
+        &self,
+        source: Source,
+        transform: fn(&mut ObjectMeta),
+        stop: CancellationToken,
+        handlers: Vec<Handler<K>>,
+    ) -> Informer<K>
     where
         K: Resource + DeserializeOwned + Send + Sync + 'static,
     {
+        let identity_only = source.is_metadata_only();
         let shared = Arc::new(Shared {
-            handlers: Mutex::new(Vec::new()),
-            store: RwLock::new(Store::default()),
+            handlers: Mutex::new(handlers),
+            store: RwLock::new(Store::new(if identity_only { 0 } else { DECODED })),
             synced: watch::Sender::new(false),
-            transform,
+            form: Form {
+                decode: |raw| serde_json::from_slice(raw),
+                transform,
+                identity_only,
+            },
         });
         let reflector = Reflector::new(self.client.clone(), source, shared.clone());
         tokio::spawn(async move {

@@ -61,6 +61,10 @@ impl Source {
         self
     }
 
+    pub(super) fn is_metadata_only(&self) -> bool {
+        self.metadata_only
+    }
+
     pub(super) fn identity(&self) -> String {
         format!(
             "{} {:?} {:?} {}",
@@ -135,23 +139,40 @@ struct VersionMeta {
 /// Splits a byte stream into lines without looking twice at a byte.
 #[derive(Default)]
 struct Lines {
+    /// A chunk that was one line. A watch in this process sends each event so, and then the line is the memory that
+    /// the server's cache holds anyway; lines put together here are memory of their own.
+    whole: Option<Bytes>,
     buffer: BytesMut,
     searched: usize,
 }
 
 impl Lines {
-    fn push(&mut self, chunk: &[u8]) {
-        self.buffer.extend_from_slice(chunk);
+    fn push(&mut self, chunk: Bytes) {
+        if let Some(before) = self.whole.take() {
+            self.buffer.extend_from_slice(&before);
+            self.buffer.extend_from_slice(b"\n");
+        }
+        if self.buffer.is_empty()
+            && chunk.iter().position(|byte| *byte == b'\n') == chunk.len().checked_sub(1)
+        {
+            self.whole = (!chunk.is_empty()).then(|| chunk.slice(..chunk.len() - 1));
+        } else {
+            self.buffer.extend_from_slice(&chunk);
+        }
     }
 
     fn next(&mut self) -> Option<Bytes> {
+        if let Some(line) = self.whole.take() {
+            return Some(line);
+        }
         match self.buffer[self.searched..]
             .iter()
             .position(|byte| *byte == b'\n')
         {
             Some(offset) => {
-                let line = self.buffer.split_to(self.searched + offset).freeze();
-                self.buffer.advance(1);
+                let end = self.searched + offset;
+                let line = Bytes::copy_from_slice(&self.buffer[..end]);
+                self.buffer.advance(end + 1);
                 self.searched = 0;
                 Some(line)
             }
@@ -227,9 +248,8 @@ impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
             let bytes = body.collect().await?.to_bytes();
             let list: RawList<'_> = serde_json::from_slice(&bytes)?;
             for item in list.items.unwrap_or_default() {
-                if let Some(object) = self.decode(item) {
-                    objects.push(object);
-                }
+                let listed = self.shared.listed(objects.len(), item.get().as_bytes());
+                objects.extend(self.readable(item, listed));
             }
             if list.metadata.continue_token.is_empty() {
                 self.shared.replace(objects);
@@ -282,7 +302,7 @@ impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
         let mut body = self.send(request, METADATA_WATCH).await?.into_data_stream();
         let mut lines = Lines::default();
         while let Some(chunk) = body.next().await {
-            lines.push(&chunk?);
+            lines.push(chunk?);
             while let Some(line) = lines.next() {
                 if !line.is_empty() {
                     self.event(&line, version)?;
@@ -295,16 +315,17 @@ impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
         Ok(())
     }
 
-    fn event(&self, line: &[u8], version: &mut String) -> Result<(), Error> {
+    fn event(&self, line: &Bytes, version: &mut String) -> Result<(), Error> {
         let event: RawEvent<'_> = serde_json::from_slice(line)?;
         match event.event_type {
             "ADDED" | "MODIFIED" | "DELETED" => {
-                if let Some(object) = self.decode(event.object) {
+                let raw = event.object.get().as_bytes();
+                if let Some(object) = self.readable(event.object, self.shared.decode(raw)) {
                     let seen = object.meta().resource_version.clone();
                     if event.event_type == "DELETED" {
                         self.shared.delete(object);
                     } else {
-                        self.shared.apply(object);
+                        self.shared.apply(object, line.slice_ref(raw));
                     }
                     *version = seen.unwrap_or_default();
                 } else if let Ok(object) =
@@ -330,8 +351,9 @@ impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
         Ok(())
     }
 
-    fn decode(&self, raw: &RawValue) -> Option<K> {
-        match serde_json::from_str(raw.get()) {
+    /// Says which object it is that cannot be decoded.
+    fn readable<T>(&self, raw: &RawValue, decoded: serde_json::Result<T>) -> Option<T> {
+        match decoded {
             Ok(object) => Some(object),
             Err(error) => {
                 let named = serde_json::from_str::<kube::core::PartialObjectMeta>(raw.get()).ok();
@@ -374,20 +396,43 @@ async fn pause(backoff: &mut Duration) {
 #[cfg(test)]
 mod tests {
     use super::Lines;
+    use bytes::Bytes;
 
     #[test]
     fn lines_come_whole_from_any_split() {
-        let text = b"one\n\ntwo two\nthr";
+        let text: &'static [u8] = b"one\n\ntwo two\nthr";
         for split in 0..text.len() {
             let mut lines = Lines::default();
             let mut got = Vec::new();
             for part in [&text[..split], &text[split..]] {
-                lines.push(part);
+                lines.push(Bytes::from_static(part));
                 while let Some(line) = lines.next() {
                     got.push(String::from_utf8(line.to_vec()).unwrap());
                 }
             }
             assert_eq!(got, vec!["one", "", "two two"], "split at {split}");
         }
+    }
+
+    #[test]
+    fn a_chunk_that_is_one_line_is_not_copied() {
+        let chunk = Bytes::from_static(b"an event\n");
+        let mut lines = Lines::default();
+        lines.push(chunk.clone());
+        let line = lines.next().unwrap();
+        assert_eq!((&line[..], line.as_ptr()), (&b"an event"[..], chunk.as_ptr()));
+        // Not so what comes in parts, or behind a part.
+        for part in [&b"one"[..], b" line\n", b"more\n"] {
+            lines.push(Bytes::from_static(part));
+        }
+        assert_eq!(lines.next().unwrap(), "one line");
+        assert_eq!(lines.next().unwrap(), "more");
+        assert!(lines.next().is_none());
+        lines.push(chunk.clone());
+        lines.push(chunk);
+        assert_eq!(
+            (lines.next().unwrap(), lines.next().unwrap()),
+            ("an event".into(), "an event".into())
+        );
     }
 }

@@ -1,95 +1,169 @@
 //! The local copy of one kind: objects by namespace and name, and the indexes over them.
 //!
+//! An object in Rust's form takes several times the memory of its JSON, and the JSON that a watch in this process
+//! brings is the server's own copy. So only the objects that changed last are kept decoded; of the others there is
+//! the JSON, which is decoded by whoever asks for one.
+//!
 //! It knows nothing of lists and watches, and calls nobody but the index functions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use kube::Resource;
 
 use crate::Key;
 
-struct Index<K> {
-    values: fn(&K) -> Vec<String>,
-    keys: HashMap<String, BTreeSet<Key>>,
+/// An object as it is kept.
+pub(super) enum Kept<K> {
+    Decoded(Arc<K>),
+    Raw(Bytes),
 }
 
-impl<K: Resource> Index<K> {
-    fn insert(&mut self, key: &Key, object: &K) {
-        for value in (self.values)(object) {
-            self.keys.entry(value).or_default().insert(key.clone());
+impl<K> Clone for Kept<K> {
+    fn clone(&self) -> Self {
+        match self {
+            Kept::Decoded(object) => Kept::Decoded(object.clone()),
+            Kept::Raw(raw) => Kept::Raw(raw.clone()),
         }
     }
+}
 
-    fn remove(&mut self, key: &Key, object: &K) {
-        for value in (self.values)(object) {
-            if let Some(keys) = self.keys.get_mut(&value) {
-                keys.remove(key);
-                if keys.is_empty() {
-                    self.keys.remove(&value);
-                }
-            }
+struct Slot<K> {
+    decoded: Option<Arc<K>>,
+    /// `None`: it stays decoded.
+    raw: Option<Bytes>,
+    /// Its place in `Store::recent`, while it is decoded and has a raw form.
+    stamp: u64,
+    /// What the indexes gave for it, by their number.
+    values: Box<[(usize, Arc<str>)]>,
+}
+
+impl<K> Slot<K> {
+    fn kept(&self) -> Option<Kept<K>> {
+        match (&self.decoded, &self.raw) {
+            (Some(object), _) => Some(Kept::Decoded(object.clone())),
+            (None, Some(raw)) => Some(Kept::Raw(raw.clone())),
+            (None, None) => None,
         }
     }
+}
+
+/// Namespace and name.
+type Place = (Arc<str>, Arc<str>);
+
+struct Index<K> {
+    name: &'static str,
+    values: fn(&K) -> Vec<String>,
+    places: HashMap<Arc<str>, BTreeSet<Place>>,
 }
 
 pub(super) struct Store<K> {
-    objects: BTreeMap<String, BTreeMap<String, Arc<K>>>,
-    indexes: HashMap<&'static str, Index<K>>,
-}
-
-impl<K> Default for Store<K> {
-    fn default() -> Self {
-        Store {
-            objects: BTreeMap::new(),
-            indexes: HashMap::new(),
-        }
-    }
+    objects: BTreeMap<Arc<str>, BTreeMap<Arc<str>, Slot<K>>>,
+    indexes: Vec<Index<K>>,
+    /// The objects that are decoded and need not be, by age.
+    recent: BTreeMap<u64, Place>,
+    next_stamp: u64,
+    /// How many objects are kept decoded.
+    decoded: usize,
 }
 
 impl<K: Resource> Store<K> {
-    /// Puts the object in and answers what was there before.
-    pub(super) fn insert(&mut self, object: Arc<K>) -> Option<Arc<K>> {
-        let key = Key::of(&*object);
-        let names = self.objects.entry(key.namespace.clone()).or_default();
-        let old = names.insert(key.name.clone(), object.clone());
-        for index in self.indexes.values_mut() {
-            if let Some(old) = &old {
-                index.remove(&key, old);
+    pub(super) fn new(decoded: usize) -> Self {
+        Store {
+            objects: BTreeMap::new(),
+            indexes: Vec::new(),
+            recent: BTreeMap::new(),
+            next_stamp: 0,
+            decoded,
+        }
+    }
+
+    /// Puts the object in and answers what was there before. With a raw form it may be kept in that form alone.
+    pub(super) fn insert(&mut self, object: &Arc<K>, raw: Option<Bytes>) -> Option<Kept<K>> {
+        let meta = object.meta();
+        let (namespace, name) = (
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+        );
+        let before = self.take(namespace, name);
+        let (place, old) = match before {
+            Some((place, slot)) => (place, slot.kept()),
+            None => {
+                let namespace = match self.objects.get_key_value(namespace) {
+                    Some((known, _)) => known.clone(),
+                    None => namespace.into(),
+                };
+                ((namespace, name.into()), None)
             }
-            index.insert(&key, &object);
+        };
+        let mut values = Vec::new();
+        for (nth, index) in self.indexes.iter_mut().enumerate() {
+            for value in (index.values)(object) {
+                values.push((nth, index.insert(&value, &place)));
+            }
+        }
+        let stamp = self.next_stamp;
+        self.next_stamp += 1;
+        if raw.is_some() {
+            self.recent.insert(stamp, place.clone());
+        }
+        let slot = Slot {
+            decoded: Some(object.clone()),
+            raw,
+            stamp,
+            values: values.into_boxed_slice(),
+        };
+        self.objects.entry(place.0).or_default().insert(place.1, slot);
+        while self.recent.len() > self.decoded {
+            let Some((_, place)) = self.recent.pop_first() else {
+                break;
+            };
+            if let Some(slot) = self
+                .objects
+                .get_mut(&place.0)
+                .and_then(|names| names.get_mut(&place.1))
+            {
+                slot.decoded = None;
+            }
         }
         old
     }
 
-    pub(super) fn remove(&mut self, key: &Key) -> Option<Arc<K>> {
-        let names = self.objects.get_mut(&key.namespace)?;
-        let old = names.remove(&key.name)?;
-        if names.is_empty() {
-            self.objects.remove(&key.namespace);
+    /// Takes an object out of everything but leaves its namespace.
+    fn take(&mut self, namespace: &str, name: &str) -> Option<(Place, Slot<K>)> {
+        let (known, _) = self.objects.get_key_value(namespace)?;
+        let known = known.clone();
+        let (name, slot) = self.objects.get_mut(namespace)?.remove_entry(name)?;
+        let place = (known, name);
+        self.recent.remove(&slot.stamp);
+        for (nth, value) in &slot.values {
+            self.indexes[*nth].remove(value, &place);
         }
-        for index in self.indexes.values_mut() {
-            index.remove(key, &old);
+        Some((place, slot))
+    }
+
+    pub(super) fn remove(&mut self, key: &Key) -> Option<Kept<K>> {
+        let (place, slot) = self.take(&key.namespace, &key.name)?;
+        if self.objects.get(&place.0).is_some_and(BTreeMap::is_empty) {
+            self.objects.remove(&place.0);
         }
-        Some(old)
+        slot.kept()
     }
 
-    pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Arc<K>> {
-        self.objects.get(namespace)?.get(name).cloned()
+    pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Kept<K>> {
+        self.objects.get(namespace)?.get(name)?.kept()
     }
 
-    pub(super) fn list(&self) -> Vec<Arc<K>> {
-        self.objects
-            .values()
-            .flat_map(|names| names.values().cloned())
-            .collect()
+    pub(super) fn list(&self) -> Vec<Kept<K>> {
+        let all = self.objects.values().flat_map(BTreeMap::values);
+        all.filter_map(Slot::kept).collect()
     }
 
-    pub(super) fn list_namespaced(&self, namespace: &str) -> Vec<Arc<K>> {
-        self.objects
-            .get(namespace)
-            .map(|names| names.values().cloned().collect())
-            .unwrap_or_default()
+    pub(super) fn list_namespaced(&self, namespace: &str) -> Vec<Kept<K>> {
+        let names = self.objects.get(namespace);
+        let all = names.into_iter().flat_map(BTreeMap::values);
+        all.filter_map(Slot::kept).collect()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -99,29 +173,201 @@ impl<K: Resource> Store<K> {
     pub(super) fn keys(&self) -> BTreeSet<Key> {
         self.objects
             .iter()
-            .flat_map(|(namespace, names)| names.keys().map(|name| Key::new(namespace.clone(), name.clone())))
+            .flat_map(|(namespace, names)| names.keys().map(|name| Key::new(&**namespace, &**name)))
             .collect()
     }
 
-    pub(super) fn add_index(&mut self, name: &'static str, values: fn(&K) -> Vec<String>) {
-        if self.indexes.contains_key(name) {
+    /// Adds an index, unless the name is taken. What is kept raw is read by `thaw`.
+    pub(super) fn add_index(
+        &mut self,
+        name: &'static str,
+        values: fn(&K) -> Vec<String>,
+        thaw: impl Fn(Kept<K>) -> Option<Arc<K>>,
+    ) {
+        if self.indexes.iter().any(|index| index.name == name) {
             return;
         }
         let mut index = Index {
+            name,
             values,
-            keys: HashMap::new(),
+            places: HashMap::new(),
         };
-        for object in self.objects.values().flat_map(BTreeMap::values) {
-            index.insert(&Key::of(&**object), object);
+        let nth = self.indexes.len();
+        for (namespace, names) in &mut self.objects {
+            for (name, slot) in names {
+                let Some(object) = slot.kept().and_then(&thaw) else {
+                    continue;
+                };
+                let place = (namespace.clone(), name.clone());
+                let mut all = std::mem::take(&mut slot.values).into_vec();
+                all.extend(
+                    values(&object)
+                        .iter()
+                        .map(|value| (nth, index.insert(value, &place))),
+                );
+                slot.values = all.into_boxed_slice();
+            }
         }
-        self.indexes.insert(name, index);
+        self.indexes.push(index);
     }
 
-    pub(super) fn by_index(&self, name: &str, value: &str) -> Vec<Arc<K>> {
-        let keys = self.indexes.get(name).and_then(|index| index.keys.get(value));
-        keys.into_iter()
+    fn index(&self, name: &str) -> Option<&Index<K>> {
+        self.indexes.iter().find(|index| index.name == name)
+    }
+
+    pub(super) fn by_index(&self, name: &str, value: &str) -> Vec<Kept<K>> {
+        let places = self.index(name).and_then(|index| index.places.get(value));
+        places
+            .into_iter()
             .flatten()
-            .filter_map(|key| self.get(&key.namespace, &key.name))
+            .filter_map(|(namespace, name)| self.get(namespace, name))
             .collect()
+    }
+
+    /// The values that an index has objects for.
+    pub(super) fn index_values(&self, name: &str) -> Vec<String> {
+        let index = self.index(name);
+        let values = index.into_iter().flat_map(|index| index.places.keys());
+        values.map(|value| value.to_string()).collect()
+    }
+}
+
+impl<K> Index<K> {
+    /// Answers the shared form of the value.
+    fn insert(&mut self, value: &str, place: &Place) -> Arc<str> {
+        let value: Arc<str> = match self.places.get_key_value(value) {
+            Some((known, _)) => known.clone(),
+            None => value.into(),
+        };
+        let places = self.places.entry(value.clone()).or_default();
+        places.insert(place.clone());
+        value
+    }
+
+    fn remove(&mut self, value: &str, place: &Place) {
+        if let Some(places) = self.places.get_mut(value) {
+            places.remove(place);
+            if places.is_empty() {
+                self.places.remove(value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use serde_json::json;
+
+    fn object(name: &str, version: u32) -> (Arc<ConfigMap>, Bytes) {
+        let value = json!({"metadata": {"namespace": "ns", "name": name, "resourceVersion": version.to_string(),
+            "labels": {"even": (version % 2 == 0).to_string()}}});
+        let raw = Bytes::from(value.to_string());
+        (Arc::new(serde_json::from_value(value).unwrap()), raw)
+    }
+
+    fn by_even(object: &ConfigMap) -> Vec<String> {
+        object
+            .metadata
+            .labels
+            .iter()
+            .flatten()
+            .map(|(_, value)| value.clone())
+            .collect()
+    }
+
+    fn thaw(kept: Kept<ConfigMap>) -> Option<Arc<ConfigMap>> {
+        Some(match kept {
+            Kept::Decoded(object) => object,
+            Kept::Raw(raw) => Arc::new(serde_json::from_slice(&raw).unwrap()),
+        })
+    }
+
+    /// `a@1`, in brackets if it is kept raw.
+    fn show(kept: &Kept<ConfigMap>) -> String {
+        let object = thaw(kept.clone()).unwrap();
+        let meta = &object.metadata;
+        let text = format!(
+            "{}@{}",
+            meta.name.as_deref().unwrap_or_default(),
+            meta.resource_version.as_deref().unwrap_or_default()
+        );
+        match kept {
+            Kept::Decoded(_) => text,
+            Kept::Raw(_) => format!("[{text}]"),
+        }
+    }
+
+    fn all(kept: &[Kept<ConfigMap>]) -> String {
+        kept.iter().map(show).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn only_what_changed_last_is_kept_decoded() {
+        let mut store = Store::<ConfigMap>::new(2);
+        let put = |store: &mut Store<ConfigMap>, name: &str, version: u32| {
+            let (object, raw) = object(name, version);
+            store.insert(&object, Some(raw)).as_ref().map(show)
+        };
+        for (version, name) in (1..).zip(["a", "b", "c"]) {
+            assert_eq!(put(&mut store, name, version), None);
+        }
+        assert_eq!(all(&store.list()), "[a@1] b@2 c@3");
+        assert_eq!(put(&mut store, "c", 4).as_deref(), Some("c@3"));
+        assert_eq!(
+            all(&store.list()),
+            "[a@1] b@2 c@4",
+            "a change takes no second place"
+        );
+        assert_eq!(put(&mut store, "a", 5).as_deref(), Some("[a@1]"));
+        assert_eq!(all(&store.list()), "a@5 [b@2] c@4");
+        // What has no raw form stays.
+        let (listed, _) = object("d", 6);
+        store.insert(&listed, None);
+        put(&mut store, "e", 7);
+        assert_eq!(all(&store.list()), "a@5 [b@2] [c@4] d@6 e@7");
+        let gone = store.remove(&Key::new("ns", "e"));
+        assert_eq!(gone.as_ref().map(show).as_deref(), Some("e@7"));
+        assert_eq!(store.recent.len(), 1);
+        assert!(store.remove(&Key::new("ns", "e")).is_none());
+        for name in ["a", "b", "c", "d"] {
+            store.remove(&Key::new("ns", name));
+        }
+        assert!(store.objects.is_empty() && store.recent.is_empty());
+    }
+
+    #[test]
+    fn raw_and_shared_are_one_memory() {
+        let mut store = Store::<ConfigMap>::new(0);
+        let (object, raw) = object("a", 1);
+        store.insert(&object, Some(raw.clone()));
+        let Some(Kept::Raw(kept)) = store.get("ns", "a") else {
+            panic!("nothing is to be kept decoded");
+        };
+        assert_eq!(kept.as_ptr(), raw.as_ptr());
+    }
+
+    #[test]
+    fn indexes_follow_whatever_the_form() {
+        let mut store = Store::<ConfigMap>::new(1);
+        for (version, name) in (1..).zip(["a", "b"]) {
+            let (object, raw) = object(name, version);
+            store.insert(&object, Some(raw));
+        }
+        store.add_index("even", by_even, thaw);
+        store.add_index("even", |_| vec!["other".to_owned()], thaw);
+        let check = |store: &Store<ConfigMap>, even: &str, odd: &str| {
+            assert_eq!(all(&store.by_index("even", "true")), even);
+            assert_eq!(all(&store.by_index("even", "false")), odd);
+        };
+        check(&store, "b@2", "[a@1]");
+        let (object, raw) = object("a", 4);
+        store.insert(&object, Some(raw));
+        check(&store, "a@4 [b@2]", "");
+        assert_eq!(store.index_values("even"), ["true"]);
+        store.remove(&Key::new("ns", "b"));
+        check(&store, "a@4", "");
+        assert!(store.by_index("none", "true").is_empty());
     }
 }

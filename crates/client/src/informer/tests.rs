@@ -220,3 +220,96 @@ async fn two_lives_under_one_name_are_told_apart_and_a_storm_of_410_is_slowed_do
     let asked = seen.lock().len();
     assert!(asked < 40, "{asked} requests in a minute");
 }
+
+/// A server with one list, and a watch that the returned sender feeds.
+fn scripted(list: Value) -> (Client, UnboundedSender<String>) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let receiver = Mutex::new(Some(receiver));
+    let (client, _) = fake::client(move |request| {
+        if !request.query.contains("watch=true") {
+            return Reply::Json(200, list.clone());
+        }
+        match receiver.lock().take() {
+            Some(receiver) => Reply::Stream(receiver),
+            None => fake::status(500, "InternalError"),
+        }
+    });
+    (client, sender)
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_many_objects_few_are_kept_decoded_and_all_are_found() {
+    let object = |nth: usize, version: usize| {
+        let label = if nth.is_multiple_of(2) { "even" } else { "odd" };
+        config_map(&format!("{nth:04}"), &version.to_string(), label)
+    };
+    let many = DECODED * 2;
+    let items: Vec<Value> = (0..many).map(|nth| object(nth, nth + 1)).collect();
+    let (client, feed) = scripted(json!({"metadata": {"resourceVersion": many.to_string()}, "items": items}));
+    let informer = InformerFactory::new(client, CancellationToken::new()).informer::<ConfigMap>();
+    informer.synced().await;
+    informer.add_index("app", by_app);
+    let mut changes = record(&informer);
+    for nth in 0..many {
+        assert_eq!(changes.recv().await.unwrap(), format!("+{nth:04}@{}", nth + 1));
+    }
+    let decoded = || {
+        let kept = informer.shared.store.read().list();
+        kept.iter()
+            .filter(|kept| matches!(kept, Kept::Decoded(_)))
+            .count()
+    };
+    assert!(decoded() <= DECODED * 2 && informer.len() == many);
+    // Every object changes once: what the list brought gives way to what is shared.
+    for nth in 0..many {
+        feed.send(event("MODIFIED", object(nth, many + nth))).unwrap();
+    }
+    for nth in 0..many {
+        assert_eq!(changes.recv().await.unwrap(), format!("+{nth:04}@{}", many + nth));
+    }
+    assert_eq!(decoded(), DECODED);
+    assert_eq!(informer.by_index("app", "odd").len(), many / 2);
+    assert_eq!(informer.index_values("app").len(), 2);
+    let labelled = informer.list_labelled("default", |labels| {
+        labels
+            .and_then(|labels| labels.get("app"))
+            .is_some_and(|app| app == "even")
+    });
+    assert_eq!(labelled.len(), many / 2);
+    assert!(informer.list_labelled("other", |_| true).is_empty());
+    let cold = informer.get("default", "0000").unwrap();
+    assert_eq!(cold.metadata.resource_version, Some(many.to_string()));
+    assert!(cold.metadata.managed_fields.is_none());
+    assert_eq!(informer.list().len(), many);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_metadata_only_the_identity_is_kept() {
+    let object = |version: &str| {
+        json!({"metadata": {"namespace": "ns", "name": "a", "uid": "u", "resourceVersion": version,
+            "finalizers": ["f"], "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "o", "uid": "o"}]}})
+    };
+    let (client, feed) = scripted(json!({"metadata": {"resourceVersion": "5"}, "items": [object("3")]}));
+    let factory = InformerFactory::new(client, CancellationToken::new());
+    let resource = ApiResource::erase::<ConfigMap>(&());
+    let (sender, mut changes) = mpsc::unbounded_channel();
+    let informer = factory.metadata(&resource, CancellationToken::new(), move |change| {
+        let brief = |object: &PartialObject| {
+            let meta = &object.metadata;
+            let owners = meta.owner_references.as_ref().map_or(0, Vec::len);
+            let version = meta.resource_version.clone().unwrap_or_default();
+            format!("{}@{version} {owners}", meta.uid.clone().unwrap_or_default())
+        };
+        let _ = sender.send(match change {
+            Change::Applied { old, new } => (old.as_deref().map(brief), brief(new)),
+            Change::Deleted { last } => (None, brief(last)),
+        });
+    });
+    assert_eq!(changes.recv().await.unwrap(), (None, "u@3 1".to_owned()));
+    feed.send(event("MODIFIED", object("7"))).unwrap();
+    let both = (Some("u@3 0".to_owned()), "u@7 1".to_owned());
+    assert_eq!(changes.recv().await.unwrap(), both);
+    feed.send(event("DELETED", object("8"))).unwrap();
+    assert_eq!(changes.recv().await.unwrap(), (None, "u@8 1".to_owned()));
+    assert!(informer.is_empty());
+}

@@ -20,6 +20,7 @@ use skiff_client::{
 
 use tokio::time::Instant;
 
+use crate::node::{BY_NODE, by_node};
 use crate::selector::matches_map;
 use crate::{Context, Error, Written, error_message, is_namespace_terminating, wait_for_copy};
 use plan::{CONTROLLER, MANAGED_BY, SERVICE_NAME};
@@ -133,6 +134,7 @@ pub(crate) async fn run(context: Context) {
         context: context.clone(),
     });
     controller.slices.add_index(BY_SERVICE, by_service);
+    controller.pods.add_index(BY_NODE, by_node);
     let queue = controller.queue.clone();
     controller.services.subscribe(move |change: &Change<Service>| {
         let object = change.object();
@@ -202,13 +204,8 @@ impl Controller {
             return;
         }
         let name = new.metadata.name.as_deref().unwrap_or_default();
-        for pod in self
-            .pods
-            .list()
-            .iter()
-            .filter(|pod| crate::pods::node_name(pod) == name)
-        {
-            for key in services_of(&self.services, pod) {
+        for pod in self.pods.by_index(BY_NODE, name) {
+            for key in services_of(&self.services, &pod) {
                 self.queue.add(key, Some(cause_of(new)));
             }
         }
@@ -243,10 +240,7 @@ impl Controller {
             .unwrap_or_default();
         let selected: Vec<Arc<Pod>> = self
             .pods
-            .list_namespaced(&key.namespace)
-            .into_iter()
-            .filter(|pod| matches_map(&selector, pod.metadata.labels.as_ref()))
-            .collect();
+            .list_labelled(&key.namespace, |labels| matches_map(&selector, labels));
         // A slice that is being deleted by someone else must not be counted on.
         let existing: Vec<Arc<EndpointSlice>> = existing
             .into_iter()

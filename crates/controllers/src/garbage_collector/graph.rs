@@ -175,6 +175,10 @@ impl Graph {
         for reference in old.iter().flat_map(|old| &old.owners) {
             self.leave(uid, &reference.uid, &mut work);
         }
+        // What many objects needed is given back when they are gone.
+        if self.nodes.capacity() > 1024 && self.nodes.len() * 4 < self.nodes.capacity() {
+            self.nodes.shrink_to(self.nodes.len() * 2);
+        }
         work.into_iter().collect()
     }
 

@@ -148,7 +148,6 @@ impl Collector {
 
     fn monitor(self: &Arc<Self>, served: Served) -> Monitor {
         let stop = CancellationToken::new();
-        let informer = self.context.informers.metadata(&served.resource, stop.clone());
         let (collector, resource, name) = (self.clone(), served.resource.clone(), served.group_resource());
         let cause_of = move |object: &PartialObject| {
             let text = |text: &Option<String>| text.clone().unwrap_or_default();
@@ -159,7 +158,7 @@ impl Collector {
                 version: text(&object.metadata.resource_version),
             })
         };
-        informer.subscribe(move |change: &Change<PartialObject>| match change {
+        let follow = move |change: &Change<PartialObject>| match change {
             Change::Applied { old, new } => {
                 let cause = cause_of(new);
                 // An object that was deleted and made again between two looks has two lives.
@@ -171,7 +170,11 @@ impl Collector {
                 collector.enqueue(work, cause);
             }
             Change::Deleted { last } => collector.gone(last, cause_of(last)),
-        });
+        };
+        let informer = self
+            .context
+            .informers
+            .metadata(&served.resource, stop.clone(), follow);
         Monitor {
             served,
             informer,

@@ -8,6 +8,7 @@ pub(crate) mod taint_eviction;
 
 use k8s_openapi::api::core::v1::{Node, NodeCondition, ObjectReference, Pod};
 
+/// Index of pods by the node they are bound to; those without one are under the empty name.
 pub(crate) const BY_NODE: &str = "node";
 
 pub(crate) fn by_node(pod: &Pod) -> Vec<String> {

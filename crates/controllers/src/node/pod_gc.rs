@@ -1,7 +1,7 @@
 //! The pod garbage collector: removes pods that no kubelet will ever remove, and old finished ones beyond
 //! the threshold.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use serde_json::json;
 use skiff_client::{ErrorExt, Informer};
 use tokio::time::Instant;
 
+use super::{BY_NODE, by_node};
 use crate::{Context, pods};
 
 const PERIOD: Duration = Duration::from_secs(20);
@@ -25,6 +26,35 @@ enum Why {
     Finished,
     NodeGone,
     NeverScheduled,
+}
+
+/// Index of the pods that may have to go whatever becomes of their nodes: finding them takes no look at the others.
+const BY_END: &str = "end";
+const ENDED: &str = "ended";
+const LEAVING: &str = "leaving";
+
+fn by_end(pod: &Pod) -> Vec<String> {
+    let mut ends = Vec::new();
+    if pods::is_terminal(pod) {
+        ends.push(ENDED.to_owned());
+    }
+    if pods::node_name(pod).is_empty() && pod.metadata.deletion_timestamp.is_some() {
+        ends.push(LEAVING.to_owned());
+    }
+    ends
+}
+
+/// The pods that [`plan`] has to look at, each once.
+fn candidates(all: &Informer<Pod>, gone: &HashSet<String>) -> Vec<Arc<Pod>> {
+    let ends = [ENDED, LEAVING]
+        .into_iter()
+        .flat_map(|end| all.by_index(BY_END, end));
+    let lost = gone.iter().flat_map(|node| all.by_index(BY_NODE, node));
+    let by_uid: BTreeMap<Option<String>, Arc<Pod>> = ends
+        .chain(lost)
+        .map(|pod| (pod.metadata.uid.clone(), pod))
+        .collect();
+    by_uid.into_values().collect()
 }
 
 /// Which pods to remove. `gone` are the nodes known not to exist.
@@ -73,6 +103,8 @@ fn plan(all: &[Arc<Pod>], gone: &HashSet<String>, threshold: usize) -> Vec<(Arc<
 pub(crate) async fn run(context: Context) {
     let nodes: Informer<Node> = context.informers.informer();
     let all_pods: Informer<Pod> = context.informers.informer();
+    all_pods.add_index(BY_NODE, by_node);
+    all_pods.add_index(BY_END, by_end);
     nodes.synced().await;
     all_pods.synced().await;
     let mut missing_since: HashMap<String, Instant> = HashMap::new();
@@ -83,8 +115,9 @@ pub(crate) async fn run(context: Context) {
             _ = context.shutdown.cancelled() => return,
             _ = ticks.tick() => {}
         }
-        let all = all_pods.list();
-        let gone = nodes_gone(&context, &nodes, &all, &mut missing_since).await;
+        let named = all_pods.index_values(BY_NODE);
+        let gone = nodes_gone(&context, &nodes, &named, &mut missing_since).await;
+        let all = candidates(&all_pods, &gone);
         for (pod, why) in plan(&all, &gone, context.config.terminated_pod_gc_threshold) {
             if let Err(error) = remove(&context, &pod, why).await {
                 tracing::debug!(%error, pod = ?pod.metadata.name, "cannot remove the pod");
@@ -97,17 +130,13 @@ pub(crate) async fn run(context: Context) {
 async fn nodes_gone(
     context: &Context,
     nodes: &Informer<Node>,
-    all: &[Arc<Pod>],
+    named: &[String],
     missing_since: &mut HashMap<String, Instant>,
 ) -> HashSet<String> {
-    let named: HashSet<&str> = all
-        .iter()
-        .map(|pod| pods::node_name(pod))
-        .filter(|name| !name.is_empty())
-        .collect();
     let missing: HashSet<&str> = named
-        .into_iter()
-        .filter(|name| nodes.get("", name).is_none())
+        .iter()
+        .map(String::as_str)
+        .filter(|name| !name.is_empty() && nodes.get("", name).is_none())
         .collect();
     missing_since.retain(|name, _| missing.contains(name.as_str()));
     let api: Api<Node> = Api::all(context.client.clone());
@@ -185,6 +214,8 @@ mod tests {
             pod("done2", "here", "Succeeded", false, 2),
             pod("done1", "here", "Failed", false, 1),
         ];
+        let ends: Vec<String> = all.iter().map(|pod| by_end(pod).join("+")).collect();
+        assert_eq!(ends, ["", "", "", LEAVING, "", ENDED, ENDED]);
         let gone: HashSet<String> = ["gone".to_owned()].into();
         let check = |threshold: usize, expected: &[(&str, Why)]| {
             let got = plan(&all, &gone, threshold);
