@@ -102,7 +102,7 @@ pub fn schedule(
 /// The node with the highest weighted score; a random one among equals.
 fn best(pod: &PodInfo, fitting: &[&Arc<NodeInfo>], plugins: &[Arc<dyn Plugin>]) -> String {
     if let [only] = fitting {
-        return only.name.clone();
+        return only.name.to_string();
     }
     let mut totals = vec![0_i64; fitting.len()];
     for plugin in plugins.iter().filter(|p| p.weight() > 0 && p.pre_score(pod)) {
@@ -117,7 +117,7 @@ fn best(pod: &PodInfo, fitting: &[&Arc<NodeInfo>], plugins: &[Arc<dyn Plugin>]) 
         .iter()
         .zip(&totals)
         .filter(|(_, t)| **t == top)
-        .map(|(n, _)| n.name.as_str())
+        .map(|(n, _)| &*n.name)
         .collect();
     equals[rand::rng().random_range(0..equals.len())].to_owned()
 }
@@ -187,7 +187,7 @@ mod tests {
         let mut full = plain_node("full");
         let big =
             json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "1", "memory": "2Gi"}}}]});
-        full.add_pod(Arc::new(pod("there", big)));
+        full.add_pod(pod("there", big).load);
         let nodes = vec![Arc::new(full), Arc::new(plain_node("empty"))];
         for _ in 0..10 {
             assert_eq!(

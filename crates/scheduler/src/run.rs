@@ -161,7 +161,7 @@ impl Scheduler {
             }
         } else if let Some(node) = pod.node_name().map(str::to_owned) {
             self.queue.remove(&pod.uid);
-            self.cache.lock().place(pod, &node);
+            self.cache.lock().place(&pod, &node);
         } else if pod.pod.metadata.deletion_timestamp.is_some() {
             self.queue.remove(&pod.uid);
         } else {
@@ -196,7 +196,7 @@ impl Scheduler {
             cache.next_start = start;
             // Assumed at once: the next cycle must not give the same room away again.
             if let Ok(Outcome::Node(node)) = &decided {
-                cache.assume(Arc::clone(&pod), node);
+                cache.assume(&pod, node);
             }
             decided
         };

@@ -7,22 +7,19 @@ use skiff_client::Key;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// A pod with what the plugins keep asking about.
+/// What a pod takes of its node. Of the pods that have one, this is all that is kept here.
 #[derive(Debug, Clone)]
-pub struct PodInfo {
-    pub key: Key,
-    pub uid: String,
-    pub pod: Arc<Pod>,
+pub struct Load {
+    pub uid: Arc<str>,
     pub requests: Resources,
     /// CPU and memory as counted for scoring.
     pub scoring: (i64, i64),
-    pub priority: i32,
     /// (protocol, host address, port)
-    pub host_ports: Vec<(String, String, i32)>,
+    pub host_ports: Box<[(String, String, i32)]>,
 }
 
-impl PodInfo {
-    pub fn new(pod: Arc<Pod>) -> Self {
+impl Load {
+    fn of(pod: &Pod) -> Self {
         let spec = pod.spec.as_ref();
         let host_ports = spec
             .into_iter()
@@ -44,12 +41,31 @@ impl PodInfo {
             })
             .collect();
         Self {
-            key: Key::of(&*pod),
-            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            uid: pod.metadata.uid.as_deref().unwrap_or_default().into(),
             requests: spec.map(pod_requests).unwrap_or_default(),
             scoring: spec.map(scoring_requests).unwrap_or_default(),
-            priority: spec.and_then(|s| s.priority).unwrap_or(0),
             host_ports,
+        }
+    }
+}
+
+/// A pod that wants a node, with what the plugins keep asking about.
+#[derive(Debug, Clone)]
+pub struct PodInfo {
+    pub key: Key,
+    pub uid: String,
+    pub pod: Arc<Pod>,
+    pub load: Arc<Load>,
+    pub priority: i32,
+}
+
+impl PodInfo {
+    pub fn new(pod: Arc<Pod>) -> Self {
+        Self {
+            key: Key::of(&*pod),
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            load: Arc::new(Load::of(&pod)),
+            priority: pod.spec.as_ref().and_then(|s| s.priority).unwrap_or(0),
             pod,
         }
     }
@@ -71,14 +87,15 @@ impl PodInfo {
 
 #[derive(Debug, Clone, Default)]
 pub struct NodeInfo {
-    pub name: String,
+    pub name: Arc<str>,
     /// Absent while only pods of the node are known.
     pub node: Option<Arc<Node>>,
     pub allocatable: Resources,
     pub max_pods: i64,
     pub requested: Resources,
     pub scoring: (i64, i64),
-    pub pods: HashMap<String, Arc<PodInfo>>,
+    /// By uid.
+    pub pods: HashMap<Arc<str>, Arc<Load>>,
 }
 
 impl NodeInfo {
@@ -109,12 +126,12 @@ impl NodeInfo {
         self.node = Some(node);
     }
 
-    pub(crate) fn add_pod(&mut self, pod: Arc<PodInfo>) {
-        self.remove_pod(&pod.uid);
-        self.requested.add(&pod.requests);
-        self.scoring.0 += pod.scoring.0;
-        self.scoring.1 += pod.scoring.1;
-        self.pods.insert(pod.uid.clone(), pod);
+    pub(crate) fn add_pod(&mut self, load: Arc<Load>) {
+        self.remove_pod(&load.uid);
+        self.requested.add(&load.requests);
+        self.scoring.0 += load.scoring.0;
+        self.scoring.1 += load.scoring.1;
+        self.pods.insert(load.uid.clone(), load);
     }
 
     fn remove_pod(&mut self, uid: &str) {
@@ -132,18 +149,18 @@ pub struct Cache {
     /// In no order. Kept as a list because every cycle goes through all of them.
     nodes: Vec<Arc<NodeInfo>>,
     /// Name to place in `nodes`.
-    index: HashMap<String, usize>,
+    index: HashMap<Arc<str>, usize>,
     /// Nodes known only by their pods: a node's pods may outlive the news of it, or come before.
-    absent: HashMap<String, NodeInfo>,
+    absent: HashMap<Arc<str>, NodeInfo>,
     /// By pod uid.
-    placed: HashMap<String, Placed>,
+    placed: HashMap<Arc<str>, Placed>,
     /// The place in `nodes` where the next cycle begins.
     pub next_start: usize,
 }
 
 #[derive(Debug)]
 struct Placed {
-    node: String,
+    node: Arc<str>,
     /// By our own decision only; the API has not shown it yet.
     assumed: bool,
 }
@@ -157,18 +174,21 @@ impl Cache {
     fn entry(&mut self, name: &str) -> &mut NodeInfo {
         match self.index.get(name) {
             Some(place) => Arc::make_mut(&mut self.nodes[*place]),
-            None => self.absent.entry(name.to_owned()).or_insert_with(|| NodeInfo {
-                name: name.to_owned(),
-                ..NodeInfo::default()
-            }),
+            None => {
+                let name: Arc<str> = name.into();
+                self.absent.entry(name.clone()).or_insert_with(|| NodeInfo {
+                    name,
+                    ..NodeInfo::default()
+                })
+            }
         }
     }
 
     pub fn set_node(&mut self, node: Arc<Node>) {
         let name = node.metadata.name.clone().unwrap_or_default();
         self.entry(&name).set_node(node);
-        if let Some(known) = self.absent.remove(&name) {
-            self.index.insert(name, self.nodes.len());
+        if let Some(known) = self.absent.remove(name.as_str()) {
+            self.index.insert(known.name.clone(), self.nodes.len());
             self.nodes.push(Arc::new(known));
         }
     }
@@ -184,28 +204,30 @@ impl Cache {
         }
         if !removed.pods.is_empty() {
             removed.node = None;
-            self.absent.insert(name.to_owned(), removed);
+            self.absent.insert(removed.name.clone(), removed);
         }
     }
 
     /// A pod that the API shows on a node.
-    pub fn place(&mut self, pod: Arc<PodInfo>, node: &str) {
-        self.put(pod, node, false);
+    pub fn place(&mut self, pod: &PodInfo, node: &str) {
+        self.put(pod.load.clone(), node, false);
     }
 
     /// A pod that is about to be bound to a node.
-    pub fn assume(&mut self, pod: Arc<PodInfo>, node: &str) {
-        self.put(pod, node, true);
+    pub fn assume(&mut self, pod: &PodInfo, node: &str) {
+        self.put(pod.load.clone(), node, true);
     }
 
-    fn put(&mut self, pod: Arc<PodInfo>, node: &str, assumed: bool) {
-        self.remove_pod(&pod.uid);
+    fn put(&mut self, load: Arc<Load>, node: &str, assumed: bool) {
+        self.remove_pod(&load.uid);
+        let entry = self.entry(node);
         let placed = Placed {
-            node: node.to_owned(),
+            node: entry.name.clone(),
             assumed,
         };
-        self.placed.insert(pod.uid.clone(), placed);
-        self.entry(node).add_pod(pod);
+        let uid = load.uid.clone();
+        entry.add_pod(load);
+        self.placed.insert(uid, placed);
     }
 
     /// The binding failed. What the API shows by now stays: an answer can be lost though the pod was bound.
@@ -225,6 +247,10 @@ impl Cache {
         entry.remove_pod(uid);
         if entry.pods.is_empty() {
             self.absent.remove(&node);
+        }
+        // What many pods needed is given back when they are gone.
+        if self.placed.capacity() > 1024 && self.placed.len() * 4 < self.placed.capacity() {
+            self.placed.shrink_to(self.placed.len() * 2);
         }
     }
 
@@ -252,7 +278,7 @@ pub(crate) mod fixtures {
             "metadata": {"name": name, "labels": labels}, "spec": spec, "status": {"allocatable": allocatable}
         });
         let mut info = NodeInfo {
-            name: name.to_owned(),
+            name: name.into(),
             ..NodeInfo::default()
         };
         info.set_node(Arc::new(serde_json::from_value(object).unwrap()));
@@ -280,9 +306,9 @@ mod tests {
         let mut cache = Cache::default();
         cache.set_node(plain_node("a").node.unwrap());
         let spec = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "500m"}}}]});
-        let pod = Arc::new(pod("p", spec));
-        cache.assume(Arc::clone(&pod), "a");
-        cache.place(Arc::clone(&pod), "a");
+        let pod = pod("p", spec);
+        cache.assume(&pod, "a");
+        cache.place(&pod, "a");
         assert_eq!(cache.nodes()[0].requested.milli_cpu, 500);
         assert!(
             !cache.forget_assumed("p") && cache.is_placed("p"),
@@ -290,14 +316,15 @@ mod tests {
         );
         cache.remove_pod("p");
         assert_eq!(cache.nodes()[0].requested.milli_cpu, 0);
-        cache.assume(Arc::clone(&pod), "a");
+        cache.assume(&pod, "a");
         assert!(cache.forget_assumed("p") && !cache.is_placed("p"));
-        cache.place(pod, "gone");
+        cache.place(&pod, "gone");
         assert_eq!(
             cache.nodes().len(),
             1,
             "a node known only by its pods takes no new ones"
         );
+        assert_eq!(Arc::strong_count(&pod.pod), 1, "placed pods are not kept whole");
         cache.remove_pod("p");
         assert!(cache.absent.is_empty());
     }
@@ -306,15 +333,15 @@ mod tests {
     fn nodes_come_and_go_with_their_pods_on_them() {
         let mut cache = Cache::default();
         let spec = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "500m"}}}]});
-        cache.place(Arc::new(pod("early", spec.clone())), "a");
+        cache.place(&pod("early", spec.clone()), "a");
         for name in ["a", "b", "c"] {
             cache.set_node(plain_node(name).node.unwrap());
         }
-        cache.place(Arc::new(pod("late", spec)), "c");
+        cache.place(&pod("late", spec), "c");
         cache.remove_node("a");
         cache.remove_node("a");
         let of = |cache: &Cache, name: &str| {
-            let found = cache.nodes().iter().find(|n| n.name == name);
+            let found = cache.nodes().iter().find(|n| &*n.name == name);
             found.map(|n| n.requested.milli_cpu)
         };
         assert_eq!(

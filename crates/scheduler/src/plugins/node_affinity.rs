@@ -82,7 +82,7 @@ fn term_matches(term: &NodeSelectorTerm, node: &NodeInfo) -> bool {
         return false;
     }
     let label = |key: &str| node.labels().and_then(|l| l.get(key)).map(String::as_str);
-    let field = |key: &str| (key == "metadata.name").then_some(node.name.as_str());
+    let field = |key: &str| (key == "metadata.name").then_some(&*node.name);
     expressions.iter().all(|r| holds(r, label(&r.key))) && fields.iter().all(|r| holds(r, field(&r.key)))
 }
 

@@ -16,7 +16,7 @@ impl Plugin for NodeName {
 
     fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
         match pod.node_name() {
-            Some(name) if name != node.name => {
+            Some(name) if name != &*node.name => {
                 Err(Rejection::new("node(s) didn't match the requested node name"))
             }
             _ => Ok(()),

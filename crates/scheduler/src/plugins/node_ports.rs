@@ -24,7 +24,7 @@ impl Plugin for NodePorts {
                     && (used.1 == wanted.1 || used.1 == ANY || wanted.1 == ANY)
             })
         };
-        if pod.host_ports.iter().any(taken) {
+        if pod.load.host_ports.iter().any(taken) {
             return Err(Rejection::new(
                 "node(s) didn't have free ports for the requested pod ports",
             ));
@@ -38,7 +38,6 @@ mod tests {
     use super::*;
     use crate::snapshot::fixtures::{plain_node, pod};
     use serde_json::json;
-    use std::sync::Arc;
 
     #[test]
     fn ports_clash_by_address() {
@@ -49,7 +48,7 @@ mod tests {
             )
         };
         let mut node = plain_node("a");
-        node.add_pod(Arc::new(with_port("first", "127.0.0.1")));
+        node.add_pod(with_port("first", "127.0.0.1").load);
         assert!(NodePorts.filter(&with_port("second", "127.0.0.2"), &node).is_ok());
         assert!(
             NodePorts

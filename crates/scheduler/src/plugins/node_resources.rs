@@ -25,7 +25,7 @@ impl Plugin for Fit {
         if i64::try_from(node.pods.len()).unwrap_or(i64::MAX) >= node.max_pods {
             reasons.push("Too many pods".to_owned());
         }
-        let (want, have, used) = (&pod.requests, &node.allocatable, &node.requested);
+        let (want, have, used) = (&pod.load.requests, &node.allocatable, &node.requested);
         let lacks = |want: i64, have: i64, used: i64| want > 0 && want > have - used;
         if lacks(want.milli_cpu, have.milli_cpu, used.milli_cpu) {
             reasons.push("Insufficient cpu".to_owned());
@@ -66,8 +66,8 @@ impl Plugin for Fit {
                 (have - used - wanted) * MAX_SCORE / have
             }
         };
-        let cpu = free(node.scoring.0, pod.scoring.0, node.allocatable.milli_cpu);
-        let memory = free(node.scoring.1, pod.scoring.1, node.allocatable.memory);
+        let cpu = free(node.scoring.0, pod.load.scoring.0, node.allocatable.milli_cpu);
+        let memory = free(node.scoring.1, pod.load.scoring.1, node.allocatable.memory);
         (cpu + memory) / 2
     }
 }
@@ -84,12 +84,12 @@ impl Plugin for BalancedAllocation {
     }
 
     fn pre_score(&self, pod: &PodInfo) -> bool {
-        pod.requests.milli_cpu > 0 || pod.requests.memory > 0
+        pod.load.requests.milli_cpu > 0 || pod.load.requests.memory > 0
     }
 
     /// COMPAT: what counts is whether the pod brings the shares of CPU and memory in use closer together.
     fn score(&self, pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let (have, used, want) = (&node.allocatable, &node.requested, &pod.requests);
+        let (have, used, want) = (&node.allocatable, &node.requested, &pod.load.requests);
         let with = balance(
             (used.milli_cpu + want.milli_cpu, have.milli_cpu),
             (used.memory + want.memory, have.memory),
@@ -133,12 +133,15 @@ mod tests {
     #[test]
     fn what_is_left_must_cover_the_requests() {
         let mut node = plain_node("a");
-        node.add_pod(Arc::new(asking("there", "1500m", "1Gi")));
+        node.add_pod(asking("there", "1500m", "1Gi").load);
         assert!(Fit.filter(&asking("p", "500m", "3Gi"), &node).is_ok());
         let rejected = Fit.filter(&asking("p", "501m", "4Gi"), &node).unwrap_err();
         assert_eq!(rejected.reasons, ["Insufficient cpu", "Insufficient memory"]);
         let mut gpu = asking("p", "0", "0");
-        gpu.requests.others.insert("example.com/gpu".into(), 1);
+        Arc::make_mut(&mut gpu.load)
+            .requests
+            .others
+            .insert("example.com/gpu".into(), 1);
         assert_eq!(
             Fit.filter(&gpu, &node).unwrap_err().reasons,
             ["Insufficient example.com/gpu"]
@@ -153,7 +156,7 @@ mod tests {
     #[test]
     fn emptier_and_balanced_nodes_score_better() {
         let (empty, mut full) = (plain_node("a"), plain_node("b"));
-        full.add_pod(Arc::new(asking("there", "1500m", "1Gi")));
+        full.add_pod(asking("there", "1500m", "1Gi").load);
         let pod = asking("p", "100m", "100Mi");
         assert!(Fit.score(&pod, &empty) > Fit.score(&pod, &full));
         // The one is used 75% and 25%: memory brings it into balance, CPU out of it.
