@@ -15,6 +15,7 @@ mod archive;
 mod binary;
 mod config;
 mod pull;
+mod reference;
 mod stream;
 mod unpack;
 
@@ -475,9 +476,7 @@ pub fn normalize(reference: &str) -> Result<String, Error> {
 }
 
 fn parse_reference(reference: &str) -> Result<oci_client::Reference, Error> {
-    reference
-        .parse()
-        .map_err(|error: oci_client::ParseError| Error::Reference(reference.to_owned(), error.to_string()))
+    reference::parse(reference).map_err(|error| Error::Reference(reference.to_owned(), error.to_owned()))
 }
 
 /// Whether it is `sha256:` and 64 hexadecimal digits. Digests become names of files, so what an image
