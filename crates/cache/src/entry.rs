@@ -186,7 +186,7 @@ impl Entry {
 
     /// Bytes of memory, roughly.
     pub(crate) fn weight(&self) -> usize {
-        self.frame.len() + 256
+        self.frame.len() + 512
     }
 }
 

@@ -1,7 +1,8 @@
 //! What a list or a watch lets through, and what a change is to a watcher with such a filter.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use skiff_meta::selector::{FieldSelector, LabelSelector};
 use tokio::time::Instant;
 
@@ -72,7 +73,8 @@ pub struct Change {
     pub before: Option<Arc<Entry>>,
     /// `None`: deleted.
     pub after: Option<Arc<Entry>>,
-    gone: OnceLock<Arc<Entry>>,
+    /// What DELETED shows, while somebody has it: it is easily made again. Leaf lock.
+    gone: Mutex<Weak<Entry>>,
 }
 
 impl Change {
@@ -89,22 +91,57 @@ impl Change {
             at,
             before,
             after,
-            gone: OnceLock::new(),
+            gone: Mutex::default(),
         }
     }
 
     /// The last state before the change with the version of the change: what DELETED shows.
     fn gone(&self) -> Option<Arc<Entry>> {
         let before = self.before.as_ref()?;
-        Some(
-            self.gone
-                .get_or_init(|| Arc::new(before.restamp(self.revision, EventKind::Deleted)))
-                .clone(),
-        )
+        let mut gone = self.gone.lock();
+        if let Some(made) = gone.upgrade() {
+            return Some(made);
+        }
+        let made = Arc::new(before.restamp(self.revision, EventKind::Deleted));
+        *gone = Arc::downgrade(&made);
+        Some(made)
     }
 
     /// Memory that only this remembered change holds, roughly.
     pub fn weight(&self) -> usize {
         128 + self.before.as_ref().map_or(0, |before| before.weight())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fields::{FieldSet, Interner};
+
+    #[test]
+    fn what_a_deletion_shows_is_shared_and_not_kept() {
+        let fields = Arc::new(FieldSet::new(Vec::new()));
+        let json = br#"{"metadata":{"name":"a"}}"#;
+        let entry = Entry::new(
+            "k".into(),
+            7,
+            json,
+            EventKind::Added,
+            &fields,
+            &mut Interner::default(),
+        );
+        let change = Change::new("k".into(), 9, Instant::now(), entry.ok().map(Arc::new), None);
+        let (one, other) = (change.gone().unwrap(), change.gone().unwrap());
+        assert!(Arc::ptr_eq(&one, &other) && one.revision == 9);
+        drop((one, other));
+        assert_eq!(
+            change.gone.lock().strong_count(),
+            0,
+            "remembered changes hold no second copy"
+        );
+        assert_eq!(
+            &change.gone().unwrap().bytes[..],
+            br#"{"metadata":{"resourceVersion":"9","name":"a"}}"#
+        );
     }
 }
