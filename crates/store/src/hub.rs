@@ -17,6 +17,10 @@ use crate::{Batch, Error, Event, Position, Result, Watch};
 /// Batches a subscriber may leave unread.
 const QUEUE: usize = 1024;
 
+/// Bytes of values that are kept for subscribers who start in the past. They do so a moment after a list, or when
+/// they were too slow for a moment; what is older is of use to readers of the past only, and those have the store.
+const REPLAY: usize = 8 << 20;
+
 /// How much history is kept. Whatever limit is reached first cuts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -47,6 +51,10 @@ struct Inner {
     bytes: usize,
     /// Events above this revision are all in `ring`.
     floor: i64,
+    /// So many at the front of `ring` have lost their values; up to this revision.
+    bare: (usize, i64),
+    /// Bytes of the values that are left.
+    held: usize,
     by_prefix: HashMap<Box<str>, Vec<Subscriber>>,
     /// Subscribers whose prefix does not end at a `/`; each event is compared with each of them.
     odd: Vec<Subscriber>,
@@ -54,7 +62,31 @@ struct Inner {
 
 struct Kept {
     at: u64,
+    /// With its value, also when that is no longer here.
+    weight: usize,
     event: Event,
+}
+
+fn held(event: &Event) -> usize {
+    event.value.as_ref().map_or(0, |value| value.len())
+}
+
+impl Inner {
+    fn keep(&mut self, event: Event, at: u64) {
+        let weight = weight(&event);
+        self.bytes += weight;
+        self.held += held(&event);
+        self.ring.push_back(Kept { at, weight, event });
+        while self.held > REPLAY
+            && let Some(kept) = self.ring.get_mut(self.bare.0)
+        {
+            self.held -= held(&kept.event);
+            self.bare = (self.bare.0 + 1, kept.event.revision);
+            if let Some(value) = &mut kept.event.value {
+                *value = bytes::Bytes::new();
+            }
+        }
+    }
 }
 
 struct Subscriber {
@@ -94,15 +126,18 @@ fn weight(event: &Event) -> usize {
 impl Hub {
     /// A hub at `revision` whose history goes back to `floor`, made of `history`.
     pub fn new(revision: i64, floor: i64, history: Vec<Event>, now: u64) -> Hub {
-        let bytes = history.iter().map(weight).sum();
-        let ring = history.into_iter().map(|event| Kept { at: now, event }).collect();
-        let inner = Inner {
-            ring,
-            bytes,
+        let mut inner = Inner {
+            ring: VecDeque::new(),
+            bytes: 0,
             floor,
+            bare: (0, floor),
+            held: 0,
             by_prefix: HashMap::new(),
             odd: Vec::new(),
         };
+        for event in history {
+            inner.keep(event, now);
+        }
         Hub {
             inner: Mutex::new(inner),
             revision: Arc::new(AtomicI64::new(revision)),
@@ -152,8 +187,7 @@ impl Hub {
                     subscriber.pending.push(event.clone());
                 }
             }
-            inner.bytes += weight(&event);
-            inner.ring.push_back(Kept { at: now, event });
+            inner.keep(event, now);
         }
         for prefix in touched {
             if let Some(subscribers) = inner.by_prefix.get_mut(&prefix) {
@@ -172,10 +206,9 @@ impl Hub {
         let mut inner = self.inner.lock();
         let revision = self.revision();
         let from = if from <= 0 { revision + 1 } else { from };
-        if from <= inner.floor {
-            return Err(Error::Compacted {
-                revision: inner.floor,
-            });
+        let oldest = inner.floor.max(inner.bare.1);
+        if from <= oldest {
+            return Err(Error::Compacted { revision: oldest });
         }
         let start = inner.ring.partition_point(|kept| kept.event.revision < from);
         let events: Vec<Event> = inner
@@ -225,13 +258,13 @@ impl Hub {
                 break;
             }
             count -= 1;
-            bytes -= weight(&kept.event);
+            bytes -= kept.weight;
             last = Some(kept.event.revision);
         }
         last
     }
 
-    /// The events that [`Hub::forget`] would drop, oldest first.
+    /// The events that [`Hub::forget`] would drop, oldest first; not all have their values.
     pub fn events_up_to(&self, revision: i64) -> Vec<Event> {
         let inner = self.inner.lock();
         let end = inner.ring.partition_point(|kept| kept.event.revision <= revision);
@@ -242,8 +275,18 @@ impl Hub {
     pub fn forget(&self, revision: i64) {
         let mut inner = self.inner.lock();
         let end = inner.ring.partition_point(|kept| kept.event.revision <= revision);
-        let gone: usize = inner.ring.drain(..end).map(|kept| weight(&kept.event)).sum();
-        inner.bytes -= gone;
+        inner.bare.0 = inner.bare.0.saturating_sub(end);
+        let (mut weights, mut values) = (0, 0);
+        for kept in inner.ring.drain(..end) {
+            weights += kept.weight;
+            values += held(&kept.event);
+        }
+        inner.bytes -= weights;
+        inner.held -= values;
+        if inner.ring.capacity() > 1024 && inner.ring.len() * 4 < inner.ring.capacity() {
+            let room = inner.ring.len() * 2;
+            inner.ring.shrink_to(room);
+        }
         inner.floor = inner.floor.max(revision);
     }
 
@@ -253,6 +296,8 @@ impl Hub {
         let inner = &mut *inner;
         inner.ring.clear();
         inner.bytes = 0;
+        inner.held = 0;
+        inner.bare = (0, revision);
         inner.floor = revision;
         for subscriber in inner
             .by_prefix
@@ -347,6 +392,45 @@ mod tests {
             revisions(&hub.watch("/r/a/", 4).unwrap().next().await.unwrap()),
             [4]
         );
+    }
+
+    #[tokio::test]
+    async fn old_values_go_before_their_events() {
+        let hub = Hub::new(1, 1, Vec::new(), 0);
+        let value = Bytes::from(vec![0; REPLAY / 4]);
+        let big = |revision| Event {
+            value: Some(value.clone()),
+            ..put("/r/a/1", revision)
+        };
+        hub.publish((2..=6).map(big).collect(), 6, 0);
+        assert_eq!(
+            hub.watch("/r/a/", 2).unwrap_err(),
+            Error::Compacted { revision: 2 }
+        );
+        assert_eq!(
+            revisions(&hub.watch("/r/a/", 3).unwrap().next().await.unwrap()),
+            [3, 4, 5, 6]
+        );
+        let known = hub.events_up_to(6);
+        assert_eq!(known.len(), 5);
+        assert!(
+            known.iter().all(|event| event.value.is_some()),
+            "none looks deleted"
+        );
+        hub.forget(4);
+        hub.publish((7..=8).map(big).collect(), 8, 0);
+        assert_eq!(
+            revisions(&hub.watch("/r/a/", 5).unwrap().next().await.unwrap()),
+            [5, 6, 7, 8]
+        );
+        hub.publish(vec![big(9)], 9, 0);
+        assert_eq!(
+            hub.watch("/r/a/", 5).unwrap_err(),
+            Error::Compacted { revision: 5 }
+        );
+        hub.forget(9);
+        let inner = hub.inner.lock();
+        assert_eq!((inner.held, inner.bytes, inner.bare.0), (0, 0, 0));
     }
 
     #[tokio::test]

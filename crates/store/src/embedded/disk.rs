@@ -192,6 +192,25 @@ impl Disk {
         load().map_err(|error| translate(&self.dir, error))
     }
 
+    /// The values of these revisions; `None` for one that is gone, or was a deletion.
+    pub fn values(&self, revisions: &[i64]) -> Result<Vec<Option<Bytes>>> {
+        let read = || {
+            let mut select = self
+                .connection
+                .prepare_cached("SELECT value FROM kv WHERE revision = ?")?;
+            let mut values = Vec::with_capacity(revisions.len());
+            for revision in revisions {
+                let mut rows = select.query([revision])?;
+                values.push(match rows.next()? {
+                    Some(row) => row.get_ref(0)?.as_blob_or_null()?.map(Bytes::copy_from_slice),
+                    None => None,
+                });
+            }
+            Ok(values)
+        };
+        read().map_err(|error| translate(&self.dir, error))
+    }
+
     /// All rows, or none. When this returns `Ok` they are on disk.
     pub fn commit<'a>(&mut self, rows: impl Iterator<Item = &'a Row>) -> Result<()> {
         let dir = &self.dir;

@@ -1,9 +1,9 @@
-//! The embedded store: SQLite on disk, everything needed for reading in memory.
+//! The embedded store: SQLite on disk, everything that is read often in memory.
 //!
 //! Writes go to one thread ([`writer`]), which takes all that wait, decides them one after the other,
-//! commits them in one transaction with one fsync, and acknowledges them together. Reads touch memory
-//! only: the current state and the versions not yet compacted ([`state`]). On disk there is a log of
-//! versions by revision ([`disk`]), so that a write is an append and history survives a restart.
+//! commits them in one transaction with one fsync, and acknowledges them together. Reads of the present
+//! touch memory only ([`state`]); those of the past, which are rare, get values from the writer thread. On disk
+//! there is a log of versions by revision ([`disk`]), so that a write is an append and history survives a restart.
 
 mod disk;
 mod state;
@@ -150,7 +150,24 @@ impl Store for Embedded {
         limit: usize,
         at: Option<i64>,
     ) -> Result<RangeResult> {
-        self.shared.state.read().range(prefix, start_after, limit, at)
+        let (mut range, on_disk) = self.shared.state.read().range(prefix, start_after, limit, at)?;
+        if on_disk.is_empty() {
+            return Ok(range);
+        }
+        let revisions = on_disk.iter().map(|&nth| range.items[nth].mod_revision).collect();
+        let (reply, answer) = oneshot::channel();
+        self.shared.queue.push(Request::Read { revisions, reply })?;
+        let values = answer.await.map_err(|_| writer::stopped())??;
+        for (nth, value) in on_disk.into_iter().zip(values) {
+            // Compacted since.
+            let Some(value) = value else {
+                return Err(Error::Compacted {
+                    revision: self.compacted(),
+                });
+            };
+            range.items[nth].value = value;
+        }
+        Ok(range)
     }
 
     async fn write(&self, key: &str, expect: Expect, op: Op, lease_seconds: Option<i64>) -> Result<Outcome> {

@@ -1,5 +1,5 @@
-//! What the embedded store knows, in memory: of every key the current version and those not yet
-//! compacted. No I/O, no waiting; the writer thread changes it, everyone reads it.
+//! What the embedded store knows, in memory: of every key the current version, and which older ones are not
+//! yet compacted. Their values are on disk. No I/O, no waiting; the writer thread changes it, everyone reads it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
@@ -29,16 +29,47 @@ pub struct Version {
 struct History {
     current: Version,
     /// Oldest first. Empty for most keys, and then it takes no memory.
-    older: Vec<Version>,
+    older: Vec<Older>,
+}
+
+/// A version that was replaced.
+#[derive(Clone, Copy)]
+struct Older {
+    revision: i64,
+    create_revision: i64,
+    deleted: bool,
+}
+
+impl Older {
+    fn of(version: &Version) -> Older {
+        Older {
+            revision: version.revision,
+            create_revision: version.create_revision,
+            deleted: version.value.is_none(),
+        }
+    }
 }
 
 impl History {
-    fn at(&self, revision: i64) -> Option<&Version> {
+    fn at(&self, revision: i64) -> Option<Older> {
         if self.current.revision <= revision {
-            return Some(&self.current);
+            return Some(Older::of(&self.current));
         }
         let after = self.older.partition_point(|version| version.revision <= revision);
-        self.older.get(after.checked_sub(1)?)
+        self.older.get(after.checked_sub(1)?).copied()
+    }
+
+    /// The state at a revision, and whether its value is on disk only.
+    fn key_value(&self, key: &Arc<str>, version: Older) -> (KeyValue, bool) {
+        let current = self.current.value.as_ref();
+        let here = current.filter(|_| self.current.revision == version.revision);
+        let found = KeyValue {
+            key: key.clone(),
+            value: here.cloned().unwrap_or_default(),
+            create_revision: version.create_revision,
+            mod_revision: version.revision,
+        };
+        (found, here.is_none())
     }
 }
 
@@ -74,13 +105,14 @@ impl State {
             .map(|(key, history)| (key, &history.current))
     }
 
+    /// With the places of the items whose values the caller has to get from disk, by their revisions.
     pub fn range(
         &self,
         prefix: &str,
         start_after: Option<&str>,
         limit: usize,
         at: Option<i64>,
-    ) -> Result<RangeResult> {
+    ) -> Result<(RangeResult, Vec<usize>)> {
         let revision = at.unwrap_or(self.revision);
         if revision > self.revision {
             return Err(Error::FutureRevision {
@@ -101,21 +133,26 @@ impl State {
             .keys
             .range::<str, _>((start, Bound::Unbounded))
             .take_while(|(key, _)| key.starts_with(prefix))
-            .filter_map(|(key, history)| Some((key, history.at(revision).filter(|v| v.value.is_some())?)));
+            .filter_map(|(key, history)| Some((key, history, history.at(revision).filter(|v| !v.deleted)?)));
         let limit = if limit == 0 { usize::MAX } else { limit };
-        let items: Vec<KeyValue> = found
-            .by_ref()
-            .take(limit)
-            .filter_map(|(key, version)| version.key_value(key))
-            .collect();
+        let mut on_disk = Vec::new();
+        let mut items: Vec<KeyValue> = Vec::new();
+        for (key, history, version) in found.by_ref().take(limit) {
+            let (item, missing) = history.key_value(key, version);
+            if missing {
+                on_disk.push(items.len());
+            }
+            items.push(item);
+        }
         let rest = found.count();
         let count = (items.len() + rest) as i64;
-        Ok(RangeResult {
+        let range = RangeResult {
             items,
             revision: self.revision,
             more: rest > 0,
             count,
-        })
+        };
+        Ok((range, on_disk))
     }
 
     /// Takes over one version, which must be newer than all before.
@@ -141,7 +178,7 @@ impl State {
         match self.keys.get_mut(&key) {
             Some(history) => {
                 let before = std::mem::replace(&mut history.current, version);
-                history.older.push(before);
+                history.older.push(Older::of(&before));
             }
             None => {
                 self.keys.insert(
@@ -235,16 +272,16 @@ mod tests {
 
     fn check(state: &State, at: i64, expected: &str) {
         let found = match state.range("", None, 0, Some(at)) {
-            Ok(range) => range
+            Ok((range, on_disk)) => range
                 .items
                 .iter()
-                .map(|kv| {
-                    format!(
-                        "{}={}@{}",
-                        kv.key,
-                        String::from_utf8_lossy(&kv.value),
-                        kv.mod_revision
-                    )
+                .enumerate()
+                .map(|(nth, kv)| {
+                    let value = match on_disk.contains(&nth) {
+                        true => "disk".into(),
+                        false => String::from_utf8_lossy(&kv.value),
+                    };
+                    format!("{}={value}@{}", kv.key, kv.mod_revision)
                 })
                 .collect::<Vec<_>>()
                 .join(" "),
@@ -257,9 +294,9 @@ mod tests {
     fn reads_at_a_revision() {
         let (state, _) = example();
         check(&state, 1, "");
-        check(&state, 2, "a=1@2");
-        check(&state, 3, "a=1@2 b=1@3");
-        check(&state, 4, "a=2@4 b=1@3");
+        check(&state, 2, "a=disk@2");
+        check(&state, 3, "a=disk@2 b=disk@3");
+        check(&state, 4, "a=2@4 b=disk@3");
         check(&state, 5, "a=2@4");
         check(&state, 7, "a=2@4");
         check(&state, 8, "a=2@4 c=2@8");
@@ -285,8 +322,8 @@ mod tests {
                     state.range("", None, 0, Some(at)),
                 );
                 assert_eq!(
-                    was.unwrap().items,
-                    is.unwrap().items,
+                    was.unwrap().0.items,
+                    is.unwrap().0.items,
                     "compacted to {to}, read at {at}"
                 );
             }
@@ -310,8 +347,8 @@ mod tests {
                     again.range("", None, 0, Some(at)),
                 );
                 assert_eq!(
-                    was.unwrap().items,
-                    is.unwrap().items,
+                    was.unwrap().0.items,
+                    is.unwrap().0.items,
                     "reloaded, compacted to {to}, at {at}"
                 );
             }
@@ -348,7 +385,7 @@ mod tests {
             let expected = if to == 20_002 {
                 String::new()
             } else {
-                format!("hot=v@{to}")
+                format!("hot=disk@{to}")
             };
             check(&state, to, &expected);
         }
@@ -359,12 +396,12 @@ mod tests {
     #[test]
     fn limit_and_start() {
         let (state, _) = example();
-        let page = state.range("", None, 1, None).unwrap();
+        let (page, _) = state.range("", None, 1, None).unwrap();
         assert_eq!(
             (page.items.len(), page.more, page.count, page.revision),
             (1, true, 2, 8)
         );
-        let page = state.range("", Some("a"), 1, None).unwrap();
+        let (page, _) = state.range("", Some("a"), 1, None).unwrap();
         assert_eq!((&*page.items[0].key, page.more, page.count), ("c", false, 1));
     }
 }

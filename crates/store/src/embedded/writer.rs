@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
@@ -42,6 +43,11 @@ pub enum Request {
     },
     Tick {
         reply: oneshot::Sender<Result<()>>,
+    },
+    /// The values of old revisions.
+    Read {
+        revisions: Vec<i64>,
+        reply: oneshot::Sender<Result<Vec<Option<Bytes>>>>,
     },
 }
 
@@ -153,6 +159,9 @@ impl Writer {
                         self.write_all(std::mem::take(&mut writes));
                         self.expire();
                         let _ = reply.send(self.trim());
+                    }
+                    Request::Read { revisions, reply } => {
+                        let _ = reply.send(self.disk.values(&revisions));
                     }
                 }
             }
