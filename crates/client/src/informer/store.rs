@@ -262,7 +262,7 @@ mod tests {
 
     fn object(name: &str, version: u32) -> (Arc<ConfigMap>, Bytes) {
         let value = json!({"metadata": {"namespace": "ns", "name": name, "resourceVersion": version.to_string(),
-            "labels": {"even": (version % 2 == 0).to_string()}}});
+            "labels": {"even": version.is_multiple_of(2).to_string()}}});
         let raw = Bytes::from(value.to_string());
         (Arc::new(serde_json::from_value(value).unwrap()), raw)
     }
