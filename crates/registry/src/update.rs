@@ -7,6 +7,7 @@ use skiff_meta::{Status, field};
 use skiff_store::{Expect, Op, Outcome};
 
 use crate::create::{dedup_owner_references, ensure_namespace};
+use crate::hooks::Change;
 use crate::{Context, Gate, Registry, Resource, encode, fields, object};
 
 /// A write that keeps losing the race this often gives up with a conflict.
@@ -45,8 +46,10 @@ enum Attempt {
     Done(Updated),
     /// Someone else wrote in between; here is what they wrote.
     Raced(Option<Current>),
-    /// The cached state made this attempt change nothing: only the store can confirm that.
+    /// The cache has no such object: only the store can confirm that.
     Unsure,
+    /// Nothing to write, if what the attempt started from is what the store has.
+    Unchanged { updated: Updated, change: Change },
 }
 
 impl Registry {
@@ -67,10 +70,11 @@ impl Registry {
         let mut fresh = false;
         let mut current = self.cached_current(resource, &key).await?;
         for _ in 0..ATTEMPTS {
+            let tried = current.as_ref().map(|current| current.revision);
             let attempt = match current.take() {
                 Some(old) => {
                     self.update_once(
-                        context, resource, namespace, name, part, fresh, old, transform, gate,
+                        context, resource, namespace, name, part, old, transform, gate,
                     )
                     .await
                 }
@@ -90,8 +94,23 @@ impl Registry {
                 Ok(Attempt::Done(updated)) => return Ok(updated),
                 Ok(Attempt::Raced(found)) => current = found,
                 Ok(Attempt::Unsure) => current = self.stored_current(resource, &key).await?,
+                Ok(Attempt::Unchanged { updated, change }) => {
+                    if !fresh {
+                        current = self.stored_current(resource, &key).await?;
+                    }
+                    if fresh || current.as_ref().map(|current| current.revision) == tried {
+                        change.commit();
+                        return Ok(updated);
+                    }
+                }
                 Err(status) if fresh => return Err(status),
-                Err(_) => current = self.stored_current(resource, &key).await?,
+                Err(status) => {
+                    current = self.stored_current(resource, &key).await?;
+                    // What the cache holds was not stale: nobody need be asked twice.
+                    if current.as_ref().map(|current| current.revision) == tried {
+                        return Err(status);
+                    }
+                }
             }
             fresh = true;
         }
@@ -106,7 +125,6 @@ impl Registry {
         namespace: &str,
         name: &str,
         part: Part,
-        fresh: bool,
         current: Current,
         transform: &mut Transform<'_>,
         gate: &dyn Gate,
@@ -127,6 +145,7 @@ impl Registry {
             let _stage = context.stage("mutating-admission");
             gate.admit(Some(&mut new), Some(&old)).await?;
         }
+        ensure_namespace(resource, namespace, &mut new)?;
         check_version(resource, &mut new, &old)?;
         let change;
         {
@@ -198,15 +217,14 @@ impl Registry {
             };
         }
         if new == old {
-            if !fresh {
-                return Ok(Attempt::Unsure);
-            }
-            change.commit();
-            return Ok(Attempt::Done(Updated {
-                object: old,
-                created: false,
-                deleted: false,
-            }));
+            return Ok(Attempt::Unchanged {
+                updated: Updated {
+                    object: old,
+                    created: false,
+                    deleted: false,
+                },
+                change,
+            });
         }
         if context.dry_run {
             return Ok(Attempt::Done(Updated {

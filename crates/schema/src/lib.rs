@@ -11,5 +11,5 @@ pub mod protobuf;
 pub mod structural;
 pub mod types;
 
-pub use normalise::normalise;
+pub use normalise::{normalise, normalise_sent};
 pub use types::{Field, ListType, MapType, Scalar, Schema, Shape, Special, Type, TypeId};

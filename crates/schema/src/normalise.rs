@@ -6,22 +6,38 @@ use serde_json::{Map, Value};
 use crate::decode::{json_schema_props, zero};
 use crate::types::{Field, Scalar, Schema, Shape, Special, TypeId};
 
-/// Normalises an object of the type, in place.
+/// Normalises an object of the type, in place, as it comes out of storage.
 pub fn normalise(schema: &Schema, id: TypeId, value: &mut Value) {
+    shape_up(schema, id, value, Empty::Nil);
+}
+
+/// The same for an object that was just sent: a list that somebody left empty is not one that nobody set.
+pub fn normalise_sent(schema: &Schema, id: TypeId, value: &mut Value) {
+    shape_up(schema, id, value, Empty::Kept);
+}
+
+/// What becomes of empty lists and maps that Go prints always.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Empty {
+    Nil,
+    Kept,
+}
+
+fn shape_up(schema: &Schema, id: TypeId, value: &mut Value, empty: Empty) {
     if let Value::Object(map) = value {
-        normalise_struct(schema, id, map);
+        normalise_struct(schema, id, map, empty);
     }
 }
 
-fn normalise_struct(schema: &Schema, id: TypeId, map: &mut Map<String, Value>) {
+fn normalise_struct(schema: &Schema, id: TypeId, map: &mut Map<String, Value>, empty: Empty) {
     for field in &schema.get(id).fields {
         match map.get_mut(field.name.as_ref()) {
             Some(value) if !value.is_null() => {
-                normalise_shape(schema, &field.shape, value);
+                normalise_shape(schema, &field.shape, value, empty);
                 if !field.pointer && is_empty(&field.shape, value) {
                     if field.omitempty {
                         map.remove(field.name.as_ref());
-                    } else if matches!(field.shape, Shape::List(_) | Shape::Map(_)) {
+                    } else if empty == Empty::Nil && matches!(field.shape, Shape::List(_) | Shape::Map(_)) {
                         // COMPAT: what goes through upstream's storage comes back as nil, not as empty.
                         *value = Value::Null;
                     }
@@ -49,7 +65,7 @@ fn when_unset(schema: &Schema, field: &Field) -> Option<Value> {
         Shape::Struct(_) | Shape::Special(_) if field.omitzero => None,
         Shape::Struct(id) => {
             let mut map = Map::new();
-            normalise_struct(schema, *id, &mut map);
+            normalise_struct(schema, *id, &mut map, Empty::Nil);
             Some(Value::Object(map))
         }
         Shape::Special(Special::Any) if field.omitempty => None,
@@ -70,15 +86,15 @@ fn is_empty(shape: &Shape, value: &Value) -> bool {
     }
 }
 
-fn normalise_shape(schema: &Schema, shape: &Shape, value: &mut Value) {
+fn normalise_shape(schema: &Schema, shape: &Shape, value: &mut Value, empty: Empty) {
     match (shape, value) {
-        (Shape::Struct(id), Value::Object(map)) => normalise_struct(schema, *id, map),
+        (Shape::Struct(id), Value::Object(map)) => normalise_struct(schema, *id, map, empty),
         (Shape::List(list), Value::Array(values)) if has_structs(&list.of) => values
             .iter_mut()
-            .for_each(|value| normalise_element(schema, &list.of, value)),
+            .for_each(|value| normalise_element(schema, &list.of, value, empty)),
         (Shape::Map(of), Value::Object(values)) if has_structs(&of.of) => values
             .values_mut()
-            .for_each(|value| normalise_element(schema, &of.of, value)),
+            .for_each(|value| normalise_element(schema, &of.of, value, empty)),
         (
             Shape::Special(
                 Special::JsonSchemaPropsOrArray
@@ -91,8 +107,10 @@ fn normalise_shape(schema: &Schema, shape: &Shape, value: &mut Value) {
                 return;
             };
             match value {
-                Value::Object(map) => normalise_struct(schema, id, map),
-                Value::Array(values) => values.iter_mut().for_each(|value| normalise(schema, id, value)),
+                Value::Object(map) => normalise_struct(schema, id, map, empty),
+                Value::Array(values) => values
+                    .iter_mut()
+                    .for_each(|value| shape_up(schema, id, value, empty)),
                 _ => {}
             }
         }
@@ -100,11 +118,11 @@ fn normalise_shape(schema: &Schema, shape: &Shape, value: &mut Value) {
     }
 }
 
-fn normalise_element(schema: &Schema, shape: &Shape, value: &mut Value) {
+fn normalise_element(schema: &Schema, shape: &Shape, value: &mut Value, empty: Empty) {
     if value.is_null() {
         *value = zero(shape);
     }
-    normalise_shape(schema, shape, value);
+    normalise_shape(schema, shape, value, empty);
 }
 
 fn has_structs(shape: &Shape) -> bool {

@@ -100,11 +100,12 @@ impl<'a> Admission<'a> {
         }
     }
 
-    fn name_of(&self, object: Option<&Value>, old: Option<&Value>) -> String {
+    fn name_of(&self, object: Option<&Value>) -> String {
         if !self.name.is_empty() {
             return self.name.to_string();
         }
-        object.or(old).map(object::name).unwrap_or("").to_string()
+        // The objects of a collection go unnamed.
+        object.map(object::name).unwrap_or("").to_string()
     }
 
     /// Passes a connect (exec, proxy, ...) with its options through the chain.
@@ -148,6 +149,9 @@ impl<'a> Admission<'a> {
 
     /// Passes the create of something that is acted upon, not stored (a binding, an eviction), through the chain.
     pub async fn action(&self, object: &mut Value) -> Result<(), Status> {
+        if !self.namespace.is_empty() {
+            object::set(object, "namespace", self.namespace);
+        }
         self.admit(Some(object), None).await?;
         self.validate(Some(object), None).await
     }
@@ -156,7 +160,7 @@ impl<'a> Admission<'a> {
 #[async_trait]
 impl Gate for Admission<'_> {
     async fn admit(&self, object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status> {
-        let name = self.name_of(object.as_deref(), old);
+        let name = self.name_of(object.as_deref());
         let mut attributes = self.attributes(object, old, &name);
         self.inner
             .chain
@@ -165,7 +169,7 @@ impl Gate for Admission<'_> {
     }
 
     async fn validate(&self, object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status> {
-        let name = self.name_of(object.as_deref(), old);
+        let name = self.name_of(object.as_deref());
         if let Some(new) = object.as_deref() {
             escalation::check(self.inner, self.identity, self.resource, self.namespace, new, old).await?;
         }

@@ -9,8 +9,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1::SendRequest;
 use parking_lot::Mutex;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use serde_json::Value;
 use skiff_registry::{Registry, object};
 
@@ -81,10 +80,8 @@ impl WebhookClient {
         match tokio::time::timeout(timeout, self.post(&place, body)).await {
             Err(_) => Err(posted("context deadline exceeded".to_owned())),
             Ok(Err(why)) => Err(posted(why)),
-            Ok(Ok((code, bytes))) if (200..300).contains(&code) => {
-                serde_json::from_slice(&bytes).map_err(|error| error.to_string())
-            }
-            Ok(Ok((code, bytes))) => Err(refusal(code, &bytes)),
+            Ok(Ok(answer)) if answer.code / 100 == 2 => answer.document(),
+            Ok(Ok(answer)) => Err(answer.refusal()),
         }
     }
 
@@ -138,18 +135,18 @@ impl WebhookClient {
         }
     }
 
-    async fn post(&self, place: &Place, body: Bytes) -> Result<(u16, Bytes), String> {
+    async fn post(&self, place: &Place, body: Bytes) -> Result<Answer, String> {
         // A connection that was kept may be closed by now: then a new one is made, once.
         while let Some(sender) = self.kept(&place.address) {
             match exchange(sender, place, body.clone()).await {
-                Ok((sender, code, answer)) => return Ok(self.keep(place, sender, code, answer)),
+                Ok((sender, answer)) => return Ok(self.keep(place, sender, answer)),
                 Err(Failed::Unsent) => {}
                 Err(Failed::Sent(why)) => return Err(why),
             }
         }
         let sender = self.connect(place).await?;
         match exchange(sender, place, body).await {
-            Ok((sender, code, answer)) => Ok(self.keep(place, sender, code, answer)),
+            Ok((sender, answer)) => Ok(self.keep(place, sender, answer)),
             Err(Failed::Unsent) => Err("EOF".to_owned()),
             Err(Failed::Sent(why)) => Err(why),
         }
@@ -162,18 +159,12 @@ impl WebhookClient {
         Some(idle.swap_remove(at).1)
     }
 
-    fn keep(
-        &self,
-        place: &Place,
-        sender: SendRequest<Full<Bytes>>,
-        code: u16,
-        answer: Bytes,
-    ) -> (u16, Bytes) {
+    fn keep(&self, place: &Place, sender: SendRequest<Full<Bytes>>, answer: Answer) -> Answer {
         let mut idle = self.idle.lock();
         if idle.len() < IDLE_LIMIT && !sender.is_closed() {
             idle.push((place.address.clone(), sender));
         }
-        (code, answer)
+        answer
     }
 
     async fn connect(&self, place: &Place) -> Result<SendRequest<Full<Bytes>>, String> {
@@ -212,7 +203,7 @@ async fn exchange(
     mut sender: SendRequest<Full<Bytes>>,
     place: &Place,
     body: Bytes,
-) -> Result<(SendRequest<Full<Bytes>>, u16, Bytes), Failed> {
+) -> Result<(SendRequest<Full<Bytes>>, Answer), Failed> {
     if sender.ready().await.is_err() {
         return Err(Failed::Unsent);
     }
@@ -233,48 +224,85 @@ async fn exchange(
         }
     })?;
     let code = answer.status().as_u16();
+    let content_type = answer.headers().get("content-type");
+    let content_type = content_type.and_then(|value| value.to_str().ok());
+    let content_type = content_type.unwrap_or("").to_owned();
     let body = Limited::new(answer.into_body(), ANSWER_LIMIT).collect().await;
     let body = body.map_err(|error| sent(error.to_string()))?;
-    Ok((sender, code, body.to_bytes()))
+    let answer = Answer {
+        code,
+        content_type,
+        body: body.to_bytes(),
+    };
+    Ok((sender, answer))
 }
 
-/// What upstream's client makes of an answer that is no success.
-fn refusal(code: u16, bytes: &[u8]) -> String {
-    let told: Option<Value> = serde_json::from_slice(bytes).ok();
-    let status = told.as_ref().filter(|told| told["kind"] == "Status");
-    if let Some(message) = status.and_then(|status| status["message"].as_str()) {
-        return message.to_owned();
-    }
-    match code {
-        401 => "the server has asked for the client to provide credentials".to_owned(),
-        404 => "the server could not find the requested resource".to_owned(),
-        405 => "the server does not allow this method on the requested resource".to_owned(),
-        500.. => {
-            let text = String::from_utf8_lossy(bytes);
-            let shown = match text.trim() {
-                "" => "unknown",
-                text => text,
-            };
-            format!("an error on the server ({shown:?}) has prevented the request from succeeding")
+struct Answer {
+    code: u16,
+    content_type: String,
+    body: Bytes,
+}
+
+impl Answer {
+    fn document(&self) -> Result<Value, String> {
+        if self.body.is_empty() {
+            return Err(format!(
+                "0-length response with status code: {} and content type: {}",
+                self.code, self.content_type
+            ));
         }
-        _ => "the server rejected our request for an unknown reason".to_owned(),
+        // COMPAT: upstream takes what is no JSON for the YAML of a string.
+        serde_json::from_slice(&self.body).map_err(|_| {
+            "couldn't get version/kind; json parse error: json: cannot unmarshal string into Go value of type struct { APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }".to_owned()
+        })
+    }
+
+    /// What upstream's client makes of an answer that is no success.
+    fn refusal(&self) -> String {
+        let told: Option<Value> = serde_json::from_slice(&self.body).ok();
+        let status = told.as_ref().filter(|told| told["kind"] == "Status");
+        if let Some(message) = status.and_then(|status| status["message"].as_str()) {
+            return message.to_owned();
+        }
+        match self.code {
+            401 => "the server has asked for the client to provide credentials".to_owned(),
+            404 => "the server could not find the requested resource".to_owned(),
+            405 => "the server does not allow this method on the requested resource".to_owned(),
+            500.. => {
+                let is_text = self.content_type.is_empty() || self.content_type.starts_with("text/");
+                let text = if is_text {
+                    String::from_utf8_lossy(&self.body).trim().to_owned()
+                } else {
+                    "unknown".to_owned()
+                };
+                format!("an error on the server ({text:?}) has prevented the request from succeeding")
+            }
+            _ => "the server rejected our request for an unknown reason".to_owned(),
+        }
     }
 }
 
+/// Where systems keep the certificates that they trust.
+const SYSTEM_BUNDLES: [&str; 2] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+];
+
+/// Trusts the bundle, or what the machine trusts if there is none.
 fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
-    let pem = base64::engine::general_purpose::STANDARD
-        .decode(ca_bundle)
-        .map_err(|error| error.to_string())?;
-    let mut roots = rustls::RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|error| error.to_string())?;
-        roots.add(certificate).map_err(|error| error.to_string())?;
-    }
-    Ok(Arc::new(
-        rustls::ClientConfig::builder()
-            .with_root_certificates(roots)
-            .with_no_client_auth(),
-    ))
+    let pem = if ca_bundle.is_empty() {
+        let found = SYSTEM_BUNDLES
+            .iter()
+            .find_map(|path| std::fs::read_to_string(path).ok());
+        found.ok_or("tls: failed to verify certificate: x509: certificate signed by unknown authority")?
+    } else {
+        let bytes = base64::engine::general_purpose::STANDARD
+            .decode(ca_bundle)
+            .map_err(|error| error.to_string())?;
+        String::from_utf8(bytes).map_err(|error| error.to_string())?
+    };
+    let config = skiff_pki::pinning_client_config(&pem, None);
+    config.map(Arc::new).map_err(|error| error.to_string())
 }
 
 fn tls_problem(error: &std::io::Error, name: &str) -> String {

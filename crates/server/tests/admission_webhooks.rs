@@ -401,7 +401,7 @@ async fn validating_webhooks_refuse() {
     assert_eq!(
         (stays.code, stays.json["message"].as_str()),
         (
-            403,
+            400,
             Some("admission webhook \"deny-delete.example.com\" denied the request: it stays")
         )
     );

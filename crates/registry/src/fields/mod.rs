@@ -160,7 +160,9 @@ impl Registry {
         };
         let _stage = context.stage("managed-fields");
         let claimed = take(new);
-        self.normalise(resource, new);
+        if resource.custom.is_none() {
+            skiff_schema::normalise_sent(facts::schema(), resource.stored_type, new);
+        }
         let live = live.map(|live| resource.served(live));
         let managed = {
             let filled = match live {
@@ -210,7 +212,7 @@ impl Registry {
         let mut empty = serde_json::json!({"kind": gvk.kind, "apiVersion": api_version});
         skiff_schema::normalise(facts::schema(), id, &mut empty);
         let claimed = take(object);
-        skiff_schema::normalise(facts::schema(), id, object);
+        skiff_schema::normalise_sent(facts::schema(), id, object);
         let fields = FieldManager {
             versions: &OneVersion {
                 api_version: &api_version,

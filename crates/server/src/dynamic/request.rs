@@ -41,7 +41,9 @@ async fn shown(attributes: &Attributes<'_>, resource: &Resource, value: &Value) 
         return Ok(value.clone());
     }
     if resource.custom.is_none() {
-        return Ok(resource.served(value).into_owned());
+        let mut shown = resource.served(value).into_owned();
+        resource.normalise_served(&mut shown);
+        return Ok(shown);
     }
     converted(resource, value.clone(), &resource.api_version).await
 }
@@ -82,9 +84,17 @@ pub async fn taken_back(
         let api_version = current.map_or("", |current| object::at_str(current, &["apiVersion"]));
         return converted(resource, value, api_version).await;
     }
+    let (api_version, kind) = (
+        object::at_str(&value, &["apiVersion"]),
+        object::at_str(&value, &["kind"]),
+    );
+    if api_version != resource.api_version || kind != resource.kind {
+        return Err(Status::internal(format_args!(
+            "{api_version}, Kind={kind} is not {}, Kind={}",
+            resource.api_version, resource.kind
+        )));
+    }
     let mut value = checked(resource.facts.type_id, value)?;
-    object::put(&mut value, &["kind"], json!(resource.kind));
-    object::put(&mut value, &["apiVersion"], json!(resource.api_version));
     crate::decode::default_and_convert(resource, &mut value);
     Ok(value)
 }
@@ -120,11 +130,17 @@ pub fn value(attributes: &Attributes<'_>, resource: &Resource) -> Value {
         "dryRun": attributes.dry_run,
         "options": options(attributes),
     });
+    // COMPAT: a namespace is in itself.
+    let namespace = if attributes.group.is_empty() && attributes.resource == "namespaces" {
+        attributes.name
+    } else {
+        attributes.namespace
+    };
     for (key, text) in [
         ("subResource", attributes.subresource),
         ("requestSubResource", attributes.subresource),
         ("name", attributes.name),
-        ("namespace", attributes.namespace),
+        ("namespace", namespace),
     ] {
         if !text.is_empty() {
             request[key] = json!(text);

@@ -44,6 +44,33 @@ pub fn question(version: Version, uid: &str, request: &Value, versioned: &Versio
     json!({"kind": "AdmissionReview", "apiVersion": version.api_version(), "request": request})
 }
 
+/// What cannot be read as a review of the version at all, as upstream's decoder tells it.
+pub fn foreign(version: Version, review: &Value) -> Option<String> {
+    let (api_version, kind) = (
+        object::at_str(review, &["apiVersion"]),
+        object::at_str(review, &["kind"]),
+    );
+    if api_version.is_empty() && kind.is_empty() {
+        return None;
+    }
+    let known = [Version::V1, Version::V1beta1];
+    if kind != "AdmissionReview" || known.iter().all(|known| known.api_version() != api_version) {
+        return Some(format!(
+            "no kind {} is registered for version {} in scheme \"pkg/runtime/scheme.go:111\"",
+            quote(kind),
+            quote(api_version)
+        ));
+    }
+    let short = |text: &str| text.rsplit('/').next().unwrap_or(text).to_owned();
+    (api_version != version.api_version()).then(|| {
+        format!(
+            "converting ({}.AdmissionReview) to ({}.AdmissionReview): unknown conversion",
+            short(api_version),
+            short(version.api_version())
+        )
+    })
+}
+
 /// What a webhook answered.
 #[derive(Debug, PartialEq)]
 pub struct Answer {
@@ -83,6 +110,7 @@ pub fn answer(version: Version, uid: &str, mutating: bool, review: &Value) -> Re
             object::at_str(review, &["kind"]),
         );
         if api_version != version.api_version() || kind != "AdmissionReview" {
+            let api_version = if api_version.is_empty() { "/" } else { api_version };
             return Err(format!(
                 "expected webhook response of {}, Kind=AdmissionReview, got {api_version}, Kind={kind}",
                 version.api_version()
@@ -126,7 +154,7 @@ pub fn refusal(webhook: &str, result: &Value) -> Status {
     let mut status = Status::from_value(result);
     status.success = false;
     if status.code < 400 {
-        status.code = 403;
+        status.code = 400;
     }
     let denied = format!("admission webhook {} denied the request", quote(webhook));
     status.message = match (status.message.as_str(), status.reason.as_ref()) {
@@ -172,12 +200,32 @@ mod tests {
             json!({"uid": "u", "patch": "W10="}),
             "validating webhook may not return response.patch",
         );
-        let other = json!({"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview", "response": {"uid": "u"}});
+        let bare = json!({"response": {"uid": "u"}});
         assert_eq!(
-            answer(Version::V1, "u", true, &other),
-            Err("expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got admission.k8s.io/v1beta1, Kind=AdmissionReview".to_owned())
+            answer(Version::V1, "u", true, &bare),
+            Err("expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got /, Kind=".to_owned())
         );
-        assert!(answer(Version::V1beta1, "u", true, &other).is_ok());
+        assert!(answer(Version::V1beta1, "u", true, &bare).is_ok());
+    }
+
+    #[test]
+    fn other_documents_are_foreign() {
+        let check = |api_version: &str, kind: &str, expected: Option<&str>| {
+            let review = json!({"apiVersion": api_version, "kind": kind});
+            assert_eq!(foreign(Version::V1, &review).as_deref(), expected);
+        };
+        check("admission.k8s.io/v1", "AdmissionReview", None);
+        check("", "", None);
+        check(
+            "admission.k8s.io/v1beta1",
+            "AdmissionReview",
+            Some("converting (v1beta1.AdmissionReview) to (v1.AdmissionReview): unknown conversion"),
+        );
+        check(
+            "admission.k8s.io/v1",
+            "Other",
+            Some("no kind \"Other\" is registered for version \"admission.k8s.io/v1\" in scheme \"pkg/runtime/scheme.go:111\""),
+        );
     }
 
     #[test]
@@ -188,12 +236,12 @@ mod tests {
         };
         check(
             Value::Null,
-            403,
+            400,
             "admission webhook \"w.example.com\" denied the request without explanation",
         );
         check(
             json!({"message": "no", "code": 200}),
-            403,
+            400,
             "admission webhook \"w.example.com\" denied the request: no",
         );
         check(

@@ -141,6 +141,10 @@ impl Hook {
         let uid = uuid::Uuid::new_v4().to_string();
         let question = review::question(version, &uid, &request::value(attributes, resource), versioned);
         let answered = self.client.call(&question, self.timeout).await;
+        let answered = answered.and_then(|answered| match review::foreign(version, &answered) {
+            Some(why) => Err(why),
+            None => Ok(answered),
+        });
         let answered = answered.map_err(|why| Failure::Call(format!("failed to call webhook: {why}")))?;
         let answer = review::answer(version, &uid, mutating, &answered)
             .map_err(|why| Failure::Call(format!("received invalid webhook response: {why}")))?;

@@ -21,15 +21,15 @@ pub async fn pod_stream(
     resource: &Resource,
     body: Body,
 ) -> Result<Answer, Status> {
+    Admission::new(inner, exchange, resource, None)
+        .connect(&exchange.query)
+        .await?;
     let info = &exchange.info;
     let found = inner
         .registry
         .get(resource, &info.namespace, &info.name, ReadAt::Latest)
         .await?;
     let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
-    Admission::new(inner, exchange, resource, None)
-        .connect(&exchange.query)
-        .await?;
     let node = object::at_str(&pod, &["spec", "nodeName"]);
     let mut query = Vec::new();
     let path = if info.subresource == "portforward" {
