@@ -49,7 +49,10 @@ enum Attempt {
     /// The cache has no such object: only the store can confirm that.
     Unsure,
     /// Nothing to write, if what the attempt started from is what the store has.
-    Unchanged { updated: Updated, change: Change },
+    Unchanged {
+        updated: Updated,
+        change: Change,
+    },
 }
 
 impl Registry {
@@ -73,10 +76,8 @@ impl Registry {
             let tried = current.as_ref().map(|current| current.revision);
             let attempt = match current.take() {
                 Some(old) => {
-                    self.update_once(
-                        context, resource, namespace, name, part, old, transform, gate,
-                    )
-                    .await
+                    self.update_once(context, resource, namespace, name, part, old, transform, gate)
+                        .await
                 }
                 None if !fresh => Ok(Attempt::Unsure),
                 None if !allow_create => return Err(Status::not_found(&resource.group_resource, name)),

@@ -149,7 +149,7 @@ impl<'a> Admission<'a> {
 
     /// Passes the create of something that is acted upon, not stored (a binding, an eviction), through the chain.
     pub async fn action(&self, object: &mut Value) -> Result<(), Status> {
-        if !self.namespace.is_empty() {
+        if !self.namespace.is_empty() && object::namespace(object).is_empty() {
             object::set(object, "namespace", self.namespace);
         }
         self.admit(Some(object), None).await?;

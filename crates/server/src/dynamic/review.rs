@@ -203,7 +203,10 @@ mod tests {
         let bare = json!({"response": {"uid": "u"}});
         assert_eq!(
             answer(Version::V1, "u", true, &bare),
-            Err("expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got /, Kind=".to_owned())
+            Err(
+                "expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got /, Kind="
+                    .to_owned()
+            )
         );
         assert!(answer(Version::V1beta1, "u", true, &bare).is_ok());
     }
@@ -224,7 +227,9 @@ mod tests {
         check(
             "admission.k8s.io/v1",
             "Other",
-            Some("no kind \"Other\" is registered for version \"admission.k8s.io/v1\" in scheme \"pkg/runtime/scheme.go:111\""),
+            Some(
+                "no kind \"Other\" is registered for version \"admission.k8s.io/v1\" in scheme \"pkg/runtime/scheme.go:111\"",
+            ),
         );
     }
 

@@ -12,6 +12,7 @@ use skiff_registry::{Resource, object};
 use super::{gvk_of, read_body};
 use crate::body::{Answer, Body};
 use crate::chain::Exchange;
+use crate::gate::Admission;
 use crate::respond;
 use crate::server::Inner;
 
@@ -26,6 +27,9 @@ pub async fn create(
         skiff_registry::ensure_namespace(resource, &exchange.info.namespace, &mut review)?;
         super::attribute(inner, exchange, resource, &options, &mut review);
     }
+    Admission::new(inner, exchange, resource, Some(&options.value))
+        .action(&mut review)
+        .await?;
     let status = match resource.kind.as_str() {
         "SelfSubjectRulesReview" => rules(inner, exchange, &review)?,
         kind => decide(inner, exchange, &review, kind)?,

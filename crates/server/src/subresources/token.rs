@@ -27,9 +27,6 @@ pub async fn create(
 ) -> Result<Answer, Status> {
     let gvk = GroupVersionKind::new("authentication.k8s.io", "v1", "TokenRequest");
     let (mut request, options) = read_body(exchange, &gvk, body).await?;
-    Admission::new(inner, exchange, resource, Some(&options.value))
-        .action(&mut request)
-        .await?;
     let (namespace, name) = (exchange.info.namespace.clone(), exchange.info.name.clone());
     skiff_registry::ensure_namespace(resource, &namespace, &mut request)?;
     if object::at(&request, &["spec", "expirationSeconds"]).is_none() {
@@ -45,6 +42,9 @@ pub async fn create(
             .registry
             .attribute(&gvk, id, "token", &manager, &mut request);
     }
+    Admission::new(inner, exchange, resource, Some(&options.value))
+        .action(&mut request)
+        .await?;
     let given = object::name(&request);
     if !given.is_empty() && given != name {
         let why = "must match the service account name if specified";

@@ -11,6 +11,7 @@ use skiff_registry::{Resource, object};
 use super::{gvk_of, read_body};
 use crate::body::{Answer, Body};
 use crate::chain::Exchange;
+use crate::gate::Admission;
 use crate::respond;
 use crate::server::Inner;
 
@@ -22,6 +23,9 @@ pub async fn review(
 ) -> Result<Answer, Status> {
     let (mut review, options) = read_body(exchange, &gvk_of(resource), body).await?;
     super::attribute(inner, exchange, resource, &options, &mut review);
+    Admission::new(inner, exchange, resource, Some(&options.value))
+        .action(&mut review)
+        .await?;
     let token = object::at_str(&review, &["spec", "token"]).to_string();
     if token.is_empty() {
         return Err(Status::bad_request(
