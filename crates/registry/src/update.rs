@@ -228,8 +228,9 @@ impl Registry {
             });
         }
         if context.dry_run {
+            let kept = resource.keep(&new).await?;
             return Ok(Attempt::Done(Updated {
-                object: new,
+                object: resource.answered(kept.as_ref(), new)?,
                 created: false,
                 deleted: false,
             }));

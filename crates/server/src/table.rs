@@ -44,10 +44,16 @@ pub fn columns(resource: &Resource) -> Value {
     Value::Array(columns.collect())
 }
 
-/// One row. `stored` is in the stored version, which is the one that the kind's columns read.
+/// One row. `stored` is in the stored version, which is the one that the columns of a built-in kind read; those of a
+/// custom one read the served version.
 pub fn row(resource: &Resource, stored: &Value, version: &str, include: IncludeObject, now: i64) -> Value {
     let cells = match &resource.custom {
-        Some(custom) => custom.row(stored, now),
+        Some(custom) if resource.served_as_stored() => custom.row(stored, now),
+        Some(custom) => {
+            let mut served = stored.clone();
+            resource.from_stored(&mut served);
+            custom.row(&served, now)
+        }
         None => (resource.rules.row)(stored, now),
     };
     let object = match include {

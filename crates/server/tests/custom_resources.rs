@@ -700,6 +700,11 @@ async fn a_version_shows_what_its_schema_knows() {
         watch.next().await.expect("an event")["object"]["spec"],
         json!({"a": "1"})
     );
+    let dry = format!("{other}/m?dryRun=All");
+    let tried = cluster
+        .patch(&dry, "merge-patch", json!({"spec": {"a": "2", "c": "3"}}))
+        .await;
+    assert_eq!(tried.json["spec"], json!({"a": "2"}), "{}", tried.text);
     // What the stored version does not know is not kept, and the answer says so.
     let made = cluster
         .post(other, v("v2", "n", json!({"a": "1", "c": "3"})))
