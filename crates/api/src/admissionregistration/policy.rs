@@ -127,7 +127,7 @@ fn policy(object: &Value, old: Option<&Value>, mutates: bool, errors: &mut Error
     if !(unchanged("paramKind") && unchanged("matchConditions")) {
         match_conditions(&spec.field("matchConditions"), kind.is_set(), errors);
     }
-    let mut environments = Environments::new(kind.is_set());
+    let mut environments = Environments::new(kind.is_set(), !spec.field("variables").is_empty());
     if mutates {
         environments.rules = environments.rules.with_patch_types();
     }
@@ -156,10 +156,19 @@ struct Environments {
 }
 
 impl Environments {
-    fn new(has_params: bool) -> Environments {
+    /// `variables` is only there where the policy has some.
+    fn new(has_params: bool, has_variables: bool) -> Environments {
+        let environment = |has_authorizer| {
+            let environment = Environment::new(has_params, has_authorizer);
+            if has_variables {
+                environment.with_variables()
+            } else {
+                environment
+            }
+        };
         Environments {
-            rules: Environment::new(has_params, true).with_variables(),
-            messages: Environment::new(has_params, false).with_variables(),
+            rules: environment(true),
+            messages: environment(false),
         }
     }
 

@@ -84,7 +84,19 @@ pub static STATEFUL_SET: Kind = Kind {
     },
     has_status: true,
     name_rule: object_meta::dns_label,
-    warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
+    warnings: |new, old| {
+        let mut warnings = pod_warnings::template(new, old, "spec.template");
+        for (i, template) in list(new, "spec.volumeClaimTemplates").iter().enumerate() {
+            // COMPAT: upstream's path is without the template's `spec`, or has it as the inner type does.
+            let inner = if old.is_some() { ".Spec" } else { "" };
+            let path = format!("spec.volumeClaimTemplates[{i}]{inner}");
+            claim::fractions(at(template, "spec"), &path, &mut warnings);
+        }
+        if number(new, "spec.revisionHistoryLimit") < 0 {
+            warnings.push("spec.revisionHistoryLimit: a negative value retains all historical revisions; a value >= 0 is recommended".to_owned());
+        }
+        warnings
+    },
     update_again: Again::Change,
     ..BASE
 };

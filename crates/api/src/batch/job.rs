@@ -385,12 +385,21 @@ fn pod_failure_policy(spec: &Node, policy: &Node, errors: &mut Errors) {
             }
             let values = codes.field("values");
             if values.is_empty() {
-                errors.invalid(&values, "at least one value is required");
+                let shown = values.value.clone();
+                errors.invalid_value(&values, shown, "at least one value is required");
             }
+            let mut seen = BTreeSet::new();
             for value in values.items() {
                 if operator.str() == "In" && value.int() == Some(0) {
                     errors.invalid(&value, "must not be 0 for the In operator");
                 }
+                if !seen.insert(value.int()) {
+                    errors.duplicate(&value);
+                }
+            }
+            let numbers: Vec<Option<i64>> = values.items().map(|value| value.int()).collect();
+            if !numbers.is_sorted() {
+                errors.invalid(&values, "must be ordered");
             }
         }
         for condition in conditions.items() {
@@ -417,10 +426,16 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let before = at(old, "spec");
     let completions = now.field("completions");
     // An indexed job may grow or shrink as long as both numbers move together.
-    let elastic =
-        text(before, "completionMode") == "Indexed" && completions.int() == now.field("parallelism").int();
-    if !elastic {
+    if now.field("completionMode").str() != "Indexed" {
         errors.immutable(&completions, at(before, "completions"));
+    } else if completions.is_set()
+        && completions.value != at(before, "completions")
+        && completions.int() != now.field("parallelism").int()
+    {
+        errors.invalid(
+            &completions,
+            "can only be modified in tandem with spec.parallelism",
+        );
     }
     errors.immutable(&now.field("selector"), at(before, "selector"));
     let mut template = at(before, "template").clone();
@@ -519,6 +534,27 @@ mod tests {
         assert_eq!(
             found,
             ["spec.template.spec.restartPolicy: Required value: valid values: \"OnFailure\", \"Never\""]
+        );
+    }
+
+    #[test]
+    fn exit_codes_are_listed_once_and_in_order() {
+        let mut job = json!({"metadata": {"name": "j", "namespace": "d", "uid": "u"}, "spec": {
+            "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2, 1, 2]}}]},
+            "template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}});
+        (JOB.default)("v1", &mut job);
+        JOB.begin_create(&mut job);
+        let found: Vec<String> = JOB
+            .check_create(&job, true)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(
+            found,
+            [
+                "spec.podFailurePolicy.rules[0].onExitCodes.values[2]: Duplicate value: 2",
+                "spec.podFailurePolicy.rules[0].onExitCodes.values: Invalid value: [2,1,2]: must be ordered",
+            ]
         );
     }
 }

@@ -297,15 +297,20 @@ fn warnings(new: &Value, _old: Option<&Value>) -> Vec<String> {
             "metadata.annotations[{beta}]: deprecated since v1.8; use \"storageClassName\" attribute instead"
         ));
     }
+    fractions(at(new, "spec"), "spec", &mut warnings);
+    warnings
+}
+
+/// Storage that is no whole number of bytes, in the spec of a claim that stands at this path.
+pub fn fractions(spec: &Value, path: &str, warnings: &mut Vec<String>) {
     for name in ["requests", "limits"] {
-        let amount = quantity(at(at(at(new, "spec.resources"), name), "storage"));
+        let amount = quantity(at(at(at(spec, "resources"), name), "storage"));
         if let Some(amount) = amount.filter(|amount| amount.milli_value() % 1000 != 0) {
             warnings.push(format!(
-                "spec.resources.{name}[storage]: fractional byte value \"{amount}\" is invalid, must be an integer"
+                "{path}.resources.{name}[storage]: fractional byte value \"{amount}\" is invalid, must be an integer"
             ));
         }
     }
-    warnings
 }
 
 fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {

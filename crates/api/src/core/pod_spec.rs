@@ -97,7 +97,9 @@ fn named_references(spec: &Node, errors: &mut Errors) {
         &spec.field("preemptionPolicy"),
         &["PreemptLowerPriority", "Never"],
     );
-    resources::overhead(&spec.field("overhead"), errors);
+    // COMPAT: upstream takes it for the limits of a container, and says so in the path.
+    let overhead = spec.field("overhead");
+    resources::overhead(&overhead.field("limits").with_value(overhead.value), errors);
 }
 
 fn resource_claims(spec: &Node, errors: &mut Errors) {

@@ -96,6 +96,10 @@ pub fn pod(pod: &Node) -> Vec<String> {
             }
         }
     }
+    for volume in volumes.items() {
+        let claim = volume.field("ephemeral.volumeClaimTemplate.spec");
+        super::claim::fractions(claim.value, &claim.path(), &mut warnings);
+    }
     volume_warnings::overlaps(crate::node::list(spec.value, "volumes"), &mut warnings);
     duplicates(&spec, &mut warnings);
     containers(&spec, &mut warnings);

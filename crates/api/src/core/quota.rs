@@ -268,12 +268,8 @@ pub static RESOURCE_QUOTA: Kind = Kind {
 
 fn amounts(amounts: &Node, errors: &mut Errors) {
     for (name, amount) in amounts.entries() {
-        let complaints = names::qualified_name(name);
-        let bad = !complaints.is_empty();
-        for complaint in complaints {
-            errors.invalid_value(&amount, name, complaint);
-        }
-        if !bad && !name.contains('/') && !scopes::QUOTA_RESOURCES.contains(&name) && !scopes::is_huge(name) {
+        resource_name(&amount, name, errors);
+        if !name.contains('/') && !scopes::QUOTA_RESOURCES.contains(&name) && !scopes::is_huge(name) {
             errors.invalid_value(&amount, name, "must be a standard resource for quota");
         }
         resource_quantity(&amount, name, errors);

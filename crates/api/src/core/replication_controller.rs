@@ -91,11 +91,12 @@ fn spec(spec: &Node, errors: &mut Errors) {
 
 /// Status of what keeps replicas; also for ReplicaSets.
 pub fn replica_counts(status: &Node, errors: &mut Errors) {
-    const FIELDS: [&str; 5] = [
+    const FIELDS: [&str; 6] = [
         "replicas",
         "fullyLabeledReplicas",
         "readyReplicas",
         "availableReplicas",
+        "terminatingReplicas",
         "observedGeneration",
     ];
     for name in FIELDS {

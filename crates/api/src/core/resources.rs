@@ -154,6 +154,7 @@ pub fn overhead(overhead: &Node, errors: &mut Errors) {
     for (name, amount) in overhead.entries() {
         container_resource_name(&amount, name, errors);
         resource_quantity(&amount, name, errors);
+        whole_pages(&amount, name, errors);
     }
 }
 

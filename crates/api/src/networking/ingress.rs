@@ -109,7 +109,7 @@ fn spec(spec: &Node, any_secret: bool, errors: &mut Errors) {
     if rules.is_empty() && !backend.is_set() {
         errors.invalid_value(
             spec,
-            spec.value.clone(),
+            Value::Null,
             "either `defaultBackend` or `rules` must be specified",
         );
     }

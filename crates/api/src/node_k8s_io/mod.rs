@@ -17,10 +17,28 @@ pub static RUNTIME_CLASS: Kind = Kind {
         let mut errors = Errors::new();
         let root = Node::root(object);
         let handler = root.field("handler");
-        errors.rule(&handler, names::dns1123_label(handler.str()));
-        resources::overhead(&root.field("overhead.podFixed"), &mut errors);
+        if errors.require(&handler) {
+            errors.rule(&handler, names::dns1123_label(handler.str()));
+        }
+        let overhead = root.field("overhead");
+        resources::overhead(
+            &overhead
+                .field("limits")
+                .with_value(at(object, "overhead.podFixed")),
+            &mut errors,
+        );
         object_meta::labels(&root.field("scheduling.nodeSelector"), &mut errors);
-        scheduling::tolerations(&root.field("scheduling.tolerations"), &mut errors);
+        let tolerations = root.field("scheduling.tolerations");
+        scheduling::tolerations(&tolerations, &mut errors);
+        for (position, toleration) in tolerations.items().enumerate() {
+            if tolerations
+                .items()
+                .take(position)
+                .any(|before| before.value == toleration.value)
+            {
+                errors.duplicate(&toleration);
+            }
+        }
         errors.into_vec()
     },
     validate_update: |new, old| {
@@ -43,3 +61,36 @@ pub static RUNTIME_CLASS: Kind = Kind {
     qualified_finalizers: false,
     ..BASE
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules() {
+        let check = |object: serde_json::Value, expected: &[&str]| {
+            let found = (RUNTIME_CLASS.validate)(&object);
+            let found: Vec<String> = RUNTIME_CLASS
+                .shown(found)
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+            assert_eq!(found, expected);
+        };
+        check(json!({"handler": "h"}), &[]);
+        check(json!({}), &["handler: Required value"]);
+        check(
+            json!({"handler": "h", "overhead": {"podFixed": {"hugepages-2Mi": "1"}}}),
+            &[
+                "overhead.limits[hugepages-2Mi]: Invalid value: \"1\": 1 is not positive integer multiple of hugepages-2Mi",
+            ],
+        );
+        let toleration = json!({"key": "k", "operator": "Exists"});
+        check(
+            json!({"handler": "h", "scheduling": {"tolerations": [toleration, toleration]}}),
+            &[
+                "scheduling.tolerations[1]: Duplicate value: {\"Key\":\"k\",\"Operator\":\"Exists\",\"Value\":\"\",\"Effect\":\"\",\"TolerationSeconds\":null}",
+            ],
+        );
+    }
+}

@@ -17,6 +17,11 @@ use crate::{row, strategy, walk};
 const UNSAFE_TOKENS: &str = "spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes";
 const NODE_ID_MAX: usize = 256;
 
+/// The limits of volumes are not scaled by default, so nothing waits for a driver.
+fn drop_scheduling_gate(spec: &mut Value) {
+    walk::remove(spec, "preventPodSchedulingIfMissing");
+}
+
 pub static CSI_DRIVER: Kind = Kind {
     group: GROUP,
     kind: "CSIDriver",
@@ -79,7 +84,13 @@ pub static CSI_DRIVER: Kind = Kind {
         errors.into_vec()
     },
     update_again: Again::Change,
-    prepare_update: strategy::update_generation,
+    prepare_create: |object| walk::each(object, "spec", &mut drop_scheduling_gate),
+    prepare_update: |new, old| {
+        if at(old, "spec.preventPodSchedulingIfMissing").is_null() {
+            walk::each(new, "spec", &mut drop_scheduling_gate);
+        }
+        strategy::update_generation(new, old);
+    },
     warnings: |new, old| {
         let tokens = at(new, "spec.tokenRequests");
         let changed = old.is_none_or(|old| !same(tokens, at(old, "spec.tokenRequests")));
