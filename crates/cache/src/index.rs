@@ -68,6 +68,16 @@ impl Index {
         self.0.is_empty()
     }
 
+    /// How many values there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The keys of every value.
+    pub fn all(&self) -> impl Iterator<Item = &Keys> {
+        self.0.values()
+    }
+
     pub fn insert(&mut self, value: &Arc<str>, key: &Arc<str>) {
         match self.0.get_mut(value) {
             Some(keys) => keys.insert(key),

@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
+use skiff_meta::selector::{Operator, Requirement};
+
 use crate::entry::Entry;
 use crate::filter::Filter;
-use crate::index::Keys;
+use crate::index::{Index, Keys};
 use crate::state::State;
 
 /// What part of the keys a list looks at.
@@ -91,7 +93,7 @@ fn range<'a>(state: &'a State, scope: &Scope) -> impl Iterator<Item = &'a Arc<En
 }
 
 /// The few candidates when the selector pins a name, an indexed field or a label; a superset of what
-/// matches.
+/// matches, in order.
 fn narrow<'a>(
     state: &'a State,
     scope: &'a Scope,
@@ -111,23 +113,43 @@ fn narrow<'a>(
         .enumerate()
         .filter_map(|(nth, &place)| {
             let value = filter.fields.required_value(&state.fields.fields[place].name)?;
-            Some(state.indexed(nth, value))
+            Some(state.indexed(nth, value).into_iter().collect())
         });
-    let labels = filter
-        .labels
-        .required()
-        .map(|(label, value)| state.labelled(label, value));
+    let labels = filter.labels.requirements.iter();
+    let labels = labels.filter_map(|requirement| known(state, requirement));
     // The shortest way: of a value that nobody has there is nothing at all.
-    let keys = fields
+    let sets: Vec<&Keys> = fields
         .chain(labels)
-        .min_by_key(|keys| keys.map_or(0, Keys::len))?;
-    let Some(keys) = keys else {
-        return Some(Box::new(std::iter::empty()));
+        .min_by_key(|sets: &Vec<&Keys>| sets.iter().map(|keys| keys.len()).sum::<usize>())?;
+    if let [keys] = sets[..] {
+        let found = keys.range(scope.bounds());
+        return Some(Box::new(found.filter_map(|key| state.entries.get(key))));
+    }
+    let mut keys: Vec<&Arc<str>> = sets.iter().flat_map(|keys| keys.range(scope.bounds())).collect();
+    keys.sort_unstable();
+    Some(Box::new(
+        keys.into_iter().filter_map(|key| state.entries.get(key)),
+    ))
+}
+
+/// The keys of the objects that may fulfil a requirement, by value. `None` if the index cannot tell, or if they are
+/// so many that going through all objects in order is no more work.
+fn known<'a>(state: &'a State, requirement: &Requirement) -> Option<Vec<&'a Keys>> {
+    let (label, few) = (requirement.key.as_str(), state.entries.len() / 4);
+    let sets: Vec<&Keys> = match requirement.operator {
+        Operator::In => {
+            let values = requirement.values.iter();
+            values.filter_map(|value| state.labelled(label, value)).collect()
+        }
+        Operator::Exists | Operator::GreaterThan | Operator::LessThan => match state.values(label) {
+            Some(values) if values.len() > few => return None,
+            values => values.into_iter().flat_map(Index::all).collect(),
+        },
+        Operator::NotIn | Operator::DoesNotExist => return None,
     };
-    let found = keys
-        .range(scope.bounds())
-        .filter_map(|key| state.entries.get(key));
-    Some(Box::new(found))
+    // One value's keys are in order as they are.
+    let many = sets.len() > 1 && sets.iter().map(|keys| keys.len()).sum::<usize>() > few;
+    (!many).then_some(sets)
 }
 
 /// A page of everything in the scope: no object is looked at but those of the page.
@@ -172,5 +194,73 @@ fn take<'a>(candidates: impl Iterator<Item = &'a Arc<Entry>>, scope: &Scope, fil
         items,
         more: remaining > 0,
         remaining: (remaining > 0).then_some(remaining),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::EventKind;
+    use crate::fields::{FieldSet, Interner};
+    use skiff_meta::selector::{FieldSelector, LabelSelector};
+    use tokio::time::Instant;
+
+    fn state(count: usize) -> State {
+        let fields = Arc::new(FieldSet::new(Vec::new()));
+        let mut state = State::new(fields.clone());
+        let mut interner = Interner::default();
+        for n in 0..count {
+            let name = format!("{:03}", n * 37 % count);
+            let mut labels = serde_json::json!({"shard": format!("s{}", n % 10), "each": name});
+            if n % 20 == 0 {
+                labels["rare"] = serde_json::json!(n.to_string());
+            }
+            let object = serde_json::json!({"metadata": {"namespace": "ns", "name": name, "labels": labels}});
+            let key: Arc<str> = format!("/pods/ns/{name}").into();
+            let revision = n as i64 + 1;
+            let entry = Entry::new(
+                key.clone(),
+                revision,
+                object.to_string().as_bytes(),
+                EventKind::Added,
+                &fields,
+                &mut interner,
+            );
+            state.apply(key, revision, Some(entry.unwrap()), Instant::now());
+        }
+        state
+    }
+
+    #[test]
+    fn a_narrowed_list_is_the_list() {
+        let state = state(200);
+        let check = |selector: &str, start_after: Option<&str>, narrowed: bool| {
+            let filter = Filter {
+                namespace: Some("ns".to_owned()),
+                labels: LabelSelector::parse(selector).unwrap(),
+                fields: FieldSelector::everything(),
+            };
+            let mut scope = Scope::new("/pods/", Some("ns"), 0);
+            scope.start_after = start_after.map(str::to_owned);
+            assert_eq!(narrow(&state, &scope, &filter).is_some(), narrowed, "{selector}");
+            let found = page(&state, &scope, &filter, 200).items;
+            let found: Vec<&str> = found.iter().map(|entry| &*entry.key).collect();
+            let every = range(&state, &scope).filter(|entry| filter.matches(&entry.head));
+            let every: Vec<&str> = every.map(|entry| &*entry.key).collect();
+            assert_eq!(found, every, "{selector}");
+        };
+        for after in [None, Some("/pods/ns/100")] {
+            check("shard=s3", after, true);
+            check("shard in (s3,s7)", after, true);
+            check("shard in (s1,s2,s3,s4,s5)", after, false);
+            check("shard in (s1,none)", after, true);
+            check("rare", after, true);
+            check("rare>50", after, true);
+            check("rare<100,shard in (s0,s1)", after, true);
+            check("each", after, false);
+            check("missing", after, true);
+            check("!rare", after, false);
+            check("shard notin (s1)", after, false);
+        }
     }
 }

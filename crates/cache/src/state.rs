@@ -124,6 +124,11 @@ impl State {
         self.labels.get(label)?.get(value)
     }
 
+    /// What values a label has.
+    pub fn values(&self, label: &str) -> Option<&Index> {
+        self.labels.get(label)
+    }
+
     /// The keys whose indexed field `nth` has this value.
     pub fn indexed(&self, nth: usize, value: &str) -> Option<&Keys> {
         self.index.get(nth)?.get(value)
