@@ -1,9 +1,12 @@
 //! What `/metrics` shows, under upstream's names.
 
+use std::collections::HashMap;
 use std::fmt::Write;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -48,10 +51,21 @@ impl MetricConstructor<Histogram> for Buckets {
     }
 }
 
+/// What one sort of request is counted in.
+#[derive(Clone)]
+struct Series {
+    total: Counter,
+    /// Long requests have none.
+    duration: Option<Histogram>,
+}
+
 pub struct Metrics {
     registry: Registry,
     total: Family<TotalLabels, Counter>,
     duration: Family<DurationLabels, Histogram, Buckets>,
+    /// The series by the hash of their labels: finding one makes no labels.
+    found: RwLock<HashMap<u64, Series>>,
+    hasher: RandomState,
     pub watchers: AtomicI64,
     started: f64,
 }
@@ -87,6 +101,8 @@ impl Metrics {
             registry,
             total,
             duration,
+            found: RwLock::default(),
+            hasher: RandomState::new(),
             watchers: AtomicI64::new(0),
             started,
         }
@@ -112,19 +128,22 @@ impl Metrics {
             "patch" => "PATCH",
             "delete" => "DELETE",
             _ => "other",
-        }
-        .to_string();
-        let labels = DurationLabels {
-            component: "apiserver",
-            group: part(&info.group),
-            resource: part(&info.resource),
-            scope,
-            subresource: part(&info.subresource),
-            verb,
-            version: part(&info.version),
         };
-        self.total
-            .get_or_create(&TotalLabels {
+        let long = info.long_running();
+        let names = known.then_some((&info.group, &info.version, &info.resource, &info.subresource));
+        let hash = self.hasher.hash_one((code, dry_run, scope, verb, long, names));
+        let present = self.found.read().get(&hash).cloned();
+        let series = present.unwrap_or_else(|| {
+            let labels = DurationLabels {
+                component: "apiserver",
+                group: part(&info.group),
+                resource: part(&info.resource),
+                scope,
+                subresource: part(&info.subresource),
+                verb: verb.to_string(),
+                version: part(&info.version),
+            };
+            let total = TotalLabels {
                 code,
                 component: "apiserver",
                 dry_run: if dry_run { "All" } else { "" },
@@ -134,12 +153,17 @@ impl Metrics {
                 subresource: labels.subresource.clone(),
                 verb: labels.verb.clone(),
                 version: labels.version.clone(),
-            })
-            .inc();
-        if !info.long_running() {
-            self.duration
-                .get_or_create(&labels)
-                .observe(elapsed.as_secs_f64());
+            };
+            let series = Series {
+                total: self.total.get_or_create(&total).clone(),
+                duration: (!long).then(|| self.duration.get_or_create(&labels).clone()),
+            };
+            self.found.write().insert(hash, series.clone());
+            series
+        });
+        series.total.inc();
+        if let Some(duration) = &series.duration {
+            duration.observe(elapsed.as_secs_f64());
         }
     }
 

@@ -3,11 +3,12 @@
 use std::hash::{Hash, Hasher};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::task::{Context, Poll, ready};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::task::AtomicWaker;
 use http::{HeaderValue, Response, header};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt;
@@ -124,6 +125,7 @@ struct Running {
     shape: Shape,
     deadline: Pin<Box<Sleep>>,
     stop: Pin<Box<WaitForCancellationFutureOwned>>,
+    over: Arc<Over>,
     inner: Arc<Inner>,
     /// The frame that is being made.
     making: Option<Making>,
@@ -138,6 +140,10 @@ impl Running {
             shape,
             deadline: Box::pin(tokio::time::sleep_until(deadline)),
             stop: Box::pin(inner.shutdown.clone().cancelled_owned()),
+            over: Arc::new(Over {
+                rung: AtomicBool::new(true),
+                reader: AtomicWaker::new(),
+            }),
             inner: inner.clone(),
             making: None,
             ended: deadline <= Instant::now(),
@@ -199,12 +205,35 @@ impl Body for Running {
 }
 
 impl Running {
-    /// Ready when time is up, or the server ends.
+    /// Ready when time is up, or the server ends. Both are looked at only when they have rung, not after every event.
     fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.over.reader.register(context.waker());
+        if !self.over.rung.swap(false, Ordering::AcqRel) {
+            return Poll::Pending;
+        }
+        let waker = Waker::from(self.over.clone());
+        let context = &mut Context::from_waker(&waker);
         if self.deadline.as_mut().poll(context).is_ready() {
             return Poll::Ready(());
         }
         self.stop.as_mut().poll(context)
+    }
+}
+
+/// What the deadline and the end of the server wake: it remembers that they did.
+struct Over {
+    rung: AtomicBool,
+    reader: AtomicWaker,
+}
+
+impl Wake for Over {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.rung.store(true, Ordering::Release);
+        self.reader.wake();
     }
 }
 
