@@ -8,10 +8,10 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::task::AtomicWaker;
 use http::{HeaderValue, Response, header};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use skiff_meta::Status;
 use skiff_registry::{EventKind, ReadAt, Resource, WatchEvent, WatchFrom, WatchOptions, Watcher, encode};
@@ -126,6 +126,8 @@ struct Running {
     deadline: Pin<Box<Sleep>>,
     stop: Pin<Box<WaitForCancellationFutureOwned>>,
     over: Arc<Over>,
+    /// Whom `over` wakes.
+    reader: Option<Waker>,
     inner: Arc<Inner>,
     /// The frame that is being made.
     making: Option<Making>,
@@ -142,8 +144,9 @@ impl Running {
             stop: Box::pin(inner.shutdown.clone().cancelled_owned()),
             over: Arc::new(Over {
                 rung: AtomicBool::new(true),
-                reader: AtomicWaker::new(),
+                reader: Mutex::default(),
             }),
+            reader: None,
             inner: inner.clone(),
             making: None,
             ended: deadline <= Instant::now(),
@@ -207,7 +210,14 @@ impl Body for Running {
 impl Running {
     /// Ready when time is up, or the server ends. Both are looked at only when they have rung, not after every event.
     fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        self.over.reader.register(context.waker());
+        let known = self.reader.as_ref();
+        if known.is_some_and(|known| known.will_wake(context.waker()))
+            && !self.over.rung.load(Ordering::Acquire)
+        {
+            return Poll::Pending;
+        }
+        *self.over.reader.lock() = Some(context.waker().clone());
+        self.reader = Some(context.waker().clone());
         if !self.over.rung.swap(false, Ordering::AcqRel) {
             return Poll::Pending;
         }
@@ -223,7 +233,8 @@ impl Running {
 /// What the deadline and the end of the server wake: it remembers that they did.
 struct Over {
     rung: AtomicBool,
-    reader: AtomicWaker,
+    /// Stays when it was woken. Leaf lock.
+    reader: Mutex<Option<Waker>>,
 }
 
 impl Wake for Over {
@@ -233,7 +244,10 @@ impl Wake for Over {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.rung.store(true, Ordering::Release);
-        self.reader.wake();
+        let reader = self.reader.lock().clone();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
     }
 }
 
