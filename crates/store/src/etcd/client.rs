@@ -226,6 +226,11 @@ pub fn translate(status: Status, requested: i64, current: i64) -> Error {
         }
         Code::OutOfRange => Error::TooLarge(message.to_owned()),
         Code::ResourceExhausted if message.contains("space exceeded") => Error::DiskFull(message.to_owned()),
+        // COMPAT: upstream's client counts before it sends, and says it so.
+        Code::ResourceExhausted if message.contains("larger than max") => {
+            let told = message.replace("grpc: received message", "trying to send message");
+            Error::TooLarge(format!("rpc error: code = ResourceExhausted desc = {told}"))
+        }
         Code::InvalidArgument if message.contains("too large") => Error::TooLarge(message.to_owned()),
         Code::InvalidArgument | Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented => {
             Error::Invalid(format!("etcd: {message}"))
@@ -273,6 +278,10 @@ mod tests {
         check(Code::ResourceExhausted, space, Error::DiskFull(space.to_owned()));
         let large = "etcdserver: request is too large";
         check(Code::InvalidArgument, large, Error::TooLarge(large.to_owned()));
+        let huge = "grpc: received message larger than max (9 vs. 5)";
+        let told =
+            "rpc error: code = ResourceExhausted desc = trying to send message larger than max (9 vs. 5)";
+        check(Code::ResourceExhausted, huge, Error::TooLarge(told.to_owned()));
         for message in ["etcdserver: no leader", "etcdserver: request timed out"] {
             check(Code::Unavailable, message, Error::Unavailable(message.to_owned()));
         }
