@@ -9,8 +9,14 @@ pub const IMMUTABLE: &str = "field is immutable";
 pub const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 pub const POSITIVE: &str = "must be greater than zero";
 
+/// What findings may take together. Each may quote a large part of the object; nobody reads more of them.
+const MOST_BYTES: usize = 8 << 20;
+
 #[derive(Default)]
-pub struct Errors(Vec<Error>);
+pub struct Errors {
+    found: Vec<Error>,
+    bytes: usize,
+}
 
 impl Errors {
     pub fn new() -> Self {
@@ -18,27 +24,36 @@ impl Errors {
     }
 
     pub fn into_vec(self) -> Vec<Error> {
-        self.0
+        self.found
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.found.is_empty()
     }
 
     pub fn extend(&mut self, more: Vec<Error>) {
-        self.0.extend(more);
+        self.found.extend(more);
+    }
+
+    /// Whether further findings are left out.
+    pub fn is_full(&self) -> bool {
+        self.bytes > MOST_BYTES
     }
 
     pub fn push(&mut self, kind: ErrorType, at: &Node, value: Option<Value>, detail: impl Into<String>) {
-        let path = at.path();
+        if self.is_full() {
+            return;
+        }
+        let (path, detail) = (at.path(), detail.into());
+        self.bytes += 100 + path.len() + detail.len() + value.as_ref().map_or(0, weight);
         // COMPAT: upstream prints an empty path so.
         let path = if path.is_empty() { "<nil>".to_owned() } else { path };
-        self.0.push(Error {
+        self.found.push(Error {
             kind,
             path,
             value,
             shown: None,
-            detail: detail.into(),
+            detail,
         });
     }
 
@@ -61,8 +76,12 @@ impl Errors {
 
     /// Complains about a value of which this text is shown.
     pub fn invalid_text(&mut self, at: &Node, shown: &str, detail: impl Into<String>) {
+        if self.is_full() {
+            return;
+        }
+        self.bytes += shown.len();
         self.push(ErrorType::Invalid, at, Some(Value::Null), detail);
-        if let Some(last) = self.0.last_mut() {
+        if let Some(last) = self.found.last_mut() {
             last.shown = Some(shown.to_owned());
         }
     }
@@ -74,7 +93,7 @@ impl Errors {
     /// A double of which this text is shown.
     pub fn duplicate_text(&mut self, at: &Node, shown: &str) {
         self.push(ErrorType::Duplicate, at, Some(Value::Null), "");
-        if let Some(last) = self.0.last_mut() {
+        if let Some(last) = self.found.last_mut() {
             last.shown = Some(shown.to_owned());
         }
     }
@@ -179,6 +198,19 @@ impl Errors {
             };
             self.push(ErrorType::Invalid, new, Some(shown), IMMUTABLE);
         }
+    }
+}
+
+/// What a value takes, roughly.
+fn weight(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(|value| 32 + weight(value)).sum(),
+        Value::Object(map) => map
+            .iter()
+            .map(|(key, value)| 100 + key.len() + weight(value))
+            .sum(),
+        _ => 0,
     }
 }
 

@@ -158,7 +158,12 @@ pub fn annotations(annotations: &Node, errors: &mut Errors) {
 
 fn owner_references(references: &Node, errors: &mut Errors) {
     let mut first_controller: Option<String> = None;
+    // Made once, and only for a complaint: it is as long as the list.
+    let whole = std::cell::LazyCell::new(|| references_text(references));
     for reference in references.items() {
+        if errors.is_full() {
+            return;
+        }
         let (api_version, kind) = (reference.field("apiVersion").str(), reference.field("kind").str());
         // COMPAT: the path is that of the list, not of the element.
         let complain = |errors: &mut Errors, name, detail: &str| {
@@ -187,7 +192,7 @@ fn owner_references(references: &Node, errors: &mut Errors) {
             match &first_controller {
                 Some(first) => errors.invalid_text(
                     references,
-                    &references_text(references),
+                    &whole,
                     format!("Only one reference can have Controller set to true. Found \"true\" in references for {first} and {this}"),
                 ),
                 None => first_controller = Some(this),

@@ -5,6 +5,7 @@ use crate::gvk::{GroupKind, GroupResource};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt;
 
 /// An API error (or, for some deletions, a success) as it goes over the wire.
@@ -340,15 +341,16 @@ impl Status {
 
 /// Several errors in one line: `[a, b]`, the same words only once.
 fn aggregate(errors: &[field::Error]) -> String {
-    let mut texts: Vec<String> = Vec::with_capacity(errors.len());
-    for error in errors {
-        let text = error.to_string();
-        if !texts.contains(&text) {
-            texts.push(text);
-        }
-    }
-    match texts.len() {
-        0 | 1 => texts.pop().unwrap_or_default(),
+    let all: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    let mut seen = HashSet::with_capacity(all.len());
+    let texts: Vec<&str> = all
+        .iter()
+        .map(String::as_str)
+        .filter(|text| seen.insert(*text))
+        .collect();
+    match texts[..] {
+        [] => String::new(),
+        [only] => only.to_owned(),
         _ => format!("[{}]", texts.join(", ")),
     }
 }

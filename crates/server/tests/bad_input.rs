@@ -220,6 +220,37 @@ async fn patches_without_end() {
         )
         .await;
     refused(&cluster, reply, 422, "cannot unmarshal number").await;
+    // Each complaint shows the whole list.
+    let owners: Vec<Value> = (0..20_000)
+        .map(|n| json!({"apiVersion": "v1", "kind": "K", "name": "n", "uid": n.to_string(), "controller": true}))
+        .collect();
+    let reply = cluster
+        .patch(
+            &one,
+            "merge-patch",
+            json!({"metadata": {"ownerReferences": owners}}),
+        )
+        .await;
+    assert!(reply.text.len() < 64 << 20, "{}", reply.text.len());
+    refused(
+        &cluster,
+        reply,
+        422,
+        "Only one reference can have Controller set to true",
+    )
+    .await;
+    let labels: serde_json::Map<String, Value> =
+        (0..60_000).map(|n| (format!("-{n}-"), json!("-"))).collect();
+    let reply = cluster
+        .patch(&one, "merge-patch", json!({"metadata": {"labels": labels}}))
+        .await;
+    refused(
+        &cluster,
+        reply,
+        422,
+        "name part must consist of alphanumeric characters",
+    )
+    .await;
 }
 
 #[tokio::test]
