@@ -128,8 +128,11 @@ impl Checker<'_> {
         Some((Type::type_of(named), Reference::TypeName))
     }
 
-    fn function(name: &str) -> Option<(&'static str, &'static Function)> {
+    fn function(&self, name: &str) -> Option<(&'static str, &'static Function)> {
         let name = name.strip_prefix('.').unwrap_or(name);
+        if name.starts_with("jsonpatch.") && !self.env.patches() {
+            return None;
+        }
         FUNCTIONS
             .get_key_value(name)
             .map(|(name, function)| (*name, function))
@@ -268,7 +271,7 @@ impl Checker<'_> {
         }
         args.iter_mut().for_each(|arg| self.check(arg));
         let Some(receiver) = target else {
-            match Self::function(function) {
+            match self.function(function) {
                 Some((name, declared)) => {
                     *function = name.into();
                     self.overload(id, name, declared, None, args);
@@ -284,14 +287,14 @@ impl Checker<'_> {
         let namespaced = receiver
             .qualified_name()
             .map(|prefix| format!("{prefix}.{function}"));
-        if let Some((name, declared)) = namespaced.as_deref().and_then(Self::function) {
+        if let Some((name, declared)) = namespaced.as_deref().and_then(|name| self.function(name)) {
             *function = name.into();
             *target = None;
             self.overload(id, name, declared, None, args);
             return;
         }
         self.check(receiver);
-        match Self::function(function) {
+        match self.function(function) {
             Some((name, declared)) => self.overload(id, name, declared, Some(receiver), args),
             None => {
                 let name = function.clone();

@@ -61,6 +61,10 @@ impl Env {
         self
     }
 
+    pub(crate) fn patches(&self) -> bool {
+        self.patches
+    }
+
     pub(crate) fn bindings(&self) -> bool {
         self.bindings
     }

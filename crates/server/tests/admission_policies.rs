@@ -190,3 +190,78 @@ async fn policies_have_parameters() {
         .await;
     assert_eq!(scaled.code, 200, "{}", scaled.text);
 }
+
+#[tokio::test]
+async fn policies_change_objects() {
+    let cluster = Cluster::start().await;
+    let policies = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies";
+    let bindings = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings";
+    let policy = |name: &str, selector: &str, mutations: Value| {
+        json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicy", "metadata": {"name": name}, "spec": {
+            "matchConstraints": {"objectSelector": {"matchLabels": {"mutate": selector}}, "resourceRules": [
+                {"operations": ["CREATE"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["deployments", "configmaps"]}]},
+            "variables": [{"name": "side", "expression": "'side-' + object.metadata.name"}],
+            "failurePolicy": "Fail", "reinvocationPolicy": "Never", "mutations": mutations}})
+    };
+    let bound = |name: &str| json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicyBinding", "metadata": {"name": name}, "spec": {"policyName": name}});
+    let configuration =
+        |text: &str| json!({"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": text}});
+    let patches = |text: &str| json!({"patchType": "JSONPatch", "jsonPatch": {"expression": text}});
+    let container = "Object{metadata: Object.metadata{labels: Object.metadata.labels{seen: 'yes'}}, spec: Object.spec{template: Object.spec.template{spec: Object.spec.template.spec{
+        containers: [Object.spec.template.spec.containers{name: variables.side, image: 'side'}]}}}}";
+    let operations = "[JSONPatch{op: 'test', path: '/data/size', value: '1'}, JSONPatch{op: 'add', path: '/metadata/annotations/' + jsonpatch.escapeKey('example.com/a'), value: object.metadata.name}]";
+    let atomic = "Object{spec: Object.spec{selector: Object.spec.selector{matchLabels: Object.spec.selector.matchLabels{x: 'y'}}}}";
+    for (name, selector, mutations) in [
+        (
+            "sidecar",
+            "sidecar",
+            json!([
+                configuration(container),
+                configuration("Object{spec: Object.spec{replicas: object.spec.replicas + 1}}")
+            ]),
+        ),
+        ("operations", "operations", json!([patches(operations)])),
+        ("atomic", "atomic", json!([configuration(atomic)])),
+    ] {
+        make(&cluster, policies, policy(name, selector, mutations)).await;
+        make(&cluster, bindings, bound(name)).await;
+    }
+    let deployment = |mutate: &str| {
+        json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d", "labels": {"mutate": mutate}}, "spec": {"selector": {"matchLabels": {"a": "b"}},
+            "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "c"}]}}}})
+    };
+    let deployments = "/apis/apps/v1/namespaces/default/deployments";
+    let changed = until(&cluster, deployments, deployment("sidecar"), |reply| {
+        reply.json["metadata"]["labels"]["seen"] == "yes"
+    })
+    .await;
+    let containers = changed.json["spec"]["template"]["spec"]["containers"].clone();
+    assert_eq!(
+        (&containers[0]["name"], &containers[1]["name"]),
+        (&json!("c"), &json!("side-d"))
+    );
+    assert_eq!(containers[1]["imagePullPolicy"], "Always", "{}", changed.text);
+    assert_eq!(changed.json["spec"]["replicas"], 2);
+
+    let map = |size: &str| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m", "labels": {"mutate": "operations"}, "annotations": {"own": "1"}}, "data": {"size": size}});
+    let patched = until(&cluster, CONFIG_MAPS, map("1"), |reply| {
+        reply.json["metadata"]["annotations"]["example.com/a"] == "m"
+    })
+    .await;
+    assert_eq!(patched.code, 201);
+    // A test that fails leaves the object alone.
+    let other = cluster.post(&format!("{CONFIG_MAPS}?dryRun=All"), map("2")).await;
+    assert_eq!(
+        other.json["metadata"]["annotations"],
+        json!({"own": "1"}),
+        "{}",
+        other.text
+    );
+
+    let refused = until(&cluster, deployments, deployment("atomic"), |reply| {
+        reply.code != 201
+    })
+    .await;
+    let why = "policy 'atomic' with binding 'atomic' denied request: error applying patch: invalid ApplyConfiguration: may not mutate atomic arrays, maps or structs: .spec.selector";
+    assert_eq!((refused.code, refused.json["message"].as_str()), (403, Some(why)));
+}

@@ -81,8 +81,19 @@ fn kubernetes(function: &str, overload: Option<&str>, args: &[Value<'_>]) -> Opt
         | "allowed" | "reason" | "error" | "errored" => 1,
         "fieldSelector" | "labelSelector" if args.len() >= 2 => selector(Range::fixed(size(args, 1))).max,
         "isSorted" | "sum" | "max" | "min" | "indexOf" | "lastIndexOf" => args.first().map_or(0, traversal),
-        "url" | "lowerAscii" | "upperAscii" | "substring" | "trim" | "cidr" | "isIP" | "isCIDR"
-        | "quantity" | "isQuantity" | "semver" | "isSemver"
+        "url"
+        | "lowerAscii"
+        | "upperAscii"
+        | "substring"
+        | "trim"
+        | "cidr"
+        | "isIP"
+        | "isCIDR"
+        | "quantity"
+        | "isQuantity"
+        | "semver"
+        | "isSemver"
+        | "jsonpatch.escapeKey"
             if !args.is_empty() =>
         {
             traverse(0, STRING_TRAVERSAL)

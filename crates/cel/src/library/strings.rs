@@ -12,6 +12,10 @@ pub(super) fn native(name: &str) -> Option<Native> {
         "contains" => |_, args| two(args, |text, part| text.contains(part)),
         "startsWith" => |_, args| two(args, |text, part| text.starts_with(part)),
         "endsWith" => |_, args| two(args, |text, part| text.ends_with(part)),
+        "jsonpatch.escapeKey" => |_, args| match args {
+            [Value::String(text)] => Ok(Value::string(text.replace('~', "~0").replace('/', "~1"))),
+            _ => Err(EvalError::no_such_overload()),
+        },
         "charAt" => |_, args| match args {
             [Value::String(text), Value::Int(index)] => char_at(text, *index).map(Value::string),
             _ => Err(EvalError::no_such_overload()),

@@ -1,4 +1,4 @@
-//! JSON to values: with a schema, which tells integers from doubles and strings from times, or without one.
+//! JSON to values: with a schema, which tells integers from doubles and strings from times, or without one. And back.
 
 use base64::Engine as _;
 use serde_json::Value as Json;
@@ -147,5 +147,42 @@ impl<'a> Value<'a> {
             Json::Array(items) => Self::List(List::plain(items)),
             Json::Object(object) => Self::Map(Map::plain(object)),
         }
+    }
+
+    /// The value as JSON, for what expressions make: patches. A value of another library has no such form.
+    pub fn to_json(&self) -> Result<Json, EvalError> {
+        Ok(match self {
+            Self::Null | Self::Optional(None) => Json::Null,
+            Self::Bool(value) => Json::Bool(*value),
+            Self::Int(value) => Json::from(*value),
+            Self::Uint(value) => Json::from(*value),
+            Self::Double(value) => Json::from(*value),
+            Self::String(text) => Json::from(&**text),
+            Self::Bytes(bytes) => Json::from(base64::engine::general_purpose::STANDARD.encode(bytes)),
+            Self::Duration(_) | Self::Timestamp(_) => Json::from(self.to_text()?),
+            Self::Optional(Some(value)) => value.to_json()?,
+            Self::Preserved(json) => (*json).clone(),
+            Self::List(list) => {
+                let mut items = Vec::with_capacity(list.len());
+                for item in list.iter() {
+                    items.push(item?.to_json()?);
+                }
+                Json::Array(items)
+            }
+            Self::Map(map) => {
+                let mut object = serde_json::Map::new();
+                for key in map.keys() {
+                    let value = map.find(&key)?.unwrap_or(Value::Null);
+                    object.insert(key.to_text()?, value.to_json()?);
+                }
+                Json::Object(object)
+            }
+            other => {
+                return Err(EvalError::new(format!(
+                    "a value of type {} has no JSON form",
+                    other.type_name()
+                )));
+            }
+        })
     }
 }

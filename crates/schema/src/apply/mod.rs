@@ -2,6 +2,7 @@
 //! Works on plain values along a [`TypeRef`], which is a view of a type table or of a custom resource's schema.
 //! Knows no kind, no request and no clock.
 
+mod atomics;
 mod compare;
 mod custom;
 mod element;
@@ -16,11 +17,13 @@ mod types;
 mod updater;
 mod validate;
 
+pub use atomics::atomics;
 pub use compare::{Comparison, compare};
 pub use custom::Definition;
 pub use element::{Path, PathElement};
 pub use field_set::field_set;
 pub use managers::{Managed, Manager, ManagerId, Operation};
+pub use merge::merge;
 pub use set::Set;
 pub use types::TypeRef;
 pub use updater::{Applied, ApplyError, Conflict, Updater, Versions};

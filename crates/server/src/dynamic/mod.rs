@@ -6,14 +6,15 @@
 //! request     the request, its objects in the version that is wanted
 //! review      the AdmissionReview, out and back
 //! webhooks    the two plugins that call webhooks
-//! policy      ValidatingAdmissionPolicy, compiled       binding  what binds it, and its parameters
-//! policies    the plugin that asks them
+//! policy      ValidatingAdmissionPolicy, compiled       mutation  MutatingAdmissionPolicy, compiled
+//! policies    the plugins that ask them                binding   what binds a policy, and its parameters
 //! access      `authorizer` in expressions
 //! ```
 
 mod access;
 mod binding;
 mod matching;
+mod mutation;
 mod policies;
 mod policy;
 mod request;
@@ -58,6 +59,8 @@ pub struct Dynamic {
     pub authorizer: Arc<Authorizer>,
     pub mutating_webhooks: Configured<webhooks::Hook>,
     pub validating_webhooks: Configured<webhooks::Hook>,
+    pub mutating_policies: Configured<mutation::Policy>,
+    pub mutating_bindings: Configured<binding::Binding>,
     pub validating_policies: Configured<policy::Policy>,
     pub validating_bindings: Configured<binding::Binding>,
 }
@@ -70,9 +73,12 @@ impl Dynamic {
             authorizer,
             mutating_webhooks: Configured::default(),
             validating_webhooks: Configured::default(),
+            mutating_policies: Configured::default(),
+            mutating_bindings: Configured::default(),
             validating_policies: Configured::default(),
             validating_bindings: Configured::default(),
         });
+        chain.insert_before(LAST, Box::new(policies::Mutating(dynamic.clone())));
         chain.insert_before(LAST, Box::new(webhooks::Mutating(dynamic.clone())));
         chain.insert_before(LAST, Box::new(policies::Validating(dynamic.clone())));
         chain.insert_before(LAST, Box::new(webhooks::Validating(dynamic.clone())));
@@ -104,6 +110,15 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
     let bindings = |_: &Dynamic, value: &Value| vec![Arc::new(binding::Binding::read(value))];
     follow(inner, "validatingadmissionpolicybindings", bindings, |d| {
         &d.validating_bindings
+    })
+    .await?;
+    let mutations = |_: &Dynamic, value: &Value| vec![Arc::new(mutation::Policy::read(value))];
+    follow(inner, "mutatingadmissionpolicies", mutations, |d| {
+        &d.mutating_policies
+    })
+    .await?;
+    follow(inner, "mutatingadmissionpolicybindings", bindings, |d| {
+        &d.mutating_bindings
     })
     .await
 }

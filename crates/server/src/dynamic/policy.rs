@@ -47,11 +47,7 @@ impl Policy {
         let spec = value.get("spec").unwrap_or(&Value::Null);
         let text = |value: &Value, key: &str| object::at_str(value, &[key]).to_owned();
         let items = |key: &str| spec.get(key).and_then(Value::as_array).into_iter().flatten();
-        let param_kind = object::at(spec, &["paramKind"]).map(|kind| {
-            let api_version = object::at_str(kind, &["apiVersion"]);
-            let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-            GroupVersionKind::new(group, version, object::at_str(kind, &["kind"]))
-        });
+        let param_kind = param_kind(spec);
         let has_params = param_kind.is_some();
         let mut rules = Environment::new(has_params, true).with_variables();
         let mut messages = Environment::new(has_params, false).with_variables();
@@ -166,6 +162,18 @@ impl Policy {
         }
         found
     }
+}
+
+/// The kind of the objects that parametrise a policy.
+pub fn param_kind(spec: &Value) -> Option<GroupVersionKind> {
+    let kind = object::at(spec, &["paramKind"])?;
+    let api_version = object::at_str(kind, &["apiVersion"]);
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    Some(GroupVersionKind::new(
+        group,
+        version,
+        object::at_str(kind, &["kind"]),
+    ))
 }
 
 impl Validation {
