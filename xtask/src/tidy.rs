@@ -325,7 +325,7 @@ mod tests {
         check(
             "server",
             "[dependencies]\nskiff-store.workspace = true\n",
-            &["crates/server/Cargo.toml: only cache, registry, skiff, testkit may link store"],
+            &["crates/server/Cargo.toml: only cache, registry, skiff, testkit, fuzz-targets may link store"],
         );
         check(
             "skiff",
