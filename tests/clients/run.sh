@@ -12,6 +12,9 @@ data=$(mktemp -d "$work/data.XXXXXX")
 trap '"$skiff" down --name "$name" --data-dir "$data" --delete >/dev/null 2>&1 || true; rm -rf "$data"' EXIT
 trap 'exit 130' INT TERM
 
+# Clients keep what they know of a cluster at home, which is therefore a new one; tools stay where they are.
+export RUSTUP_HOME="${RUSTUP_HOME:-$HOME/.rustup}" CARGO_HOME="${CARGO_HOME:-$HOME/.cargo}"
+export GOPATH="${GOPATH:-$HOME/go}" GOCACHE="${GOCACHE:-$HOME/.cache/go-build}"
 export HOME="$data/home"
 mkdir -p "$HOME"
 "$skiff" up --name "$name" --data-dir "$data" >"$data/up.log" 2>&1 || { cat "$data/up.log"; exit 1; }
@@ -34,7 +37,10 @@ rust() {
     CARGO_TARGET_DIR="$work/rust" cargo run --quiet --manifest-path "$here/rust/Cargo.toml"
 }
 kubectl() {
-    (cd "$here/../conformance" && command go build -o "$work/kubectl-1.36" k8s.io/kubernetes/cmd/kubectl)
+    # A kubectl that does not know its version cannot compare it with the server's.
+    (cd "$here/../conformance" && version=$(command go list -m -f '{{.Version}}' k8s.io/kubernetes) &&
+        command go build -ldflags "-X k8s.io/component-base/version.gitVersion=$version" \
+            -o "$work/kubectl-1.36" k8s.io/kubernetes/cmd/kubectl)
     old=$(sh "$here/../../tools/debian-kubectl.sh")
     for binary in "$old" "$(command -v kubectl)" "$work/kubectl-1.36"; do
         sh "$here/kubectl.sh" "$binary"
