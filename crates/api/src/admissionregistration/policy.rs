@@ -219,32 +219,9 @@ fn param_kind(param: &Node, errors: &mut Errors) {
 }
 
 fn is_cel_identifier(name: &str) -> bool {
-    const RESERVED: [&str; 21] = [
-        "true",
-        "false",
-        "null",
-        "in",
-        "as",
-        "break",
-        "const",
-        "continue",
-        "else",
-        "for",
-        "function",
-        "if",
-        "import",
-        "let",
-        "loop",
-        "package",
-        "namespace",
-        "return",
-        "var",
-        "void",
-        "while",
-    ];
     name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
-        && !RESERVED.contains(&name)
+        && !skiff_cel::escape::RESERVED.contains(&name)
 }
 
 fn validating(object: &Value, old: Option<&Value>) -> Vec<field::Error> {
