@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 use skiff_meta::Status;
-use skiff_registry::{Resource, encode};
+use skiff_registry::{Resource, Updated, encode};
 
 use crate::body::{self, Answer};
 use crate::chain::Exchange;
@@ -18,6 +18,17 @@ pub enum Stored {
     /// As the cache holds it.
     Bytes(Bytes),
     Value(Value),
+}
+
+/// Answers a write with what it made or changed.
+pub fn updated(exchange: &mut Exchange, resource: &Resource, updated: Updated) -> Result<Answer, Status> {
+    exchange.made(&updated.object);
+    let code = if updated.created {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
+    object(exchange, resource, code, Stored::Value(updated.object))
 }
 
 /// Answers with one object of a resource.

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use http::StatusCode;
 use serde_json::Value;
 use skiff_meta::Status;
 use skiff_registry::fields::Tracking;
@@ -17,7 +16,7 @@ use crate::crd;
 use crate::gate::Admission;
 use crate::hooks::requester;
 use crate::query::{FieldValidation, WriteOptions};
-use crate::respond::{self, Stored};
+use crate::respond;
 use crate::server::Inner;
 
 /// An applied configuration, and what a strict reader says about it.
@@ -142,13 +141,7 @@ pub async fn apply(
             &gate,
         )
         .await?;
-    exchange.made(&updated.object);
-    let code = if updated.created {
-        StatusCode::CREATED
-    } else {
-        StatusCode::OK
-    };
-    respond::object(exchange, resource, code, Stored::Value(updated.object))
+    respond::updated(exchange, resource, updated)
 }
 
 /// The outcome of an apply as an object of its type: defaulted, and in the stored version.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{StatusCode, header};
+use http::header;
 use serde_json::Value;
 use skiff_api::facts;
 use skiff_meta::{GroupKind, GroupVersionKind, Status, field};
@@ -19,7 +19,7 @@ use crate::decode;
 use crate::gate::Admission;
 use crate::negotiate;
 use crate::query::{FieldValidation, WriteOptions};
-use crate::respond::{self, Stored};
+use crate::respond;
 use crate::server::Inner;
 
 /// Whether the request is a server-side apply.
@@ -164,8 +164,7 @@ pub async fn patch(
             &gate,
         )
         .await?;
-    exchange.made(&updated.object);
-    respond::object(exchange, resource, StatusCode::OK, Stored::Value(updated.object))
+    respond::updated(exchange, resource, updated)
 }
 
 /// The stored object after the patch, again in the stored version.

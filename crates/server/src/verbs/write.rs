@@ -93,13 +93,7 @@ pub async fn update(
             &gate,
         )
         .await?;
-    exchange.made(&updated.object);
-    let code = if updated.created {
-        StatusCode::CREATED
-    } else {
-        StatusCode::OK
-    };
-    respond::object(exchange, resource, code, Stored::Value(updated.object))
+    respond::updated(exchange, resource, updated)
 }
 
 /// The body must be about the object that the path names.
