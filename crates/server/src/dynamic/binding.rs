@@ -45,7 +45,21 @@ impl Binding {
         }
     }
 
-    pub async fn matches(&self, registry: &Registry, attributes: &Attributes<'_>) -> Result<bool, Status> {
+    /// What to ask the policy with for a request: nothing if the binding is not for it.
+    pub async fn params_for(
+        &self,
+        registry: &Registry,
+        attributes: &Attributes<'_>,
+        kind: Option<&GroupVersionKind>,
+    ) -> Result<Vec<Option<Value>>, String> {
+        match self.matches(registry, attributes).await {
+            Ok(false) => Ok(Vec::new()),
+            Ok(true) => self.params(registry, kind, attributes.namespace).await,
+            Err(status) => Err(status.message),
+        }
+    }
+
+    async fn matches(&self, registry: &Registry, attributes: &Attributes<'_>) -> Result<bool, Status> {
         match &self.matching {
             None => Ok(true),
             Some(matching) => Ok(matching.find(registry, attributes).await?.is_some()),
@@ -53,7 +67,7 @@ impl Binding {
     }
 
     /// The parameters to ask the policy with, one after the other; `None` is to ask it without.
-    pub async fn params(
+    async fn params(
         &self,
         registry: &Registry,
         kind: Option<&GroupVersionKind>,

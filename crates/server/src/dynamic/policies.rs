@@ -9,6 +9,7 @@ use skiff_admission::{Attributes, Lister, Operation, Plugin};
 use skiff_cel::admission::Input;
 use skiff_meta::Status;
 use skiff_meta::status::Cause;
+use skiff_registry::Registry;
 
 use super::access::Access;
 use super::binding::{Binding, param_resource};
@@ -92,16 +93,8 @@ impl Validating {
         let mut refusal: Option<Status> = None;
         let mut versioned: Option<(Versioned, Value, Option<Value>)> = None;
         for binding in bindings {
-            let found = match binding.matches(registry, attributes).await {
-                Ok(false) => continue,
-                Err(status) => Err(status.message),
-                Ok(true) => {
-                    binding
-                        .params(registry, policy.param_kind.as_ref(), attributes.namespace)
-                        .await
-                }
-            };
-            let params = match found {
+            let found = binding.params_for(registry, attributes, policy.param_kind.as_ref());
+            let params = match found.await {
                 Ok(params) => params,
                 Err(why) => {
                     if let Some(status) = misconfigured(Some(binding), why) {
@@ -112,12 +105,7 @@ impl Validating {
             };
             if versioned.is_none() && !params.is_empty() {
                 let objects = Versioned::new(attributes, &resource).await?;
-                let space = match attributes.namespace {
-                    "" => None,
-                    // A request for a namespace is in none.
-                    _ if attributes.kind == "Namespace" && attributes.kind_group.is_empty() => None,
-                    name => Some(plain(namespace(registry, name).await?)),
-                };
+                let space = namespace_object(registry, attributes).await?;
                 versioned = Some((objects, request::value(attributes, &resource), space));
             }
             let Some((objects, request, space)) = &versioned else {
@@ -208,27 +196,18 @@ impl Mutating {
                 return Ok(());
             }
         };
-        let found = match binding.matches(registry, attributes).await {
-            Ok(false) => return Ok(()),
-            Err(status) => Err(status.message),
-            Ok(true) => {
-                binding
-                    .params(registry, policy.param_kind.as_ref(), attributes.namespace)
-                    .await
-            }
-        };
-        let params = match found {
+        let found = binding.params_for(registry, attributes, policy.param_kind.as_ref());
+        let params = match found.await {
             Ok(params) => params,
             Err(why) => {
                 refuse(Some(binding), format!("failed to configure binding: {why}"));
                 return Ok(());
             }
         };
-        let space = match attributes.namespace {
-            "" => None,
-            _ if attributes.kind == "Namespace" && attributes.kind_group.is_empty() => None,
-            name => Some(plain(namespace(registry, name).await?)),
-        };
+        if params.is_empty() {
+            return Ok(());
+        }
+        let space = namespace_object(registry, attributes).await?;
         for (at, params) in params.iter().enumerate() {
             let id = format!("policy {}/{}/{at}", policy.name, binding.name);
             if attributes.reinvocation.again && !attributes.reinvocation.due.contains(&id) {
@@ -297,13 +276,19 @@ fn refused_mutation(attributes: &Attributes<'_>, refusals: Vec<String>) -> Resul
     Err(status)
 }
 
-/// The namespace as expressions see it: without what only machines read.
-fn plain(mut namespace: Value) -> Value {
+/// The namespace of a request as expressions see it: without what only machines read. A request for a namespace is in
+/// none.
+async fn namespace_object(registry: &Registry, attributes: &Attributes<'_>) -> Result<Option<Value>, Status> {
+    let of_namespace = attributes.kind == "Namespace" && attributes.kind_group.is_empty();
+    if attributes.namespace.is_empty() || of_namespace {
+        return Ok(None);
+    }
+    let mut namespace = namespace(registry, attributes.namespace).await?;
     if let Some(metadata) = namespace.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
         metadata.remove("ownerReferences");
     }
-    namespace
+    Ok(Some(namespace))
 }
 
 fn refused(
