@@ -15,7 +15,6 @@ use skiff_auth::UserInfo;
 use support::Cluster;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 const GROUP: &str = "wardle.example.com";
@@ -238,7 +237,7 @@ async fn an_extension_api_server() {
         .pki
         .client("admin", "admin", Some("system:masters"))
         .expect("a certificate");
-    let https = Https::start(&cluster).await;
+    let https = Https(support::Https::open(&cluster).await);
     let headers = [("connection", "Upgrade"), ("upgrade", "echo")];
     let response = https
         .send(&cluster, &admin, "/apis/wardle.example.com/v1/connect", &headers)
@@ -250,34 +249,17 @@ async fn an_extension_api_server() {
     upgraded.read_exact(&mut echo).await.expect("reads");
     assert_eq!(&echo, b"over and back");
     drop(upgraded);
-    https.end().await;
+    https.0.end().await;
 
     let gone = cluster.send("DELETE", &own, "application/json", "").await;
     assert_eq!(gone.code, 200, "{}", gone.text);
     until(&cluster, flunders, |answer| answer["path"] != flunders).await;
 }
 
-/// The other door, with a connection a request.
-struct Https {
-    address: std::net::SocketAddr,
-    shutdown: CancellationToken,
-    serving: tokio::task::JoinHandle<()>,
-}
+/// Requests through the other door, with a connection each.
+struct Https(support::Https);
 
 impl Https {
-    async fn start(cluster: &Cluster) -> Https {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("an address");
-        let (server, shutdown) = (cluster.server.clone(), CancellationToken::new());
-        let token = shutdown.clone();
-        let serving = tokio::spawn(async move { server.serve(listener, token).await });
-        Https {
-            address,
-            shutdown,
-            serving,
-        }
-    }
-
     async fn send(
         &self,
         cluster: &Cluster,
@@ -285,14 +267,7 @@ impl Https {
         path: &str,
         headers: &[(&str, &str)],
     ) -> Response<hyper::body::Incoming> {
-        let mut tls = skiff_pki::client_config(cluster.pki.ca_certificate(), Some(identity)).expect("TLS");
-        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let stream = tokio::net::TcpStream::connect(self.address)
-            .await
-            .expect("connects");
-        let name = rustls::pki_types::ServerName::try_from("localhost").expect("a name");
-        let connector = tokio_rustls::TlsConnector::from(Arc::new(tls));
-        let stream = connector.connect(name, stream).await.expect("TLS");
+        let stream = self.0.connect(cluster, Some(identity), "http/1.1").await;
         let (mut sender, driver) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .expect("HTTP/1.1");
@@ -323,17 +298,12 @@ impl Https {
         let user = message.split('"').nth(1).unwrap_or("");
         format!("{code} {user}").trim().to_string()
     }
-
-    async fn end(self) {
-        self.shutdown.cancel();
-        self.serving.await.expect("ends");
-    }
 }
 
 #[tokio::test]
 async fn whose_word_counts() {
     let cluster = Cluster::start().await;
-    let https = Https::start(&cluster).await;
+    let https = Https(support::Https::open(&cluster).await);
     let proxy = cluster.pki.front_proxy().expect("a front proxy").identity;
     let jane = [("x-remote-user", "jane")];
     assert_eq!(https.user(&cluster, &proxy, &jane).await, "403 jane");
@@ -356,7 +326,7 @@ async fn whose_word_counts() {
         .client("admin", "admin", Some("system:masters"))
         .expect("a certificate");
     assert_eq!(https.user(&cluster, &stranger, &[]).await, "401");
-    https.end().await;
+    https.0.end().await;
 }
 
 fn version_of(document: &Value) -> Value {

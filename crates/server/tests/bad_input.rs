@@ -2,20 +2,13 @@
 
 mod support;
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
-use support::{Cluster, Reply};
+use support::{Cluster, Https, Reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
-use tokio_util::sync::CancellationToken;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
@@ -401,54 +394,24 @@ async fn schemas_that_would_never_end() {
     .await;
 }
 
-struct Https {
-    address: std::net::SocketAddr,
-    shutdown: CancellationToken,
-    serving: tokio::task::JoinHandle<()>,
+/// What HTTP/1.1 answers to these bytes, as far as it comes.
+async fn raw(https: &Https, cluster: &Cluster, bytes: &[u8]) -> String {
+    let mut stream = https.connect(cluster, None, "http/1.1").await;
+    // The server may hang up before it has all.
+    let _ = stream.write_all(bytes).await;
+    let mut answer = vec![0; 4096];
+    let count = stream.read(&mut answer).await.unwrap_or(0);
+    String::from_utf8_lossy(&answer[..count]).into_owned()
 }
 
-impl Https {
-    async fn open(cluster: &Cluster) -> Https {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("an address");
-        let (server, shutdown) = (cluster.server.clone(), CancellationToken::new());
-        let token = shutdown.clone();
-        let serving = tokio::spawn(async move { server.serve(listener, token).await });
-        Https {
-            address,
-            shutdown,
-            serving,
-        }
-    }
-
-    async fn connect(&self, cluster: &Cluster, protocol: &str) -> TlsStream<TcpStream> {
-        let mut tls = skiff_pki::client_config(cluster.pki.ca_certificate(), None).expect("TLS");
-        tls.alpn_protocols = vec![protocol.as_bytes().to_vec()];
-        let stream = TcpStream::connect(self.address).await.expect("connects");
-        let name = ServerName::try_from("localhost").expect("a name");
-        let connector = TlsConnector::from(Arc::new(tls));
-        connector.connect(name, stream).await.expect("TLS")
-    }
-
-    /// What HTTP/1.1 answers to these bytes, as far as it comes.
-    async fn raw(&self, cluster: &Cluster, bytes: &[u8]) -> String {
-        let mut stream = self.connect(cluster, "http/1.1").await;
-        // The server may hang up before it has all.
-        let _ = stream.write_all(bytes).await;
-        let mut answer = vec![0; 4096];
-        let count = stream.read(&mut answer).await.unwrap_or(0);
-        String::from_utf8_lossy(&answer[..count]).into_owned()
-    }
-
-    async fn is_well(&self, cluster: &Cluster) {
-        let answer = self
-            .raw(
-                cluster,
-                b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
-            )
-            .await;
-        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
-    }
+async fn is_well(https: &Https, cluster: &Cluster) {
+    let answer = raw(
+        https,
+        cluster,
+        b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+    )
+    .await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
 }
 
 #[tokio::test]
@@ -456,27 +419,27 @@ async fn floods_of_headers_and_of_streams() {
     let cluster = with_map().await;
     let https = Https::open(&cluster).await;
     let many: String = (0..5000).map(|n| format!("x-{n}: y\r\n")).collect();
-    let answer = https
-        .raw(
-            &cluster,
-            format!("GET /livez HTTP/1.1\r\nhost: localhost\r\n{many}\r\n").as_bytes(),
-        )
-        .await;
+    let answer = raw(
+        &https,
+        &cluster,
+        format!("GET /livez HTTP/1.1\r\nhost: localhost\r\n{many}\r\n").as_bytes(),
+    )
+    .await;
     assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
     let long = format!(
         "GET /livez HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n",
         "y".repeat(2 << 20)
     );
-    let answer = https.raw(&cluster, long.as_bytes()).await;
+    let answer = raw(&https, &cluster, long.as_bytes()).await;
     assert!(
         answer.is_empty() || answer.starts_with("HTTP/1.1 431"),
         "{answer}"
     );
-    https.is_well(&cluster).await;
+    is_well(&https, &cluster).await;
 
     // A selector of a few thousand names fits; more headers than that do not.
     let handshake = async || {
-        let stream = https.connect(&cluster, "h2").await;
+        let stream = https.connect(&cluster, None, "h2").await;
         let (sender, driver) =
             hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
                 .await
@@ -527,7 +490,6 @@ async fn floods_of_headers_and_of_streams() {
         }
     }
     println!("the connection was ended: {ended}");
-    https.is_well(&cluster).await;
-    https.shutdown.cancel();
-    https.serving.await.expect("ends");
+    is_well(&https, &cluster).await;
+    https.end().await;
 }

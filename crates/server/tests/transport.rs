@@ -9,12 +9,9 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
-use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
-use support::Cluster;
-use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsConnector;
-use tokio_util::sync::CancellationToken;
+use support::{Cluster, Https};
+use tokio::net::TcpListener;
 
 #[tokio::test]
 async fn a_kube_client_in_process() {
@@ -57,25 +54,6 @@ async fn a_kube_client_in_process() {
     assert!(matches!(error, kube::Error::Api(status) if status.code == 404));
 }
 
-struct Https {
-    address: std::net::SocketAddr,
-    shutdown: CancellationToken,
-    serving: tokio::task::JoinHandle<()>,
-}
-
-async fn listen(cluster: &Cluster) -> Https {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let address = listener.local_addr().expect("an address");
-    let (server, shutdown) = (cluster.server.clone(), CancellationToken::new());
-    let token = shutdown.clone();
-    let serving = tokio::spawn(async move { server.serve(listener, token).await });
-    Https {
-        address,
-        shutdown,
-        serving,
-    }
-}
-
 async fn request(
     cluster: &Cluster,
     https: &Https,
@@ -85,18 +63,8 @@ async fn request(
     token: Option<&str>,
 ) -> (u16, Value) {
     let identity = user.map(|user| cluster.pki.client(user, user, None).expect("a certificate"));
-    let mut tls = skiff_pki::client_config(cluster.pki.ca_certificate(), identity.as_ref()).expect("TLS");
-    tls.alpn_protocols = vec![if http2 {
-        b"h2".to_vec()
-    } else {
-        b"http/1.1".to_vec()
-    }];
-    let stream = TcpStream::connect(https.address).await.expect("connects");
-    let name = ServerName::try_from("localhost").expect("a name");
-    let stream = TlsConnector::from(Arc::new(tls))
-        .connect(name, stream)
-        .await
-        .expect("TLS");
+    let protocol = if http2 { "h2" } else { "http/1.1" };
+    let stream = https.connect(cluster, identity.as_ref(), protocol).await;
     let mut builder = Request::builder().uri(if http2 {
         format!("https://localhost{path}")
     } else {
@@ -131,7 +99,7 @@ async fn request(
 #[tokio::test]
 async fn https_with_certificates_and_tokens() {
     let cluster = Cluster::start().await;
-    let https = listen(&cluster).await;
+    let https = Https::open(&cluster).await;
     let path = "/api/v1/namespaces/default/configmaps";
     for http2 in [false, true] {
         let (code, value) = request(&cluster, &https, None, http2, path, None).await;
@@ -171,8 +139,7 @@ async fn https_with_certificates_and_tokens() {
     let token = made.json["status"]["token"].as_str().expect("a token");
     let (code, value) = request(&cluster, &https, None, true, "/api/v1/namespaces", Some(token)).await;
     assert_eq!(code, 200, "{value}");
-    https.shutdown.cancel();
-    https.serving.await.expect("ends");
+    https.end().await;
 }
 
 /// A kubelet that knows one log and echoes what comes over an upgraded connection.
@@ -284,18 +251,12 @@ async fn logs_and_exec_reach_the_kubelet() {
         (400, Some("address not allowed"))
     );
 
-    let https = listen(&cluster).await;
+    let https = Https::open(&cluster).await;
     let identity = cluster
         .pki
         .client("admin", "admin", Some("system:masters"))
         .expect("a certificate");
-    let tls = skiff_pki::client_config(cluster.pki.ca_certificate(), Some(&identity)).expect("TLS");
-    let stream = TcpStream::connect(https.address).await.expect("connects");
-    let name = ServerName::try_from("localhost").expect("a name");
-    let stream = TlsConnector::from(Arc::new(tls))
-        .connect(name, stream)
-        .await
-        .expect("TLS");
+    let stream = https.connect(&cluster, Some(&identity), "http/1.1").await;
     let (mut sender, driver) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .expect("HTTP/1.1");
@@ -316,6 +277,5 @@ async fn logs_and_exec_reach_the_kubelet() {
     upgraded.read_exact(&mut echo).await.expect("reads");
     assert_eq!(&echo, b"over and back");
     drop(upgraded);
-    https.shutdown.cancel();
-    https.serving.await.expect("ends");
+    https.end().await;
 }

@@ -6,12 +6,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, Request};
 use http_body_util::{BodyExt, Full};
+use rustls::pki_types::ServerName;
 use serde_json::Value;
 use skiff_auth::UserInfo;
 use skiff_server::{
     Answer, Body, ClientCertificates, InProcess, KubeletClient, Server, ServerConfig, ServiceAccountKey,
     Version,
 };
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
@@ -187,6 +191,48 @@ impl Cluster {
             body: answer.into_body(),
             rest: Vec::new(),
         }
+    }
+}
+
+/// The other door: HTTPS on a port of its own.
+pub struct Https {
+    pub address: std::net::SocketAddr,
+    shutdown: CancellationToken,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl Https {
+    pub async fn open(cluster: &Cluster) -> Https {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (server, shutdown) = (cluster.server.clone(), CancellationToken::new());
+        let token = shutdown.clone();
+        let serving = tokio::spawn(async move { server.serve(listener, token).await });
+        Https {
+            address,
+            shutdown,
+            serving,
+        }
+    }
+
+    /// A connection of a client that speaks this protocol (`h2`, `http/1.1`).
+    pub async fn connect(
+        &self,
+        cluster: &Cluster,
+        identity: Option<&skiff_pki::Identity>,
+        protocol: &str,
+    ) -> TlsStream<TcpStream> {
+        let mut tls = skiff_pki::client_config(cluster.pki.ca_certificate(), identity).expect("TLS");
+        tls.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        let stream = TcpStream::connect(self.address).await.expect("connects");
+        let name = ServerName::try_from("localhost").expect("a name");
+        let connector = TlsConnector::from(Arc::new(tls));
+        connector.connect(name, stream).await.expect("TLS")
+    }
+
+    pub async fn end(self) {
+        self.shutdown.cancel();
+        self.serving.await.expect("ends");
     }
 }
 
