@@ -58,6 +58,29 @@ fn response(path: &str, request: &Value) -> Value {
     }
 }
 
+/// What is no review at all.
+fn no_review(path: &str, review: &Value) -> Option<Response<Full<Bytes>>> {
+    let uid = &review["request"]["uid"];
+    let (code, body) = match path {
+        "/code-500" => (500, "boom".to_owned()),
+        "/code-404" => (404, "nothing".to_owned()),
+        "/empty" => (200, String::new()),
+        "/other" => (
+            200,
+            json!({"apiVersion": "admission.k8s.io/v1", "kind": "Other"}).to_string(),
+        ),
+        "/bare" => (
+            200,
+            json!({"response": {"uid": uid, "allowed": true}}).to_string(),
+        ),
+        _ => return None,
+    };
+    let answer = Response::builder()
+        .status(code)
+        .header("content-type", "text/plain");
+    Some(answer.body(Full::new(Bytes::from(body))).expect("an answer"))
+}
+
 impl Webhooks {
     async fn start(cluster: &Cluster) -> Webhooks {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -87,13 +110,16 @@ impl Webhooks {
                                 if path == "/hang" {
                                     std::future::pending::<()>().await;
                                 }
+                                if let Some(answer) = no_review(&path, &review) {
+                                    return Ok(answer);
+                                }
                                 let mut response = response(&path, &review["request"]);
                                 response["uid"] = review["request"]["uid"].clone();
                                 let answer = json!({"apiVersion": review["apiVersion"], "kind": "AdmissionReview", "response": response});
                                 all.lock().expect("a lock").push((path, review));
-                                Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from(
-                                    answer.to_string(),
-                                ))))
+                                Ok::<Response<Full<Bytes>>, std::convert::Infallible>(Response::new(
+                                    Full::new(Bytes::from(answer.to_string())),
+                                ))
                             }
                         },
                     );
@@ -412,6 +438,7 @@ async fn validating_webhooks_refuse() {
     );
     assert_eq!(request["options"]["kind"], "DeleteOptions");
 
+    webhooks.seen.lock().expect("a lock").clear();
     let changed = cluster
         .patch(
             &format!("{CONFIG_MAPS}/to-some"),
@@ -420,6 +447,26 @@ async fn validating_webhooks_refuse() {
         )
         .await;
     assert_eq!(changed.code, 422, "{}", changed.text);
+    // What the cache held was what the store has: a refusal is not asked for twice, nor is a write of nothing.
+    assert_eq!(webhooks.paths(), ["/deny"]);
+    webhooks.seen.lock().expect("a lock").clear();
+    let same = config_map("to-warn", json!({"to": "warn"}));
+    assert_eq!(
+        cluster.put(&format!("{CONFIG_MAPS}/to-warn"), same).await.code,
+        200
+    );
+    assert_eq!(webhooks.paths(), ["/warn"]);
+
+    // The objects of a collection go unnamed.
+    let none = cluster
+        .delete(&format!("{CONFIG_MAPS}?labelSelector=to%3Dkeep"), json!({}))
+        .await;
+    assert_eq!(none.code, 400, "{}", none.text);
+    let request = webhooks.last();
+    assert_eq!(
+        (request.get("name"), &request["oldObject"]["metadata"]["name"]),
+        (None, &json!("keep"))
+    );
 
     webhooks.seen.lock().expect("a lock").clear();
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "watched", "labels": {"watched": "yes"}}});
@@ -433,6 +480,53 @@ async fn validating_webhooks_refuse() {
     assert_eq!(made.code, 201, "{}", made.text);
     assert_eq!(webhooks.paths(), ["/space"]);
     assert_eq!(webhooks.last()["dryRun"], true);
+}
+
+#[tokio::test]
+async fn answers_that_are_none() {
+    let cluster = Cluster::start().await;
+    let webhooks = Webhooks::start(&cluster).await;
+    let only = |name: &str| json!({"objectSelector": {"matchLabels": {"to": name}}});
+    let paths = ["/code-500", "/code-404", "/empty", "/other", "/bare"];
+    let hooks = paths.map(|path| webhooks.hook(path, "", "configmaps", only(path.trim_matches('/'))));
+    webhooks
+        .configure(&cluster, VALIDATING, "bad", hooks.to_vec())
+        .await;
+    let check = async |to: &str, message: &str| {
+        let reply = cluster
+            .post(CONFIG_MAPS, config_map(&format!("to-{to}"), json!({"to": to})))
+            .await;
+        let expected =
+            format!("Internal error occurred: failed calling webhook \"{to}.example.com\": {message}");
+        assert_eq!(
+            (reply.code, reply.json["message"].as_str()),
+            (500, Some(expected.as_str()))
+        );
+    };
+    check(
+        "code-500",
+        "failed to call webhook: an error on the server (\"boom\") has prevented the request from succeeding",
+    )
+    .await;
+    check(
+        "code-404",
+        "failed to call webhook: the server could not find the requested resource",
+    )
+    .await;
+    check(
+        "empty",
+        "failed to call webhook: 0-length response with status code: 200 and content type: text/plain",
+    )
+    .await;
+    check("other", "failed to call webhook: no kind \"Other\" is registered for version \"admission.k8s.io/v1\" in scheme \"pkg/runtime/scheme.go:111\"").await;
+    check("bare", "received invalid webhook response: expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got /, Kind=").await;
+
+    // A namespace is in itself.
+    let see = webhooks.hook("/see", "", "namespaces", json!({}));
+    webhooks.configure(&cluster, VALIDATING, "see", vec![see]).await;
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "own"}});
+    assert_eq!(cluster.post("/api/v1/namespaces", namespace).await.code, 201);
+    assert_eq!(webhooks.last()["namespace"], "own");
 }
 
 #[tokio::test]
@@ -497,4 +591,9 @@ async fn objects_are_shown_in_the_version_of_the_rule() {
     // What the webhook set and the schema does not know is gone again.
     assert_eq!(made.json["apiVersion"], "example.com/v2", "{}", made.text);
     assert_eq!(made.json["spec"], json!({"size": 3, "sails": 2}));
+    let boat = json!({"apiVersion": "example.com/v1", "kind": "Boat", "metadata": {"name": "c"}, "spec": {}});
+    let made = cluster
+        .post("/apis/example.com/v1/namespaces/default/boats", boat)
+        .await;
+    assert_eq!(made.json["spec"], json!({"size": 3, "sails": 2}), "{}", made.text);
 }

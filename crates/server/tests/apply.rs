@@ -429,3 +429,26 @@ async fn versions_of_one_kind_share_their_owners() {
         "Apply failed with 1 conflict: conflict with \"m1\": .spec.maxReplicas"
     );
 }
+
+#[tokio::test]
+async fn a_list_that_is_left_empty_is_set() {
+    let cluster = Cluster::start().await;
+    let roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
+    let role = |name: &str| json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}});
+    let mut empty = role("empty");
+    empty["rules"] = json!([]);
+    let made = cluster.post(roles, empty).await;
+    assert_eq!(
+        made.json["metadata"]["managedFields"][0]["fieldsV1"],
+        json!({"f:rules": {}}),
+        "{}",
+        made.text
+    );
+    let unset = cluster.post(roles, role("unset")).await;
+    assert_eq!(
+        unset.json["metadata"].get("managedFields"),
+        None,
+        "{}",
+        unset.text
+    );
+}
