@@ -1,6 +1,7 @@
 //! The front door: HTTPS and in-process requests, from authentication to the answer. State is the
 //! registry's; the server itself keeps nothing that would be missed after a restart.
-//! Read `chain.rs` first: it is the way of a request. Kinds are named only in `hooks` and `subresources`.
+//! Read `chain.rs` first: it is the way of a request. Kinds are named only in `hooks`,
+//! `subresources`, `crd`, `aggregation`, `dynamic` and `flow`.
 
 mod aggregation;
 mod body;
