@@ -298,7 +298,7 @@ const UNITS: &[(&str, f64)] = &[
 ];
 
 /// A duration as Go writes it: `-1h30m`, `1.5s`.
-pub(crate) fn parse_duration(text: &str) -> Result<i64, String> {
+pub fn parse_duration(text: &str) -> Result<i64, String> {
     let invalid = || format!("time: invalid duration {}", skiff_meta::field::quote(text));
     let (negative, mut rest) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),

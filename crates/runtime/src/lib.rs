@@ -7,6 +7,7 @@ mod daemon;
 mod disk;
 pub mod image;
 mod init;
+mod open_files;
 mod removal;
 mod seccomp;
 mod shim;
@@ -81,6 +82,11 @@ impl Config {
 pub(crate) const INTERNAL_SHIM: &str = "internal-shim";
 pub(crate) const INTERNAL_INIT: &str = "internal-init";
 
+/// Lets this process open as many files as it may; shims, and with them containers, keep the limit that was.
+pub fn raise_open_files() {
+    open_files::raise();
+}
+
 /// The first thing the binary's main calls, before any thread: when the arguments (without the
 /// program's name) ask for one of the runtime's own processes, becomes it and returns its exit code.
 pub fn internal_main(arguments: &[OsString]) -> Option<i32> {
@@ -88,6 +94,7 @@ pub fn internal_main(arguments: &[OsString]) -> Option<i32> {
     if first == INTERNAL_SHIM || first == INTERNAL_INIT {
         // The daemon may do without huge pages; that is inherited, and containers shall not.
         let _ = rustix::thread::disable_transparent_huge_pages(false);
+        open_files::lower();
     }
     if first == INTERNAL_SHIM {
         Some(shim::main(rest))

@@ -16,6 +16,7 @@ use skiff_registry::{Context, now_us, object};
 use skiff_trace::{Mark, Stage, read_headers};
 
 use crate::body::{self, Answer, Body};
+use crate::connections::Deadline;
 use crate::negotiate::{self, Offer, Output};
 use crate::query::{Query, WriteOptions};
 use crate::request_info::RequestInfo;
@@ -148,7 +149,8 @@ impl Inner {
         let result = match broken_path {
             Some(message) => Err(Status::bad_request(message)),
             None => {
-                let gates = AssertUnwindSafe(self.gates(&mut exchange, request_body, identity, &audit_id));
+                let gates = self.gates(&mut exchange, request_body, identity, &audit_id, began);
+                let gates = AssertUnwindSafe(gates);
                 gates.catch_unwind().await.unwrap_or_else(|panic| {
                     let text = panic_text(panic.as_ref());
                     tracing::error!(panic = text, "a request panicked");
@@ -159,6 +161,11 @@ impl Inner {
             }
         };
         let mut answer = result.unwrap_or_else(|status| respond::status(&exchange, &status));
+        if !exchange.info.long_running()
+            && let Some(deadline) = exchange.parts.extensions.get::<Arc<Deadline>>()
+        {
+            deadline.start();
+        }
         if exchange.parts.method == http::Method::HEAD {
             *answer.body_mut() = body::full("");
         }
@@ -172,7 +179,14 @@ impl Inner {
         request_body: Body,
         identity: Identity,
         audit_id: &str,
+        began: Instant,
     ) -> Result<Answer, Status> {
+        let long_running = exchange.info.long_running();
+        let mut timeout = REQUEST_TIMEOUT;
+        if !long_running && let Some(wanted) = wanted_timeout(&exchange.query)? {
+            timeout = timeout.min(wanted);
+        }
+
         // Authentication.
         let user = {
             let _stage = exchange.context.stage("authn");
@@ -204,7 +218,6 @@ impl Inner {
 
         // Priority and fairness: a bounded number of requests at a time, and turns for who waits. A watch takes a
         // seat until it is under way.
-        let long_running = exchange.info.long_running();
         let _seat = if long_running && exchange.info.verb != "watch" {
             None
         } else {
@@ -241,7 +254,7 @@ impl Inner {
         if long_running {
             return routed.await;
         }
-        match tokio::time::timeout(REQUEST_TIMEOUT, routed).await {
+        match tokio::time::timeout_at((began + timeout).into(), routed).await {
             Ok(result) => result,
             Err(_) => Err(Status::timeout(
                 "request did not complete within the allotted timeout",
@@ -379,6 +392,19 @@ fn attributes_of(info: &RequestInfo) -> Attributes<'_> {
         name: &info.name,
         path: &info.path,
     }
+}
+
+/// How long the client wants to wait at most.
+fn wanted_timeout(query: &Query) -> Result<Option<Duration>, Status> {
+    let text = query.text("timeout");
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let nanoseconds = skiff_cel::parse_duration(text).map_err(|error| {
+        Status::bad_request(format!("invalid timeout specified in the request URL - {error}"))
+    })?;
+    let wanted = u64::try_from(nanoseconds).unwrap_or(0);
+    Ok((wanted > 0).then(|| Duration::from_nanos(wanted)))
 }
 
 /// A refusal that quotes what the client sent: no browser shall take it for a page.

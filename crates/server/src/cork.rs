@@ -60,7 +60,11 @@ struct Inner<S> {
     large: bool,
     /// How much was sent the last time: room for as much is made at once, instead of bit by bit.
     usual: usize,
+    /// Told whether the stream takes what is sent.
+    tell: Option<Tell>,
 }
+
+type Tell = Box<dyn Fn(bool) + Send>;
 
 impl<S: AsyncWrite + Unpin> Inner<S> {
     fn drain(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -71,7 +75,11 @@ impl<S: AsyncWrite + Unpin> Inner<S> {
                 *place = io::IoSlice::new(block);
                 used += 1;
             }
-            let count = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, &blocks[..used]))?;
+            let written = Pin::new(&mut self.stream).poll_write_vectored(context, &blocks[..used]);
+            if let Some(tell) = &self.tell {
+                tell(written.is_pending());
+            }
+            let count = ready!(written)?;
             if count == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
@@ -121,7 +129,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Cork<S> {
             dirty: false,
             large: false,
             usual: 0,
+            tell: None,
         })))
+    }
+
+    /// Has `tell` called with each write: true when the stream takes nothing for now.
+    pub fn telling(self, tell: impl Fn(bool) + Send + 'static) -> Cork<S> {
+        self.0.lock().tell = Some(Box::new(tell));
+        self
     }
 
     /// Drives `connection`, which writes to this stream, and sends what it wrote each time it has come

@@ -7,6 +7,7 @@ mod aggregation;
 mod body;
 mod chain;
 mod compress;
+mod connections;
 mod cork;
 mod crd;
 mod decode;
@@ -39,6 +40,7 @@ mod version;
 mod webhook_client;
 
 pub use body::{Answer, Body, BoxError};
+pub use connections::Limits;
 pub use request_info::RequestInfo;
 pub use server::{ClientCertificates, Server, ServerConfig, ServiceAccountKey, StartError};
 pub use service::InProcess;

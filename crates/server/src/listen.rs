@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Request;
+use http::{Request, Version};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -15,31 +15,27 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use skiff_auth::Peer;
 use skiff_pki::ClientAuthority;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::body::BoxError;
 use crate::chain::Identity;
+use crate::connections::{Answering, Connections, Deadline, Limits, Place};
 use crate::cork::Cork;
 use crate::proxy::ClientAddress;
 use crate::server::{ClientCertificates, Inner};
 use crate::streams::Streams;
 
-/// Connections beyond this wait in the kernel's queue.
-const CONNECTIONS: usize = 4096;
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-const HEADER_LIMIT: Duration = Duration::from_secs(32);
 /// What the headers of one request may take. Upstream takes a mebibyte, but our HTTP library takes no address of more
 /// than 64 KiB, and nothing else in a request is large.
 const HEADERS: u32 = 256 * 1024;
 /// Upstream's `--http2-max-streams-per-connection`.
-const STREAMS: u32 = 1000;
+const STREAMS: u32 = 100;
 /// What a stream may have waiting in the HTTP/2 layer before its body is asked for more.
 const SEND_BUFFER: usize = 64 * 1024;
-/// How long open requests may take after the end was called.
-const DRAIN: Duration = Duration::from_secs(2);
+/// How often the kernel asks whether the other side is still there.
+const KEEP_ALIVE: Duration = Duration::from_secs(180);
 
 /// Who may have signed a client's certificate.
 #[derive(Default)]
@@ -91,41 +87,43 @@ pub async fn serve(
     inner: Arc<Inner>,
     tls: Arc<rustls::ServerConfig>,
     listener: TcpListener,
+    limits: Limits,
     shutdown: CancellationToken,
 ) {
     let acceptor = TlsAcceptor::from(tls);
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
-    let connections = TaskTracker::new();
-    loop {
-        let permit = tokio::select! {
-            permit = Arc::clone(&room).acquire_owned() => permit,
-            () = shutdown.cancelled() => break,
-        };
-        let Ok(permit) = permit else { break };
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = shutdown.cancelled() => break,
-        };
-        let (stream, address) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of file descriptors, mostly: waiting is all that helps.
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
-        };
-        let (inner, acceptor, shutdown) = (inner.clone(), acceptor.clone(), shutdown.clone());
-        connections.spawn(async move {
-            let _permit = permit;
-            if let Err(error) = connection(inner, acceptor, stream, address, shutdown).await {
-                tracing::debug!(%error, "a connection ended");
-            }
-        });
+    let drain = limits.drain;
+    let connections = Connections::new(limits);
+    let tasks = TaskTracker::new();
+    let accepting = async {
+        loop {
+            let (stream, address) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of file descriptors, mostly: waiting is all that helps.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            let place = connections.place().await;
+            let (inner, acceptor, shutdown) = (inner.clone(), acceptor.clone(), shutdown.clone());
+            let limits = connections.limits().clone();
+            tasks.spawn(async move {
+                let served = connection(inner, acceptor, stream, address, &place, &limits, shutdown);
+                if let Err(error) = served.await {
+                    tracing::debug!(%error, "a connection ended");
+                }
+            });
+        }
+    };
+    tokio::select! {
+        () = accepting => {}
+        () = connections.sweep() => {}
+        () = shutdown.cancelled() => {}
     }
     drop(listener);
-    connections.close();
-    if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
+    tasks.close();
+    if tokio::time::timeout(drain, tasks.wait()).await.is_err() {
         tracing::debug!("some connections did not end in time");
     }
 }
@@ -135,30 +133,45 @@ async fn connection(
     acceptor: TlsAcceptor,
     stream: TcpStream,
     address: SocketAddr,
+    place: &Place,
+    limits: &Limits,
     shutdown: CancellationToken,
 ) -> Result<(), BoxError> {
     stream.set_nodelay(true)?;
-    let stream = tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await??;
+    let keep_alive = socket2::TcpKeepalive::new().with_time(KEEP_ALIVE);
+    socket2::SockRef::from(&stream).set_tcp_keepalive(&keep_alive)?;
+    let usage = place.usage.clone();
+    let end = usage.end.clone();
+    let stream = tokio::select! {
+        accepted = tokio::time::timeout(limits.handshake, acceptor.accept(stream)) => accepted??,
+        () = end.cancelled() => return Ok(()),
+    };
     let peer = inner.authorities.peer(stream.get_ref().1.peer_certificates());
-    let stream = Cork::new(stream);
+    let sending = usage.clone();
+    let stream = Cork::new(stream).telling(move |stuck| sending.stuck(stuck));
     let streams = Streams::default();
     let announced = streams.clone();
+    let answer = limits.answer;
     let service = service_fn(move |request: Request<Incoming>| {
-        announced.announce(&request);
+        let deadline = Arc::new(Deadline::new(answer));
+        let busy = usage.request(&deadline, request.version() < Version::HTTP_2);
+        announced.announce(&request, &deadline);
         let inner = inner.clone();
         let peer = peer.as_ref().and_then(|peer| inner.authorities.still(peer));
         // In a box of its own, so that it does not take room for as long as the answer is being sent.
         Box::pin(async move {
             let mut request = request.map(|body| body.map_err(BoxError::from).boxed_unsync());
             request.extensions_mut().insert(ClientAddress(address));
-            Ok::<_, Infallible>(inner.handle(request, Identity::Peer(peer)).await)
+            request.extensions_mut().insert(deadline);
+            let answer = inner.handle(request, Identity::Peer(peer)).await;
+            Ok::<_, Infallible>(answer.map(|body| Answering::new(body, busy)))
         })
     });
     let mut builder = auto::Builder::new(streams.clone());
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_LIMIT)
+        .header_read_timeout(limits.headers)
         .half_close(true);
     builder
         .http2()
@@ -168,13 +181,21 @@ async fn connection(
         .max_header_list_size(HEADERS)
         .keep_alive_interval(Some(Duration::from_secs(30)));
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream.clone()), service);
+    let drain = limits.drain;
     let served = async move {
         let mut connection = std::pin::pin!(connection);
-        tokio::select! {
+        let over = tokio::select! {
             result = connection.as_mut() => return result,
-            () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
+            () = shutdown.cancelled() => false,
+            () = end.cancelled() => true,
+        };
+        connection.as_mut().graceful_shutdown();
+        if !over {
+            return connection.await;
         }
-        connection.await
+        tokio::time::timeout(drain, connection)
+            .await
+            .unwrap_or_else(|_| Err("the client did not take what was sent to it".into()))
     };
     stream.run(streams.drive(served)).await
 }

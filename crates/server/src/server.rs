@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregation::{self, Aggregator};
+use crate::connections::Limits;
 use crate::dynamic::{self, Dynamic};
 use crate::flow::{self, FlowControl};
 use crate::hooks::{identity, ip_addresses, rbac_source};
@@ -231,7 +232,13 @@ impl Server {
 
     /// Serves HTTPS on the listener until `shutdown`, then waits a little for open requests.
     pub async fn serve(&self, listener: TcpListener, shutdown: CancellationToken) {
-        listen::serve(self.inner.clone(), self.inner.tls.clone(), listener, shutdown).await;
+        self.serve_within(listener, Limits::default(), shutdown).await;
+    }
+
+    /// The same with other limits.
+    pub async fn serve_within(&self, listener: TcpListener, limits: Limits, shutdown: CancellationToken) {
+        let (inner, tls) = (self.inner.clone(), self.inner.tls.clone());
+        listen::serve(inner, tls, listener, limits, shutdown).await;
     }
 
     pub fn ready(&self) -> bool {

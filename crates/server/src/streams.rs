@@ -19,6 +19,9 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use futures::task::AtomicWaker;
 use http::{Method, Request, header};
 use parking_lot::Mutex;
+use tokio::time::Sleep;
+
+use crate::connections::Deadline;
 
 /// How often one turn goes around before others are let run.
 const ROUNDS: usize = 16;
@@ -53,7 +56,41 @@ impl Sort {
     }
 }
 
-type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// A stream that is reset when the client does not take its answer in time. There is a timer only where an answer
+/// could not be sent at once.
+struct Bounded {
+    stream: Pin<Box<dyn Future<Output = ()> + Send>>,
+    deadline: Option<Arc<Deadline>>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Bounded {
+    fn new(stream: impl Future<Output = ()> + Send + 'static, deadline: Option<Arc<Deadline>>) -> Bounded {
+        Bounded {
+            stream: Box::pin(stream),
+            deadline,
+            timer: None,
+        }
+    }
+}
+
+impl Future for Bounded {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        if this.stream.as_mut().poll(context).is_ready() {
+            return Poll::Ready(());
+        }
+        let Some(at) = this.deadline.as_ref().and_then(|deadline| deadline.at()) else {
+            return Poll::Pending;
+        };
+        let timer = this
+            .timer
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(at)));
+        timer.as_mut().poll(context)
+    }
+}
 
 /// The executor that a connection gives its streams to. Its clones are the same.
 #[derive(Clone, Default)]
@@ -71,8 +108,8 @@ struct Shared {
 
 #[derive(Default)]
 struct Given {
-    /// What the next stream is.
-    next: Option<Sort>,
+    /// What the next stream is, and when its answer must have been taken.
+    next: Option<(Sort, Arc<Deadline>)>,
     streams: Vec<Local>,
     /// Nobody takes over any more.
     closed: bool,
@@ -80,7 +117,7 @@ struct Given {
 
 /// A stream that the connection's task runs.
 struct Local {
-    stream: Stream,
+    stream: Bounded,
     watch: bool,
     shared: Arc<Shared>,
 }
@@ -99,7 +136,7 @@ impl Future for Local {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         self.shared.polled.store(true, Ordering::Relaxed);
         // A panic ends this stream, not the connection.
-        let polled = catch_unwind(AssertUnwindSafe(|| self.stream.as_mut().poll(context)));
+        let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut self.stream).poll(context)));
         polled.unwrap_or_else(|_| {
             tracing::error!("the body of an answer panicked");
             Poll::Ready(())
@@ -113,7 +150,10 @@ where
 {
     fn execute(&self, stream: F) {
         let mut given = self.0.given.lock();
-        let sort = given.next.take().unwrap_or(Sort::Long);
+        let (sort, deadline) = match given.next.take() {
+            Some((sort, deadline)) => (sort, Some(deadline)),
+            None => (Sort::Long, None),
+        };
         let here = match sort {
             Sort::Watch => true,
             Sort::Short => self.0.busy.load(Ordering::Relaxed) == 0,
@@ -121,11 +161,11 @@ where
         };
         if given.closed || !here {
             drop(given);
-            tokio::spawn(stream);
+            tokio::spawn(Bounded::new(stream, deadline));
             return;
         }
         let local = Local {
-            stream: Box::pin(stream),
+            stream: Bounded::new(stream, deadline),
             watch: sort == Sort::Watch,
             shared: self.0.clone(),
         };
@@ -138,8 +178,8 @@ where
 
 impl Streams {
     /// Says what the stream is that is executed next.
-    pub fn announce<B>(&self, request: &Request<B>) {
-        self.0.given.lock().next = Some(Sort::of(request));
+    pub fn announce<B>(&self, request: &Request<B>, deadline: &Arc<Deadline>) {
+        self.0.given.lock().next = Some((Sort::of(request), deadline.clone()));
     }
 
     /// Runs the connection and the streams that stay with it.
@@ -232,7 +272,14 @@ impl Wake for Bell {
 mod tests {
     use super::*;
     use hyper::rt::Executor;
+    use std::time::Duration;
     use tokio::sync::{mpsc, oneshot};
+
+    fn next(streams: &Streams, sort: Sort) -> Arc<Deadline> {
+        let deadline = Arc::new(Deadline::new(Duration::ZERO));
+        streams.0.given.lock().next = Some((sort, deadline.clone()));
+        deadline
+    }
 
     fn request(method: &str, uri: &str, accept: &str) -> Request<()> {
         let request = Request::builder().method(method).uri(uri);
@@ -278,7 +325,7 @@ mod tests {
         let (stop, stopped) = oneshot::channel::<()>();
         let start = |name: &'static str, sort: Sort| {
             let (go, gone) = oneshot::channel::<()>();
-            streams.0.given.lock().next = Some(sort);
+            next(&streams, sort);
             let ends = ends.clone();
             streams.execute(async move {
                 let _ = gone.await;
@@ -312,7 +359,7 @@ mod tests {
         // The stream feeds the connection, as a body does; both must come to the end without anybody else.
         let streams = Streams::default();
         let (sender, mut receiver) = mpsc::channel(1);
-        streams.0.given.lock().next = Some(Sort::Watch);
+        next(&streams, Sort::Watch);
         streams.execute(async move {
             for number in 0..1000 {
                 let _ = sender.send(number).await;
@@ -332,9 +379,9 @@ mod tests {
     async fn a_panic_ends_its_stream_only() {
         let streams = Streams::default();
         let (ends, ended) = oneshot::channel();
-        streams.0.given.lock().next = Some(Sort::Watch);
+        next(&streams, Sort::Watch);
         streams.execute(async { panic!("a stream") });
-        streams.0.given.lock().next = Some(Sort::Watch);
+        next(&streams, Sort::Watch);
         streams.execute(async move {
             tokio::task::yield_now().await;
             let _ = ends.send(7);
@@ -343,11 +390,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_answer_that_nobody_takes_ends_its_stream_only() {
+        for sort in [Sort::Watch, Sort::Short, Sort::Long] {
+            let streams = Streams::default();
+            let (holds, held) = oneshot::channel::<()>();
+            let deadline = next(&streams, sort);
+            streams.execute(async move {
+                let _holds = holds;
+                deadline.start();
+                std::future::pending::<()>().await;
+            });
+            assert!(streams.drive(held).await.is_err(), "{sort:?}");
+        }
+    }
+
+    #[tokio::test]
     async fn what_is_left_at_the_end_is_dropped() {
         let streams = Streams::default();
         let (sender, receiver) = oneshot::channel::<()>();
         let copy = streams.clone();
-        streams.0.given.lock().next = Some(Sort::Watch);
+        next(&streams, Sort::Watch);
         streams.execute(async move {
             let _executor = copy;
             let _sender = sender;

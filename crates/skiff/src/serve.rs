@@ -26,6 +26,7 @@ pub fn main(args: &ServerArgs) -> Result<()> {
     // The allocator asks for huge pages; for many small objects they only round memory up. Shims turn this back on
     // for containers.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
+    skiff_runtime::raise_open_files();
     log_to_stderr();
     let reporter = Reporter::new(args.report_progress);
     memory::prepare();

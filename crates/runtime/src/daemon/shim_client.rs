@@ -56,6 +56,7 @@ impl ShimClient {
             .arg(crate::INTERNAL_SHIM)
             .arg(socket)
             .env_clear()
+            .envs(crate::open_files::before())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)

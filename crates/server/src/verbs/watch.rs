@@ -20,6 +20,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::body::{self, Answer, BoxError};
 use crate::chain::Exchange;
+use crate::connections::Deadline;
 use crate::crd::select::Select;
 use crate::negotiate::{Format, Transform};
 use crate::protobuf;
@@ -53,6 +54,9 @@ pub async fn watch(
         Some(seconds) => Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).min(LONGEST),
     };
     let deadline = Instant::now() + timeout;
+    if let Some(answered) = exchange.parts.extensions.get::<Arc<Deadline>>() {
+        answered.start_long(deadline);
+    }
     let select = Select::split(resource, &mut scope.fields);
     let watch = WatchOptions {
         namespace: scope.namespace,

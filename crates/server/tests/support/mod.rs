@@ -203,11 +203,15 @@ pub struct Https {
 
 impl Https {
     pub async fn open(cluster: &Cluster) -> Https {
+        Https::within(cluster, skiff_server::Limits::default()).await
+    }
+
+    pub async fn within(cluster: &Cluster, limits: skiff_server::Limits) -> Https {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (server, shutdown) = (cluster.server.clone(), CancellationToken::new());
         let token = shutdown.clone();
-        let serving = tokio::spawn(async move { server.serve(listener, token).await });
+        let serving = tokio::spawn(async move { server.serve_within(listener, limits, token).await });
         Https {
             address,
             shutdown,
