@@ -1,10 +1,13 @@
 //! Follows a resource through the cache for as long as the server runs: every object that is there, then every
-//! change. What falls out of the cache's history is read again from the present state.
+//! change. What falls out of the cache's history is found by comparing with the present state, deletions included.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use skiff_registry::{Entry, EventKind, ReadAt, Registry, Resource, WatchFrom, WatchOptions, Watcher};
+use skiff_registry::{
+    Entry, EventKind, ListResult, ReadAt, Registry, Resource, WatchFrom, WatchOptions, Watcher,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::server::Inner;
@@ -22,22 +25,51 @@ pub struct Follower {
     watcher: Option<Watcher>,
     /// The last version that was seen; none: start with the state. Seeing an object twice does no harm.
     seen: Option<i64>,
+    /// What is there, by key, as its reader knows it.
+    known: HashMap<Arc<str>, Arc<Entry>>,
+    /// While the state is read: what was known before and has not been seen again.
+    missing: Option<HashMap<Arc<str>, Arc<Entry>>>,
+    /// What turned out to be gone.
+    gone: Vec<Arc<Entry>>,
 }
 
 impl Follower {
     pub fn new(inner: &Inner, resource: Arc<Resource>) -> Follower {
+        Follower::over(inner.registry.clone(), resource, inner.shutdown.clone())
+    }
+
+    /// Follows from where a list ended.
+    pub fn after(inner: &Inner, resource: Arc<Resource>, listed: &ListResult) -> Follower {
+        let mut follower = Follower::new(inner, resource);
+        follower.seen = Some(listed.revision);
+        let known = listed
+            .items
+            .iter()
+            .map(|entry| (entry.key.clone(), entry.clone()));
+        follower.known = known.collect();
+        follower
+    }
+
+    fn over(registry: Arc<Registry>, resource: Arc<Resource>, shutdown: CancellationToken) -> Follower {
         Follower {
-            registry: inner.registry.clone(),
+            registry,
             resource,
-            shutdown: inner.shutdown.clone(),
+            shutdown,
             watcher: None,
             seen: None,
+            known: HashMap::new(),
+            missing: None,
+            gone: Vec::new(),
         }
     }
 
     /// The next event; `None` when the server ends.
     pub async fn next(&mut self) -> Option<Event> {
         loop {
+            if let Some(entry) = self.gone.pop() {
+                let kind = EventKind::Deleted;
+                return Some(Event { kind, entry });
+            }
             let Some(watcher) = &mut self.watcher else {
                 self.open().await?;
                 continue;
@@ -50,23 +82,52 @@ impl Follower {
                 self.watcher = None;
                 continue;
             };
-            self.seen = Some(event.revision);
-            if let Some(entry) = &event.entry {
-                return Some(Event {
-                    kind: event.kind,
-                    entry: entry.clone(),
-                });
+            let Some(entry) = &event.entry else {
+                // The state has been read: what of the known was not in it is gone.
+                if event.initial_events_end {
+                    self.gone
+                        .extend(self.missing.take().into_iter().flatten().map(|(_, entry)| entry));
+                }
+                self.pass(event.revision);
+                continue;
+            };
+            if let Some(missing) = &mut self.missing {
+                missing.remove(&entry.key);
             }
+            if event.kind == EventKind::Deleted {
+                self.known.remove(&entry.key);
+            } else {
+                self.known.insert(entry.key.clone(), entry.clone());
+            }
+            self.pass(event.revision);
+            return Some(Event {
+                kind: event.kind,
+                entry: entry.clone(),
+            });
+        }
+    }
+
+    /// Objects of the state come in the order of their keys: none of their versions says how far it was read.
+    fn pass(&mut self, revision: i64) {
+        if self.missing.is_none() {
+            self.seen = Some(revision);
         }
     }
 
     async fn open(&mut self) -> Option<()> {
         let from = match self.seen.take() {
             Some(revision) => WatchFrom::After(revision),
-            None => WatchFrom::State(ReadAt::Latest),
+            None => {
+                // Reading the state may have been broken off before: what was missing then still is.
+                let mut missing = self.missing.take().unwrap_or_default();
+                missing.extend(std::mem::take(&mut self.known));
+                self.missing = Some(missing);
+                WatchFrom::State(ReadAt::Latest)
+            }
         };
         let options = WatchOptions {
             from,
+            initial_events_end: true,
             ..WatchOptions::default()
         };
         match self.registry.watch(&self.resource, options).await {
@@ -80,5 +141,111 @@ impl Follower {
             }
         }
         Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use skiff_registry::{Context, DeleteOptions, Open, RegistryConfig};
+
+    struct World {
+        registry: Arc<Registry>,
+        resource: Arc<Resource>,
+        _folder: tempfile::TempDir,
+    }
+
+    impl World {
+        async fn start() -> World {
+            let folder = tempfile::tempdir().expect("a folder");
+            let store = skiff_store::Embedded::open(folder.path().join("store")).expect("a store");
+            let config = RegistryConfig {
+                store: Arc::new(store),
+                service_cidrs: vec![skiff_registry::Cidr::parse("10.0.0.0/24").expect("a range")],
+                node_ports: 30000..=30100,
+            };
+            let registry = Registry::start(config).await.expect("a registry");
+            let resource = registry
+                .resources
+                .get("scheduling.k8s.io", "v1", "priorityclasses");
+            let resource = resource.expect("a resource").clone();
+            World {
+                registry,
+                resource,
+                _folder: folder,
+            }
+        }
+
+        async fn create(&self, name: &str) {
+            let object = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1});
+            let context = Context::default();
+            let made = self
+                .registry
+                .create(&context, &self.resource, "", object, &Open)
+                .await;
+            made.expect("creates");
+        }
+
+        async fn delete(&self, name: &str) {
+            let (context, options) = (Context::default(), DeleteOptions::default());
+            let gone = self
+                .registry
+                .delete(&context, &self.resource, "", name, &options, &Open)
+                .await;
+            gone.expect("deletes");
+        }
+    }
+
+    async fn brief(follower: &mut Follower) -> String {
+        let event = follower.next().await.expect("an event");
+        format!("{:?} {}", event.kind, event.entry.head.name)
+    }
+
+    #[tokio::test]
+    async fn deletions_that_history_lost_are_found() {
+        let world = World::start().await;
+        let shutdown = CancellationToken::new();
+        let mut follower = Follower::over(world.registry.clone(), world.resource.clone(), shutdown.clone());
+        for name in ["a", "b", "c"] {
+            world.create(name).await;
+            assert_eq!(brief(&mut follower).await, format!("Added {name}"));
+        }
+        // The watch ends, and where it ended is older than what the cache remembers.
+        follower.watcher = None;
+        follower.seen = Some(1);
+        world.delete("a").await;
+        world.delete("c").await;
+        world.create("d").await;
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            seen.push(brief(&mut follower).await);
+        }
+        seen.sort();
+        assert_eq!(seen, ["Added b", "Added d", "Deleted a", "Deleted c"]);
+        world.delete("b").await;
+        assert_eq!(brief(&mut follower).await, "Deleted b");
+        shutdown.cancel();
+        assert!(follower.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_state_that_was_read_in_part_is_read_again() {
+        let world = World::start().await;
+        let shutdown = CancellationToken::new();
+        let mut follower = Follower::over(world.registry.clone(), world.resource.clone(), shutdown);
+        for name in ["a", "b"] {
+            world.create(name).await;
+            assert_eq!(brief(&mut follower).await, format!("Added {name}"));
+        }
+        (follower.watcher, follower.seen) = (None, None);
+        assert_eq!(brief(&mut follower).await, "Added a");
+        // Broken off here, before `b`.
+        follower.watcher = None;
+        world.delete("a").await;
+        world.delete("b").await;
+        let mut seen = vec![brief(&mut follower).await, brief(&mut follower).await];
+        seen.sort();
+        assert_eq!(seen, ["Deleted a", "Deleted b"]);
     }
 }

@@ -40,7 +40,7 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
     drop_unheld(inner, &held).await?;
     let inner = inner.clone();
     tokio::spawn(async move {
-        let mut follower = Follower::new(&inner, resource);
+        let mut follower = Follower::after(&inner, resource, &listed);
         while let Some(event) = follower.next().await {
             let head = &event.entry.head;
             let key = (head.namespace.to_string(), head.name.to_string());

@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use serde_json::Value;
 use skiff_auth::{Authorizer, Lookup};
 use skiff_meta::Status;
-use skiff_registry::{EventKind, ReadAt, Registry, Resource, WatchFrom, WatchOptions, encode, object};
-use tokio_util::sync::CancellationToken;
+use skiff_registry::{EventKind, ReadAt, Registry, Resource, encode, object};
 
+use super::follow::Follower;
 use crate::server::Inner;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
@@ -45,69 +45,27 @@ pub async fn bootstrap(inner: &Arc<Inner>) -> Result<(), Status> {
             .map(|entry| encode::decode(&entry.bytes))
             .collect();
         inner.authorizer.rbac.update(present?.iter().map(Ok));
-        let (registry, authorizer, shutdown) = (
-            inner.registry.clone(),
-            inner.authorizer.clone(),
-            inner.shutdown.clone(),
-        );
-        tokio::spawn(follow(registry, authorizer, resource, listed.revision, shutdown));
+        let follower = Follower::after(inner, resource.clone(), &listed);
+        tokio::spawn(follow(follower, inner.authorizer.clone(), resource));
     }
     Ok(())
 }
 
 /// Follows one of the four resources for as long as the server runs.
-async fn follow(
-    registry: Arc<Registry>,
-    authorizer: Arc<Authorizer>,
-    resource: Arc<Resource>,
-    mut revision: i64,
-    shutdown: CancellationToken,
-) {
-    while !shutdown.is_cancelled() {
-        let options = WatchOptions {
-            from: WatchFrom::After(revision),
-            ..WatchOptions::default()
+async fn follow(mut follower: Follower, authorizer: Arc<Authorizer>, resource: Arc<Resource>) {
+    while let Some(event) = follower.next().await {
+        let Ok(value) = encode::decode(&event.entry.bytes) else {
+            continue;
         };
-        let mut watcher = match registry.watch(&resource, options).await {
-            Ok(watcher) => watcher,
-            Err(status) => {
-                tracing::warn!(%status, resource = resource.plural, "cannot follow RBAC objects");
-                if status.code == 410 {
-                    let state = WatchOptions {
-                        from: WatchFrom::State(ReadAt::Latest),
-                        ..WatchOptions::default()
-                    };
-                    match registry.watch(&resource, state).await {
-                        Ok(watcher) => watcher,
-                        Err(_) => continue,
-                    }
-                } else {
-                    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-                    continue;
-                }
-            }
-        };
-        loop {
-            let event = tokio::select! {
-                event = watcher.next() => event,
-                () = shutdown.cancelled() => return,
-            };
-            let Some(event) = event else { break };
-            revision = event.revision;
-            let Some(entry) = &event.entry else { continue };
-            let Ok(value) = encode::decode(&entry.bytes) else {
-                continue;
-            };
-            if event.kind == EventKind::Deleted {
-                let gone = (
-                    resource.kind.as_str(),
-                    object::namespace(&value),
-                    object::name(&value),
-                );
-                authorizer.rbac.update([Err(gone)]);
-            } else {
-                authorizer.rbac.update([Ok(&value)]);
-            }
+        if event.kind == EventKind::Deleted {
+            let gone = (
+                resource.kind.as_str(),
+                object::namespace(&value),
+                object::name(&value),
+            );
+            authorizer.rbac.update([Err(gone)]);
+        } else {
+            authorizer.rbac.update([Ok(&value)]);
         }
     }
 }
