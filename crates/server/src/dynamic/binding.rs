@@ -122,8 +122,20 @@ impl Binding {
     }
 }
 
+/// A policy whose parameters are of a kind that nobody serves is wrong, whatever its bindings say.
+pub fn params_known(registry: &Registry, kind: Option<&GroupVersionKind>) -> Result<(), String> {
+    match kind {
+        Some(kind) if param_resource(registry, kind).is_none() => Err(format!(
+            "failed to find resource referenced by paramKind: '{}, Kind={}'",
+            kind.api_version(),
+            kind.kind
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// The resource of a kind that parametrises policies.
-pub fn param_resource(registry: &Registry, kind: &GroupVersionKind) -> Option<std::sync::Arc<Resource>> {
+fn param_resource(registry: &Registry, kind: &GroupVersionKind) -> Option<std::sync::Arc<Resource>> {
     let is = |resource: &&std::sync::Arc<Resource>| {
         resource.is_stored()
             && resource.facts.group == kind.group

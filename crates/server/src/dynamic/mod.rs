@@ -14,6 +14,7 @@
 mod access;
 mod binding;
 mod matching;
+mod mutating;
 mod mutation;
 mod policies;
 mod policy;
@@ -78,7 +79,7 @@ impl Dynamic {
             validating_policies: Configured::default(),
             validating_bindings: Configured::default(),
         });
-        chain.insert_before(LAST, Box::new(policies::Mutating(dynamic.clone())));
+        chain.insert_before(LAST, Box::new(mutating::Mutating(dynamic.clone())));
         chain.insert_before(LAST, Box::new(webhooks::Mutating(dynamic.clone())));
         chain.insert_before(LAST, Box::new(policies::Validating(dynamic.clone())));
         chain.insert_before(LAST, Box::new(webhooks::Validating(dynamic.clone())));
@@ -145,7 +146,7 @@ async fn follow<T: Send + Sync + 'static>(
         all.insert(object::name(&value).to_owned(), read(&dynamic, &value));
     }
     publish(&dynamic, &all);
-    let mut follower = Follower::new(inner, resource);
+    let mut follower = Follower::after(inner, resource, &listed);
     tokio::spawn(async move {
         while let Some(event) = follower.next().await {
             let name = event.entry.head.name.to_string();

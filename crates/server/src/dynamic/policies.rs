@@ -1,5 +1,5 @@
-//! The plugins of admission policies. MutatingAdmissionPolicy: every policy that is bound and matches changes the object
-//! in turn. ValidatingAdmissionPolicy: every one is asked, and the first refusal is the answer.
+//! The plugin of ValidatingAdmissionPolicy: every policy that is bound and matches is asked, and the first refusal is
+//! the answer.
 
 use std::sync::Arc;
 
@@ -12,11 +12,10 @@ use skiff_meta::status::Cause;
 use skiff_registry::Registry;
 
 use super::access::Access;
-use super::binding::{Binding, param_resource};
+use super::binding::{Binding, params_known};
 use super::matching::namespace;
-use super::mutation;
 use super::policy::{Policy, Violation};
-use super::request::{self, Versioned, taken_back};
+use super::request::{self, Versioned};
 use super::{Dynamic, exempt};
 
 pub struct Validating(pub Arc<Dynamic>);
@@ -54,7 +53,7 @@ impl Plugin for Validating {
 }
 
 /// Policies see no reviews: who asks whether something is allowed changes nothing.
-fn asks_about_access(attributes: &Attributes<'_>) -> bool {
+pub fn asks_about_access(attributes: &Attributes<'_>) -> bool {
     matches!(attributes.group, "authentication.k8s.io" | "authorization.k8s.io")
 }
 
@@ -80,14 +79,7 @@ impl Validating {
             Ok(None) => return Ok(None),
             Err(status) => return Ok(misconfigured(None, status.message)),
         };
-        if let Some(kind) = &policy.param_kind
-            && param_resource(registry, kind).is_none()
-        {
-            let why = format!(
-                "failed to find resource referenced by paramKind: '{}, Kind={}'",
-                kind.api_version(),
-                kind.kind
-            );
+        if let Err(why) = params_known(registry, policy.param_kind.as_ref()) {
             return Ok(misconfigured(None, why));
         }
         let mut refusal: Option<Status> = None;
@@ -137,148 +129,12 @@ impl Validating {
     }
 }
 
-pub struct Mutating(pub Arc<Dynamic>);
-
-#[async_trait]
-impl Plugin for Mutating {
-    fn name(&self) -> &'static str {
-        "MutatingAdmissionPolicy"
-    }
-
-    fn handles(&self, operation: Operation) -> bool {
-        operation != Operation::Delete
-    }
-
-    async fn admit(&self, attributes: &mut Attributes<'_>, _: &dyn Lister) -> Result<(), Status> {
-        let bindings = self.0.mutating_bindings.load();
-        if bindings.is_empty() || exempt(attributes) || asks_about_access(attributes) {
-            return Ok(());
-        }
-        let before = attributes.object.as_deref().cloned();
-        let mut refusals = Vec::new();
-        for policy in self.0.mutating_policies.load().iter() {
-            for binding in bindings.iter().filter(|binding| binding.policy == policy.name) {
-                self.apply(attributes, policy, binding, &mut refusals).await?;
-            }
-        }
-        if attributes.object.as_deref() != before.as_ref() {
-            attributes.reinvocation.require();
-            attributes.reinvocation.wanted = true;
-        }
-        refused_mutation(attributes, refusals)
-    }
-}
-
-impl Mutating {
-    /// Lets a policy change the object under one of its bindings.
-    async fn apply(
-        &self,
-        attributes: &mut Attributes<'_>,
-        policy: &mutation::Policy,
-        binding: &Binding,
-        refusals: &mut Vec<String>,
-    ) -> Result<(), Status> {
-        let registry = &self.0.registry;
-        let by = |binding: Option<&Binding>| match binding {
-            Some(binding) => format!("policy '{}' with binding '{}'", policy.name, binding.name),
-            None => format!("policy {}", skiff_meta::field::quote(&policy.name)),
-        };
-        let mut refuse = |binding: Option<&Binding>, why: String| {
-            if !policy.ignores_failure {
-                refusals.push(format!("{} denied request: {why}", by(binding)));
-            }
-        };
-        let resource = match policy.matching.find(registry, attributes).await {
-            Ok(Some(resource)) => resource,
-            Ok(None) => return Ok(()),
-            Err(status) => {
-                refuse(None, format!("failed to configure policy: {}", status.message));
-                return Ok(());
-            }
-        };
-        let found = binding.params_for(registry, attributes, policy.param_kind.as_ref());
-        let params = match found.await {
-            Ok(params) => params,
-            Err(why) => {
-                refuse(Some(binding), format!("failed to configure binding: {why}"));
-                return Ok(());
-            }
-        };
-        if params.is_empty() {
-            return Ok(());
-        }
-        let space = namespace_object(registry, attributes).await?;
-        for (at, params) in params.iter().enumerate() {
-            let id = format!("policy {}/{}/{at}", policy.name, binding.name);
-            if attributes.reinvocation.again && !attributes.reinvocation.due.contains(&id) {
-                continue;
-            }
-            for (index, mutation) in policy.mutations.iter().enumerate() {
-                let objects = Versioned::new(attributes, &resource).await?;
-                let request = request::value(attributes, &resource);
-                let changed = {
-                    let input = Input {
-                        object: objects.object.as_ref(),
-                        old_object: objects.old.as_ref(),
-                        request: Some(&request),
-                        params: params.as_ref(),
-                        namespace_object: space.as_ref(),
-                        authorizer: Some(Access::of(&self.0.authorizer, attributes)),
-                    };
-                    let wanted = if index == 0 {
-                        policy.wants(input.clone())
-                    } else {
-                        Ok(true)
-                    };
-                    match wanted {
-                        Ok(false) => break,
-                        Ok(true) => policy.mutated(mutation, &resource, input),
-                        Err(why) => Err(why),
-                    }
-                };
-                match changed {
-                    Err(why) => {
-                        refuse(Some(binding), why);
-                        if index == 0 {
-                            break;
-                        }
-                    }
-                    Ok(changed) if Some(&changed) == objects.object.as_ref() => {}
-                    Ok(changed) => {
-                        let back = taken_back(attributes, &resource, changed).await?;
-                        if let Some(object) = attributes.object.as_deref_mut() {
-                            *object = back;
-                        }
-                    }
-                }
-            }
-            if policy.reinvocable {
-                attributes.reinvocation.ran.push(id);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// One answer for all that went wrong, in the words of the first.
-fn refused_mutation(attributes: &Attributes<'_>, refusals: Vec<String>) -> Result<(), Status> {
-    let Some(first) = refusals.first().cloned() else {
-        return Ok(());
-    };
-    let mut status = attributes.forbidden("");
-    status.message = first;
-    status.reason = "Invalid".into();
-    let causes = refusals.into_iter().map(|message| Cause {
-        message,
-        ..Cause::default()
-    });
-    status.details.get_or_insert_default().causes.extend(causes);
-    Err(status)
-}
-
 /// The namespace of a request as expressions see it: without what only machines read. A request for a namespace is in
 /// none.
-async fn namespace_object(registry: &Registry, attributes: &Attributes<'_>) -> Result<Option<Value>, Status> {
+pub async fn namespace_object(
+    registry: &Registry,
+    attributes: &Attributes<'_>,
+) -> Result<Option<Value>, Status> {
     let of_namespace = attributes.kind == "Namespace" && attributes.kind_group.is_empty();
     if attributes.namespace.is_empty() || of_namespace {
         return Ok(None);

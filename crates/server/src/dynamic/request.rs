@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 use skiff_admission::{Attributes, Operation};
 use skiff_api::facts;
+use skiff_cel::admission::Input;
 use skiff_meta::Status;
 use skiff_registry::{Resource, object};
 use skiff_schema::decode;
@@ -33,6 +34,15 @@ impl Versioned {
             versioned.old = Some(shown(attributes, resource, value).await?);
         }
         Ok(versioned)
+    }
+
+    /// The objects, for an expression that sees all of `with` besides.
+    pub fn shown_to<'a>(&'a self, with: &Input<'a>) -> Input<'a> {
+        Input {
+            object: self.object.as_ref(),
+            old_object: self.old.as_ref(),
+            ..with.clone()
+        }
     }
 }
 
