@@ -4,7 +4,6 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Waker;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -14,6 +13,7 @@ use tokio::time::Instant;
 use crate::cache::Shared;
 use crate::entry::EventKind;
 use crate::fields::Interner;
+use crate::wake;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -143,5 +143,5 @@ fn take_in(shared: &Shared, interner: &mut Interner, batch: Batch) {
         }
     }
     shared.dispatched.store(revision, Ordering::Release);
-    readers.into_iter().for_each(Waker::wake);
+    wake::wake_all(readers);
 }

@@ -27,6 +27,7 @@ mod scan;
 mod snapshot;
 mod state;
 mod token;
+mod wake;
 mod watcher;
 
 pub use cache::Cache;
@@ -34,6 +35,7 @@ pub use entry::{Entry, EventKind, Head, WatchEvent, bookmark_frame, splice_resou
 pub use fields::Field;
 pub use options::{Config, Decode, Limits, ListOptions, ListResult, ReadAt, WatchFrom, WatchOptions};
 pub use token::check as check_continue;
+pub use wake::postpone;
 pub use watcher::Watcher;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;

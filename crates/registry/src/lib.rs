@@ -40,7 +40,7 @@ pub use read::cache_error;
 pub use resource::{Customs, Orphan, Resource, Resources};
 pub use skiff_cache::{
     Entry, Error as CacheError, EventKind, Field, ListOptions, ListResult, ReadAt, WatchEvent, WatchFrom,
-    WatchOptions, Watcher, bookmark_frame, check_continue,
+    WatchOptions, Watcher, bookmark_frame, check_continue, postpone,
 };
 pub use update::{Part, Transform, Updated};
 

@@ -22,13 +22,15 @@ const FULL: usize = 64 * 1024;
 const KEEP: usize = 4 * 1024;
 /// A write of this size is a part of something large: the first of them is sent at once, so that the peer has
 /// something to do while the rest is made ready.
-const LARGE: usize = 16 * 1024;
+const LARGE: usize = 12 * 1024;
 /// Nothing longer is copied at once, neither here nor by TLS. From 2,112 bytes on the C library copies by `rep movsb`,
 /// which is several times slower on some processors (AMD's Zen 3 and 4) when source and target lie alike within
 /// their pages, as they do in a stream.
 const BLOCK: usize = 2 * 1024;
-/// Blocks that are handed on at once.
-const BLOCKS: usize = 32;
+/// Blocks that are handed on at once: all that is kept back, and the write that came on top of it.
+const BLOCKS: usize = 48;
+/// What TLS should take at once, so that the end of something is not sent in a small write of its own.
+pub const AT_ONCE: usize = BLOCK * BLOCKS;
 
 /// Appends `bytes` in blocks.
 pub fn append(buffer: &mut Vec<u8>, bytes: &[u8]) {

@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use crate::body::BoxError;
 use crate::chain::Identity;
 use crate::connections::{Answering, Connections, Deadline, Limits, Place};
-use crate::cork::Cork;
+use crate::cork::{AT_ONCE, Cork};
 use crate::proxy::ClientAddress;
 use crate::server::{ClientCertificates, Inner};
 use crate::streams::Streams;
@@ -142,10 +142,11 @@ async fn connection(
     socket2::SockRef::from(&stream).set_tcp_keepalive(&keep_alive)?;
     let usage = place.usage.clone();
     let end = usage.end.clone();
-    let stream = tokio::select! {
+    let mut stream = tokio::select! {
         accepted = tokio::time::timeout(limits.handshake, acceptor.accept(stream)) => accepted??,
         () = end.cancelled() => return Ok(()),
     };
+    stream.get_mut().1.set_buffer_limit(Some(AT_ONCE));
     let peer = inner.authorities.peer(stream.get_ref().1.peer_certificates());
     let sending = usage.clone();
     let stream = Cork::new(stream).telling(move |stuck| sending.stuck(stuck));

@@ -262,8 +262,10 @@ impl Wake for Bell {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.rung.store(true, Ordering::SeqCst);
-        if !self.inside.load(Ordering::SeqCst) {
-            self.outer.wake();
+        if !self.inside.load(Ordering::SeqCst)
+            && let Some(task) = self.outer.take()
+        {
+            skiff_registry::postpone(task);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! history is gone. Rows up to that one are exactly the keys alive then. `user_version` is the format.
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -38,23 +38,28 @@ pub struct Disk {
     dir: PathBuf,
 }
 
-/// Gives the write-ahead log its room at once: a commit that makes the file longer takes twice the time
-/// of one that does not, because the file system must write its own journal too. SQLite stops reading
-/// the log at the first frame that it did not write. Without the room everything works as well.
+/// Gives the write-ahead log its room at once, filled with zeros: a commit that makes the file longer, or is the first
+/// to write a part of it, takes twice the time of one that does not, because the file system must write its own
+/// journal too. SQLite stops reading the log at the first frame that it did not write. Without the room everything
+/// works as well.
 fn reserve_log(dir: &Path) {
     let log = dir.join(format!("{FILE}-wal"));
-    let reserved =
-        fs::OpenOptions::new()
-            .write(true)
-            .open(&log)
-            .and_then(|log| match log.metadata()?.len() {
-                long if long >= LOG => Ok(()),
-                _ => {
-                    rustix::fs::fallocate(&log, rustix::fs::FallocateFlags::empty(), 0, LOG)?;
-                    log.sync_all()
-                }
-            });
-    if let Err(error) = reserved {
+    let fill = || {
+        let log = fs::OpenOptions::new().write(true).open(&log)?;
+        let zeros = vec![0; 1 << 20];
+        let mut end = log.metadata()?.len();
+        if end >= LOG {
+            return Ok(());
+        }
+        while end < LOG {
+            let count = zeros.len().min((LOG - end) as usize);
+            log.write_all_at(&zeros[..count], end)?;
+            end += count as u64;
+        }
+        log.sync_all()
+    };
+    if let Err(error) = fill() {
+        let error: std::io::Error = error;
         tracing::debug!(log = %log.display(), %error, "no room was reserved for the log");
     }
 }
