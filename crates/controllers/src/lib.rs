@@ -4,6 +4,7 @@
 //! They read from informers they share and change the world only through the API. No controller calls
 //! another.
 
+mod admission_policy_status;
 mod deployment;
 mod discovery;
 mod endpoints;
@@ -20,6 +21,7 @@ mod resource_quota;
 mod root_ca;
 mod selector;
 mod service_account;
+mod volume_protection;
 mod written;
 
 use std::sync::Arc;
@@ -191,6 +193,30 @@ const CONTROLLERS: &[Spec] = &[
         "pod-garbage-collector",
         "pod-garbage-collector",
         node::pod_gc::run
+    ),
+    controller!(
+        "persistentvolumeclaim-protection-controller",
+        "pvc-protection-controller",
+        "pvc-protection-controller",
+        volume_protection::run_claims
+    ),
+    controller!(
+        "persistentvolume-protection-controller",
+        "pv-protection-controller",
+        "pv-protection-controller",
+        volume_protection::run_volumes
+    ),
+    controller!(
+        "volumeattributesclass-protection-controller",
+        "volumeattributesclass-protection-controller",
+        "volumeattributesclass-protection-controller",
+        volume_protection::run_classes
+    ),
+    controller!(
+        "validatingadmissionpolicy-status-controller",
+        "validatingadmissionpolicy-status-controller",
+        "validatingadmissionpolicy-status-controller",
+        admission_policy_status::run
     ),
 ];
 

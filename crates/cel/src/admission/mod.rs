@@ -71,6 +71,37 @@ impl Environment {
         }
     }
 
+    /// The environment of type checking: `object`, `oldObject` and `params` have the types given. What is not known
+    /// may be anything; `params` is there only if a policy has some.
+    pub fn typed(object: Option<&Arc<DeclType>>, params: Option<Option<&Arc<DeclType>>>) -> Self {
+        let declared = |env: Env, name: &str, kind: Option<&Arc<DeclType>>| match kind {
+            Some(kind) => env.declared(name, kind),
+            None => env.variable(name, Type::Dyn),
+        };
+        let mut base = Env::new()
+            .declared("request", &types::request())
+            .declared("namespaceObject", &types::namespace());
+        base = declared(base, "object", object);
+        base = declared(base, "oldObject", object);
+        if let Some(params) = params {
+            base = declared(base, "params", params);
+        }
+        // COMPAT: `authorizer.requestResource` is not known here.
+        base = base.variable("authorizer", types::authorizer("Authorizer"));
+        Self {
+            base,
+            variables: BTreeMap::new(),
+        }
+    }
+
+    /// Whether an expression's types fit, whatever it evaluates to; if not, all that is wrong.
+    pub fn check(&self, expression: &str) -> Result<(), String> {
+        match Ast::compile(&self.base, expression) {
+            Ok(_) => Ok(()),
+            Err(errors) => Err(errors.to_string()),
+        }
+    }
+
     /// Allows the types that mutations are made of.
     #[must_use]
     pub fn with_patch_types(mut self) -> Self {

@@ -16,9 +16,11 @@ use fake::Fake;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Endpoints, Event, Namespace, Node, Pod, Service, ServiceAccount,
+    ConfigMap, Endpoints, Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service,
+    ServiceAccount,
 };
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
@@ -451,5 +453,75 @@ async fn a_ring_of_owners_can_be_deleted_in_the_foreground() {
             let left = (maps.get_opt("a").await.unwrap(), maps.get_opt("b").await.unwrap());
             check(left == (None, None), left)
         })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storage_in_use_is_not_deleted() {
+    let world = World::start().await;
+    let classes: Api<VolumeAttributesClass> = Api::all(world.client.clone());
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    let claims = world.api::<PersistentVolumeClaim>();
+    let (post, delete) = (PostParams::default(), DeleteParams::default());
+    let class = json!({"metadata": {"name": "class"}, "driverName": "d", "parameters": {"a": "b"}});
+    let class: VolumeAttributesClass = serde_json::from_value(class).unwrap();
+    classes.create(&post, &class).await.unwrap();
+    let volume = json!({"metadata": {"name": "volume"}, "spec": {}, "status": {"phase": "Bound"}});
+    let volume: PersistentVolume = serde_json::from_value(volume).unwrap();
+    volumes.create(&post, &volume).await.unwrap();
+    let claim = json!({"metadata": {"name": "claim"}, "spec": {"volumeAttributesClassName": "class"}});
+    world.create::<PersistentVolumeClaim>(claim).await;
+    let pod = json!({"metadata": {"name": "user"}, "spec": {"nodeName": "n", "containers": [], "volumes": [
+        {"name": "v", "persistentVolumeClaim": {"claimName": "claim"}}]}});
+    world.create::<Pod>(pod).await;
+
+    // Each gets its finalizer, and waits with it.
+    let finalizers = async || {
+        let of = |finalizers: Option<Vec<String>>| finalizers.unwrap_or_default().join("+");
+        [
+            of(classes.get("class").await.unwrap().metadata.finalizers),
+            of(volumes.get("volume").await.unwrap().metadata.finalizers),
+            of(claims.get("claim").await.unwrap().metadata.finalizers),
+        ]
+    };
+    let all = ["vac", "pv", "pvc"].map(|name| format!("kubernetes.io/{name}-protection"));
+    world
+        .until(async || check(finalizers().await == all, finalizers().await))
+        .await;
+    classes.delete("class", &delete).await.unwrap();
+    volumes.delete("volume", &delete).await.unwrap();
+    claims.delete("claim", &delete).await.unwrap();
+    // A class that nobody uses goes at once; by then the others were looked at, too, or will be.
+    let mut unused = class.clone();
+    unused.metadata.name = Some("unused".into());
+    classes.create(&post, &unused).await.unwrap();
+    world
+        .until(async || {
+            let seen = classes.get("unused").await.unwrap().metadata.finalizers;
+            check(seen.is_some(), seen)
+        })
+        .await;
+    classes.delete("unused", &delete).await.unwrap();
+    world
+        .until(async || check(classes.get_opt("unused").await.unwrap().is_none(), "unused"))
+        .await;
+    assert_eq!(finalizers().await, all);
+
+    // The pod goes, then the claim, then the class; the volume when it is no longer bound.
+    world.api::<Pod>().delete("user", &delete).await.unwrap();
+    world
+        .until(async || check(claims.get_opt("claim").await.unwrap().is_none(), "claim"))
+        .await;
+    world
+        .until(async || check(classes.get_opt("class").await.unwrap().is_none(), "class"))
+        .await;
+    assert!(volumes.get_opt("volume").await.unwrap().is_some());
+    let released = Patch::Merge(json!({"status": {"phase": "Released"}}));
+    volumes
+        .patch_status("volume", &PatchParams::default(), &released)
+        .await
+        .unwrap();
+    world
+        .until(async || check(volumes.get_opt("volume").await.unwrap().is_none(), "volume"))
         .await;
 }
