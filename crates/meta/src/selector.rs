@@ -292,10 +292,12 @@ impl<'a> Parser<'a> {
             Token::Word(word) => word.to_owned(),
             other => return Err(format!("found '{}', expected: identifier", other.text())),
         };
-        if let Some(complaint) = names::qualified_name(&key).first() {
+        let complaints = names::qualified_name(&key);
+        if !complaints.is_empty() {
             return Err(format!(
-                "<nil>: Invalid value: {}: {complaint}",
-                crate::field::quote(&key)
+                "<nil>: Invalid value: {}: {}",
+                crate::field::quote(&key),
+                complaints.join("; ")
             ));
         }
         let plain = |operator| Requirement {
@@ -332,7 +334,7 @@ impl<'a> Parser<'a> {
         if matches!(operator, Operator::GreaterThan | Operator::LessThan) {
             if let Some(value) = values.iter().find(|v| v.parse::<i64>().is_err()) {
                 return Err(format!(
-                    "values[0][{key}]: Invalid value: {}: for 'Gt', 'Lt' operators, the value must be an integer",
+                    "values[0]: Invalid value: {}: for 'Gt', 'Lt' operators, the value must be an integer",
                     crate::field::quote(value)
                 ));
             }
@@ -513,7 +515,8 @@ fn unescape(value: &str) -> Result<String, String> {
             },
             ',' | '=' => {
                 return Err(format!(
-                    "invalid field selector: unescaped character in value: {c}"
+                    "invalid field selector: unescaped character in value: {}",
+                    c as u32
                 ));
             }
             c => plain.push(c),

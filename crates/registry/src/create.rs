@@ -64,14 +64,14 @@ impl Registry {
         mut object: Value,
         gate: &dyn Gate,
     ) -> Result<Value, Status> {
-        let change;
+        let (change, given);
         {
             let _stage = context.stage("prepare");
             // Some kinds build on their uid.
             object::set(&mut object, "uid", uuid::Uuid::new_v4().to_string());
             object::set(&mut object, "creationTimestamp", self.now_text());
             resource.begin_create(&mut object);
-            object::metadata_mut(&mut object).remove("resourceVersion");
+            given = object::metadata_mut(&mut object).remove("resourceVersion");
             ensure_namespace(resource, namespace, &mut object)?;
             change = resource.hook.begin_create(&mut object, context)?;
         }
@@ -102,6 +102,10 @@ impl Registry {
             let _stage = context.stage("store");
             if self.read_stored(&key).await?.is_some() {
                 return Err(Status::already_exists(&resource.group_resource, &name));
+            }
+            // COMPAT: nobody but the store looks at the version of a new object.
+            if let Some(version) = given.as_ref().and_then(Value::as_str) {
+                object::set(&mut object, "resourceVersion", version);
             }
             return Ok(object);
         }

@@ -3,7 +3,7 @@
 //! off (items of a list carry no kind, as upstream) without decoding anything.
 
 use bytes::Bytes;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use skiff_meta::Status;
 
 use crate::object;
@@ -41,22 +41,7 @@ fn encode(object: &Value, opening: &str, with_version: bool) -> Result<Bytes, St
         write(&mut out, key)?;
         out.push(b':');
         match value.as_object() {
-            Some(metadata)
-                if key == "metadata" && !with_version && metadata.contains_key("resourceVersion") =>
-            {
-                out.push(b'{');
-                let mut first = true;
-                for (key, value) in metadata.iter().filter(|(key, _)| *key != "resourceVersion") {
-                    if !first {
-                        out.push(b',');
-                    }
-                    first = false;
-                    write(&mut out, key)?;
-                    out.push(b':');
-                    write(&mut out, value)?;
-                }
-                out.push(b'}');
-            }
+            Some(metadata) if key == "metadata" => write_metadata(&mut out, metadata, with_version)?,
             _ => write(&mut out, value)?,
         }
     }
@@ -65,6 +50,61 @@ fn encode(object: &Value, opening: &str, with_version: bool) -> Result<Bytes, St
     }
     out.push(b'}');
     Ok(Bytes::from(out))
+}
+
+fn write_metadata(
+    out: &mut Vec<u8>,
+    metadata: &Map<String, Value>,
+    with_version: bool,
+) -> Result<(), Status> {
+    out.push(b'{');
+    let mut first = true;
+    for (key, value) in metadata {
+        if key == "resourceVersion" && !with_version {
+            continue;
+        }
+        if !std::mem::replace(&mut first, false) {
+            out.push(b',');
+        }
+        write(out, key)?;
+        out.push(b':');
+        match value {
+            Value::Array(managers) if key == "managedFields" => write_managers(out, managers)?,
+            value => write(out, value)?,
+        }
+    }
+    out.push(b'}');
+    Ok(())
+}
+
+/// The fields of managers have an order of their own.
+fn write_managers(out: &mut Vec<u8>, managers: &[Value]) -> Result<(), Status> {
+    out.push(b'[');
+    for (at, manager) in managers.iter().enumerate() {
+        if at > 0 {
+            out.push(b',');
+        }
+        let Value::Object(manager) = manager else {
+            write(out, manager)?;
+            continue;
+        };
+        out.push(b'{');
+        for (at, (key, value)) in manager.iter().enumerate() {
+            if at > 0 {
+                out.push(b',');
+            }
+            write(out, key)?;
+            out.push(b':');
+            if key == "fieldsV1" {
+                skiff_schema::apply::write_fields(out, value).map_err(Status::internal)?;
+            } else {
+                write(out, value)?;
+            }
+        }
+        out.push(b'}');
+    }
+    out.push(b']');
+    Ok(())
 }
 
 fn write<T: serde::Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) -> Result<(), Status> {
@@ -99,6 +139,9 @@ mod tests {
             std::str::from_utf8(&bytes).expect("utf-8"),
             r#"{"kind":"ConfigMap","apiVersion":"v1","data":{"a":"b"},"metadata":{"name":"x","uid":"u"}}"#
         );
+        let managed = json!({"kind": "A", "apiVersion": "v1", "metadata": {"managedFields": [{"fieldsV1": {"v:10": {}, "v:9": {}}, "manager": "m"}]}});
+        let bytes = stored(&managed, &opening("v1", "A")).expect("encodes");
+        assert!(bytes.ends_with(br#""managedFields":[{"fieldsV1":{"v:9":{},"v:10":{}},"manager":"m"}]}}"#));
         let bytes = wire(&object, &opening("v1", "ConfigMap")).expect("encodes");
         assert!(
             std::str::from_utf8(&bytes)

@@ -139,7 +139,7 @@ impl Registry {
         ensure_namespace(resource, namespace, &mut new)?;
         dedup_owner_references(context, &mut new, false);
         if context.uid_is_precondition {
-            check_uid(resource, &new, &old)?;
+            check_uid(resource, context.dry_run, &new, &old)?;
         }
         self.track_fields(context, resource, Some(&old), &mut new);
         {
@@ -283,13 +283,17 @@ fn current_of(resource: &Resource, found: Option<skiff_store::KeyValue>) -> Resu
 }
 
 /// A uid in the body is a precondition.
-fn check_uid(resource: &Resource, new: &Value, old: &Value) -> Result<(), Status> {
+fn check_uid(resource: &Resource, dry_run: bool, new: &Value, old: &Value) -> Result<(), Status> {
     let (given, found) = (object::uid(new), object::uid(old));
     if given.is_empty() || given == found {
         return Ok(());
     }
     let name = object::name(old);
-    let key = resource.key(object::namespace(old), name);
+    let mut key = resource.key(object::namespace(old), name);
+    // COMPAT: a dry run is told the key as it is called above the store.
+    if dry_run {
+        key = key.trim_start_matches("/registry").to_string();
+    }
     Err(Status::conflict(
         &resource.group_resource,
         name,

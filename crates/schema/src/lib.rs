@@ -2,6 +2,7 @@
 //! answers, patches, protobuf, and OpenAPI. It knows no kind by name, does no I/O and reads no clock.
 
 pub mod apply;
+mod declared;
 pub mod decode;
 pub mod jsonpath;
 mod normalise;
@@ -11,5 +12,6 @@ pub mod protobuf;
 pub mod structural;
 pub mod types;
 
+pub use declared::{declared_order, indented};
 pub use normalise::{normalise, normalise_sent};
 pub use types::{Field, ListType, MapType, Scalar, Schema, Shape, Special, Type, TypeId};

@@ -51,7 +51,7 @@ pub fn not_found() -> Answer {
 /// A `Status` as an answer, JSON.
 pub fn status(status: &Status) -> Answer {
     let code = StatusCode::from_u16(status.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut bytes = status.to_value().to_string().into_bytes();
+    let mut bytes = skiff_schema::declared_order(skiff_api::facts::schema(), &status.to_value());
     bytes.push(b'\n');
     let mut response = answer(code, "application/json", bytes);
     let seconds = status

@@ -147,7 +147,13 @@ impl Inner {
             classified: None,
         };
         let result = match broken_path {
-            Some(message) => Err(Status::bad_request(message)),
+            Some(message) => {
+                // COMPAT: nothing that comes after knows what is asked, so it is told in plain words.
+                let path = exchange.parts.uri.path();
+                let text =
+                    format!("Internal Server Error: {path:?}: failed to create RequestInfo: {message}\n");
+                Ok(body::text(http::StatusCode::INTERNAL_SERVER_ERROR, text))
+            }
             None => {
                 let gates = self.gates(&mut exchange, request_body, identity, &audit_id, began);
                 let gates = AssertUnwindSafe(gates);
@@ -331,9 +337,12 @@ impl Inner {
         if let Ok(value) = HeaderValue::from_str(audit_id) {
             headers.insert("audit-id", value);
         }
-        headers
-            .entry(header::CACHE_CONTROL)
-            .or_insert(HeaderValue::from_static("no-cache, private"));
+        // A path that nobody could read passed none of the filters.
+        if !exchange.info.path.is_empty() {
+            headers
+                .entry(header::CACHE_CONTROL)
+                .or_insert(HeaderValue::from_static("no-cache, private"));
+        }
         for warning in exchange.context.warnings() {
             if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{}\"", quoted(&warning))) {
                 headers.append("warning", value);

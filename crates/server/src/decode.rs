@@ -169,10 +169,22 @@ pub fn patched_type(
         FieldValidation::Strict if !strict.is_empty() => {
             return Err(refuse(decode::strict_decoding_message(&strict)));
         }
-        FieldValidation::Warn => strict.into_iter().for_each(|text| context.warn(text)),
+        FieldValidation::Warn => warn_strict(context, &strict),
         FieldValidation::Strict | FieldValidation::Ignore => {}
     }
     Ok(checked.value)
+}
+
+/// Warns of each thing that a strict reader would refuse. A YAML reader tells them all at once, a line each.
+pub fn warn_strict(context: &Context, found: &[String]) {
+    for text in found {
+        match text.strip_prefix("yaml: unmarshal errors:\n") {
+            Some(lines) => lines
+                .lines()
+                .for_each(|line| context.warn(line.trim().to_string())),
+            None => context.warn(text.clone()),
+        }
+    }
 }
 
 fn report_strict(
@@ -186,7 +198,7 @@ fn report_strict(
     }
     match validation {
         FieldValidation::Ignore => {}
-        FieldValidation::Warn => found.iter().for_each(|text| context.warn(text.clone())),
+        FieldValidation::Warn => warn_strict(context, found),
         FieldValidation::Strict => {
             return Err(Status::bad_request(message(&decode::strict_decoding_message(
                 found,

@@ -95,6 +95,11 @@ pub async fn check(inner: &Arc<Inner>, exchange: &Exchange, parts: &[&str]) -> A
     let excluded: Vec<&str> = exchange.query.all("exclude").collect();
     let mut lines = String::new();
     let mut failed = Vec::new();
+    let unknown: Vec<String> = excluded
+        .iter()
+        .filter(|name| !checks.contains(name))
+        .map(|name| format!("\"{name}\""))
+        .collect();
     for name in &checks {
         if excluded.contains(name) {
             lines.push_str(&format!("[+]{name} excluded: ok\n"));
@@ -105,6 +110,12 @@ pub async fn check(inner: &Arc<Inner>, exchange: &Exchange, parts: &[&str]) -> A
             lines.push_str(&format!("[-]{name} failed: reason withheld\n"));
             failed.push(*name);
         }
+    }
+    if !unknown.is_empty() {
+        let unknown = unknown.join(",");
+        lines.push_str(&format!(
+            "warn: some health checks cannot be excluded: no matches for {unknown}\n"
+        ));
     }
     if !failed.is_empty() {
         tracing::info!(checks = ?failed, "{which} check failed");

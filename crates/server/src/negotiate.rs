@@ -196,8 +196,9 @@ fn only(supported: &[&str]) -> String {
 
 /// Reads a Content-Type; an absent one means JSON. `Err` carries the message of the 415.
 pub fn input(content_type: &str) -> Result<Format, String> {
-    match media_type(content_type) {
-        "" | "application/json" => Ok(Format::Json),
+    match media_type(content_type).to_ascii_lowercase().as_str() {
+        "" if content_type.is_empty() => Ok(Format::Json),
+        "application/json" => Ok(Format::Json),
         "application/yaml" => Ok(Format::Yaml),
         protobuf::MEDIA_TYPE => Ok(Format::Protobuf),
         _ => Err(format!(

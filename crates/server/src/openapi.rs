@@ -42,23 +42,27 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
                     .as_ref()
                     .map_or_else(|| documents.v2_json(), |c| c.v2_json());
                 if let Some(merged) = inner.aggregator.v2(ours) {
-                    return Ok(document(exchange, merged.protobuf(), content_type));
+                    return Ok(vary_encoding(document(exchange, merged.protobuf(), content_type)));
                 }
                 let found = customs
                     .as_ref()
                     .map_or_else(|| documents.v2_protobuf(), |c| c.v2_protobuf());
-                return Ok(document(exchange, found, content_type));
+                return Ok(vary_encoding(document(exchange, found, content_type)));
             }
             if !takes_json(accept) {
-                return Ok(body::empty(StatusCode::NOT_ACCEPTABLE));
+                return Ok(vary_encoding(not_acceptable()));
             }
             let found = customs
                 .as_ref()
                 .map_or_else(|| documents.v2_json(), |c| c.v2_json());
             if let Some(merged) = inner.aggregator.v2(found) {
-                return Ok(document(exchange, merged.json(), "application/json"));
+                return Ok(vary_encoding(document(
+                    exchange,
+                    merged.json(),
+                    "application/json",
+                )));
             }
-            Ok(document(exchange, found, "application/json"))
+            Ok(vary_encoding(document(exchange, found, "application/json")))
         }
         ["openapi", "v3"] => {
             let mut value = documents.v3_root();
@@ -151,9 +155,17 @@ fn not_acceptable() -> Answer {
     answer
 }
 
+/// COMPAT: the older document also depends on the encoding asked for, and says so in a header of its own.
+fn vary_encoding(mut answer: Answer) -> Answer {
+    let headers = answer.headers_mut();
+    headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    headers.append(header::VARY, HeaderValue::from_static("Accept"));
+    answer
+}
+
 fn takes_json(accept: &str) -> bool {
     let clauses = parse_accept(accept);
-    clauses.is_empty()
+    accept.trim().is_empty()
         || clauses.iter().any(|clause| {
             matches!(
                 (clause.main, clause.sub),
@@ -173,5 +185,6 @@ fn document(exchange: &Exchange, found: &Document, content_type: &'static str) -
     if let Ok(value) = HeaderValue::from_str(&found.etag) {
         headers.insert(header::ETAG, value);
     }
+    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     answer
 }

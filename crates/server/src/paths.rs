@@ -19,20 +19,44 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
     let whole = exchange.info.path.as_str();
     let path = whole.trim_end_matches('/').to_string();
     // Only the paths of API groups may end in a slash, or in none.
-    let routed = path.starts_with("/api") || path == "/version";
+    let routed = path.starts_with("/api")
+        || matches!(
+            path.as_str(),
+            "/version" | "/.well-known/openid-configuration" | "/openid/v1/jwks"
+        );
+    if whole == "/openapi/v3/" {
+        return Ok(body::empty(StatusCode::NOT_FOUND));
+    }
     let slash = whole.len() > 1 && whole.ends_with('/') && !routed;
     if slash || whole.starts_with("//") {
         return Ok(not_found());
     }
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+    if let ["version", _, ..] = parts[..] {
+        return Err(Status::resource_not_found());
+    }
     if exchange.parts.method != Method::GET {
         if known(inner, &parts) {
             return Err(crate::resource_paths::method_not_allowed());
         }
+        // A group's router knows its paths; what is no group has no router.
+        if let ["api", _] | ["apis", _, _] = parts[..] {
+            let group = if parts[0] == "api" { "" } else { parts[1] };
+            let served = parts.get(1) != Some(&"") && inner.registry.resources.has_group(group);
+            return if served {
+                Err(Status::resource_not_found())
+            } else {
+                Ok(not_found())
+            };
+        }
         // COMPAT: what upstream serves without its router answers to any method.
         if !matches!(
             parts[..],
-            ["apis"] | ["apis", _] | ["healthz" | "livez" | "readyz", ..] | ["openapi", "v2" | "v3", ..]
+            ["" | "index.html" | "apis" | "metrics" | "statusz" | "flagz"]
+                | ["apis", _]
+                | ["metrics", "slis"]
+                | ["healthz" | "livez" | "readyz", ..]
+                | ["openapi", "v2" | "v3", ..]
         ) && exchange.parts.method != Method::HEAD
         {
             return Ok(not_found());
@@ -41,13 +65,19 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
     let resources = &inner.registry.resources;
     let aggregate = discovery::wants_aggregated(exchange.header(header::ACCEPT));
     match parts[..] {
-        [""] | ["index.html"] => document(exchange, &root(inner)),
+        [""] | ["index.html"] => {
+            let bytes = serde_json::to_vec_pretty(&root(inner)).map_err(Status::internal)?;
+            Ok(body::answer(StatusCode::OK, "application/json", bytes))
+        }
         ["version"] => {
             // Not negotiated: JSON, whatever the parameters ask for.
             let accept = exchange.header(header::ACCEPT);
             negotiate::routed_to(accept, &["application/json"]).map_err(not_routed)?;
-            let bytes = serde_json::to_vec_pretty(&inner.version.to_value()).map_err(Status::internal)?;
-            Ok(body::answer(StatusCode::OK, "application/json", bytes))
+            Ok(body::answer(
+                StatusCode::OK,
+                "application/json",
+                inner.version.to_text(),
+            ))
         }
         ["healthz" | "livez" | "readyz", ..] => Ok(health::check(inner, exchange, &parts).await),
         ["metrics"] => Ok(body::answer(
@@ -128,9 +158,9 @@ fn takes_text(accept: &str) -> bool {
 fn known(inner: &Inner, parts: &[&str]) -> bool {
     let resources = &inner.registry.resources;
     match parts {
-        ["api" | "version"] => true,
+        ["api" | "version"] | [".well-known", "openid-configuration"] | ["openid", "v1", "jwks"] => true,
         ["api", version] => resources.has_group_version("", version),
-        ["apis", group, version] => resources.has_group_version(group, version),
+        ["apis", group, version] => !group.is_empty() && resources.has_group_version(group, version),
         _ => false,
     }
 }

@@ -45,12 +45,13 @@ impl Query {
 
     fn number(&self, key: &str) -> Result<Option<i64>, Status> {
         match self.get(key) {
-            None | Some("") => Ok(None),
+            None => Ok(None),
             Some(text) => text.parse().map(Some).map_err(|_| {
-                let why = if text
-                    .trim_start_matches(['-', '+'])
-                    .bytes()
-                    .all(|b| b.is_ascii_digit())
+                let why = if !text.is_empty()
+                    && text
+                        .trim_start_matches(['-', '+'])
+                        .bytes()
+                        .all(|b| b.is_ascii_digit())
                 {
                     "value out of range"
                 } else {
@@ -377,6 +378,11 @@ mod tests {
             "limit=x",
             false,
             "400 strconv.ParseInt: parsing \"x\": invalid syntax",
+        );
+        check(
+            "timeoutSeconds=",
+            false,
+            "400 strconv.ParseInt: parsing \"\": invalid syntax",
         );
         check(
             "fieldSelector=spec.foo%3Dx",

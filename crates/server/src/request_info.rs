@@ -135,14 +135,27 @@ fn exact_name(query: &str) -> Option<String> {
 
 /// Splits a query into decoded pairs, in order.
 pub fn query_pairs(query: &str) -> impl Iterator<Item = (String, String)> + '_ {
-    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (form_decode(key), form_decode(value))
-    })
+    // What Go cannot read it leaves out, and goes on.
+    query
+        .split('&')
+        .filter(|pair| !pair.is_empty() && !pair.contains(';') && escapes_well(pair))
+        .map(|pair| {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (form_decode(key), form_decode(value))
+        })
 }
 
 pub fn query_values<'a>(query: &'a str, key: &'a str) -> impl Iterator<Item = String> + 'a {
     query_pairs(query).filter_map(move |(k, value)| (k == key).then_some(value))
+}
+
+/// Whether two hexadecimal digits follow every percent sign.
+fn escapes_well(text: &str) -> bool {
+    text.split('%').skip(1).all(|rest| {
+        rest.as_bytes()
+            .get(..2)
+            .is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit))
+    })
 }
 
 fn form_decode(text: &str) -> String {

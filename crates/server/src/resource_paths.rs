@@ -13,6 +13,10 @@ use crate::{crd, subresources, verbs};
 pub async fn route(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> Result<Answer, Status> {
     let info = &exchange.info;
     let resources = &inner.registry.resources;
+    // The old way to a proxy is gone, but authorization still knows it.
+    if info.verb == "proxy" && resources.has_group(&info.group) {
+        return Err(Status::resource_not_found());
+    }
     let Some(resource) = resources.find(&info.group, &info.version, &info.resource) else {
         if resources.has_group(&info.group) {
             return Err(Status::resource_not_found());
@@ -47,7 +51,11 @@ fn fits_scope(resource: &Resource, exchange: &Exchange) -> bool {
         // `/namespaces/x/nodes` is no path; `/namespaces/x` is.
         return info.namespace.is_empty() || (named_by_path && info.parts[0] == "namespaces");
     }
-    !info.namespace.is_empty() || !named_by_path || info.watch_prefix
+    // What can only be made has no path across namespaces.
+    let listed = ["list", "watch", "deletecollection"]
+        .iter()
+        .any(|verb| resource.facts.can(verb));
+    !info.namespace.is_empty() || (!named_by_path && listed)
 }
 
 async fn main_resource(
@@ -71,12 +79,16 @@ async fn main_resource(
         "create" => !across_namespaces && (exchange.info.parts.len() == 1 || resource.custom.is_some()),
         "update" | "patch" => !exchange.info.name.is_empty(),
         "deletecollection" => !across_namespaces,
+        "watch" if exchange.info.watch_prefix => exchange.parts.method == http::Method::GET,
         _ => true,
     };
     let unwatchable = verb == "watch" && !resource.facts.can(&verb) && resource.facts.can("list");
     let head = exchange.parts.method == http::Method::HEAD;
     if !fits || head || !(resource.facts.can(&verb) || unwatchable) {
         return Err(method_not_allowed());
+    }
+    if named && matches!(verb.as_str(), "get" | "patch" | "delete") {
+        check_segment(&exchange.info.name)?;
     }
     let facts = resource.facts;
     if let Some(warning) = resource.custom.as_ref().and_then(|custom| custom.deprecation()) {
@@ -102,6 +114,28 @@ async fn main_resource(
         "deletecollection" => verbs::delete::delete_collection(inner, exchange, resource, body).await,
         _ => Err(method_not_allowed()),
     }
+}
+
+/// A name is a part of a path, here and in the store.
+fn check_segment(name: &str) -> Result<(), Status> {
+    let why = match name {
+        "." | ".." => format!("may not be '{name}'"),
+        name => {
+            let found: Vec<String> = ['/', '%']
+                .iter()
+                .filter(|char| name.contains(**char))
+                .map(|char| format!("may not contain '{char}'"))
+                .collect();
+            found.join(";")
+        }
+    };
+    if why.is_empty() {
+        return Ok(());
+    }
+    Err(Status::bad_request(format!(
+        "Name parameter invalid: {}: {why}",
+        skiff_meta::field::quote(name)
+    )))
 }
 
 /// 405, as upstream's router says it.

@@ -5,6 +5,7 @@ use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 use skiff_meta::Status;
 use skiff_registry::{Resource, Updated, encode};
+use skiff_schema::{declared_order, indented};
 
 use crate::body::{self, Answer};
 use crate::chain::Exchange;
@@ -98,7 +99,7 @@ pub fn go_type(resource: &Resource) -> String {
         return "*unstructured.Unstructured".to_string();
     }
     let group = match resource.facts.group {
-        "" => "core",
+        "" | "events.k8s.io" => "core",
         group => group.split('.').next().unwrap_or(group),
     };
     format!("*{group}.{}", resource.kind)
@@ -108,7 +109,7 @@ pub fn go_type(resource: &Resource) -> String {
 pub fn raw(exchange: &Exchange, output: &Output, code: StatusCode, value: &Value) -> Result<Answer, Status> {
     match output.format {
         Format::Json if output.pretty => {
-            let bytes = serde_json::to_vec_pretty(value).map_err(Status::internal)?;
+            let bytes = indented(&declared_order(skiff_api::facts::schema(), value));
             Ok(compress::answer(
                 exchange,
                 code,
@@ -117,7 +118,11 @@ pub fn raw(exchange: &Exchange, output: &Output, code: StatusCode, value: &Value
             ))
         }
         Format::Protobuf => Ok(protobuf::answer(exchange, code, protobuf::document(value)?)),
-        Format::Json => Ok(json_bytes(exchange, code, value.to_string().as_bytes())),
+        Format::Json => Ok(json_bytes(
+            exchange,
+            code,
+            &declared_order(skiff_api::facts::schema(), value),
+        )),
         Format::Yaml => {
             let text = serde_saphyr::to_string(value).map_err(Status::internal)?;
             Ok(compress::answer(
@@ -149,16 +154,15 @@ pub fn status(exchange: &Exchange, status: &Status) -> Answer {
     if transform
         .iter()
         .any(|opening| status.message.starts_with(opening))
-        && let Ok(bytes) = serde_json::to_vec_pretty(&status.to_value())
     {
+        let bytes = pretty(status);
         let code = StatusCode::from_u16(status.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         return body::answer(code, "application/json", bytes);
     }
     let Some(output) = exchange.status_output() else {
         // COMPAT: who can take no form of it gets it for people to read.
         let code = StatusCode::from_u16(status.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let bytes = serde_json::to_vec_pretty(&status.to_value());
-        return bytes.map_or_else(|_| json(), |bytes| body::answer(code, "application/json", bytes));
+        return body::answer(code, "application/json", pretty(status));
     };
     if output.format == Format::Json && !output.pretty {
         return json();
@@ -175,6 +179,10 @@ pub fn status(exchange: &Exchange, status: &Status) -> Answer {
             .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     answer
+}
+
+fn pretty(status: &Status) -> Vec<u8> {
+    indented(&declared_order(skiff_api::facts::schema(), &status.to_value()))
 }
 
 /// A Status of success, as some subresources answer.

@@ -11,7 +11,11 @@ const WARNING: &str = "Warning: This endpoint is not meant to be machine parseab
     guarantees and is for debugging purposes only.";
 
 fn page(title: &str, lines: &str) -> Answer {
-    body::text(StatusCode::OK, format!("\napiserver {title}\n{WARNING}\n{lines}"))
+    body::answer(
+        StatusCode::OK,
+        "text/plain; charset=utf-8",
+        format!("\napiserver {title}\n{WARNING}\n{lines}"),
+    )
 }
 
 pub fn statusz(inner: &Inner) -> Answer {
@@ -22,8 +26,8 @@ pub fn statusz(inner: &Inner) -> Answer {
     let version = inner.version.git_version.trim_start_matches('v');
     let emulated: Vec<&str> = version.split('.').take(2).collect();
     let lines = format!(
-        "\nStarted: {}\nUp: {} hr {:02} min {:02} sec\nBinary version: {version}\nEmulation version: {}\n\
-         Paths: /flagz /healthz /livez /metrics /readyz /statusz /version\n",
+        "\nStarted:  {}\nUp:  {} hr {:02} min {:02} sec\nBinary version:  {version}\nEmulation version:  {}\n\
+         Paths:  /flagz /healthz /livez /metrics /readyz /statusz /version\n",
         inner.started.strftime("%a %b %d %H:%M:%S UTC %Y"),
         up / 3600,
         up / 60 % 60,
@@ -36,7 +40,7 @@ pub fn statusz(inner: &Inner) -> Answer {
 pub fn flagz(inner: &Inner) -> Answer {
     let cidrs = inner.registry.services.cidrs().join(",");
     let lines = format!(
-        "advertise-address {}\nanonymous-auth {}\nauthorization-mode [Node,RBAC]\nservice-cluster-ip-range {cidrs}\n",
+        "advertise-address: {}\nanonymous-auth: {}\nauthorization-mode: [Node,RBAC]\nservice-cluster-ip-range: {cidrs}\n",
         inner.server_address, inner.authenticator.anonymous,
     );
     page("flagz", &lines)

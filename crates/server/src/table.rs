@@ -74,13 +74,38 @@ pub fn row(resource: &Resource, stored: &Value, version: &str, include: IncludeO
 
 pub fn of_object(resource: &Resource, stored: &Value, version: &str, include: IncludeObject) -> Value {
     let now = jiff::Timestamp::now().as_second();
-    let metadata = json!({"resourceVersion": object::resource_version(stored)});
+    let metadata = match object::resource_version(stored) {
+        "" => json!({}),
+        version => json!({"resourceVersion": version}),
+    };
     table(
         version,
         metadata,
         columns(resource),
         vec![row(resource, stored, version, include, now)],
     )
+}
+
+/// COMPAT: upstream's plainest table of nothing has no rows, all others an empty list of them.
+pub fn of_list(
+    resource: &Resource,
+    version: &str,
+    metadata: Value,
+    columns: Value,
+    rows: Vec<Value>,
+) -> Value {
+    let plain = resource.custom.is_none()
+        && resource
+            .rules
+            .columns
+            .iter()
+            .any(|column| column.name == "Created At");
+    let none = plain && rows.is_empty();
+    let mut table = table(version, metadata, columns, rows);
+    if none {
+        table["rows"] = Value::Null;
+    }
+    table
 }
 
 pub fn table(version: &str, metadata: Value, columns: Value, rows: Vec<Value>) -> Value {

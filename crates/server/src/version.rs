@@ -2,6 +2,22 @@
 
 use serde_json::{Value, json};
 
+const ORDER: [&str; 13] = [
+    "major",
+    "minor",
+    "emulationMajor",
+    "emulationMinor",
+    "minCompatibilityMajor",
+    "minCompatibilityMinor",
+    "gitVersion",
+    "gitCommit",
+    "gitTreeState",
+    "buildDate",
+    "goVersion",
+    "compiler",
+    "platform",
+];
+
 /// What the server says it is.
 #[derive(Clone, Debug)]
 pub struct Version {
@@ -21,6 +37,16 @@ impl Default for Version {
 }
 
 impl Version {
+    /// For people to read, in upstream's order.
+    pub fn to_text(&self) -> String {
+        let value = self.to_value();
+        let lines: Vec<String> = ORDER
+            .iter()
+            .map(|key| format!("  \"{key}\": {}", value[*key]))
+            .collect();
+        format!("{{\n{}\n}}", lines.join(",\n"))
+    }
+
     pub fn to_value(&self) -> Value {
         let mut numbers = self.git_version.trim_start_matches('v').split('.');
         let (major, minor) = (numbers.next().unwrap_or("1"), numbers.next().unwrap_or(""));
@@ -41,5 +67,18 @@ fn arch() -> &'static str {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_says_all() {
+        let version = Version::default();
+        let read: Value = serde_json::from_str(&version.to_text()).expect("JSON");
+        assert_eq!(read, version.to_value());
+        assert!(version.to_text().starts_with("{\n  \"major\": \"1\",\n"));
     }
 }

@@ -14,6 +14,7 @@ use crate::{row, strategy, walk};
 pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
     group: "certificates.k8s.io",
     kind: "CertificateSigningRequest",
+    name_rule: crate::object_meta::path_segment,
     prepare_create: strategy::create_without_status,
     prepare_update: |new, old| {
         strategy::update_keep_status(new, old);

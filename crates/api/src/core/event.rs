@@ -85,7 +85,6 @@ pub static EVENTS_EVENT: Kind = Kind {
     columns: EVENT_COLUMNS,
     row: event_row,
     allow_create_on_update: true,
-    name_rule: |_, _| Vec::new(),
     update_again: Again::Change,
     ..BASE
 };

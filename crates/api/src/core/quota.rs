@@ -28,6 +28,15 @@ pub static LIMIT_RANGE: Kind = Kind {
             fill(item, "defaultRequest", "min");
         });
     },
+    // COMPAT: one without a name gets one that nobody else has.
+    prepare_create: |object| {
+        if crate::node::text(object, "metadata.name").is_empty() {
+            let uid = crate::node::text(object, "metadata.uid").to_owned();
+            walk::each(object, "metadata", &mut |metadata| {
+                walk::string(metadata, "name", &uid);
+            });
+        }
+    },
     validate: |object| {
         let mut errors = Errors::new();
         limits(&Node::root(object).field("spec.limits"), &mut errors);

@@ -12,6 +12,7 @@ use crate::{row, strategy};
 pub static POD_DISRUPTION_BUDGET: Kind = Kind {
     group: "policy",
     kind: "PodDisruptionBudget",
+    name_rule: crate::object_meta::path_segment,
     prepare_create: strategy::create_with_generation,
     prepare_update: strategy::update_spec,
     validate: |object| {

@@ -48,9 +48,10 @@ pub static CLUSTER_ROLE_BINDING: Kind = Kind {
 const BINDING: Kind = Kind {
     group: GROUP,
     default: |_, object| {
-        walk::each(object, "roleRef", &mut |role| {
-            walk::string(role, "apiGroup", GROUP)
-        });
+        if let Some(object) = object.as_object_mut() {
+            let role = object.entry("roleRef").or_insert_with(|| json!({}));
+            walk::string(role, "apiGroup", GROUP);
+        }
         walk::each(object, "subjects[]", &mut |subject| {
             if ["User", "Group"].contains(&text(subject, "kind")) {
                 walk::string(subject, "apiGroup", GROUP);

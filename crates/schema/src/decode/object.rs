@@ -7,9 +7,8 @@ use super::{Checked, Document, Format, MAX_DEPTH, Node, depth};
 use crate::protobuf;
 use crate::types::{Schema, TypeId};
 
-/// The scheme's name is part of upstream's message for unknown kinds; its protobuf reader calls it another.
-const SCHEME: &str = "k8s.io/kubernetes/pkg/api/legacyscheme/scheme.go:30";
-const PROTOBUF_SCHEME: &str = "pkg/runtime/scheme.go:111";
+/// The scheme's name is part of upstream's message for unknown kinds.
+const SCHEME: &str = "pkg/runtime/scheme.go:111";
 
 #[derive(Debug)]
 pub struct DecodedObject {
@@ -72,7 +71,7 @@ pub fn decode_protobuf_object(
         kind: envelope.kind.to_string(),
     };
     let gvk = with_defaults(gvk, expected);
-    let id = resolve(schema, &gvk, expected).map_err(|error| error.replace(SCHEME, PROTOBUF_SCHEME))?;
+    let id = resolve(schema, &gvk, expected)?;
     // What the codec reads fits the type: there is nothing to check.
     match protobuf::decode(schema, id, envelope.raw) {
         Ok(value) if depth(&value) > MAX_DEPTH => Err(not_handled_message(
@@ -105,7 +104,8 @@ fn resolve(schema: &Schema, gvk: &GroupVersionKind, expected: &GroupVersionKind)
         None => unregistered(),
         Some(id) if gvk.group == expected.group && gvk.kind == expected.kind => return Ok(id),
         Some(id) => {
-            let into = if expected.group.is_empty() {
+            // Events are one type inside, whichever group they are called by.
+            let into = if matches!(expected.group.as_str(), "" | "events.k8s.io") {
                 "core"
             } else {
                 expected.group.split('.').next().unwrap_or("")

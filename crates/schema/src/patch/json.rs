@@ -291,7 +291,19 @@ pub(super) fn strict_errors(node: &Node) -> Result<Vec<String>, String> {
             }
         };
         let mut seen: Vec<&str> = Vec::new();
-        for (key, _) in entries {
+        for (key, value) in entries {
+            let found = match value {
+                Node::Bool(_) => "bool",
+                Node::Number(_) => "number",
+                Node::Array(_) => "array",
+                Node::Object(_) => "object",
+                Node::Null | Node::String(_) => "",
+            };
+            if !found.is_empty() && ["op", "path", "from"].contains(&key.as_str()) {
+                return Err(format!(
+                    "json: cannot unmarshal {found} into Go struct field jsonPatchOp.{key} of type string"
+                ));
+            }
             if errors.len() >= MAX_STRICT_ERRORS {
                 return Ok(errors);
             }

@@ -4,6 +4,7 @@
 mod json;
 mod merge;
 mod order;
+mod show;
 mod strategic;
 
 use serde_json::Value;
@@ -12,6 +13,7 @@ use crate::decode::{Document, Format, Node};
 
 pub use json::{MAX_JSON_PATCH_OPERATIONS, json_patch};
 pub use merge::merge_patch;
+pub use show::show_patched;
 pub use strategic::strategic_merge;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -67,6 +69,12 @@ pub fn decode_patch(patch_type: PatchType, body: &[u8], strict: bool) -> Result<
         ))
     };
     if patch_type == PatchType::Json {
+        if matches!(document.node, Node::Null) {
+            return Ok(DecodedPatch {
+                value: Value::Array(Vec::new()),
+                strict_errors: Vec::new(),
+            });
+        }
         if !matches!(document.node, Node::Array(_)) {
             return Err(mismatch(if strict {
                 "[]handlers.jsonPatchOp"

@@ -309,7 +309,8 @@ impl<'s, 'a, N: Node<'a>> Encoder<'s, N> {
     ) -> Result<()> {
         let mark = self.out.len();
         match (special, view) {
-            (Special::RawExtension | Special::FieldsV1 | Special::Json, _) => {
+            (Special::FieldsV1, _) => self.out.field_bytes(1, &node.fields()),
+            (Special::RawExtension | Special::Json, _) => {
                 self.out.field_bytes(1, &node.json());
             }
             (Special::JsonSchemaPropsOrBool, View::Bool(allows)) => {

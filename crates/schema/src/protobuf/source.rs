@@ -27,6 +27,11 @@ pub(super) trait Node<'a>: Copy {
 
     /// The node as JSON text.
     fn json(self) -> Cow<'a, [u8]>;
+
+    /// The fields of a manager as JSON text, in upstream's order where the node has none of its own.
+    fn fields(self) -> Cow<'a, [u8]> {
+        self.json()
+    }
 }
 
 impl<'a> Node<'a> for &'a Value {
@@ -49,6 +54,14 @@ impl<'a> Node<'a> for &'a Value {
 
     fn json(self) -> Cow<'a, [u8]> {
         Cow::Owned(self.to_string().into_bytes())
+    }
+
+    fn fields(self) -> Cow<'a, [u8]> {
+        let mut out = Vec::with_capacity(256);
+        match crate::apply::write_fields(&mut out, self) {
+            Ok(()) => Cow::Owned(out),
+            Err(_) => self.json(),
+        }
     }
 }
 

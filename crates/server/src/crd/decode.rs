@@ -173,7 +173,7 @@ fn report(
         _ if found.is_empty() => Ok(()),
         FieldValidation::Ignore => Ok(()),
         FieldValidation::Warn => {
-            found.iter().for_each(|text| context.warn(text.clone()));
+            crate::decode::warn_strict(context, found);
             Ok(())
         }
         FieldValidation::Strict => Err(refuse(&decode::strict_decoding_message(found))),

@@ -60,7 +60,10 @@ pub async fn route(
         };
     }
     match (name.as_str(), verb.as_str()) {
-        ("status", "get") => verbs::read::get(inner, exchange, resource).await,
+        ("status", "get") => {
+            status_form(resource, &exchange.output(false)?.transform)?;
+            verbs::read::get(inner, exchange, resource).await
+        }
         ("status", "update") => verbs::write::update(inner, exchange, resource, body, Part::Status).await,
         ("status", "patch") => verbs::patch::patch(inner, exchange, resource, body, Part::Status).await,
         ("scale", "get") => scale::get(inner, exchange, resource).await,
@@ -76,6 +79,21 @@ pub async fn route(
             "{} of {}/{name}",
             verb, resource.plural
         ))),
+    }
+}
+
+/// COMPAT: upstream forgot that the status of these kinds could be shown as a table.
+fn status_form(resource: &Resource, transform: &Transform) -> Result<(), Status> {
+    let facts = resource.facts;
+    let untabled = matches!(
+        (facts.group, facts.plural),
+        ("apiextensions.k8s.io", "customresourcedefinitions")
+            | ("apiregistration.k8s.io", "apiservices")
+            | ("resource.k8s.io", "resourceclaims")
+    );
+    match transform {
+        Transform::Table(_) if untabled => Err(Status::not_acceptable(negotiate::not_accepted())),
+        _ => Ok(()),
     }
 }
 

@@ -22,7 +22,7 @@ use crate::server::Inner;
 use crate::table::{self, IncludeObject};
 use crate::verbs::apply::Config;
 use crate::verbs::patch::{Patch, is_apply, patch_type};
-use crate::verbs::write::check_name;
+use crate::verbs::write::{check_name, check_path};
 
 fn gvk() -> GroupVersionKind {
     GroupVersionKind::new("autoscaling", "v1", "Scale")
@@ -147,6 +147,7 @@ pub async fn patch(
     let patch = Patch::parse(kind, &bytes, options.field_validation)?;
     let id = scale_type()?;
     let (registry, manager) = (&inner.registry, exchange.manager(&options));
+    let info = exchange.info.clone();
     let mut change = |context: &Context, workload: &Value| {
         let current = scale_in(resource, workload)?;
         let scale = patch.apply(id, &current)?;
@@ -154,6 +155,7 @@ pub async fn patch(
         patch.check_kind(&gvk(), &scale).map_err(refuse)?;
         let strict = patch.strict_errors();
         let scale = decode::patched_type(context, id, options.field_validation, scale, strict, refuse)?;
+        check_path(&info, &scale)?;
         let write = ScaleWrite::Update {
             scale,
             manager: &manager,

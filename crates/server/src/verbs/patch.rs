@@ -9,8 +9,8 @@ use serde_json::Value;
 use skiff_api::facts;
 use skiff_meta::{GroupKind, GroupVersionKind, Status, field};
 use skiff_registry::{Part, Resource};
-use skiff_schema::TypeId;
 use skiff_schema::patch::{self, DecodedPatch, PatchError, PatchType};
+use skiff_schema::{Scalar, Shape, TypeId};
 
 use super::write::check_name;
 use crate::body::{self, Answer, Body};
@@ -71,8 +71,12 @@ impl Patch {
         let (shown, error) = if self.kind == PatchType::StrategicMerge {
             (patch::go_print(&self.decoded.value), restore_error(&error))
         } else {
-            let again = self.apply(id, current);
-            (again.unwrap_or_default().to_string(), error)
+            let again = self.apply(id, current).unwrap_or_default();
+            let patch = &self.decoded.value;
+            (
+                patch::show_patched(facts::schema(), id, current, patch, &again),
+                error,
+            )
         };
         let path = field::Path::new("patch");
         Status::invalid(
@@ -234,29 +238,86 @@ fn check_kind(expected: &GroupVersionKind, patched: &Value) -> Result<(), String
 fn restore_error(error: &str) -> String {
     let Some((found, wanted)) = error
         .strip_prefix("json: cannot unmarshal ")
-        .and_then(|rest| Some((rest.split(' ').next()?, rest.rsplit(" of type ").next()?)))
+        .and_then(|rest| Some((rest.split(" into Go ").next()?, rest.rsplit(" of type ").next()?)))
     else {
         return error.to_string();
     };
     let kind = match found {
-        "number" => "int64",
         "object" => "map",
         "array" => "slice",
+        number if number.starts_with("number") && number.contains('.') => "float64",
+        number if number.starts_with("number") => "int64",
         other => other,
     };
-    let scalar = matches!(
-        wanted,
-        "string" | "bool" | "int" | "int32" | "int64" | "float64" | "[]uint8"
-    );
-    if wanted.starts_with("map[") {
-        format!("cannot restore map from {kind}")
-    } else if scalar && matches!(kind, "map" | "slice") {
-        format!("unrecognized type: {wanted}")
-    } else if scalar {
-        format!("cannot convert {kind} to {wanted}")
-    } else if wanted.starts_with("[]") {
-        format!("cannot restore slice from {kind}")
-    } else {
-        format!("cannot restore struct from: {kind}")
+    match (go_kind(wanted), kind) {
+        // COMPAT: Go makes a letter of a number.
+        (Some("string"), "int64") | (Some("int" | "int32" | "int64"), "float64") => {
+            format!("cannot convert {kind} to {wanted}")
+        }
+        (Some(scalar), _) => format!("unrecognized type: {scalar}"),
+        _ if wanted.starts_with("map[") => format!("cannot restore map from {kind}"),
+        _ if wanted.starts_with("[]") => format!("cannot restore slice from {kind}"),
+        _ => format!("cannot restore struct from: {kind}"),
+    }
+}
+
+/// Go's kind of a scalar type, also of one that has a name of its own.
+fn go_kind(wanted: &str) -> Option<&'static str> {
+    let kind_of = |scalar: Scalar| match scalar {
+        Scalar::Bool => "bool",
+        Scalar::Int32 => "int32",
+        Scalar::Int64 => "int64",
+        Scalar::Int => "int",
+        Scalar::Float64 => "float64",
+        Scalar::String => "string",
+        Scalar::Bytes => "[]uint8",
+    };
+    let plain = [
+        Scalar::Bool,
+        Scalar::Int32,
+        Scalar::Int64,
+        Scalar::Int,
+        Scalar::Float64,
+        Scalar::String,
+    ];
+    if let Some(scalar) = plain.into_iter().find(|scalar| kind_of(*scalar) == wanted) {
+        return Some(kind_of(scalar));
+    }
+    fn named(shape: &Shape, wanted: &str) -> Option<Scalar> {
+        match shape {
+            Shape::Scalar(scalar, Some(name)) if name == wanted => Some(*scalar),
+            Shape::List(list) => named(&list.of, wanted),
+            Shape::Map(map) => named(&map.of, wanted),
+            _ => None,
+        }
+    }
+    facts::schema()
+        .types()
+        .flat_map(|(_, of)| of.fields.iter())
+        .find_map(|field| named(&field.shape, wanted))
+        .filter(|scalar| *scalar != Scalar::Bytes)
+        .map(kind_of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conversions_are_refused_as_by_upstream() {
+        let check = |found: &str, wanted: &str, expected: &str| {
+            let error = format!("json: cannot unmarshal {found} into Go struct field A.b of type {wanted}");
+            assert_eq!(restore_error(&error), expected, "{error}");
+        };
+        check("string", "int32", "unrecognized type: int32");
+        check("bool", "string", "unrecognized type: string");
+        check("number", "string", "cannot convert int64 to string");
+        check("number", "v1.PodPhase", "cannot convert int64 to v1.PodPhase");
+        check("number", "bool", "unrecognized type: bool");
+        check("number 1.5", "int32", "cannot convert float64 to int32");
+        check("object", "v1.PodPhase", "unrecognized type: string");
+        check("object", "[]v1.Container", "cannot restore slice from map");
+        check("string", "map[string]string", "cannot restore map from string");
+        check("array", "v1.PodSpec", "cannot restore struct from: slice");
     }
 }

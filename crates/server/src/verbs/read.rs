@@ -251,7 +251,7 @@ pub async fn answer_list(
                 exchange,
                 output,
                 StatusCode::OK,
-                &table::table(version, metadata, columns, rows),
+                &table::of_list(resource, version, metadata, columns, rows),
             )
         }
         Transform::PartialObjectMetadataList(version) | Transform::PartialObjectMetadata(version) => {

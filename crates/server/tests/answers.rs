@@ -1,0 +1,223 @@
+//! Requests and what kube-apiserver v1.36.4 answered to them, a row each: the code, and how the body begins (a
+//! `Status` by its message).
+
+mod support;
+
+use serde_json::{Value, json};
+use support::Cluster;
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const ROUTED: &str = "the server could not find the requested resource";
+const METHOD: &str = "the server does not allow this method on the requested resource";
+const NO_PAGE: &str = "404 page not found\n";
+
+async fn check(cluster: &Cluster, method: &str, uri: &str, body: &str, code: u16, words: &str) {
+    let kind = match (method, body.as_bytes().first()) {
+        ("PATCH", Some(b'[')) => "application/json-patch+json",
+        ("PATCH", _) => "application/merge-patch+json",
+        (_, Some(b'{')) => "application/json",
+        _ => "application/yaml",
+    };
+    let reply = cluster.send(method, uri, kind, body.to_string()).await;
+    let said = match reply.json.get("message").and_then(Value::as_str) {
+        Some(message) => message.to_string(),
+        None => reply.text.clone(),
+    };
+    assert_eq!(reply.code, code, "{method} {uri} {body}: {}", reply.text);
+    assert!(
+        said.starts_with(words),
+        "{method} {uri} {body}: {said:?} instead of {words:?}"
+    );
+}
+
+#[tokio::test]
+async fn paths_and_methods() {
+    let cluster = Cluster::start().await;
+    let watch = "Internal Server Error: \"/api/v1/watch\": failed to create RequestInfo: unable to determine kind and namespace from url, /api/v1/watch\n";
+    for (method, uri, code, words) in [
+        (
+            "POST",
+            "/",
+            200,
+            "{\n  \"paths\": [\n    \"/.well-known/openid-configuration\",",
+        ),
+        (
+            "GET",
+            "/version/",
+            200,
+            "{\n  \"major\": \"1\",\n  \"minor\": \"36\",",
+        ),
+        ("PUT", "/version", 405, METHOD),
+        ("GET", "/version/foo", 404, ROUTED),
+        ("POST", "/api/v2", 404, ROUTED),
+        ("GET", "/api/v2", 404, ROUTED),
+        ("PUT", "/apis/foo/v1", 404, NO_PAGE),
+        ("DELETE", "/apis//v1", 404, NO_PAGE),
+        ("POST", "/.well-known/openid-configuration", 405, METHOD),
+        ("GET", "/.well-known/openid-configuration/", 200, "{"),
+        ("POST", "/openid/v1/jwks", 405, METHOD),
+        ("GET", "/openapi/v3/", 404, ""),
+        ("GET", "/healthz?exclude=foo&verbose", 200, "[+]ping ok\n"),
+        ("GET", "/api/v1/watch", 500, watch),
+        ("GET", "/api/v1/watch/pods/x", 404, ROUTED),
+        ("POST", "/api/v1/watch/pods", 405, METHOD),
+        ("GET", "/api/v1/proxy/nodes/x", 404, ROUTED),
+        ("GET", "/api/v1/bindings", 404, ROUTED),
+        (
+            "POST",
+            "/apis/authorization.k8s.io/v1/localsubjectaccessreviews",
+            404,
+            ROUTED,
+        ),
+        (
+            "GET",
+            &format!("{MAPS}/a%25b"),
+            400,
+            "Name parameter invalid: \"a%b\": may not contain '%'",
+        ),
+        (
+            "DELETE",
+            &format!("{MAPS}/%2e%2e"),
+            400,
+            "Name parameter invalid: \"..\": may not be '..'",
+        ),
+        (
+            "GET",
+            &format!("{MAPS}?limit="),
+            400,
+            "strconv.ParseInt: parsing \"\": invalid syntax",
+        ),
+        (
+            "GET",
+            &format!("{MAPS}?labelSelector=%zz&a;b=c"),
+            200,
+            "{\"kind\":\"ConfigMapList\"",
+        ),
+        (
+            "GET",
+            &format!("{MAPS}?labelSelector=k%3Cx"),
+            400,
+            "unable to parse requirement: values[0]: Invalid value: \"x\": for 'Gt', 'Lt' operators, the value must be an integer",
+        ),
+        (
+            "GET",
+            &format!("{MAPS}?fieldSelector=a%3Db%3Dc"),
+            400,
+            "invalid field selector: unescaped character in value: 61",
+        ),
+    ] {
+        check(&cluster, method, uri, "", code, words).await;
+    }
+    let refused = cluster.get("/foo/bar").await;
+    assert_eq!(refused.text, NO_PAGE);
+    let missing = cluster.get(&format!("{MAPS}/none")).await;
+    assert_eq!(
+        missing.text,
+        "{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"metadata\":{},\"status\":\"Failure\",\"message\":\"configmaps \\\"none\\\" not found\",\"reason\":\"NotFound\",\"details\":{\"name\":\"none\",\"kind\":\"configmaps\"},\"code\":404}\n"
+    );
+}
+
+#[tokio::test]
+async fn bodies_that_do_not_fit() {
+    let cluster = Cluster::start().await;
+    let made = cluster
+        .post(
+            MAPS,
+            json!({"metadata": {"name": "m"}, "data": {"b": "<1>", "a": "2"}}),
+        )
+        .await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let one = format!("{MAPS}/m");
+    let dry = format!("{one}?dryRun=All");
+    let uid = "11111111-2222-3333-4444-555555555555";
+    for (method, uri, body, code, words) in [
+        (
+            "PUT",
+            &one,
+            r#"{"metadata":{"name":"m","namespace":"zz"}}"#,
+            400,
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ),
+        (
+            "PUT",
+            &one,
+            r#"{"kind":"Foo","apiVersion":"v1","metadata":{"name":"m"}}"#,
+            400,
+            "Foo in version \"v1\" cannot be handled as a ConfigMap: no kind \"Foo\" is registered for version \"v1\" in scheme \"pkg/runtime/scheme.go:111\"",
+        ),
+        (
+            "PUT",
+            &dry,
+            &format!(r#"{{"metadata":{{"name":"m","uid":"{uid}"}}}}"#),
+            409,
+            "Operation cannot be fulfilled on configmaps \"m\": StorageError: invalid object, Code: 4, Key: /configmaps/default/m,",
+        ),
+        (
+            "PUT",
+            &one,
+            &format!(r#"{{"metadata":{{"name":"m","uid":"{uid}"}}}}"#),
+            409,
+            "Operation cannot be fulfilled on configmaps \"m\": StorageError: invalid object, Code: 4, Key: /registry/configmaps/default/m,",
+        ),
+        (
+            "POST",
+            &format!("{MAPS}?dryRun=All"),
+            r#"{"metadata":{"name":"n","resourceVersion":"5"}}"#,
+            201,
+            "",
+        ),
+        (
+            "POST",
+            &MAPS.to_string(),
+            r#"{"metadata":{"name":"n","resourceVersion":"5"}}"#,
+            500,
+            "resourceVersion should not be set on objects to be created",
+        ),
+    ] {
+        check(&cluster, method, uri, body, code, words).await;
+    }
+    let twice = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: twice}\nkind: ConfigMap\n";
+    let warned = cluster
+        .send("POST", &format!("{MAPS}?dryRun=All"), "application/yaml", twice)
+        .await;
+    assert_eq!(
+        warned.headers["warning"],
+        "299 - \"line 4: key \\\"kind\\\" already set in map\""
+    );
+    // What a patch touches is shown sorted, all else as it is declared.
+    let broken = cluster
+        .patch(&dry, "merge-patch", json!({"data": {"b": 1}}))
+        .await;
+    let version = made.json["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap_or_default();
+    let uid = made.json["metadata"]["uid"].as_str().unwrap_or_default();
+    let opening = format!(
+        r#" "" is invalid: patch: Invalid value: "{{\"apiVersion\":\"v1\",\"data\":{{\"a\":\"2\",\"b\":1}},\"kind\":\"ConfigMap\",\"metadata\":{{\"name\":\"m\",\"namespace\":\"default\",\"uid\":\"{uid}\",\"resourceVersion\":\"{version}\",\"creationTimestamp\":"#
+    );
+    let message = broken.json["message"].as_str().unwrap_or_default();
+    assert!(message.starts_with(&opening), "{message}\n{opening}");
+}
+
+#[tokio::test]
+async fn fields_are_in_the_order_of_what_they_say() {
+    let cluster = Cluster::start().await;
+    let port = |port: u32| json!({"containerPort": port, "protocol": "TCP"});
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [
+        {"name": "c", "image": "i", "ports": [port(443), port(80), port(9)]}]}});
+    let pods = "/api/v1/namespaces/default/pods";
+    cluster
+        .post(
+            "/api/v1/namespaces/default/serviceaccounts",
+            json!({"metadata": {"name": "default"}}),
+        )
+        .await;
+    let made = cluster.post(pods, pod).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let read = cluster.get(&format!("{pods}/p")).await;
+    let listed = cluster.get(pods).await;
+    for text in [made.text, read.text, listed.text] {
+        let at = |port: u32| text.find(&format!("k:{{\\\"containerPort\\\":{port},"));
+        assert!(at(9).is_some() && at(9) < at(80) && at(80) < at(443), "{text}");
+    }
+}
