@@ -98,6 +98,13 @@ impl Errors {
         }
     }
 
+    /// Gives the last finding a reason.
+    pub fn because(&mut self, detail: &str) {
+        if let Some(last) = self.found.last_mut() {
+            last.detail = detail.to_owned();
+        }
+    }
+
     pub fn duplicate_value(&mut self, at: &Node, value: impl Into<Value>) {
         self.push(ErrorType::Duplicate, at, Some(value.into()), "");
     }
@@ -185,7 +192,8 @@ impl Errors {
 
     /// As `immutable`, for a struct of this internal type: there a pointer to nothing is not the same as none.
     pub fn immutable_as(&mut self, internal: &str, new: &Node, old: &Value) {
-        if !crate::internal::equal(internal, new.value, old) {
+        let there = new.value.is_null() == old.is_null();
+        if !there || !crate::internal::equal(internal, new.value, old) {
             self.push(ErrorType::Invalid, new, Some(new.value.clone()), IMMUTABLE);
         }
     }

@@ -75,7 +75,8 @@ pub enum Graceful {
     After(i64),
 }
 
-/// Which checks of the metadata a kind repeats on update. COMPAT: every complaint is reported once more for each.
+/// Which checks of the metadata a kind repeats on update. COMPAT: every complaint is reported once more for each, and
+/// in the causes it is seen before or after which rules of the kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Again {
     None,
@@ -83,7 +84,24 @@ pub enum Again {
     Object,
     /// Those of a change.
     Change,
+    /// Those of a change, the rules of a change, those of every object, the rules of every object.
     Both,
+    /// The other way round.
+    ObjectFirst,
+    /// Those of a change, those of every object, and then all rules.
+    ChangeObject,
+    ObjectChange,
+    /// Those of every object with its rules, twice.
+    Twice,
+}
+
+/// When a create checks the metadata.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    First,
+    Last,
+    /// Last, and only if there is nothing else to complain about.
+    Otherwise,
 }
 
 /// The rules of one kind. All functions see the whole object.
@@ -133,6 +151,8 @@ pub struct Kind {
     pub status_again: Again,
     /// Whether finalizers must be upstream's own or have a domain.
     pub qualified_finalizers: bool,
+    /// When the metadata of a new object is checked.
+    pub metadata: When,
 }
 
 /// The kind that asks for nothing special.
@@ -161,6 +181,7 @@ pub const BASE: Kind = Kind {
     update_again: Again::Both,
     status_again: Again::Change,
     qualified_finalizers: true,
+    metadata: When::First,
 };
 
 /// The second column of kinds that upstream has no printer for.
@@ -205,19 +226,36 @@ impl Kind {
         if self.qualified_finalizers {
             errors.extend(object_meta::qualified_finalizers(object));
         }
-        errors.extend((self.validate)(object));
+        let own = (self.validate)(object);
+        let errors = match self.metadata {
+            When::First => [errors, own].concat(),
+            When::Otherwise if !own.is_empty() => own,
+            When::Last | When::Otherwise => [own, errors].concat(),
+        };
         self.shown(errors)
     }
 
     /// All errors of an update of the main resource.
     pub fn check_update(&self, new: &Value, old: &Value, namespaced: bool) -> Vec<field::Error> {
-        let mut errors = self.check_metadata(new, old, namespaced, self.update_again);
-        errors.extend((self.validate_update)(new, old));
-        self.shown(errors)
+        let own = (self.validate_update)(new, old);
+        self.shown(self.with_metadata(new, old, namespaced, self.update_again, own))
     }
 
-    /// What is checked of the metadata of every update.
-    fn check_metadata(&self, new: &Value, old: &Value, namespaced: bool, again: Again) -> Vec<field::Error> {
+    /// All errors of an update of the status subresource.
+    pub fn check_status_update(&self, new: &Value, old: &Value, namespaced: bool) -> Vec<field::Error> {
+        let own = (self.validate_status_update)(new, old);
+        self.shown(self.with_metadata(new, old, namespaced, self.status_again, own))
+    }
+
+    /// What is checked of the metadata of every update, with the kind's own errors where upstream has them.
+    fn with_metadata(
+        &self,
+        new: &Value,
+        old: &Value,
+        namespaced: bool,
+        again: Again,
+        mut own: Vec<field::Error>,
+    ) -> Vec<field::Error> {
         let object = object_meta::validate(new, namespaced, self.name_rule);
         let change = object_meta::validate_update(new, old, namespaced);
         let finalizers = if self.qualified_finalizers && again != Again::None {
@@ -226,24 +264,33 @@ impl Kind {
             Vec::new()
         };
         if object.is_empty() && change.is_empty() && finalizers.is_empty() {
-            return Vec::new();
+            return own;
         }
-        let mut errors = object.clone();
-        errors.extend(change.iter().cloned());
-        for (wanted, found) in [(Again::Change, change), (Again::Object, object)] {
-            if again == wanted || again == Again::Both {
-                errors.extend(found);
-                errors.extend(finalizers.iter().cloned());
+        let mut errors = [object.as_slice(), &change].concat();
+        let object = [object, finalizers.clone()].concat();
+        let change = [change, finalizers].concat();
+        match again {
+            Again::None => errors.extend(own),
+            Again::Object => errors.extend(object.into_iter().chain(own)),
+            Again::Change => errors.extend(change.into_iter().chain(own)),
+            Again::ChangeObject => errors.extend([change, object, own].concat()),
+            Again::ObjectChange => errors.extend([object, change, own].concat()),
+            Again::Both => {
+                let rules = (self.validate)(new);
+                let pairs = own.iter().rev().zip(rules.iter().rev());
+                let common = pairs.take_while(|(a, b)| a == b).count();
+                let of_object = own.split_off(own.len() - common);
+                errors.extend([change, own, object, of_object].concat());
+            }
+            Again::ObjectFirst | Again::Twice => {
+                let rules = (self.validate)(new);
+                let common = own.iter().zip(&rules).take_while(|(a, b)| a == b).count();
+                let rest = own.split_off(common);
+                let second = if again == Again::Twice { object.clone() } else { change };
+                errors.extend([object, own, second, rest].concat());
             }
         }
         errors
-    }
-
-    /// All errors of an update of the status subresource.
-    pub fn check_status_update(&self, new: &Value, old: &Value, namespaced: bool) -> Vec<field::Error> {
-        let mut errors = self.check_metadata(new, old, namespaced, self.status_again);
-        errors.extend((self.validate_status_update)(new, old));
-        self.shown(errors)
     }
 
     /// The errors with their values as upstream shows them.

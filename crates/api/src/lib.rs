@@ -14,6 +14,7 @@ pub mod certificates;
 pub mod coordination;
 pub mod core;
 pub mod discovery;
+pub mod equality;
 pub mod errors;
 pub mod facts;
 pub mod flowcontrol;

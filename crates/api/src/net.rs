@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use skiff_meta::field;
+
 use crate::errors::Errors;
 use crate::node::Node;
 
@@ -89,6 +91,77 @@ pub fn contains((network, bits): (IpAddr, u8), address: IpAddr) -> bool {
         }
         _ => false,
     }
+}
+
+/// Reads an address as Go once did.
+pub fn sloppy_ip(text: &str) -> Option<IpAddr> {
+    if !sloppy_v4(text) {
+        return text.parse().ok();
+    }
+    let mut numbers = text.split('.').map(|part| part.parse::<u8>());
+    let mut next = || numbers.next()?.ok();
+    Some(IpAddr::from([next()?, next()?, next()?, next()?]))
+}
+
+/// Reads a network as Go once did.
+pub fn sloppy_cidr(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, bits) = text.split_once('/')?;
+    let address = sloppy_ip(address)?;
+    let digits = !bits.is_empty() && bits.bytes().all(|b| b.is_ascii_digit());
+    let bits = bits.parse::<u8>().ok().filter(|_| digits)?;
+    (bits <= if address.is_ipv4() { 32 } else { 128 }).then_some((address, bits))
+}
+
+/// What there is to say of an address that was let in.
+pub fn ip_warning(at: &Node) -> Option<String> {
+    let (path, quoted) = (at.path(), field::quote(at.str()));
+    let read = sloppy_ip(at.str())?;
+    let standard = at.str().parse::<IpAddr>().is_ok();
+    match read {
+        IpAddr::V6(v6) => match v6.to_ipv4_mapped() {
+            Some(v4) => Some(format!(
+                "{path}: non-standard IP address {quoted} is invalid: use \"{v4}\""
+            )),
+            None => (v6.to_string() != at.str()).then(|| {
+                format!("{path}: IPv6 address {quoted} should be in RFC 5952 canonical format (\"{v6}\")")
+            }),
+        },
+        IpAddr::V4(v4) => (!standard)
+            .then(|| format!("{path}: non-standard IP address {quoted} is invalid: use \"{v4}\"")),
+    }
+}
+
+/// What there is to say of a network that was let in.
+pub fn cidr_warnings(at: &Node) -> Vec<String> {
+    let (path, quoted) = (at.path(), field::quote(at.str()));
+    let Some((address, bits)) = sloppy_cidr(at.str()) else {
+        return Vec::new();
+    };
+    let network = match address {
+        IpAddr::V4(v4) => {
+            IpAddr::from((v4.to_bits() & !u32::MAX.checked_shr(bits.into()).unwrap_or(0)).to_be_bytes())
+        }
+        IpAddr::V6(v6) => {
+            IpAddr::from((v6.to_bits() & !u128::MAX.checked_shr(bits.into()).unwrap_or(0)).to_be_bytes())
+        }
+    };
+    let mut warnings = Vec::new();
+    if network != address {
+        let whole = if address.is_ipv4() { 32 } else { 128 };
+        warnings.push(format!("{path}: CIDR value {quoted} is ambiguous in this context (should be \"{network}/{bits}\" or \"{address}/{whole}\"?)"));
+    }
+    if parse_cidr(at.str()).is_none() || mapped(address) {
+        warnings.push(format!(
+            "{path}: non-standard CIDR value {quoted} is invalid: use \"{network}/{bits}\""
+        ));
+    }
+    let canonical = format!("{address}/{bits}");
+    if warnings.is_empty() && address.is_ipv6() && canonical != at.str() {
+        warnings.push(format!(
+            "{path}: IPv6 CIDR value {quoted} should be in RFC 5952 canonical format (\"{canonical}\")"
+        ));
+    }
+    warnings
 }
 
 /// A network.

@@ -130,6 +130,38 @@ fn maps_and_references(metadata: &Node, errors: &mut Errors) {
 }
 
 /// Keys and values of a label map.
+/// The metadata of a template, of which only labels and annotations reach what is made from it.
+pub fn template(metadata: &Node, errors: &mut Errors) {
+    annotations(&metadata.field("annotations"), errors);
+    labels(&metadata.field("labels"), errors);
+    for name in [
+        "name",
+        "generateName",
+        "namespace",
+        "selfLink",
+        "uid",
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "ownerReferences",
+        "finalizers",
+        "managedFields",
+    ] {
+        let at = metadata.field(name);
+        let zero = match at.value {
+            Value::Null => true,
+            Value::String(text) => text.is_empty(),
+            Value::Number(number) => name == "generation" && number.as_i64() == Some(0),
+            _ => false,
+        };
+        if !zero {
+            errors.forbidden(&at, "cannot be set");
+        }
+    }
+}
+
 pub fn labels(labels: &Node, errors: &mut Errors) {
     for (key, value) in labels.entries() {
         for complaint in names::qualified_name(key) {

@@ -3,7 +3,8 @@
 
 use serde_json::Value;
 
-use crate::node::{at, number, same};
+use crate::equality::{Empty, same_at};
+use crate::node::number;
 use crate::walk;
 
 /// Create: no status, generation 1.
@@ -82,7 +83,16 @@ pub fn set_generation(object: &mut Value, generation: i64) {
 
 /// Moves the generation on when one of the dotted paths differs.
 pub fn bump_generation_if(new: &mut Value, old: &Value, paths: &[&str]) {
-    if paths.iter().any(|p| !same(at(new, p), at(old, p))) {
+    bump_generation(new, old, paths, Empty::IsAbsent);
+}
+
+/// The same of kinds for which an empty list is not no list.
+pub fn bump_generation_if_at_all(new: &mut Value, old: &Value, paths: &[&str]) {
+    bump_generation(new, old, paths, Empty::IsThere);
+}
+
+fn bump_generation(new: &mut Value, old: &Value, paths: &[&str], empty: Empty) {
+    if paths.iter().any(|path| !same_at(new, old, path, empty)) {
         set_generation(new, number(old, "metadata.generation") + 1);
     }
 }

@@ -18,8 +18,10 @@ pub struct Quantity {
 }
 
 const NANO: i128 = 1_000_000_000;
-/// Upstream caps at 2^63-1 units.
+/// Upstream caps what is written in powers of two at 2^63-1 units, and nothing else.
 const CAP: i128 = (i64::MAX as i128) * NANO;
+/// What else is larger than 10^29 counts as that.
+const MOST: i128 = 100_000_000_000_000_000_000_000_000_000 * NANO;
 const COMPLAINT: &str =
     "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
 
@@ -86,7 +88,8 @@ impl Quantity {
                 )
             }
         };
-        let nanos = scale(whole, fraction, exponent, binary_shift).min(CAP);
+        let nanos = scale(whole, fraction, exponent, binary_shift);
+        let nanos = nanos.min(if format == Format::BinarySi { CAP } else { MOST });
         Ok(Self {
             nanos: if negative { -nanos } else { nanos },
             format,
@@ -115,7 +118,7 @@ impl Quantity {
     pub fn plus(&self, other: &Self) -> Self {
         let format = if self.is_zero() { other.format } else { self.format };
         Self {
-            nanos: self.nanos.saturating_add(other.nanos).min(CAP),
+            nanos: self.nanos.saturating_add(other.nanos),
             format,
         }
     }
@@ -124,7 +127,7 @@ impl Quantity {
     pub fn minus(&self, other: &Self) -> Self {
         let format = if self.is_zero() { other.format } else { self.format };
         Self {
-            nanos: self.nanos.saturating_sub(other.nanos).max(-CAP),
+            nanos: self.nanos.saturating_sub(other.nanos),
             format,
         }
     }
@@ -153,11 +156,11 @@ fn scale(whole: &str, fraction: &str, exponent: i32, shift: u32) -> i128 {
         return 0;
     }
     let power = 9_i64 + i64::from(exponent) - fraction.len() as i64;
-    // More than 36 significant digits cannot change a value that is capped at 2^63 or rounded at 10^-9.
+    // More than 36 significant digits are beyond what an i128 of nano-units holds, or rounded at 10^-9.
     let (kept, dropped) = digits.split_at(digits.len().min(36 - (shift as usize / 4)));
     let power = power + dropped.len() as i64;
     let Ok(mut value) = kept.parse::<i128>() else {
-        return CAP;
+        return i128::MAX;
     };
     if power < 0 {
         let mut inexact = false;
@@ -196,7 +199,7 @@ impl fmt::Display for Quantity {
             );
         }
         let (mut amount, mut exponent) = (magnitude, -9);
-        while amount % 1000 == 0 && exponent < 18 {
+        while amount % 1000 == 0 && (exponent < 18 || self.format == Format::DecimalExponent) {
             amount /= 1000;
             exponent += 3;
         }
@@ -261,7 +264,13 @@ mod tests {
             ("-1", "-1"),
             ("1n", "1n"),
             ("0.1n", "1n"),
-            ("100000000000000000000", "9223372036854775807"),
+            ("100000000000000000000", "100E"),
+            ("9999999999999999999", "9999999999999999999"),
+            ("12345678901234567890m", "12345678901234567890m"),
+            ("1e20", "100e18"),
+            ("1e27", "1e27"),
+            ("16Ei", "9223372036854775807"),
+            ("99999999999999999999Ki", "9223372036854775807"),
         ] {
             assert_eq!(Quantity::parse(text).unwrap().to_string(), expected, "{text}");
         }

@@ -5,9 +5,11 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 use skiff_meta::Status;
+use skiff_schema::{LeftOut, put_back};
 use skiff_store::{Expect, Op, Outcome};
 
 use crate::fields::{self, Tracking};
+use crate::update::Part;
 use crate::{Context, Gate, Registry, Resource, errors, object};
 
 /// How often a generated name is drawn again when it is taken.
@@ -29,22 +31,28 @@ impl Registry {
     ) -> Result<Value, Status> {
         ensure_namespace(resource, namespace, &mut object)?;
         dedup_owner_references(context, &mut object, false);
-        self.track_fields(context, resource, None, &mut object);
+        let left_out = self.track_fields(context, resource, None, &mut object);
         {
             let _stage = context.stage("mutating-admission");
             gate.admit(Some(&mut object), None).await?;
         }
         dedup_owner_references(context, &mut object, true);
+        put_back(&mut object, &left_out);
         let prefix = object::text(&object, "generateName");
         if prefix.is_empty() || !object::name(&object).is_empty() {
-            return self.create_once(context, resource, namespace, object, gate).await;
+            return self
+                .create_once(context, resource, namespace, object, &left_out, gate)
+                .await;
         }
         let prefix = prefix.to_string();
         let mut attempt = 1;
         loop {
             let mut named = object.clone();
             object::set(&mut named, "name", generate_name(&prefix));
-            match self.create_once(context, resource, namespace, named, gate).await {
+            match self
+                .create_once(context, resource, namespace, named, &left_out, gate)
+                .await
+            {
                 Err(status) if errors::is_already_exists(&status) => {
                     if attempt == GENERATE_NAME_ATTEMPTS {
                         return Err(errors::generate_name_conflict(status));
@@ -56,12 +64,13 @@ impl Registry {
         }
     }
 
-    pub(crate) async fn create_once(
+    async fn create_once(
         &self,
         context: &Context,
         resource: &Resource,
         namespace: &str,
         mut object: Value,
+        left_out: &[LeftOut],
         gate: &dyn Gate,
     ) -> Result<Value, Status> {
         let (change, given);
@@ -77,7 +86,9 @@ impl Registry {
         }
         {
             let _stage = context.stage("validate");
-            let found = resource.check_create(&object);
+            let mut found = resource.check_create(&object);
+            let lacks = self.lacks(resource, namespace, &object, None, Part::Main).await?;
+            found.splice(0..0, lacks);
             if !found.is_empty() {
                 return Err(Status::invalid(
                     &resource.group_kind,
@@ -88,6 +99,9 @@ impl Registry {
             for warning in resource.warnings(&object, None) {
                 context.warn(warning);
             }
+        }
+        if !left_out.is_empty() {
+            self.normalise_sent(resource, &mut object);
         }
         {
             let _stage = context.stage("validating-admission");

@@ -26,6 +26,7 @@ use serde_json::Value;
 use skiff_api::facts;
 use skiff_cache::Cache;
 use skiff_meta::Status;
+use skiff_schema::LeftOut;
 pub use skiff_store::Store;
 use skiff_store::{Expect, KeyValue, Op, Outcome};
 
@@ -120,6 +121,14 @@ impl Registry {
             return;
         }
         skiff_schema::normalise(facts::schema(), resource.stored_type, object);
+    }
+
+    /// The same of an object that was just sent; gives what only validation still tells from nothing.
+    pub(crate) fn normalise_sent(&self, resource: &Resource, object: &mut Value) -> Vec<LeftOut> {
+        if resource.custom.is_some() {
+            return Vec::new();
+        }
+        skiff_schema::normalise_sent(facts::schema(), resource.stored_type, object)
     }
 
     /// The store's own state of a key.

@@ -141,11 +141,12 @@ impl Registry {
         if context.uid_is_precondition {
             check_uid(resource, context.dry_run, &new, &old)?;
         }
-        self.track_fields(context, resource, Some(&old), &mut new);
+        let left_out = self.track_fields(context, resource, Some(&old), &mut new);
         {
             let _stage = context.stage("mutating-admission");
             gate.admit(Some(&mut new), Some(&old)).await?;
         }
+        skiff_schema::put_back(&mut new, &left_out);
         ensure_namespace(resource, namespace, &mut new)?;
         check_version(resource, &mut new, &old)?;
         let change;
@@ -165,11 +166,14 @@ impl Registry {
                     prepare(&mut new, &old);
                 }
             }
+            resource.hook.stamp(&mut new, &old, part, &|| self.now_text());
             fields::put(&mut new, managed.unwrap_or_default());
         }
         {
             let _stage = context.stage("validate");
-            let found = resource.check_update(&new, &old, &part);
+            let mut found = resource.check_update(&new, &old, &part);
+            let lacks = self.lacks(resource, namespace, &new, Some(&old), part).await?;
+            found.errors.splice(0..0, lacks);
             for warning in found.warnings {
                 context.warn(warning);
             }
@@ -181,6 +185,9 @@ impl Registry {
                     context.warn(warning);
                 }
             }
+        }
+        if !left_out.is_empty() {
+            self.normalise_sent(resource, &mut new);
         }
         {
             let _stage = context.stage("validating-admission");
@@ -256,6 +263,35 @@ impl Registry {
             && object::deleting(old)
             && object::grace_period(old).unwrap_or(0) == 0
             && resource.hook.may_delete_on_update(new)
+    }
+
+    /// What the namespace of an object lacks for it.
+    pub(crate) async fn lacks(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+        new: &Value,
+        old: Option<&Value>,
+        part: Part,
+    ) -> Result<Option<field::Error>, Status> {
+        let Some(needed) = resource.hook.needs(new, old, part) else {
+            return Ok(None);
+        };
+        let labels = match self.resources.get("", "v1", "namespaces") {
+            Some(namespaces) => {
+                let found = self
+                    .cached_current(&namespaces, &namespaces.key("", namespace))
+                    .await?;
+                found.and_then(|found| object::metadata(&found.object, "labels").cloned())
+            }
+            None => None,
+        };
+        let has = labels
+            .as_ref()
+            .and_then(|labels| labels.get(needed.label))
+            .and_then(Value::as_str)
+            == Some(needed.value);
+        Ok((!has).then_some(needed.otherwise))
     }
 
     async fn cached_current(&self, resource: &Resource, key: &str) -> Result<Option<Current>, Status> {

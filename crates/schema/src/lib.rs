@@ -13,5 +13,5 @@ pub mod structural;
 pub mod types;
 
 pub use declared::{declared_order, indented};
-pub use normalise::{normalise, normalise_sent};
+pub use normalise::{LeftOut, normalise, normalise_sent, put_back};
 pub use types::{Field, ListType, MapType, Scalar, Schema, Shape, Special, Type, TypeId};

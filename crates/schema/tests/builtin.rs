@@ -7,7 +7,7 @@ use serde_json::Value;
 use skiff_meta::GroupVersionKind;
 use skiff_schema::decode::{Document, Format, decode_object, strict_decoding_message};
 use skiff_schema::patch::strategic_merge;
-use skiff_schema::{Schema, normalise};
+use skiff_schema::{Schema, normalise, normalise_sent, put_back};
 
 fn schema() -> &'static Schema {
     static SCHEMA: std::sync::OnceLock<Schema> = std::sync::OnceLock::new();
@@ -88,6 +88,32 @@ fn rows(table: &'static str) -> impl Iterator<Item = (skiff_schema::TypeId, Vec<
             columns,
         )
     })
+}
+
+/// Only validation tells what was sent empty from what was not sent.
+#[test]
+fn empty_lists_and_maps_come_back() {
+    let id = schema().by_gvk("", "v1", "Pod").expect("a known kind");
+    let text = r#"{"metadata":{"labels":{}},"spec":{"containers":[{"name":"a"},{"command":[],"env":[{"name":"e"}],"resources":{"limits":{}}}],"nodeSelector":{},"volumes":[{"name":"v","projected":{"sources":[]}}]}}"#;
+    let sent: Value = serde_json::from_str(text).expect("JSON");
+    let mut value = sent.clone();
+    let left_out = normalise_sent(schema(), id, &mut value);
+    assert!(value["spec"]["containers"][1].get("command").is_none());
+    assert!(value["spec"].get("nodeSelector").is_none());
+    put_back(&mut value, &left_out);
+    for way in [
+        "/metadata/labels",
+        "/spec/containers/1/command",
+        "/spec/containers/1/resources/limits",
+        "/spec/nodeSelector",
+    ] {
+        assert_eq!(value.pointer(way), sent.pointer(way), "{way}");
+    }
+    assert!(value["spec"]["containers"][0].get("command").is_none());
+    // A place that is gone meanwhile stays so.
+    value["spec"]["containers"] = Value::Array(Vec::new());
+    put_back(&mut value, &left_out);
+    assert_eq!(value["spec"]["containers"], Value::Array(Vec::new()));
 }
 
 #[test]

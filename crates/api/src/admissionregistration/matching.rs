@@ -174,7 +174,9 @@ pub fn match_conditions(conditions: &Node, has_params: bool, errors: &mut Errors
         if expression.str().trim().is_empty() {
             errors.required(&expression, "");
         } else {
-            compiles(&environment, &expression, &[Type::Bool], errors);
+            // COMPAT: upstream compiles and shows what is left without the blanks around it.
+            let trimmed = expression.str().trim().into();
+            compiles(&environment, &expression.with(&trimmed), &[Type::Bool], errors);
         }
         let name = condition.field("name");
         if errors.require(&name) {

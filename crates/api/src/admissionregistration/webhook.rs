@@ -20,7 +20,7 @@ const SIDE_EFFECTS: [&str; 4] = ["None", "NoneOnDryRun", "Some", "Unknown"];
 const WEBHOOKS: Kind = Kind {
     group: GROUP,
     prepare_create: strategy::create_generation_only,
-    prepare_update: |new, old| strategy::bump_generation_if(new, old, &["webhooks"]),
+    prepare_update: |new, old| strategy::bump_generation_if_at_all(new, old, &["webhooks"]),
     validate: |object| webhooks(object, None),
     validate_update: |new, old| webhooks(new, Some(old)),
     columns: &[NAME, integer("Webhooks"), AGE],

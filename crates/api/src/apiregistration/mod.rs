@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use skiff_meta::names;
 
+use crate::core::config::decode;
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column};
 use crate::node::{Node, at, list, text};
@@ -77,13 +78,20 @@ fn rules(object: &Value, errors: &mut Errors) {
     let (group, version) = (spec.field("group"), spec.field("version"));
     let wanted = format!("{}.{}", version.str(), group.str());
     let name = root.field("metadata.name");
-    if name.str() != wanted {
+    // A name that is missing or no name has been told by now.
+    if !name.is_empty() && names::path_segment(name.str(), false).is_empty() && name.str() != wanted {
         errors.invalid(
             &name,
             format!(
                 "must be `spec.version+\".\"+spec.group`: {}",
                 skiff_meta::field::quote(&wanted)
             ),
+        );
+    }
+    if group.is_empty() && version.str() != "v1" {
+        errors.required(
+            &group,
+            "only v1 may have an empty group and it better be legacy kube",
         );
     }
     if !group.is_empty() {
@@ -108,7 +116,7 @@ fn rules(object: &Value, errors: &mut Errors) {
         if !spec.field("caBundle").is_empty() {
             errors.invalid_value(
                 &spec.field("caBundle"),
-                format!("{} bytes", spec.field("caBundle").len()),
+                format!("{} bytes", decode(spec.field("caBundle").str()).len()),
                 "local APIServices may not have a caBundle",
             );
         }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
 use crate::node::{Node, at, list, number, text};
 use crate::row;
 
@@ -52,5 +52,6 @@ pub static CONTROLLER_REVISION: Kind = Kind {
             row::age(object, now),
         ]
     },
+    update_again: Again::ChangeObject,
     ..BASE
 };

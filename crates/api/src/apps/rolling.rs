@@ -18,7 +18,11 @@ fn percent(text: &str) -> Option<i64> {
 pub fn amount(value: &Value) -> i64 {
     value
         .as_i64()
-        .unwrap_or_else(|| value.as_str().and_then(percent).unwrap_or(0))
+        .or_else(|| {
+            let text = value.as_str()?;
+            percent(text).or_else(|| text.parse().ok())
+        })
+        .unwrap_or(0)
 }
 
 /// A count or a percentage, not negative.

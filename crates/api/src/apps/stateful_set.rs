@@ -1,5 +1,7 @@
 //! StatefulSets.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 use skiff_meta::{field, names};
 
@@ -193,6 +195,7 @@ fn with_claim_volumes(spec: &Value) -> Value {
         walk::remove(pod, "hostname");
         if !claims.is_empty() {
             let name = |claim: &Value| text(claim, "metadata.name").to_owned();
+            let claimed: BTreeSet<String> = claims.iter().map(name).collect();
             let mut volumes: Vec<Value> = claims
                 .iter()
                 .map(|c| json!({"name": name(c), "persistentVolumeClaim": {"claimName": name(c)}}))
@@ -200,7 +203,7 @@ fn with_claim_volumes(spec: &Value) -> Value {
             volumes.extend(
                 list(pod, "volumes")
                     .iter()
-                    .filter(|v| !claims.iter().any(|c| name(c) == text(v, "name")))
+                    .filter(|v| !claimed.contains(text(v, "name")))
                     .cloned(),
             );
             walk::put(pod, "volumes", Value::Array(volumes));

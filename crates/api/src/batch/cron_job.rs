@@ -83,6 +83,7 @@ pub static CRON_JOB: Kind = Kind {
     has_status: true,
     warnings: |new, old| pod_warnings::template(new, old, "spec.jobTemplate.spec.template"),
     update_again: Again::Change,
+    status_again: Again::None,
     ..BASE
 };
 
@@ -114,18 +115,20 @@ fn spec(spec: &Node, old: Option<&Value>, errors: &mut Errors) {
     }
     errors.required_one_of(&spec.field("concurrencyPolicy"), &["Allow", "Forbid", "Replace"]);
     let template = spec.field("jobTemplate.spec");
-    if template.field("manualSelector").bool() {
-        // COMPAT: upstream prints the whole selector here.
-        errors.one_of(&template.field("manualSelector"), &["nil", "false"]);
-    }
+    job::job_spec(&template, errors);
     let selector = template.field("selector");
     if selector.is_set() {
         errors.invalid(&selector, "`selector` will be auto-generated");
     }
-    job::job_spec(&template, errors);
+    if template.field("manualSelector").bool() {
+        errors.one_of(&template.field("manualSelector"), &["nil", "false"]);
+    }
     errors.non_negative(&spec.field("successfulJobsHistoryLimit"));
     errors.non_negative(&spec.field("failedJobsHistoryLimit"));
 }
+
+/// The names that Go's own copy of the IANA database has.
+const TIME_ZONES: &str = include_str!("../../data/time_zones.txt");
 
 fn time_zone(zone: &Node, errors: &mut Errors) {
     let name = zone.str();
@@ -147,5 +150,7 @@ fn time_zone(zone: &Node, errors: &mut Errors) {
             zone,
             "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones",
         );
+    } else if !TIME_ZONES.lines().any(|known| known == name) {
+        errors.invalid(zone, format!("unknown time zone {name}"));
     }
 }

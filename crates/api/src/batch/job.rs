@@ -9,7 +9,7 @@ use skiff_meta::{field, names, time};
 use super::job_status;
 use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, number, text};
 use crate::object_meta::{domain_prefixed_path, label_selector, selector_is_bad};
 use crate::{row, strategy, walk};
@@ -84,6 +84,7 @@ pub static JOB: Kind = Kind {
     row: job_row,
     has_status: true,
     warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
+    update_again: Again::ObjectFirst,
     ..BASE
 };
 
@@ -174,27 +175,32 @@ fn generated_selector(root: &Node, errors: &mut Errors) {
     if root.field("spec.manualSelector").bool() {
         return;
     }
-    let uid = root.field("metadata.uid");
+    let selector = root.field("spec.selector");
+    if !selector.is_set() {
+        return;
+    }
+    let (uid, name) = (root.field("metadata.uid"), root.field("metadata.name"));
     let labels = root.field("spec.template.metadata.labels");
     let wanted = [
+        ("controller-uid", uid.str()),
+        ("job-name", name.str()),
         ("batch.kubernetes.io/controller-uid", uid.str()),
-        ("batch.kubernetes.io/job-name", root.field("metadata.name").str()),
+        ("batch.kubernetes.io/job-name", name.str()),
     ];
     for (key, value) in wanted {
         let label = labels.key(key);
-        if label.str() != value {
-            let detail = format!("must be '{value}'");
-            errors.invalid(&label, detail);
+        if !label.is_set() {
+            errors.required(&label, format!("must be '{value}'"));
+        } else if label.str() != value {
+            errors.invalid_value(&label, labels.value.clone(), format!("must be '{value}'"));
         }
     }
-    let selector = root.field("spec.selector");
-    let name = root.field("metadata.name");
     let expected = json!({
         "batch.kubernetes.io/controller-uid": uid.str(), "batch.kubernetes.io/job-name": name.str(),
         "controller-uid": uid.str(), "job-name": name.str(),
     });
     let chosen = LabelSelector::from_value(selector.value).map(|s| s.matches_value(&expected));
-    if selector.is_set() && !selector_is_bad(selector.value) && chosen == Ok(false) {
+    if !selector_is_bad(selector.value) && chosen == Ok(false) {
         errors.invalid(&selector, "`selector` not auto-generated");
     }
 }
@@ -257,6 +263,20 @@ pub(super) fn job_spec(spec: &Node, errors: &mut Errors) {
             && failed_at_most > wanted
         {
             errors.invalid(&failed, "must be less than or equal to completions");
+        }
+        if failed.int().is_some_and(|n| n > 100_000) {
+            errors.invalid(&failed, "must be less than or equal to 100000");
+        }
+        if completions.int().is_some_and(|n| n > 100_000) && per_index.is_set() {
+            let detail = "must be less than or equal to 10000 when completions are above 100000 and used with backoff limit per index";
+            if !failed.is_set() {
+                errors.required(&failed, "must be specified when completions is above 100000");
+            }
+            for at in [&parallelism, &failed] {
+                if at.int().is_some_and(|n| n > 10_000) {
+                    errors.invalid(at, detail);
+                }
+            }
         }
     } else if mode.str() == "NonIndexed" || !mode.is_set() {
         for at in [&per_index, &failed] {
@@ -387,6 +407,8 @@ fn pod_failure_policy(spec: &Node, policy: &Node, errors: &mut Errors) {
             if values.is_empty() {
                 let shown = values.value.clone();
                 errors.invalid_value(&values, shown, "at least one value is required");
+            } else if values.len() > 255 {
+                errors.too_many(&values, 255);
             }
             let mut seen = BTreeSet::new();
             for value in values.items() {
@@ -401,6 +423,9 @@ fn pod_failure_policy(spec: &Node, policy: &Node, errors: &mut Errors) {
             if !numbers.is_sorted() {
                 errors.invalid(&values, "must be ordered");
             }
+        }
+        if conditions.len() > 20 {
+            errors.too_many(&conditions, 20);
         }
         for condition in conditions.items() {
             let kind = condition.field("type");
@@ -453,14 +478,14 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
         }
     }
     errors.immutable(&now.field("template"), &template);
-    for name in [
-        "completionMode",
-        "podFailurePolicy",
-        "backoffLimitPerIndex",
-        "managedBy",
-        "successPolicy",
+    for (name, internal) in [
+        ("completionMode", ""),
+        ("podFailurePolicy", "batch.PodFailurePolicy"),
+        ("backoffLimitPerIndex", ""),
+        ("managedBy", ""),
+        ("successPolicy", "batch.SuccessPolicy"),
     ] {
-        errors.immutable(&now.field(name), at(before, name));
+        errors.immutable_as(internal, &now.field(name), at(before, name));
     }
     errors.into_vec()
 }

@@ -69,6 +69,7 @@ pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
         ]
     },
     has_status: true,
-    status_again: Again::Both,
+    status_again: Again::ObjectFirst,
+    update_again: Again::ObjectFirst,
     ..BASE
 };

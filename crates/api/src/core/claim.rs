@@ -36,6 +36,7 @@ pub static PERSISTENT_VOLUME_CLAIM: Kind = Kind {
         if let Some(status) = walk::object(object, "status") {
             walk::string(status, "phase", "Pending");
             walk::each(status, "capacity", &mut pod_defaults::resource_list);
+            walk::each(status, "allocatedResources", &mut pod_defaults::resource_list);
         }
     },
     prepare_create: |object| {

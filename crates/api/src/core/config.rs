@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use skiff_meta::{field, names};
+use skiff_schema::decode::{Node as Json, parse_json};
 
 use crate::errors::Errors;
 use crate::kind::{AGE, BASE, Kind, NAME, text as column};
@@ -251,17 +252,16 @@ fn docker_config(data: &Node, key: &'static str, errors: &mut Errors) {
     if !at.is_set() {
         return errors.required(&at, "");
     }
-    if !matches!(
-        serde_json::from_slice::<Value>(&decode(at.str())),
-        Ok(Value::Object(_) | Value::Null)
-    ) {
-        let detail = if at.is_empty() {
-            "unexpected end of JSON input"
-        } else {
-            "invalid character in JSON document"
-        };
-        errors.invalid_value(&at, "<secret contents redacted>", detail);
-    }
+    let found = match parse_json(&decode(at.str())) {
+        Err(complaint) => return errors.invalid_value(&at, "<secret contents redacted>", complaint),
+        Ok(Json::Object(_) | Json::Null) => return,
+        Ok(Json::Array(_)) => "array",
+        Ok(Json::Bool(_)) => "bool",
+        Ok(Json::Number(_)) => "number",
+        Ok(Json::String(_)) => "string",
+    };
+    let detail = format!("json: cannot unmarshal {found} into Go value of type map[string]interface {{}}");
+    errors.invalid_value(&at, "<secret contents redacted>", detail);
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Rules of the containers of a pod spec: names, ports, restarts, and what the files beside this one check.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use skiff_meta::names;
@@ -18,8 +18,8 @@ const NOT_FOR_EPHEMERAL: &str = "cannot be set for an Ephemeral Container";
 pub struct Pod<'a> {
     pub spec: &'a Node<'a, 'a>,
     /// Names of the volumes that are themselves valid, with their sources.
-    pub volumes: Vec<(&'a str, &'a Value)>,
-    pub claims: Vec<&'a str>,
+    pub volumes: BTreeMap<&'a str, &'a Value>,
+    pub claims: BTreeSet<&'a str>,
 }
 
 impl Pod<'_> {
@@ -125,6 +125,7 @@ pub fn ephemeral_containers(pod: &Pod, errors: &mut Errors) {
             "lifecycle",
             "resizePolicy",
             "restartPolicy",
+            "restartPolicyRules",
         ] {
             let at = container.field(name);
             if at.is_set() && !(at.value.is_array() && at.is_empty()) {

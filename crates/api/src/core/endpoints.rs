@@ -27,6 +27,27 @@ pub static ENDPOINTS: Kind = Kind {
         }
         errors.into_vec()
     },
+    warnings: |new, _| {
+        let labels = at(new, "metadata.labels");
+        let manager = labels.get("endpoints.kubernetes.io/managed-by");
+        if manager.and_then(Value::as_str) == Some("endpoint-controller") {
+            return Vec::new();
+        }
+        let root = Node::root(new);
+        let mut warnings = Vec::new();
+        let subsets = root.field("subsets");
+        for subset in subsets.items() {
+            for name in ["addresses", "notReadyAddresses"] {
+                let addresses = subset.field(name);
+                warnings.extend(
+                    addresses
+                        .items()
+                        .filter_map(|address| net::ip_warning(&address.field("ip"))),
+                );
+            }
+        }
+        warnings
+    },
     columns: &[NAME, column("Endpoints"), AGE],
     row: |object, now| vec![row::name(object), json!(summary(object)), row::age(object, now)],
     allow_create_on_update: true,
@@ -77,7 +98,7 @@ fn subsets(subsets: &Node, errors: &mut Errors) {
 
 /// Addresses that traffic must not be sent to.
 pub fn endpoint_ip(at: &Node, errors: &mut Errors) {
-    let Ok(address) = at.str().parse::<std::net::IpAddr>() else {
+    let Some(address) = net::sloppy_ip(at.str()) else {
         return errors.invalid(at, "must be a valid IP address");
     };
     let (link_local, link_local_multicast) = match address {

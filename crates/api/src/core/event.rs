@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use skiff_meta::names;
 
 use crate::errors::Errors;
-use crate::kind::{Again, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{Again, BASE, Kind, NAME, When, text as column, wide};
 use crate::node::{Node, at, is_empty, number, same, text};
 use crate::row;
 
@@ -47,6 +47,7 @@ pub static EVENT: Kind = Kind {
     update_again: Again::None,
     status_again: Again::None,
     qualified_finalizers: false,
+    metadata: When::Otherwise,
     ..BASE
 };
 
@@ -86,6 +87,7 @@ pub static EVENTS_EVENT: Kind = Kind {
     row: event_row,
     allow_create_on_update: true,
     update_again: Again::Change,
+    metadata: When::Last,
     ..BASE
 };
 

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::container::Pod;
+use serde_json::Value;
+
 use crate::errors::Errors;
 use crate::node::{Node, list, text};
 
@@ -26,24 +28,30 @@ pub fn local_path(path: &Node, errors: &mut Errors) {
     }
 }
 
+/// What the entries of a list say under a key.
+fn texts<'v>(value: &'v Value, name: &str, key: &str) -> BTreeSet<&'v str> {
+    list(value, name).iter().map(|entry| text(entry, key)).collect()
+}
+
 pub(super) fn volume_mounts(container: &Node, pod: &Pod, errors: &mut Errors) {
     let mounts = container.field("volumeMounts");
-    let devices = list(container.value, "volumeDevices");
+    let devices = |key: &str| texts(container.value, "volumeDevices", key);
+    let (device_names, device_paths) = (devices("name"), devices("devicePath"));
     let mut points = BTreeSet::new();
     for mount in mounts.items() {
         let (name, path) = (mount.field("name"), mount.field("mountPath"));
         errors.require(&name);
-        if !pod.volumes.iter().any(|(volume, _)| *volume == name.str()) {
+        if !pod.volumes.contains_key(name.str()) {
             errors.not_found(&name);
         }
         errors.require(&path);
         if !points.insert(path.str()) {
             errors.invalid(&path, "must be unique");
         }
-        if devices.iter().any(|d| text(d, "name") == name.str()) {
+        if device_names.contains(name.str()) {
             errors.invalid(&name, "must not already exist in volumeDevices");
         }
-        if devices.iter().any(|d| text(d, "devicePath") == path.str()) {
+        if device_paths.contains(path.str()) {
             errors.invalid(&path, "must not already exist as a path in volumeDevices");
         }
         // COMPAT: upstream names these fields without the index of the mount.
@@ -92,7 +100,8 @@ pub(super) fn volume_mounts(container: &Node, pod: &Pod, errors: &mut Errors) {
 
 pub(super) fn volume_devices(container: &Node, pod: &Pod, errors: &mut Errors) {
     let devices = container.field("volumeDevices");
-    let mounts = list(container.value, "volumeMounts");
+    let mounts = |key: &str| texts(container.value, "volumeMounts", key);
+    let (mount_names, mount_paths) = (mounts("name"), mounts("mountPath"));
     let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
     for device in devices.items() {
         let (name, path) = (device.field("name"), device.field("devicePath"));
@@ -100,7 +109,7 @@ pub(super) fn volume_devices(container: &Node, pod: &Pod, errors: &mut Errors) {
         if !name.str().is_empty() && !names.insert(name.str()) {
             errors.invalid(&name, "must be unique");
         }
-        match pod.volumes.iter().find(|(volume, _)| *volume == name.str()) {
+        match pod.volumes.get_key_value(name.str()) {
             None => errors.not_found(&name),
             Some((_, source)) => {
                 if source.get("persistentVolumeClaim").is_none() && source.get("ephemeral").is_none() {
@@ -120,10 +129,10 @@ pub(super) fn volume_devices(container: &Node, pod: &Pod, errors: &mut Errors) {
         } else {
             paths.insert(path.str());
         }
-        if mounts.iter().any(|m| text(m, "name") == name.str()) {
+        if mount_names.contains(name.str()) {
             errors.invalid(&name, "must not already exist in volumeMounts");
         }
-        if mounts.iter().any(|m| text(m, "mountPath") == path.str()) {
+        if mount_paths.contains(path.str()) {
             errors.invalid(&path, "must not already exist as a path in volumeMounts");
         }
     }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use skiff_meta::names;
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
 use crate::node::{Node, at, list, text};
 use crate::{object_meta, row, strategy, walk};
 
@@ -72,6 +72,7 @@ pub static NAMESPACE: Kind = Kind {
     },
     has_status: true,
     name_rule: object_meta::dns_label,
+    update_again: Again::ObjectFirst,
     ..BASE
 };
 

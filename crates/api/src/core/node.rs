@@ -1,11 +1,14 @@
 //! Nodes.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
+use skiff_meta::field::ErrorType;
 
 use super::resources::resource_quantity;
 use super::scheduling;
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
 use crate::net;
 use crate::node::{Node, at, list, text};
 use crate::row::{self, or_none};
@@ -59,12 +62,11 @@ pub static NODE: Kind = Kind {
         resources(&root, &mut errors);
         declared_features(&root.field("status.declaredFeatures"), &mut errors);
         let cidrs = root.field("spec.podCIDRs");
-        let mut families = Vec::new();
         for cidr in cidrs.items() {
-            families.extend(net::cidr(&cidr, &mut errors).map(|(address, _)| address.is_ipv4()));
+            net::cidr(&cidr, &mut errors);
         }
-        if cidrs.len() > 2 || (families.len() == 2 && families[0] == families[1]) {
-            errors.invalid(&cidrs, "may specify no more than one CIDR for each IP family");
+        if cidrs.len() > 1 {
+            pod_cidr_pair(&cidrs, &mut errors);
         }
         errors.into_vec()
     },
@@ -107,15 +109,19 @@ pub static NODE: Kind = Kind {
     warnings: |new, _| {
         let mut warnings = Vec::new();
         if !at(new, "spec.configSource").is_null() {
-            warnings.push("spec.configSource: the feature is no longer supported".to_owned());
+            warnings.push("spec.configSource: the feature is removed".to_owned());
         }
         if !text(new, "spec.externalID").is_empty() {
             warnings
                 .push("spec.externalID: this field is deprecated, and is unused by Kubernetes".to_owned());
         }
+        let root = Node::root(new);
+        let cidrs = root.field("spec.podCIDRs");
+        warnings.extend(cidrs.items().flat_map(|at| net::cidr_warnings(&at)));
         warnings
     },
     has_status: true,
+    update_again: Again::ObjectFirst,
     ..BASE
 };
 
@@ -155,6 +161,25 @@ fn resources(root: &Node, errors: &mut Errors) {
     }
 }
 
+/// Two networks are one of each family.
+fn pod_cidr_pair(cidrs: &Node, errors: &mut Errors) {
+    let found: Vec<_> = cidrs.items().map(|cidr| net::sloppy_cidr(cidr.str())).collect();
+    if let Some(bad) = found.iter().position(Option::is_none) {
+        let text = cidrs.index(bad).str();
+        errors.push(
+            ErrorType::Internal,
+            cidrs,
+            None,
+            format!("invalid PodCIDRs. failed to check with dual stack with error:invalid CIDR[{bad}]: <nil> (invalid CIDR address: {text})"),
+        );
+    }
+    let family = |v4: bool| found.iter().flatten().any(|(address, _)| address.is_ipv4() == v4);
+    let dual = found.iter().all(Option::is_some) && family(true) && family(false);
+    if !dual || found.len() > 2 {
+        errors.invalid(cidrs, "may specify no more than one CIDR for each IP family");
+    }
+}
+
 /// Names of features in the order of the alphabet.
 fn declared_features(features: &Node, errors: &mut Errors) {
     let list: Vec<Node> = features.items().collect();
@@ -164,7 +189,13 @@ fn declared_features(features: &Node, errors: &mut Errors) {
             && name
                 .split('/')
                 .all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric()));
-        if !good {
+        if name.len() > 253 {
+            let quoted = skiff_meta::field::quote(name);
+            errors.invalid(
+                feature,
+                format!("invalid feature name {quoted}: must be no more than 253 characters"),
+            );
+        } else if !good {
             let quoted = skiff_meta::field::quote(name);
             errors.invalid(
                 feature,
@@ -185,19 +216,14 @@ fn update(root: &Node, old: &Value, errors: &mut Errors) {
     resources(root, errors);
     declared_features(&root.field("status.declaredFeatures"), errors);
     let addresses = root.field("status.addresses");
-    let mut seen: Vec<&Value> = Vec::new();
+    let mut seen = BTreeSet::new();
     for address in addresses.items() {
-        if seen.contains(&address.value) {
+        if !seen.insert((text(address.value, "type"), text(address.value, "address"))) {
             // COMPAT: upstream prints its inner type here.
             let shown =
                 json!({"Type": text(address.value, "type"), "Address": text(address.value, "address")});
             errors.duplicate_value(&address, shown);
         }
-        seen.extend(
-            list(root.value, "status.addresses")
-                .iter()
-                .find(|a| *a == address.value),
-        );
     }
     let before = list(old, "spec.podCIDRs");
     if !before.is_empty() && before != list(root.value, "spec.podCIDRs") {

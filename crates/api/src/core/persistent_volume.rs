@@ -10,7 +10,7 @@ use super::volume_sources::{self, Place};
 use super::{pod_defaults, scheduling};
 use crate::errors::Errors;
 use crate::internal;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, same, text};
 use crate::{row, strategy, walk};
 
@@ -216,6 +216,7 @@ pub static PERSISTENT_VOLUME: Kind = Kind {
         }
         warnings
     },
+    update_again: Again::Twice,
     ..BASE
 };
 

@@ -1,5 +1,7 @@
 //! Pods.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 use skiff_meta::field::ErrorType;
 use skiff_meta::{field, names};
@@ -116,7 +118,12 @@ pub static POD: Kind = Kind {
 fn prepare_create(object: &mut Value) {
     strategy::set_generation(object, 1);
     walk::each(object, "spec", &mut pod_defaults::sync_service_account);
-    let mut status = json!({ "phase": "Pending", "qosClass": super::qos::class(object) });
+    // COMPAT: a class that came with the pod is believed.
+    let class = match text(object, "status.qosClass") {
+        "" => json!(super::qos::class(object)),
+        given => json!(given),
+    };
+    let mut status = json!({ "phase": "Pending", "qosClass": class });
     if !list(object, "spec.schedulingGates").is_empty() {
         // A pod of this moment: its creation is the condition's last change.
         let now = at(object, "metadata.creationTimestamp").clone();
@@ -300,19 +307,17 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     errors.into_vec()
 }
 
-/// Whether two tolerations differ in more than their seconds.
-fn same_toleration(a: &Value, b: &Value) -> bool {
-    ["key", "operator", "value", "effect"]
-        .iter()
-        .all(|f| text(a, f) == text(b, f))
+/// A toleration but for its seconds.
+fn tolerated(toleration: &Value) -> [&str; 4] {
+    ["key", "operator", "value", "effect"].map(|name| text(toleration, name))
 }
 
 fn tolerations_only_added(spec: &Node, old: &Value, errors: &mut Errors) {
     let tolerations = spec.field("tolerations");
-    let now = list(spec.value, "tolerations");
+    let now: BTreeSet<[&str; 4]> = list(spec.value, "tolerations").iter().map(tolerated).collect();
     if list(old, "spec.tolerations")
         .iter()
-        .any(|o| !now.iter().any(|n| same_toleration(n, o)))
+        .any(|before| !now.contains(&tolerated(before)))
     {
         errors.forbidden(
             &tolerations,

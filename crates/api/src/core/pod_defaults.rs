@@ -203,15 +203,61 @@ pub fn claim_spec(spec: &mut Value) {
 
 /// Whether an image reference means the newest: tag `latest`, or neither tag nor digest.
 pub fn is_latest(image: &str) -> bool {
-    if image.is_empty() || image.contains(char::is_whitespace) {
-        return false;
-    }
     let (name, digest) = image.split_once('@').map_or((image, false), |(n, _)| (n, true));
     let last = name.rsplit('/').next().unwrap_or(name);
-    match last.split_once(':') {
-        Some((_, tag)) => tag == "latest",
-        None => !digest,
-    }
+    let (name, tag) = match last.split_once(':') {
+        Some((_, tag)) => (&name[..name.len() - tag.len() - 1], Some(tag)),
+        None => (name, None),
+    };
+    // What is no image reference has no tag.
+    is_image_name(name) && tag.map_or(!digest, |tag| tag == "latest")
+}
+
+/// The grammar of image names: perhaps a registry, and a path in lower case.
+fn is_image_name(name: &str) -> bool {
+    let path = match name.split_once('/') {
+        Some((first, rest))
+            if first.contains(['.', ':']) || first == "localhost" || first.contains(char::is_uppercase) =>
+        {
+            let (host, port) = first.split_once(':').map_or((first, None), |(h, p)| (h, Some(p)));
+            let label = |label: &str| {
+                let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+                edge(label.as_bytes().first())
+                    && edge(label.as_bytes().last())
+                    && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+            };
+            let good = first.starts_with('[')
+                || host.split('.').all(label)
+                    && port.is_none_or(|port| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()));
+            if !good {
+                return false;
+            }
+            rest
+        }
+        _ => name,
+    };
+    let hash = name.len() == 64 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let component = |part: &str| {
+        // Letters and digits, with one of these between them: `.`, `_`, `__` or any number of `-`.
+        let word = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+        let mut rest = part.as_bytes();
+        loop {
+            let letters = rest.iter().take_while(|b| word(**b)).count();
+            if letters == 0 {
+                return false;
+            }
+            rest = &rest[letters..];
+            let between = rest.iter().take_while(|b| !word(**b)).count();
+            match &rest[..between] {
+                [] => return rest.is_empty(),
+                b"." | b"_" | b"__" => {}
+                dashes if dashes.iter().all(|b| *b == b'-') => {}
+                _ => return false,
+            }
+            rest = &rest[between..];
+        }
+    };
+    !hash && path.split('/').all(component)
 }
 
 /// Pod-level requests follow from the containers' requests and the pod-level limits.

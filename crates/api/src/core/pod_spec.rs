@@ -1,6 +1,8 @@
 //! The rules of a pod spec wherever it stands. The order of checks is upstream's, since clients see
 //! the errors in that order.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 use skiff_meta::names;
 
@@ -104,15 +106,15 @@ fn named_references(spec: &Node, errors: &mut Errors) {
 
 fn resource_claims(spec: &Node, errors: &mut Errors) {
     let claims = spec.field("resourceClaims");
-    let mut seen = Vec::new();
+    let mut seen = BTreeSet::new();
     for claim in claims.items() {
         let name = claim.field("name");
         if errors.require(&name) {
-            if seen.contains(&name.str().to_owned()) {
+            if seen.contains(name.str()) {
                 errors.duplicate(&name);
             } else {
                 errors.rule(&name, names::dns1123_label(name.str()));
-                seen.push(name.str().to_owned());
+                seen.insert(name.str());
             }
         }
         let (direct, template) = (
@@ -214,7 +216,7 @@ fn gates(spec: &Node, errors: &mut Errors) {
         errors.rule(&kind, names::qualified_name(kind.str()));
     }
     let scheduling = spec.field("schedulingGates");
-    let mut seen = Vec::new();
+    let mut seen = BTreeSet::new();
     for gate in scheduling.items() {
         let name = gate.field("name").str().to_owned();
         for complaint in names::qualified_name(&name) {
@@ -223,7 +225,7 @@ fn gates(spec: &Node, errors: &mut Errors) {
         if seen.contains(&name) {
             errors.duplicate_value(&gate, name.as_str());
         }
-        seen.push(name);
+        seen.insert(name);
     }
 }
 

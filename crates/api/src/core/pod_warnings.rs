@@ -7,6 +7,7 @@ use skiff_meta::field::quote;
 
 use super::resources::quantity;
 use super::volume_warnings;
+use crate::net;
 use crate::node::{Node, at, same};
 
 const NO_SELECTOR: &str = "a null labelSelector results in matching no pod";
@@ -111,6 +112,14 @@ pub fn pod(pod: &Node) -> Vec<String> {
         ));
     }
     pod_affinity(&spec, &mut warnings);
+    let servers = spec.field("dnsConfig.nameservers");
+    warnings.extend(servers.items().filter_map(|at| net::ip_warning(&at)));
+    let aliases = spec.field("hostAliases");
+    warnings.extend(
+        aliases
+            .items()
+            .filter_map(|alias| net::ip_warning(&alias.field("ip"))),
+    );
     warnings
 }
 

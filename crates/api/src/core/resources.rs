@@ -1,5 +1,7 @@
 //! Rules of resource names and amounts: what containers, pods, quotas and nodes may name.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 use skiff_meta::names;
 use skiff_meta::quantity::Quantity;
@@ -136,7 +138,7 @@ pub fn resource_quantity(at: &Node, name: &str, errors: &mut Errors) {
 }
 
 /// `resources` of a container.
-pub fn container_resources(resources: &Node, claims: &[&str], errors: &mut Errors) {
+pub fn container_resources(resources: &Node, claims: &BTreeSet<&str>, errors: &mut Errors) {
     requirements(resources, container_resource_name, claims, errors);
 }
 
@@ -146,7 +148,7 @@ pub fn pod_resources(resources: &Node, errors: &mut Errors) {
     if claims.is_set() {
         errors.forbidden(&claims, "claims may not be set for Resources at pod-level");
     }
-    requirements(resources, pod_resource_name, &[], errors);
+    requirements(resources, pod_resource_name, &BTreeSet::new(), errors);
 }
 
 /// `overhead` of a pod.
@@ -159,9 +161,9 @@ pub fn overhead(overhead: &Node, errors: &mut Errors) {
 }
 
 /// A claim may be named once, or once for each of its requests.
-fn claim_request(claim: &Node, seen: &mut Vec<String>, errors: &mut Errors) {
+fn claim_request(claim: &Node, seen: &mut BTreeSet<String>, errors: &mut Errors) {
     let (name, request) = (claim.field("name").str(), claim.field("request"));
-    if seen.iter().any(|other| other == name) {
+    if seen.contains(name) {
         errors.duplicate_value(claim, name);
         return;
     }
@@ -174,11 +176,12 @@ fn claim_request(claim: &Node, seen: &mut Vec<String>, errors: &mut Errors) {
         errors.duplicate_value(claim, key.as_str());
     } else if request.is_empty() {
         let prefix = format!("{name}/");
-        for _ in seen.iter().filter(|other| other.starts_with(&prefix)) {
+        let with_request = seen.range(prefix.clone()..);
+        for _ in with_request.take_while(|other| other.starts_with(&prefix)) {
             errors.duplicate_value(claim, name);
         }
     }
-    seen.push(key);
+    seen.insert(key);
 }
 
 /// Huge pages are asked for in whole pages.
@@ -203,7 +206,7 @@ fn whole_pages(amount: &Node, name: &str, errors: &mut Errors) {
 fn requirements(
     resources: &Node,
     name_rule: fn(&Node, &str, &mut Errors),
-    pod_claims: &[&str],
+    pod_claims: &BTreeSet<&str>,
     errors: &mut Errors,
 ) {
     let (limits, requests) = (resources.field("limits"), resources.field("requests"));
@@ -247,7 +250,7 @@ fn requirements(
         errors.forbidden(resources, "HugePages require cpu or memory");
     }
     let claims = resources.field("claims");
-    let mut seen: Vec<String> = Vec::new();
+    let mut seen = BTreeSet::new();
     for claim in claims.items() {
         let name = claim.field("name");
         if !name.str().is_empty() {
@@ -255,13 +258,12 @@ fn requirements(
         }
         if name.str().is_empty() {
             errors.required(&claim, "");
-        } else if !pod_claims.contains(&name.str()) {
+        } else if !pod_claims.contains(name.str()) {
             let mut detail = "must be one of the names in pod.spec.resourceClaims".to_owned();
             if pod_claims.is_empty() {
                 detail.push_str(" which is empty");
             } else {
-                let mut sorted = pod_claims.to_vec();
-                sorted.sort_unstable();
+                let sorted: Vec<&str> = pod_claims.iter().copied().collect();
                 detail.push_str(&format!(": {}", sorted.join(", ")));
             }
             errors.push(

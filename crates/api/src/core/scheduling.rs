@@ -1,6 +1,8 @@
 //! Rules of where a pod may run: node selectors, affinity, tolerations, topology spread.
 
-use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
 use skiff_meta::names;
 
 use crate::errors::Errors;
@@ -190,7 +192,13 @@ pub fn tolerations(tolerations: &Node, errors: &mut Errors) {
 }
 
 pub fn topology_spread(constraints: &Node, errors: &mut Errors) {
+    let pair_of = |constraint: &'_ Value| {
+        let text = |name: &str| constraint.get(name).and_then(Value::as_str).unwrap_or("").to_owned();
+        (text("topologyKey"), text("whenUnsatisfiable"))
+    };
     let all = constraints.value.as_array().map_or(&[][..], Vec::as_slice);
+    // Where each pair stands last.
+    let last: BTreeMap<_, usize> = all.iter().map(pair_of).zip(0..).collect();
     for (i, constraint) in constraints.items().enumerate() {
         let skew = constraint.field("maxSkew");
         if skew.int().unwrap_or(0) <= 0 {
@@ -202,11 +210,7 @@ pub fn topology_spread(constraints: &Node, errors: &mut Errors) {
         }
         let action = constraint.field("whenUnsatisfiable");
         errors.one_of(&action, &["DoNotSchedule", "ScheduleAnyway"]);
-        let same = |other: &Value| {
-            other.get("topologyKey") == constraint.value.get("topologyKey")
-                && other.get("whenUnsatisfiable") == constraint.value.get("whenUnsatisfiable")
-        };
-        if all[i + 1..].iter().any(same) {
+        if last.get(&pair_of(constraint.value)).is_some_and(|last| *last > i) {
             let pair = format!("{{{}, {}}}", topology.str(), action.str());
             errors.duplicate_value(&constraint.field("{topologyKey, whenUnsatisfiable}"), pair);
         }
@@ -231,7 +235,7 @@ pub fn topology_spread(constraints: &Node, errors: &mut Errors) {
 
 /// Taints of a node.
 pub fn taints(taints: &Node, errors: &mut Errors) {
-    let mut seen: Vec<(&str, &str)> = Vec::new();
+    let mut seen: BTreeSet<(&str, &str)> = BTreeSet::new();
     for taint in taints.items() {
         let (key, value, effect) = (taint.field("key"), taint.field("value"), taint.field("effect"));
         errors.rule(&key, names::qualified_name(key.str()));
@@ -242,16 +246,19 @@ pub fn taints(taints: &Node, errors: &mut Errors) {
         errors.required_one_of(&effect, &TAINT_EFFECTS);
         let pair = (key.str(), effect.str());
         if seen.contains(&pair) {
-            let mut clone = taint.value.clone();
-            crate::walk::remove(&mut clone, "timeAdded");
-            errors.push(
-                skiff_meta::field::ErrorType::Duplicate,
+            // COMPAT: upstream prints its inner type here.
+            let [key, value, effect] = ["key", "value", "effect"].map(|name| json!(taint.field(name).str()));
+            let shown = match taint.field("timeAdded").value {
+                Value::Null => Value::Null,
+                time => time.clone(),
+            };
+            errors.duplicate_text(
                 &taint,
-                Some(clone),
-                "taints must be unique by key and effect pair",
+                &format!(r#"{{"Key":{key},"Value":{value},"Effect":{effect},"TimeAdded":{shown}}}"#),
             );
+            errors.because("taints must be unique by key and effect pair");
         }
-        seen.push(pair);
+        seen.insert(pair);
     }
 }
 

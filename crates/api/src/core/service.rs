@@ -10,6 +10,7 @@ use skiff_meta::field;
 use super::service_rules::{cluster_ip_fields, load_balancer_status, service, validate_update};
 use crate::errors::Errors;
 use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
+use crate::net;
 use crate::node::{Node, at, list, number, text};
 use crate::row::{self, or_none};
 use crate::{object_meta, strategy, walk};
@@ -69,6 +70,14 @@ pub static SERVICE: Kind = Kind {
         {
             warnings.push("annotation service.kubernetes.io/topology-aware-hints is deprecated, please use service.kubernetes.io/topology-mode instead".to_owned());
         }
+        let root = Node::root(new);
+        let addresses = |name: &str| -> Vec<String> {
+            let addresses = root.field(name);
+            addresses.items().filter_map(|at| net::ip_warning(&at)).collect()
+        };
+        if !text(new, "spec.clusterIP").is_empty() && !is_headless(new) {
+            warnings.extend(addresses("spec.clusterIPs"));
+        }
         let external = !list(new, "spec.externalIPs").is_empty();
         if is_headless(new) {
             let ignored = |field: &str| format!("{field} is ignored for headless services");
@@ -81,11 +90,16 @@ pub static SERVICE: Kind = Kind {
             if text(new, "spec.sessionAffinity") != "None" {
                 warnings.push(ignored("spec.SessionAffinity"));
             }
-        } else if external && text(new, "spec.type") != "ExternalName" {
+        }
+        warnings.extend(addresses("spec.externalIPs"));
+        if !is_headless(new) && external && text(new, "spec.type") != "ExternalName" {
             warnings.push(
                 "spec.externalIPs is deprecated and may no longer be implemented in some clusters".to_owned(),
             );
         }
+        warnings.extend(net::ip_warning(&root.field("spec.loadBalancerIP")));
+        let ranges = root.field("spec.loadBalancerSourceRanges");
+        warnings.extend(ranges.items().flat_map(|at| net::cidr_warnings(&at)));
         let external_name = text(new, "spec.type") == "ExternalName";
         if external_name && external {
             warnings.push("spec.externalIPs is ignored when spec.type is \"ExternalName\"".to_owned());

@@ -407,7 +407,7 @@ pub(super) fn load_balancer_status(status: &Node, old: &[Value], errors: &mut Er
         let host = point.field("hostname");
         if !host.is_empty() {
             errors.rule(&host, names::dns1123_subdomain(host.str()));
-            if host.str().parse::<std::net::IpAddr>().is_ok() {
+            if crate::net::sloppy_ip(host.str()).is_some() {
                 errors.invalid(&host, "must be a DNS name, not an IP address");
             }
         }

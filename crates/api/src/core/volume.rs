@@ -1,7 +1,7 @@
 //! Rules of the volumes of a pod spec. Exactly one source each; the sources that persistent volumes
 //! have too are in `volume_sources.rs`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use skiff_meta::names;
@@ -51,9 +51,9 @@ const SOURCES: [&str; 31] = [
     "local",
 ];
 /// Checks all volumes; returns those that containers may mount.
-pub fn volumes<'v>(spec: &Node<'_, 'v>, errors: &mut Errors) -> Vec<(&'v str, &'v Value)> {
+pub fn volumes<'v>(spec: &Node<'_, 'v>, errors: &mut Errors) -> BTreeMap<&'v str, &'v Value> {
     let volumes = spec.field("volumes");
-    let mut good: Vec<(&str, &Value)> = Vec::new();
+    let mut good = BTreeMap::new();
     for (volume, value) in volumes.items().zip(list(spec.value, "volumes")) {
         let mut own = Errors::new();
         source(&volume, &mut own);
@@ -61,11 +61,11 @@ pub fn volumes<'v>(spec: &Node<'_, 'v>, errors: &mut Errors) -> Vec<(&'v str, &'
         if own.require(&name) {
             own.rule(&name, names::dns1123_label(name.str()));
         }
-        if good.iter().any(|(other, _)| *other == name.str()) {
+        if good.contains_key(name.str()) {
             own.duplicate(&name);
         }
         if own.is_empty() {
-            good.push((text(value, "name"), value));
+            good.insert(text(value, "name"), value);
         } else {
             errors.extend(own.into_vec());
         }
@@ -129,6 +129,7 @@ fn one_source(volume: &Node, name: &str, errors: &mut Errors) {
         "ephemeral" => {
             let template = source.field("volumeClaimTemplate");
             if template.is_set() {
+                crate::object_meta::template(&template.field("metadata"), errors);
                 claim::spec(&template.field("spec"), errors);
             } else {
                 errors.required(&template, "");

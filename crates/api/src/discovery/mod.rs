@@ -43,8 +43,8 @@ pub static ENDPOINT_SLICE: Kind = Kind {
         let root = Node::root(object);
         let kind = root.field("addressType");
         errors.required_one_of(&kind, &["FQDN", "IPv4", "IPv6"]);
-        endpoints(&root.field("endpoints"), kind.str(), &mut errors);
         ports(&root.field("ports"), &mut errors);
+        endpoints(&root.field("endpoints"), kind.str(), &mut errors);
         errors.into_vec()
     },
     validate_update: |new, old| {
@@ -52,20 +52,39 @@ pub static ENDPOINT_SLICE: Kind = Kind {
         let root = Node::root(new);
         let kind = root.field("addressType");
         errors.required_one_of(&kind, &["FQDN", "IPv4", "IPv6"]);
+        ports(&root.field("ports"), &mut errors);
         // What did not change is not looked at again.
         if !same(at(new, "endpoints"), at(old, "endpoints")) {
             endpoints(&root.field("endpoints"), kind.str(), &mut errors);
         }
-        ports(&root.field("ports"), &mut errors);
         errors.immutable(&root.field("addressType"), at(old, "addressType"));
         errors.into_vec()
     },
     warnings: |new, old| {
         let kind = text(new, "addressType");
+        let mut warnings = Vec::new();
         if kind == "FQDN" && old.is_none() {
-            return vec!["spec.addressType: FQDN endpoints are deprecated".to_owned()];
+            warnings.push("spec.addressType: FQDN endpoints are deprecated".to_owned());
         }
-        Vec::new()
+        // What the control plane writes itself is in order.
+        let labels = at(new, "metadata.labels");
+        let manager = labels.get("endpointslice.kubernetes.io/managed-by");
+        let own = [
+            "endpointslice-controller.k8s.io",
+            "endpointslicemirroring-controller.k8s.io",
+        ];
+        if !manager
+            .and_then(Value::as_str)
+            .is_some_and(|manager| own.contains(&manager))
+        {
+            let root = Node::root(new);
+            let endpoints = root.field("endpoints");
+            for endpoint in endpoints.items() {
+                let addresses = endpoint.field("addresses");
+                warnings.extend(addresses.items().filter_map(|at| net::ip_warning(&at)));
+            }
+        }
+        warnings
     },
     columns: &[
         NAME,

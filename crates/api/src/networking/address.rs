@@ -68,6 +68,7 @@ pub static IP_ADDRESS: Kind = Kind {
         Ok(address) => vec![format!("must be in canonical form (\"{address}\")")],
         Err(_) => vec!["must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned()],
     },
+    update_again: Again::ObjectFirst,
     ..BASE
 };
 

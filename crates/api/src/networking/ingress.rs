@@ -119,7 +119,7 @@ fn spec(spec: &Node, any_secret: bool, errors: &mut Errors) {
     for rule in rules.items() {
         let host = rule.field("host");
         if !host.is_empty() {
-            if host.str().parse::<std::net::IpAddr>().is_ok() {
+            if crate::net::sloppy_ip(host.str()).is_some() {
                 errors.invalid(&host, "must be a DNS name, not an IP address");
             }
             if host.str().contains('*') {
@@ -249,7 +249,7 @@ fn load_balancer(status: &Node, old: &Value, errors: &mut Errors) {
         let host = point.field("hostname");
         if !host.is_empty() {
             errors.rule(&host, names::dns1123_subdomain(host.str()));
-            if host.str().parse::<std::net::IpAddr>().is_ok() {
+            if crate::net::sloppy_ip(host.str()).is_some() {
                 errors.invalid(&host, "must be a DNS name, not an IP address");
             }
         }

@@ -34,7 +34,7 @@ pub static NETWORK_POLICY: Kind = Kind {
         }
     },
     prepare_create: strategy::create_generation_only,
-    prepare_update: strategy::update_generation,
+    prepare_update: |new, old| strategy::bump_generation_if_at_all(new, old, &["spec"]),
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
@@ -65,6 +65,23 @@ pub static NETWORK_POLICY: Kind = Kind {
         errors.into_vec()
     },
     validate_update: |new, _| (NETWORK_POLICY.validate)(new),
+    warnings: |new, _| {
+        let root = Node::root(new);
+        let mut warnings = Vec::new();
+        for (direction, peers) in [("spec.ingress", "from"), ("spec.egress", "to")] {
+            let rules = root.field(direction);
+            for rule in rules.items() {
+                let peers = rule.field(peers);
+                for peer in peers.items() {
+                    let block = peer.field("ipBlock");
+                    warnings.extend(net::cidr_warnings(&block.field("cidr")));
+                    let except = block.field("except");
+                    warnings.extend(except.items().flat_map(|at| net::cidr_warnings(&at)));
+                }
+            }
+        }
+        warnings
+    },
     columns: &[NAME, column("Pod-Selector"), AGE],
     row: |object, now| {
         vec![

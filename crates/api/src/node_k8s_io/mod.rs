@@ -3,16 +3,15 @@
 use serde_json::json;
 use skiff_meta::names;
 
-use crate::core::{pod_defaults, resources, scheduling};
+use crate::core::{resources, scheduling};
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
 use crate::node::{Node, at, text};
-use crate::{object_meta, row, walk};
+use crate::{object_meta, row};
 
 pub static RUNTIME_CLASS: Kind = Kind {
     group: "node.k8s.io",
     kind: "RuntimeClass",
-    default: |_, object| walk::each(object, "overhead.podFixed", &mut pod_defaults::resource_list),
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
@@ -59,6 +58,7 @@ pub static RUNTIME_CLASS: Kind = Kind {
     allow_create_on_update: true,
     allow_unconditional_update: false,
     qualified_finalizers: false,
+    update_again: Again::ObjectFirst,
     ..BASE
 };
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::apps::rolling::{at_most_100_percent, int_or_percent};
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Kind, NAME, integer, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, When, integer, text as column};
 use crate::node::{Node, at, number};
 use crate::object_meta::{conditions, label_selector};
 use crate::{row, strategy};
@@ -61,6 +61,7 @@ pub static POD_DISRUPTION_BUDGET: Kind = Kind {
     allow_unconditional_update: false,
     update_again: Again::None,
     status_again: Again::None,
+    metadata: When::Otherwise,
     qualified_finalizers: false,
     ..BASE
 };

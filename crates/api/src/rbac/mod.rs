@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use skiff_meta::field::ErrorType;
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, same, text};
 use crate::object_meta::{self, label_selector, selector_is_bad};
 use crate::{row, walk};
@@ -18,6 +18,7 @@ pub static ROLE: Kind = Kind {
     validate_update: |new, _| rules(new, true),
     name_rule: object_meta::path_segment,
     allow_create_on_update: true,
+    update_again: Again::ObjectFirst,
     ..BASE
 };
 
@@ -28,6 +29,7 @@ pub static CLUSTER_ROLE: Kind = Kind {
     validate_update: |new, _| rules(new, false),
     name_rule: object_meta::path_segment,
     allow_create_on_update: true,
+    update_again: Again::ObjectFirst,
     ..BASE
 };
 
@@ -48,8 +50,7 @@ pub static CLUSTER_ROLE_BINDING: Kind = Kind {
 const BINDING: Kind = Kind {
     group: GROUP,
     default: |_, object| {
-        if let Some(object) = object.as_object_mut() {
-            let role = object.entry("roleRef").or_insert_with(|| json!({}));
+        if let Some(role) = walk::object(object, "roleRef") {
             walk::string(role, "apiGroup", GROUP);
         }
         walk::each(object, "subjects[]", &mut |subject| {
@@ -95,6 +96,7 @@ const BINDING: Kind = Kind {
     },
     name_rule: object_meta::path_segment,
     allow_create_on_update: true,
+    update_again: Again::ObjectFirst,
     ..BASE
 };
 

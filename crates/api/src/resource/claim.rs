@@ -9,7 +9,7 @@ use super::{GROUP, claim_status};
 use crate::core::resources::is_extended;
 use crate::core::volume_sources::csi_driver_name;
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
 use crate::node::{Node, at, list, text};
 use crate::{object_meta, row, strategy, walk};
 
@@ -18,7 +18,6 @@ const CONSTRAINTS_MAX: usize = 32;
 pub(super) const CONFIG_MAX: usize = 32;
 const SELECTORS_MAX: usize = 32;
 const FIRST_AVAILABLE_MAX: usize = 8;
-const TOLERATIONS_MAX: usize = 16;
 const EXPRESSION_MAX: usize = 10 * 1024;
 const PARAMETERS_MAX: usize = 10 * 1024;
 const NO_REQUEST: &str =
@@ -52,7 +51,7 @@ pub static RESOURCE_CLAIM: Kind = Kind {
     validate_update: |new, old| {
         let mut errors = Errors::new();
         let root = Node::root(new);
-        errors.immutable(&root.field("spec"), at(old, "spec"));
+        errors.immutable_as("resource.ResourceClaimSpec", &root.field("spec"), at(old, "spec"));
         errors.into_vec()
     },
     validate_status_update: |new, old| {
@@ -80,6 +79,7 @@ pub static RESOURCE_CLAIM: Kind = Kind {
         vec![row::name(object), json!(states.join(",")), row::age(object, now)]
     },
     has_status: true,
+    update_again: Again::ObjectFirst,
     ..BASE
 };
 
@@ -90,9 +90,7 @@ pub static RESOURCE_CLAIM_TEMPLATE: Kind = Kind {
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
-        let metadata = root.field("spec.metadata");
-        object_meta::labels(&metadata.field("labels"), &mut errors);
-        object_meta::annotations(&metadata.field("annotations"), &mut errors);
+        object_meta::template(&root.field("spec.metadata"), &mut errors);
         device_claim(&root.field("spec.spec.devices"), &mut errors);
         errors.into_vec()
     },
@@ -100,11 +98,13 @@ pub static RESOURCE_CLAIM_TEMPLATE: Kind = Kind {
         let mut errors = Errors::new();
         errors.extend((RESOURCE_CLAIM_TEMPLATE.validate)(new));
         let root = Node::root(new);
-        errors.immutable(&root.field("spec"), at(old, "spec"));
+        let internal = "resource.ResourceClaimTemplateSpec";
+        errors.immutable_as(internal, &root.field("spec"), at(old, "spec"));
         errors.into_vec()
     },
     columns: &[NAME, AGE],
     row: row::name_and_age,
+    update_again: Again::ObjectFirst,
     ..BASE
 };
 
@@ -133,6 +133,7 @@ pub static DEVICE_CLASS: Kind = Kind {
     validate_update: |new, _| (DEVICE_CLASS.validate)(new),
     columns: &[NAME, AGE],
     row: row::name_and_age,
+    update_again: Again::ObjectChange,
     ..BASE
 };
 
@@ -309,9 +310,6 @@ fn devices_wanted(request: &Node, errors: &mut Errors) {
     let tolerations = request.field("tolerations");
     for one in tolerations.items() {
         toleration(&one, errors);
-    }
-    if tolerations.len() > TOLERATIONS_MAX {
-        errors.too_many(&tolerations, TOLERATIONS_MAX);
     }
 }
 

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
-use skiff_meta::names;
+use skiff_meta::{field, names};
 
 use super::claim::{
     CONFIG_MAX, configuration, fits, label, raw_object, request_names, request_ref, request_refs, unique,
 };
+use super::slice::binding_conditions;
 use crate::core::scheduling::node_selector;
 use crate::core::volume_sources::csi_driver_name;
 use crate::errors::Errors;
@@ -100,7 +101,7 @@ pub fn update(new: &Value, old: &Value, errors: &mut Errors) {
     }
     let before = at(old, "status.allocation");
     if allocation.is_set() && !before.is_null() {
-        errors.immutable(&allocation, before);
+        errors.immutable_as("resource.AllocationResult", &allocation, before);
     } else if allocation.is_set() {
         allocation_result(&allocation, &known, errors);
     }
@@ -143,6 +144,8 @@ fn allocation_result(allocation: &Node, known: &BTreeSet<String>, errors: &mut E
             csi_driver_name(&result.field("driver"), errors);
             pool_name(&result.field("pool"), errors);
             label(&result.field("device"), errors);
+            binding_conditions(&result, errors);
+            share(&result.field("shareID"), errors);
         }
     }
     let config = allocation.field("devices.config");
@@ -159,10 +162,51 @@ fn allocation_result(allocation: &Node, known: &BTreeSet<String>, errors: &mut E
     }
 }
 
+/// Which share of a device: a UUID in its usual form.
+fn share(id: &Node, errors: &mut Errors) {
+    if !id.is_set() {
+        return;
+    }
+    let text = id.str();
+    if let Err(complaint) = uuid(text) {
+        errors.invalid(id, format!("error validating uid: {complaint}"));
+    } else if text.len() != 36 || text.bytes().any(|b| b.is_ascii_uppercase()) {
+        errors.invalid(
+            id,
+            "uid must be in RFC 4122 normalized form, `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` with lowercase hexadecimal characters",
+        );
+    }
+}
+
+/// All forms that upstream's library reads.
+fn uuid(text: &str) -> Result<(), String> {
+    const FORMAT: &str = "invalid UUID format";
+    let bytes = text.as_bytes();
+    let inner = match bytes.len() {
+        36 => bytes,
+        45 if bytes[..9].eq_ignore_ascii_case(b"urn:uuid:") => &bytes[9..],
+        45 => {
+            let prefix = field::quote(&String::from_utf8_lossy(&bytes[..9]));
+            return Err(format!("invalid urn prefix: {prefix}"));
+        }
+        38 if bytes[0] == b'{' && bytes[37] == b'}' => &bytes[1..37],
+        38 => return Err("invalid bracketed UUID format".to_owned()),
+        32 if bytes.iter().all(u8::is_ascii_hexdigit) => return Ok(()),
+        32 => return Err(FORMAT.to_owned()),
+        length => return Err(format!("invalid UUID length: {length}")),
+    };
+    let good = inner.iter().enumerate().all(|(i, byte)| match i {
+        8 | 13 | 18 | 23 => *byte == b'-',
+        _ => byte.is_ascii_hexdigit(),
+    });
+    good.then_some(()).ok_or_else(|| FORMAT.to_owned())
+}
+
 fn device_status(device: &Node, allocated: &BTreeSet<String>, errors: &mut Errors) {
     csi_driver_name(&device.field("driver"), errors);
     pool_name(&device.field("pool"), errors);
     label(&device.field("device"), errors);
+    share(&device.field("shareID"), errors);
     if !allocated.contains(&shared_id(device.value)) {
         errors.invalid_text(
             device,

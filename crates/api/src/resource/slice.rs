@@ -1,5 +1,7 @@
 //! ResourceSlices: what devices a driver offers.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 use skiff_meta::{field, names};
 
@@ -108,9 +110,10 @@ fn spec(spec: &Node, old: Option<&Value>, errors: &mut Errors) {
         errors.invalid(&pool.field("generation"), "must be greater than or equal to zero");
     }
     if let Some(old) = old {
-        for name in ["pool.name", "driver", "nodeName"] {
+        for name in ["pool.name", "driver"] {
             errors.immutable(&spec.field(name), at(old, name));
         }
+        errors.immutable_as("", &spec.field("nodeName"), at(old, "nodeName"));
     }
     place(spec, errors);
     let (counters, devices) = (spec.field("sharedCounters"), spec.field("devices"));
@@ -273,30 +276,50 @@ fn device(device: &Node, old: Option<&Value>, own_place: bool, errors: &mut Erro
         unique(&consumed, |set| set.field("counterSet").str().to_owned(), errors);
     }
     device_place(device, own_place, errors);
-    for name in ["bindingConditions", "bindingFailureConditions"] {
-        let conditions = device.field(name);
-        if fits(&conditions, BINDING_MAX, errors) {
+    binding_conditions(device, errors);
+    mappings(device, errors);
+}
+
+/// Who waits for conditions must know when to give up, and by others.
+pub(super) fn binding_conditions(device: &Node, errors: &mut Errors) {
+    let (binding, failure) = (
+        device.field("bindingConditions"),
+        device.field("bindingFailureConditions"),
+    );
+    for conditions in [&binding, &failure] {
+        if fits(conditions, BINDING_MAX, errors) {
             for condition in conditions.items() {
                 errors.rule(&condition, names::qualified_name(condition.str()));
             }
         }
     }
-    binding_pair(device, errors);
-    mappings(device, errors);
-}
-
-/// Who waits for conditions must know when to give up.
-fn binding_pair(device: &Node, errors: &mut Errors) {
-    for (given, missing) in [
-        ("bindingConditions", "bindingFailureConditions"),
-        ("bindingFailureConditions", "bindingConditions"),
+    unique(&binding, |condition| condition.str().to_owned(), errors);
+    let waited: BTreeSet<&str> = list(device.value, "bindingConditions")
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    let mut seen = BTreeSet::new();
+    for condition in failure.items() {
+        if !seen.insert(condition.str()) {
+            errors.duplicate(&condition);
+        }
+        if waited.contains(condition.str()) {
+            errors.invalid(
+                &condition,
+                "bindingFailureConditions must not overlap with bindingConditions",
+            );
+        }
+    }
+    for (missing, missed, given) in [
+        (&binding, "bindingConditions", "bindingFailureConditions"),
+        (&failure, "bindingFailureConditions", "bindingConditions"),
     ] {
-        if !device.field(given).is_empty() && device.field(missing).is_empty() {
+        if missing.is_empty() && !device.field(given).is_empty() {
             errors.push(
                 field::ErrorType::Invalid,
-                &device.field(missing),
-                Some(Value::Null),
-                format!("{missing} are required to use {given}"),
+                missing,
+                Some(missing.value.clone()),
+                format!("{missed} are required to use {given}"),
             );
         }
     }

@@ -39,10 +39,10 @@ pub static PRIORITY_CLASS: Kind = Kind {
                 format!("maximum allowed value of a user defined priority is {USER_MAX}"),
             );
         }
-        errors.one_of_if_set(
-            &root.field("preemptionPolicy"),
-            &["PreemptLowerPriority", "Never"],
-        );
+        let policy = root.field("preemptionPolicy");
+        if policy.is_set() {
+            errors.required_one_of(&policy, &["PreemptLowerPriority", "Never"]);
+        }
         errors.into_vec()
     },
     validate_update: |new, old| {

@@ -272,5 +272,6 @@ pub static CSI_STORAGE_CAPACITY: Kind = Kind {
         errors.into_vec()
     },
     allow_unconditional_update: false,
+    update_again: Again::ObjectFirst,
     ..BASE
 };

@@ -7,7 +7,7 @@ use skiff_meta::names;
 
 use super::GROUP;
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
 use crate::node::{Node, at, same, text};
 use crate::{row, walk};
 
@@ -82,6 +82,7 @@ pub static STORAGE_CLASS: Kind = Kind {
             row::age(object, now),
         ]
     },
+    update_again: Again::ObjectFirst,
     ..BASE
 };
 

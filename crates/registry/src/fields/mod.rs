@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use skiff_api::facts;
 use skiff_meta::{GroupVersionKind, Status};
-use skiff_schema::TypeId;
+use skiff_schema::{LeftOut, TypeId};
 use skiff_schema::apply::{
     ApplyError, Conflict, Duplicates, Managed, ManagerId, Operation, Set, Updater, Versions, validate,
 };
@@ -147,22 +147,21 @@ pub fn keep_times(new: &mut Value, old: &mut Value) {
 }
 
 impl Registry {
-    /// Keeps the managed fields of a write in the stored version. `live` is absent when the object is new.
+    /// Keeps the managed fields of a write in the stored version. `live` is absent when the object is new. Gives the
+    /// empty lists and maps that were sent: only validation looks at them.
     pub(crate) fn track_fields(
         &self,
         context: &Context,
         resource: &Resource,
         live: Option<&Value>,
         new: &mut Value,
-    ) {
+    ) -> Vec<LeftOut> {
         let Tracking::Update { manager, subresource } = &context.tracking else {
-            return;
+            return Vec::new();
         };
         let _stage = context.stage("managed-fields");
         let claimed = take(new);
-        if resource.custom.is_none() {
-            skiff_schema::normalise_sent(facts::schema(), resource.stored_type, new);
-        }
+        let left_out = self.normalise_sent(resource, new);
         let live = live.map(|live| resource.served(live));
         let managed = {
             let filled = match live {
@@ -175,6 +174,7 @@ impl Registry {
             })
         };
         put(new, managed);
+        left_out
     }
 
     /// Runs `with` on the field manager of a resource or subresource.

@@ -4,19 +4,22 @@
 pub mod bootstrap;
 mod convert;
 mod definitions;
+mod devices;
 mod facts;
 pub mod ip_allocator;
 mod namespaces;
 pub mod port_allocator;
 mod reset_fields;
 pub mod services;
+mod volumes;
 
 use std::sync::Arc;
 
 use serde_json::Value;
 use skiff_cache::Field;
-use skiff_meta::Status;
+use skiff_meta::{Status, field};
 
+use crate::update::Part;
 use crate::{Context, Registry, Resource};
 
 pub use convert::{Converter, converter};
@@ -77,6 +80,13 @@ pub enum Marking {
     Alone,
 }
 
+/// A label that the namespace of an object must have.
+pub struct Needed {
+    pub label: &'static str,
+    pub value: &'static str,
+    pub otherwise: field::Error,
+}
+
 /// The special points in the life of an object.
 pub trait Hook: Send + Sync {
     /// Runs before validation of a create; may fill in fields.
@@ -87,6 +97,14 @@ pub trait Hook: Send + Sync {
     /// Runs before the strategy and the validation of an update of the main resource.
     fn begin_update(&self, _new: &mut Value, _old: &Value, _context: &Context) -> Result<Change, Status> {
         Ok(Change::none())
+    }
+
+    /// Runs after the strategy of an update, for what it needs the clock for.
+    fn stamp(&self, _new: &mut Value, _old: &Value, _part: Part, _now: &dyn Fn() -> String) {}
+
+    /// What a write asks of its namespace; `old` is absent when the object is new.
+    fn needs(&self, _new: &Value, _old: Option<&Value>, _part: Part) -> Option<Needed> {
+        None
     }
 
     /// The object is gone from the store.
@@ -114,6 +132,9 @@ pub fn hook_of(facts: &skiff_api::facts::Resource, services: &Arc<services::Serv
         ("", "namespaces") => Arc::new(Namespaces),
         ("", "services") => services.clone(),
         ("apiextensions.k8s.io", "customresourcedefinitions") => Arc::new(definitions::Definitions),
+        ("", "persistentvolumes") => Arc::new(volumes::Volumes),
+        ("resource.k8s.io", "resourceclaims" | "resourceclaimtemplates") => Arc::new(devices::Claims),
+        ("resource.k8s.io", "resourceslices") => Arc::new(devices::Slices),
         _ => Arc::new(NoHook),
     }
 }

@@ -133,7 +133,10 @@ fn holds_certificate(base64: &str) -> bool {
     use base64::Engine;
     base64::engine::general_purpose::STANDARD
         .decode(base64)
-        .is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains("-----BEGIN CERTIFICATE-----"))
+        .is_ok_and(|bytes| {
+            let text = String::from_utf8_lossy(&bytes);
+            text.contains("-----BEGIN CERTIFICATE-----") && text.contains("-----END CERTIFICATE-----")
+        })
 }
 
 /// What both may not do.
@@ -152,6 +155,9 @@ fn validate(new: &Value, old: &Value) -> Vec<field::Error> {
         } else {
             &["False", "True", "Unknown"]
         };
+        if condition["type"].as_str().unwrap_or("").is_empty() {
+            errors.push(field::Error::required(&at.child("type"), ""));
+        }
         match condition["status"].as_str().unwrap_or("") {
             "" => errors.push(field::Error::required(&at.child("status"), "")),
             status if !allowed.contains(&status) => {

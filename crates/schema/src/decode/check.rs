@@ -185,7 +185,7 @@ impl<'a> Checker<'a> {
                         let mark = self.strict.push_key(&key);
                         let value = self.decode(node, &map.of)?;
                         self.strict.pop(mark);
-                        values.insert(key, value.unwrap_or_else(|| zero(&map.of)));
+                        values.insert(key, value.unwrap_or_else(|| entry_zero(&map.of)));
                     }
                     Ok(Some(Value::Object(values)))
                 }
@@ -394,6 +394,14 @@ fn time(node: &Node, micro: bool) -> Result<Option<Value>, Failure> {
 
 pub(crate) fn json_schema_props(schema: &Schema) -> Option<TypeId> {
     schema.by_name("io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps")
+}
+
+/// What null as an entry of a map becomes: bytes that are there and empty, as they are once they were stored.
+fn entry_zero(shape: &Shape) -> Value {
+    match shape {
+        Shape::Scalar(Scalar::Bytes, _) => "".into(),
+        other => zero(other),
+    }
 }
 
 /// What Go prints for a value that nobody set.

@@ -12,6 +12,7 @@ mod yaml;
 
 use serde_json::Value;
 
+pub use json::parse as parse_json;
 pub use node::Node;
 pub use object::{
     DecodedObject, decode_object, decode_protobuf_object, not_handled_message, strict_decoding_message,
