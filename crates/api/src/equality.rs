@@ -105,8 +105,7 @@ mod tests {
     use serde_json::json;
 
     fn check(new: Value, old: Value, expected: [bool; 2]) {
-        let object =
-            |spec: &Value| json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": spec});
+        let object = |spec: &Value| json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": spec});
         let found = [Empty::IsAbsent, Empty::IsThere]
             .map(|empty| same_at(&object(&new), &object(&old), "spec", empty));
         assert_eq!(found, expected, "{new} {old}");
@@ -124,7 +123,11 @@ mod tests {
         );
         // A struct.
         check(json!({"podSelector": {}}), json!({}), [true, true]);
-        check(json!({"podSelector": {"matchLabels": {}}}), json!({}), [true, false]);
+        check(
+            json!({"podSelector": {"matchLabels": {}}}),
+            json!({}),
+            [true, false],
+        );
         check(
             json!({"podSelector": {"matchLabels": {"a": ""}}}),
             json!({"podSelector": {"matchLabels": {"a": "b"}}}),

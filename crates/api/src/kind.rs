@@ -286,7 +286,11 @@ impl Kind {
                 let rules = (self.validate)(new);
                 let common = own.iter().zip(&rules).take_while(|(a, b)| a == b).count();
                 let rest = own.split_off(common);
-                let second = if again == Again::Twice { object.clone() } else { change };
+                let second = if again == Again::Twice {
+                    object.clone()
+                } else {
+                    change
+                };
                 errors.extend([object, own, second, rest].concat());
             }
         }

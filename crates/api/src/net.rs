@@ -126,8 +126,9 @@ pub fn ip_warning(at: &Node) -> Option<String> {
                 format!("{path}: IPv6 address {quoted} should be in RFC 5952 canonical format (\"{v6}\")")
             }),
         },
-        IpAddr::V4(v4) => (!standard)
-            .then(|| format!("{path}: non-standard IP address {quoted} is invalid: use \"{v4}\"")),
+        IpAddr::V4(v4) => {
+            (!standard).then(|| format!("{path}: non-standard IP address {quoted} is invalid: use \"{v4}\""))
+        }
     }
 }
 

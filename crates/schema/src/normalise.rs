@@ -108,7 +108,8 @@ fn normalise_struct(schema: &Schema, id: TypeId, map: &mut Map<String, Value>, p
                     if field.omitempty {
                         let gone = map.remove(field.name.as_ref());
                         pass.leave_out(&field.name, gone);
-                    } else if pass.empty == Empty::Nil && matches!(field.shape, Shape::List(_) | Shape::Map(_))
+                    } else if pass.empty == Empty::Nil
+                        && matches!(field.shape, Shape::List(_) | Shape::Map(_))
                     {
                         // COMPAT: what goes through upstream's storage comes back as nil, not as empty.
                         *value = Value::Null;

@@ -194,7 +194,7 @@ fn empty_objects_look_as_upstream_prints_them() {
     check(
         &gvk("", "v1", "Secret"),
         r#"{"data":{"a":"","b":null}}"#,
-        r#"{"metadata":{},"data":{"a":"","b":null}}"#,
+        r#"{"metadata":{},"data":{"a":"","b":""}}"#,
     );
     check(
         &gvk("", "v1", "ResourceQuota"),

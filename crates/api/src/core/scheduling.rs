@@ -193,7 +193,13 @@ pub fn tolerations(tolerations: &Node, errors: &mut Errors) {
 
 pub fn topology_spread(constraints: &Node, errors: &mut Errors) {
     let pair_of = |constraint: &'_ Value| {
-        let text = |name: &str| constraint.get(name).and_then(Value::as_str).unwrap_or("").to_owned();
+        let text = |name: &str| {
+            constraint
+                .get(name)
+                .and_then(Value::as_str)
+                .unwrap_or("")
+                .to_owned()
+        };
         (text("topologyKey"), text("whenUnsatisfiable"))
     };
     let all = constraints.value.as_array().map_or(&[][..], Vec::as_slice);

@@ -9,10 +9,10 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use skiff_api::facts;
 use skiff_meta::{GroupVersionKind, Status};
-use skiff_schema::{LeftOut, TypeId};
 use skiff_schema::apply::{
     ApplyError, Conflict, Duplicates, Managed, ManagerId, Operation, Set, Updater, Versions, validate,
 };
+use skiff_schema::{LeftOut, TypeId};
 
 pub use versions::{OneVersion, ServedVersions};
 

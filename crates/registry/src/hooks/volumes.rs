@@ -11,7 +11,8 @@ pub struct Volumes;
 impl Hook for Volumes {
     fn stamp(&self, new: &mut Value, old: &Value, part: Part, now: &dyn Fn() -> String) {
         const TIME: &str = "lastPhaseTransitionTime";
-        if !matches!(part, Part::Status) || at_str(new, &["status", "phase"]) == at_str(old, &["status", "phase"])
+        if !matches!(part, Part::Status)
+            || at_str(new, &["status", "phase"]) == at_str(old, &["status", "phase"])
         {
             return;
         }
@@ -34,9 +35,12 @@ mod tests {
 
     #[test]
     fn a_phase_has_its_time() {
-        let volume = |phase: &str, time: &str| json!({"status": {"phase": phase, "lastPhaseTransitionTime": time}});
+        let volume =
+            |phase: &str, time: &str| json!({"status": {"phase": phase, "lastPhaseTransitionTime": time}});
         let check = |mut new: Value, expected: &str| {
-            Volumes.stamp(&mut new, &volume("Pending", "1"), Part::Status, &|| "3".to_owned());
+            Volumes.stamp(&mut new, &volume("Pending", "1"), Part::Status, &|| {
+                "3".to_owned()
+            });
             assert_eq!(new["status"]["lastPhaseTransitionTime"], expected);
         };
         check(volume("Bound", "1"), "3");
