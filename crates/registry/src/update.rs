@@ -280,7 +280,7 @@ impl Registry {
         let labels = match self.resources.get("", "v1", "namespaces") {
             Some(namespaces) => {
                 let found = self
-                    .cached_current(&namespaces, &namespaces.key("", namespace))
+                    .cached_current(namespaces, &namespaces.key("", namespace))
                     .await?;
                 found.and_then(|found| object::metadata(&found.object, "labels").cloned())
             }

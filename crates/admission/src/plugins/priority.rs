@@ -107,8 +107,10 @@ impl Plugin for Priority {
                 found.value
             )));
         }
-        let given = spec.map_or("", |s| text(s, "preemptionPolicy"));
-        if !given.is_empty() && given != found.preemption_policy {
+        let given = spec.and_then(|spec| spec.get("preemptionPolicy")?.as_str());
+        if let Some(given) = given
+            && given != found.preemption_policy
+        {
             return Err(a.forbidden(format_args!(
                 "the string value of PreemptionPolicy ({given}) must not be provided in pod spec; priority admission controller computed {} from the given PriorityClass name",
                 found.preemption_policy

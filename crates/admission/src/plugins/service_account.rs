@@ -58,7 +58,8 @@ impl ServiceAccount {
                     )));
                 }
                 return Err(a.forbidden(format_args!(
-                    "error looking up service account {namespace}/{name}: serviceaccount \"{name}\" not found"
+                    "error looking up service account {namespace}/{name}: serviceaccount {} not found",
+                    skiff_meta::field::quote(name)
                 )));
             }
             tokio::time::sleep(self.interval).await;

@@ -7,7 +7,7 @@ use super::pod_defaults;
 use super::resources::{is_native, quantity, resource_quantity};
 use crate::errors::Errors;
 use crate::internal;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, text};
 use crate::object_meta::label_selector;
 use crate::{row, strategy, walk};
@@ -90,6 +90,7 @@ pub static PERSISTENT_VOLUME_CLAIM: Kind = Kind {
         ]
     },
     has_status: true,
+    update_again: Again::ChangeObject,
     ..BASE
 };
 

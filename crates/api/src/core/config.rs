@@ -102,9 +102,11 @@ fn tls_warning(secret: &Value) -> Option<String> {
         let encoded = at(secret, "data").get(key).and_then(Value::as_str).unwrap_or("");
         let bytes = decode(encoded);
         let pem = String::from_utf8_lossy(&bytes);
+        // Only a block with an end is one.
         let blocks: Vec<&str> = pem
             .lines()
             .filter_map(|line| line.trim_end().strip_prefix("-----BEGIN ")?.strip_suffix("-----"))
+            .filter(|kind| pem.contains(&format!("-----END {kind}-----")))
             .collect();
         match blocks[..] {
             [] => Some(format!("tls: failed to find any PEM data in {what} input")),

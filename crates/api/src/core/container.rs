@@ -68,7 +68,14 @@ pub fn init_containers(pod: &Pod, errors: &mut Errors) {
     for container in containers.items() {
         common(&container, pod, errors);
         let always = container.field("restartPolicy").str() == "Always";
-        restart_policy(&container, errors);
+        if container.field("restartPolicy").is_set() {
+            restart_policy(&container, errors);
+        } else if !container.field("restartPolicyRules").is_empty() {
+            errors.required(
+                &container.field("restartPolicy"),
+                "must specify restartPolicy when restart rules are used",
+            );
+        }
         let name = container.field("name");
         if !name.str().is_empty() && !seen.insert(name.str()) {
             errors.duplicate(&name);

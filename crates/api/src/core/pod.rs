@@ -266,6 +266,11 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
             errors.forbidden(&containers, "pod updates may not add or remove containers");
             return errors.into_vec();
         }
+        // COMPAT: upstream looks at the images once more.
+        for container in containers.items() {
+            errors.require(&container.field("image"));
+            super::container::image_without_blanks(&container, &mut errors);
+        }
     }
     let (deadline, before) = (
         spec.field("activeDeadlineSeconds"),
@@ -459,6 +464,11 @@ fn validate_status_update(new: &Value, old: &Value) -> Vec<field::Error> {
         errors.invalid(&qos, crate::errors::IMMUTABLE);
     }
     terminated_stays_terminated(&status, "containerStatuses", old, &mut errors);
+    pod_status::claims(
+        &status.field("resourceClaimStatuses"),
+        at(new, "spec"),
+        &mut errors,
+    );
     pod_status::extended_resources(
         &status.field("extendedResourceClaimStatus"),
         at(new, "spec"),
@@ -483,9 +493,27 @@ fn validate_status_update(new: &Value, old: &Value) -> Vec<field::Error> {
             }
             families.push(value.str().contains(':'));
         }
-        if families.len() > 2 || matches!(families[..], [a, b] if a == b) {
+        let mut found = addresses.items();
+        let bad = found.position(|address| net::sloppy_ip(text(address.value, "ip")).is_none());
+        if let Some(bad) = bad
+            && families.len() > 1
+        {
+            let text = text(addresses.index(bad).value, "ip");
+            let detail = format!("failed to check for dual stack with error:invalid IP[{bad}]: {text}");
+            errors.push(field::ErrorType::Internal, &addresses, None, detail);
+        }
+        let dual = bad.is_none() && families.contains(&true) && families.contains(&false);
+        if families.len() > 2 || families.len() > 1 && !dual {
             errors.invalid(&addresses, "may specify no more than one IP for each IP family");
         }
+    }
+    for name in [
+        "containerStatuses",
+        "initContainerStatuses",
+        "ephemeralContainerStatuses",
+    ] {
+        let windows = text(new, "spec.os.name") == "windows";
+        pod_status::users(&status.field(name), windows, &mut errors);
     }
     for (statuses, containers) in [
         ("containerStatuses", "spec.containers"),

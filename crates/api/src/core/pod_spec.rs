@@ -36,7 +36,7 @@ pub fn validate(spec: &Node, old: Option<&Value>, is_pod: bool, errors: &mut Err
     container::ephemeral_containers(&pod, errors);
     let pod_resources = spec.field("resources");
     if pod_resources.is_set() {
-        resources::pod_resources(&pod_resources, errors);
+        resources::pod_resources(&pod_resources, &pod.claims, errors);
     }
     if spec.field("hostNetwork").bool() {
         host_network(spec, is_pod, errors);

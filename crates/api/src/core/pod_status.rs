@@ -1,6 +1,6 @@
 //! Rules of what a kubelet says about the devices of a pod's containers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use skiff_meta::names;
@@ -8,16 +8,16 @@ use skiff_meta::names;
 use crate::errors::Errors;
 use crate::node::{Node, at, list, text};
 
-const MESSAGE_MAX: usize = 65_536;
+const MESSAGE_MAX: usize = 1024;
 const NOT_A_REQUEST: &str = "must match one of the container's resource requests";
 const NOT_A_CLAIM: &str = "must match one of the container's resource claims in a format 'claim:<claimName>/<request>' or 'claim:<claimName>' if request is empty";
 
 /// The health of resources that were allocated to the containers of this list.
 pub fn allocated(statuses: &Node, containers: &[Value], errors: &mut Errors) {
+    // The first of a name counts.
+    let containers: BTreeMap<&str, &Value> = containers.iter().rev().map(|c| (text(c, "name"), c)).collect();
     for status in statuses.items() {
-        let container = containers
-            .iter()
-            .find(|c| text(c, "name") == status.field("name").str());
+        let container = containers.get(status.field("name").str()).copied();
         let allocated = status.field("allocatedResourcesStatus");
         for resource in allocated.items() {
             let name = resource.field("name");
@@ -39,6 +39,53 @@ pub fn allocated(statuses: &Node, containers: &[Value], errors: &mut Errors) {
                     errors.duplicate(&id);
                 }
             }
+        }
+    }
+}
+
+/// Who the processes of the containers of this list run as.
+pub fn users(statuses: &Node, windows: bool, errors: &mut Errors) {
+    const RANGE: &str = "must be between 0 and 2147483647, inclusive";
+    for status in statuses.items() {
+        let linux = status.field("user.linux");
+        if !linux.is_set() {
+            continue;
+        }
+        if windows {
+            errors.forbidden(&linux, "cannot be set for a windows pod");
+            continue;
+        }
+        let groups = linux.field("supplementalGroups");
+        for id in [linux.field("uid"), linux.field("gid")].into_iter().chain(groups.items()) {
+            if id.int().is_some_and(|n| !(0..=i64::from(i32::MAX)).contains(&n)) {
+                errors.invalid(&id, RANGE);
+            }
+        }
+    }
+}
+
+/// Which claims were made for the pod.
+pub fn claims(statuses: &Node, spec: &Value, errors: &mut Errors) {
+    let known: BTreeSet<&str> = list(spec, "resourceClaims")
+        .iter()
+        .map(|claim| text(claim, "name"))
+        .collect();
+    let mut seen = BTreeSet::new();
+    for status in statuses.items() {
+        let name = status.field("name");
+        if !known.contains(name.str()) {
+            errors.invalid_value(
+                &name,
+                name.str(),
+                "must match the name of an entry in `spec.resourceClaims`",
+            );
+        }
+        if !seen.insert(name.str()) {
+            errors.duplicate_value(&name, name.str());
+        }
+        let claim = status.field("resourceClaimName");
+        if claim.is_set() {
+            errors.rule(&claim, names::dns1123_subdomain(claim.str()));
         }
     }
 }

@@ -143,12 +143,12 @@ pub fn container_resources(resources: &Node, claims: &BTreeSet<&str>, errors: &m
 }
 
 /// `resources` of a pod.
-pub fn pod_resources(resources: &Node, errors: &mut Errors) {
+pub fn pod_resources(resources: &Node, pod_claims: &BTreeSet<&str>, errors: &mut Errors) {
     let claims = resources.field("claims");
     if claims.is_set() {
         errors.forbidden(&claims, "claims may not be set for Resources at pod-level");
     }
-    requirements(resources, pod_resource_name, &BTreeSet::new(), errors);
+    requirements(resources, pod_resource_name, pod_claims, errors);
 }
 
 /// `overhead` of a pod.

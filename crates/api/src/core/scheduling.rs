@@ -126,6 +126,13 @@ fn pod_affinity_term(term: &Node, errors: &mut Errors) {
     }
     match_label_keys(term, "matchLabelKeys", errors);
     match_label_keys(term, "mismatchLabelKeys", errors);
+    let mismatched: BTreeSet<&str> = strings(term.field("mismatchLabelKeys").value).collect();
+    let matched = term.field("matchLabelKeys");
+    for key in matched.items() {
+        if mismatched.contains(key.str()) {
+            errors.invalid(&key, "exists in both matchLabelKeys and mismatchLabelKeys");
+        }
+    }
     let topology = term.field("topologyKey");
     if topology.str().is_empty() {
         errors.required(&topology, "can not be empty");
@@ -133,10 +140,14 @@ fn pod_affinity_term(term: &Node, errors: &mut Errors) {
     errors.rule(&topology, names::qualified_name(topology.str()));
 }
 
+fn strings(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array().into_iter().flatten().filter_map(Value::as_str)
+}
+
 fn match_label_keys(term: &Node, name: &str, errors: &mut Errors) {
     let keys = term.field(name);
     if !keys.is_empty() && !term.field("labelSelector").is_set() {
-        errors.forbidden(&keys, "must not be specified when labelSelector is not set");
+        return errors.forbidden(&keys, "must not be specified when labelSelector is not set");
     }
     for key in keys.items() {
         errors.rule(&key, names::qualified_name(key.str()));
