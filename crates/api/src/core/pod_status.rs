@@ -56,7 +56,10 @@ pub fn users(statuses: &Node, windows: bool, errors: &mut Errors) {
             continue;
         }
         let groups = linux.field("supplementalGroups");
-        for id in [linux.field("uid"), linux.field("gid")].into_iter().chain(groups.items()) {
+        for id in [linux.field("uid"), linux.field("gid")]
+            .into_iter()
+            .chain(groups.items())
+        {
             if id.int().is_some_and(|n| !(0..=i64::from(i32::MAX)).contains(&n)) {
                 errors.invalid(&id, RANGE);
             }
