@@ -200,7 +200,7 @@ fn values(schema: &Value, skip_any: bool, skip_all: bool, path: &Path, errors: &
     }
     let pattern = text(schema, "pattern");
     if !pattern.is_empty()
-        && let Err(why) = skiff_schema::structural::check_pattern(pattern)
+        && let Err(why) = skiff_meta::regexp::check(pattern)
     {
         errors.push(Error::invalid(
             &path.child("pattern"),

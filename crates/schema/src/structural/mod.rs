@@ -12,8 +12,8 @@ mod validate;
 
 use std::collections::BTreeMap;
 
-use regex::Regex;
 use serde_json::Value;
+use skiff_meta::regexp;
 
 pub use default::{default, prune_nulls};
 pub use lists::validate_lists;
@@ -88,8 +88,14 @@ pub struct Bounds {
 #[derive(Debug, Clone)]
 pub struct Pattern {
     pub text: String,
-    /// Why it does not compile, where it does not.
-    pub regex: Result<Regex, String>,
+}
+
+impl Pattern {
+    /// Whether a text matches. Compiled when first needed: a definition may have thousands of patterns, and most of
+    /// them may never be asked. Fails with the reason where it cannot be used.
+    pub fn matches(&self, text: &str) -> Result<bool, String> {
+        regexp::compiled(&self.text).map(|regex| regex.is_match(text))
+    }
 }
 
 impl Structural {
@@ -163,10 +169,7 @@ impl Structural {
             },
             pattern: Some(text("pattern"))
                 .filter(|text| !text.is_empty())
-                .map(|text| Pattern {
-                    regex: Regex::new(&text).map_err(|error| error.to_string()),
-                    text,
-                }),
+                .map(|text| Pattern { text }),
             unique_items: flag("uniqueItems"),
             all_of: schemas("allOf"),
             any_of: schemas("anyOf"),
@@ -206,47 +209,4 @@ impl Structural {
             || matches!(&self.additional, Additional::Schema(node) if node.any(such))
             || self.items.as_ref().is_some_and(|node| node.any(such))
     }
-}
-
-/// Why a pattern cannot be used, if it cannot: in the words of Go's parser for the usual mistakes.
-pub fn check_pattern(text: &str) -> Result<(), String> {
-    let Err(error) = Regex::new(text) else {
-        return Ok(());
-    };
-    let error = error.to_string();
-    let tail = |from: char| text.find(from).map_or(text, |at| &text[at..]);
-    let known = [
-        ("exceeds size limit", format!("expression too large: `{text}`")),
-        ("unclosed group", format!("missing closing ): `{text}`")),
-        ("unopened group", format!("unexpected ): `{text}`")),
-        (
-            "unclosed character class",
-            format!("missing closing ]: `{}`", tail('[')),
-        ),
-        (
-            "look-around",
-            format!(
-                "invalid or unsupported Perl syntax: `{}`",
-                text.get(..3).unwrap_or(text)
-            ),
-        ),
-        (
-            "repetition operator missing expression",
-            format!(
-                "missing argument to repetition operator: `{}`",
-                text.get(..1).unwrap_or(text)
-            ),
-        ),
-    ];
-    let told = known
-        .into_iter()
-        .find(|(sign, _)| error.contains(sign))
-        .map(|(_, words)| words);
-    let last = error
-        .lines()
-        .last()
-        .unwrap_or("")
-        .trim_start_matches("error: ")
-        .to_owned();
-    Err(format!("error parsing regexp: {}", told.unwrap_or(last)))
 }

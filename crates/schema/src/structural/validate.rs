@@ -190,9 +190,9 @@ impl Checker {
                 format!("{path} in body should be at least {min} chars long"),
             );
         } else if let Some(pattern) = &schema.pattern {
-            match &pattern.regex {
-                Ok(regex) if regex.is_match(text) => {}
-                Ok(_) => outcome.invalid(
+            match pattern.matches(text) {
+                Ok(true) => {}
+                Ok(false) => outcome.invalid(
                     path,
                     text,
                     format!("{path} in body should match '{}'", pattern.text),
