@@ -1,6 +1,8 @@
 //! The order of merged lists: what the patch names comes in the patch's order, what only the server has
 //! keeps its place between, as far as both can be had.
 
+use std::collections::{BTreeSet, HashMap, HashSet};
+
 use serde_json::{Map, Value};
 
 use super::strategic::{go_type, internal};
@@ -47,30 +49,81 @@ pub(super) fn elements_are_maps(first: &[Value], second: &[Value]) -> Result<boo
         .ok_or_else(|| internal("no elements in any of the given slices"))
 }
 
-/// Where the element with this key is.
-pub(super) fn position(list: &[Value], merge_key: &str, key: &Value) -> Result<Option<usize>> {
-    for (index, value) in list.iter().enumerate() {
-        let map = value
-            .as_object()
-            .ok_or_else(|| internal(format!("value for key {index} is not a map")))?;
-        if map.get(merge_key) == Some(key) {
-            return Ok(Some(index));
+/// Where elements are by their keys, read as far as it was asked for. The list may grow meanwhile, but no element
+/// changes its key. Lists are long and patches hostile: each element is looked at once.
+pub(super) struct Index<'k> {
+    merge_key: &'k str,
+    found: HashMap<String, usize>,
+    looked_at: usize,
+}
+
+impl<'k> Index<'k> {
+    pub fn new(merge_key: &'k str) -> Index<'k> {
+        Index {
+            merge_key,
+            found: HashMap::new(),
+            looked_at: 0,
         }
     }
-    Ok(None)
+
+    /// Where the first element with this key is.
+    pub fn position(&mut self, list: &[Value], key: &Value) -> Result<Option<usize>> {
+        let wanted = key.to_string();
+        if let Some(at) = self.found.get(&wanted) {
+            return Ok(Some(*at));
+        }
+        while let Some(value) = list.get(self.looked_at) {
+            let index = self.looked_at;
+            let map = value
+                .as_object()
+                .ok_or_else(|| internal(format!("value for key {index} is not a map")))?;
+            self.looked_at += 1;
+            let Some(key) = map.get(self.merge_key) else {
+                continue;
+            };
+            let key = key.to_string();
+            let same = key == wanted;
+            self.found.entry(key).or_insert(index);
+            if same {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The first place of each value.
+fn places(values: &[&Value]) -> HashMap<String, usize> {
+    let mut places = HashMap::with_capacity(values.len());
+    for (place, value) in values.iter().enumerate() {
+        places.entry(value.to_string()).or_insert(place);
+    }
+    places
 }
 
 /// Without duplicates. COMPAT: the last element takes the place of a duplicate, as upstream does it.
 pub(super) fn deduplicate(mut values: Vec<Value>) -> Vec<Value> {
+    let mut texts: Vec<String> = values.iter().map(Value::to_string).collect();
+    let mut places: HashMap<String, BTreeSet<usize>> = HashMap::new();
+    for (at, text) in texts.iter().enumerate() {
+        places.entry(text.clone()).or_default().insert(at);
+    }
     let mut first = 0;
     while first < values.len() {
-        let mut second = first + 1;
-        while second < values.len() {
-            if values[first] == values[second] {
-                values.swap_remove(second);
-            } else {
-                second += 1;
+        while let Some(second) = places[&texts[first]].range(first + 1..).next().copied() {
+            let last = values.len() - 1;
+            let mut take = |text: &str, gone: usize, new: Option<usize>| {
+                if let Some(places) = places.get_mut(text) {
+                    places.remove(&gone);
+                    places.extend(new);
+                }
+            };
+            take(&texts[second], second, None);
+            if second != last {
+                take(&texts[last], last, Some(second));
             }
+            values.swap_remove(second);
+            texts.swap_remove(second);
         }
         first += 1;
     }
@@ -95,11 +148,17 @@ impl List<'_> {
     /// The elements that `by` names, and the others.
     pub fn partition(&self, values: Vec<Value>, by: &[Value]) -> Result<(Vec<Value>, Vec<Value>)> {
         let (mut named, mut others) = (Vec::new(), Vec::new());
+        let mut index = Index::new(self.merge_key);
+        let all = if self.maps {
+            HashMap::new()
+        } else {
+            places(&by.iter().collect::<Vec<_>>())
+        };
         for value in values {
             let found = if self.maps {
-                position(by, self.merge_key, self.key(&value)?)?.is_some()
+                index.position(by, self.key(&value)?)?.is_some()
             } else {
-                by.contains(&value)
+                all.contains_key(&value.to_string())
             };
             if found {
                 named.push(value)
@@ -122,13 +181,13 @@ impl List<'_> {
         patch_order: &[Value],
         server_order: &[Value],
     ) -> Result<Vec<Value>> {
-        let patch_keys = self.keys(patch_order)?;
-        let server_keys = self.keys(server_order)?;
-        let sort = |values: Vec<Value>, order: &[&Value]| -> Result<Vec<Value>> {
+        let patch_keys = places(&self.keys(patch_order)?);
+        let server_keys = places(&self.keys(server_order)?);
+        let sort = |values: Vec<Value>, order: &HashMap<String, usize>| -> Result<Vec<Value>> {
             let mut places = Vec::with_capacity(values.len());
             for value in values {
                 let key = self.key(&value)?;
-                let place = order.iter().position(|other| *other == key).unwrap_or(usize::MAX);
+                let place = order.get(&key.to_string()).copied().unwrap_or(usize::MAX);
                 places.push((place, value));
             }
             places.sort_by_key(|(place, _)| *place);
@@ -138,7 +197,7 @@ impl List<'_> {
         let server_only = sort(server_only, &server_keys)?;
         let place = |value: &Value| {
             let key = self.key(value).ok()?;
-            server_keys.iter().position(|other| *other == key)
+            server_keys.get(&key.to_string()).copied()
         };
         let mut arranged = Vec::with_capacity(in_patch.len() + server_only.len());
         let mut ours = in_patch.into_iter().peekable();
@@ -164,27 +223,42 @@ impl List<'_> {
 /// COMPAT: upstream merges in place, so that by the time it looks at the live order again, deleted
 /// elements have gone from it and new ones stand in their places.
 pub(super) fn order_after_merge(live: &[Value], patch: &[Value], merge_key: &str) -> Vec<Value> {
-    let mut places = live.to_vec();
-    let mut length = places.len();
-    let same = |a: &Value, b: &Value| a.get(merge_key).is_some() && a.get(merge_key) == b.get(merge_key);
     let directive = |value: &Value, name: &str| value.get("$patch").and_then(Value::as_str) == Some(name);
-    for gone in patch.iter().filter(|element| directive(element, "delete")) {
-        while let Some(at) = places[..length].iter().position(|place| same(place, gone)) {
-            places[at..length].rotate_left(1);
-            length -= 1;
-            // Where the last one moved away from, it is still to be seen.
-            if length > 0 {
-                places[length] = places[length - 1].clone();
-            }
+    let key = |value: &Value| value.get(merge_key).map(Value::to_string);
+    let mut by_key: HashMap<String, Vec<usize>> = HashMap::new();
+    for (at, value) in live.iter().enumerate() {
+        if let Some(key) = key(value) {
+            by_key.entry(key).or_default().push(at);
         }
     }
+    let mut there = vec![true; live.len()];
+    let (mut length, mut last) = (live.len(), live.len());
+    // Behind what is left: where the last one moved away from, it is still to be seen.
+    let mut behind: Vec<&Value> = Vec::new();
+    for gone in patch.iter().filter(|element| directive(element, "delete")) {
+        let gone = key(gone).and_then(|key| by_key.remove(&key));
+        for at in gone.into_iter().flatten() {
+            there[at] = false;
+            length -= 1;
+            while last > 0 && !there[last - 1] {
+                last -= 1;
+            }
+            behind.push(if last > 0 { &live[last - 1] } else { &live[at] });
+        }
+    }
+    let left = live.iter().zip(&there).filter(|(_, there)| **there);
+    let left = left.map(|(value, _)| value).chain(behind.into_iter().rev());
+    let mut places: Vec<Value> = left.cloned().collect();
     if patch.iter().any(|element| directive(element, "replace")) {
         return places;
     }
+    let mut present: HashSet<String> = places[..length].iter().filter_map(key).collect();
     for new in patch.iter().filter(|element| element.get("$patch").is_none()) {
-        if length < places.len() && !places[..length].iter().any(|place| same(place, new)) {
+        let key = key(new);
+        if length < places.len() && key.as_ref().is_none_or(|key| !present.contains(key)) {
             places[length] = new.clone();
             length += 1;
+            present.extend(key);
         }
     }
     places
@@ -220,4 +294,119 @@ pub(super) fn validate(patch: &[Value], wanted: &[Value], merge_key: &str) -> Re
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// All lists of up to `length` of the choices.
+    fn lists(choices: &[Value], length: usize) -> Vec<Vec<Value>> {
+        let mut all = vec![Vec::new()];
+        let mut from = 0;
+        for _ in 0..length {
+            let end = all.len();
+            for at in from..end {
+                for choice in choices {
+                    let mut longer = all[at].clone();
+                    longer.push(choice.clone());
+                    all.push(longer);
+                }
+            }
+            from = end;
+        }
+        all
+    }
+
+    #[test]
+    fn duplicates_go_as_if_all_were_compared() {
+        for list in lists(&[json!(1), json!("1"), json!("b")], 6) {
+            let mut expected = list.clone();
+            let mut first = 0;
+            while first < expected.len() {
+                let mut second = first + 1;
+                while second < expected.len() {
+                    if expected[first] == expected[second] {
+                        expected.swap_remove(second);
+                    } else {
+                        second += 1;
+                    }
+                }
+                first += 1;
+            }
+            assert_eq!(deduplicate(list.clone()), expected, "{list:?}");
+        }
+    }
+
+    /// Step by step, in place, as upstream does it.
+    fn in_place(live: &[Value], patch: &[Value]) -> Vec<Value> {
+        let mut places = live.to_vec();
+        let mut length = places.len();
+        let same = |a: &Value, b: &Value| a.get("k").is_some() && a.get("k") == b.get("k");
+        for gone in patch.iter().filter(|element| element.get("$patch").is_some()) {
+            while let Some(at) = places[..length].iter().position(|place| same(place, gone)) {
+                places[at..length].rotate_left(1);
+                length -= 1;
+                if length > 0 {
+                    places[length] = places[length - 1].clone();
+                }
+            }
+        }
+        for new in patch.iter().filter(|element| element.get("$patch").is_none()) {
+            if length < places.len() && !places[..length].iter().any(|place| same(place, new)) {
+                places[length] = new.clone();
+                length += 1;
+            }
+        }
+        places
+    }
+
+    #[test]
+    fn the_order_after_a_merge_is_that_of_merging_in_place() {
+        let live = lists(
+            &[
+                json!({"k": 1, "v": 1}),
+                json!({"k": 2}),
+                json!({"k": 3}),
+                json!({}),
+            ],
+            4,
+        );
+        let patches = lists(
+            &[
+                json!({"k": 1, "$patch": "delete"}),
+                json!({"k": 2, "$patch": "delete"}),
+                json!({"k": 1, "n": 1}),
+                json!({"k": 4}),
+                json!({"n": 1}),
+            ],
+            3,
+        );
+        for live in &live {
+            for patch in &patches {
+                assert_eq!(
+                    order_after_merge(live, patch, "k"),
+                    in_place(live, patch),
+                    "{live:?} {patch:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn an_index_is_what_looking_finds() {
+        let mut list = vec![json!({"k": "a"}), json!({}), json!({"k": "b"}), json!({"k": "a"})];
+        let mut index = Index::new("k");
+        let mut check = |list: &[Value], key: &str, expected: Option<usize>| {
+            assert_eq!(index.position(list, &json!(key)).ok(), Some(expected), "{key}");
+        };
+        check(&list, "b", Some(2));
+        check(&list, "a", Some(0));
+        check(&list, "c", None);
+        list.push(json!({"k": "c"}));
+        check(&list, "c", Some(4));
+        list.push(json!(1));
+        assert!(index.position(&list, &json!("d")).is_err());
+    }
 }

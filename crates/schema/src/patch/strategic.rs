@@ -1,6 +1,8 @@
 //! Strategic merge patch: lists merge by the keys of the type table, and directives in the patch say what
 //! else to do (`$patch`, `$retainKeys`, `$setElementOrder`, `$deleteFromPrimitiveList`).
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
 use super::order::{self, List};
@@ -217,10 +219,9 @@ impl<'a> Merger<'a> {
         let list = List { merge_key, maps };
         let merged = if !maps {
             if is_delete_list {
-                return Ok(original
-                    .into_iter()
-                    .filter(|value| !patch.contains(value))
-                    .collect());
+                let gone: HashSet<String> = patch.iter().map(Value::to_string).collect();
+                let left = original.into_iter();
+                return Ok(left.filter(|value| !gone.contains(&value.to_string())).collect());
             }
             order::deduplicate(original.iter().chain(&patch).cloned().collect())
         } else {
@@ -232,12 +233,13 @@ impl<'a> Merger<'a> {
             }
             (original, patch) = special_elements(original, patch, merge_key)?;
             let mut merged = original.clone();
+            let mut index = order::Index::new(merge_key);
             for element in &patch {
                 let Value::Object(element) = element else { continue };
                 let key = element
                     .get(merge_key)
                     .ok_or_else(|| order::no_merge_key(element, merge_key))?;
-                match order::position(&merged, merge_key, key)? {
+                match index.position(&merged, key)? {
                     Some(at) => {
                         if let Value::Object(inner) = std::mem::take(&mut merged[at]) {
                             merged[at] = Value::Object(self.map(inner, element.clone(), of)?);
@@ -315,7 +317,8 @@ fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<()> {
         return Ok(());
     };
     let keys = directive.as_array().ok_or_else(bad_retain_keys)?;
-    let retained = |key: &str| keys.iter().any(|k| k.as_str() == Some(key));
+    let keys: HashSet<&str> = keys.iter().filter_map(Value::as_str).collect();
+    let retained = |key: &str| keys.contains(key);
     for (key, value) in patch.iter() {
         let directive = key.starts_with(DELETE_FROM_PRIMITIVE_LIST) || key.starts_with(SET_ELEMENT_ORDER);
         if !value.is_null() && !directive && !retained(key) {
@@ -335,6 +338,7 @@ fn special_elements(
 ) -> Result<(Vec<Value>, Vec<Value>)> {
     let mut plain = Vec::with_capacity(patch.len());
     let mut replace = false;
+    let mut gone = HashSet::new();
     for element in patch {
         let Value::Object(map) = &element else { continue };
         match map.get(PATCH) {
@@ -344,15 +348,17 @@ fn special_elements(
                     let key = map
                         .get(merge_key)
                         .ok_or_else(|| order::no_merge_key(map, merge_key))?;
-                    while let Some(at) = order::position(&original, merge_key, key)? {
-                        original.remove(at);
-                    }
+                    gone.insert(key.to_string());
                 }
                 Some("replace") => replace = true,
                 Some("merge") => return Err(internal("merging lists cannot yet be specified in the patch")),
                 _ => return Err(unknown_patch_type(directive, map)),
             },
         }
+    }
+    if !gone.is_empty() {
+        let key = |element: &Value| element.get(merge_key).map(Value::to_string);
+        original.retain(|element| key(element).is_none_or(|key| !gone.contains(&key)));
     }
     Ok(if replace {
         (plain, Vec::new())
