@@ -35,9 +35,30 @@ pub struct User {
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// Where plugins leave what the client should know.
-pub trait Warnings: Send + Sync {
-    fn add(&self, text: String);
+/// Where plugins leave what the client should know, and what the audit log should.
+pub trait Told: Send + Sync {
+    /// A `Warning` header.
+    fn warn(&self, text: String);
+
+    /// Whether annotations have a reader.
+    fn audited(&self) -> bool {
+        false
+    }
+
+    /// Whether what is written may be annotated too.
+    fn audits_objects(&self) -> bool {
+        false
+    }
+
+    /// An annotation of the audit event. The first value of a key stays.
+    fn annotate(&self, key: &str, value: String) {
+        let _ = (key, value);
+    }
+}
+
+/// What else the user may do, as the authorizers say.
+pub trait Access: Send + Sync {
+    fn may(&self, verb: &str, group: &str, resource: &str, namespace: &str, name: &str) -> bool;
 }
 
 /// What plugins remember between the two rounds of mutating admission.
@@ -86,7 +107,8 @@ pub struct Attributes<'a> {
     pub dry_run: bool,
     /// CreateOptions, UpdateOptions or DeleteOptions.
     pub options: Option<&'a Value>,
-    pub warnings: &'a dyn Warnings,
+    pub told: &'a dyn Told,
+    pub access: &'a dyn Access,
     pub reinvocation: Reinvocation,
 }
 

@@ -3,6 +3,7 @@
 
 use async_trait::async_trait;
 use serde_json::Value;
+use skiff_api::node::at;
 use skiff_meta::Status;
 
 use crate::{Attributes, Operation};
@@ -30,6 +31,27 @@ pub trait Lister: Send + Sync {
         self.get(group, resource, namespace, name).await
     }
 
+    /// The labels of an object whose keys begin with `prefix`; `None` if there is no such object. Asked on every write
+    /// of a pod, so a cache should answer without decoding the object.
+    async fn labels(
+        &self,
+        group: &str,
+        resource: &str,
+        name: &str,
+        prefix: &str,
+    ) -> Result<Option<Vec<(String, String)>>, Status> {
+        let found = self.get(group, resource, "", name).await?;
+        Ok(found.map(|object| {
+            let labels = at(&object, "metadata.labels").as_object();
+            let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
+            let all = labels
+                .into_iter()
+                .flatten()
+                .map(|(key, value)| (key.clone(), text(value)));
+            all.filter(|(key, _)| key.starts_with(prefix)).collect()
+        }))
+    }
+
     /// All objects of a resource; an empty `namespace` means all.
     async fn list(&self, group: &str, resource: &str, namespace: &str) -> Result<Vec<Value>, Status>;
 
@@ -49,6 +71,11 @@ pub trait Plugin: Send + Sync {
     fn name(&self) -> &'static str;
 
     fn handles(&self, operation: Operation) -> bool;
+
+    /// Whether the plugin has anything to say about a request: cheaper than to be called and find nothing.
+    fn concerns(&self, _: &Attributes<'_>) -> bool {
+        true
+    }
 
     /// May change the object.
     async fn admit(&self, _: &mut Attributes<'_>, _: &dyn Lister) -> Result<(), Status> {
@@ -95,7 +122,7 @@ impl Chain {
 
     async fn admit_once(&self, attributes: &mut Attributes<'_>, lister: &dyn Lister) -> Result<(), Status> {
         for plugin in &self.plugins {
-            if plugin.handles(attributes.operation) {
+            if plugin.handles(attributes.operation) && plugin.concerns(attributes) {
                 plugin.admit(attributes, lister).await?;
             }
         }
@@ -104,7 +131,7 @@ impl Chain {
 
     pub async fn validate(&self, attributes: &Attributes<'_>, lister: &dyn Lister) -> Result<(), Status> {
         for plugin in &self.plugins {
-            if plugin.handles(attributes.operation) {
+            if plugin.handles(attributes.operation) && plugin.concerns(attributes) {
                 plugin.validate(attributes, lister).await?;
             }
         }

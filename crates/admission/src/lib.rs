@@ -4,6 +4,7 @@
 mod attributes;
 mod chain;
 pub mod plugins;
+mod pod_security;
 
-pub use attributes::{Attributes, Operation, Reinvocation, User, Warnings};
+pub use attributes::{Access, Attributes, Operation, Reinvocation, Told, User};
 pub use chain::{Chain, Lister, Plugin};

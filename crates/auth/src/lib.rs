@@ -8,7 +8,7 @@ mod authenticator;
 mod bootstrap;
 mod escalation;
 mod impersonation;
-mod node;
+pub mod node;
 mod rbac;
 mod reconcile;
 pub mod request_header;
@@ -93,6 +93,8 @@ pub struct Attributes<'a> {
     pub namespace: &'a str,
     pub name: &'a str,
     pub path: &'a str,
+    /// Of a list, a watch or a deletion of many, as the client wrote it.
+    pub field_selector: &'a str,
 }
 
 impl Attributes<'_> {
@@ -131,28 +133,47 @@ pub struct Decision {
 #[derive(Debug, Default)]
 pub struct Authorizer {
     pub rbac: Rbac,
+    /// What belongs to which node.
+    pub nodes: node::Graph,
 }
 
 impl Authorizer {
     pub fn authorize(&self, user: &UserInfo, attributes: &Attributes<'_>) -> Decision {
-        if user.in_group(MASTERS_GROUP) {
-            return Decision {
-                allowed: true,
-                reason: String::new(),
-            };
-        }
-        if let Some(decision) = node::authorize(user, attributes) {
-            return decision;
-        }
-        self.rbac.authorize(user, attributes)
+        self.decide(user, attributes, |rbac| rbac.authorize(user, attributes))
     }
 
     /// The same, with the reason of RBAC why something is allowed: for those who ask for it.
     pub fn explain(&self, user: &UserInfo, attributes: &Attributes<'_>) -> Decision {
-        if user.in_group(MASTERS_GROUP) || node::authorize(user, attributes).is_some() {
-            return self.authorize(user, attributes);
+        self.decide(user, attributes, |rbac| rbac.explain(user, attributes))
+    }
+
+    fn decide(
+        &self,
+        user: &UserInfo,
+        attributes: &Attributes<'_>,
+        rbac: impl FnOnce(&Rbac) -> Decision,
+    ) -> Decision {
+        let allowed = Decision {
+            allowed: true,
+            reason: String::new(),
+        };
+        if user.in_group(MASTERS_GROUP) {
+            return allowed;
         }
-        self.rbac.explain(user, attributes)
+        let why = match node::authorize(&self.nodes, user, attributes) {
+            None => String::new(),
+            Some(node::Opinion::Allowed) => return allowed,
+            Some(node::Opinion::None(why)) => why,
+        };
+        let mut decision = rbac(&self.rbac);
+        // A refusal has the reasons of all who were asked.
+        if !decision.allowed && !why.is_empty() {
+            if !decision.reason.is_empty() {
+                decision.reason.insert(0, '\n');
+            }
+            decision.reason.insert_str(0, &why);
+        }
+        decision
     }
 }
 

@@ -61,6 +61,7 @@ async fn start() -> (Server, tempfile::TempDir) {
         admission: skiff_admission::Chain::recommended(),
         kubelet: None,
         recorder: Arc::default(),
+        audit: None,
         version: Version::default(),
         shutdown: CancellationToken::new(),
     });

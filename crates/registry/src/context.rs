@@ -1,6 +1,7 @@
 //! What one request carries through the registry: options, warnings for the client, and the time
 //! that each gate took.
 
+use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
@@ -31,6 +32,8 @@ pub struct Context {
     warnings: Mutex<Vec<String>>,
     /// Leaf lock: held for a push only.
     stages: Mutex<Vec<StageTime>>,
+    /// What the audit log should know; absent if it is not to know anything. Leaf lock: held for an insert only.
+    annotations: Option<Mutex<BTreeMap<String, String>>>,
 }
 
 /// Unix microseconds.
@@ -70,6 +73,27 @@ impl Context {
         if !warnings.contains(&text) {
             warnings.push(text);
         }
+    }
+
+    /// From now on annotations are kept.
+    pub fn audit(&mut self) {
+        self.annotations.get_or_insert_default();
+    }
+
+    pub fn audited(&self) -> bool {
+        self.annotations.is_some()
+    }
+
+    /// Adds an annotation for the audit log. The first value of a key stays.
+    pub fn annotate(&self, key: &str, value: String) {
+        if let Some(annotations) = &self.annotations {
+            annotations.lock().entry(key.to_owned()).or_insert(value);
+        }
+    }
+
+    pub fn annotations(&self) -> BTreeMap<String, String> {
+        let annotations = self.annotations.as_ref();
+        annotations.map_or_else(BTreeMap::new, |all| all.lock().clone())
     }
 
     pub fn warnings(&self) -> Vec<String> {

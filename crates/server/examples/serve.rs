@@ -1,6 +1,6 @@
 //! The API server by itself, for comparing it with others: no controllers, no nodes.
-//! `serve DIR PORT [ETCD]` keeps its state and an `admin.kubeconfig` in DIR and ends on SIGTERM or SIGINT. With
-//! the address of an etcd the objects are there.
+//! `serve DIR PORT [ETCD|-] [POLICY LOG]` keeps its state and an `admin.kubeconfig` in DIR and ends on SIGTERM or SIGINT. With
+//! the address of an etcd the objects are there; with an audit policy and a file, requests are recorded.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,21 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (Some(dir), Some(port)) = (arguments.next().map(PathBuf::from), arguments.next()) else {
         return Err("usage: serve DIR PORT [ETCD]".into());
     };
-    let etcd = arguments.next();
+    let etcd = arguments.next().filter(|address| address != "-");
+    let audit = match (arguments.next(), arguments.next()) {
+        (Some(policy), Some(log)) => Some(skiff_server::AuditConfig {
+            policy: skiff_server::AuditPolicy::parse(&std::fs::read_to_string(policy)?)?,
+            log: skiff_server::LogOptions {
+                path: log.into(),
+                max_size_megabytes: 100,
+                max_backups: 1,
+                max_age_days: 0,
+                compress: false,
+                mode: skiff_server::AuditMode::Blocking,
+            },
+        }),
+        _ => None,
+    };
     let port: u16 = port.parse()?;
     let began = std::time::Instant::now();
     let pki = skiff_pki::Pki::open(&dir.join("pki"))?;
@@ -63,6 +77,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             tls: Arc::new(skiff_pki::client_config(pki.ca_certificate(), Some(&admin))?),
         }),
         recorder: Arc::default(),
+        audit,
         version: Version::default(),
         shutdown: shutdown.clone(),
     })

@@ -15,8 +15,10 @@ use skiff_registry::fields::Tracking;
 use skiff_registry::{Context, now_us, object};
 use skiff_trace::{Mark, Stage, read_headers};
 
+use crate::audit::{self, Stage as AuditStage, Trail};
 use crate::body::{self, Answer, Body};
 use crate::connections::Deadline;
+use crate::hooks::node_graph;
 use crate::negotiate::{self, Offer, Output};
 use crate::query::{Query, WriteOptions};
 use crate::request_info::RequestInfo;
@@ -47,6 +49,8 @@ pub struct Exchange {
     pub made: Option<Made>,
     /// What priority and fairness took the request for.
     pub classified: Option<flow::Classified>,
+    /// What the audit log will know of it; none: nothing.
+    pub trail: Option<Box<Trail>>,
 }
 
 /// What the mark says of a written object.
@@ -145,7 +149,9 @@ impl Inner {
             untyped: false,
             made: None,
             classified: None,
+            trail: None,
         };
+        let mut panicked = None;
         let result = match broken_path {
             Some(message) => {
                 // COMPAT: nothing that comes after knows what is asked, so it is told in plain words.
@@ -160,13 +166,17 @@ impl Inner {
                 gates.catch_unwind().await.unwrap_or_else(|panic| {
                     let text = panic_text(panic.as_ref());
                     tracing::error!(panic = text, "a request panicked");
+                    panicked = Some(text.to_owned());
                     Err(Status::internal(
                         "this request caused apiserver to panic. Look in the logs for details",
                     ))
                 })
             }
         };
-        let mut answer = result.unwrap_or_else(|status| respond::status(&exchange, &status));
+        let (mut answer, failure) = match result {
+            Ok(answer) => (answer, None),
+            Err(status) => (respond::status(&exchange, &status), Some(status)),
+        };
         if !exchange.info.long_running()
             && let Some(deadline) = exchange.parts.extensions.get::<Arc<Deadline>>()
         {
@@ -176,6 +186,17 @@ impl Inner {
             *answer.body_mut() = body::full("");
         }
         self.finish(&mut answer, &exchange, &audit_id, start_us, began);
+        if let Some(trail) = exchange.trail.take() {
+            audit::finish(
+                trail,
+                &exchange,
+                &mut answer,
+                failure.as_ref(),
+                panicked.as_deref(),
+            )
+            .boxed()
+            .await;
+        }
         answer
     }
 
@@ -209,6 +230,15 @@ impl Inner {
                         Ok(user) => user,
                         Err(error) => {
                             tracing::debug!(%error, path = exchange.info.path, "unauthenticated");
+                            if let Some(auditor) = &self.audit {
+                                let nobody = Arc::new(UserInfo::default());
+                                let attributes = attributes_of(&exchange.info);
+                                let trail = auditor.begin(exchange, &nobody, &attributes, audit_id);
+                                if let Some(trail) = trail {
+                                    let tried = audit::attempted(&exchange.parts.headers, peer.is_some());
+                                    trail.refused(&exchange.context, &tried).await;
+                                }
+                            }
                             return Err(Status::unauthorized());
                         }
                     }
@@ -216,11 +246,27 @@ impl Inner {
             }
         };
 
+        // Audit: what comes is recorded before anything is done about it.
+        if let Some(auditor) = &self.audit
+            && let Some(trail) = auditor.begin(exchange, &user, &attributes_of(&exchange.info), audit_id)
+        {
+            exchange.context.audit();
+            if !trail.record(AuditStage::RequestReceived, &exchange.context).await {
+                return Err(Status::internal("failed to store audit event"));
+            }
+            exchange.trail = Some(trail);
+        }
+
         // Impersonation: the real user must be allowed each part of the identity it takes on.
-        exchange.user = match self.impersonate(exchange, user) {
+        exchange.user = match self.impersonate(exchange, user.clone()) {
             Ok(user) => user,
             Err(status) => return Ok(unsniffed(exchange, &status)),
         };
+        if let Some(trail) = &exchange.trail
+            && !Arc::ptr_eq(&exchange.user, &user)
+        {
+            trail.impersonated(&exchange.user);
+        }
 
         // Priority and fairness: a bounded number of requests at a time, and turns for who waits. A watch takes a
         // seat until it is under way.
@@ -240,7 +286,13 @@ impl Inner {
         // Authorization.
         {
             let _stage = exchange.context.stage("authz");
-            if let Err(status) = self.authorize(exchange) {
+            let mut decided = self.authorize(exchange);
+            // A pod that was bound a moment ago may not be known to be its node's yet.
+            if decided.is_err() && node_graph::refresh(self, exchange).await {
+                decided = self.authorize(exchange);
+            }
+            self.annotate_decision(exchange, decided.is_ok());
+            if let Err(status) = decided {
                 return Ok(unsniffed(exchange, &status));
             }
         }
@@ -303,6 +355,23 @@ impl Inner {
             }
         }
         Ok(Arc::new(wanted.user))
+    }
+
+    /// Tells the audit log who allowed a request, or why nobody did.
+    fn annotate_decision(&self, exchange: &Exchange, allowed: bool) {
+        if !exchange.context.audited() {
+            return;
+        }
+        let explained = self
+            .authorizer
+            .explain(&exchange.user, &attributes_of(&exchange.info));
+        let decision = if allowed { "allow" } else { "forbid" };
+        exchange
+            .context
+            .annotate("authorization.k8s.io/decision", decision.to_owned());
+        exchange
+            .context
+            .annotate("authorization.k8s.io/reason", explained.reason);
     }
 
     fn authorize(&self, exchange: &Exchange) -> Result<(), Status> {
@@ -400,6 +469,7 @@ fn attributes_of(info: &RequestInfo) -> Attributes<'_> {
         namespace: &info.namespace,
         name: &info.name,
         path: &info.path,
+        field_selector: &info.field_selector,
     }
 }
 

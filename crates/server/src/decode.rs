@@ -27,12 +27,26 @@ pub fn object(
     if let Some(custom) = crate::crd::version_of(resource) {
         let mut value = crate::crd::decode::object(exchange, resource, custom, validation, body)?;
         default_and_convert(resource, &mut value);
+        record(exchange, resource, &value);
         return Ok(value);
     }
     let expected = GroupVersionKind::new(resource.facts.group, resource.facts.version, resource.facts.kind);
     let mut value = typed(exchange, &expected, validation, body)?;
     default_and_convert(resource, &mut value);
+    record(exchange, resource, &value);
     Ok(value)
+}
+
+/// Shows the object of a request to the audit log, in the version that the client speaks.
+fn record(exchange: &Exchange, resource: &Resource, value: &Value) {
+    let Some(trail) = &exchange.trail else { return };
+    if resource.served_as_stored() || resource.custom.is_some() {
+        trail.request_object(value);
+        return;
+    }
+    let mut served = value.clone();
+    resource.from_stored(&mut served);
+    trail.request_object(&served);
 }
 
 /// Decodes a body of the given kind.

@@ -2,12 +2,13 @@
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
-use skiff_admission::{Attributes, Lister, Operation, Reinvocation, User, Warnings};
+use skiff_admission::{Access, Attributes, Lister, Operation, Reinvocation, Told, User};
 use skiff_auth::UserInfo;
 use skiff_meta::{GroupVersion, Status};
 use skiff_registry::{Context, Gate, Open, Part, Registry, Resource, encode, object};
 use skiff_registry::{ListOptions, ReadAt};
 
+use crate::audit::Level;
 use crate::chain::Exchange;
 use crate::hooks::escalation;
 use crate::query::Query;
@@ -24,15 +25,43 @@ pub struct Admission<'a> {
     name: &'a str,
     dry_run: bool,
     options: Option<&'a Value>,
-    warnings: Told<'a>,
+    told: Heard<'a>,
 }
 
 /// Warnings of plugins go the way of all others.
-struct Told<'a>(&'a Context);
+struct Heard<'a>(&'a Context, Level);
 
-impl Warnings for Told<'_> {
-    fn add(&self, text: String) {
+impl Told for Heard<'_> {
+    fn warn(&self, text: String) {
         self.0.warn(text);
+    }
+
+    fn audited(&self) -> bool {
+        self.0.audited()
+    }
+
+    fn audits_objects(&self) -> bool {
+        self.1 >= Level::Request
+    }
+
+    fn annotate(&self, key: &str, value: String) {
+        self.0.annotate(key, value);
+    }
+}
+
+impl Access for Admission<'_> {
+    fn may(&self, verb: &str, group: &str, resource: &str, namespace: &str, name: &str) -> bool {
+        let wanted = skiff_auth::Attributes {
+            verb,
+            is_resource: true,
+            group,
+            version: "*",
+            resource,
+            namespace,
+            name,
+            ..skiff_auth::Attributes::default()
+        };
+        self.inner.authorizer.authorize(self.identity, &wanted).allowed
     }
 }
 
@@ -59,7 +88,10 @@ impl<'a> Admission<'a> {
             name: &exchange.info.name,
             dry_run: exchange.context.dry_run,
             options,
-            warnings: Told(&exchange.context),
+            told: Heard(
+                &exchange.context,
+                exchange.trail.as_ref().map_or(Level::None, |trail| trail.level()),
+            ),
         }
     }
 
@@ -95,7 +127,8 @@ impl<'a> Admission<'a> {
             old_object: old,
             dry_run: self.dry_run,
             options: self.options,
-            warnings: &self.warnings,
+            told: &self.told,
+            access: self,
             reinvocation: Reinvocation::default(),
         }
     }
@@ -181,6 +214,9 @@ impl Gate for Admission<'_> {
     }
 }
 
+/// So many objects are decoded for a plugin before other requests get a turn.
+const DECODED_A_TURN: usize = 256;
+
 /// Other objects as admission plugins read them: from the cache.
 pub struct CacheLister<'a>(pub &'a Registry);
 
@@ -222,6 +258,29 @@ impl Lister for CacheLister<'_> {
         self.read(group, resource, namespace, name, ReadAt::Latest).await
     }
 
+    async fn labels(
+        &self,
+        group: &str,
+        resource: &str,
+        name: &str,
+        prefix: &str,
+    ) -> Result<Option<Vec<(String, String)>>, Status> {
+        let Some(resource) = self.0.resources.find_any(group, resource) else {
+            return Ok(None);
+        };
+        let mut entry = self.0.get_entry(&resource, "", name, ReadAt::Any).await?;
+        if entry.is_none() {
+            entry = self.0.get_entry(&resource, "", name, ReadAt::Latest).await?;
+        }
+        Ok(entry.map(|entry| {
+            let labels = entry.head.labels.iter();
+            let wanted = labels.filter(|(key, _)| key.starts_with(prefix));
+            wanted
+                .map(|(key, value)| (key.to_string(), value.to_string()))
+                .collect()
+        }))
+    }
+
     async fn write_status(&self, group: &str, resource: &str, object: Value) -> Result<(), Status> {
         let Some(resource) = self.0.resources.preferred(group, resource) else {
             return Ok(());
@@ -257,10 +316,15 @@ impl Lister for CacheLister<'_> {
             ..ListOptions::default()
         };
         let listed = self.0.list(&resource, options).await?;
-        listed
-            .items
-            .iter()
-            .map(|entry| encode::decode(&entry.bytes))
-            .collect()
+        let mut all = Vec::with_capacity(listed.items.len());
+        for some in listed.items.chunks(DECODED_A_TURN) {
+            for entry in some {
+                all.push(encode::decode(&entry.bytes)?);
+            }
+            if some.len() == DECODED_A_TURN {
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(all)
     }
 }

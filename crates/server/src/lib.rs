@@ -4,6 +4,7 @@
 //! `subresources`, `crd`, `aggregation`, `dynamic` and `flow`.
 
 mod aggregation;
+mod audit;
 mod body;
 mod chain;
 mod compress;
@@ -39,6 +40,7 @@ mod verbs;
 mod version;
 mod webhook_client;
 
+pub use audit::{AuditConfig, LogOptions, Mode as AuditMode, Policy as AuditPolicy};
 pub use body::{Answer, Body, BoxError};
 pub use connections::Limits;
 pub use request_info::RequestInfo;

@@ -169,7 +169,7 @@ impl Metrics {
 
     /// The Prometheus text form. prometheus-client ends with OpenMetrics' `# EOF`, which the older text
     /// form that upstream speaks does not have.
-    pub fn text(&self) -> String {
+    pub fn text(&self, lost_audit_events: u64) -> String {
         let mut out = String::new();
         if encode(&mut out, &self.registry).is_err() {
             return String::new();
@@ -213,6 +213,12 @@ impl Metrics {
                 cpu,
             );
         }
+        let name = "apiserver_audit_error_total";
+        let help = "Counter of audit events that failed to be audited properly. Plugin identifies the plugin affected by the error.";
+        let _ = writeln!(
+            out,
+            "# HELP {name} {help}\n# TYPE {name} counter\n{name}{{plugin=\"log\"}} {lost_audit_events}"
+        );
         out
     }
 }
@@ -243,7 +249,7 @@ mod tests {
             ..RequestInfo::default()
         };
         metrics.request(&info, false, 201, Duration::from_millis(3));
-        let text = metrics.text();
+        let text = metrics.text(0);
         for line in [
             "# TYPE apiserver_request_total counter",
             "apiserver_request_total{code=\"201\",component=\"apiserver\",dry_run=\"\",group=\"\",resource=\"pods\",scope=\"namespace\",subresource=\"\",verb=\"POST\",version=\"v1\"} 1",

@@ -83,7 +83,9 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
         ["metrics"] => Ok(body::answer(
             StatusCode::OK,
             "text/plain; version=0.0.4; charset=utf-8; escaping=underscores",
-            inner.metrics.text(),
+            inner
+                .metrics
+                .text(inner.audit.as_ref().map_or(0, |audit| audit.failed())),
         )),
         ["metrics", "slis"] => Ok(body::answer(
             StatusCode::OK,

@@ -2,6 +2,7 @@
 //! It decides nothing: whether the resource exists, or may be touched, is for later gates.
 
 use http::Method;
+use skiff_meta::selector::FieldSelector;
 
 /// The request as authorization and routing see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub struct RequestInfo {
     pub resource: String,
     pub subresource: String,
     pub name: String,
+    /// Of a list, a watch or a deletion of many: authorization may go by it.
+    pub field_selector: String,
     /// The parts from the resource on: resource, name, subresource, and what follows.
     pub parts: Vec<String>,
     /// The old form `/api/v1/watch/...`, which is a watch whatever the query says.
@@ -102,6 +105,9 @@ impl RequestInfo {
         if info.name.is_empty() && info.verb == "delete" {
             info.verb = "deletecollection".to_string();
         }
+        if matches!(info.verb.as_str(), "list" | "watch" | "deletecollection") {
+            info.field_selector = query_values(query, "fieldSelector").next().unwrap_or_default();
+        }
         Ok(info)
     }
 
@@ -120,17 +126,14 @@ impl RequestInfo {
     }
 }
 
-/// The name that a list's field selector fixes; authorization by resource name then applies.
+/// The name that a list's field selector fixes; authorization by resource name then applies. Read as the list reads
+/// it: a comma that is escaped does not begin another term.
 fn exact_name(query: &str) -> Option<String> {
     let selector = query_values(query, "fieldSelector").next()?;
-    let name = selector.split(',').find_map(|term| {
-        let value = term
-            .strip_prefix("metadata.name==")
-            .or_else(|| term.strip_prefix("metadata.name="))?;
-        Some(value.to_string())
-    })?;
+    let selector = FieldSelector::parse(&selector).ok()?;
+    let name = selector.required_value("metadata.name")?;
     let fits = !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '%']);
-    fits.then_some(name)
+    fits.then(|| name.to_owned())
 }
 
 /// Splits a query into decoded pairs, in order.
@@ -230,6 +233,16 @@ mod tests {
         check(
             "GET",
             "/api/v1/pods?watch=0",
+            "true list g= v=v1 ns= r=pods s= n=",
+        );
+        check(
+            "GET",
+            "/api/v1/pods?fieldSelector=a%3Db,metadata.name%3Dx",
+            "true list g= v=v1 ns= r=pods s= n=x",
+        );
+        check(
+            "GET",
+            "/api/v1/pods?fieldSelector=metadata.name!%3Da%5C,metadata.name%3Dx",
             "true list g= v=v1 ns= r=pods s= n=",
         );
         check("GET", "/api/v1/watch/pods", "true watch g= v=v1 ns= r=pods s= n=");

@@ -93,9 +93,11 @@ async fn main_resource(
     let facts = resource.facts;
     if let Some(warning) = resource.custom.as_ref().and_then(|custom| custom.deprecation()) {
         exchange.context.warn(warning);
+        exchange.context.annotate("k8s.io/deprecated", "true".to_string());
     }
     if let Some(warning) = skiff_api::kind::deprecation(facts.group, facts.version, facts.kind) {
         exchange.context.warn(warning.to_string());
+        exchange.context.annotate("k8s.io/deprecated", "true".to_string());
     }
     if unwatchable {
         return Err(Status::method_not_supported(&resource.group_resource, &verb));

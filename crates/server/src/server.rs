@@ -15,10 +15,11 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregation::{self, Aggregator};
+use crate::audit::{AuditConfig, Auditor};
 use crate::connections::Limits;
 use crate::dynamic::{self, Dynamic};
 use crate::flow::{self, FlowControl};
-use crate::hooks::{identity, ip_addresses, rbac_source};
+use crate::hooks::{identity, ip_addresses, node_graph, rbac_source};
 use crate::listen::{self, Authorities};
 use crate::metrics::Metrics;
 use crate::service::InProcess;
@@ -70,6 +71,8 @@ pub struct ServerConfig {
     /// How to reach kubelets for logs, exec and the like.
     pub kubelet: Option<KubeletClient>,
     pub recorder: Arc<Recorder>,
+    /// What is recorded of requests; none: nothing.
+    pub audit: Option<AuditConfig>,
     pub version: Version,
     /// Ends watches and the listener.
     pub shutdown: CancellationToken,
@@ -83,6 +86,8 @@ pub enum StartError {
     ServiceAccountKey(#[from] skiff_auth::AuthError),
     #[error("client certificates: {0}")]
     ClientCertificates(#[from] skiff_pki::Error),
+    #[error("audit log: {0}")]
+    Audit(std::io::Error),
     #[error("the first objects cannot be made: {0}")]
     Bootstrap(Status),
 }
@@ -104,6 +109,7 @@ pub struct Inner {
     pub issuer: Option<TokenIssuer>,
     pub audiences: Vec<String>,
     pub recorder: Arc<Recorder>,
+    pub audit: Option<Arc<Auditor>>,
     pub metrics: Metrics,
     pub flow: FlowControl,
     pub version: Version,
@@ -182,6 +188,11 @@ impl Server {
             issuer,
             audiences,
             recorder: config.recorder,
+            audit: config
+                .audit
+                .map(Auditor::open)
+                .transpose()
+                .map_err(StartError::Audit)?,
             flow: FlowControl::default(),
             version: config.version,
             kubelet: config.kubelet,
@@ -215,6 +226,7 @@ impl Server {
                 .await
                 .map_err(StartError::Bootstrap)?;
         }
+        node_graph::start(&inner).await.map_err(StartError::Bootstrap)?;
         dynamic::start(&inner).await.map_err(StartError::Bootstrap)?;
         flow::start(&inner).await.map_err(StartError::Bootstrap)?;
         ip_addresses::start(&inner).await.map_err(StartError::Bootstrap)?;

@@ -91,6 +91,30 @@ pub struct ServerArgs {
     /// Run containers by this CRI runtime instead of the embedded one
     #[arg(long, value_name = "unix://PATH")]
     pub container_runtime_endpoint: Option<String>,
+    /// Record requests as this audit policy says
+    #[arg(long, value_name = "FILE")]
+    pub audit_policy_file: Option<PathBuf>,
+    /// Where requests are recorded; `-` is standard output
+    #[arg(long, value_name = "FILE", requires = "audit_policy_file")]
+    pub audit_log_path: Option<PathBuf>,
+    /// Days to keep old audit logs; 0: for ever
+    #[arg(long, value_name = "DAYS", default_value_t = 366)]
+    pub audit_log_maxage: u32,
+    /// Old audit logs to keep; 0: all
+    #[arg(long, value_name = "COUNT", default_value_t = 100)]
+    pub audit_log_maxbackup: usize,
+    /// Size at which an audit log is set aside, in megabytes; 0: never
+    #[arg(long, value_name = "MEGABYTES", default_value_t = 100)]
+    pub audit_log_maxsize: u64,
+    /// Form of the audit log
+    #[arg(long, value_name = "FORMAT", value_parser = ["json"], default_value = "json")]
+    pub audit_log_format: String,
+    /// Whether requests wait for their events
+    #[arg(long, value_name = "MODE", value_parser = ["batch", "blocking", "blocking-strict"], default_value = "blocking")]
+    pub audit_log_mode: String,
+    /// Compress audit logs that are set aside
+    #[arg(long)]
+    pub audit_log_compress: bool,
     /// Leave the user's kubeconfig alone
     #[arg(long)]
     pub no_kubeconfig_merge: bool,

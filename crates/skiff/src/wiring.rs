@@ -16,6 +16,7 @@ use skiff_auth::UserInfo;
 use skiff_client::kubeconfig::{self, ClusterEntry};
 use skiff_pki::{FrontProxy, Identity, Pki};
 use skiff_runtime::ImageStore;
+use skiff_server::{AuditConfig, AuditMode, AuditPolicy, LogOptions};
 use skiff_server::{ClientCertificates, KubeletClient, Server, ServerConfig, ServiceAccountKey, Version};
 use skiff_store::Store;
 use std::fs;
@@ -260,6 +261,7 @@ impl Wiring<'_> {
                 tls: Arc::new(kubelet_tls),
             }),
             recorder: Arc::default(),
+            audit: audit(self.args)?,
             version: Version {
                 git_version: VERSION.to_owned(),
                 ..Version::default()
@@ -483,6 +485,35 @@ fn node_ports(text: &str) -> Result<RangeInclusive<u16>> {
     let range: Option<RangeInclusive<u16>> =
         range.filter(|r: &RangeInclusive<u16>| !r.is_empty() && *r.start() > 0);
     range.with_context(|| format!("--service-node-port-range {text:?} is not FROM-TO, such as 30000-32767"))
+}
+
+/// What the flags say about the audit log. Without a policy, or without a place for it, nothing is recorded.
+fn audit(args: &ServerArgs) -> Result<Option<AuditConfig>> {
+    let (Some(file), path) = (&args.audit_policy_file, &args.audit_log_path) else {
+        return Ok(None);
+    };
+    let text = fs::read_to_string(file)
+        .with_context(|| format!("the audit policy {} cannot be read", file.display()))?;
+    let policy = AuditPolicy::parse(&text)
+        .map_err(|why| anyhow::anyhow!("the audit policy {} is no good: {why}", file.display()))?;
+    let Some(path) = path else {
+        return Ok(None);
+    };
+    Ok(Some(AuditConfig {
+        policy,
+        log: LogOptions {
+            path: path.clone(),
+            max_size_megabytes: args.audit_log_maxsize,
+            max_backups: args.audit_log_maxbackup,
+            max_age_days: args.audit_log_maxage,
+            compress: args.audit_log_compress,
+            mode: match args.audit_log_mode.as_str() {
+                "batch" => AuditMode::Batch,
+                "blocking-strict" => AuditMode::BlockingStrict,
+                _ => AuditMode::Blocking,
+            },
+        },
+    }))
 }
 
 /// Where the embedded runtime keeps what, for the server and for `skiff image`.

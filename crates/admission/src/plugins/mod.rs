@@ -1,10 +1,18 @@
 //! The plugins, one file each, and the order in which they run.
 
+mod certificate_approval;
+mod certificate_signing;
+mod certificate_subject_restriction;
 mod default_ingress_class;
 mod default_storage_class;
 mod default_toleration_seconds;
 mod limit_ranger;
 mod namespace_lifecycle;
+mod node_restriction;
+mod persistent_volume_claim_resize;
+mod pod_resize;
+mod pod_security;
+mod pod_topology_labels;
 mod priority;
 mod resource_quota;
 mod runtime_class;
@@ -12,11 +20,19 @@ mod service_account;
 mod storage_object_in_use_protection;
 mod taint_nodes_by_condition;
 
+pub use certificate_approval::CertificateApproval;
+pub use certificate_signing::CertificateSigning;
+pub use certificate_subject_restriction::CertificateSubjectRestriction;
 pub use default_ingress_class::DefaultIngressClass;
 pub use default_storage_class::DefaultStorageClass;
 pub use default_toleration_seconds::DefaultTolerationSeconds;
 pub use limit_ranger::LimitRanger;
 pub use namespace_lifecycle::NamespaceLifecycle;
+pub use node_restriction::NodeRestriction;
+pub use persistent_volume_claim_resize::PersistentVolumeClaimResize;
+pub use pod_resize::{NodeDeclaredFeatureValidator, PodResizeValidator};
+pub use pod_security::PodSecurity;
+pub use pod_topology_labels::PodTopologyLabels;
 pub use priority::Priority;
 pub use resource_quota::ResourceQuota;
 pub use runtime_class::RuntimeClass;
@@ -26,19 +42,29 @@ pub use taint_nodes_by_condition::TaintNodesByCondition;
 
 use crate::Plugin;
 
-/// Upstream's recommended plugins in upstream's order; what is not built yet is not listed.
+/// Upstream's default plugins, and NodeRestriction, which no cluster should be without, in upstream's order. Those that
+/// are for features that are off by default are left out.
 pub fn recommended() -> Vec<Box<dyn Plugin>> {
     vec![
         Box::new(NamespaceLifecycle::default()),
         Box::new(LimitRanger),
         Box::new(ServiceAccount::default()),
+        Box::new(NodeRestriction),
         Box::new(TaintNodesByCondition),
+        Box::new(PodSecurity),
         Box::new(Priority),
         Box::new(DefaultTolerationSeconds),
         Box::new(DefaultStorageClass),
         Box::new(StorageObjectInUseProtection),
+        Box::new(PersistentVolumeClaimResize),
         Box::new(RuntimeClass),
+        Box::new(CertificateApproval),
+        Box::new(CertificateSigning),
+        Box::new(CertificateSubjectRestriction),
         Box::new(DefaultIngressClass),
+        Box::new(PodTopologyLabels),
+        Box::new(NodeDeclaredFeatureValidator),
+        Box::new(PodResizeValidator),
         Box::new(ResourceQuota),
     ]
 }
@@ -82,8 +108,17 @@ pub(crate) mod fake {
 
     struct Unheard;
 
-    impl crate::Warnings for Unheard {
-        fn add(&self, _: String) {}
+    impl crate::Told for Unheard {
+        fn warn(&self, _: String) {}
+    }
+
+    /// Access to what is named: `verb resource name`.
+    pub struct May(pub &'static str);
+
+    impl crate::Access for May {
+        fn may(&self, verb: &str, _: &str, resource: &str, _: &str, name: &str) -> bool {
+            self.0 == format!("{verb} {resource} {name}")
+        }
     }
 
     pub static USER: User = User {
@@ -115,7 +150,8 @@ pub(crate) mod fake {
             old_object: None,
             dry_run: false,
             options: None,
-            warnings: &Unheard,
+            told: &Unheard,
+            access: &May(""),
             reinvocation: crate::Reinvocation::default(),
         }
     }

@@ -104,8 +104,11 @@ impl Plugin for ServiceAccount {
     }
 
     async fn admit(&self, a: &mut Attributes<'_>, lister: &dyn Lister) -> Result<(), Status> {
-        if !a.is("", "pods") || a.object.is_none() || a.is_mirror_pod() {
+        if !a.is("", "pods") || a.object.is_none() {
             return Ok(());
+        }
+        if a.is_mirror_pod() {
+            return self.check(a, lister).await;
         }
         let name = match a.text("spec.serviceAccountName") {
             "" => "default".to_owned(),

@@ -22,6 +22,7 @@ pub mod probe;
 pub mod qos;
 pub mod quota;
 pub mod quota_usage;
+pub mod references;
 pub mod replication_controller;
 pub mod resources;
 pub mod scheduling;

@@ -78,6 +78,7 @@ impl World {
             admission: skiff_admission::Chain::recommended(),
             kubelet: None,
             recorder: Arc::default(),
+            audit: None,
             version: Default::default(),
             shutdown: stop.clone(),
         })

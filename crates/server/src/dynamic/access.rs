@@ -73,6 +73,7 @@ impl skiff_cel::Authorizer for Access {
                 namespace: &review.namespace,
                 name: &review.name,
                 path: review.path.as_deref().unwrap_or(""),
+                field_selector: &review.field_selector,
             },
         );
         Decision {

@@ -14,6 +14,9 @@ pub struct Binding {
     matching: Option<Matching>,
     pub denies: bool,
     pub warns: bool,
+    pub audits: bool,
+    /// What a violation does, as it was written.
+    pub actions: Vec<String>,
     params: Option<ParamRef>,
 }
 
@@ -36,6 +39,12 @@ impl Binding {
             matching: object::at(value, &["spec", "matchResources"]).map(Matching::read_binding),
             denies: does("Deny"),
             warns: does("Warn"),
+            audits: does("Audit"),
+            actions: actions
+                .into_iter()
+                .flatten()
+                .filter_map(|action| action.as_str().map(str::to_owned))
+                .collect(),
             params: reference.map(|reference| ParamRef {
                 name: object::at_str(reference, &["name"]).to_owned(),
                 namespace: object::at_str(reference, &["namespace"]).to_owned(),

@@ -1,6 +1,7 @@
 //! The plugin of ValidatingAdmissionPolicy: every policy that is bound and matches is asked, and the first refusal is
 //! the answer.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -69,6 +70,7 @@ impl Validating {
         let misconfigured = |binding: Option<&Binding>, why: String| {
             let of = if binding.is_some() { "binding" } else { "policy" };
             let violation = Violation {
+                index: 0,
                 message: format!("failed to configure {of}: {why}"),
                 reason: String::new(),
             };
@@ -84,6 +86,7 @@ impl Validating {
         }
         let mut refusal: Option<Status> = None;
         let mut versioned: Option<(Versioned, Value, Option<Value>)> = None;
+        let mut annotations: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for binding in bindings {
             let found = binding.params_for(registry, attributes, policy.param_kind.as_ref());
             let params = match found.await {
@@ -112,9 +115,21 @@ impl Validating {
                     namespace_object: space.as_ref(),
                     authorizer: Some(Access::of(&self.0.authorizer, attributes)),
                 };
-                for violation in policy.violations(&input) {
+                let mut annotate = |key: &str, value: &str| {
+                    let values = annotations.entry(key.to_owned()).or_default();
+                    if !values.iter().any(|known| known == value) {
+                        values.push(cut(value).to_owned());
+                    }
+                };
+                for violation in policy.violations(&input, &mut annotate) {
+                    if binding.audits && attributes.told.audited() {
+                        let key = "validation.policy.admission.k8s.io/validation_failure";
+                        attributes
+                            .told
+                            .annotate(key, failure(policy, binding, &violation));
+                    }
                     if binding.warns {
-                        attributes.warnings.add(format!(
+                        attributes.told.warn(format!(
                             "Validation failed for ValidatingAdmissionPolicy '{}' with binding '{}': {}",
                             policy.name, binding.name, violation.message
                         ));
@@ -125,8 +140,45 @@ impl Validating {
                 }
             }
         }
+        for (key, values) in annotations {
+            let key = format!("{}/{key}", policy.name);
+            attributes.told.annotate(&key, values.join(", "));
+        }
         Ok(refusal)
     }
+}
+
+/// Longer annotations are cut off.
+const ANNOTATION_MAX: usize = 10 * 1024;
+
+fn cut(value: &str) -> &str {
+    let mut end = value.len().min(ANNOTATION_MAX);
+    while !value.is_char_boundary(end) {
+        end -= 1;
+    }
+    &value[..end]
+}
+
+/// A violation as the audit log has it.
+fn failure(policy: &Policy, binding: &Binding, violation: &Violation) -> String {
+    /// In upstream's order.
+    #[derive(serde::Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Failure<'a> {
+        message: &'a str,
+        policy: &'a str,
+        binding: &'a str,
+        expression_index: usize,
+        validation_actions: &'a [String],
+    }
+    let failure = Failure {
+        message: &violation.message,
+        policy: &policy.name,
+        binding: &binding.name,
+        expression_index: violation.index,
+        validation_actions: &binding.actions,
+    };
+    serde_json::to_string(&[failure]).unwrap_or_default()
 }
 
 /// The namespace of a request as expressions see it: without what only machines read. A request for a namespace is in

@@ -23,7 +23,7 @@ pub struct Policy {
     /// What messages see: the same without the authorizer.
     messages: Environment,
     validations: Vec<Validation>,
-    annotations: Vec<Result<Expression, String>>,
+    annotations: Vec<Annotation>,
 }
 
 struct Validation {
@@ -34,9 +34,17 @@ struct Validation {
     message_expression: Option<Expression>,
 }
 
+/// What the audit log should know.
+struct Annotation {
+    key: String,
+    expression: Result<Expression, String>,
+}
+
 /// Why a request is not admitted.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Violation {
+    /// The place of the validation in the policy.
+    pub index: usize,
     pub message: String,
     /// Empty if nothing was said.
     pub reason: String,
@@ -73,7 +81,10 @@ impl Policy {
             })
             .collect();
         let annotations = items("auditAnnotations")
-            .map(|annotation| rules.compile(&text(annotation, "valueExpression"), &[]))
+            .map(|annotation| Annotation {
+                key: text(annotation, "key"),
+                expression: rules.compile(&text(annotation, "valueExpression"), &[]),
+            })
             .collect();
         Policy {
             name: object::name(value).to_owned(),
@@ -88,12 +99,18 @@ impl Policy {
         }
     }
 
-    /// Everything that is wrong with a request, in the order of the validations.
-    pub fn violations(&self, input: &Input<'_>) -> Vec<Violation> {
+    /// Everything that is wrong with a request, in the order of the validations. What the audit log should know is told
+    /// to `annotate`.
+    pub fn violations(
+        &self,
+        input: &Input<'_>,
+        annotate: &mut (dyn FnMut(&str, &str) + Send),
+    ) -> Vec<Violation> {
         let mut found = Vec::new();
-        let mut fail = |message: String| {
+        let mut fail = |index: usize, message: String| {
             if !self.ignores_failure {
                 found.push(Violation {
+                    index,
                     message,
                     reason: String::new(),
                 });
@@ -104,7 +121,7 @@ impl Policy {
                 MatchResult::Matches => {}
                 MatchResult::DoesNotMatch(_) => return found,
                 MatchResult::Failed(why) => {
-                    fail(why);
+                    fail(0, why);
                     return found;
                 }
             }
@@ -112,20 +129,20 @@ impl Policy {
         let rules = Inputs::new(&self.rules, input.clone());
         let mut budget = Budget::default();
         let mut violated = Vec::new();
-        for validation in &self.validations {
+        for (index, validation) in self.validations.iter().enumerate() {
             let expression = match &validation.expression {
                 Ok(expression) => expression,
                 Err(why) => {
-                    fail(format!("compilation error: {why}"));
+                    fail(index, format!("compilation error: {why}"));
                     continue;
                 }
             };
             match rules.evaluate(expression, &mut budget) {
                 Evaluated::Value(skiff_cel::Value::Bool(true)) => {}
-                Evaluated::Value(_) => violated.push(validation),
-                Evaluated::Failed(why) => fail(why),
+                Evaluated::Value(_) => violated.push((index, validation)),
+                Evaluated::Failed(why) => fail(index, why),
                 Evaluated::OutOfBudget(why) => {
-                    fail(why);
+                    fail(index, why);
                     return found;
                 }
             }
@@ -135,8 +152,9 @@ impl Policy {
             ..input.clone()
         };
         let messages = Inputs::new(&self.messages, messages);
-        for validation in violated {
+        for (index, validation) in violated {
             found.push(Violation {
+                index,
                 message: validation.told(&messages, &mut budget),
                 reason: match validation.reason.as_str() {
                     "" => "Invalid".to_owned(),
@@ -144,17 +162,25 @@ impl Policy {
                 },
             });
         }
-        // Audit annotations are made for the errors that they may be.
-        for expression in &self.annotations {
-            let why = match expression {
+        // Audit annotations are made even if nobody reads them, for the errors that they may be.
+        for annotation in &self.annotations {
+            let why = match &annotation.expression {
                 Err(why) => format!("compilation error: {why}"),
                 Ok(expression) => match rules.evaluate(expression, &mut budget) {
+                    Evaluated::Value(skiff_cel::Value::String(text)) => {
+                        let text = text.trim();
+                        if !text.is_empty() {
+                            annotate(&annotation.key, text);
+                        }
+                        continue;
+                    }
                     Evaluated::Value(_) => continue,
                     Evaluated::Failed(why) | Evaluated::OutOfBudget(why) => why,
                 },
             };
             if !self.ignores_failure {
                 found.push(Violation {
+                    index: 0,
                     message: why,
                     reason: String::new(),
                 });
@@ -213,7 +239,7 @@ mod tests {
                 object: Some(&object),
                 ..Input::default()
             };
-            let found = policy(more).violations(&input);
+            let found = policy(more).violations(&input, &mut |_, _| ());
             let found: Vec<(&str, &str)> = found
                 .iter()
                 .map(|v| (v.message.as_str(), v.reason.as_str()))

@@ -80,6 +80,7 @@ pub struct Answer {
     pub patch_type: String,
     pub result: Value,
     pub warnings: Vec<String>,
+    pub audit_annotations: Vec<(String, String)>,
 }
 
 /// Reads an answer. What is wrong with it is told in upstream's words.
@@ -136,7 +137,13 @@ pub fn answer(version: Version, uid: &str, mutating: bool, review: &Value) -> Re
         patch_type = Some("JSONPatch".to_owned());
     }
     let warnings = response.get("warnings").and_then(Value::as_array);
+    let annotations = response.get("auditAnnotations").and_then(Value::as_object);
     Ok(Answer {
+        audit_annotations: annotations
+            .into_iter()
+            .flatten()
+            .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+            .collect(),
         allowed: response["allowed"] == true,
         patch,
         patch_type: patch_type.unwrap_or_default(),

@@ -149,7 +149,11 @@ impl Hook {
         let answer = review::answer(version, &uid, mutating, &answered)
             .map_err(|why| Failure::Call(format!("received invalid webhook response: {why}")))?;
         for warning in &answer.warnings {
-            attributes.warnings.add(warning.clone());
+            attributes.told.warn(warning.clone());
+        }
+        for (key, value) in &answer.audit_annotations {
+            let key = format!("{}/{key}", self.name);
+            attributes.told.annotate(&key, value.clone());
         }
         if answer.allowed {
             Ok(answer)
@@ -159,10 +163,13 @@ impl Hook {
     }
 
     /// What a failure means for the request.
-    fn judge(&self, failure: Failure) -> Result<(), Status> {
+    fn judge(&self, attributes: &Attributes<'_>, place: &Place, failure: Failure) -> Result<(), Status> {
         match failure {
             Failure::Final(status) => Err(status),
             Failure::Call(why) if self.ignores_failure => {
+                attributes
+                    .told
+                    .annotate(&format!("failed-open.{}", place.key()), self.name.clone());
                 tracing::warn!(webhook = self.name, why, "a webhook failed and is passed over");
                 Ok(())
             }
@@ -201,6 +208,62 @@ impl Hook {
         patched
             .map(Some)
             .map_err(|error| Failure::Final(Status::internal(told(error))))
+    }
+}
+
+/// Where in admission a webhook was asked: what its annotations are called by.
+struct Place {
+    sort: &'static str,
+    round: usize,
+    index: usize,
+}
+
+impl Place {
+    fn key(&self) -> String {
+        format!(
+            "{}.webhook.admission.k8s.io/round_{}_index_{}",
+            self.sort, self.round, self.index
+        )
+    }
+
+    /// Tells the audit log what a webhook did to the object.
+    fn annotate(&self, attributes: &Attributes<'_>, hook: &Hook, patch: &[u8], mutated: bool) {
+        /// In upstream's order.
+        #[derive(serde::Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Done<'a> {
+            configuration: &'a str,
+            webhook: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            mutated: Option<bool>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            patch: Option<Value>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            patch_type: Option<&'static str>,
+        }
+        if !attributes.told.audited() {
+            return;
+        }
+        let mut done = Done {
+            configuration: hook.id.split('/').next().unwrap_or_default(),
+            webhook: &hook.name,
+            mutated: Some(mutated),
+            patch: None,
+            patch_type: None,
+        };
+        let text = serde_json::to_string(&done).unwrap_or_default();
+        attributes.told.annotate(&self.key(), text);
+        if mutated && attributes.told.audits_objects() {
+            done.mutated = None;
+            done.patch = serde_json::from_slice(patch).ok();
+            done.patch_type = Some("JSONPatch");
+            let patched = Place {
+                sort: "patch",
+                ..*self
+            };
+            let text = serde_json::to_string(&done).unwrap_or_default();
+            attributes.told.annotate(&patched.key(), text);
+        }
     }
 }
 
@@ -249,7 +312,12 @@ impl Plugin for Mutating {
             // The built-in plugins changed what the webhooks had left.
             attributes.reinvocation.require();
         }
-        for hook in hooks.iter() {
+        for (index, hook) in hooks.iter().enumerate() {
+            let place = Place {
+                sort: "mutation",
+                round: usize::from(attributes.reinvocation.again),
+                index,
+            };
             let Some((resource, versioned)) = hook.wants(&self.0, attributes).await? else {
                 continue;
             };
@@ -257,10 +325,16 @@ impl Plugin for Mutating {
                 continue;
             }
             let answered = hook.call(attributes, &resource, &versioned, true).await;
-            let patched = match answered.and_then(|answer| hook.patched(&versioned, &answer)) {
+            let patched = answered.and_then(|answer| {
+                let patched = hook.patched(&versioned, &answer)?;
+                let mutated = patched.is_some() && patched != versioned.object;
+                place.annotate(attributes, hook, &answer.patch, mutated);
+                Ok(patched)
+            });
+            let patched = match patched {
                 Ok(patched) => patched,
                 Err(failure) => {
-                    hook.judge(failure)?;
+                    hook.judge(attributes, &place, failure)?;
                     None
                 }
             };
@@ -303,17 +377,22 @@ impl Plugin for Validating {
             return Ok(());
         }
         let mut asked = Vec::new();
-        for hook in hooks.iter() {
+        for (index, hook) in hooks.iter().enumerate() {
             if let Some((resource, versioned)) = hook.wants(&self.0, attributes).await? {
-                asked.push((hook, resource, versioned));
+                let place = Place {
+                    sort: "validating",
+                    round: 0,
+                    index,
+                };
+                asked.push((hook, resource, versioned, place));
             }
         }
         let mut running: FuturesUnordered<_> = asked
             .iter()
-            .map(|(hook, resource, versioned)| async move {
+            .map(|(hook, resource, versioned, place)| async move {
                 match hook.call(attributes, resource, versioned, false).await {
                     Ok(_) => Ok(()),
-                    Err(failure) => hook.judge(failure),
+                    Err(failure) => hook.judge(attributes, place, failure),
                 }
             })
             .collect();

@@ -5,5 +5,6 @@ pub mod escalation;
 pub mod follow;
 pub mod identity;
 pub mod ip_addresses;
+pub mod node_graph;
 pub mod rbac_source;
 pub mod requester;

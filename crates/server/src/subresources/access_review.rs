@@ -89,6 +89,7 @@ fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Res
             namespace: &namespace,
             name: &text(resource, "name"),
             path: &text(path, "path"),
+            field_selector: &field_selector(resource),
         },
     );
     let mut status = json!({"allowed": decision.allowed});
@@ -96,6 +97,26 @@ fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Res
         status["reason"] = json!(decision.reason);
     }
     Ok(status)
+}
+
+/// The field selector of a review as a list would have it; what is no plain equality is left out, which allows less.
+fn field_selector(resource: Option<&Value>) -> String {
+    let Some(selector) = resource.and_then(|resource| resource.get("fieldSelector")) else {
+        return String::new();
+    };
+    let raw = object::at_str(selector, &["rawSelector"]);
+    if !raw.is_empty() {
+        return raw.to_string();
+    }
+    let requirements = object::at(selector, &["requirements"]).and_then(Value::as_array);
+    let terms = requirements.into_iter().flatten().filter_map(|requirement| {
+        let values = requirement.get("values")?.as_array()?;
+        let [value] = values.as_slice() else { return None };
+        let equal = object::at_str(requirement, &["operator"]) == "In";
+        let key = object::at_str(requirement, &["key"]);
+        equal.then(|| format!("{key}={}", value.as_str().unwrap_or("")))
+    });
+    terms.collect::<Vec<_>>().join(",")
 }
 
 fn subject(spec: &Value) -> UserInfo {
@@ -142,5 +163,11 @@ fn rules(inner: &Inner, exchange: &Exchange, review: &Value) -> Result<Value, St
             path_rules.push(json!({"verbs": rule.verbs, "nonResourceURLs": rule.non_resource_urls}));
         }
     }
-    Ok(json!({"resourceRules": resource_rules, "nonResourceRules": path_rules, "incomplete": false}))
+    let mut status =
+        json!({"resourceRules": resource_rules, "nonResourceRules": path_rules, "incomplete": false});
+    if skiff_auth::node::node_name(&exchange.user).is_some() {
+        status["incomplete"] = json!(true);
+        status["evaluationError"] = json!("node authorizer does not support user rule resolution");
+    }
+    Ok(status)
 }

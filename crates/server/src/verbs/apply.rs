@@ -81,6 +81,9 @@ pub async fn apply(
 ) -> Result<Answer, Status> {
     exchange.output(false)?;
     let bytes = body::read(body).await?;
+    if let Some(trail) = &exchange.trail {
+        trail.request_patch(&bytes);
+    }
     let options = WriteOptions::of_apply(&exchange.query)?;
     exchange.context.dry_run = options.dry_run;
     // The apply itself says whose fields are whose.

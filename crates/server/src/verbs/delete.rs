@@ -86,7 +86,15 @@ async fn options(exchange: &Exchange, body: Body) -> Result<(Value, DeleteOption
     let value = if bytes.is_empty() {
         query::delete_options(&exchange.query)?
     } else {
-        decode::delete_options(exchange, &bytes)?
+        let mut value = decode::delete_options(exchange, &bytes)?;
+        if let Some(trail) = &exchange.trail {
+            object::put(&mut value, &["kind"], "DeleteOptions".into());
+            if object::at_str(&value, &["apiVersion"]).is_empty() {
+                object::put(&mut value, &["apiVersion"], "v1".into());
+            }
+            trail.request_object(&value);
+        }
+        value
     };
     let options = DeleteOptions::from_value(&value)?;
     Ok((value, options))

@@ -142,6 +142,9 @@ pub async fn patch(
         kind => kind?,
     };
     let bytes = body::read(body).await?;
+    if let Some(trail) = &exchange.trail {
+        trail.request_patch(&bytes);
+    }
     let options = WriteOptions::read(&exchange.query, "PatchOptions")?;
     exchange.write_as(&options);
     let patch = {

@@ -10,8 +10,8 @@ use rustls::pki_types::ServerName;
 use serde_json::Value;
 use skiff_auth::UserInfo;
 use skiff_server::{
-    Answer, Body, ClientCertificates, InProcess, KubeletClient, Server, ServerConfig, ServiceAccountKey,
-    Version,
+    Answer, AuditConfig, Body, ClientCertificates, InProcess, KubeletClient, Server, ServerConfig,
+    ServiceAccountKey, Version,
 };
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
@@ -57,15 +57,26 @@ impl Cluster {
             let written = store.write(key, Expect::Absent, Op::Put(value), None).await;
             written.expect("a write");
         }
-        Cluster::open(dir, Arc::new(store)).await
+        Cluster::open(dir, Arc::new(store), None).await
+    }
+
+    /// One that records its requests.
+    pub async fn audited(audit: AuditConfig) -> Cluster {
+        let dir = tempfile::tempdir().expect("a folder");
+        let store = skiff_store::Embedded::open(dir.path().join("store")).expect("a store");
+        Cluster::open(dir, Arc::new(store), Some(audit)).await
     }
 
     /// Over a store of the test's own.
     pub async fn on(store: Arc<dyn skiff_store::Store>) -> Cluster {
-        Cluster::open(tempfile::tempdir().expect("a folder"), store).await
+        Cluster::open(tempfile::tempdir().expect("a folder"), store, None).await
     }
 
-    async fn open(dir: tempfile::TempDir, store: Arc<dyn skiff_store::Store>) -> Cluster {
+    async fn open(
+        dir: tempfile::TempDir,
+        store: Arc<dyn skiff_store::Store>,
+        audit: Option<AuditConfig>,
+    ) -> Cluster {
         let pki = skiff_pki::Pki::open(&dir.path().join("pki")).expect("keys");
         let (private_key, public_key) = pki.service_account_keys().expect("a key");
         let issuer = "https://kubernetes.default.svc.cluster.local".to_string();
@@ -104,6 +115,7 @@ impl Cluster {
             admission: skiff_admission::Chain::recommended(),
             kubelet: Some(KubeletClient { tls: kubelet }),
             recorder: Arc::default(),
+            audit,
             version: Version::default(),
             shutdown: shutdown.clone(),
         })

@@ -1,0 +1,301 @@
+//! A kubelet's writes, one a row.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::User;
+use crate::plugins::fake::{Objects, create};
+use serde_json::json;
+
+fn objects() -> Objects {
+    Objects(vec![
+        ("nodes", json!({"metadata": {"name": "n", "uid": "u"}})),
+        (
+            "pods",
+            json!({"metadata": {"namespace": "ns", "name": "mine", "uid": "m"}, "spec": {"nodeName": "n",
+                "volumes": [{"projected": {"sources": [{"serviceAccountToken": {"audience": "vault"}}]}}]}}),
+        ),
+        (
+            "pods",
+            json!({"metadata": {"namespace": "ns", "name": "theirs", "uid": "t"}, "spec": {"nodeName": "o"}}),
+        ),
+    ])
+}
+
+struct Write {
+    operation: Operation,
+    /// `group/resource:subresource`
+    what: &'static str,
+    name: &'static str,
+    new: Value,
+    old: Value,
+}
+
+async fn check(write: Write, expected: Option<&str>) {
+    let user = User {
+        name: "system:node:n".to_owned(),
+        uid: String::new(),
+        groups: vec!["system:nodes".to_owned()],
+        extra: BTreeMap::new(),
+    };
+    let (path, subresource) = write.what.split_once(':').unwrap_or((write.what, ""));
+    let (group, resource) = path.split_once('/').unwrap_or(("", path));
+    let mut new = write.new;
+    let mut a = create(group, resource, "", &mut new);
+    (a.user, a.operation, a.name, a.subresource) = (&user, write.operation, write.name, subresource);
+    if write.operation != Operation::Create {
+        a.old_object = Some(&write.old);
+    }
+    if write.operation == Operation::Delete {
+        a.object = None;
+    }
+    if resource == "leases" {
+        a.namespace = "kube-node-lease";
+    }
+    assert!(NodeRestriction.concerns(&a));
+    let result = NodeRestriction.admit(&mut a, &objects()).await;
+    let said = result.err().map(|status| status.message);
+    let said = said
+        .as_deref()
+        .map(|said| said.split_once(" is forbidden: ").map_or(said, |(_, why)| why));
+    assert_eq!(said, expected, "{} {}", write.what, write.name);
+}
+
+async fn created(what: &'static str, new: Value, expected: Option<&str>) {
+    let name = if what == "nodes" { "n" } else { "" };
+    let write = Write {
+        operation: Operation::Create,
+        what,
+        name,
+        new,
+        old: Value::Null,
+    };
+    check(write, expected).await;
+}
+
+async fn updated(what: &'static str, name: &'static str, new: Value, old: Value, expected: Option<&str>) {
+    let write = Write {
+        operation: Operation::Update,
+        what,
+        name,
+        new,
+        old,
+    };
+    check(write, expected).await;
+}
+
+#[tokio::test]
+async fn others_are_not_restricted() {
+    let mut pod = json!({});
+    assert!(!NodeRestriction.concerns(&create("", "pods", "Pod", &mut pod)));
+}
+
+#[tokio::test]
+async fn a_node_makes_only_mirrors_of_its_own() {
+    let mirror = |change: Value| {
+        let mut pod = json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "x"},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u", "controller": true}]},
+            "spec": {"nodeName": "n"}});
+        for (key, value) in change.as_object().unwrap() {
+            pod["spec"][key] = value.clone();
+        }
+        pod
+    };
+    created("pods", mirror(json!({})), None).await;
+    created(
+        "pods",
+        json!({"spec": {"nodeName": "n"}}),
+        Some("pod does not have \"kubernetes.io/config.mirror\" annotation, node \"n\" can only create mirror pods"),
+    )
+    .await;
+    created(
+        "pods",
+        mirror(json!({"nodeName": "o"})),
+        Some("node \"n\" can only create pods with spec.nodeName set to itself"),
+    )
+    .await;
+    created(
+        "pods",
+        mirror(json!({"serviceAccountName": "x"})),
+        Some("node \"n\" can not create pods that reference serviceaccounts"),
+    )
+    .await;
+    created(
+        "pods",
+        mirror(json!({"volumes": [{"name": "h", "hostPath": {}}, {"name": "v", "projected": {"sources": [{"serviceAccountToken": {}}]}}]})),
+        Some("node \"n\" can not create pods that reference serviceaccounts (via projected volumes)"),
+    )
+    .await;
+    let mut owned = mirror(json!({}));
+    owned["metadata"]["ownerReferences"][0]["uid"] = json!("other");
+    created("pods", owned, Some("node n UID mismatch: expected other got u")).await;
+}
+
+#[tokio::test]
+async fn a_node_ends_and_reports_its_own_pods() {
+    for (name, expected) in [
+        ("mine", None),
+        (
+            "theirs",
+            Some("node \"n\" can only delete pods with spec.nodeName set to itself"),
+        ),
+        ("none", Some("pod \"none\" not found")),
+    ] {
+        let write = Write {
+            operation: Operation::Delete,
+            what: "pods",
+            name,
+            new: Value::Null,
+            old: Value::Null,
+        };
+        check(write, expected).await;
+    }
+    let mine = || json!({"spec": {"nodeName": "n"}});
+    updated("pods:status", "mine", mine(), mine(), None).await;
+    updated(
+        "pods:status",
+        "theirs",
+        mine(),
+        json!({"spec": {"nodeName": "o"}}),
+        Some("node \"n\" can only update pod status for pods with spec.nodeName set to itself"),
+    )
+    .await;
+    updated(
+        "pods:status",
+        "mine",
+        json!({"metadata": {"labels": {"a": "b"}}, "spec": {"nodeName": "n"}}),
+        mine(),
+        Some("node \"n\" cannot update labels through pod status"),
+    )
+    .await;
+    updated(
+        "pods",
+        "mine",
+        mine(),
+        mine(),
+        Some("unexpected operation \"UPDATE\", node \"n\" can only create and delete mirror pods"),
+    )
+    .await;
+    updated(
+        "pods:resize",
+        "mine",
+        mine(),
+        mine(),
+        Some("unexpected pod subresource \"resize\", only 'status' and 'eviction' are allowed"),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_does_not_choose_what_steers_workloads() {
+    let labelled = |labels: Value| json!({"metadata": {"labels": labels}});
+    created(
+        "nodes",
+        labelled(json!({"kubernetes.io/hostname": "n", "a": "b", "x.node.kubernetes.io/y": ""})),
+        None,
+    )
+    .await;
+    created(
+        "nodes",
+        labelled(json!({"node-restriction.kubernetes.io/x": "", "foo.k8s.io/y": ""})),
+        Some("node \"n\" is not allowed to set the following labels: foo.k8s.io/y, node-restriction.kubernetes.io/x"),
+    )
+    .await;
+    let role = || labelled(json!({"node-role.kubernetes.io/x": ""}));
+    updated("nodes:status", "n", role(), role(), None).await;
+    updated(
+        "nodes",
+        "n",
+        labelled(json!({})),
+        role(),
+        Some("is not allowed to modify labels: node-role.kubernetes.io/x"),
+    )
+    .await;
+    updated(
+        "nodes",
+        "n",
+        json!({"spec": {"taints": [{"key": "k"}]}}),
+        json!({}),
+        Some("node \"n\" is not allowed to modify taints"),
+    )
+    .await;
+    updated(
+        "nodes:status",
+        "o",
+        json!({}),
+        json!({}),
+        Some("node \"n\" is not allowed to modify node \"o\""),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn tokens_are_for_pods_of_the_node() {
+    let ask = |name: &str, uid: &str, audiences: Value| json!({"spec": {"audiences": audiences, "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}}});
+    created("serviceaccounts:token", ask("mine", "m", json!(["vault"])), None).await;
+    created(
+        "serviceaccounts:token",
+        json!({"spec": {}}),
+        Some("node requested token not bound to a pod"),
+    )
+    .await;
+    created(
+        "serviceaccounts:token",
+        ask("theirs", "t", json!([])),
+        Some("node requested token bound to a pod scheduled on a different node"),
+    )
+    .await;
+    created(
+        "serviceaccounts:token",
+        ask("mine", "m", json!(["x"])),
+        Some("audience \"x\" not found in pod spec volume, system:node:n is not authorized to request tokens for this audience"),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn leases_and_the_like_have_the_nodes_name() {
+    created(
+        "coordination.k8s.io/leases",
+        json!({"metadata": {"name": "n"}}),
+        None,
+    )
+    .await;
+    created(
+        "coordination.k8s.io/leases",
+        json!({"metadata": {"name": "o"}}),
+        Some("can only access node lease with the same name as the requesting node"),
+    )
+    .await;
+    updated(
+        "storage.k8s.io/csinodes",
+        "o",
+        json!({}),
+        json!({}),
+        Some("can only access CSINode with the same name as the requesting node"),
+    )
+    .await;
+    created(
+        "resource.k8s.io/resourceslices",
+        json!({"spec": {"nodeName": "o"}}),
+        Some("can only create ResourceSlice with the same NodeName as the requesting node"),
+    )
+    .await;
+    let claim = |phase: &str, size: &str| json!({"status": {"phase": phase, "capacity": {"storage": size}}});
+    updated(
+        "persistentvolumeclaims:status",
+        "c",
+        claim("Bound", "2"),
+        claim("Bound", "1"),
+        None,
+    )
+    .await;
+    updated(
+        "persistentvolumeclaims:status",
+        "c",
+        claim("Lost", "1"),
+        claim("Bound", "1"),
+        Some("node \"n\" is not allowed to update fields other than status.quantity and status.conditions"),
+    )
+    .await;
+}

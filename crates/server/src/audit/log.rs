@@ -1,0 +1,409 @@
+//! The audit log: lines of JSON in a file that is rotated. One thread writes; requests hand their lines over, and wait as
+//! the mode says. A log that cannot be written, or not fast enough, costs events, never requests.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::oneshot;
+
+/// How much may wait for the writer; what comes on top is lost.
+const WAITING_MAX: usize = 64 * 1024 * 1024;
+/// How much is written at a time.
+const BATCH: usize = 1024 * 1024;
+/// How long a request waits for a log that is slow, in mode `blocking`.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two complaints about a log that cannot be written.
+const COMPLAIN_EVERY: i64 = 10;
+const DAY: i64 = 24 * 60 * 60;
+
+/// Whether a request waits for its events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// Never.
+    Batch,
+    /// Until they are written, or cannot be.
+    #[default]
+    Blocking,
+    /// Until they are written; a request whose first event cannot be is refused.
+    BlockingStrict,
+}
+
+/// Where the log goes, and how much of it is kept. A zero means without limit.
+#[derive(Debug, Clone)]
+pub struct LogOptions {
+    /// `-` is standard output.
+    pub path: PathBuf,
+    pub max_size_megabytes: u64,
+    pub max_backups: usize,
+    pub max_age_days: u32,
+    pub compress: bool,
+    pub mode: Mode,
+}
+
+struct Line {
+    bytes: Vec<u8>,
+    written: Option<oneshot::Sender<bool>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Bytes that wait for the writer.
+    waiting: AtomicUsize,
+    /// Somebody has waited in vain, and nothing was written since.
+    stuck: AtomicBool,
+    failed: AtomicU64,
+}
+
+pub struct Log {
+    lines: mpsc::Sender<Line>,
+    shared: Arc<Shared>,
+    pub mode: Mode,
+}
+
+impl Log {
+    pub fn open(options: LogOptions) -> io::Result<Log> {
+        let (lines, queue) = mpsc::channel();
+        let shared = Arc::new(Shared::default());
+        let mode = options.mode;
+        let mut target = Target::open(options)?;
+        let writer = shared.clone();
+        std::thread::Builder::new()
+            .name("audit-log".to_owned())
+            .spawn(move || write_all(&mut target, &queue, &writer))?;
+        Ok(Log { lines, shared, mode })
+    }
+
+    /// Events that were lost.
+    pub fn failed(&self) -> u64 {
+        self.shared.failed.load(Ordering::Relaxed)
+    }
+
+    /// Hands a line over without waiting: whether there was room.
+    pub fn send(&self, bytes: Vec<u8>) -> bool {
+        self.hand_over(Line { bytes, written: None })
+    }
+
+    fn hand_over(&self, line: Line) -> bool {
+        let length = line.bytes.len();
+        if self.shared.waiting.fetch_add(length, Ordering::AcqRel) + length > WAITING_MAX
+            || self.lines.send(line).is_err()
+        {
+            self.shared.waiting.fetch_sub(length, Ordering::AcqRel);
+            self.shared.failed.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        true
+    }
+
+    /// Hands a line over and waits as the mode says: whether it was written, as far as that was waited for.
+    pub async fn write(&self, bytes: Vec<u8>) -> bool {
+        if self.mode == Mode::Batch
+            || (self.mode == Mode::Blocking && self.shared.stuck.load(Ordering::Acquire))
+        {
+            return self.send(bytes);
+        }
+        let (sender, written) = oneshot::channel();
+        let handed = self.hand_over(Line {
+            bytes,
+            written: Some(sender),
+        });
+        if !handed {
+            return false;
+        }
+        if self.mode == Mode::BlockingStrict {
+            return written.await.unwrap_or(false);
+        }
+        match tokio::time::timeout(PATIENCE, written).await {
+            Ok(written) => written.unwrap_or(false),
+            Err(_) => {
+                tracing::error!("the audit log is too slow: requests no longer wait for it");
+                self.shared.stuck.store(true, Ordering::Release);
+                false
+            }
+        }
+    }
+}
+
+/// The writer's loop: takes what waits, writes it at once, and says so.
+fn write_all(target: &mut Target, queue: &mpsc::Receiver<Line>, shared: &Shared) {
+    let mut complained = i64::MIN;
+    while let Ok(first) = queue.recv() {
+        let (mut bytes, mut told, mut count) = (first.bytes, Vec::new(), 1);
+        told.extend(first.written);
+        while bytes.len() < BATCH
+            && let Ok(next) = queue.try_recv()
+        {
+            bytes.extend_from_slice(&next.bytes);
+            told.extend(next.written);
+            count += 1;
+        }
+        let result = target.write(&bytes);
+        shared.waiting.fetch_sub(bytes.len(), Ordering::AcqRel);
+        if let Err(error) = &result {
+            shared.failed.fetch_add(count, Ordering::Relaxed);
+            let now = Timestamp::now().as_second();
+            if now >= complained.saturating_add(COMPLAIN_EVERY) {
+                complained = now;
+                tracing::error!(%error, "the audit log cannot be written");
+            }
+        }
+        shared.stuck.store(false, Ordering::Release);
+        for waiter in told {
+            // Who no longer waits need not know.
+            let _ = waiter.send(result.is_ok());
+        }
+    }
+}
+
+/// The file that is written, or standard output.
+struct Target {
+    options: LogOptions,
+    file: Option<File>,
+    size: u64,
+    /// The last write ended in the middle of a line.
+    torn: bool,
+}
+
+impl Target {
+    fn open(options: LogOptions) -> io::Result<Target> {
+        let mut target = Target {
+            options,
+            file: None,
+            size: 0,
+            torn: false,
+        };
+        if !target.is_standard_output() {
+            target.reopen()?;
+        }
+        Ok(target)
+    }
+
+    fn is_standard_output(&self) -> bool {
+        self.options.path == Path::new("-")
+    }
+
+    fn reopen(&mut self) -> io::Result<()> {
+        if let Some(folder) = self.options.path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(&self.options.path)?;
+        self.size = file.metadata()?.len();
+        self.file = Some(file);
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.is_standard_output() {
+            return io::stdout().lock().write_all(bytes);
+        }
+        let limit = self.options.max_size_megabytes.saturating_mul(1024 * 1024);
+        if limit > 0 && self.size > 0 && self.size + bytes.len() as u64 > limit {
+            self.rotate()?;
+        }
+        if self.file.is_none() {
+            self.reopen()?;
+        }
+        let Some(file) = self.file.as_mut() else {
+            return Err(io::Error::other("the log is closed"));
+        };
+        if self.torn {
+            file.write_all(b"\n")?;
+            self.size += 1;
+            self.torn = false;
+        }
+        let result = file.write_all(bytes);
+        match &result {
+            Ok(()) => self.size += bytes.len() as u64,
+            Err(_) => {
+                let length = file.metadata().map_or(self.size, |metadata| metadata.len());
+                self.torn = length != self.size;
+                self.size = length;
+            }
+        }
+        result
+    }
+
+    /// Sets the file aside under the time of day, and starts another.
+    fn rotate(&mut self) -> io::Result<()> {
+        self.file = None;
+        let path = &self.options.path;
+        let now = Timestamp::now().strftime("%Y-%m-%dT%H-%M-%S%.3f").to_string();
+        let aside = path.with_file_name(aside_name(path, &now));
+        std::fs::rename(path, &aside)?;
+        self.torn = false;
+        self.reopen()?;
+        if self.options.compress
+            && let Err(error) = compress(&aside)
+        {
+            tracing::warn!(%error, path = %aside.display(), "an old audit log cannot be compressed");
+        }
+        if let Err(error) = self.remove_old() {
+            tracing::warn!(%error, "old audit logs cannot be removed");
+        }
+        Ok(())
+    }
+
+    fn remove_old(&self) -> io::Result<()> {
+        let options = &self.options;
+        let folder = options
+            .path
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
+        let mut old: Vec<(i64, PathBuf)> = Vec::new();
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            if let Some(time) = time_aside(&options.path, &path) {
+                old.push((time, path));
+            }
+        }
+        old.sort();
+        let oldest = match options.max_age_days {
+            0 => i64::MIN,
+            days => Timestamp::now().as_second() - i64::from(days) * DAY,
+        };
+        let beyond = match options.max_backups {
+            0 => 0,
+            most => old.len().saturating_sub(most),
+        };
+        for (index, (time, path)) in old.iter().enumerate() {
+            if index < beyond || *time < oldest {
+                std::fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `audit.log` set aside: `audit-2026-01-31T12-00-00.000.log`.
+fn aside_name(path: &Path, time: &str) -> String {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    match path.extension() {
+        Some(extension) => format!("{stem}-{time}.{}", extension.to_string_lossy()),
+        None => format!("{stem}-{time}"),
+    }
+}
+
+/// When a file was set aside (seconds of Unix time), if it is one of this log's.
+fn time_aside(log: &Path, path: &Path) -> Option<i64> {
+    let name = path.file_name()?.to_str()?;
+    let name = name.strip_suffix(".gz").unwrap_or(name);
+    let stem = log.file_stem()?.to_str()?;
+    let mut time = name.strip_prefix(stem)?.strip_prefix('-')?;
+    if let Some(extension) = log.extension() {
+        time = time.strip_suffix(extension.to_str()?)?.strip_suffix('.')?;
+    }
+    let seconds = time.split('.').next()?;
+    let civil = jiff::civil::DateTime::strptime("%Y-%m-%dT%H-%M-%S", seconds).ok()?;
+    let zoned = civil.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
+    Some(zoned.timestamp().as_second())
+}
+
+fn compress(path: &Path) -> io::Result<()> {
+    let mut from = File::open(path)?;
+    let mut name = path.as_os_str().to_owned();
+    name.push(".gz");
+    let to = OpenOptions::new()
+        .create(true)
+        .write(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&name)?;
+    let mut gzip = flate2::write::GzEncoder::new(to, flate2::Compression::default());
+    io::copy(&mut from, &mut gzip)?;
+    gzip.finish()?;
+    std::fs::remove_file(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(path: PathBuf) -> LogOptions {
+        LogOptions {
+            path,
+            max_size_megabytes: 1,
+            max_backups: 2,
+            max_age_days: 0,
+            compress: false,
+            mode: Mode::Blocking,
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_waited_for_is_in_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/audit.log");
+        let log = Log::open(options(path.clone())).unwrap();
+        assert!(log.write(b"one\n".to_vec()).await);
+        assert!(log.write(b"two\n".to_vec()).await);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\n");
+        drop(log);
+        // An old file is continued.
+        let log = Log::open(options(path.clone())).unwrap();
+        assert!(log.write(b"three\n".to_vec()).await);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\n");
+    }
+
+    #[test]
+    fn a_full_file_is_set_aside_and_few_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        for old in ["2020-01-01T00-00-00.000", "2021-01-01T00-00-00.000"] {
+            std::fs::write(folder.path().join(aside_name(&path, old)), "").unwrap();
+        }
+        std::fs::write(folder.path().join("audit-other.log"), "").unwrap();
+        let mut target = Target::open(options(path.clone())).unwrap();
+        let half = vec![b'x'; 600 * 1024];
+        target.write(&half).unwrap();
+        target.write(&half).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), half.len() as u64);
+        let mut names: Vec<String> = std::fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(names.len(), 4, "{names:?}");
+        assert_eq!(names[0], "audit-2021-01-01T00-00-00.000.log");
+        assert!(names[1].starts_with("audit-20") && time_aside(&path, Path::new(&names[1])).is_some());
+        assert_eq!(names[2..], ["audit-other.log", "audit.log"]);
+    }
+
+    #[test]
+    fn an_old_file_can_be_compressed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.log");
+        std::fs::write(&path, "text").unwrap();
+        compress(&path).unwrap();
+        assert!(!path.exists());
+        let mut text = String::new();
+        let file = File::open(folder.path().join("a.log.gz")).unwrap();
+        io::Read::read_to_string(&mut flate2::read::GzDecoder::new(file), &mut text).unwrap();
+        assert_eq!(text, "text");
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_costs_events_only() {
+        // Writing to this device fails as on a full disk.
+        for (mode, expected) in [(Mode::Blocking, false), (Mode::Batch, true)] {
+            let mut options = options(PathBuf::from("/dev/full"));
+            options.mode = mode;
+            let log = Log::open(options).unwrap();
+            assert_eq!(log.write(b"lost\n".to_vec()).await, expected);
+            while log.failed() == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
