@@ -258,6 +258,36 @@ async fn policies_change_objects() {
         other.text
     );
 
+    // A mutation that fails is no reason to leave out the next; a field that nobody knows is a mistake in any case.
+    let add = |path: &str, value: &str| {
+        patches(&format!(
+            "[JSONPatch{{op: 'add', path: '{path}', value: {value}}}]"
+        ))
+    };
+    let tolerant = |name: &str, mutations: Value| {
+        let mut policy = policy(name, name, mutations);
+        policy["spec"]["failurePolicy"] = json!("Ignore");
+        policy
+    };
+    let failing = json!([add("/data/x", "object.data.nope"), add("/data/ok", "'y'")]);
+    let unknown = json!([add("/foo", "'y'")]);
+    for (name, mutations) in [("failing", failing), ("unknown", unknown)] {
+        make(&cluster, policies, tolerant(name, mutations)).await;
+        make(&cluster, bindings, bound(name)).await;
+    }
+    let map = |mutate: &str| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "n", "labels": {"mutate": mutate}}, "data": {"a": "1"}});
+    let failed = until(&cluster, CONFIG_MAPS, map("failing"), |reply| {
+        reply.json["data"]["ok"] == "y"
+    })
+    .await;
+    assert_eq!(failed.json["data"], json!({"a": "1", "ok": "y"}));
+    let mistaken = until(&cluster, CONFIG_MAPS, map("unknown"), |reply| reply.code != 201).await;
+    assert_eq!(mistaken.code, 500);
+    assert_eq!(
+        mistaken.json["message"],
+        "Internal error occurred: strict decoding error: unknown field \"foo\""
+    );
+
     let refused = until(&cluster, deployments, deployment("atomic"), |reply| {
         reply.code != 201
     })

@@ -159,6 +159,7 @@ impl Mutating {
                 };
                 ran = true;
                 if changed != *current {
+                    request::unknown_fields(attributes, resource, &changed)?;
                     let back = taken_back(attributes, resource, changed).await?;
                     if let Some(object) = attributes.object.as_deref_mut() {
                         *object = back;

@@ -109,6 +109,18 @@ pub async fn taken_back(
     Ok(value)
 }
 
+/// Fields that a built-in type does not know, and that a mutation must not bring.
+pub fn unknown_fields(attributes: &Attributes<'_>, resource: &Resource, value: &Value) -> Result<(), Status> {
+    if crate::crd::version_of(resource).is_some() || of_other_kind(attributes, resource) {
+        return Ok(());
+    }
+    let checked = decode::check(facts::schema(), resource.facts.type_id, value.clone());
+    match checked.map(|checked| checked.strict_errors) {
+        Ok(strict) if !strict.is_empty() => Err(Status::internal(decode::strict_decoding_message(&strict))),
+        _ => Ok(()),
+    }
+}
+
 fn checked(id: skiff_schema::TypeId, value: Value) -> Result<Value, Status> {
     decode::check(facts::schema(), id, value)
         .map(|checked| checked.value)
