@@ -20,6 +20,8 @@ pub enum AuthError {
     Audiences { token: Vec<String>, target: Vec<String> },
     #[error("bearer token: not issued here")]
     NotOurs,
+    #[error("bearer token: not signed here")]
+    Signature,
     #[error("anonymous requests are not allowed")]
     NoCredential,
 }
@@ -131,8 +133,10 @@ impl Authenticator {
 /// The token of an `Authorization: Bearer` header.
 fn bearer(parts: &Parts) -> Option<&str> {
     let value = parts.headers.get(AUTHORIZATION)?.to_str().ok()?;
-    let (scheme, token) = value.split_once(' ')?;
-    (scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty()).then(|| token.trim())
+    // COMPAT: what follows a second space is left out, and a space before the token leaves it out.
+    let mut words = value.trim().split(' ');
+    let (scheme, token) = (words.next()?, words.next()?);
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
 #[cfg(test)]
@@ -146,6 +150,22 @@ mod tests {
         params.not_after = rcgen::date_time_ymd(last_year, 1, 1);
         let signed = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
         signed.der().clone()
+    }
+
+    #[test]
+    fn a_token_is_the_second_word() {
+        let check = |header: &str, expected: Option<&str>| {
+            let request = http::Request::builder()
+                .header(AUTHORIZATION, header)
+                .body(())
+                .unwrap();
+            assert_eq!(bearer(&request.into_parts().0), expected, "{header:?}");
+        };
+        check("Bearer a", Some("a"));
+        check("bearer a b", Some("a"));
+        check("Bearer  a", None);
+        check("Bearer", None);
+        check("Basic a", None);
     }
 
     #[test]

@@ -195,6 +195,17 @@ impl TokenVerifier {
         })
     }
 
+    /// Whether a token says that it was issued here, whoever signed it.
+    fn claims_issuer(&self, token: &str) -> bool {
+        use base64::Engine as _;
+        let payload = token.split('.').nth(1).unwrap_or_default();
+        base64::engine::general_purpose::URL_SAFE_NO_PAD
+            .decode(payload)
+            .ok()
+            .and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok())
+            .is_some_and(|claims| claims["iss"] == self.issuer.as_str())
+    }
+
     /// `audiences` are those the asker accepts; `None` means the API server's own.
     pub async fn verify(&self, token: &str, audiences: Option<&[String]>) -> Result<UserInfo, AuthError> {
         let mut validation = Validation::new(Algorithm::ES256);
@@ -209,6 +220,8 @@ impl TokenVerifier {
                 | ErrorKind::InvalidIssuer
                 | ErrorKind::Base64(_)
                 | ErrorKind::Json(_) => AuthError::NotOurs,
+                ErrorKind::InvalidSignature if self.claims_issuer(token) => AuthError::Signature,
+                ErrorKind::InvalidSignature => AuthError::NotOurs,
                 _ => AuthError::Token(error.to_string()),
             })?
             .claims;

@@ -43,7 +43,7 @@ impl Query {
             .map(|value| !matches!(value.to_ascii_lowercase().as_str(), "false" | "0"))
     }
 
-    fn number(&self, key: &str) -> Result<Option<i64>, Status> {
+    pub fn number(&self, key: &str) -> Result<Option<i64>, Status> {
         match self.get(key) {
             None => Ok(None),
             Some(text) => text.parse().map(Some).map_err(|_| {

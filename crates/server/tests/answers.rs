@@ -200,6 +200,36 @@ async fn bodies_that_do_not_fit() {
 }
 
 #[tokio::test]
+async fn options_of_subresources() {
+    let cluster = Cluster::start().await;
+    let pod = "/api/v1/namespaces/default/pods/none";
+    let lines =
+        "PodLogOptions \"none\" is invalid: tailLines: Invalid value: -1: must be greater than or equal to 0";
+    let time = "parsing time \"2020\" as \"2006-01-02T15:04:05Z07:00\": cannot parse \"\" as \"-\"";
+    let foo = "Namespace \"default\" is invalid: spec.finalizers[0]: Invalid value: \"foo\": name is neither a standard finalizer name nor is it fully qualified";
+    let number = "strconv.ParseInt: parsing \"x\": invalid syntax";
+    let syntax = "cannot convert to []int32: strconv.ParseUint: parsing \"x\": invalid syntax";
+    let range = "cannot convert to []int32: strconv.ParseUint: parsing \"70000\": value out of range";
+    for (method, uri, body, code, words) in [
+        ("GET", &format!("{pod}/log?tailLines=x"), "", 400, number),
+        ("GET", &format!("{pod}/log?tailLines=-1"), "", 422, lines),
+        ("GET", &format!("{pod}/log?sinceTime=2020"), "", 400, time),
+        ("GET", &format!("{pod}/log"), "", 404, "pods \"none\" not found"),
+        ("POST", &format!("{pod}/portforward?ports=x"), "", 400, syntax),
+        ("GET", &format!("{pod}/portforward?ports=70000"), "", 400, range),
+        (
+            "PUT",
+            &"/api/v1/namespaces/default/finalize".to_string(),
+            r#"{"metadata":{"name":"default"},"spec":{"finalizers":["foo"]}}"#,
+            422,
+            foo,
+        ),
+    ] {
+        check(&cluster, method, uri, body, code, words).await;
+    }
+}
+
+#[tokio::test]
 async fn fields_are_in_the_order_of_what_they_say() {
     let cluster = Cluster::start().await;
     let port = |port: u32| json!({"containerPort": port, "protocol": "TCP"});

@@ -94,24 +94,30 @@ pub fn prepare_finalize_update(new: &mut Value, old: &Value) {
 
 pub fn validate_finalize_update(new: &Value, _: &Value) -> Vec<skiff_meta::field::Error> {
     let mut errors = Errors::new();
-    finalizers(&Node::root(new).field("spec.finalizers"), &mut errors);
+    for finalizer in Node::root(new).field("spec.finalizers").items() {
+        finalizer_name(finalizer.str(), &finalizer, &mut errors);
+    }
     errors.into_vec()
 }
 
-/// The rules of `spec.finalizers`, also for the finalize subresource.
+/// The rules of `spec.finalizers`.
 pub fn finalizers(finalizers: &Node, errors: &mut Errors) {
     for finalizer in finalizers.items() {
-        let name = finalizer.str();
-        for complaint in names::qualified_name(name) {
-            errors.invalid_value(finalizers, name, complaint);
-        }
-        if !name.contains('/') && !["kubernetes", "orphan", "foregroundDeletion"].contains(&name) {
-            errors.invalid_value(
-                finalizers,
-                name,
-                "name is neither a standard finalizer name nor is it fully qualified",
-            );
-        }
+        finalizer_name(finalizer.str(), finalizers, errors);
+    }
+}
+
+/// COMPAT: the main resource complains of the list, the subresource of its element.
+fn finalizer_name(name: &str, at: &Node, errors: &mut Errors) {
+    for complaint in names::qualified_name(name) {
+        errors.invalid_value(at, name, complaint);
+    }
+    if !name.contains('/') && !["kubernetes", "orphan", "foregroundDeletion"].contains(&name) {
+        errors.invalid_value(
+            at,
+            name,
+            "name is neither a standard finalizer name nor is it fully qualified",
+        );
     }
 }
 

@@ -11,8 +11,8 @@ pub fn prepare(new: &mut Value, old: &Value) {
     };
 }
 
-pub fn validate(_: &Value, _: &Value) -> Vec<field::Error> {
-    Vec::new()
+pub fn validate(new: &Value, old: &Value) -> Vec<field::Error> {
+    skiff_api::core::namespace::validate_finalize_update(new, old)
 }
 
 #[cfg(test)]

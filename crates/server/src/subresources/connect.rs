@@ -14,6 +14,26 @@ use crate::chain::Exchange;
 use crate::gate::Admission;
 use crate::server::Inner;
 
+/// Ports come as text.
+fn check_ports(exchange: &Exchange) -> Result<(), Status> {
+    for text in exchange.query.all("ports") {
+        if text.parse::<u16>().is_ok() {
+            continue;
+        }
+        let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let why = if digits {
+            "value out of range"
+        } else {
+            "invalid syntax"
+        };
+        return Err(Status::bad_request(format!(
+            "cannot convert to []int32: strconv.ParseUint: parsing {}: {why}",
+            skiff_meta::field::quote(text)
+        )));
+    }
+    Ok(())
+}
+
 /// exec, attach and portforward of a pod.
 pub async fn pod_stream(
     inner: &Arc<Inner>,
@@ -21,6 +41,7 @@ pub async fn pod_stream(
     resource: &Resource,
     body: Body,
 ) -> Result<Answer, Status> {
+    check_ports(exchange)?;
     Admission::new(inner, exchange, resource, None)
         .connect(&exchange.query)
         .await?;

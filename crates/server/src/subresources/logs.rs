@@ -27,12 +27,12 @@ const OPTIONS: [&str; 8] = [
 
 pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -> Result<Answer, Status> {
     let info = &exchange.info;
+    check_options(&exchange.query, &info.name)?;
     let found = inner
         .registry
         .get(resource, &info.namespace, &info.name, ReadAt::Latest)
         .await?;
     let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
-    check_options(&exchange.query, &info.name)?;
     let container = container_of(&pod, exchange.query.text("container"))?;
     let node = object::at_str(&pod, &["spec", "nodeName"]);
     if node.is_empty() {
@@ -65,15 +65,39 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
     Ok(skiff_streaming::serve_reader(upgrade, answer.into_body()))
 }
 
+/// Where Go's parser stops in what is no time: at what is left, for want of which part of its layout.
+fn time_fault(text: &str) -> (&str, &'static str) {
+    let mut rest = text;
+    for part in ["2006", "-", "01", "-", "02", "T", "15", ":", "04", ":", "05"] {
+        let digits = part.as_bytes()[0].is_ascii_digit();
+        let fits = |found: &str| {
+            if digits {
+                found.bytes().all(|byte| byte.is_ascii_digit())
+            } else {
+                found == part
+            }
+        };
+        match rest.get(..part.len()).filter(|found| fits(found)) {
+            Some(found) => rest = &rest[found.len()..],
+            None => return (rest, part),
+        }
+    }
+    (rest, "Z07:00")
+}
+
 /// The rules of the options, which come as text.
 fn check_options(query: &Query, name: &str) -> Result<(), Status> {
     if let Some(text) = query.get("sinceTime")
         && skiff_meta::time::parse(text).is_none()
     {
-        let text = field::quote(text);
+        let (rest, part) = time_fault(text);
+        let (text, rest) = (field::quote(text), field::quote(rest));
         return Err(Status::bad_request(format!(
-            "parsing time {text} as \"2006-01-02T15:04:05Z07:00\": cannot parse {text} as \"2006\""
+            "parsing time {text} as \"2006-01-02T15:04:05Z07:00\": cannot parse {rest} as \"{part}\""
         )));
+    }
+    for option in ["tailLines", "limitBytes", "sinceSeconds"] {
+        query.number(option)?;
     }
     let mut found = Vec::new();
     let mut least = |option: &'static str, least: i64, why: &str| {

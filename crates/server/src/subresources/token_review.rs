@@ -58,9 +58,20 @@ pub async fn review(
                 tracing::debug!(%error, "a reviewed token is not valid");
                 let why = match error {
                     AuthError::Audiences { token, target } => {
+                        // Go prints a list without commas.
+                        let list = |names: &[String]| {
+                            let names: Vec<String> = names.iter().map(|name| format!("{name:?}")).collect();
+                            names.join(" ")
+                        };
                         format!(
-                            "[invalid bearer token, token audiences {token:?} is invalid for the target audiences {target:?}]"
+                            "[invalid bearer token, token audiences [{}] is invalid for the target audiences [{}]]",
+                            list(&token),
+                            list(&target)
                         )
+                    }
+                    AuthError::Signature => {
+                        "[invalid bearer token, go-jose/go-jose: error in cryptographic primitive]"
+                            .to_string()
                     }
                     AuthError::NotOurs => "invalid bearer token".to_string(),
                     _ => "[invalid bearer token, service account token is not valid]".to_string(),
