@@ -80,22 +80,22 @@ pub struct ServerArgs {
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub etcd_servers: Vec<String>,
     /// CA of the etcd servers
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = file)]
     pub etcd_cafile: Option<PathBuf>,
     /// Client certificate for etcd
-    #[arg(long, value_name = "FILE", requires = "etcd_keyfile")]
+    #[arg(long, value_name = "FILE", value_parser = file, requires = "etcd_keyfile")]
     pub etcd_certfile: Option<PathBuf>,
     /// Key of the client certificate for etcd
-    #[arg(long, value_name = "FILE", requires = "etcd_certfile")]
+    #[arg(long, value_name = "FILE", value_parser = file, requires = "etcd_certfile")]
     pub etcd_keyfile: Option<PathBuf>,
     /// Run containers by this CRI runtime instead of the embedded one
     #[arg(long, value_name = "unix://PATH")]
     pub container_runtime_endpoint: Option<String>,
     /// Record requests as this audit policy says
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = file)]
     pub audit_policy_file: Option<PathBuf>,
     /// Where requests are recorded; `-` is standard output
-    #[arg(long, value_name = "FILE", requires = "audit_policy_file")]
+    #[arg(long, value_name = "FILE", value_parser = file, requires = "audit_policy_file")]
     pub audit_log_path: Option<PathBuf>,
     /// Days to keep old audit logs; 0: for ever
     #[arg(long, value_name = "DAYS", default_value_t = 366)]
@@ -212,6 +212,18 @@ pub enum ImageCommand {
     SaveDemo { archive: PathBuf },
 }
 
+/// The folder that `skiff up` was called in; its server has another.
+pub const CALLED_IN: &str = "SKIFF_CALLED_IN";
+
+/// A file of the caller's; `-` stays what it is.
+fn file(text: &str) -> std::io::Result<PathBuf> {
+    if text == "-" {
+        return Ok(text.into());
+    }
+    let folder = std::env::var_os(CALLED_IN).map_or_else(std::env::current_dir, |folder| Ok(folder.into()))?;
+    Ok(folder.join(text))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,5 +246,13 @@ mod tests {
             Cli::try_parse_from(["skiff", "up", "--etcd-certfile", "x"]).is_err(),
             "a certificate needs its key"
         );
+    }
+
+    #[test]
+    fn files_are_the_callers() {
+        let here = std::env::current_dir().unwrap();
+        for (text, path) in [("a/b", here.join("a/b")), ("/a", "/a".into()), ("-", "-".into())] {
+            assert_eq!(file(text).unwrap(), path);
+        }
     }
 }

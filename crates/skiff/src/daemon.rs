@@ -1,6 +1,6 @@
 //! `up` and `down`: starting the server in the background, and ending it.
 
-use crate::cli::{ClusterArgs, DownArgs, ServerArgs};
+use crate::cli::{self, ClusterArgs, DownArgs, ServerArgs};
 use crate::cluster::{Cluster, Wishes};
 use crate::{cleanup, preflight, progress};
 use anyhow::{Context, Result, bail};
@@ -30,6 +30,9 @@ impl ServerArgs {
 
 pub fn up(args: &ServerArgs) -> Result<()> {
     preflight::check_root()?;
+    if args.audit_log_path.as_deref() == Some(Path::new("-")) {
+        bail!("--audit-log-path - needs a standard output, which `skiff server` has and `skiff up` has not");
+    }
     let cluster = Cluster::find_or_make(&args.cluster.name, &args.wishes())?;
     make_data_dir(&cluster.data_dir)?;
     if let Some(pid) = cluster.running()? {
@@ -57,6 +60,7 @@ pub fn up(args: &ServerArgs) -> Result<()> {
         .arg("--report-progress")
         .args(flags)
         .env(BACKGROUND, "1")
+        .env(cli::CALLED_IN, std::env::current_dir()?)
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
