@@ -5,18 +5,21 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use regex::Regex;
+use regex_syntax::hir::{Hir, HirKind};
 
 /// How much memory a compiled pattern may take.
 const SIZE_LIMIT: usize = 2 << 20;
 /// What looking for matches may take besides.
 const SEARCH_LIMIT: usize = 256 << 10;
 const NEST_LIMIT: u32 = 250;
+/// How often something may be repeated.
+const REPEATS: u32 = 1000;
 /// Compiled patterns that are kept.
 const KEPT: usize = 256;
 
 /// Compiles a pattern.
 pub fn compile(pattern: &str) -> Result<Regex, String> {
-    refuse_unsupported(pattern)?;
+    check(pattern)?;
     regex::RegexBuilder::new(&ascii_classes(pattern))
         .size_limit(SIZE_LIMIT)
         .dfa_size_limit(SEARCH_LIMIT)
@@ -30,12 +33,50 @@ pub fn compile(pattern: &str) -> Result<Regex, String> {
 
 /// Whether a pattern can be read. It is not compiled: that may take a thousand times as long.
 pub fn check(pattern: &str) -> Result<(), String> {
-    refuse_unsupported(pattern)?;
-    let mut parser = regex_syntax::ParserBuilder::new().nest_limit(NEST_LIMIT).build();
-    match parser.parse(&ascii_classes(pattern)) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(told(&error.to_string(), pattern)),
+    if let Some(problem) = unsupported(pattern) {
+        return Err(format!("error parsing regexp: {problem}"));
     }
+    let mut parser = regex_syntax::ParserBuilder::new().nest_limit(NEST_LIMIT).build();
+    let read = parser
+        .parse(&ascii_classes(pattern))
+        .map_err(|error| told(&error.to_string(), pattern))?;
+    match too_often(&read) {
+        Some(operator) => Err(format!(
+            "error parsing regexp: invalid repeat count: `{operator}`"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The first operator with which something is repeated more than a thousand times, those within it counted.
+fn too_often(read: &Hir) -> Option<String> {
+    if let Some(inner) = read.kind().subs().iter().find_map(too_often) {
+        return Some(inner);
+    }
+    let HirKind::Repetition(repetition) = read.kind() else {
+        return None;
+    };
+    if repeats_within(read, REPEATS) {
+        return None;
+    }
+    let most = repetition.max.map_or(String::new(), |most| most.to_string());
+    let counts = match repetition.min {
+        least if repetition.max == Some(least) => most,
+        least => format!("{least},{most}"),
+    };
+    let lazy = if repetition.greedy { "" } else { "?" };
+    Some(format!("{{{counts}}}{lazy}"))
+}
+
+fn repeats_within(read: &Hir, mut left: u32) -> bool {
+    if let HirKind::Repetition(repetition) = read.kind() {
+        let times = repetition.max.unwrap_or(repetition.min);
+        if times > left {
+            return false;
+        }
+        left /= times.max(1);
+    }
+    read.kind().subs().iter().all(|sub| repeats_within(sub, left))
 }
 
 /// A compiled pattern out of those that are kept: the same one is used again and again.
@@ -52,13 +93,6 @@ pub fn compiled(pattern: &str) -> Result<Arc<Regex>, String> {
     }
     kept.insert(pattern.to_owned(), made.clone());
     Ok(made)
-}
-
-fn refuse_unsupported(pattern: &str) -> Result<(), String> {
-    match unsupported(pattern) {
-        Some(problem) => Err(format!("error parsing regexp: {problem}")),
-        None => Ok(()),
-    }
 }
 
 /// What the engine says, in Go's words.
@@ -116,7 +150,7 @@ fn unsupported(pattern: &str) -> Option<String> {
                 });
                 if let Some(counts) = counts {
                     let too_many =
-                        |count: &str| !count.is_empty() && count.parse::<u32>().is_ok_and(|n| n > 1000);
+                        |count: &str| !count.is_empty() && count.parse::<u32>().is_ok_and(|n| n > REPEATS);
                     if counts.split(',').any(too_many) {
                         return Some(format!("invalid repeat count: `{{{counts}}}`"));
                     }
@@ -324,8 +358,29 @@ mod tests {
     }
 
     #[test]
+    fn repeated_repetitions_are_counted() {
+        let check = |pattern: &str, expected: Option<&str>| {
+            let expected =
+                expected.map(|operator| format!("error parsing regexp: invalid repeat count: `{operator}`"));
+            assert_eq!(super::check(pattern).err(), expected, "{pattern}");
+        };
+        check("(a{1000}){1000}", Some("{1000}"));
+        check("((((a{100}){100}){100}){100}){100}", Some("{100}"));
+        check("((a{100}){10}){10}", Some("{10}"));
+        check("(a{100}){10}", None);
+        check("(a{10}b{20}){60}", Some("{60}"));
+        check("(a{0,1000}){2}", Some("{2}"));
+        check("(a{600}){2,}?", Some("{2,}?"));
+        check("((a{30}){30}){1,}", None);
+        check("(a{1000})+", None);
+        check("(x{1000}){0}", None);
+    }
+
+    #[test]
     fn large_patterns_are_refused() {
-        assert!(compile("((a{1000}){1000}){1000}").is_err());
+        assert_eq!(check(&"[a-z]{1000}".repeat(200)), Ok(()));
+        let refused = compile(&"[a-z]{1000}".repeat(200)).expect_err("too large");
+        assert!(refused.contains("expression too large"), "{refused}");
     }
 
     #[test]

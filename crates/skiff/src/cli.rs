@@ -220,7 +220,8 @@ fn file(text: &str) -> std::io::Result<PathBuf> {
     if text == "-" {
         return Ok(text.into());
     }
-    let folder = std::env::var_os(CALLED_IN).map_or_else(std::env::current_dir, |folder| Ok(folder.into()))?;
+    let folder =
+        std::env::var_os(CALLED_IN).map_or_else(std::env::current_dir, |folder| Ok(folder.into()))?;
     Ok(folder.join(text))
 }
 
