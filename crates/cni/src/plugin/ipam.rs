@@ -46,12 +46,15 @@ impl Addresses {
         };
         let file = match open() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                std::fs::create_dir_all(self.dir.join("owners")).and_then(|()| open())
+                std::fs::create_dir_all(&self.dir).and_then(|()| open())
             }
             opened => opened,
         }
         .map_err(failed(path.display()))?;
         file.lock().map_err(failed("lock the address files"))?;
+        // Only now: whoever made the first of the two directories may not have come to the second.
+        let owners = self.dir.join("owners");
+        std::fs::create_dir_all(&owners).map_err(failed(owners.display()))?;
         Ok(Lock(file))
     }
 
@@ -218,6 +221,14 @@ mod tests {
         let mut owners: Vec<String> = a.owners().unwrap().into_iter().map(|(id, _)| id).collect();
         owners.sort();
         assert_eq!(owners, ["b", "c", "d", "e", "f"]);
+    }
+
+    #[test]
+    fn a_network_that_somebody_else_has_only_begun() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("net")).unwrap();
+        let a = addresses(&dir, "10.0.0.0/29");
+        assert_eq!(a.allocate("a", "eth0").unwrap().to_string(), "10.0.0.2");
     }
 
     #[test]
