@@ -17,8 +17,14 @@ pub fn format_micros(at: Timestamp) -> String {
         .to_string()
 }
 
-/// Any RFC 3339 time.
+/// Any RFC 3339 time. The library reads more: signed years, other separators, hours alone as an offset.
 pub fn parse(text: &str) -> Option<Timestamp> {
+    let bytes = text.as_bytes();
+    let year = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count() == 4;
+    let zone = matches!(bytes, [.., b'Z'] | [.., b'+' | b'-', _, _, b':', _, _]);
+    if !year || !zone || bytes.get(10) != Some(&b'T') {
+        return None;
+    }
     text.parse().ok()
 }
 
@@ -56,6 +62,15 @@ mod tests {
         let at = parse("2026-11-15T22:10:34.5+02:00").unwrap();
         assert_eq!(format_seconds(at), "2026-11-15T20:10:34Z");
         assert_eq!(format_micros(at), "2026-11-15T20:10:34.500000Z");
+        for other in [
+            "-002024-01-02T03:04:05Z",
+            "2024-01-02T03:04:05-00",
+            "2024-01-02 03:04:05Z",
+            "2024-01-02T03:04:05",
+            "2024-01-02",
+        ] {
+            assert_eq!(parse(other), None, "{other}");
+        }
     }
 
     #[test]
