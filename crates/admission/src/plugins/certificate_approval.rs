@@ -10,13 +10,17 @@ pub struct CertificateApproval;
 
 pub const GROUP: &str = "certificates.k8s.io";
 
-/// Whether the user may do `verb` for a signer: for this one, or for all of its domain.
-pub fn may_for_signer(a: &Attributes<'_>, verb: &str, signer: &str) -> bool {
-    if a.access.may(verb, GROUP, "signers", "", signer) {
-        return true;
-    }
+/// Refuses a user who may not do `verb` for a signer: for this one, or for all of its domain.
+pub fn check_signer(a: &Attributes<'_>, verb: &str, signer: &str) -> Result<(), Status> {
     let domain = signer.split('/').next().unwrap_or_default();
-    a.access.may(verb, GROUP, "signers", "", &format!("{domain}/*"))
+    let may = |signer: &str| a.access.may(verb, GROUP, "signers", "", signer);
+    if may(signer) || may(&format!("{domain}/*")) {
+        return Ok(());
+    }
+    Err(a.forbidden(format_args!(
+        "user not permitted to {verb} requests with signerName {}",
+        skiff_meta::field::quote(signer)
+    )))
 }
 
 #[async_trait]
@@ -36,13 +40,7 @@ impl Plugin for CertificateApproval {
     async fn validate(&self, a: &Attributes<'_>, _: &dyn Lister) -> Result<(), Status> {
         // The signer of the stored request: a change of it is refused, but not by us.
         let signer = a.old_object.map_or("", |old| text(old, "spec.signerName"));
-        if may_for_signer(a, "approve", signer) {
-            return Ok(());
-        }
-        Err(a.forbidden(format_args!(
-            "user not permitted to approve requests with signerName {}",
-            skiff_meta::field::quote(signer)
-        )))
+        check_signer(a, "approve", signer)
     }
 }
 

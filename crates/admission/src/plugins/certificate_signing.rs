@@ -5,7 +5,7 @@ use serde_json::Value;
 use skiff_api::node::{at, same, text};
 use skiff_meta::Status;
 
-use super::certificate_approval::{GROUP, may_for_signer};
+use super::certificate_approval::{GROUP, check_signer};
 use crate::{Attributes, Lister, Operation, Plugin};
 
 pub struct CertificateSigning;
@@ -33,13 +33,10 @@ impl Plugin for CertificateSigning {
             .iter()
             .all(|path| same(at(new, path), at(old, path)));
         let signer = text(old, "spec.signerName");
-        if unchanged || may_for_signer(a, "sign", signer) {
+        if unchanged {
             return Ok(());
         }
-        Err(a.forbidden(format_args!(
-            "user not permitted to sign requests with signerName {}",
-            skiff_meta::field::quote(signer)
-        )))
+        check_signer(a, "sign", signer)
     }
 }
 
