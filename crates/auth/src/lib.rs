@@ -19,7 +19,7 @@ mod x509;
 pub use authenticator::{AuthError, Authenticator, Peer};
 pub use bootstrap::{bootstrap_objects, fill_aggregated};
 pub use escalation::{covers, missing_rules};
-pub use impersonation::{Impersonation, requested_impersonation};
+pub use impersonation::{Impersonated, Impersonation, requested_impersonation};
 pub use rbac::Rbac;
 pub use reconcile::reconcile;
 pub use request_header::RequestHeader;
@@ -34,6 +34,9 @@ pub const ANONYMOUS: &str = "system:anonymous";
 pub const UNAUTHENTICATED_GROUP: &str = "system:unauthenticated";
 pub const AUTHENTICATED_GROUP: &str = "system:authenticated";
 pub const MASTERS_GROUP: &str = "system:masters";
+pub const NODES_GROUP: &str = "system:nodes";
+/// The extra field of a service account's token that names the node of its pod.
+pub const NODE_NAME_KEY: &str = "authentication.kubernetes.io/node-name";
 
 /// An authenticated identity.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -34,24 +34,30 @@ impl RequestHeader {
                 "subject with cn={common_name} is not allowed"
             )));
         }
-        let text = |value: &http::HeaderValue| value.to_str().ok().map(|text| text.trim().to_owned());
+        let trimmed = |value| text(value).trim().to_owned();
         let Some(name) = headers
             .get(USER_HEADER)
-            .and_then(text)
+            .map(trimmed)
             .filter(|name| !name.is_empty())
         else {
             return Ok(None);
         };
-        let groups = headers.get_all(GROUP_HEADER).iter().filter_map(text);
+        let groups = headers.get_all(GROUP_HEADER).iter().map(trimmed);
         let mut user = UserInfo::new(name, groups);
-        user.uid = headers.get(UID_HEADER).and_then(text).unwrap_or_default();
+        user.uid = headers.get(UID_HEADER).map(trimmed).unwrap_or_default();
         for (header, value) in headers {
-            if let (Some(key), Some(value)) = (header.as_str().strip_prefix(EXTRA_PREFIX), text(value)) {
-                user.extra.entry(unescape(key)).or_default().push(value);
+            if let Some(key) = header.as_str().strip_prefix(EXTRA_PREFIX) {
+                user.extra.entry(unescape(key)).or_default().push(trimmed(value));
             }
         }
         Ok(Some(user))
     }
+}
+
+/// What a header says about an identity. A name that is not ASCII is a name all the same: who passed it over would take the
+/// request for one of somebody else.
+pub(crate) fn text(value: &http::HeaderValue) -> String {
+    String::from_utf8_lossy(value.as_bytes()).into_owned()
 }
 
 /// The headers that say who a request is from, as an extension API server reads them.
@@ -60,7 +66,7 @@ pub fn identify(headers: &mut HeaderMap, user: &UserInfo) {
     let mut add = |name: &str, value: &str| {
         let (Ok(name), Ok(value)) = (
             http::HeaderName::from_bytes(name.as_bytes()),
-            http::HeaderValue::from_str(value),
+            http::HeaderValue::from_bytes(value.as_bytes()),
         ) else {
             return tracing::warn!(name, "a user's attribute does not fit into a header");
         };
@@ -163,7 +169,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let mut user = UserInfo::new("jane", ["devs"]);
+        let mut user = UserInfo::new("josé", ["devs"]);
         user.uid = "u-1".to_owned();
         user.extra.insert(
             "example.org/reason".to_owned(),

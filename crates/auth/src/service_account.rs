@@ -241,6 +241,10 @@ impl TokenVerifier {
                 self.must_live(resource, namespace, object).await?;
             }
         }
+        // The node of a pod's token only tells where the pod runs.
+        if let (None, Some(node)) = (&bound.pod, &bound.node) {
+            self.must_live("nodes", "", node).await?;
+        }
         let mut user = UserInfo::service_account(namespace, &bound.serviceaccount.name);
         user.uid.clone_from(&bound.serviceaccount.uid);
         let mut note = |key: &str, value: &str| {
@@ -367,6 +371,18 @@ mod tests {
             .await,
             "audience"
         );
+        let mut of_node = request(now() + 60, &[]);
+        (of_node.pod, of_node.node) = (
+            None,
+            Some(BoundObject {
+                name: "n".into(),
+                uid: "u3".into(),
+            }),
+        );
+        let of_node = issuer.issue(of_node).unwrap().token;
+        assert!(refused(alive(), of_node.clone()).await, "node gone");
+        let with_node = || vec![("serviceaccounts", "u1"), ("nodes", "u3")];
+        assert!(!refused(with_node(), of_node).await, "node there");
         let mut forged = token;
         forged.replace_range(forged.len() - 4.., "AAAA");
         assert!(refused(alive(), forged).await, "signature");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use http::{HeaderValue, Request, header, request::Parts};
 use serde_json::Value;
-use skiff_auth::{Attributes, Peer, UserInfo};
+use skiff_auth::{Attributes, Impersonated, Peer, UserInfo};
 use skiff_meta::{GroupResource, Status};
 use skiff_registry::fields::Tracking;
 use skiff_registry::{Context, now_us, object};
@@ -45,6 +45,8 @@ pub struct Exchange {
     pub context: Context,
     /// The kind is known at run time only: its objects have no protobuf form.
     pub untyped: bool,
+    /// Another server answers it.
+    pub proxied: bool,
     /// The object that a write made, for the mark.
     pub made: Option<Made>,
     /// What priority and fairness took the request for.
@@ -147,6 +149,7 @@ impl Inner {
             user: self.anonymous.clone(),
             context: Context::default(),
             untyped: false,
+            proxied: false,
             made: None,
             classified: None,
             trail: None,
@@ -258,15 +261,17 @@ impl Inner {
         }
 
         // Impersonation: the real user must be allowed each part of the identity it takes on.
-        exchange.user = match self.impersonate(exchange, user.clone()) {
-            Ok(user) => user,
+        exchange.user = match self.impersonate(exchange, &user) {
+            Ok(None) => user,
+            Ok(Some(Impersonated { user, constraint })) => {
+                let user = Arc::new(user);
+                if let Some(trail) = &exchange.trail {
+                    trail.impersonated(&user, constraint);
+                }
+                user
+            }
             Err(status) => return Ok(unsniffed(exchange, &status)),
         };
-        if let Some(trail) = &exchange.trail
-            && !Arc::ptr_eq(&exchange.user, &user)
-        {
-            trail.impersonated(&exchange.user);
-        }
 
         // Priority and fairness: a bounded number of requests at a time, and turns for who waits. A watch takes a
         // seat until it is under way.
@@ -299,6 +304,7 @@ impl Inner {
 
         // The verb itself.
         let remote = self.aggregator.find_path(&exchange.info.path);
+        exchange.proxied = remote.is_some();
         let routed = async {
             if let Some(remote) = remote {
                 let proxied = aggregation::proxy(self, exchange, &remote, audit_id, request_body);
@@ -321,40 +327,26 @@ impl Inner {
         }
     }
 
-    fn impersonate(&self, exchange: &Exchange, user: Arc<UserInfo>) -> Result<Arc<UserInfo>, Status> {
+    fn impersonate(&self, exchange: &Exchange, user: &UserInfo) -> Result<Option<Impersonated>, Status> {
         let wanted = match skiff_auth::requested_impersonation(&exchange.parts.headers) {
-            Ok(None) => return Ok(user),
+            Ok(None) => return Ok(None),
             Ok(Some(wanted)) => wanted,
             Err(message) => return Err(Status::bad_request(message)),
         };
-        // The narrow way: this request in this sort of impersonation, of this identity.
-        let mut refused = None;
-        if let Some(verb) = wanted.constrained_verb(&exchange.info.verb) {
-            let attributes = Attributes {
-                verb: &verb,
-                ..attributes_of(&exchange.info)
-            };
-            let decision = self.authorizer.authorize(&user, &attributes);
-            if !decision.allowed {
-                refused = Some(forbidden(&user, &attributes, &decision.reason));
-            } else if wanted.constrained(|attributes| {
-                let decision = self.authorizer.authorize(&user, attributes);
-                if !decision.allowed {
-                    refused = Some(forbidden(&user, attributes, &decision.reason));
-                }
-                decision.allowed
-            }) {
-                return Ok(Arc::new(wanted.user));
+        let check = |attributes: &Attributes<'_>, refused: Option<&str>| {
+            if let Some(why) = refused {
+                return Err(forbidden(user, attributes, why));
             }
-        }
-        // The wide one: everything that this identity may do.
-        for attributes in wanted.checks() {
-            let decision = self.authorizer.authorize(&user, &attributes);
-            if !decision.allowed {
-                return Err(refused.unwrap_or_else(|| forbidden(&user, &attributes, &decision.reason)));
+            let decision = self.authorizer.authorize(user, attributes);
+            if decision.allowed {
+                Ok(())
+            } else {
+                Err(forbidden(user, attributes, &decision.reason))
             }
-        }
-        Ok(Arc::new(wanted.user))
+        };
+        wanted
+            .authorize(user, &attributes_of(&exchange.info), check)
+            .map(Some)
     }
 
     /// Tells the audit log who allowed a request, or why nobody did.

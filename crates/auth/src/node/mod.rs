@@ -16,7 +16,7 @@ const NODE_LEASES: &str = "kube-node-lease";
 /// The name of the node that a user is; empty if it has none.
 pub fn node_name(user: &UserInfo) -> Option<&str> {
     let name = user.name.strip_prefix("system:node:")?;
-    user.in_group("system:nodes").then_some(name)
+    user.in_group(crate::NODES_GROUP).then_some(name)
 }
 
 /// What the authorizer says: yes, or why it does not say yes (there may be nothing to say).

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::Value;
 use skiff_auth::{Authorizer, Lookup};
-use skiff_meta::Status;
+use skiff_meta::{Status, time};
 use skiff_registry::{EventKind, ReadAt, Registry, Resource, encode, object};
 
 use super::follow::Follower;
@@ -71,6 +71,18 @@ async fn follow(mut follower: Follower, authorizer: Arc<Authorizer>, resource: A
 }
 
 /// The live objects that tokens are bound to.
+/// A token is good for a little longer than what it is bound to.
+const LEEWAY_SECONDS: i64 = 60;
+
+/// Whether an object should have been gone for longer than that.
+fn long_gone(bytes: &[u8]) -> bool {
+    let deleted = encode::decode(bytes).ok().and_then(|object| {
+        let text = object::at_str(&object, &["metadata", "deletionTimestamp"]).to_owned();
+        time::parse(&text)
+    });
+    deleted.is_none_or(|at| at.as_second() + LEEWAY_SECONDS < jiff::Timestamp::now().as_second())
+}
+
 pub struct UidLookup(pub Arc<Registry>);
 
 #[async_trait]
@@ -80,10 +92,28 @@ impl Lookup for UidLookup {
         // A token is often used the moment its objects were made: the cache may be a breath behind.
         for at in [ReadAt::Any, ReadAt::Latest] {
             if let Ok(Some(entry)) = self.0.get_entry(&resource, namespace, name, at).await {
-                return (!entry.head.deleting || resource.plural == "pods")
+                return (!entry.head.deleting || !long_gone(&entry.bytes))
                     .then(|| entry.head.uid.to_string());
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_being_deleted_is_gone_after_a_minute() {
+        let at = |seconds: i64| {
+            let time = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second() + seconds).unwrap();
+            let text = time::format_seconds(time);
+            serde_json::json!({"metadata": {"deletionTimestamp": text}}).to_string()
+        };
+        assert!(!long_gone(at(30).as_bytes()));
+        assert!(!long_gone(at(-30).as_bytes()));
+        assert!(long_gone(at(-90).as_bytes()));
+        assert!(long_gone(b"{}"));
     }
 }
