@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use skiff_admission::{Access, Attributes, Lister, Operation, Reinvocation, Told, User};
 use skiff_auth::UserInfo;
-use skiff_meta::{GroupVersion, Status};
+use skiff_meta::{GroupVersion, Status, names};
 use skiff_registry::{Context, Gate, Open, Part, Registry, Resource, encode, object};
 use skiff_registry::{ListOptions, ReadAt};
 
@@ -44,8 +44,11 @@ impl Told for Heard<'_> {
         self.1 >= Level::Request
     }
 
+    /// A key is a domain, a slash and a name; what else a webhook may call it is dropped.
     fn annotate(&self, key: &str, value: String) {
-        self.0.annotate(key, value);
+        if key.contains('/') && names::qualified_name(key).is_empty() {
+            self.0.annotate(key, value);
+        }
     }
 }
 

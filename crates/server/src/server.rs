@@ -251,6 +251,9 @@ impl Server {
     pub async fn serve_within(&self, listener: TcpListener, limits: Limits, shutdown: CancellationToken) {
         let (inner, tls) = (self.inner.clone(), self.inner.tls.clone());
         listen::serve(inner, tls, listener, limits, shutdown).await;
+        if let Some(audit) = &self.inner.audit {
+            audit.flush().await;
+        }
     }
 
     pub fn ready(&self) -> bool {

@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use support::{Cluster, Reply};
+use support::{Audited, Cluster, Reply};
 
 const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
 const BINDINGS: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings";
@@ -294,4 +294,51 @@ async fn policies_change_objects() {
     .await;
     let why = "policy 'atomic' with binding 'atomic' denied request: error applying patch: invalid ApplyConfiguration: may not mutate atomic arrays, maps or structs: .spec.selector";
     assert_eq!((refused.code, refused.json["message"].as_str()), (403, Some(why)));
+}
+
+#[tokio::test]
+async fn the_audit_log_knows_what_policies_found() {
+    let audited = Audited::start("- {level: Metadata}").await;
+    let cluster = &audited.cluster;
+    let rules = json!({
+        "validations": [
+            {"expression": "object.metadata.name != 'odd'", "message": "odd it is"},
+            {"expression": "object.metadata.name != 'bad'"}],
+        "auditAnnotations": [
+            {"key": "who", "valueExpression": "'name ' + object.metadata.name"},
+            {"key": "none", "valueExpression": "null"}]});
+    make(cluster, POLICIES, policy("p", "configmaps", rules)).await;
+    let more = json!({"validationActions": ["Audit", "Warn"]});
+    make(cluster, BINDINGS, binding("b", "p", more)).await;
+    let check = async |name: &str, failure: Value| {
+        let reply = until(cluster, CONFIG_MAPS, config_map(name, "1"), |reply| {
+            let annotations = &audited.event_of(reply)["annotations"];
+            annotations.get("p/who").is_some()
+        })
+        .await;
+        assert_eq!(reply.code, 201, "{}", reply.text);
+        let mut expected = json!({
+            "authorization.k8s.io/decision": "allow",
+            "authorization.k8s.io/reason": "",
+            "p/who": format!("name {name}"),
+        });
+        if !failure.is_null() {
+            expected["validation.policy.admission.k8s.io/validation_failure"] = failure;
+        }
+        assert_eq!(audited.event_of(&reply)["annotations"], expected);
+    };
+    check("even", Value::Null).await;
+    let tail = "\"validationActions\":[\"Audit\",\"Warn\"]}]";
+    check(
+        "odd",
+        json!(format!(
+            "[{{\"message\":\"odd it is\",\"policy\":\"p\",\"binding\":\"b\",\"expressionIndex\":0,{tail}"
+        )),
+    )
+    .await;
+    check(
+        "bad",
+        json!(format!("[{{\"message\":\"failed expression: object.metadata.name != 'bad'\",\"policy\":\"p\",\"binding\":\"b\",\"expressionIndex\":1,{tail}")),
+    )
+    .await;
 }

@@ -12,7 +12,7 @@ use http::Response;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use support::Cluster;
+use support::{Audited, Cluster};
 use tokio::net::TcpListener;
 
 const MUTATING: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
@@ -41,6 +41,12 @@ fn response(path: &str, request: &Value) -> Value {
         "/first" => more("first"),
         "/second" => more("second"),
         "/warn" => json!({"allowed": true, "warnings": ["mind the gap"]}),
+        "/note" => json!({"allowed": true, "auditAnnotations": {"seen": "yes", "x/y": "no", "": "no"}}),
+        "/same" => {
+            let mut same = patch(json!([{"op": "replace", "path": "/data/own", "value": "1"}]));
+            same["auditAnnotations"] = json!({"left": "alone"});
+            same
+        }
         "/deny" => {
             json!({"allowed": false, "status": {"message": "no such luck", "reason": "Invalid", "code": 422}})
         }
@@ -596,4 +602,68 @@ async fn objects_are_shown_in_the_version_of_the_rule() {
         .post("/apis/example.com/v1/namespaces/default/boats", boat)
         .await;
     assert_eq!(made.json["spec"], json!({"size": 3, "sails": 2}), "{}", made.text);
+}
+
+#[tokio::test]
+async fn the_audit_log_knows_what_webhooks_did() {
+    let rules = "\
+- {level: Request, userGroups: [closely], resources: [{group: '', resources: [configmaps]}]}
+- {level: Metadata}";
+    let audited = Audited::start(rules).await;
+    let cluster = &audited.cluster;
+    let webhooks = Webhooks::start(cluster).await;
+    let labelled = json!({"objectSelector": {"matchLabels": {"ask": "yes"}}, "failurePolicy": "Ignore"});
+    let mut again = labelled.clone();
+    again["reinvocationPolicy"] = json!("IfNeeded");
+    let hook = |path: &str, more: &Value| webhooks.hook(path, "", "configmaps", more.clone());
+    let mutating = vec![
+        hook("/first", &again),
+        hook("/same", &labelled),
+        hook("/code-500", &labelled),
+        hook("/second", &labelled),
+    ];
+    webhooks.configure(cluster, MUTATING, "m", mutating).await;
+    let validating = vec![hook("/note", &labelled), hook("/code-404", &labelled)];
+    webhooks.configure(cluster, VALIDATING, "v", validating).await;
+
+    let done = |name: &str, mutated: bool| {
+        json!(format!(
+            "{{\"configuration\":\"m\",\"webhook\":\"{name}.example.com\",\"mutated\":{mutated}}}"
+        ))
+    };
+    let patch = |name: &str, op: &str, path: &str, value: &str| {
+        json!(format!(
+            "{{\"configuration\":\"m\",\"webhook\":\"{name}.example.com\",\"patch\":[{{\"op\":\"{op}\",\"path\":\"/data/{path}\",\"value\":\"{value}\"}}],\"patchType\":\"JSONPatch\"}}"
+        ))
+    };
+    let mut expected = json!({
+        "authorization.k8s.io/decision": "allow",
+        "authorization.k8s.io/reason": "",
+        "mutation.webhook.admission.k8s.io/round_0_index_0": done("first", true),
+        "mutation.webhook.admission.k8s.io/round_0_index_1": done("same", false),
+        "mutation.webhook.admission.k8s.io/round_0_index_2": done("code-500", false),
+        "mutation.webhook.admission.k8s.io/round_0_index_3": done("second", true),
+        "mutation.webhook.admission.k8s.io/round_1_index_0": done("first", true),
+        "same.example.com/left": "alone",
+        "failed-open.mutation.webhook.admission.k8s.io/round_0_index_2": "code-500.example.com",
+        "note.example.com/seen": "yes",
+        "failed-open.validating.webhook.admission.k8s.io/round_0_index_1": "code-404.example.com",
+    });
+    let make = async |name: &str, group: &str| {
+        let user = skiff_auth::UserInfo::new("admin", ["system:masters", group]);
+        let headers = [("content-type", "application/json")];
+        let body = config_map(name, json!({"ask": "yes"})).to_string();
+        let made = cluster
+            .send_as(cluster.server.service(user), "POST", CONFIG_MAPS, &headers, body)
+            .await;
+        assert_eq!(made.code, 201, "{}", made.text);
+        audited.event_of(&made)["annotations"].clone()
+    };
+    assert_eq!(make("a", "from-afar").await, expected);
+    // What was written is told only where what is written is.
+    expected["patch.webhook.admission.k8s.io/round_0_index_0"] = patch("first", "add", "first", "x");
+    expected["patch.webhook.admission.k8s.io/round_0_index_1"] = patch("same", "replace", "own", "1");
+    expected["patch.webhook.admission.k8s.io/round_0_index_3"] = patch("second", "add", "second", "x");
+    expected["patch.webhook.admission.k8s.io/round_1_index_0"] = patch("first", "add", "first", "xx");
+    assert_eq!(make("b", "closely").await, expected);
 }

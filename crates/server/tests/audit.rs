@@ -2,67 +2,24 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
 use skiff_auth::UserInfo;
-use skiff_server::{AuditConfig, AuditMode, AuditPolicy, LogOptions};
-use support::Cluster;
+use skiff_server::AuditMode;
+use support::{Audited, Cluster, audit_config};
 
-const POLICY: &str = "
-apiVersion: audit.k8s.io/v1
-kind: Policy
-rules:
+const RULES: &str = "
 - {level: None, users: [quiet]}
 - {level: RequestResponse, omitManagedFields: true, resources: [{group: '', resources: [configmaps]}]}
 - {level: Request, omitStages: [RequestReceived], resources: [{group: '', resources: [namespaces, pods]}]}
+- {level: Request, resources: [{group: apps}]}
 - {level: Metadata}
 ";
 
-fn config(path: &Path, mode: AuditMode) -> AuditConfig {
-    AuditConfig {
-        policy: AuditPolicy::parse(POLICY).expect("a policy"),
-        log: LogOptions {
-            path: path.to_owned(),
-            max_size_megabytes: 0,
-            max_backups: 0,
-            max_age_days: 0,
-            compress: false,
-            mode,
-        },
-    }
-}
-
-struct Audited {
-    cluster: Cluster,
-    path: PathBuf,
-    _folder: tempfile::TempDir,
-}
-
-impl Audited {
-    async fn start() -> Audited {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("audit.log");
-        let cluster = Cluster::audited(config(&path, AuditMode::Blocking)).await;
-        Audited {
-            cluster,
-            path,
-            _folder: folder,
-        }
-    }
-
-    /// The events of what users do.
-    fn events(&self) -> Vec<Value> {
-        let text = std::fs::read_to_string(&self.path).expect("a log");
-        text.lines()
-            .map(|line| serde_json::from_str(line).expect("JSON"))
-            .collect()
-    }
-}
-
 #[tokio::test]
 async fn a_write_is_recorded_twice_and_with_its_objects() {
-    let audited = Audited::start().await;
+    let audited = Audited::start(RULES).await;
     let made = audited
         .cluster
         .post(
@@ -105,7 +62,7 @@ async fn a_write_is_recorded_twice_and_with_its_objects() {
 
 #[tokio::test]
 async fn refusals_say_why_and_who_was_impersonated() {
-    let audited = Audited::start().await;
+    let audited = Audited::start(RULES).await;
     let cluster = &audited.cluster;
     let headers = [("impersonate-user", "joe")];
     let refused = cluster
@@ -129,7 +86,7 @@ async fn refusals_say_why_and_who_was_impersonated() {
 
 #[tokio::test]
 async fn plugins_annotate_and_stages_are_left_out() {
-    let audited = Audited::start().await;
+    let audited = Audited::start(RULES).await;
     let cluster = &audited.cluster;
     let labels = json!({"pod-security.kubernetes.io/audit": "baseline"});
     cluster
@@ -168,7 +125,7 @@ async fn plugins_annotate_and_stages_are_left_out() {
 
 #[tokio::test]
 async fn a_watch_is_recorded_when_it_starts_and_when_it_ends() {
-    let audited = Audited::start().await;
+    let audited = Audited::start(RULES).await;
     let stages = || -> Vec<String> {
         let events = audited.events();
         let watches = events.iter().filter(|event| event["verb"] == "watch");
@@ -192,8 +149,120 @@ async fn a_watch_is_recorded_when_it_starts_and_when_it_ends() {
 async fn a_full_disk_stops_requests_only_if_that_is_wanted() {
     for (mode, code) in [(AuditMode::Blocking, 200), (AuditMode::BlockingStrict, 500)] {
         // Writing to this device fails as on a full disk.
-        let cluster = Cluster::audited(config(Path::new("/dev/full"), mode)).await;
+        let cluster = Cluster::audited(audit_config(Path::new("/dev/full"), RULES, mode)).await;
         let reply = cluster.get("/api/v1/namespaces/default/configmaps").await;
         assert_eq!(reply.code, code, "{}", reply.text);
     }
+}
+
+#[tokio::test]
+async fn what_was_asked_is_recorded_also_where_it_is_no_object_of_the_kind() {
+    let audited = Audited::start(RULES).await;
+    let cluster = &audited.cluster;
+    let deployments = "/apis/apps/v1/namespaces/default/deployments";
+    let template =
+        json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let made = cluster
+        .post(
+            deployments,
+            json!({"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": template}}),
+        )
+        .await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let scale = format!("{deployments}/d/scale");
+    let body = json!({"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": {"name": "d", "namespace": "default"}, "spec": {"replicas": 2}});
+    let scaled = cluster.put(&scale, body.clone()).await;
+    assert_eq!(scaled.code, 200, "{}", scaled.text);
+    let mut expected = body;
+    expected["status"] = json!({"replicas": 0});
+    assert_eq!(audited.event_of(&scaled)["requestObject"], expected);
+    let patch = json!({"spec": {"replicas": 3}});
+    let scaled = cluster.patch(&scale, "merge-patch", patch.clone()).await;
+    assert_eq!(audited.event_of(&scaled)["requestObject"], patch);
+    let apply = json!({"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": {"name": "d"}, "spec": {"replicas": 3}});
+    let uri = format!("{scale}?fieldManager=x&force=true");
+    let scaled = cluster
+        .send("PATCH", &uri, "application/apply-patch+yaml", apply.to_string())
+        .await;
+    assert_eq!(scaled.code, 200, "{}", scaled.text);
+    assert_eq!(audited.event_of(&scaled)["requestObject"], apply);
+
+    let options = json!({"kind": "DeleteOptions", "apiVersion": "apps/v1", "gracePeriodSeconds": 0});
+    let gone = cluster.delete(&format!("{deployments}/d"), options).await;
+    assert_eq!(gone.code, 200, "{}", gone.text);
+    let event = audited.event_of(&gone);
+    assert_eq!(
+        event["requestObject"],
+        json!({"kind": "DeleteOptions", "apiVersion": "meta.k8s.io/__internal", "gracePeriodSeconds": 0})
+    );
+    assert_eq!(event["responseStatus"]["details"]["name"], "d");
+}
+
+#[tokio::test]
+async fn a_token_is_recorded_by_its_id_and_an_impersonation_by_its_verb() {
+    let audited = Audited::start(RULES).await;
+    let cluster = &audited.cluster;
+    cluster
+        .post(
+            "/api/v1/namespaces/default/serviceaccounts",
+            json!({"metadata": {"name": "robot"}}),
+        )
+        .await;
+    let token = "/api/v1/namespaces/default/serviceaccounts/robot/token";
+    let issued = cluster.post(token, json!({"spec": {}})).await;
+    assert_eq!(issued.code, 201, "{}", issued.text);
+    let event = audited.event_of(&issued);
+    let id = event["annotations"]["authentication.kubernetes.io/issued-credential-id"].as_str();
+    assert!(
+        id.is_some_and(|id| id.len() == 40 && id.starts_with("JTI=")),
+        "{event}"
+    );
+
+    let roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
+    let rules = json!([
+        {"apiGroups": ["authentication.k8s.io"], "resources": ["users"], "verbs": ["impersonate:user-info"]},
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["impersonate-on:user-info:list", "list"]}]);
+    cluster
+        .post(roles, json!({"metadata": {"name": "r"}, "rules": rules}))
+        .await;
+    let subject = |name: &str| json!({"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"});
+    cluster
+        .post(
+            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            json!({"metadata": {"name": "r"}, "roleRef": {"kind": "ClusterRole", "name": "r", "apiGroup": "rbac.authorization.k8s.io"},
+                "subjects": [subject("real"), subject("joe")]}),
+        )
+        .await;
+    let listed = loop {
+        let real = cluster.server.service(UserInfo::new("real", ["g"]));
+        let headers = [("impersonate-user", "joe")];
+        let listed = cluster
+            .send_as(real, "GET", "/api/v1/secrets", &headers, "")
+            .await;
+        // The binding takes effect a moment after it was made.
+        if listed.code == 200 {
+            break listed;
+        }
+        tokio::task::yield_now().await;
+    };
+    let event = audited.event_of(&listed);
+    assert_eq!(event["user"]["username"], "real");
+    assert_eq!(event["impersonatedUser"]["username"], "joe");
+    assert_eq!(
+        event["authenticationMetadata"],
+        json!({"impersonationConstraint": "impersonate:user-info"})
+    );
+}
+
+#[tokio::test]
+async fn what_mode_batch_holds_is_there_after_the_end() {
+    let audited = Audited::in_mode(RULES, AuditMode::Batch).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a port");
+    let last = audited.cluster.get("/api/v1/namespaces/default/configmaps").await;
+    audited.cluster.shutdown.cancel();
+    let shutdown = audited.cluster.shutdown.clone();
+    audited.cluster.server.serve(listener, shutdown).await;
+    assert_eq!(audited.event_of(&last)["stage"], "ResponseComplete");
 }

@@ -22,6 +22,8 @@ pub struct Event<'a> {
     pub user: User<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub impersonated_user: Option<User<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub authentication_metadata: Option<AuthenticationMetadata>,
     #[serde(rename = "sourceIPs", skip_serializing_if = "<[String]>::is_empty")]
     pub source_ips: &'a [String],
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -38,6 +40,13 @@ pub struct Event<'a> {
     pub stage_timestamp: String,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: &'a BTreeMap<String, String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AuthenticationMetadata {
+    /// The verb that allowed a constrained impersonation.
+    pub impersonation_constraint: &'static str,
 }
 
 #[derive(Serialize)]

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -19,6 +20,8 @@ const WAITING_MAX: usize = 64 * 1024 * 1024;
 const BATCH: usize = 1024 * 1024;
 /// How long a request waits for a log that is slow, in mode `blocking`.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the end of the process waits for the log.
+const LAST_PATIENCE: Duration = Duration::from_secs(5);
 /// Between two complaints about a log that cannot be written.
 const COMPLAIN_EVERY: i64 = 10;
 const DAY: i64 = 24 * 60 * 60;
@@ -90,6 +93,18 @@ impl Log {
         self.hand_over(Line { bytes, written: None })
     }
 
+    /// Waits until what was handed over is written, but not for ever.
+    pub async fn flush(&self) {
+        let (sender, written) = oneshot::channel();
+        let last = Line {
+            bytes: Vec::new(),
+            written: Some(sender),
+        };
+        if self.lines.send(last).is_ok() && tokio::time::timeout(LAST_PATIENCE, written).await.is_err() {
+            tracing::error!("the audit log is too slow: its last events are lost");
+        }
+    }
+
     fn hand_over(&self, line: Line) -> bool {
         let length = line.bytes.len();
         if self.shared.waiting.fetch_add(length, Ordering::AcqRel) + length > WAITING_MAX
@@ -135,14 +150,15 @@ impl Log {
 fn write_all(target: &mut Target, queue: &mpsc::Receiver<Line>, shared: &Shared) {
     let mut complained = i64::MIN;
     while let Ok(first) = queue.recv() {
-        let (mut bytes, mut told, mut count) = (first.bytes, Vec::new(), 1);
+        let mut count = u64::from(!first.bytes.is_empty());
+        let (mut bytes, mut told) = (first.bytes, Vec::new());
         told.extend(first.written);
         while bytes.len() < BATCH
             && let Ok(next) = queue.try_recv()
         {
             bytes.extend_from_slice(&next.bytes);
             told.extend(next.written);
-            count += 1;
+            count += u64::from(!next.bytes.is_empty());
         }
         let result = target.write(&bytes);
         shared.waiting.fetch_sub(bytes.len(), Ordering::AcqRel);
@@ -169,6 +185,8 @@ struct Target {
     size: u64,
     /// The last write ended in the middle of a line.
     torn: bool,
+    /// Compresses and removes files that were set aside: with a large file that takes seconds.
+    tidying: Option<JoinHandle<()>>,
 }
 
 impl Target {
@@ -178,6 +196,7 @@ impl Target {
             file: None,
             size: 0,
             torn: false,
+            tidying: None,
         };
         if !target.is_standard_output() {
             target.reopen()?;
@@ -240,50 +259,59 @@ impl Target {
         let path = &self.options.path;
         let now = Timestamp::now().strftime("%Y-%m-%dT%H-%M-%S%.3f").to_string();
         let aside = path.with_file_name(aside_name(path, &now));
-        std::fs::rename(path, &aside)?;
+        match std::fs::rename(path, &aside) {
+            // Somebody has taken the file away: there is nothing to set aside.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            result => result?,
+        }
         self.torn = false;
         self.reopen()?;
-        if self.options.compress
-            && let Err(error) = compress(&aside)
-        {
-            tracing::warn!(%error, path = %aside.display(), "an old audit log cannot be compressed");
-        }
-        if let Err(error) = self.remove_old() {
-            tracing::warn!(%error, "old audit logs cannot be removed");
+        // One at a time: the next looks at all files anyway.
+        if self.tidying.as_ref().is_none_or(JoinHandle::is_finished) {
+            let options = self.options.clone();
+            let tidy = move || {
+                if let Err(error) = tidy(&options) {
+                    tracing::warn!(%error, "old audit logs cannot be compressed or removed");
+                }
+            };
+            let thread = std::thread::Builder::new().name("audit-log-tidy".to_owned());
+            self.tidying = Some(thread.spawn(tidy)?);
         }
         Ok(())
     }
+}
 
-    fn remove_old(&self) -> io::Result<()> {
-        let options = &self.options;
-        let folder = options
-            .path
-            .parent()
-            .filter(|folder| !folder.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
-        let mut old: Vec<(i64, PathBuf)> = Vec::new();
-        for entry in std::fs::read_dir(folder)? {
-            let path = entry?.path();
-            if let Some(time) = time_aside(&options.path, &path) {
-                old.push((time, path));
-            }
+/// Removes files that were set aside and are too old or too many, and compresses the others.
+fn tidy(options: &LogOptions) -> io::Result<()> {
+    let folder = options
+        .path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let mut aside: Vec<(i64, PathBuf)> = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if let Some(time) = time_aside(&options.path, &path) {
+            aside.push((time, path));
         }
-        old.sort();
-        let oldest = match options.max_age_days {
-            0 => i64::MIN,
-            days => Timestamp::now().as_second() - i64::from(days) * DAY,
-        };
-        let beyond = match options.max_backups {
-            0 => 0,
-            most => old.len().saturating_sub(most),
-        };
-        for (index, (time, path)) in old.iter().enumerate() {
-            if index < beyond || *time < oldest {
-                std::fs::remove_file(path)?;
-            }
-        }
-        Ok(())
     }
+    aside.sort();
+    let oldest = match options.max_age_days {
+        0 => i64::MIN,
+        days => Timestamp::now().as_second() - i64::from(days) * DAY,
+    };
+    let beyond = match options.max_backups {
+        0 => 0,
+        most => aside.len().saturating_sub(most),
+    };
+    for (index, (time, path)) in aside.iter().enumerate() {
+        if index < beyond || *time < oldest {
+            std::fs::remove_file(path)?;
+        } else if options.compress && path.extension().is_none_or(|extension| extension != "gz") {
+            compress(path)?;
+        }
+    }
+    Ok(())
 }
 
 /// `audit.log` set aside: `audit-2026-01-31T12-00-00.000.log`.
@@ -368,6 +396,7 @@ mod tests {
         let half = vec![b'x'; 600 * 1024];
         target.write(&half).unwrap();
         target.write(&half).unwrap();
+        target.tidying.take().unwrap().join().unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), half.len() as u64);
         let mut names: Vec<String> = std::fs::read_dir(folder.path())
             .unwrap()
@@ -378,6 +407,67 @@ mod tests {
         assert_eq!(names[0], "audit-2021-01-01T00-00-00.000.log");
         assert!(names[1].starts_with("audit-20") && time_aside(&path, Path::new(&names[1])).is_some());
         assert_eq!(names[2..], ["audit-other.log", "audit.log"]);
+    }
+
+    #[test]
+    fn a_file_that_was_taken_away_is_made_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let mut target = Target::open(options(path.clone())).unwrap();
+        target.write(&vec![b'x'; 900 * 1024]).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let half = vec![b'y'; 600 * 1024];
+        target.write(&half).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), half);
+    }
+
+    #[test]
+    fn files_that_are_old_go_and_the_others_are_compressed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let yesterday = Timestamp::now() - jiff::SignedDuration::from_hours(24);
+        let yesterday = yesterday.strftime("%Y-%m-%dT%H-%M-%S.000").to_string();
+        for time in ["2020-01-01T00-00-00.000", &yesterday] {
+            std::fs::write(folder.path().join(aside_name(&path, time)), "text").unwrap();
+        }
+        std::fs::write(&path, "").unwrap();
+        let wanted = LogOptions {
+            max_backups: 0,
+            max_age_days: 3,
+            compress: true,
+            ..options(path)
+        };
+        // The second time, what is compressed is left alone.
+        for _ in 0..2 {
+            tidy(&wanted).unwrap();
+            let mut names: Vec<String> = std::fs::read_dir(folder.path())
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            assert_eq!(
+                names,
+                [format!("audit-{yesterday}.log.gz"), "audit.log".to_owned()]
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn what_mode_batch_holds_is_written_by_a_flush() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let wanted = LogOptions {
+            mode: Mode::Batch,
+            ..options(path.clone())
+        };
+        let log = Log::open(wanted).unwrap();
+        let expected: String = (0..1000).map(|number| format!("{number}\n")).collect();
+        for line in expected.lines() {
+            assert!(log.write(format!("{line}\n").into_bytes()).await);
+        }
+        log.flush().await;
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+        assert_eq!(log.failed(), 0);
     }
 
     #[test]

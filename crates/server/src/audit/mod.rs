@@ -34,7 +34,7 @@ pub use policy::{Level, Policy, Stage};
 use crate::body::{Answer, full};
 use crate::chain::Exchange;
 use crate::proxy::ClientAddress;
-use event::{Event, ObjectReference, ResponseStatus, User};
+use event::{AuthenticationMetadata, Event, ObjectReference, ResponseStatus, User};
 use policy::Decided;
 
 /// Longer names of clients are cut off.
@@ -59,6 +59,11 @@ impl Auditor {
             policy: config.policy,
             log: log::Log::open(config.log)?,
         }))
+    }
+
+    /// Waits until what was handed over is written, or the log is given up.
+    pub async fn flush(&self) {
+        self.log.flush().await;
     }
 
     /// Events that were lost: for the metrics.
@@ -127,6 +132,7 @@ pub struct Trail {
 #[derive(Default)]
 struct Found {
     impersonated: Option<Arc<UserInfo>>,
+    constraint: Option<&'static str>,
     object: Option<ObjectReference>,
     request: Option<Box<RawValue>>,
     response: Option<Box<RawValue>>,
@@ -138,8 +144,10 @@ impl Trail {
         self.decided.level
     }
 
-    pub fn impersonated(&self, user: &Arc<UserInfo>) {
-        self.found.lock().impersonated = Some(user.clone());
+    pub fn impersonated(&self, user: &Arc<UserInfo>, constraint: Option<&'static str>) {
+        let mut found = self.found.lock();
+        found.impersonated = Some(user.clone());
+        found.constraint = constraint;
     }
 
     /// The object of a request, in the version that the client speaks.
@@ -203,6 +211,9 @@ impl Trail {
             verb: &self.verb,
             user: User::of(&self.user),
             impersonated_user: found.impersonated.as_deref().map(User::of),
+            authentication_metadata: found.constraint.map(|constraint| AuthenticationMetadata {
+                impersonation_constraint: constraint,
+            }),
             source_ips: &self.source_ips,
             user_agent: &self.user_agent,
             object_ref: found.object.as_ref(),
@@ -276,11 +287,15 @@ pub async fn finish(
     *answer.body_mut() = body::Ending::new(body, trail, context.annotations()).boxed_unsync();
 }
 
-/// Finds the `Status` that an answer is, and the whole answer where that is to be recorded.
+/// Finds the `Status` that an answer is, and the whole answer where that is to be recorded. What another server answered
+/// passes through unread.
 async fn look_into(trail: &Trail, exchange: &Exchange, answer: &mut Answer, failure: Option<&Status>) {
     let code = answer.status().as_u16();
     if let Some(status) = failure {
         trail.found.lock().status = Some(ResponseStatus::failure(status));
+    }
+    if exchange.proxied {
+        return;
     }
     let whole = trail.decided.level >= Level::RequestResponse && exchange.info.path.starts_with("/api");
     let maybe_status = failure.is_none() && (code >= 400 || exchange.info.verb.starts_with("delete"));

@@ -226,8 +226,8 @@ impl Place {
         )
     }
 
-    /// Tells the audit log what a webhook did to the object.
-    fn annotate(&self, attributes: &Attributes<'_>, hook: &Hook, patch: &[u8], mutated: bool) {
+    /// Tells the audit log what a webhook did to the object, by which patch; without one there was none to apply.
+    fn annotate(&self, attributes: &Attributes<'_>, hook: &Hook, patch: Option<&[u8]>, mutated: bool) {
         /// In upstream's order.
         #[derive(serde::Serialize)]
         #[serde(rename_all = "camelCase")]
@@ -253,7 +253,9 @@ impl Place {
         };
         let text = serde_json::to_string(&done).unwrap_or_default();
         attributes.told.annotate(&self.key(), text);
-        if mutated && attributes.told.audits_objects() {
+        if let Some(patch) = patch
+            && attributes.told.audits_objects()
+        {
             done.mutated = None;
             done.patch = serde_json::from_slice(patch).ok();
             done.patch_type = Some("JSONPatch");
@@ -325,22 +327,24 @@ impl Plugin for Mutating {
                 continue;
             }
             let answered = hook.call(attributes, &resource, &versioned, true).await;
-            let patched = answered.and_then(|answer| {
-                let patched = hook.patched(&versioned, &answer)?;
-                let mutated = patched.is_some() && patched != versioned.object;
-                place.annotate(attributes, hook, &answer.patch, mutated);
-                Ok(patched)
-            });
-            let patched = match patched {
-                Ok(patched) => patched,
+            let patched = answered.and_then(|answer| Ok((hook.patched(&versioned, &answer)?, answer.patch)));
+            let changed = match patched {
+                Ok((None, _)) => {
+                    place.annotate(attributes, hook, None, false);
+                    None
+                }
+                Ok((Some(patched), patch)) => {
+                    let mutated = Some(&patched) != versioned.object.as_ref();
+                    place.annotate(attributes, hook, Some(&patch), mutated);
+                    mutated.then_some(patched)
+                }
                 Err(failure) => {
+                    place.annotate(attributes, hook, None, false);
                     hook.judge(attributes, &place, failure)?;
                     None
                 }
             };
-            if let Some(patched) = patched
-                && Some(&patched) != versioned.object.as_ref()
-            {
+            if let Some(patched) = changed {
                 let back = request::taken_back(attributes, &resource, patched).await?;
                 if let Some(object) = attributes.object.as_deref_mut() {
                     *object = back;

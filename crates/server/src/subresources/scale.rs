@@ -119,6 +119,14 @@ pub async fn update(
     let bytes = body::read(body).await?;
     let options = WriteOptions::read(&exchange.query, "UpdateOptions")?;
     let scale = decode::typed(exchange, &gvk(), options.field_validation, &bytes)?;
+    if let Some(trail) = &exchange.trail {
+        let mut shown = scale.clone();
+        // COMPAT: upstream's type has no room for a status that is absent.
+        if object::at(&shown, &["status", "replicas"]).is_none() {
+            object::put(&mut shown, &["status", "replicas"], json!(0));
+        }
+        trail.request_object(&shown);
+    }
     check_name(exchange, &scale)?;
     let (registry, manager) = (&inner.registry, exchange.manager(&options));
     write(inner, exchange, resource, &options, &mut |_, workload| {
@@ -143,6 +151,9 @@ pub async fn patch(
     exchange.output(false)?;
     let kind = patch_type(exchange)?;
     let bytes = body::read(body).await?;
+    if let Some(trail) = &exchange.trail {
+        trail.request_patch(&bytes);
+    }
     let options = WriteOptions::read(&exchange.query, "PatchOptions")?;
     let patch = Patch::parse(kind, &bytes, options.field_validation)?;
     let id = scale_type()?;
@@ -173,6 +184,9 @@ async fn apply(
 ) -> Result<Answer, Status> {
     exchange.output(false)?;
     let bytes = body::read(body).await?;
+    if let Some(trail) = &exchange.trail {
+        trail.request_patch(&bytes);
+    }
     let options = WriteOptions::of_apply(&exchange.query)?;
     let config = Config::parse(&bytes)?;
     if !object::name(&config.value).is_empty() {

@@ -95,7 +95,11 @@ pub async fn create(
     };
     bind(inner, &request, &namespace, &name, &mut token).await?;
     let expires = jiff::Timestamp::from_second(token.expires_at).map_err(Status::internal)?;
+    let credential = format!("JTI={}", token.id);
     let signed = issuer.issue(token).map_err(Status::internal)?;
+    exchange
+        .context
+        .annotate("authentication.kubernetes.io/issued-credential-id", credential);
     object::put(&mut request, &["spec", "expirationSeconds"], json!(seconds));
     object::put(&mut request, &["spec", "audiences"], json!(signed.audiences));
     object::put(

@@ -86,13 +86,13 @@ async fn options(exchange: &Exchange, body: Body) -> Result<(Value, DeleteOption
     let value = if bytes.is_empty() {
         query::delete_options(&exchange.query)?
     } else {
-        let mut value = decode::delete_options(exchange, &bytes)?;
+        let value = decode::delete_options(exchange, &bytes)?;
         if let Some(trail) = &exchange.trail {
-            object::put(&mut value, &["kind"], "DeleteOptions".into());
-            if object::at_str(&value, &["apiVersion"]).is_empty() {
-                object::put(&mut value, &["apiVersion"], "v1".into());
-            }
-            trail.request_object(&value);
+            let mut shown = value.clone();
+            object::put(&mut shown, &["kind"], "DeleteOptions".into());
+            // COMPAT: upstream records the options as it holds them, in no version that a client could speak.
+            object::put(&mut shown, &["apiVersion"], "meta.k8s.io/__internal".into());
+            trail.request_object(&shown);
         }
         value
     };

@@ -10,8 +10,8 @@ use rustls::pki_types::ServerName;
 use serde_json::Value;
 use skiff_auth::UserInfo;
 use skiff_server::{
-    Answer, AuditConfig, Body, ClientCertificates, InProcess, KubeletClient, Server, ServerConfig,
-    ServiceAccountKey, Version,
+    Answer, AuditConfig, AuditMode, AuditPolicy, Body, ClientCertificates, InProcess, KubeletClient,
+    LogOptions, Server, ServerConfig, ServiceAccountKey, Version,
 };
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
@@ -25,6 +25,62 @@ pub struct Cluster {
     pub shutdown: CancellationToken,
     pub pki: skiff_pki::Pki,
     dir: tempfile::TempDir,
+}
+
+/// A log of what these rules of a policy choose.
+pub fn audit_config(path: &std::path::Path, rules: &str, mode: AuditMode) -> AuditConfig {
+    let policy = format!("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n{rules}");
+    AuditConfig {
+        policy: AuditPolicy::parse(&policy).expect("a policy"),
+        log: LogOptions {
+            path: path.to_owned(),
+            max_size_megabytes: 0,
+            max_backups: 0,
+            max_age_days: 0,
+            compress: false,
+            mode,
+        },
+    }
+}
+
+/// A cluster that records what the rules choose, and its log.
+pub struct Audited {
+    pub cluster: Cluster,
+    path: std::path::PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Audited {
+    pub async fn start(rules: &str) -> Audited {
+        Audited::in_mode(rules, AuditMode::Blocking).await
+    }
+
+    pub async fn in_mode(rules: &str, mode: AuditMode) -> Audited {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("audit.log");
+        let cluster = Cluster::audited(audit_config(&path, rules, mode)).await;
+        Audited {
+            cluster,
+            path,
+            _folder: folder,
+        }
+    }
+
+    /// The events of what users do.
+    pub fn events(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(&self.path).expect("a log");
+        text.lines()
+            .map(|line| serde_json::from_str(line).expect("JSON"))
+            .collect()
+    }
+
+    /// The last event of a request, by its answer.
+    pub fn event_of(&self, reply: &Reply) -> Value {
+        let id = reply.headers["audit-id"].to_str().expect("text");
+        let events = self.events();
+        let of_it = events.into_iter().filter(|event| event["auditID"] == id);
+        of_it.last().expect("an event")
+    }
 }
 
 impl Drop for Cluster {
