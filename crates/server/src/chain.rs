@@ -238,8 +238,7 @@ impl Inner {
                                 let attributes = attributes_of(&exchange.info);
                                 let trail = auditor.begin(exchange, &nobody, &attributes, audit_id);
                                 if let Some(trail) = trail {
-                                    let tried = audit::attempted(&exchange.parts.headers, peer.is_some());
-                                    trail.refused(&exchange.context, &tried).await;
+                                    trail.refused(&exchange.context, &Status::unauthorized()).await;
                                 }
                             }
                             return Err(Status::unauthorized());

@@ -40,13 +40,30 @@ pub fn object(
 /// Shows the object of a request to the audit log, in the version that the client speaks.
 fn record(exchange: &Exchange, resource: &Resource, value: &Value) {
     let Some(trail) = &exchange.trail else { return };
-    if resource.served_as_stored() || resource.custom.is_some() {
+    if resource.custom.is_some() {
         trail.request_object(value);
         return;
     }
     let mut served = value.clone();
-    resource.from_stored(&mut served);
+    if !resource.served_as_stored() {
+        resource.from_stored(&mut served);
+    }
+    if trail.records_requests() {
+        resource.normalise_served(&mut served);
+    }
     trail.request_object(&served);
+}
+
+/// The same for what is of another kind than the resource.
+pub fn record_as(exchange: &Exchange, gvk: &GroupVersionKind, value: &Value) {
+    let Some(trail) = &exchange.trail else { return };
+    let mut shown = value.clone();
+    if trail.records_requests()
+        && let Some(id) = facts::schema().by_gvk(&gvk.group, &gvk.version, &gvk.kind)
+    {
+        skiff_schema::normalise(facts::schema(), id, &mut shown);
+    }
+    trail.request_object(&shown);
 }
 
 /// Decodes a body of the given kind.

@@ -173,6 +173,7 @@ async fn what_was_asked_is_recorded_also_where_it_is_no_object_of_the_kind() {
     let body = json!({"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": {"name": "d", "namespace": "default"}, "spec": {"replicas": 2}});
     let scaled = cluster.put(&scale, body.clone()).await;
     assert_eq!(scaled.code, 200, "{}", scaled.text);
+    // As upstream's types write it.
     let mut expected = body;
     expected["status"] = json!({"replicas": 0});
     assert_eq!(audited.event_of(&scaled)["requestObject"], expected);
@@ -265,4 +266,23 @@ async fn what_mode_batch_holds_is_there_after_the_end() {
     let shutdown = audited.cluster.shutdown.clone();
     audited.cluster.server.serve(listener, shutdown).await;
     assert_eq!(audited.event_of(&last)["stage"], "ResponseComplete");
+}
+
+#[tokio::test]
+async fn who_is_not_recognised_and_what_is_not_there_is_recorded_with_the_answer() {
+    let audited = Audited::start("- {level: RequestResponse}").await;
+    let cluster = &audited.cluster;
+    let log = cluster.get("/api/v1/namespaces/default/pods/none/log").await;
+    assert_eq!(log.code, 404);
+    let event = audited.event_of(&log);
+    assert_eq!(event["responseObject"], log.json);
+    assert_eq!(event["responseStatus"]["code"], 404);
+
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let made = cluster
+        .post("/api/v1/namespaces/default/pods?dryRun=All", pod)
+        .await;
+    let asked = &audited.event_of(&made)["requestObject"];
+    assert_eq!(asked["spec"]["containers"][0]["resources"], json!({}), "{asked}");
+    assert_eq!(asked["status"], json!({}));
 }

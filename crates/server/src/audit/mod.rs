@@ -144,6 +144,11 @@ impl Trail {
         self.decided.level
     }
 
+    /// Whether what is asked is recorded, not only that it was.
+    pub fn records_requests(&self) -> bool {
+        self.decided.level >= Level::Request
+    }
+
     pub fn impersonated(&self, user: &Arc<UserInfo>, constraint: Option<&'static str>) {
         let mut found = self.found.lock();
         found.impersonated = Some(user.clone());
@@ -164,14 +169,14 @@ impl Trail {
             fill(&mut reference.uid, object::uid(value));
             fill(&mut reference.resource_version, object::resource_version(value));
         }
-        if self.decided.level >= Level::Request {
+        if self.records_requests() {
             found.request = self.raw(value);
         }
     }
 
     /// A patch as it was sent; one in YAML is recorded as the JSON that it means.
     pub fn request_patch(&self, bytes: &[u8]) {
-        if self.decided.level < Level::Request {
+        if !self.records_requests() {
             return;
         }
         let text = std::str::from_utf8(bytes).unwrap_or_default();
@@ -246,12 +251,18 @@ impl Trail {
     }
 
     /// Records that nobody could be recognised.
-    pub async fn refused(&self, context: &Context, tried: &str) {
-        self.found.lock().status = Some(ResponseStatus {
-            message: tried.to_owned(),
-            ..ResponseStatus::code(401)
-        });
+    pub async fn refused(&self, context: &Context, status: &Status) {
+        self.failed(status);
         self.record(Stage::ResponseStarted, context).await;
+    }
+
+    /// Notes the refusal that an answer is.
+    fn failed(&self, status: &Status) {
+        let mut found = self.found.lock();
+        found.status = Some(ResponseStatus::failure(status));
+        if self.decided.level >= Level::RequestResponse {
+            found.response = to_raw_value(&status.to_value()).ok();
+        }
     }
 }
 
@@ -280,7 +291,7 @@ pub async fn finish(
         return;
     }
     if let Some(status) = failure {
-        trail.found.lock().status = Some(ResponseStatus::failure(status));
+        trail.failed(status);
     }
     trail.record(Stage::ResponseStarted, context).await;
     let body = std::mem::replace(answer.body_mut(), full(""));
@@ -386,31 +397,6 @@ fn without_managed_fields(value: &mut Value) {
     }
 }
 
-/// How somebody who was not recognised has tried to be.
-pub fn attempted(headers: &HeaderMap, certificates: bool) -> String {
-    let authorization = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or("")
-        .trim();
-    let scheme = authorization
-        .split_once(' ')
-        .map(|(scheme, _)| scheme.to_lowercase());
-    let mut tried = Vec::new();
-    match scheme.as_deref() {
-        Some("basic") => tried.push("basic"),
-        Some("bearer") => tried.push("bearer"),
-        _ => {}
-    }
-    if certificates {
-        tried.push("x509");
-    }
-    if tried.is_empty() {
-        return "Authentication failed, no credentials provided".to_owned();
-    }
-    format!("Authentication failed, attempted: {}", tried.join(", "))
-}
-
 /// Upstream's `MicroTime`.
 fn micros(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
@@ -489,19 +475,5 @@ mod tests {
     fn times_have_microseconds() {
         let time: Timestamp = "2026-01-02T03:04:05.6Z".parse().unwrap();
         assert_eq!(micros(time), "2026-01-02T03:04:05.600000Z");
-    }
-
-    #[test]
-    fn what_was_tried_is_said() {
-        let mut headers = HeaderMap::new();
-        assert_eq!(
-            attempted(&headers, false),
-            "Authentication failed, no credentials provided"
-        );
-        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer x"));
-        assert_eq!(
-            attempted(&headers, true),
-            "Authentication failed, attempted: bearer, x509"
-        );
     }
 }

@@ -182,9 +182,7 @@ pub async fn read_body_as(
     let options = WriteOptions::read(&exchange.query, "CreateOptions")?;
     exchange.context.dry_run = options.dry_run;
     let value = decode::typed(exchange, expected, options.field_validation, &bytes)?;
-    if let Some(trail) = &exchange.trail {
-        trail.request_object(&value);
-    }
+    decode::record_as(exchange, expected, &value);
     Ok((value, options))
 }
 

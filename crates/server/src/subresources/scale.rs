@@ -119,14 +119,7 @@ pub async fn update(
     let bytes = body::read(body).await?;
     let options = WriteOptions::read(&exchange.query, "UpdateOptions")?;
     let scale = decode::typed(exchange, &gvk(), options.field_validation, &bytes)?;
-    if let Some(trail) = &exchange.trail {
-        let mut shown = scale.clone();
-        // COMPAT: upstream's type has no room for a status that is absent.
-        if object::at(&shown, &["status", "replicas"]).is_none() {
-            object::put(&mut shown, &["status", "replicas"], json!(0));
-        }
-        trail.request_object(&shown);
-    }
+    decode::record_as(exchange, &gvk(), &scale);
     check_name(exchange, &scale)?;
     let (registry, manager) = (&inner.registry, exchange.manager(&options));
     write(inner, exchange, resource, &options, &mut |_, workload| {

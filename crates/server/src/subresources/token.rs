@@ -11,6 +11,7 @@ use skiff_registry::{ReadAt, Resource, object};
 use super::read_body;
 use crate::body::{Answer, Body};
 use crate::chain::Exchange;
+use crate::decode;
 use crate::gate::Admission;
 use crate::respond;
 use crate::server::Inner;
@@ -35,6 +36,8 @@ pub async fn create(
             &["spec", "expirationSeconds"],
             json!(DEFAULT_SECONDS),
         );
+        // COMPAT: the audit log has the request with what it means when it says nothing.
+        decode::record_as(exchange, &gvk, &request);
     }
     if let Some(id) = skiff_api::facts::schema().by_gvk(&gvk.group, &gvk.version, &gvk.kind) {
         let manager = exchange.manager(&options);
