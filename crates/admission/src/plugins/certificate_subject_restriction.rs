@@ -26,10 +26,14 @@ fn subject<T>(request: &str, read: impl FnOnce(&X509Name<'_>) -> T) -> Result<T,
 }
 
 fn organizations(request: &str) -> Result<Vec<String>, String> {
+    // A name in letters that cannot be read may be the one that is looked for.
     subject(request, |subject| {
-        let names = subject.iter_organization().filter_map(|name| name.as_str().ok());
-        names.map(str::to_owned).collect()
-    })
+        let names = subject.iter_organization().map(|name| name.as_str());
+        let names: Result<Vec<&str>, _> = names.collect();
+        names
+            .map(|names| names.into_iter().map(str::to_owned).collect())
+            .map_err(|error| format!("organization: {error}"))
+    })?
 }
 
 /// The common name in a request; the last one counts, as upstream reads it.

@@ -50,3 +50,33 @@ impl Plugin for DefaultIngressClass {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugins::fake::{Objects, create};
+    async fn check(mut ingress: Value, expected: Value) {
+        let class = |name: &str, born: &str, default: &str| json!({"metadata": {"name": name, "creationTimestamp": born, "annotations": {"ingressclass.kubernetes.io/is-default-class": default}}});
+        let lister = Objects(vec![
+            ("ingressclasses", class("old", "2025-01-01T00:00:00Z", "true")),
+            ("ingressclasses", class("new-b", "2026-01-01T00:00:00Z", "true")),
+            ("ingressclasses", class("new-a", "2026-01-01T00:00:00Z", "true")),
+            ("ingressclasses", class("newest", "2027-01-01T00:00:00Z", "false")),
+        ]);
+        let mut a = create("networking.k8s.io", "ingresses", "Ingress", &mut ingress);
+        DefaultIngressClass.admit(&mut a, &lister).await.unwrap();
+        assert_eq!(at(&ingress, "spec.ingressClassName"), &expected);
+    }
+
+    #[tokio::test]
+    async fn the_newest_default_is_taken_where_none_is_named() {
+        check(json!({"spec": {}}), json!("new-a")).await;
+        check(json!({"spec": {"ingressClassName": "mine"}}), json!("mine")).await;
+        let annotations = json!({"kubernetes.io/ingress.class": "mine"});
+        check(
+            json!({"metadata": {"annotations": annotations}, "spec": {}}),
+            Value::Null,
+        )
+        .await;
+    }
+}

@@ -61,3 +61,33 @@ impl Plugin for DefaultStorageClass {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugins::fake::{Objects, create};
+    async fn check(mut claim: Value, expected: Value) {
+        let class = |name: &str, born: &str, mark: &str| json!({"metadata": {"name": name, "creationTimestamp": born, "annotations": {mark: "true"}}});
+        let lister = Objects(vec![
+            ("storageclasses", class("old", "2025-01-01T00:00:00Z", MARKS[1])),
+            ("storageclasses", class("new-b", "2026-01-01T00:00:00Z", MARKS[0])),
+            ("storageclasses", class("new-a", "2026-01-01T00:00:00Z", MARKS[1])),
+            ("storageclasses", class("newest", "2027-01-01T00:00:00Z", "other")),
+        ]);
+        let mut a = create("", "persistentvolumeclaims", "PersistentVolumeClaim", &mut claim);
+        DefaultStorageClass.admit(&mut a, &lister).await.unwrap();
+        assert_eq!(at(&claim, "spec.storageClassName"), &expected);
+    }
+
+    #[tokio::test]
+    async fn the_newest_default_is_taken_where_none_is_named() {
+        check(json!({"spec": {}}), json!("new-a")).await;
+        check(json!({"spec": {"storageClassName": ""}}), json!("")).await;
+        let annotations = json!({"volume.beta.kubernetes.io/storage-class": ""});
+        check(
+            json!({"metadata": {"annotations": annotations}, "spec": {}}),
+            Value::Null,
+        )
+        .await;
+    }
+}

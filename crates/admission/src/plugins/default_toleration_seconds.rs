@@ -67,4 +67,20 @@ mod tests {
                 {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}])
         );
     }
+
+    #[tokio::test]
+    async fn another_effect_does_not_tolerate_it() {
+        let mut pod = json!({"spec": {"tolerations": [{"operator": "Exists", "effect": "NoSchedule"}]}});
+        DefaultTolerationSeconds
+            .admit(&mut create("", "pods", "Pod", &mut pod), &Objects::default())
+            .await
+            .unwrap();
+        assert_eq!(list(&pod, "spec.tolerations").len(), 3);
+        let mut pod = json!({"spec": {"tolerations": [{"operator": "Exists", "effect": "NoExecute"}]}});
+        DefaultTolerationSeconds
+            .admit(&mut create("", "pods", "Pod", &mut pod), &Objects::default())
+            .await
+            .unwrap();
+        assert_eq!(list(&pod, "spec.tolerations").len(), 1);
+    }
 }

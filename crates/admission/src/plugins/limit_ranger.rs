@@ -253,4 +253,179 @@ mod tests {
             "pods \"p\" is forbidden: maximum cpu usage per Container is 1, but limit is 2"
         );
     }
+
+    /// What a range says about a pod or a claim as it is; empty: nothing.
+    async fn refusal(limit: Value, resource: &'static str, spec: Value) -> String {
+        let lister = Objects(vec![(
+            "limitranges",
+            json!({"metadata": {"name": "l", "namespace": "ns"}, "spec": {"limits": [limit]}}),
+        )]);
+        let mut object = json!({"metadata": {"name": "p"}, "spec": spec});
+        let result = LimitRanger
+            .validate(&create("", resource, "", &mut object), &lister)
+            .await;
+        let message = result.err().map(|status| status.message).unwrap_or_default();
+        let (_, why) = message.split_once("forbidden: ").unwrap_or_default();
+        why.to_owned()
+    }
+
+    #[tokio::test]
+    async fn containers_and_pods_stay_within_bounds() {
+        let check = async |limit: Value, spec: Value, expected: &str| {
+            assert_eq!(refusal(limit, "pods", spec).await, expected);
+        };
+        let of = |request: &str, limit: &str| {
+            let mut resources = json!({});
+            if !request.is_empty() {
+                resources["requests"] = json!({"cpu": request});
+            }
+            if !limit.is_empty() {
+                resources["limits"] = json!({"cpu": limit});
+            }
+            json!({"containers": [{"name": "c", "resources": resources}]})
+        };
+        let min = json!({"type": "Container", "min": {"cpu": "1"}});
+        check(min.clone(), of("1", "1"), "").await;
+        check(
+            min.clone(),
+            of("", "1"),
+            "minimum cpu usage per Container is 1.  No request is specified",
+        )
+        .await;
+        check(
+            min.clone(),
+            of("500m", ""),
+            "minimum cpu usage per Container is 1, but request is 500m",
+        )
+        .await;
+        check(
+            min,
+            of("1", "500m"),
+            "minimum cpu usage per Container is 1, but limit is 500m",
+        )
+        .await;
+        let max = json!({"type": "Container", "max": {"cpu": "1"}});
+        check(
+            max.clone(),
+            of("1", ""),
+            "maximum cpu usage per Container is 1.  No limit is specified",
+        )
+        .await;
+        check(
+            max.clone(),
+            of("2", "1"),
+            "maximum cpu usage per Container is 1, but request is 2",
+        )
+        .await;
+        let init = json!({"initContainers": [{"name": "i", "resources": {"limits": {"cpu": "2"}}}]});
+        check(max, init, "maximum cpu usage per Container is 1, but limit is 2").await;
+        let ratio = json!({"type": "Container", "maxLimitRequestRatio": {"cpu": "2"}});
+        check(ratio.clone(), of("1", "2"), "").await;
+        let rule = "cpu max limit to request ratio per Container is 2";
+        check(
+            ratio.clone(),
+            of("1", "3"),
+            &format!("{rule}, but provided ratio is 3.000000"),
+        )
+        .await;
+        check(
+            ratio.clone(),
+            of("0", "3"),
+            &format!("{rule}, but no request is specified or request is 0"),
+        )
+        .await;
+        check(
+            ratio,
+            of("1", ""),
+            &format!("{rule}, but no limit is specified or limit is 0"),
+        )
+        .await;
+        let both = json!({"type": "Container", "min": {"cpu": "1", "memory": "1Gi"}});
+        check(
+            both,
+            of("500m", ""),
+            "[minimum cpu usage per Container is 1, but request is 500m, minimum memory usage per Container is 1Gi.  No request is specified]",
+        )
+        .await;
+        let pod = json!({"type": "Pod", "max": {"cpu": "1"}});
+        let two = json!({"containers": [
+            {"name": "a", "resources": {"limits": {"cpu": "600m"}}}, {"name": "b", "resources": {"limits": {"cpu": "600m"}}}]});
+        check(
+            pod.clone(),
+            two.clone(),
+            "maximum cpu usage per Pod is 1, but limit is 1200m",
+        )
+        .await;
+        // What the pod says of itself counts instead.
+        let mut whole = two;
+        whole["resources"] = json!({"limits": {"cpu": "1"}});
+        check(pod, whole, "").await;
+    }
+
+    #[tokio::test]
+    async fn claims_stay_within_bounds() {
+        let check = async |limit: Value, size: &str, expected: &str| {
+            let mut spec = json!({"resources": {}});
+            if !size.is_empty() {
+                spec["resources"] = json!({"requests": {"storage": size}});
+            }
+            assert_eq!(refusal(limit, "persistentvolumeclaims", spec).await, expected);
+        };
+        let limit =
+            json!({"type": "PersistentVolumeClaim", "min": {"storage": "1Gi"}, "max": {"storage": "2Gi"}});
+        let usage =
+            |word: &str, size: &str| format!("{word} storage usage per PersistentVolumeClaim is {size}");
+        check(limit.clone(), "2Gi", "").await;
+        check(
+            limit.clone(),
+            "3Gi",
+            &format!("{}, but request is 3Gi", usage("maximum", "2Gi")),
+        )
+        .await;
+        check(
+            limit.clone(),
+            "1Mi",
+            &format!("{}, but request is 1Mi", usage("minimum", "1Gi")),
+        )
+        .await;
+        let none = "  No request is specified";
+        let both = format!(
+            "[{}.{none}, {}.{none}]",
+            usage("minimum", "1Gi"),
+            usage("maximum", "2Gi")
+        );
+        check(limit, "", &both).await;
+    }
+
+    #[tokio::test]
+    async fn what_is_said_or_on_its_way_out_is_left_alone() {
+        let lister = Objects(vec![(
+            "limitranges",
+            json!({"metadata": {"name": "l", "namespace": "ns"}, "spec": {"limits": [
+                {"type": "Container", "default": {"cpu": "500m"}, "max": {"cpu": "1"}}]}}),
+        )]);
+        let spec = json!({"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}}}]});
+        let mut pod = json!({"metadata": {"name": "p"}, "spec": spec});
+        let mut a = create("", "pods", "Pod", &mut pod);
+        LimitRanger.admit(&mut a, &lister).await.unwrap();
+        assert!(LimitRanger.validate(&a, &lister).await.is_err());
+        a.operation = Operation::Update;
+        assert!(
+            LimitRanger.validate(&a, &lister).await.is_ok(),
+            "a pod is looked at once"
+        );
+        assert_eq!(pod["spec"], spec);
+        let lister = Objects(vec![(
+            "limitranges",
+            json!({"metadata": {"name": "l", "namespace": "ns"}, "spec": {"limits": [
+                {"type": "PersistentVolumeClaim", "max": {"storage": "1"}}]}}),
+        )]);
+        let mut claim = json!({"spec": {"resources": {"requests": {"storage": "2"}}}});
+        let leaving = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+        let mut a = create("", "persistentvolumeclaims", "", &mut claim);
+        a.operation = Operation::Update;
+        assert!(LimitRanger.validate(&a, &lister).await.is_err());
+        a.old_object = Some(&leaving);
+        assert!(LimitRanger.validate(&a, &lister).await.is_ok());
+    }
 }

@@ -147,4 +147,78 @@ mod tests {
         a.name = "other";
         assert!(NamespaceLifecycle::default().admit(&mut a, &lister).await.is_ok());
     }
+
+    #[tokio::test]
+    async fn what_is_there_can_change_and_go_in_a_namespace_that_goes() {
+        let lister = Objects(vec![(
+            "namespaces",
+            json!({"metadata": {"name": "ns"}, "status": {"phase": "Terminating"}}),
+        )]);
+        for operation in [Operation::Update, Operation::Delete] {
+            let mut pod = json!({"metadata": {"name": "p"}});
+            let mut a = create("", "pods", "Pod", &mut pod);
+            a.operation = operation;
+            assert!(NamespaceLifecycle::default().admit(&mut a, &lister).await.is_ok());
+        }
+        // Objects of a namespace that is gone can be deleted, and who may do what can be asked.
+        let none = Objects::default();
+        let mut object = json!({"metadata": {"name": "p"}});
+        let mut a = create("", "pods", "Pod", &mut object);
+        a.operation = Operation::Delete;
+        assert!(NamespaceLifecycle::default().admit(&mut a, &none).await.is_ok());
+        let mut a = create(
+            "authorization.k8s.io",
+            "localsubjectaccessreviews",
+            "LocalSubjectAccessReview",
+            &mut object,
+        );
+        assert!(NamespaceLifecycle::default().admit(&mut a, &none).await.is_ok());
+    }
+
+    /// A cache that has not heard of the deletion yet.
+    struct Behind;
+
+    #[async_trait]
+    impl Lister for Behind {
+        async fn get(
+            &self,
+            _: &str,
+            _: &str,
+            _: &str,
+            name: &str,
+        ) -> Result<Option<serde_json::Value>, Status> {
+            Ok(Some(
+                json!({"metadata": {"name": name}, "status": {"phase": "Active"}}),
+            ))
+        }
+
+        async fn get_latest(
+            &self,
+            _: &str,
+            _: &str,
+            _: &str,
+            name: &str,
+        ) -> Result<Option<serde_json::Value>, Status> {
+            Ok(Some(
+                json!({"metadata": {"name": name}, "status": {"phase": "Terminating"}}),
+            ))
+        }
+
+        async fn list(&self, _: &str, _: &str, _: &str) -> Result<Vec<serde_json::Value>, Status> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_cache_is_not_believed_just_after_a_deletion() {
+        let plugin = NamespaceLifecycle::default();
+        let mut object = json!({"metadata": {"name": "p"}});
+        let mut a = create("", "pods", "Pod", &mut object);
+        assert!(plugin.admit(&mut a, &Behind).await.is_ok());
+        let mut gone = json!({});
+        let mut deletion = create("", "namespaces", "Namespace", &mut gone);
+        (deletion.operation, deletion.name) = (Operation::Delete, "ns");
+        plugin.admit(&mut deletion, &Behind).await.unwrap();
+        assert!(plugin.admit(&mut a, &Behind).await.is_err());
+    }
 }

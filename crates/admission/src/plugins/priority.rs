@@ -189,4 +189,60 @@ mod tests {
         )
         .await;
     }
+
+    #[tokio::test]
+    async fn the_least_of_the_defaults_is_taken_and_there_is_one_default() {
+        let class = |name: &str, value: i64| json!({"metadata": {"name": name}, "value": value, "globalDefault": true});
+        let lister = Objects(vec![(RESOURCE, class("b", 7)), (RESOURCE, class("a", 5))]);
+        let mut pod = json!({"metadata": {"name": "p"}, "spec": {}});
+        Priority
+            .admit(&mut create("", "pods", "Pod", &mut pod), &lister)
+            .await
+            .unwrap();
+        assert_eq!(
+            pod["spec"],
+            json!({"priorityClassName": "a", "priority": 5, "preemptionPolicy": "PreemptLowerPriority"})
+        );
+        let refused = async |operation: Operation, name: &str, default: bool| {
+            let mut object = class(name, 1);
+            object["globalDefault"] = json!(default);
+            let mut a = create(GROUP, RESOURCE, "PriorityClass", &mut object);
+            a.operation = operation;
+            Priority
+                .validate(&a, &lister)
+                .await
+                .err()
+                .map(|status| status.message)
+        };
+        let why = |name: &str| {
+            Some(format!(
+                "priorityclasses.scheduling.k8s.io \"{name}\" is forbidden: PriorityClass a is already marked as default. Only one default can exist"
+            ))
+        };
+        assert_eq!(refused(Operation::Create, "c", true).await, why("c"));
+        assert_eq!(refused(Operation::Create, "a", true).await, why("a"));
+        assert_eq!(refused(Operation::Update, "c", true).await, why("c"));
+        assert_eq!(refused(Operation::Update, "a", true).await, None);
+        assert_eq!(refused(Operation::Create, "c", false).await, None);
+    }
+
+    #[tokio::test]
+    async fn an_update_keeps_what_it_does_not_name() {
+        let old = json!({"spec": {"priority": 3, "preemptionPolicy": "Never"}});
+        let mut pod = json!({"metadata": {"name": "p"}, "spec": {"priority": 4}});
+        let mut a = create("", "pods", "Pod", &mut pod);
+        (a.operation, a.old_object) = (Operation::Update, Some(&old));
+        Priority.admit(&mut a, &Objects::default()).await.unwrap();
+        assert_eq!(pod["spec"], json!({"priority": 4, "preemptionPolicy": "Never"}));
+        check(
+            json!({"preemptionPolicy": "Never"}),
+            Err("pods \"p\" is forbidden: the string value of PreemptionPolicy (Never) must not be provided in pod spec; priority admission controller computed PreemptLowerPriority from the given PriorityClass name"),
+        )
+        .await;
+        check(
+            json!({"priorityClassName": "system-node-critical"}),
+            Ok(json!({"priorityClassName": "system-node-critical", "priority": 2_000_001_000, "preemptionPolicy": "PreemptLowerPriority"})),
+        )
+        .await;
+    }
 }

@@ -118,3 +118,91 @@ impl Plugin for RuntimeClass {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugins::fake::{Objects, create};
+    use serde_json::json;
+
+    fn classes() -> Objects {
+        Objects(vec![
+            (
+                "runtimeclasses",
+                json!({"metadata": {"name": "sandbox"}, "overhead": {"podFixed": {"cpu": "250m"}}, "scheduling": {
+                    "nodeSelector": {"kind": "sandbox"},
+                    "tolerations": [{"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Exists"}]}}),
+            ),
+            ("runtimeclasses", json!({"metadata": {"name": "plain"}})),
+        ])
+    }
+
+    async fn check(spec: Value, expected: Result<Value, &str>) {
+        let mut pod = json!({"metadata": {"name": "p"}, "spec": spec});
+        let mut a = create("", "pods", "Pod", &mut pod);
+        let mut result = RuntimeClass.admit(&mut a, &classes()).await;
+        if result.is_ok() {
+            result = RuntimeClass.validate(&a, &classes()).await;
+        }
+        match result {
+            Ok(()) => assert_eq!(Ok(pod["spec"].clone()), expected),
+            Err(status) => assert_eq!(Err(status.message.as_str()), expected),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pod_takes_over_what_its_class_says() {
+        check(json!({}), Ok(json!({}))).await;
+        let plain = json!({"runtimeClassName": "plain"});
+        check(plain.clone(), Ok(plain)).await;
+        check(
+            json!({"runtimeClassName": "sandbox", "nodeSelector": {"x": "y"}, "tolerations": [{"key": "b", "operator": "Exists"}]}),
+            Ok(json!({"runtimeClassName": "sandbox", "nodeSelector": {"x": "y", "kind": "sandbox"},
+                "tolerations": [{"key": "b", "operator": "Exists"}, {"key": "a", "operator": "Exists"}],
+                "overhead": {"cpu": "250m"}})),
+        )
+        .await;
+        // The same amount in other words.
+        let given = json!({"runtimeClassName": "sandbox", "overhead": {"cpu": "250m"}});
+        let mut taken = given.clone();
+        taken["nodeSelector"] = json!({"kind": "sandbox"});
+        taken["tolerations"] =
+            json!([{"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Exists"}]);
+        check(given, Ok(taken)).await;
+    }
+
+    #[tokio::test]
+    async fn a_pod_does_not_contradict_its_class() {
+        let differs = "pods \"p\" is forbidden: pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead";
+        check(
+            json!({"runtimeClassName": "sandbox", "overhead": {"cpu": "1"}}),
+            Err(differs),
+        )
+        .await;
+        check(
+            json!({"runtimeClassName": "plain", "overhead": {"cpu": "1"}}),
+            Err(differs),
+        )
+        .await;
+        check(
+            json!({"overhead": {"cpu": "1"}}),
+            Err("pods \"p\" is forbidden: pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead"),
+        )
+        .await;
+        check(
+            json!({"runtimeClassName": "sandbox", "nodeSelector": {"kind": "other"}}),
+            Err("pods \"p\" is forbidden: conflict: runtimeClass.scheduling.nodeSelector conflicts with pod.spec.nodeSelector"),
+        )
+        .await;
+        check(
+            json!({"runtimeClassName": "none"}),
+            Err("pods \"p\" is forbidden: pod rejected: RuntimeClass \"none\" not found"),
+        )
+        .await;
+        check(
+            json!({"runtimeClassName": "a/b"}),
+            Err("invalid resource name \"a/b\": [may not contain '/']"),
+        )
+        .await;
+    }
+}

@@ -48,3 +48,31 @@ impl Plugin for StorageObjectInUseProtection {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugins::fake::{Objects, create};
+    #[tokio::test]
+    async fn a_finalizer_is_set_once_on_what_is_protected() {
+        for (group, resource, finalizer) in PROTECTED {
+            for given in [json!([]), json!(["mine"]), json!([finalizer, "mine"])] {
+                let mut object = json!({"metadata": {"finalizers": given}});
+                let mut a = create(group, resource, "", &mut object);
+                StorageObjectInUseProtection
+                    .admit(&mut a, &Objects::default())
+                    .await
+                    .unwrap();
+                let found = list(&object, "metadata.finalizers");
+                assert_eq!(found.iter().filter(|f| *f == finalizer).count(), 1, "{object}");
+            }
+        }
+        let mut other = json!({"metadata": {}});
+        let mut a = create("storage.k8s.io", "storageclasses", "", &mut other);
+        StorageObjectInUseProtection
+            .admit(&mut a, &Objects::default())
+            .await
+            .unwrap();
+        assert_eq!(other, json!({"metadata": {}}));
+    }
+}

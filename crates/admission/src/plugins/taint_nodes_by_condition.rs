@@ -39,3 +39,26 @@ impl Plugin for TaintNodesByCondition {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugins::fake::{Objects, create};
+    async fn check(taints: Value, expected: Value) {
+        let mut node = json!({"spec": {"taints": taints}});
+        TaintNodesByCondition
+            .admit(&mut create("", "nodes", "Node", &mut node), &Objects::default())
+            .await
+            .unwrap();
+        assert_eq!(node["spec"]["taints"], expected);
+    }
+
+    #[tokio::test]
+    async fn a_node_is_born_not_ready() {
+        let not_ready = json!({"key": NOT_READY, "effect": "NoSchedule"});
+        check(json!([]), json!([not_ready])).await;
+        check(json!([not_ready]), json!([not_ready])).await;
+        let other = json!({"key": NOT_READY, "effect": "NoExecute"});
+        check(json!([other]), json!([other, not_ready])).await;
+    }
+}
