@@ -225,33 +225,7 @@ fn kubernetes(
             let text = args.first()?.size(root).factor(STRING_TRAVERSAL);
             Some(CallCost::of(text.factor(128.0 * REGEX_LENGTH)))
         }
-        "format.named"
-        | "masked"
-        | "prefixLength"
-        | "family"
-        | "isUnspecified"
-        | "isLoopback"
-        | "isLinkLocalMulticast"
-        | "isLinkLocalUnicast"
-        | "isGlobalUnicast"
-        | "sign"
-        | "asInteger"
-        | "isInteger"
-        | "asApproximateFloat"
-        | "isGreaterThan"
-        | "isLessThan"
-        | "compareTo"
-        | "add"
-        | "sub"
-        | "major"
-        | "minor"
-        | "patch"
-        | "getScheme"
-        | "getHostname"
-        | "getHost"
-        | "getPort"
-        | "getEscapedPath"
-        | "getQuery" => unit,
+        name if super::costs_one(name) => unit,
         "_==_" if args.len() == 2 && args[0].kind == args[1].kind => equality(args),
         _ => None,
     }

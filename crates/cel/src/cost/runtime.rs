@@ -118,33 +118,7 @@ fn kubernetes(function: &str, overload: Option<&str>, args: &[Value<'_>]) -> Opt
             [Value::Format(format), text, ..] => text_by_pattern(text.size(), format.max_regex_size),
             _ => return None,
         },
-        "format.named"
-        | "masked"
-        | "prefixLength"
-        | "family"
-        | "isUnspecified"
-        | "isLoopback"
-        | "isLinkLocalMulticast"
-        | "isLinkLocalUnicast"
-        | "isGlobalUnicast"
-        | "sign"
-        | "asInteger"
-        | "isInteger"
-        | "asApproximateFloat"
-        | "isGreaterThan"
-        | "isLessThan"
-        | "compareTo"
-        | "add"
-        | "sub"
-        | "major"
-        | "minor"
-        | "patch"
-        | "getScheme"
-        | "getHostname"
-        | "getHost"
-        | "getPort"
-        | "getEscapedPath"
-        | "getQuery" => 1,
+        name if super::costs_one(name) => 1,
         "_==_" => match args.first() {
             Some(
                 Value::Quantity(_)
