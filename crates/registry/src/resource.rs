@@ -252,7 +252,8 @@ pub struct Resources {
 #[derive(Default)]
 pub struct Customs {
     pub all: Vec<Arc<Resource>>,
-    by_name: HashMap<(String, String, String), usize>,
+    /// By group, version and plural name.
+    by_name: HashMap<(&'static str, &'static str, &'static str), usize>,
 }
 
 impl Customs {
@@ -260,14 +261,7 @@ impl Customs {
         let by_name = all
             .iter()
             .enumerate()
-            .map(|(at, r)| {
-                let name = (
-                    r.facts.group.to_owned(),
-                    r.facts.version.to_owned(),
-                    r.plural.clone(),
-                );
-                (name, at)
-            })
+            .map(|(at, r)| ((r.facts.group, r.facts.version, r.facts.plural), at))
             .collect();
         Customs { all, by_name }
     }
@@ -305,11 +299,7 @@ impl Resources {
             return Some(resource.clone());
         }
         let customs = self.customs.load();
-        if customs.all.is_empty() {
-            return None;
-        }
-        let name = (group.to_owned(), version.to_owned(), plural.to_owned());
-        let at = *customs.by_name.get(&name)?;
+        let at = *customs.by_name.get(&(group, version, plural))?;
         Some(customs.all[at].clone())
     }
 

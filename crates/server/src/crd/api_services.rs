@@ -11,7 +11,7 @@ use crate::server::Inner;
 /// What was told so far.
 #[derive(Default)]
 pub struct ApiServices {
-    known: BTreeSet<(String, String)>,
+    known: BTreeSet<(&'static str, &'static str)>,
 }
 
 impl ApiServices {
@@ -19,24 +19,29 @@ impl ApiServices {
     pub async fn sync(&mut self, inner: &Inner) {
         let customs = inner.registry.resources.customs();
         let builtin = |group: &str, version: &str| inner.registry.resources.has_group_version(group, version);
-        let wanted: BTreeSet<(String, String)> = customs
+        let mut served: Vec<(&'static str, &'static str)> = customs
             .all
             .iter()
-            .map(|resource| (resource.facts.group.to_owned(), resource.facts.version.to_owned()))
+            .map(|resource| (resource.facts.group, resource.facts.version))
+            .collect();
+        // Resources come in the order of their groups, so most repetitions stand side by side.
+        served.dedup();
+        let wanted: BTreeSet<(&'static str, &'static str)> = served
+            .into_iter()
             .filter(|(group, version)| !builtin(group, version))
             .collect();
         if wanted == self.known {
             return;
         }
         for (group, version) in &wanted {
-            if !self.known.contains(&(group.clone(), version.clone()))
+            if !self.known.contains(&(*group, *version))
                 && let Err(status) = create(inner, group, version).await
             {
                 tracing::warn!(%status, group, version, "cannot make an APIService");
             }
         }
         for (group, version) in &self.known {
-            if !wanted.contains(&(group.clone(), version.clone()))
+            if !wanted.contains(&(*group, *version))
                 && let Err(status) = remove(inner, group, version).await
                 && !is_not_found(&status)
             {

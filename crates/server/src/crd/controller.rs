@@ -39,6 +39,8 @@ pub(super) struct Controller {
     pub definitions: Arc<Resource>,
     known: HashMap<String, Value>,
     installed: HashMap<String, Installed>,
+    /// Their resources, in the order of discovery but for the last that came.
+    served: Vec<Arc<Resource>>,
     /// Definitions whose objects are being removed, by uid.
     retiring: HashMap<String, tokio::task::JoinHandle<()>>,
     api_services: ApiServices,
@@ -61,6 +63,7 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
         definitions,
         known: HashMap::new(),
         installed: HashMap::new(),
+        served: Vec::new(),
         retiring: HashMap::new(),
         api_services: ApiServices::default(),
         stale: Vec::new(),
@@ -69,7 +72,9 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
     controller.list().await?;
     for definition in controller.known.values().cloned().collect::<Vec<_>>() {
         if condition(&definition, "Established") {
-            let install = AssertUnwindSafe(|| controller.install(&definition));
+            let install = AssertUnwindSafe(|| {
+                controller.install(&definition);
+            });
             survive(object::name(&definition), std::panic::catch_unwind(install));
         }
     }
@@ -172,6 +177,7 @@ impl Controller {
     }
 
     async fn reconcile_all(&mut self) {
+        self.api_services.sync(&self.inner).await;
         for name in self.known.keys().cloned().collect::<Vec<_>>() {
             self.reconcile(&name).await;
         }
@@ -224,14 +230,18 @@ impl Controller {
         let Some(definition) = self.known.get(name).cloned() else {
             return;
         };
-        let taken = self.taken(&definition);
+        let names_of = |definition: &Value, path: [&str; 2]| object::at(definition, &path).map(Names::read);
+        let unsettled = |definition: &Value| {
+            names_of(definition, ["spec", "names"]) != names_of(definition, ["status", "acceptedNames"])
+        };
+        let taken = unsettled(&definition).then(|| self.taken(&definition));
         let settled = |definition: &mut Value, now: &str| {
             // Names that are accepted already are not looked at again, whoever wrote the conditions.
-            let names_of = |path: [&str; 2]| object::at(definition, &path).map(Names::read);
-            let accepted = if names_of(["spec", "names"]) == names_of(["status", "acceptedNames"]) {
-                condition(definition, "NamesAccepted")
-            } else {
-                names::settle(definition, &taken, now)
+            let accepted = match (unsettled(definition), &taken) {
+                (false, _) => condition(definition, "NamesAccepted"),
+                (true, Some(taken)) => names::settle(definition, taken, now),
+                // Other names have come since: their event is on its way.
+                (true, None) => return,
             };
             names::approval(definition, now);
             if accepted && !condition(definition, "Established") {
@@ -248,8 +258,7 @@ impl Controller {
         let now = skiff_meta::time::format_seconds(self.inner.registry.now());
         let mut wanted = definition.clone();
         settled(&mut wanted, &now);
-        if condition(&wanted, "Established") {
-            self.install(&wanted);
+        if condition(&wanted, "Established") && self.install(&wanted) {
             self.publish();
             self.api_services.sync(&self.inner).await;
         }
@@ -308,8 +317,8 @@ impl Controller {
         self.retiring.insert(uid, tokio::spawn(task));
     }
 
-    /// Makes the resources of a definition, unless it has them already.
-    fn install(&mut self, value: &Value) {
+    /// Makes the resources of a definition, unless it has them already: then false.
+    fn install(&mut self, value: &Value) -> bool {
         let name = object::name(value).to_owned();
         let spec = value.get("spec").cloned().unwrap_or_default();
         let definition = Definition::read(value);
@@ -320,7 +329,7 @@ impl Controller {
             && known.names == definition.names
         {
             if known.terminating == definition.terminating {
-                return;
+                return false;
             }
             since = known.revision;
         }
@@ -361,7 +370,19 @@ impl Controller {
         if let Some(stored) = &installed.stored {
             self.stale.push((stored.prefix.clone(), since));
         }
-        self.installed.insert(name, installed);
+        let resources = installed.resources.clone();
+        let before = self.installed.insert(name, installed);
+        self.withdraw(before.as_ref());
+        self.served.extend(resources);
+        true
+    }
+
+    fn withdraw(&mut self, installed: Option<&Installed>) {
+        let Some(gone) = installed.filter(|installed| !installed.resources.is_empty()) else {
+            return;
+        };
+        let is_gone = |resource: &Arc<Resource>| gone.resources.iter().any(|old| Arc::ptr_eq(old, resource));
+        self.served.retain(|resource| !is_gone(resource));
     }
 
     fn remove(&mut self, name: &str) {
@@ -371,25 +392,23 @@ impl Controller {
         if let Some(stored) = &installed.stored {
             self.stale.push((stored.prefix.clone(), i64::MAX));
         }
+        self.withdraw(Some(&installed));
         self.publish();
     }
 
     /// Tells the registry what is served now, in the order of discovery. Only then do the caches of what
     /// was served before end, and with them its watches: who comes back finds the new.
     fn publish(&mut self) {
-        let mut all: Vec<Arc<Resource>> = self
-            .installed
-            .values()
-            .flat_map(|installed| installed.resources.iter().cloned())
-            .collect();
-        all.sort_by(|a, b| {
+        // Sorted but for a few, which this sort makes use of.
+        self.served.sort_by(|a, b| {
             let (a, b) = (a.facts, b.facts);
             a.group
                 .cmp(b.group)
                 .then_with(|| names::version_order(b.version, a.version))
                 .then_with(|| a.plural.cmp(b.plural))
         });
-        self.inner.registry.resources.set_customs(Customs::new(all));
+        let customs = Customs::new(self.served.clone());
+        self.inner.registry.resources.set_customs(customs);
         for (prefix, revision) in self.stale.drain(..) {
             self.inner.registry.drop_older_cache(&prefix, revision);
         }
