@@ -1,28 +1,31 @@
 //! The embedded store: SQLite on disk, everything that is read often in memory.
 //!
-//! Writes go to one thread ([`writer`]), which takes all that wait, decides them one after the other,
-//! commits them in one transaction with one fsync, and acknowledges them together. Reads of the present
-//! touch memory only ([`state`]); those of the past, which are rare, get values from the writer thread. On disk
-//! there is a log of versions by revision ([`disk`]), so that a write is an append and history survives a restart.
+//! Writes that come together go to one thread ([`writer`]), which takes all that wait, decides them one after the
+//! other, commits them in one transaction with one fsync, and acknowledges them together; a write that is alone is
+//! committed where it is asked for ([`queue`]). Reads of the present touch memory only ([`state`]); those of the past,
+//! which are rare, get values from the writer thread. On disk there is a log of versions by revision ([`disk`]), so
+//! that a write is an append and history survives a restart.
 
 mod disk;
+mod queue;
 mod state;
 mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::hub::Hub;
 pub use crate::hub::Limits;
 use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
 use disk::Disk;
+use queue::{Queue, Reply, Request, Waiting, Write, stopped};
 use state::State;
-use writer::{Queue, Request, Write, Writer};
+use writer::Writer;
 
 /// Writes that may wait for the writer thread; more callers wait for a place.
 const WAITING_WRITES: usize = 4096;
@@ -38,6 +41,8 @@ pub struct Options {
     pub clock: Clock,
     /// Refuses writes as on a full disk beyond this many bytes of database.
     pub max_bytes: Option<u64>,
+    /// While commits take less than this, a caller that is alone makes its own.
+    pub quick: Duration,
 }
 
 impl Options {
@@ -52,6 +57,7 @@ impl Options {
             limits: Limits::default(),
             clock: Arc::new(clock),
             max_bytes: None,
+            quick: Duration::from_micros(500),
         }
     }
 }
@@ -60,12 +66,14 @@ pub struct Embedded {
     shared: Arc<Shared>,
     places: Arc<Semaphore>,
     dir: PathBuf,
-    writer: Option<std::thread::JoinHandle<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// What readers and the writer thread share. Lock order: `state`, then the hub's.
+/// What readers and writers share. Lock order: `writer`, `state`, then the hub's.
 struct Shared {
-    /// Written by the writer thread only, after its commit.
+    /// Whoever has it may write; over a commit, so it is never waited for but by the writer thread.
+    writer: Mutex<Writer>,
+    /// Written with `writer` only, after a commit.
     state: RwLock<State>,
     hub: Hub,
     queue: Queue,
@@ -100,21 +108,22 @@ impl Embedded {
         let now = (options.clock)();
         let hub = Hub::new(state.revision, state.compacted, history, now);
         let shared = Arc::new(Shared {
+            writer: Mutex::new(Writer::new(disk, options.limits, options.quick, expiries)),
             state: RwLock::new(state),
             hub,
             queue: Queue::default(),
             clock: options.clock.clone(),
         });
-        let writer = Writer::new(shared.clone(), disk, options.limits, expiries);
+        let of_thread = shared.clone();
         let thread = std::thread::Builder::new()
             .name("store-writer".to_owned())
-            .spawn(move || writer.run())
+            .spawn(move || writer::run(&of_thread))
             .map_err(|error| Error::Io(format!("cannot start the writer thread: {error}")))?;
         Ok(Embedded {
             shared,
             places: Arc::new(Semaphore::new(WAITING_WRITES)),
             dir: options.dir,
-            writer: Some(thread),
+            thread: Some(thread),
         })
     }
 
@@ -122,7 +131,7 @@ impl Embedded {
     pub async fn tick(&self) -> Result<()> {
         let (reply, answer) = oneshot::channel();
         self.shared.queue.push(Request::Tick { reply })?;
-        answer.await.map_err(|_| writer::stopped())?
+        answer.await.map_err(|_| stopped())?
     }
 }
 
@@ -130,7 +139,7 @@ impl Drop for Embedded {
     /// Waits for the writer, so that the data can be opened again as soon as this returns.
     fn drop(&mut self) {
         self.shared.queue.close();
-        if let Some(thread) = self.writer.take() {
+        if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
@@ -157,7 +166,7 @@ impl Store for Embedded {
         let revisions = on_disk.iter().map(|&nth| range.items[nth].mod_revision).collect();
         let (reply, answer) = oneshot::channel();
         self.shared.queue.push(Request::Read { revisions, reply })?;
-        let values = answer.await.map_err(|_| writer::stopped())??;
+        let values = answer.await.map_err(|_| stopped())??;
         for (nth, value) in on_disk.into_iter().zip(values) {
             // Compacted since.
             let Some(value) = value else {
@@ -171,13 +180,6 @@ impl Store for Embedded {
     }
 
     async fn write(&self, key: &str, expect: Expect, op: Op, lease_seconds: Option<i64>) -> Result<Outcome> {
-        let place = self
-            .places
-            .clone()
-            .acquire_owned()
-            .await
-            .map_err(|_| writer::stopped())?;
-        let (reply, answer) = oneshot::channel();
         // A value stays for long: without the room that its maker left for more, or for neighbours.
         let op = match op {
             Op::Put(value) => Op::Put(bytes::Bytes::copy_from_slice(&value)),
@@ -188,11 +190,15 @@ impl Store for Embedded {
             expect,
             op,
             lease_seconds,
-            reply: Some(reply),
-            _place: Some(place),
         };
-        self.shared.queue.push(Request::Write(write))?;
-        answer.await.map_err(|_| writer::stopped())?
+        let write = match writer::write_here(&self.shared, write) {
+            Ok(outcome) => return outcome,
+            Err(write) => write,
+        };
+        let place = self.places.clone().acquire_owned().await;
+        let (reply, answer) = Reply::new(place.map_err(|_| stopped())?);
+        self.shared.queue.push(Request::Write(Waiting { write, reply }))?;
+        answer.await.map_err(|_| stopped())?
     }
 
     async fn watch(&self, prefix: &str, from: i64) -> Result<Watch> {
@@ -202,7 +208,7 @@ impl Store for Embedded {
     async fn compact(&self, revision: i64) -> Result<()> {
         let (reply, answer) = oneshot::channel();
         self.shared.queue.push(Request::Compact { revision, reply })?;
-        answer.await.map_err(|_| writer::stopped())?
+        answer.await.map_err(|_| stopped())?
     }
 
     fn compacted(&self) -> i64 {

@@ -1,117 +1,119 @@
-//! The one thread that writes: group commit, expiry of leases, compaction. It alone touches the disk
-//! and it alone changes the state, always in this order: decide, commit to disk, change memory, tell
-//! the watchers, acknowledge. So nobody sees what is not on disk, and a failed commit leaves no trace.
+//! What writes: group commit, expiry of leases, compaction. Whoever holds the [`Writer`] alone touches the disk and
+//! alone changes the state, always in this order: decide, commit to disk, change memory, tell the watchers,
+//! acknowledge. So nobody sees what is not on disk, and a failed commit leaves no trace. One thread ([`run`]) holds it
+//! for all who wait; a caller that is alone may hold it for its own write ([`write_here`]).
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use parking_lot::{Condvar, Mutex};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use parking_lot::MutexGuard;
 
 use super::Shared;
 use super::disk::{Disk, Row};
+use super::queue::{BATCH, Reply, Request, STALL, Waiting, Write, spare_runtime, stopped};
 use super::state::Version;
 use crate::hub::Limits;
 use crate::{Error, Expect, Op, Outcome, Result};
 
-/// Writes in one transaction. More does not make a commit much cheaper per write, only later.
-const BATCH: usize = 512;
 /// How often history is looked at while nothing else happens.
 const HOUSEKEEPING: Duration = Duration::from_secs(30);
 
-pub fn stopped() -> Error {
-    Error::Unavailable("the store was closed".to_owned())
-}
+/// However a holder of the writer ends, callers must not wait: after a panic memory may lack what is on disk.
+struct AbandonOnPanic<'a>(&'a Shared);
 
-pub struct Write {
-    pub key: Arc<str>,
-    pub expect: Expect,
-    pub op: Op,
-    pub lease_seconds: Option<i64>,
-    /// `None` for the store's own writes.
-    pub reply: Option<oneshot::Sender<Result<Outcome>>>,
-    pub _place: Option<OwnedSemaphorePermit>,
-}
-
-pub enum Request {
-    Write(Write),
-    Compact {
-        revision: i64,
-        reply: oneshot::Sender<Result<()>>,
-    },
-    Tick {
-        reply: oneshot::Sender<Result<()>>,
-    },
-    /// The values of old revisions.
-    Read {
-        revisions: Vec<i64>,
-        reply: oneshot::Sender<Result<Vec<Option<Bytes>>>>,
-    },
-}
-
-#[derive(Default)]
-pub struct Queue {
-    inner: Mutex<QueueInner>,
-    arrived: Condvar,
-}
-
-#[derive(Default)]
-struct QueueInner {
-    requests: VecDeque<Request>,
-    closed: bool,
-}
-
-impl Queue {
-    pub fn push(&self, request: Request) -> Result<()> {
-        let mut inner = self.inner.lock();
-        if inner.closed {
-            return Err(stopped());
-        }
-        inner.requests.push_back(request);
-        self.arrived.notify_one();
-        Ok(())
-    }
-
-    pub fn close(&self) {
-        self.inner.lock().closed = true;
-        self.arrived.notify_one();
-    }
-
-    /// All that waits, up to a batch; nothing when `patience` ran out. `None`: closed and drained.
-    fn take(&self, patience: Duration) -> Option<Vec<Request>> {
-        let mut inner = self.inner.lock();
-        if inner.requests.is_empty() && !inner.closed {
-            self.arrived.wait_for(&mut inner, patience);
-        }
-        if inner.requests.is_empty() && inner.closed {
-            return None;
-        }
-        let count = inner.requests.len().min(BATCH);
-        Some(inner.requests.drain(..count).collect())
-    }
-}
-
-/// However the thread ends, callers must not wait for it.
-struct CloseOnExit(Arc<Shared>);
-
-impl Drop for CloseOnExit {
+impl Drop for AbandonOnPanic<'_> {
     fn drop(&mut self) {
-        let mut inner = self.0.queue.inner.lock();
-        inner.closed = true;
-        inner.requests.clear();
+        if std::thread::panicking() {
+            self.0.queue.abandon();
+        }
+    }
+}
+
+/// Takes the writer, also from a caller whose commit takes long.
+fn hold(shared: &Shared) -> MutexGuard<'_, Writer> {
+    loop {
+        match shared.writer.try_lock_for(STALL) {
+            Some(writer) => return writer,
+            None => shared.queue.relieve(),
+        }
+    }
+}
+
+/// Makes a write on this thread, if nobody else writes and that takes a moment only; else gives it back.
+pub fn write_here(shared: &Shared, write: Write) -> std::result::Result<Result<Outcome>, Write> {
+    // What has a lease is for the thread, which must know when to wake.
+    let Some(runtime) = spare_runtime().filter(|_| write.lease_seconds.is_none()) else {
+        return Err(write);
+    };
+    let Some(mut writer) = shared.writer.try_lock() else {
+        shared.queue.met();
+        return Err(write);
+    };
+    if !writer.quick() || !shared.queue.enter(runtime) {
+        return Err(write);
+    }
+    let _abandon = AbandonOnPanic(shared);
+    let outcome = writer.write_one(shared, &write);
+    shared.queue.leave();
+    Ok(outcome)
+}
+
+/// The writer thread.
+pub fn run(shared: &Shared) {
+    let _abandon = AbandonOnPanic(shared);
+    let now = || (shared.clock)();
+    let mut looked = now();
+    let mut next_look = looked + HOUSEKEEPING.as_secs();
+    let mut due = next_look;
+    loop {
+        // Not less than a second, so that a disk that refuses the expiry does not make this spin.
+        let patience = Duration::from_secs(due.saturating_sub(now()).clamp(1, HOUSEKEEPING.as_secs()));
+        let Some(requests) = shared.queue.take(patience) else {
+            return;
+        };
+        if requests.is_empty() && now() == looked {
+            // Woken only to see how a caller gets on.
+            shared.queue.relieve();
+            continue;
+        }
+        looked = now();
+        let answers = {
+            let mut writer = hold(shared);
+            let _abandon = AbandonOnPanic(shared);
+            writer.serve(shared, requests)
+        };
+        // After the writer was let go: who has an answer may write at once.
+        for (reply, outcome) in answers {
+            reply.send(outcome);
+        }
+        let mut writer = hold(shared);
+        let _abandon = AbandonOnPanic(shared);
+        writer.expire(shared);
+        if writer.crowded() || now() >= next_look {
+            next_look = now() + HOUSEKEEPING.as_secs();
+            if let Err(error) = writer.trim(shared) {
+                tracing::warn!(%error, "cannot compact the store");
+            }
+        }
+        due = writer
+            .expiries
+            .first()
+            .map_or(next_look, |(expires, _)| next_look.min(*expires));
     }
 }
 
 pub struct Writer {
-    shared: Arc<Shared>,
     disk: Disk,
     limits: Limits,
     /// One for each key that has a lease.
     expiries: BTreeSet<(u64, Arc<str>)>,
     events_since_look: usize,
     bytes_since_look: usize,
+    /// How long a commit takes of late; not known at first.
+    usual: Option<Duration>,
+    /// What counts as a moment.
+    quick: Duration,
 }
 
 /// A decided write.
@@ -121,102 +123,87 @@ struct Decided {
 }
 
 impl Writer {
-    pub fn new(shared: Arc<Shared>, disk: Disk, limits: Limits, expiries: Vec<(u64, Arc<str>)>) -> Writer {
+    pub fn new(disk: Disk, limits: Limits, quick: Duration, expiries: Vec<(u64, Arc<str>)>) -> Writer {
         let expiries = expiries.into_iter().collect();
         Writer {
-            shared,
             disk,
             limits,
             expiries,
             events_since_look: 0,
             bytes_since_look: 0,
+            usual: None,
+            quick,
         }
     }
 
-    pub fn run(mut self) {
-        let _close = CloseOnExit(self.shared.clone());
-        let mut next_look = self.now() + HOUSEKEEPING.as_secs();
-        loop {
-            let now = self.now();
-            let due = self
-                .expiries
-                .first()
-                .map_or(next_look, |(expires, _)| next_look.min(*expires));
-            // Not less than a second, so that a disk that refuses the expiry does not make this spin.
-            let patience = Duration::from_secs(due.saturating_sub(now).clamp(1, HOUSEKEEPING.as_secs()));
-            let Some(requests) = self.shared.queue.take(patience) else {
-                return;
-            };
-            let mut writes = Vec::with_capacity(requests.len());
-            for request in requests {
-                match request {
-                    Request::Write(write) => writes.push(write),
-                    Request::Compact { revision, reply } => {
-                        self.write_all(std::mem::take(&mut writes));
-                        let _ = reply.send(self.compact(revision));
-                    }
-                    Request::Tick { reply } => {
-                        self.write_all(std::mem::take(&mut writes));
-                        self.expire();
-                        let _ = reply.send(self.trim());
-                    }
-                    Request::Read { revisions, reply } => {
-                        let _ = reply.send(self.disk.values(&revisions));
-                    }
+    /// Whether a commit takes a moment only.
+    fn quick(&self) -> bool {
+        self.usual.is_some_and(|usual| usual < self.quick)
+    }
+
+    /// Whether much was written since history was last looked at.
+    fn crowded(&self) -> bool {
+        self.events_since_look > self.limits.events / 8 || self.bytes_since_look > self.limits.bytes / 8
+    }
+
+    /// What comes out for the writes among the requests is left to the caller to say.
+    fn serve(&mut self, shared: &Shared, requests: Vec<Request>) -> Vec<(Reply, Result<Outcome>)> {
+        let (mut writes, mut replies) = (Vec::with_capacity(requests.len()), Vec::new());
+        let mut outcomes = Vec::new();
+        for request in requests {
+            match request {
+                Request::Write(Waiting { write, reply }) => {
+                    writes.push(write);
+                    replies.push(reply);
                 }
-            }
-            self.write_all(writes);
-            self.expire();
-            let crowded = self.events_since_look > self.limits.events / 8
-                || self.bytes_since_look > self.limits.bytes / 8;
-            if crowded || self.now() >= next_look {
-                next_look = self.now() + HOUSEKEEPING.as_secs();
-                if let Err(error) = self.trim() {
-                    tracing::warn!(%error, "cannot compact the store");
+                Request::Compact { revision, reply } => {
+                    outcomes.extend(self.write_all(shared, &std::mem::take(&mut writes)));
+                    let _ = reply.send(self.compact(shared, revision));
+                }
+                Request::Tick { reply } => {
+                    outcomes.extend(self.write_all(shared, &std::mem::take(&mut writes)));
+                    self.expire(shared);
+                    let _ = reply.send(self.trim(shared));
+                }
+                Request::Read { revisions, reply } => {
+                    let _ = reply.send(self.disk.values(&revisions));
                 }
             }
         }
-    }
-
-    fn now(&self) -> u64 {
-        (self.shared.clock)()
+        outcomes.extend(self.write_all(shared, &writes));
+        replies.into_iter().zip(outcomes).collect()
     }
 
     /// Commits the writes together. When that fails they are tried one by one, so that only those fail
     /// which cannot be stored: on a nearly full disk a small one may still fit.
-    fn write_all(&mut self, writes: Vec<Write>) {
-        if writes.is_empty() {
-            return;
+    fn write_all(&mut self, shared: &Shared, writes: &[Write]) -> Vec<Result<Outcome>> {
+        if let [write] = writes {
+            return vec![self.write_one(shared, write)];
         }
-        let decided = self.decide(&writes);
-        match self.commit(&decided) {
-            Ok(()) => {
-                for (write, decided) in writes.into_iter().zip(decided) {
-                    if let Some(reply) = write.reply {
-                        let _ = reply.send(Ok(decided.outcome));
-                    }
-                }
+        let decided = self.decide(shared, writes);
+        match self.commit(shared, &decided) {
+            Ok(()) => decided.into_iter().map(|decided| Ok(decided.outcome)).collect(),
+            Err(_) => writes.iter().map(|write| self.write_one(shared, write)).collect(),
+        }
+    }
+
+    fn write_one(&mut self, shared: &Shared, write: &Write) -> Result<Outcome> {
+        let mut decided = self.decide(shared, std::slice::from_ref(write));
+        let committed = self.commit(shared, &decided);
+        match (committed, decided.pop()) {
+            (Ok(()), Some(decided)) => Ok(decided.outcome),
+            (Err(error), _) => {
+                tracing::warn!(key = %write.key, %error, "a write failed");
+                Err(error)
             }
-            Err(_) if writes.len() > 1 => {
-                for write in writes {
-                    self.write_all(vec![write]);
-                }
-            }
-            Err(error) => {
-                for write in writes {
-                    tracing::warn!(key = %write.key, %error, "a write failed");
-                    if let Some(reply) = write.reply {
-                        let _ = reply.send(Err(error.clone()));
-                    }
-                }
-            }
+            (Ok(()), None) => Err(stopped()),
         }
     }
 
     /// What each write comes to, each seeing those before it.
-    fn decide(&self, writes: &[Write]) -> Vec<Decided> {
-        let now = self.now();
-        let state = self.shared.state.read();
+    fn decide(&self, shared: &Shared, writes: &[Write]) -> Vec<Decided> {
+        let now = (shared.clock)();
+        let state = shared.state.read();
         let mut revision = state.revision;
         let mut ahead: HashMap<Arc<str>, Version> = HashMap::new();
         let mut decided = Vec::with_capacity(writes.len());
@@ -284,13 +271,16 @@ impl Writer {
         decided
     }
 
-    fn commit(&mut self, decided: &[Decided]) -> Result<()> {
+    fn commit(&mut self, shared: &Shared, decided: &[Decided]) -> Result<()> {
         let rows = || decided.iter().filter_map(|decided| decided.row.as_ref());
         let Some(last) = rows().last() else { return Ok(()) };
+        let began = Instant::now();
         self.disk.commit(rows())?;
+        let took = began.elapsed();
+        self.usual = Some(self.usual.map_or(took, |usual| (usual * 7 + took) / 8));
         let mut events = Vec::with_capacity(decided.len());
         {
-            let mut state = self.shared.state.write();
+            let mut state = shared.state.write();
             for row in rows() {
                 self.bytes_since_look += row.value.as_ref().map_or(0, |value| value.len());
                 if let Some((key, before)) = state.version(&row.key)
@@ -305,15 +295,13 @@ impl Writer {
             }
         }
         self.events_since_look += events.len();
-        self.shared
-            .hub
-            .publish(events, last.revision, (self.shared.clock)());
+        shared.hub.publish(events, last.revision, (shared.clock)());
         Ok(())
     }
 
     /// Deletes the keys whose time has come.
-    fn expire(&mut self) {
-        let now = self.now();
+    fn expire(&mut self, shared: &Shared) {
+        let now = (shared.clock)();
         let mut writes = Vec::new();
         while let Some((expires, _)) = self.expiries.first()
             && *expires <= now
@@ -322,7 +310,7 @@ impl Writer {
             let Some((expires, key)) = self.expiries.pop_first() else {
                 break;
             };
-            let state = self.shared.state.read();
+            let state = shared.state.read();
             let Some((_, version)) = state.version(&key) else {
                 continue;
             };
@@ -336,15 +324,12 @@ impl Writer {
                 expect,
                 op: Op::Delete,
                 lease_seconds: None,
-                reply: None,
-                _place: None,
             });
         }
-        let due: Vec<_> = writes.iter().map(|write| write.key.clone()).collect();
-        self.write_all(writes);
+        self.write_all(shared, &writes);
         // What the disk refused is tried again at the next turn.
-        let state = self.shared.state.read();
-        for key in due {
+        let state = shared.state.read();
+        for key in writes.into_iter().map(|write| write.key) {
             if let Some((_, version)) = state.version(&key)
                 && version.value.is_some()
                 && version.expires > 0
@@ -355,18 +340,18 @@ impl Writer {
     }
 
     /// Compacts as far as the limits of history ask.
-    fn trim(&mut self) -> Result<()> {
+    fn trim(&mut self, shared: &Shared) -> Result<()> {
         self.events_since_look = 0;
         self.bytes_since_look = 0;
-        match self.shared.hub.excess(&self.limits, self.now()) {
-            Some(revision) => self.compact(revision),
+        match shared.hub.excess(&self.limits, (shared.clock)()) {
+            Some(revision) => self.compact(shared, revision),
             None => Ok(()),
         }
     }
 
-    fn compact(&mut self, revision: i64) -> Result<()> {
+    fn compact(&mut self, shared: &Shared, revision: i64) -> Result<()> {
         let (superseded, events) = {
-            let state = self.shared.state.read();
+            let state = shared.state.read();
             if revision > state.revision {
                 return Err(Error::FutureRevision {
                     requested: revision,
@@ -378,12 +363,12 @@ impl Writer {
                     revision: state.compacted,
                 });
             }
-            let events = self.shared.hub.events_up_to(revision);
+            let events = shared.hub.events_up_to(revision);
             (state.superseded(&events), events)
         };
         self.disk.compact(&superseded, revision)?;
-        self.shared.state.write().compact(&events, revision);
-        self.shared.hub.forget(revision);
+        shared.state.write().compact(&events, revision);
+        shared.hub.forget(revision);
         Ok(())
     }
 }
