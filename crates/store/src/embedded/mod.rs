@@ -57,7 +57,7 @@ impl Options {
             limits: Limits::default(),
             clock: Arc::new(clock),
             max_bytes: None,
-            quick: Duration::from_micros(500),
+            quick: Duration::from_millis(1),
         }
     }
 }

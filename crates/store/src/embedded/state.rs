@@ -1,5 +1,5 @@
 //! What the embedded store knows, in memory: of every key the current version, and which older ones are not
-//! yet compacted. Their values are on disk. No I/O, no waiting; the writer thread changes it, everyone reads it.
+//! yet compacted. Their values are on disk. No I/O, no waiting; who holds the writer changes it, everyone reads it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
