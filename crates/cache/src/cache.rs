@@ -265,6 +265,7 @@ impl Cache {
             bookmarks,
             deadline,
             initial_events_end,
+            reader,
         } = options;
         match from {
             WatchFrom::State(at) => self.fresh(at).await?,
@@ -304,6 +305,7 @@ impl Cache {
             revision,
             end,
             bookmarks.then_some(deadline),
+            reader,
         ))
     }
 

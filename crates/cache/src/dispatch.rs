@@ -3,7 +3,7 @@
 //! namespace or over all. A change visits the buckets of its object before and after, so a thousand
 //! nodes that each watch their own pods cost nothing to the pods of the others.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -54,7 +54,8 @@ impl Bucket {
     }
 }
 
-type Members = HashMap<u64, Arc<Outbox>>;
+/// By who reads for them, and a number of their own.
+type Members = BTreeMap<(u64, u64), Arc<Outbox>>;
 type ByValue = HashMap<Box<str>, Members>;
 
 /// The watchers of one namespace, or of all.
@@ -68,8 +69,8 @@ struct Group {
 
 impl Group {
     /// Removes a member and whatever is empty without it.
-    fn remove(&mut self, what: &What, id: u64) {
-        fn from(map: &mut ByValue, value: &str, id: u64) {
+    fn remove(&mut self, what: &What, id: (u64, u64)) {
+        fn from(map: &mut ByValue, value: &str, id: (u64, u64)) {
             if let Some(members) = map.get_mut(value) {
                 members.remove(&id);
                 if members.is_empty() {
@@ -126,7 +127,7 @@ impl Group {
             .chain(self.labels.values());
         maps.flat_map(HashMap::values)
             .chain(std::iter::once(&self.everything))
-            .flat_map(HashMap::values)
+            .flat_map(BTreeMap::values)
     }
 
     fn is_empty(&self) -> bool {
@@ -134,17 +135,16 @@ impl Group {
     }
 
     /// Every member that a change from `before` to `after` may concern, once.
-    fn visit(
-        &self,
+    fn visit<'a>(
+        &'a self,
         before: Option<&Head>,
         after: Option<&Head>,
         fields: &FieldSet,
-        offer: &mut impl FnMut(&Outbox),
+        concerned: &mut Vec<(u64, &'a Outbox)>,
     ) {
-        let mut each = |members: Option<&Members>| {
-            for outbox in members.into_iter().flat_map(HashMap::values) {
-                offer(outbox);
-            }
+        let mut each = |members: Option<&'a Members>| {
+            let members = members.into_iter().flatten();
+            concerned.extend(members.map(|((reader, _), outbox)| (*reader, &**outbox)));
         };
         each(Some(&self.everything));
         // The name of an object does not change.
@@ -185,17 +185,19 @@ pub struct Watchers {
 }
 
 impl Watchers {
-    pub fn add(&mut self, bucket: &Bucket, outbox: Arc<Outbox>) -> u64 {
+    /// Watchers of one `reader` are served together.
+    pub fn add(&mut self, bucket: &Bucket, reader: u64, outbox: Arc<Outbox>) -> (u64, u64) {
         self.next_id += 1;
+        let id = (reader, self.next_id);
         let group = match &bucket.namespace {
             Some(namespace) => self.namespaces.entry(namespace.clone()).or_default(),
             None => &mut self.cluster,
         };
-        group.bucket(&bucket.what).insert(self.next_id, outbox);
-        self.next_id
+        group.bucket(&bucket.what).insert(id, outbox);
+        id
     }
 
-    pub fn remove(&mut self, bucket: &Bucket, id: u64) {
+    pub fn remove(&mut self, bucket: &Bucket, id: (u64, u64)) {
         let Some(namespace) = &bucket.namespace else {
             return self.cluster.remove(&bucket.what, id);
         };
@@ -223,18 +225,34 @@ impl Watchers {
         self.all().for_each(|outbox| outbox.end());
     }
 
-    /// Puts a change into the queues that it concerns. Who waits for them goes to `readers`, to be woken when all
-    /// queues are filled: a connection with many watches then finds all of their events at once.
-    pub fn dispatch(&self, change: &Change, floor: i64, fields: &FieldSet, readers: &mut Vec<Waker>) {
-        let mut shared = SharedEvents::default();
-        let mut offer = |outbox: &Outbox| readers.extend(outbox.offer(change, floor, &mut shared));
+    /// Puts a change into the queues that it concerns. Who waits for them goes to `wakers`; `served` is called each time
+    /// all queues of one reader are filled.
+    pub fn dispatch(
+        &self,
+        change: &Change,
+        floor: i64,
+        fields: &FieldSet,
+        wakers: &mut Vec<Waker>,
+        mut served: impl FnMut(&mut Vec<Waker>),
+    ) {
         let before = change.before.as_ref().map(|entry| &*entry.head);
         let after = change.after.as_ref().map(|entry| &*entry.head);
         let Some(head) = after.or(before) else { return };
-        self.cluster.visit(before, after, fields, &mut offer);
+        let mut concerned = Vec::new();
+        self.cluster.visit(before, after, fields, &mut concerned);
         // The namespace of an object does not change.
         if let Some(group) = self.namespaces.get(&*head.namespace) {
-            group.visit(before, after, fields, &mut offer);
+            group.visit(before, after, fields, &mut concerned);
+        }
+        // Several sorted runs, one a bucket.
+        concerned.sort_by_key(|(reader, _)| *reader);
+        let mut shared = SharedEvents::default();
+        for outboxes in concerned.chunk_by(|(one, _), (other, _)| one == other) {
+            let waiting = outboxes
+                .iter()
+                .filter_map(|(_, outbox)| outbox.offer(change, floor, &mut shared));
+            wakers.extend(waiting);
+            served(wakers);
         }
     }
 }
@@ -243,6 +261,8 @@ impl Watchers {
 /// to reading the remembered changes itself, from where it stopped; when those are gone too, it ends.
 pub struct Outbox {
     pub filter: Filter,
+    /// Whether the filter lets everything through that the watcher's bucket does.
+    plain: bool,
     capacity: usize,
     inner: Mutex<Inner>,
     /// The cache's mark of what has been dispatched to all.
@@ -287,6 +307,7 @@ impl Outbox {
             reader: None,
         };
         Outbox {
+            plain: !filter.has_selector(),
             filter,
             capacity,
             inner: Mutex::new(inner),
@@ -307,7 +328,12 @@ impl Outbox {
                 reader = inner.end();
             }
         } else {
-            if let Some(event) = self.filter.event(change, shared) {
+            let event = if self.plain {
+                shared.of(change, change.before.is_some(), change.after.is_some())
+            } else {
+                self.filter.event(change, shared)
+            };
+            if let Some(event) = event {
                 if inner.queue.len() >= self.capacity {
                     inner.live = false;
                     return None;
@@ -373,5 +399,58 @@ impl Outbox {
         let settled = self.dispatched.load(Ordering::Acquire) >= state.revision;
         let idle = inner.live && !inner.ended && inner.queue.is_empty();
         (idle && settled).then(|| state.known().max(inner.position))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::{Entry, EventKind};
+    use crate::fields::Interner;
+    use skiff_meta::selector::{FieldSelector, LabelSelector};
+    use tokio::time::Instant;
+
+    #[test]
+    fn a_reader_is_served_when_all_of_its_queues_are_filled() {
+        let fields = Arc::new(FieldSet::new(Vec::new()));
+        let state = State::new(fields.clone());
+        let mut watchers = Watchers::default();
+        let mut waiting = Vec::new();
+        let mut add = |reader: u64, namespace: Option<&str>, labels: &str| {
+            let filter = Filter {
+                namespace: namespace.map(Into::into),
+                labels: LabelSelector::parse(labels).unwrap(),
+                fields: FieldSelector::default(),
+            };
+            let bucket = Bucket::of(&filter, &fields);
+            let outbox = Arc::new(Outbox::new(filter, 0, 10, Arc::default()));
+            outbox.catch_up(&state);
+            let asleep = &mut Context::from_waker(Waker::noop());
+            assert!(outbox.poll_take(asleep).is_pending());
+            watchers.add(&bucket, reader, outbox.clone());
+            waiting.push((reader, outbox));
+        };
+        // Two readers, each in several buckets, in no order.
+        add(2, Some("n"), "");
+        add(1, Some("n"), "");
+        add(2, Some("n"), "a=b");
+        add(1, None, "");
+        add(1, Some("n"), "a=b");
+        add(2, Some("n"), "a=c");
+        add(1, Some("other"), "");
+        let json = br#"{"metadata":{"name":"x","namespace":"n","labels":{"a":"b"}}}"#;
+        let interner = &mut Interner::default();
+        let entry = Entry::new("k".into(), 7, json, EventKind::Added, &fields, interner).unwrap();
+        let change = Change::new("k".into(), 7, Instant::now(), None, Some(Arc::new(entry)));
+        let filled = |of: u64| {
+            let of = waiting.iter().filter(|(reader, _)| *reader == of);
+            of.filter(|(_, outbox)| !outbox.inner.lock().queue.is_empty())
+                .count()
+        };
+        let mut seen = Vec::new();
+        watchers.dispatch(&change, 0, &fields, &mut Vec::new(), |wakers| {
+            seen.push((filled(1), filled(2), std::mem::take(wakers).len()));
+        });
+        assert_eq!(seen, [(3, 0, 3), (3, 2, 2)]);
     }
 }

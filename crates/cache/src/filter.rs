@@ -33,11 +33,26 @@ impl Filter {
     pub fn event(&self, change: &Change, shared: &mut SharedEvents) -> Option<Arc<WatchEvent>> {
         let matches =
             |entry: &Option<Arc<Entry>>| entry.as_ref().is_some_and(|entry| self.matches(&entry.head));
-        let (kind, slot) = match (matches(&change.before), matches(&change.after)) {
+        shared.of(change, matches(&change.before), matches(&change.after))
+    }
+}
+
+/// The events made of one change so far; at most one of each kind, however many watchers.
+#[derive(Default)]
+pub struct SharedEvents {
+    added: Option<Arc<WatchEvent>>,
+    modified: Option<Arc<WatchEvent>>,
+    deleted: Option<Arc<WatchEvent>>,
+}
+
+impl SharedEvents {
+    /// The event that `change` is to a watcher that had the object in its selection `before`, and has it `after`.
+    pub fn of(&mut self, change: &Change, before: bool, after: bool) -> Option<Arc<WatchEvent>> {
+        let (kind, slot) = match (before, after) {
             (false, false) => return None,
-            (false, true) => (EventKind::Added, &mut shared.added),
-            (true, true) => (EventKind::Modified, &mut shared.modified),
-            (true, false) => (EventKind::Deleted, &mut shared.deleted),
+            (false, true) => (EventKind::Added, &mut self.added),
+            (true, true) => (EventKind::Modified, &mut self.modified),
+            (true, false) => (EventKind::Deleted, &mut self.deleted),
         };
         if slot.is_none() {
             let entry = if kind == EventKind::Deleted {
@@ -54,14 +69,6 @@ impl Filter {
         }
         slot.clone()
     }
-}
-
-/// The events made of one change so far; at most one of each kind, however many watchers.
-#[derive(Default)]
-pub struct SharedEvents {
-    added: Option<Arc<WatchEvent>>,
-    modified: Option<Arc<WatchEvent>>,
-    deleted: Option<Arc<WatchEvent>>,
 }
 
 /// One change of one object.

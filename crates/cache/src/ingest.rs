@@ -135,13 +135,20 @@ fn take_in(shared: &Shared, interner: &mut Interner, batch: Batch) {
     };
     // Readers first: they wait for the state, not for the watchers.
     shared.moved();
-    let mut readers = Vec::new();
+    let mut wakers = Vec::new();
     {
         let watchers = shared.watchers.read();
+        // A reader of several changes is woken when it has them all, one of a single change at once: it is served while
+        // the queues of the others are filled.
+        let single = changes.len() == 1;
         for change in &changes {
-            watchers.dispatch(change, floor, &shared.fields, &mut readers);
+            watchers.dispatch(change, floor, &shared.fields, &mut wakers, |wakers| {
+                if single {
+                    wake::wake_all(wakers);
+                }
+            });
         }
     }
     shared.dispatched.store(revision, Ordering::Release);
-    wake::wake_all(readers);
+    wake::wake_all(&mut wakers);
 }

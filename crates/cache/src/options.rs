@@ -135,4 +135,7 @@ pub struct WatchOptions {
     /// `sendInitialEvents`: a bookmark with `k8s.io/initial-events-end` follows the state. Goes with
     /// [`WatchFrom::State`].
     pub initial_events_end: bool,
+    /// Watches with the same number are read by one task, such as that of a connection: it is woken when all of them
+    /// have their events.
+    pub reader: u64,
 }

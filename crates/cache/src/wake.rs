@@ -21,10 +21,10 @@ impl Drop for Collecting {
 }
 
 /// Wakes the readers, and then the tasks that they have handed to [`postpone`] meanwhile.
-pub(crate) fn wake_all(readers: Vec<Waker>) {
+pub(crate) fn wake_all(readers: &mut Vec<Waker>) {
     TASKS.set(Some(Vec::new()));
     let _collecting = Collecting;
-    readers.into_iter().for_each(Waker::wake);
+    readers.drain(..).for_each(Waker::wake);
 }
 
 /// Wakes a task that runs several readers: at once, or after the last of those who are being woken on this thread.
@@ -67,7 +67,7 @@ mod tests {
         let seen = Arc::new(Mutex::default());
         let task = Arc::new(Noted("task", None, seen.clone()));
         let reader = |name| Waker::from(Arc::new(Noted(name, Some(task.clone()), seen.clone())));
-        wake_all(vec![reader("a"), reader("b")]);
+        wake_all(&mut vec![reader("a"), reader("b")]);
         assert_eq!(std::mem::take(&mut *seen.lock()), ["a", "b", "task", "task"]);
         reader("alone").wake();
         assert_eq!(*seen.lock(), ["alone", "task"]);

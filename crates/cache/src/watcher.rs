@@ -14,7 +14,7 @@ pub struct Watcher {
     shared: Arc<Shared>,
     outbox: Arc<Outbox>,
     bucket: Bucket,
-    id: u64,
+    id: (u64, u64),
     initial: std::vec::IntoIter<Arc<Entry>>,
     /// The version of the bookmark that ends the initial events.
     initial_end: Option<i64>,
@@ -35,10 +35,11 @@ impl Watcher {
         revision: i64,
         initial_end: bool,
         bookmarks: Option<Option<Instant>>,
+        reader: u64,
     ) -> Watcher {
         let bucket = Bucket::of(&outbox.filter, &shared.fields);
         let outbox = Arc::new(outbox);
-        let id = shared.watchers.write().add(&bucket, outbox.clone());
+        let id = shared.watchers.write().add(&bucket, reader, outbox.clone());
         let deadline = bookmarks.flatten();
         let first = bookmarks
             .and_then(|deadline| bookmark_after(Instant::now(), shared.config.bookmark_every, deadline));

@@ -11,6 +11,7 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use parking_lot::Mutex;
@@ -31,6 +32,20 @@ const BLOCK: usize = 2 * 1024;
 const BLOCKS: usize = 48;
 /// What TLS should take at once, so that the end of something is not sent in a small write of its own.
 pub const AT_ONCE: usize = BLOCK * BLOCKS;
+
+/// Who was sent this much has something to do.
+const MUCH: usize = 4 * 1024;
+
+/// Lets the receiver run. If it is on this machine, the kernel has just woken it on the core of this very thread,
+/// because a thread that sends usually sleeps next; one with events for twenty connections does not, and the first
+/// receiver would wait for the last. One thread at a time, so that the others go on sending meanwhile.
+fn step_aside() {
+    static ASIDE: AtomicBool = AtomicBool::new(false);
+    if !ASIDE.swap(true, Ordering::Relaxed) {
+        std::thread::yield_now();
+        ASIDE.store(false, Ordering::Relaxed);
+    }
+}
 
 /// Appends `bytes` in blocks.
 pub fn append(buffer: &mut Vec<u8>, bytes: &[u8]) {
@@ -154,8 +169,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Cork<S> {
             if let Poll::Ready(result) = connection.as_mut().poll(context) {
                 return Poll::Ready(result);
             }
-            let mut inner = self.0.lock();
-            match inner.send(context) {
+            let (sent, much) = {
+                let mut inner = self.0.lock();
+                let much = inner.buffer.len() - inner.sent >= MUCH;
+                (inner.send(context), much)
+            };
+            if much {
+                step_aside();
+            }
+            match sent {
                 Poll::Ready(Err(error)) => Poll::Ready(Err(error.into())),
                 _ => Poll::Pending,
             }

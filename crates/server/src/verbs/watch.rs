@@ -24,6 +24,7 @@ use crate::connections::Deadline;
 use crate::crd::select::Select;
 use crate::negotiate::{Format, Transform};
 use crate::protobuf;
+use crate::proxy::ClientAddress;
 use crate::query::ListOptions;
 use crate::server::Inner;
 use crate::table::{self, IncludeObject};
@@ -58,6 +59,7 @@ pub async fn watch(
         answered.start_long(deadline);
     }
     let select = Select::split(resource, &mut scope.fields);
+    let client = exchange.parts.extensions.get::<ClientAddress>();
     let watch = WatchOptions {
         namespace: scope.namespace,
         labels: scope.labels,
@@ -66,6 +68,7 @@ pub async fn watch(
         bookmarks: options.bookmarks,
         deadline: Some(deadline),
         initial_events_end: options.send_initial_events == Some(true) && options.bookmarks,
+        reader: client.map_or(0, |ClientAddress(address)| address.port().into()),
     };
     let include = match output.transform {
         Transform::Table(_) => IncludeObject::read(&exchange.query)?,
