@@ -22,6 +22,8 @@ pub struct DeclType {
     pub max_elements: i64,
     /// The fewest bytes that a value takes in JSON.
     pub min_serialized_size: i64,
+    /// Whether every name that is selected is taken for that of an entry when sizes are looked for.
+    pub any_name: bool,
 }
 
 const MAX_DURATION: i64 = 32;
@@ -39,6 +41,7 @@ impl DeclType {
             element: None,
             max_elements,
             min_serialized_size,
+            any_name: false,
         }
     }
 

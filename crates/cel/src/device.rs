@@ -8,26 +8,34 @@ use crate::env::Env;
 use crate::program::{Ast, Program};
 use crate::types::Type;
 
-fn simple(kind: Type) -> DeclType {
-    DeclType::simple(kind, 1, 0)
-}
+/// How long the names of drivers, domains and what they give out can be, and the text of an attribute.
+const DRIVER_MAX: i64 = 63;
+const DOMAIN_MAX: i64 = 63;
+const NAME_MAX: i64 = 32;
+const TEXT_MAX: i64 = 64;
+/// How many attributes and capacities a device can have.
+const ENTRIES_MAX: i64 = 32;
+/// The most that a selector may cost.
+const COST_LIMIT: u64 = 1_000_000;
 
 /// Domains, and under each the names that it gives out.
-fn by_domain(value: &Type) -> DeclType {
-    let map = |value: DeclType| DeclType {
-        key: Some(Arc::new(simple(Type::String))),
+fn by_domain(value: Type, size: i64, any_name: bool) -> DeclType {
+    let map = |key: i64, value: DeclType| DeclType {
+        key: Some(Arc::new(DeclType::simple(Type::String, 2, key))),
         element: Some(Arc::new(value.clone())),
-        ..DeclType::simple(Type::map(Type::String, value.cel), 2, 0)
+        ..DeclType::simple(Type::map(Type::String, value.cel), 2, ENTRIES_MAX)
     };
-    map(map(simple(value.clone())))
+    let names = map(NAME_MAX, DeclType::simple(value, 1, size));
+    map(DOMAIN_MAX, DeclType { any_name, ..names })
 }
 
 static DEVICE: LazyLock<Env> = LazyLock::new(|| {
+    let quantity = Type::Struct("kubernetes.Quantity".into());
     let fields = [
-        ("driver", simple(Type::String)),
-        ("attributes", by_domain(&Type::Dyn)),
-        ("capacity", by_domain(&Type::Struct("kubernetes.Quantity".into()))),
-        ("allowMultipleAllocations", simple(Type::Bool)),
+        ("driver", DeclType::simple(Type::String, 2, DRIVER_MAX)),
+        ("attributes", by_domain(Type::Dyn, TEXT_MAX, true)),
+        ("capacity", by_domain(quantity, 0, false)),
+        ("allowMultipleAllocations", DeclType::simple(Type::Bool, 4, 1)),
     ];
     let device = DeclType {
         fields: Some(
@@ -38,24 +46,42 @@ static DEVICE: LazyLock<Env> = LazyLock::new(|| {
         ),
         ..DeclType::simple(Type::Struct("kubernetes.DRADevice".into()), 2, 0)
     };
-    Env::new().with_bindings().declared("device", &Arc::new(device))
+    let device = Arc::new(device);
+    Env::new()
+        .with_bindings()
+        .declared("device", &device)
+        .sized_by(&device)
 });
 
+/// Why a selector is refused.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refusal {
+    Invalid(String),
+    /// It may cost more than a selector may.
+    TooComplex,
+}
+
 /// Compiles a selector: whether the device will do. An attribute may be of any type, so its own value may too.
-pub fn compile(expression: &str) -> Result<(), String> {
-    let ast = Ast::compile(&DEVICE, expression).map_err(|errors| format!("compilation failed: {errors}"))?;
+pub fn compile(expression: &str) -> Result<(), Refusal> {
+    let ast = Ast::compile(&DEVICE, expression)
+        .map_err(|errors| Refusal::Invalid(format!("compilation failed: {errors}")))?;
     let found = ast.output_type();
     if !matches!(found, Type::Bool | Type::Dyn) {
         let found = found.declared_name();
-        return Err(format!("must evaluate to bool or the unknown type, not {found}"));
+        let problem = format!("must evaluate to bool or the unknown type, not {found}");
+        return Err(Refusal::Invalid(problem));
     }
-    Program::new(&ast).map_err(|problem| format!("program instantiation failed: {problem}"))?;
+    Program::new(&ast)
+        .map_err(|problem| Refusal::Invalid(format!("program instantiation failed: {problem}")))?;
+    if ast.estimate(&DEVICE).max > COST_LIMIT {
+        return Err(Refusal::TooComplex);
+    }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::compile;
+    use super::{Refusal, compile};
 
     #[test]
     fn selectors_compile() {
@@ -69,7 +95,8 @@ mod tests {
             assert_eq!(compile(expression), Ok(()), "{expression}");
         }
         let check = |expression, expected: &str| {
-            assert_eq!(compile(expression), Err(expected.to_owned()), "{expression}");
+            let expected = Err(Refusal::Invalid(expected.to_owned()));
+            assert_eq!(compile(expression), expected, "{expression}");
         };
         check(
             "v",
@@ -82,6 +109,43 @@ mod tests {
         check(
             "device.driver",
             "must evaluate to bool or the unknown type, not string",
+        );
+    }
+
+    /// What the reference server says of these.
+    #[test]
+    fn what_may_cost_too_much_is_refused() {
+        let check = |expression: &str, fits: bool| {
+            let expected = if fits { Ok(()) } else { Err(Refusal::TooComplex) };
+            assert_eq!(compile(expression), expected, "{expression}");
+        };
+        check(
+            "device.attributes.all(d, device.attributes[d].all(n, n == 'x'))",
+            true,
+        );
+        check(
+            "device.attributes.all(d, device.attributes.all(e, device.attributes.all(f, d == e)))",
+            true,
+        );
+        check(
+            "device.attributes.all(d, device.attributes.all(e, device.attributes.all(f, device.attributes.all(g, d == e))))",
+            false,
+        );
+        check(
+            "device.attributes.exists(a, device.attributes.exists(b, device.attributes[a].exists(c, device.attributes[b][c].matches('a*b'))))",
+            true,
+        );
+        check(
+            "device.attributes.all(d, device.attributes['x'].y.matches('^(a|b)*$') && device.attributes.all(e, device.attributes['x'].z.matches('a.*b')))",
+            true,
+        );
+        check(
+            "cel.bind(a, device.attributes['x'], a.all(b, a.all(c, a.all(d, a.all(e, true)))))",
+            false,
+        );
+        check(
+            "device.driver.split('.').all(x, device.driver.split('.').all(y, device.driver.split('.').all(z, x+y == z)))",
+            false,
         );
     }
 }

@@ -40,6 +40,5 @@ pub use library::authorizer::{AccessReview, Authorizer, AuthorizerObject, Decisi
 pub use program::{Ast, Evaluation, Limits, Program};
 pub use schema::{AdditionalProperties, Rule, Schema};
 pub use source::CompileErrors;
-pub use time::parse_duration;
 pub use types::Type;
 pub use value::{List, Map, Str, Value};

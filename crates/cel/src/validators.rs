@@ -5,7 +5,7 @@ use crate::checker::Checked;
 use crate::library::regex::Pattern;
 use crate::library::string_format::{Clause, Part, next_part};
 use crate::source::Mistake;
-use crate::time::{Timestamp, parse_duration};
+use crate::time::Timestamp;
 use crate::types::Type;
 
 pub(crate) fn validate(checked: &Checked) -> Vec<Mistake> {
@@ -78,7 +78,7 @@ impl<'c> Validator<'c> {
             return;
         };
         let valid = match (function, literal) {
-            ("duration", Literal::String(text)) => parse_duration(text).is_ok(),
+            ("duration", Literal::String(text)) => skiff_meta::duration::parse(text).is_ok(),
             ("duration" | "timestamp", Literal::Null) | ("duration", Literal::Int(_)) => false,
             ("timestamp", Literal::String(text)) => Timestamp::parse(text).is_ok(),
             ("timestamp", Literal::Int(seconds)) => Timestamp::from_seconds(*seconds).is_ok(),

@@ -3,6 +3,7 @@
 //!
 //! Nothing here does I/O, reads a clock, or knows a kind.
 
+pub mod duration;
 pub mod field;
 pub mod gvk;
 pub mod names;

@@ -470,7 +470,7 @@ fn wanted_timeout(query: &Query) -> Result<Option<Duration>, Status> {
     if text.is_empty() {
         return Ok(None);
     }
-    let nanoseconds = skiff_cel::parse_duration(text).map_err(|error| {
+    let nanoseconds = skiff_meta::duration::parse(text).map_err(|error| {
         Status::bad_request(format!("invalid timeout specified in the request URL - {error}"))
     })?;
     let wanted = u64::try_from(nanoseconds).unwrap_or(0);

@@ -5,8 +5,9 @@ use serde_json::{Value, json};
 use super::rolling::{amount, at_most_100_percent, int_or_percent, not_decremented};
 use crate::core::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
+use crate::internal;
 use crate::kind::{AGE, Again, BASE, Kind, NAME, integer, text as column, wide};
-use crate::node::{Node, at, number, same, text};
+use crate::node::{Node, at, number, text};
 use crate::object_meta::{label_selector, selector_is_bad, selector_is_empty};
 use crate::{row, strategy, walk};
 
@@ -30,6 +31,12 @@ pub static DAEMON_SET: Kind = Kind {
             {
                 walk::pointer(rolling, "maxUnavailable", 1);
                 walk::pointer(rolling, "maxSurge", 0);
+            } else if !at(update, "rollingUpdate").is_null() {
+                // COMPAT: upstream's own type has no way to leave them out.
+                walk::each(update, "rollingUpdate", &mut |rolling| {
+                    walk::pointer(rolling, "maxUnavailable", 0);
+                    walk::pointer(rolling, "maxSurge", 0);
+                });
             }
         }
         walk::pointer(spec, "revisionHistoryLimit", 10);
@@ -43,7 +50,11 @@ pub static DAEMON_SET: Kind = Kind {
     },
     prepare_update: |new, old| {
         walk::copy(new, old, "status");
-        let changed = !same(at(new, "spec.template"), at(old, "spec.template"));
+        let changed = !internal::equal(
+            "core.PodTemplateSpec",
+            at(new, "spec.template"),
+            at(old, "spec.template"),
+        );
         set_template_generation(new, template_generation(old) + i64::from(changed));
         strategy::bump_generation_if(new, old, &["spec"]);
     },

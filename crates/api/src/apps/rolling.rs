@@ -4,7 +4,7 @@ use serde_json::Value;
 use skiff_meta::names;
 
 use crate::errors::Errors;
-use crate::node::{Node, number};
+use crate::node::{Node, at};
 use crate::object_meta::{label_selector, selector_is_empty};
 
 /// Digits and a percent sign.
@@ -54,12 +54,12 @@ pub fn required_selector(selector: &Node, kind: &str, errors: &mut Errors) {
 }
 
 pub fn not_decremented(status: &Node, old: &Value, name: &'static str, errors: &mut Errors) {
-    let (now, then) = (
-        status.field(name).int().unwrap_or(0),
-        number(old, &format!("status.{name}")),
-    );
-    if now < then {
-        errors.invalid_value(&status.field(name), now, "cannot be decremented");
+    let at = status.field(name);
+    let Some(then) = self::at(old, &format!("status.{name}")).as_i64() else {
+        return;
+    };
+    if at.int().is_none_or(|now| now < then) {
+        errors.invalid_value(&at, at.int().unwrap_or(0), "cannot be decremented");
     }
 }
 
@@ -74,7 +74,8 @@ pub fn at_most(
     let count = |name| status.field(name).int().unwrap_or(0);
     for name in fields {
         if count(name) > count(limit) {
-            errors.invalid(&status.field(name), format!("cannot be greater than {words}"));
+            let detail = format!("cannot be greater than {words}");
+            errors.invalid_value(&status.field(name), count(name), detail);
         }
     }
 }

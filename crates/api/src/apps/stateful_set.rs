@@ -196,9 +196,9 @@ fn with_claim_volumes(spec: &Value) -> Value {
         if !claims.is_empty() {
             let name = |claim: &Value| text(claim, "metadata.name").to_owned();
             let claimed: BTreeSet<String> = claims.iter().map(name).collect();
-            let mut volumes: Vec<Value> = claims
+            let mut volumes: Vec<Value> = claimed
                 .iter()
-                .map(|c| json!({"name": name(c), "persistentVolumeClaim": {"claimName": name(c)}}))
+                .map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}))
                 .collect();
             volumes.extend(
                 list(pod, "volumes")

@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{cron, job};
-use crate::core::pod_warnings;
+use super::{cron, job, job_update};
 use crate::errors::Errors;
 use crate::kind::{AGE, Again, BASE, Kind, NAME, boolean, integer, text as column, wide};
 use crate::node::{Node, at, list, text};
@@ -81,7 +80,14 @@ pub static CRON_JOB: Kind = Kind {
         ]
     },
     has_status: true,
-    warnings: |new, old| pod_warnings::template(new, old, "spec.jobTemplate.spec.template"),
+    warnings: |new, old| {
+        let (path, template) = ("spec.jobTemplate.spec", "spec.jobTemplate.spec.template");
+        let mut warnings = job_update::warnings(new, old, path, template);
+        if old.is_some() && text(new, "spec.schedule").contains("TZ") {
+            warnings.push("cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details".to_owned());
+        }
+        warnings
+    },
     update_again: Again::Change,
     status_again: Again::None,
     ..BASE

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use skiff_meta::selector::LabelSelector;
 use skiff_meta::{field, names, time};
 
-use super::job_status;
-use crate::core::{pod_defaults, pod_spec, pod_warnings};
+use super::{job_status, job_update};
+use crate::core::{pod_defaults, pod_spec};
 use crate::errors::Errors;
 use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
 use crate::node::{Node, at, list, number, text};
@@ -16,6 +16,9 @@ use crate::{row, strategy, walk};
 
 /// Upstream's limit on the text of a success rule.
 const SUCCEEDED_INDEXES_MAX: usize = 64 * 1024;
+
+const JOB_NAME: &str = "batch.kubernetes.io/job-name";
+const CONTROLLER_UID: &str = "batch.kubernetes.io/controller-uid";
 
 pub static JOB: Kind = Kind {
     group: "batch",
@@ -45,22 +48,7 @@ pub static JOB: Kind = Kind {
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
-        generated_selector(&root, &mut errors);
-        spec(&root.field("spec"), &mut errors);
-        let (mode, completions) = (
-            text(object, "spec.completionMode"),
-            number(object, "spec.completions"),
-        );
-        if mode == "Indexed" && completions > 0 {
-            let name = root.field("metadata.name");
-            let host = format!("{}-{}", name.str(), completions - 1);
-            if !names::dns1123_label(&host).is_empty() {
-                errors.invalid(
-                    &name,
-                    format!("will not able to create pod with invalid DNS label: {host}"),
-                );
-            }
-        }
+        object_rules(&root, true, &mut errors);
         errors.into_vec()
     },
     validate_update,
@@ -83,7 +71,7 @@ pub static JOB: Kind = Kind {
     ],
     row: job_row,
     has_status: true,
-    warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
+    warnings: |new, old| job_update::warnings(new, old, "spec", "spec.template"),
     update_again: Again::ObjectFirst,
     ..BASE
 };
@@ -159,19 +147,39 @@ fn generate_selector(object: &mut Value) {
     if let Some(labels) = labels {
         for (key, value) in [
             ("job-name", &name),
-            ("batch.kubernetes.io/job-name", &name),
+            (JOB_NAME, &name),
             ("controller-uid", &uid),
-            ("batch.kubernetes.io/controller-uid", &uid),
+            (CONTROLLER_UID, &uid),
         ] {
             walk::pointer(labels, key, value.as_str());
         }
     }
     if let Some(chosen) = walk::object(spec, "selector").and_then(|s| walk::object(s, "matchLabels")) {
-        walk::pointer(chosen, "batch.kubernetes.io/controller-uid", uid);
+        walk::pointer(chosen, CONTROLLER_UID, uid);
     }
 }
 
-fn generated_selector(root: &Node, errors: &mut Errors) {
+/// The rules of the whole job. `prefixed`: that its generated labels have names with a domain too.
+fn object_rules(root: &Node, prefixed: bool, errors: &mut Errors) {
+    generated_selector(root, prefixed, errors);
+    spec(&root.field("spec"), errors);
+    let (mode, completions) = (
+        text(root.value, "spec.completionMode"),
+        number(root.value, "spec.completions"),
+    );
+    if mode == "Indexed" && completions > 0 {
+        let name = root.field("metadata.name");
+        let host = format!("{}-{}", name.str(), completions - 1);
+        if !names::dns1123_label(&host).is_empty() {
+            errors.invalid(
+                &name,
+                format!("will not able to create pod with invalid DNS label: {host}"),
+            );
+        }
+    }
+}
+
+fn generated_selector(root: &Node, prefixed: bool, errors: &mut Errors) {
     if root.field("spec.manualSelector").bool() {
         return;
     }
@@ -184,21 +192,22 @@ fn generated_selector(root: &Node, errors: &mut Errors) {
     let wanted = [
         ("controller-uid", uid.str()),
         ("job-name", name.str()),
-        ("batch.kubernetes.io/controller-uid", uid.str()),
-        ("batch.kubernetes.io/job-name", name.str()),
+        (CONTROLLER_UID, uid.str()),
+        (JOB_NAME, name.str()),
     ];
+    let wanted = if prefixed { &wanted[..] } else { &wanted[..2] };
     for (key, value) in wanted {
         let label = labels.key(key);
         if !label.is_set() {
             errors.required(&label, format!("must be '{value}'"));
-        } else if label.str() != value {
+        } else if label.str() != *value {
             errors.invalid_value(&label, labels.value.clone(), format!("must be '{value}'"));
         }
     }
-    let expected = json!({
-        "batch.kubernetes.io/controller-uid": uid.str(), "batch.kubernetes.io/job-name": name.str(),
-        "controller-uid": uid.str(), "job-name": name.str(),
-    });
+    let expected = wanted
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), json!(value)));
+    let expected = Value::Object(expected.collect());
     let chosen = LabelSelector::from_value(selector.value).map(|s| s.matches_value(&expected));
     if !selector_is_bad(selector.value) && chosen == Ok(false) {
         errors.invalid(&selector, "`selector` not auto-generated");
@@ -446,7 +455,11 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let root = Node::root(new);
     let now = root.field("spec");
     // COMPAT: upstream checks the new job by itself first, and then its spec once more.
-    errors.extend((JOB.validate)(new));
+    let labels = at(old, "spec.template.metadata.labels");
+    let prefixed = [JOB_NAME, CONTROLLER_UID]
+        .iter()
+        .all(|key| labels.get(key).is_some());
+    object_rules(&root, prefixed, &mut errors);
     spec(&now, &mut errors);
     let before = at(old, "spec");
     let completions = now.field("completions");
@@ -463,21 +476,7 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
         );
     }
     errors.immutable(&now.field("selector"), at(before, "selector"));
-    let mut template = at(before, "template").clone();
-    let suspended = at(before, "suspend").as_bool() == Some(true) && at(old, "status.startTime").is_null();
-    if suspended {
-        let new_template = at(new, "spec.template");
-        if let Some(spec) = template.get_mut("spec") {
-            for name in ["nodeSelector", "tolerations", "schedulingGates", "affinity"] {
-                walk::copy(spec, at(new_template, "spec"), name);
-            }
-        }
-        if let Some(metadata) = template.get_mut("metadata") {
-            walk::copy(metadata, at(new_template, "metadata"), "labels");
-            walk::copy(metadata, at(new_template, "metadata"), "annotations");
-        }
-    }
-    errors.immutable(&now.field("template"), &template);
+    job_update::template(&now, old, &mut errors);
     for (name, internal) in [
         ("completionMode", ""),
         ("podFailurePolicy", "batch.PodFailurePolicy"),

@@ -126,22 +126,21 @@ pub fn ephemeral_containers(pod: &Pod, errors: &mut Errors) {
         }
         for name in [
             "ports",
+            "resources",
+            "resizePolicy",
+            "restartPolicy",
+            "restartPolicyRules",
             "livenessProbe",
             "readinessProbe",
             "startupProbe",
             "lifecycle",
-            "resizePolicy",
-            "restartPolicy",
-            "restartPolicyRules",
         ] {
             let at = container.field(name);
-            if at.is_set() && !(at.value.is_array() && at.is_empty()) {
+            // What is no pointer to upstream is there only when something is in it.
+            let pointer = !at.value.is_array() && name != "resources";
+            if at.is_set() && (pointer || !crate::node::is_empty(at.value)) {
                 errors.forbidden(&at, NOT_FOR_EPHEMERAL);
             }
-        }
-        let resources = container.field("resources");
-        if !crate::node::is_empty(resources.value) {
-            errors.forbidden(&resources, NOT_FOR_EPHEMERAL);
         }
         let mounts = container.field("volumeMounts");
         for mount in mounts.items() {

@@ -208,7 +208,12 @@ fn unchanged(new: &Value, old: &Value, errors: &mut Errors) {
         ("reportingInstance", "reportingInstance"),
     ] {
         let at = root.field(stored);
-        errors.immutable(&at.with(either(new, stored, newer)), either(old, stored, newer));
+        let (now, before) = (either(new, stored, newer), either(old, stored, newer));
+        if stored.ends_with("Time") || stored.ends_with("Timestamp") {
+            errors.immutable_as("", &at.with(now), before);
+        } else {
+            errors.immutable(&at.with(now), before);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use super::{pod_defaults, scheduling};
 use crate::errors::Errors;
 use crate::internal;
 use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
-use crate::node::{Node, at, same, text};
+use crate::node::{Node, at, list, same, text};
 use crate::{row, strategy, walk};
 
 const SOURCES: [&str; 22] = [
@@ -110,7 +110,7 @@ pub static PERSISTENT_VOLUME: Kind = Kind {
         errors.immutable(&mode.with(at(new, "spec.volumeMode")), at(old, "spec.volumeMode"));
         let affinity = at(new, "spec.nodeAffinity");
         let affinity_before = at(old, "spec.nodeAffinity");
-        if !affinity_before.is_null() && !same(affinity, affinity_before) {
+        if !affinity_before.is_null() && !affinity_stays(affinity, affinity_before) {
             // COMPAT: upstream's path is without `spec`.
             let at = root.field("nodeAffinity");
             errors.invalid_value(
@@ -219,6 +219,50 @@ pub static PERSISTENT_VOLUME: Kind = Kind {
     update_again: Again::Twice,
     ..BASE
 };
+
+/// Whether affinity is as it was, but for labels that have their final names now.
+fn affinity_stays(now: &Value, before: &Value) -> bool {
+    const RENAMED: [(&str, &str); 5] = [
+        (
+            "failure-domain.beta.kubernetes.io/zone",
+            "topology.kubernetes.io/zone",
+        ),
+        (
+            "failure-domain.beta.kubernetes.io/region",
+            "topology.kubernetes.io/region",
+        ),
+        ("beta.kubernetes.io/os", "kubernetes.io/os"),
+        ("beta.kubernetes.io/arch", "kubernetes.io/arch"),
+        (
+            "beta.kubernetes.io/instance-type",
+            "node.kubernetes.io/instance-type",
+        ),
+    ];
+    let mut before = before.clone();
+    let terms = list(now, "required.nodeSelectorTerms");
+    let Some(Value::Array(old_terms)) = before.pointer_mut("/required/nodeSelectorTerms") else {
+        return same(now, &before);
+    };
+    for (term, old_term) in terms.iter().zip(old_terms.iter_mut()) {
+        for name in ["matchExpressions", "matchFields"] {
+            let Some(Value::Array(requirements)) = old_term.get_mut(name) else {
+                continue;
+            };
+            for (requirement, old) in list(term, name).iter().zip(requirements.iter_mut()) {
+                let key = text(old, "key");
+                // COMPAT: to upstream the final name of a label that it does not know is the empty one.
+                let renamed = RENAMED
+                    .iter()
+                    .find(|(beta, _)| *beta == key)
+                    .map_or("", |pair| pair.1);
+                if text(requirement, "key") == renamed {
+                    walk::copy(old, requirement, "key");
+                }
+            }
+        }
+    }
+    same(now, &before)
+}
 
 /// Whether a volume has node affinity that no new volume could have.
 fn affinity_is_bad(volume: &Value) -> bool {

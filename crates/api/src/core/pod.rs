@@ -6,7 +6,10 @@ use serde_json::{Value, json};
 use skiff_meta::field::ErrorType;
 use skiff_meta::{field, names};
 
-use super::{container, pod_defaults, pod_gates, pod_row, pod_spec, pod_status, pod_warnings, scheduling};
+use super::{
+    container, label_keys, pod_annotations, pod_defaults, pod_gates, pod_row, pod_spec, pod_status,
+    pod_warnings, scheduling,
+};
 use crate::errors::Errors;
 use crate::internal;
 use crate::kind::{AGE, BASE, Graceful, Kind, NAME, text as column, wide};
@@ -54,6 +57,11 @@ pub static POD: Kind = Kind {
         if !node.is_empty() && !root.field("spec.schedulingGates").is_empty() {
             errors.forbidden(&node, "cannot be set until all schedulingGates have been cleared");
         }
+        pod_annotations::agree(
+            at(object, "metadata.annotations"),
+            &root.field("spec"),
+            &mut errors,
+        );
         errors.into_vec()
     },
     validate_update,
@@ -134,6 +142,7 @@ fn prepare_create(object: &mut Value) {
         }]);
     }
     walk::put(object, "status", status);
+    label_keys::merge(object);
 }
 
 fn prepare_status_update(new: &mut Value, old: &Value) {
@@ -183,6 +192,7 @@ pub fn validate_ephemeral_containers_update(new: &Value, old: &Value) -> Vec<fie
     let mut errors = Errors::new();
     let root = Node::root(new);
     metadata_and_spec(&root, Some(old), &mut errors);
+    changed_annotations(&root, old, &mut errors);
     let now = root.field("spec.ephemeralContainers");
     for before in list(old, "spec.ephemeralContainers") {
         let name = field::quote(text(before, "name"));
@@ -218,18 +228,8 @@ fn graceful(object: &Value, requested: Option<i64>) -> Graceful {
 
 pub(super) fn metadata_and_spec(root: &Node, old: Option<&Value>, errors: &mut Errors) {
     let annotations = root.field("metadata.annotations");
-    let mirror = annotations.key("kubernetes.io/config.mirror");
-    if mirror.is_set() && root.field("spec.nodeName").is_empty() {
-        errors.invalid(&mirror, "must set spec.nodeName if mirror pod annotation is set");
-    }
-    let cost = annotations.key("controller.kubernetes.io/pod-deletion-cost");
-    if cost.is_set() {
-        let text = cost.str();
-        let plain = !text.starts_with('+') && (text == "0" || !text.trim_start_matches('-').starts_with('0'));
-        if !plain || text.parse::<i32>().is_err() {
-            errors.invalid(&cost, "must be a 32bit integer");
-        }
-    }
+    let before = old.map(|old| at(old, "metadata.annotations"));
+    pod_annotations::validate(&annotations, at(root.value, "spec"), before, errors);
     let spec = root.field("spec");
     pod_spec::validate(&spec, old.map(|old| at(old, "spec")), true, errors);
     if spec.field("serviceAccountName").is_empty() {
@@ -253,12 +253,21 @@ pub(super) fn metadata_and_spec(root: &Node, old: Option<&Value>, errors: &mut E
     }
 }
 
+fn changed_annotations(root: &Node, old: &Value, errors: &mut Errors) {
+    let (annotations, before) = (
+        root.field("metadata.annotations"),
+        at(old, "metadata.annotations"),
+    );
+    pod_annotations::validate_update(&annotations, at(root.value, "spec"), before, errors);
+}
+
 const UPDATABLE: &str = "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
 fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let mut errors = Errors::new();
     let root = Node::root(new);
     metadata_and_spec(&root, Some(old), &mut errors);
+    changed_annotations(&root, old, &mut errors);
     let spec = root.field("spec");
     for name in ["containers", "initContainers"] {
         let containers = spec.field(name);
@@ -429,6 +438,7 @@ fn gated_change(spec: &Node, before: &Value, after: &mut Value, errors: &mut Err
 fn validate_status_update(new: &Value, old: &Value) -> Vec<field::Error> {
     let mut errors = Errors::new();
     let root = Node::root(new);
+    changed_annotations(&root, old, &mut errors);
     let status = root.field("status");
     let conditions = status.field("conditions");
     for condition in conditions.items() {

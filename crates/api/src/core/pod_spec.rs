@@ -7,7 +7,7 @@ use serde_json::Value;
 use skiff_meta::names;
 
 use super::container::{self, Pod};
-use super::{env, resources, scheduling, security, volume, windows};
+use super::{env, pod_annotations, resources, scheduling, security, volume, windows};
 use crate::errors::Errors;
 use crate::net;
 use crate::node::{Node, list, text};
@@ -95,13 +95,12 @@ fn named_references(spec: &Node, errors: &mut Errors) {
             errors.rule(&at, object_meta::dns_subdomain(at.str(), false));
         }
     }
-    errors.one_of_if_set(
-        &spec.field("preemptionPolicy"),
-        &["PreemptLowerPriority", "Never"],
-    );
-    // COMPAT: upstream takes it for the limits of a container, and says so in the path.
+    let policy = spec.field("preemptionPolicy");
+    if policy.is_set() {
+        errors.required_one_of(&policy, &["PreemptLowerPriority", "Never"]);
+    }
     let overhead = spec.field("overhead");
-    resources::overhead(&overhead.field("limits").with_value(overhead.value), errors);
+    resources::overhead(&overhead, overhead.value, errors);
 }
 
 fn resource_claims(spec: &Node, errors: &mut Errors) {
@@ -238,7 +237,11 @@ pub fn template(template: &Node, errors: &mut Errors) {
         &annotations.with(template.field("metadata.annotations").value),
         errors,
     );
-    validate(&template.field("spec"), None, false, errors);
+    let given = template.field("metadata.annotations");
+    let spec = template.field("spec");
+    pod_annotations::validate(&annotations.with(given.value), spec.value, None, errors);
+    validate(&spec, None, false, errors);
+    pod_annotations::agree(given.value, &spec, errors);
     let ephemeral = template.field("spec.ephemeralContainers");
     if !ephemeral.is_empty() {
         errors.forbidden(&ephemeral, "ephemeral containers not allowed in pod template");

@@ -6,7 +6,7 @@ use serde_json::Value;
 use skiff_meta::field::quote;
 
 use super::resources::quantity;
-use super::volume_warnings;
+use super::{pod_annotations, volume_warnings};
 use crate::net;
 use crate::node::{Node, at, same};
 
@@ -103,7 +103,10 @@ pub fn pod(pod: &Node) -> Vec<String> {
     }
     volume_warnings::overlaps(crate::node::list(spec.value, "volumes"), &mut warnings);
     duplicates(&spec, &mut warnings);
-    containers(&spec, &mut warnings);
+    let overhead = spec.field("overhead");
+    whole_bytes(&overhead, &["memory", "ephemeral-storage"], &mut warnings);
+    pod_annotations::pod_warnings(pod, &mut warnings);
+    containers(pod, &spec, &mut warnings);
     let grace = spec.field("terminationGracePeriodSeconds");
     if grace.int().is_some_and(|n| n < 0) {
         warnings.push(format!(
@@ -162,15 +165,24 @@ fn duplicates(spec: &Node, warnings: &mut Vec<String>) {
             seen.push(value.str());
         }
     }
+    let secrets = spec.field("imagePullSecrets");
+    for secret in secrets.items() {
+        let name = secret.field("name");
+        if name.is_empty() {
+            warnings.push(format!("{}: invalid empty name \"\"", name.path()));
+        }
+    }
 }
 
-fn containers(spec: &Node, warnings: &mut Vec<String>) {
+fn containers(pod: &Node, spec: &Node, warnings: &mut Vec<String>) {
     let mut ports: BTreeMap<String, Vec<(String, String, i64)>> = BTreeMap::new();
     let mut named: BTreeMap<String, String> = BTreeMap::new();
     let (mut port_warnings, mut name_warnings) = (Vec::new(), Vec::new());
+    let is_template = !pod.path().is_empty();
     for list in ["initContainers", "containers", "ephemeralContainers"] {
         let containers = spec.field(list);
         for container in containers.items() {
+            pod_annotations::container_warnings(pod, &container, is_template, warnings);
             fractions(&container, warnings);
             environment(&container, warnings);
             let own = container.field("ports");
@@ -223,15 +235,20 @@ fn containers(spec: &Node, warnings: &mut Vec<String>) {
 fn fractions(container: &Node, warnings: &mut Vec<String>) {
     for resource in ["memory", "ephemeral-storage"] {
         for which in ["resources.limits", "resources.requests"] {
-            let amounts = container.field(which);
-            let amount = amounts.key(resource);
-            if let Some(value) = quantity(amount.value).filter(|q| q.milli_value() % 1000 != 0) {
-                let shown = quote(&value.to_string());
-                warnings.push(format!(
-                    "{}: fractional byte value {shown} is invalid, must be an integer",
-                    amount.path()
-                ));
-            }
+            whole_bytes(&container.field(which), &[resource], warnings);
+        }
+    }
+}
+
+fn whole_bytes(amounts: &Node, resources: &[&str], warnings: &mut Vec<String>) {
+    for resource in resources {
+        let amount = amounts.key(resource);
+        if let Some(value) = quantity(amount.value).filter(|q| q.milli_value() % 1000 != 0) {
+            let shown = quote(&value.to_string());
+            warnings.push(format!(
+                "{}: fractional byte value {shown} is invalid, must be an integer",
+                amount.path()
+            ));
         }
     }
 }

@@ -21,7 +21,9 @@ pub static REPLICATION_CONTROLLER: Kind = Kind {
             if let Some(labels) = &labels {
                 fill(spec, "selector", labels);
             }
-            walk::each(spec, "template.spec", &mut pod_defaults::pod_spec);
+            walk::each(spec, "template", &mut |template| {
+                walk::made(template, "spec", &mut pod_defaults::pod_spec);
+            });
         }
         if let (Some(labels), Some(metadata)) = (labels, walk::object(object, "metadata")) {
             fill(metadata, "labels", &labels);
@@ -65,7 +67,11 @@ pub static REPLICATION_CONTROLLER: Kind = Kind {
         ]
     },
     has_status: true,
-    warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
+    warnings: |new, old| match old {
+        None => pod_warnings::template(new, None, "spec.template"),
+        // COMPAT: upstream takes the old one for the new one here.
+        Some(old) => pod_warnings::template(old, Some(new), "spec.template"),
+    },
     update_again: Again::Change,
     ..BASE
 };
@@ -105,12 +111,14 @@ pub fn replica_counts(status: &Node, errors: &mut Errors) {
     let count = |name| status.field(name).int().unwrap_or(0);
     for name in ["fullyLabeledReplicas", "readyReplicas", "availableReplicas"] {
         if count(name) > count("replicas") {
-            errors.invalid(&status.field(name), "cannot be greater than status.replicas");
+            let at = status.field(name);
+            errors.invalid_value(&at, count(name), "cannot be greater than status.replicas");
         }
     }
     if count("availableReplicas") > count("readyReplicas") {
-        errors.invalid(
+        errors.invalid_value(
             &status.field("availableReplicas"),
+            count("availableReplicas"),
             "cannot be greater than readyReplicas",
         );
     }

@@ -152,11 +152,20 @@ pub fn pod_resources(resources: &Node, pod_claims: &BTreeSet<&str>, errors: &mut
 }
 
 /// `overhead` of a pod.
-pub fn overhead(overhead: &Node, errors: &mut Errors) {
-    for (name, amount) in overhead.entries() {
+pub fn overhead(overhead: &Node, amounts: &Value, errors: &mut Errors) {
+    // COMPAT: upstream takes it for the limits of a container, and says so in the path.
+    let limits = overhead.field("limits");
+    let limits = limits.with(amounts);
+    let (mut pages, mut computes) = (false, false);
+    for (name, amount) in limits.entries() {
         container_resource_name(&amount, name, errors);
         resource_quantity(&amount, name, errors);
         whole_pages(&amount, name, errors);
+        pages |= name.starts_with("hugepages-");
+        computes |= ["cpu", "memory"].contains(&name);
+    }
+    if pages && !computes {
+        errors.forbidden(overhead, "HugePages require cpu or memory");
     }
 }
 

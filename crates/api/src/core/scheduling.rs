@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 use skiff_meta::names;
 
+use super::label_keys;
 use crate::errors::Errors;
 use crate::node::Node;
 use crate::object_meta::{self, label_selector};
@@ -124,34 +125,12 @@ fn pod_affinity_term(term: &Node, errors: &mut Errors) {
         let at = term.field("namespace");
         errors.rule(&at.with(name.value), names::dns1123_label(name.str()));
     }
-    match_label_keys(term, "matchLabelKeys", errors);
-    match_label_keys(term, "mismatchLabelKeys", errors);
-    let mismatched: BTreeSet<&str> = strings(term.field("mismatchLabelKeys").value).collect();
-    let matched = term.field("matchLabelKeys");
-    for key in matched.items() {
-        if mismatched.contains(key.str()) {
-            errors.invalid(&key, "exists in both matchLabelKeys and mismatchLabelKeys");
-        }
-    }
+    label_keys::validate(term, errors);
     let topology = term.field("topologyKey");
     if topology.str().is_empty() {
         errors.required(&topology, "can not be empty");
     }
     errors.rule(&topology, names::qualified_name(topology.str()));
-}
-
-fn strings(list: &Value) -> impl Iterator<Item = &str> {
-    list.as_array().into_iter().flatten().filter_map(Value::as_str)
-}
-
-fn match_label_keys(term: &Node, name: &str, errors: &mut Errors) {
-    let keys = term.field(name);
-    if !keys.is_empty() && !term.field("labelSelector").is_set() {
-        return errors.forbidden(&keys, "must not be specified when labelSelector is not set");
-    }
-    for key in keys.items() {
-        errors.rule(&key, names::qualified_name(key.str()));
-    }
 }
 
 pub fn tolerations(tolerations: &Node, errors: &mut Errors) {
@@ -245,7 +224,7 @@ pub fn topology_spread(constraints: &Node, errors: &mut Errors) {
         for name in ["nodeAffinityPolicy", "nodeTaintsPolicy"] {
             errors.one_of_if_set(&constraint.field(name), &["Honor", "Ignore"]);
         }
-        match_label_keys(&constraint, "matchLabelKeys", errors);
+        label_keys::validate(&constraint, errors);
         label_selector(&constraint.field("labelSelector"), errors);
     }
 }

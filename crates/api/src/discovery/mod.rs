@@ -25,18 +25,21 @@ pub static ENDPOINT_SLICE: Kind = Kind {
             walk::pointer(port, "name", "");
             walk::pointer(port, "protocol", "TCP");
         });
-        // Nothing is kept of what the older version called topology.
-        walk::each(object, "endpoints[]", &mut |endpoint| {
-            walk::remove(endpoint, "deprecatedTopology");
-        });
     },
-    prepare_create: strategy::create_generation_only,
+    prepare_create: |object| {
+        strategy::create_generation_only(object);
+        drop_topology(object);
+    },
     prepare_update: |new, old| {
         strategy::bump_generation_if(
             new,
             old,
             &["addressType", "endpoints", "ports", "metadata.labels"],
         );
+        // COMPAT: a change of it counts as one before it is dropped.
+        if !same(at(new, "endpoints"), at(old, "endpoints")) {
+            drop_topology(new);
+        }
     },
     validate: |object| {
         let mut errors = Errors::new();
@@ -117,6 +120,13 @@ pub static ENDPOINT_SLICE: Kind = Kind {
     update_again: Again::Object,
     ..BASE
 };
+
+/// Nothing is kept of what the older version called topology.
+fn drop_topology(slice: &mut Value) {
+    walk::each(slice, "endpoints[]", &mut |endpoint| {
+        walk::remove(endpoint, "deprecatedTopology");
+    });
+}
 
 fn first_three(all: Vec<String>) -> String {
     match all.len() {

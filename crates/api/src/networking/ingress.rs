@@ -10,6 +10,9 @@ use crate::object_meta::domain_prefixed_path;
 use crate::row::{self, or_none};
 use crate::{object_meta, strategy, walk};
 
+/// What named the class before there was a field for it.
+const CLASS: &str = "kubernetes.io/ingress.class";
+
 pub static INGRESS: Kind = Kind {
     group: "networking.k8s.io",
     kind: "Ingress",
@@ -18,18 +21,20 @@ pub static INGRESS: Kind = Kind {
     validate: |object| {
         let mut errors = Errors::new();
         let root = Node::root(object);
-        let annotated = at(object, "metadata.annotations")
-            .get("kubernetes.io/ingress.class")
-            .is_some();
+        spec(&root.field("spec"), false, &mut errors);
         let class = root.field("spec.ingressClassName");
-        if annotated && class.is_set() {
-            let annotations = root.field("metadata.annotations");
-            errors.invalid(
-                &annotations.key("kubernetes.io/ingress.class"),
-                "can not be set when the class field is also set",
+        let annotation = at(object, "metadata.annotations")
+            .get(CLASS)
+            .and_then(Value::as_str);
+        if let Some(given) = annotation.filter(|given| class.is_set() && *given != class.str()) {
+            // COMPAT: upstream's path is without `metadata`.
+            let annotations = root.field("annotations");
+            errors.invalid_value(
+                &annotations.field(CLASS),
+                given,
+                "must match `ingressClassName` when both are specified",
             );
         }
-        spec(&root.field("spec"), false, &mut errors);
         errors.into_vec()
     },
     validate_update: |new, old| {
@@ -93,9 +98,7 @@ pub static INGRESS: Kind = Kind {
     },
     has_status: true,
     warnings: |new, old| {
-        let annotated = at(new, "metadata.annotations")
-            .get("kubernetes.io/ingress.class")
-            .is_some();
+        let annotated = at(new, "metadata.annotations").get(CLASS).is_some();
         if old.is_some() || !annotated || !at(new, "spec.ingressClassName").is_null() {
             return Vec::new();
         }

@@ -20,12 +20,7 @@ pub static RUNTIME_CLASS: Kind = Kind {
             errors.rule(&handler, names::dns1123_label(handler.str()));
         }
         let overhead = root.field("overhead");
-        resources::overhead(
-            &overhead
-                .field("limits")
-                .with_value(at(object, "overhead.podFixed")),
-            &mut errors,
-        );
+        resources::overhead(&overhead, at(object, "overhead.podFixed"), &mut errors);
         object_meta::labels(&root.field("scheduling.nodeSelector"), &mut errors);
         let tolerations = root.field("scheduling.tolerations");
         scheduling::tolerations(&tolerations, &mut errors);
@@ -83,6 +78,7 @@ mod tests {
             json!({"handler": "h", "overhead": {"podFixed": {"hugepages-2Mi": "1"}}}),
             &[
                 "overhead.limits[hugepages-2Mi]: Invalid value: \"1\": 1 is not positive integer multiple of hugepages-2Mi",
+                "overhead: Forbidden: HugePages require cpu or memory",
             ],
         );
         let toleration = json!({"key": "k", "operator": "Exists"});

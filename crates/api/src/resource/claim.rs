@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
+use skiff_cel::device::Refusal;
 use skiff_meta::{field, names};
 
 use super::{GROUP, claim_status};
@@ -349,8 +350,16 @@ fn selectors(selectors: &Node, errors: &mut Errors) {
             errors.required(&cel, "");
         } else if expression.len() > EXPRESSION_MAX {
             errors.too_long(&expression, EXPRESSION_MAX);
-        } else if let Err(complaint) = skiff_cel::device::compile(expression.str()) {
-            errors.invalid_value(&expression, expression.str(), complaint);
+        } else {
+            match skiff_cel::device::compile(expression.str()) {
+                Ok(()) => {}
+                Err(Refusal::Invalid(complaint)) => {
+                    errors.invalid_value(&expression, expression.str(), complaint);
+                }
+                Err(Refusal::TooComplex) => {
+                    errors.forbidden(&expression, "too complex, exceeds cost limit");
+                }
+            }
         }
     }
 }

@@ -78,7 +78,9 @@ pub(crate) fn size_at(root: Option<&DeclType>, trail: Option<&Trail>) -> Option<
         at = match &**step {
             "@items" | "@values" => at.element.as_ref()?,
             "@keys" => at.key.as_ref()?,
-            name => at.field(name)?,
+            name => at
+                .field(name)
+                .or_else(|| at.element.as_ref().filter(|_| at.any_name))?,
         };
     }
     Some(Range::new(0, at.max_elements as u64))

@@ -2,7 +2,7 @@
 
 use super::Native;
 use crate::error::EvalError;
-use crate::time::{Timestamp, parse_duration};
+use crate::time::Timestamp;
 use crate::value::{Eval, Value};
 
 pub(super) fn native(name: &str) -> Option<Native> {
@@ -34,7 +34,7 @@ pub(super) fn native(name: &str) -> Option<Native> {
             Value::Int(_) => Err(EvalError::new(
                 "type conversion error from 'int' to 'google.protobuf.Duration'",
             )),
-            Value::String(text) => parse_duration(text)
+            Value::String(text) => skiff_meta::duration::parse(text)
                 .map(Value::Duration)
                 .map_err(|_| unconvertible("google.protobuf.Duration")),
             _ => Err(EvalError::no_such_overload()),

@@ -7,7 +7,7 @@ use super::{Eval, List, ListKind, Map, Str, Value};
 use crate::error::EvalError;
 use crate::meter::spend;
 use crate::schema::Schema;
-use crate::time::{Timestamp, parse_openapi_duration};
+use crate::time::Timestamp;
 
 /// The word that messages use for the type of JSON data.
 fn go_name(json: &Json) -> &'static str {
@@ -112,7 +112,7 @@ impl<'a> Value<'a> {
 
     fn text(text: &'a str, format: &str) -> Eval<Self> {
         match format {
-            "duration" => parse_openapi_duration(text)
+            "duration" => skiff_meta::duration::parse_openapi(text)
                 .map(Self::Duration)
                 .map_err(|error| EvalError::new(format!("Invalid duration {text}: {error}"))),
             "date" => Timestamp::parse_date(text)

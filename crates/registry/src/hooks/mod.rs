@@ -8,6 +8,7 @@ mod devices;
 mod facts;
 pub mod ip_allocator;
 mod namespaces;
+mod pods;
 pub mod port_allocator;
 mod reset_fields;
 pub mod services;
@@ -131,6 +132,7 @@ pub fn hook_of(facts: &skiff_api::facts::Resource, services: &Arc<services::Serv
     match (facts.group, facts.plural) {
         ("", "namespaces") => Arc::new(Namespaces),
         ("", "services") => services.clone(),
+        ("", "pods") => Arc::new(pods::Pods),
         ("apiextensions.k8s.io", "customresourcedefinitions") => Arc::new(definitions::Definitions),
         ("", "persistentvolumes") => Arc::new(volumes::Volumes),
         ("resource.k8s.io", "resourceclaims" | "resourceclaimtemplates") => Arc::new(devices::Claims),

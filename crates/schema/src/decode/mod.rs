@@ -23,7 +23,7 @@ pub use specials::canonical_quantity;
 pub(crate) use check::{json_schema_props, zero};
 pub(crate) use json::MAX_DEPTH;
 pub(crate) use node::number;
-pub(crate) use specials::{civil, days_from_civil, duration_nanos, print_duration};
+pub(crate) use specials::{civil, days_from_civil};
 
 use crate::types::{Schema, TypeId};
 

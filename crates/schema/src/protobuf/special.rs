@@ -3,11 +3,12 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use skiff_meta::duration;
 
 use super::sink::Sink;
 use super::wire::{Back, Wire, fields};
 use super::{ProtobufError, Result};
-use crate::decode::{canonical_quantity, civil, days_from_civil, duration_nanos, print_duration};
+use crate::decode::{canonical_quantity, civil, days_from_civil};
 use crate::types::Special;
 
 /// Go's zero time, which JSON writes as null and protobuf as an empty message.
@@ -55,7 +56,7 @@ pub(super) fn text(out: &mut Back, special: Special, name: &str, text: &str) -> 
             out.field_varint(1, seconds as u64);
         }
         Special::Duration => {
-            let nanos = duration_nanos(text).map_err(ProtobufError::Value)?;
+            let nanos = duration::parse(text).map_err(ProtobufError::Value)?;
             out.field_varint(1, nanos as u64);
         }
         Special::Quantity => out.field_bytes(1, text.as_bytes()),
@@ -117,8 +118,7 @@ pub(super) fn read<S: Sink>(sink: &mut S, special: Special, name: &str, bytes: &
             sink.plain(std::str::from_utf8(text.as_ref()).unwrap_or_default());
         }
         Special::Duration => {
-            let text = print_duration(numbers[1].unsigned_abs(), numbers[1] < 0);
-            sink.string(&text);
+            sink.string(&duration::format(numbers[1]));
         }
         Special::Quantity => {
             let text = String::from_utf8_lossy(texts[1]);

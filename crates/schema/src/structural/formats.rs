@@ -93,7 +93,7 @@ pub fn matches(format: &str, text: &str) -> bool {
         "byte" => is_base64(text),
         "date" => is_date(text),
         "datetime" => is_date_time(text),
-        "duration" => is_duration(text),
+        "duration" => skiff_meta::duration::parse_openapi(text).is_ok(),
         "k8sshortname" => text.len() <= 63 && is_segment(text),
         "k8slongname" => text.len() <= 253 && text.split('.').all(is_segment),
         _ => true,
@@ -283,15 +283,6 @@ fn is_date_time(text: &str) -> bool {
         && pattern
             .captures(time)
             .is_some_and(|found| &found[1] <= "23" && &found[2] <= "59" && &found[3] <= "59")
-}
-
-fn is_duration(text: &str) -> bool {
-    // Go's own form first, then words such as `3 days`.
-    let go = pattern!(r"^[-+]?((\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h))+$");
-    let words = pattern!(
-        r"^\s*((\d+)\s*(ns|nano[a-z]*|us|µs|micro[a-z]*|ms|milli[a-z]*|s|sec[a-z]*|m|min[a-z]*|h|hr[a-z]*|hour[a-z]*|d|day[a-z]*|w|wk[a-z]*|week[a-z]*)\s*)+$"
-    );
-    text == "0" || go.is_match(text) || words.is_match(text)
 }
 
 #[cfg(test)]
