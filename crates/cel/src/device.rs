@@ -103,6 +103,14 @@ mod tests {
             "compilation failed: ERROR: <input>:1:1: undeclared reference to 'v' (in container '')\n | v\n | ^",
         );
         check(
+            "1 + . (x)",
+            "compilation failed: ERROR: <input>:1:7: Syntax error: no viable alternative at input '. ('\n | 1 + . (x)\n | ......^",
+        );
+        check(
+            ".true",
+            "compilation failed: ERROR: <input>:1:2: Syntax error: mismatched input 'true' expecting IDENTIFIER\n | .true\n | .^",
+        );
+        check(
             "device.nothing",
             "compilation failed: ERROR: <input>:1:7: undefined field 'nothing'\n | device.nothing\n | ......^",
         );

@@ -5,7 +5,9 @@ use skiff_meta::field::{Error, Path};
 use skiff_meta::names;
 
 use super::spec::one_of;
-use crate::node::{at, list, text};
+use crate::admissionregistration::webhook;
+use crate::errors::Errors;
+use crate::node::{Node, at, list, text};
 
 pub fn conversion(spec: &Value, path: &Path, errors: &mut Vec<Error>) {
     let conversion = at(spec, "conversion");
@@ -45,7 +47,7 @@ pub fn conversion(spec: &Value, path: &Path, errors: &mut Vec<Error>) {
             &of_client,
             "exactly one of url or service is required",
         ));
-    } else if let Some(url) = url.as_str() {
+    } else if url.is_string() {
         webhook_url(url, &of_client.child("url"), errors);
     } else {
         webhook_service(service, &of_client.child("service"), errors);
@@ -53,52 +55,11 @@ pub fn conversion(spec: &Value, path: &Path, errors: &mut Vec<Error>) {
     review_versions(list(webhook, "conversionReviewVersions"), &of_versions, errors);
 }
 
-fn webhook_url(url: &str, path: &Path, errors: &mut Vec<Error>) {
-    const FORM: &str = "desired format: https://host[/path]";
-    let Some((scheme, rest)) = url.split_once("://") else {
-        let message = format!(
-            "url must be a valid URL: parse {}: invalid URI for request; {FORM}",
-            skiff_meta::field::quote(url)
-        );
-        errors.push(Error::invalid(path, url, message));
-        return;
-    };
-    if scheme != "https" {
-        errors.push(Error::invalid(
-            path,
-            scheme,
-            format!("'https' is the only allowed URL scheme; {FORM}"),
-        ));
-    }
-    let host = rest.split(['/', '?', '#']).next().unwrap_or("");
-    if host.is_empty() {
-        errors.push(Error::invalid(
-            path,
-            host,
-            format!("host must be specified; {FORM}"),
-        ));
-    }
-    if let Some((user, _)) = host.rsplit_once('@') {
-        errors.push(Error::invalid(
-            path,
-            user,
-            "user information is not permitted in the URL",
-        ));
-    }
-    if let Some((_, fragment)) = rest.split_once('#') {
-        errors.push(Error::invalid(
-            path,
-            fragment,
-            "fragments are not permitted in the URL",
-        ));
-    }
-    if let Some((_, query)) = rest.split('#').next().and_then(|rest| rest.split_once('?')) {
-        errors.push(Error::invalid(
-            path,
-            query,
-            "query parameters are not permitted in the URL",
-        ));
-    }
+fn webhook_url(url: &Value, path: &Path, errors: &mut Vec<Error>) {
+    let (root, path) = (Node::root(&Value::Null), path.to_string());
+    let mut found = Errors::new();
+    webhook::webhook_url(&root.field(&path).with(url), &mut found);
+    errors.extend(found.into_vec());
 }
 
 fn webhook_service(service: &Value, path: &Path, errors: &mut Vec<Error>) {

@@ -89,6 +89,11 @@ pub fn selectable(value: &Value, schema: &Value, path: &Path, errors: &mut Vec<E
     if fields.is_empty() {
         return;
     }
+    if schema.is_null() {
+        let message = "may only be set when `version.schema.openAPIV3Schema` is not included";
+        errors.push(Error::invalid(path, "", message));
+        return;
+    }
     let schema = Structural::parse(schema);
     let mut seen: Vec<&str> = Vec::new();
     for (index, field) in fields.iter().enumerate() {
@@ -103,7 +108,10 @@ pub fn selectable(value: &Value, schema: &Value, path: &Path, errors: &mut Vec<E
         let Some(found) = found else {
             let message = match given.trim_start().starts_with(['.', '[']) {
                 true => "is an invalid path: does not refer to a valid field".to_owned(),
-                false => format!("is an invalid path: expected [ or . but got: {given}"),
+                false => {
+                    let step = given.split(['.', '[']).next().unwrap_or(given);
+                    format!("is an invalid path: expected [ or . but got: {step}")
+                }
             };
             errors.push(Error::invalid(&path, given, message));
             continue;

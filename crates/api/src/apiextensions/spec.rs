@@ -379,9 +379,13 @@ fn stored_versions(object: &Value, errors: &mut Vec<Error>) {
         ));
         return;
     }
+    // COMPAT: upstream finds each stored version once, whoever else has its name.
+    let mut left: Vec<&Value> = stored.iter().collect();
     for version in versions {
         let name = at(version, "name");
-        if at(version, "storage").as_bool() == Some(true) && !stored.contains(name) {
+        let known = left.contains(&name);
+        left.retain(|other| *other != name);
+        if at(version, "storage").as_bool() == Some(true) && !known {
             let message = format!("must have the storage version {}", name.as_str().unwrap_or(""));
             errors.push(Error::invalid(&path, json!(stored), message));
         }

@@ -341,9 +341,10 @@ fn validate_update(new: &Value, old: &Value) -> Vec<field::Error> {
     } else {
         if annotation(new) != annotation(old) {
             errors.invalid_value(
+                // COMPAT: the key stands in the path like a field.
                 &root
                     .field("metadata.annotations")
-                    .key("volume.beta.kubernetes.io/storage-class"),
+                    .field("volume.beta.kubernetes.io/storage-class"),
                 annotation(new).as_str().unwrap_or(""),
                 crate::errors::IMMUTABLE,
             );

@@ -137,8 +137,7 @@ pub fn ephemeral_containers(pod: &Pod, errors: &mut Errors) {
         ] {
             let at = container.field(name);
             // What is no pointer to upstream is there only when something is in it.
-            let pointer = !at.value.is_array() && name != "resources";
-            if at.is_set() && (pointer || !crate::node::is_empty(at.value)) {
+            if at.is_set() && (name != "resources" || !crate::node::is_empty(at.value)) {
                 errors.forbidden(&at, NOT_FOR_EPHEMERAL);
             }
         }

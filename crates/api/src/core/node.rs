@@ -10,7 +10,7 @@ use super::scheduling;
 use crate::errors::Errors;
 use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
 use crate::net;
-use crate::node::{Node, at, list, text};
+use crate::node::{Node, at, is_empty, list, text};
 use crate::row::{self, or_none};
 use crate::{strategy, walk};
 
@@ -19,7 +19,7 @@ pub static NODE: Kind = Kind {
     default: |_, object| {
         pod_cidrs(object);
         walk::each(object, "status", &mut |status| {
-            if at(status, "allocatable").is_null() && !at(status, "capacity").is_null() {
+            if is_empty(at(status, "allocatable")) && !at(status, "capacity").is_null() {
                 let capacity = at(status, "capacity").clone();
                 walk::put(status, "allocatable", capacity);
             }

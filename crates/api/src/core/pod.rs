@@ -12,7 +12,7 @@ use super::{
 };
 use crate::errors::Errors;
 use crate::internal;
-use crate::kind::{AGE, BASE, Graceful, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Graceful, Kind, NAME, text as column, wide};
 use crate::net;
 use crate::node::{Node, at, list, number, same, text};
 use crate::{strategy, walk};
@@ -120,6 +120,7 @@ pub static POD: Kind = Kind {
         warnings.extend(pod_warnings::pod(&Node::root(new)));
         warnings
     },
+    update_again: Again::ChangeObject,
     ..BASE
 };
 

@@ -170,7 +170,9 @@ fn volume(volume: &mut Value) {
         walk::pointer(token, "expirationSeconds", 3600);
     });
     old_volume_sources(volume);
-    each(volume, "ephemeral.volumeClaimTemplate.spec", &mut claim_spec);
+    each(volume, "ephemeral.volumeClaimTemplate", &mut |template| {
+        walk::made(template, "spec", &mut claim_spec);
+    });
 }
 
 /// Defaults of the in-tree storage systems, the same in pods and persistent volumes.

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Parse, Parser, STARTS};
+use super::{Parse, Parser, STARTS, Stop};
 use crate::ast::{Entry, Expr, Kind, Literal};
 use crate::escape::RESERVED;
-use crate::lexer::Token;
+use crate::lexer::{Token, visible};
 
 impl Parser<'_> {
     pub(super) fn primary(&mut self) -> Parse<Expr> {
@@ -60,8 +60,27 @@ impl Parser<'_> {
             {
                 self.name()
             }
+            "." => Err(self.nameless_dot(start)),
             _ => Err(self.unexpected_before(STARTS)),
         }
+    }
+
+    /// A dot at the beginning stands before a name.
+    fn nameless_dot(&mut self, start: u32) -> Stop {
+        self.bump();
+        let next = self.here().clone();
+        let problem = match &next.token {
+            Token::Symbol(word @ ("true" | "false" | "null")) => {
+                format!("mismatched input '{word}' expecting IDENTIFIER")
+            }
+            _ => {
+                let seen = &self.source.chars[start as usize..next.end as usize];
+                let seen = visible(&seen.iter().collect::<String>());
+                format!("no viable alternative at input '{seen}'")
+            }
+        };
+        self.report(next.start, format!("Syntax error: {problem}"));
+        Stop
     }
 
     /// A number with its sign.
