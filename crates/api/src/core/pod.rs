@@ -8,7 +8,7 @@ use skiff_meta::{field, names};
 
 use super::{
     container, label_keys, pod_annotations, pod_defaults, pod_gates, pod_row, pod_spec, pod_status,
-    pod_warnings, scheduling,
+    pod_warnings, scheduling, volume,
 };
 use crate::errors::Errors;
 use crate::internal;
@@ -23,6 +23,10 @@ pub static POD: Kind = Kind {
         if let Some(spec) = walk::object(object, "spec") {
             pod_defaults::pod_only(spec);
             pod_defaults::pod_spec(spec);
+            // What no node could wait for is a second; templates keep what they say.
+            if number(spec, "terminationGracePeriodSeconds") < 0 {
+                walk::put(spec, "terminationGracePeriodSeconds", json!(1));
+            }
         }
         walk::each(object, "status", &mut |status| {
             sync_addresses(status);
@@ -231,6 +235,7 @@ pub(super) fn metadata_and_spec(root: &Node, old: Option<&Value>, errors: &mut E
     let annotations = root.field("metadata.annotations");
     let before = old.map(|old| at(old, "metadata.annotations"));
     pod_annotations::validate(&annotations, at(root.value, "spec"), before, errors);
+    volume::claims_have_names(root, errors);
     let spec = root.field("spec");
     pod_spec::validate(&spec, old.map(|old| at(old, "spec")), true, errors);
     if spec.field("serviceAccountName").is_empty() {

@@ -238,6 +238,15 @@ fn is_image_name(name: &str) -> bool {
         }
         _ => name,
     };
+    // A name without a folder is one of the library.
+    let folder = if path.len() == name.len() && !path.contains('/') {
+        "library/".len()
+    } else {
+        0
+    };
+    if folder + path.len() > 255 {
+        return false;
+    }
     let hash = name.len() == 64 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     let component = |part: &str| {
         // Letters and digits, with one of these between them: `.`, `_`, `__` or any number of `-`.

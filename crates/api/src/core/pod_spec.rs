@@ -35,8 +35,11 @@ pub fn validate(spec: &Node, old: Option<&Value>, is_pod: bool, errors: &mut Err
     container::init_containers(&pod, errors);
     container::ephemeral_containers(&pod, errors);
     let pod_resources = spec.field("resources");
-    if pod_resources.is_set() {
+    if pod_resources.is_set() && spec.field("os.name").str() == "windows" {
+        errors.forbidden(&pod_resources, "may not be set for a windows pod");
+    } else if pod_resources.is_set() {
         resources::pod_resources(&pod_resources, &pod.claims, errors);
+        resources::pod_resources_suffice(spec, errors);
     }
     if spec.field("hostNetwork").bool() {
         host_network(spec, is_pod, errors);

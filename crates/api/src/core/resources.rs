@@ -6,8 +6,9 @@ use serde_json::Value;
 use skiff_meta::names;
 use skiff_meta::quantity::Quantity;
 
+use super::pod_defaults::aggregate;
 use crate::errors::Errors;
-use crate::node::Node;
+use crate::node::{Node, at, list};
 
 const CONTAINER_RESOURCES: [&str; 3] = ["cpu", "ephemeral-storage", "memory"];
 const STANDARD_RESOURCES: [&str; 23] = [
@@ -151,6 +152,50 @@ pub fn pod_resources(resources: &Node, pod_claims: &BTreeSet<&str>, errors: &mut
     requirements(resources, pod_resource_name, pod_claims, errors);
 }
 
+/// What the containers of a spec need fits into what their pod gets.
+pub fn pod_resources_suffice(spec: &Node, errors: &mut Errors) {
+    let resources = spec.field("resources");
+    let given =
+        |which: &str, name: &str| quantity(at(resources.value, which).get(name).unwrap_or(&Value::Null));
+    let sums = |which: &'static str, of: &dyn Fn(&str) -> bool, errors: &mut Errors| {
+        let amounts = resources.field(which);
+        for (name, sum) in aggregate(spec.value, which) {
+            let Some(given) = given(which, &name).filter(|given| of(&name) && sum > *given) else {
+                continue;
+            };
+            errors.invalid_value(
+                &amounts.key(&name),
+                given.to_string(),
+                format!("must be greater than or equal to aggregate container {which} of {sum}"),
+            );
+        }
+    };
+    sums("requests", &|_| true, errors);
+    sums("limits", &|name| name.starts_with("hugepages-"), errors);
+    // COMPAT: the containers are looked for below the resources, and the key before the limits.
+    let containers = resources.field("containers");
+    for (i, container) in list(spec.value, "containers").iter().enumerate() {
+        let place = containers.index(i);
+        for (name, limit) in at(container, "resources.limits")
+            .as_object()
+            .into_iter()
+            .flatten()
+        {
+            let (Some(limit), Some(given)) = (quantity(limit), given("limits", name)) else {
+                continue;
+            };
+            if limit > given {
+                let place = place.key(name);
+                errors.invalid_value(
+                    &place.field("limits"),
+                    limit.to_string(),
+                    format!("must be less than or equal to pod limits of {given}"),
+                );
+            }
+        }
+    }
+}
+
 /// `overhead` of a pod.
 pub fn overhead(overhead: &Node, amounts: &Value, errors: &mut Errors) {
     // COMPAT: upstream takes it for the limits of a container, and says so in the path.
@@ -282,5 +327,39 @@ fn requirements(
                 detail,
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_pod_gets_what_its_containers_need() {
+        let check = |pod: Value, containers: Value, sidecar: Value, expected: &[&str]| {
+            let object = json!({"spec": {"resources": pod, "containers": containers,
+                "initContainers": [{"restartPolicy": "Always", "resources": sidecar}]}});
+            let mut errors = Errors::new();
+            pod_resources_suffice(&Node::root(&object).field("spec"), &mut errors);
+            let found: Vec<String> = errors.into_vec().iter().map(ToString::to_string).collect();
+            assert_eq!(found, expected);
+        };
+        let container = json!([{"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "3"}}}]);
+        check(
+            json!({"requests": {"cpu": "1"}}),
+            container.clone(),
+            json!({}),
+            &[],
+        );
+        check(
+            json!({"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}),
+            container,
+            json!({"requests": {"cpu": "1"}}),
+            &[
+                "spec.resources.requests[cpu]: Invalid value: \"1\": must be greater than or equal to aggregate container requests of 1500m",
+                "spec.resources.containers[0][cpu].limits: Invalid value: \"3\": must be less than or equal to pod limits of 2",
+            ],
+        );
     }
 }

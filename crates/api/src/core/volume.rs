@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
-use skiff_meta::names;
+use skiff_meta::{field, names};
 
 use super::claim;
 use super::env::{field_ref, resource_field_ref};
@@ -255,6 +255,21 @@ fn projected(projected: &Node, errors: &mut Errors) {
         }
         if count > 1 {
             errors.forbidden(&source, format!("{ONE_TYPE} per source"));
+        }
+    }
+}
+
+/// The claim of an ephemeral volume is named after the pod and the volume.
+pub fn claims_have_names(root: &Node, errors: &mut Errors) {
+    let (pod, volumes) = (root.field("metadata.name"), root.field("spec.volumes"));
+    for volume in volumes.items() {
+        let name = volume.field("name");
+        if !volume.field("ephemeral").is_set() || pod.is_empty() || name.is_empty() {
+            continue;
+        }
+        let claim = format!("{}-{}", pod.str(), name.str());
+        for complaint in names::dns1123_subdomain(&claim) {
+            errors.invalid(&name, format!("PVC name {}: {complaint}", field::quote(&claim)));
         }
     }
 }
