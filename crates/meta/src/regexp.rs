@@ -1,6 +1,8 @@
 //! Regular expressions as Go writes them (RE2), on an engine that is close to it: what only one of the two knows is
 //! translated or refused, in Go's words.
 
+mod class;
+
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
@@ -100,7 +102,6 @@ fn told(error: &str, pattern: &str) -> String {
     let last = error.lines().last().unwrap_or_default();
     let problem = match last.trim_start_matches("error: ") {
         "unclosed group" => "missing closing )",
-        "unopened group" => "unexpected )",
         other => other,
     };
     format!("error parsing regexp: {problem}: `{pattern}`")
@@ -110,32 +111,13 @@ fn told(error: &str, pattern: &str) -> String {
 fn unsupported(pattern: &str) -> Option<String> {
     let chars: Vec<char> = pattern.chars().collect();
     let text = |from: usize, to: usize| -> String { chars[from..to.min(chars.len())].iter().collect() };
-    let mut class: Option<usize> = None;
     // Where an operator that repeats would apply to nothing, or to another such operator.
     let (mut nothing_before, mut repeated) = (true, None);
+    let mut open = 0;
     let mut at = 0;
     while let Some(&c) = chars.get(at) {
         let start = at;
         at += 1;
-        if class.is_some() {
-            match c {
-                '\\' => at += 1,
-                ']' if class != Some(start.saturating_sub(1)) => class = None,
-                '[' if chars.get(at) == Some(&':') => {
-                    let end = chars[at..].windows(2).position(|pair| pair == [':', ']']);
-                    at = end.map_or(at, |end| at + end + 2);
-                }
-                low => {
-                    if let (Some('-'), Some(&high)) = (chars.get(at), chars.get(at + 1))
-                        && ![']', '\\', '['].contains(&high)
-                        && low > high
-                    {
-                        return Some(format!("invalid character class range: `{low}-{high}`"));
-                    }
-                }
-            }
-            continue;
-        }
         let repeats = match c {
             '*' | '+' | '?' => true,
             '{' => {
@@ -161,6 +143,8 @@ fn unsupported(pattern: &str) -> Option<String> {
             _ => false,
         };
         if repeats {
+            // One question mark makes an operator lazy.
+            at += usize::from(chars.get(at) == Some(&'?'));
             if nothing_before {
                 return Some(format!(
                     "missing argument to repetition operator: `{}`",
@@ -174,33 +158,22 @@ fn unsupported(pattern: &str) -> Option<String> {
                 ));
             }
             repeated = Some(start);
-            // One question mark makes an operator lazy.
-            if chars.get(at) == Some(&'?') {
-                at += 1;
-            }
             continue;
         }
         (nothing_before, repeated) = (matches!(c, '(' | '|'), None);
+        open += i32::from(c == '(') - i32::from(c == ')');
+        if open < 0 {
+            return Some(format!("unexpected ): `{pattern}`"));
+        }
         match c {
-            '\\' => match chars.get(at) {
-                None => return Some("trailing backslash at end of expression: ``".to_owned()),
-                Some('<' | '>' | 'u' | 'U' | '1'..='9') => {
-                    return Some(format!("invalid escape sequence: `{}`", text(start, at + 1)));
-                }
-                Some('Q') => {
-                    let end = chars[at..].windows(2).position(|pair| pair == ['\\', 'E']);
-                    at = end.map_or(chars.len(), |end| at + end + 2);
-                }
-                Some(_) => at += 1,
+            '\\' => match class::escaped(&chars[start..]) {
+                Ok((_, length)) => at = start + length,
+                Err(problem) => return Some(problem),
             },
-            '[' => {
-                let negated = usize::from(chars.get(at) == Some(&'^'));
-                at += negated;
-                class = Some(at - 1);
-                if !chars[at..].contains(&']') {
-                    return Some(format!("missing closing ]: `{}`", text(start, chars.len())));
-                }
-            }
+            '[' => match class::read(&chars[start..]) {
+                Ok((_, length)) => at = start + length,
+                Err(problem) => return Some(problem),
+            },
             '(' if chars.get(at) == Some(&'?') => {
                 if matches!(chars.get(at + 1), Some('=' | '!')) {
                     return Some(format!(
@@ -232,75 +205,24 @@ fn unsupported(pattern: &str) -> Option<String> {
     None
 }
 
-/// RE2's `\d`, `\s`, `\w` and `\b` are ASCII; the engine's are not unless told.
+/// The pattern as the engine is to read it. RE2's `\d`, `\s`, `\w` and `\b` are ASCII; the engine's are not unless told.
 fn ascii_classes(pattern: &str) -> String {
+    let chars: Vec<char> = pattern.chars().collect();
     let mut translated = String::with_capacity(pattern.len() + 16);
-    let mut chars = pattern.chars().peekable();
-    let mut in_class = false;
-    while let Some(c) = chars.next() {
-        match c {
-            '\\' => {
-                let Some(next) = chars.next() else {
-                    translated.push('\\');
-                    break;
-                };
-                match (next, in_class) {
-                    ('d', false) => translated.push_str("[0-9]"),
-                    ('D', false) => translated.push_str("[^0-9]"),
-                    ('s', false) => translated.push_str("[\\t\\n\\f\\r ]"),
-                    ('S', false) => translated.push_str("[^\\t\\n\\f\\r ]"),
-                    ('w', false) => translated.push_str("[0-9A-Za-z_]"),
-                    ('W', false) => translated.push_str("[^0-9A-Za-z_]"),
-                    ('b', false) => translated.push_str("(?-u:\\b)"),
-                    ('d', true) => translated.push_str("0-9"),
-                    ('s', true) => translated.push_str("\\t\\n\\f\\r "),
-                    ('w', true) => translated.push_str("0-9A-Za-z_"),
-                    ('C', false) => translated.push_str("(?s:.)"),
-                    ('Q', _) => {
-                        let mut rest: String = chars.by_ref().collect();
-                        let tail = match rest.find("\\E") {
-                            Some(end) => rest.split_off(end).split_off(2),
-                            None => String::new(),
-                        };
-                        translated.push_str(&regex::escape(&rest));
-                        translated.push_str(&ascii_classes(&tail));
-                        return translated;
-                    }
-                    _ => {
-                        translated.push('\\');
-                        translated.push(next);
-                    }
-                }
-            }
-            '[' if !in_class => {
-                in_class = true;
-                translated.push('[');
-                if chars.peek() == Some(&'^') {
-                    translated.push('^');
-                    chars.next();
-                }
-                // A bracket that comes first stands for itself.
-                if chars.peek() == Some(&']') {
-                    translated.push_str("\\]");
-                    chars.next();
-                }
-            }
-            '[' if chars.peek() != Some(&':') => translated.push_str("\\["),
-            ']' if in_class => {
-                in_class = translated.ends_with(':')
-                    && translated
-                        .rfind("[:")
-                        .is_some_and(|open| !translated[open..].contains(']'));
-                translated.push(']');
-            }
-            '&' | '~' if in_class => {
-                translated.push('\\');
-                translated.push(c);
-            }
+    let mut at = 0;
+    while let Some(&c) = chars.get(at) {
+        at += 1;
+        let read = match c {
+            '\\' => class::escaped(&chars[at - 1..]),
+            '[' => class::read(&chars[at - 1..]),
             // A brace that counts nothing stands for itself.
-            '{' if !in_class && !counts(chars.clone()) => translated.push_str("\\{"),
-            c => translated.push(c),
-        }
+            '{' if !counts(chars[at..].iter().copied()) => Ok(("\\{".to_owned(), 1)),
+            c => Ok((c.to_string(), 1)),
+        };
+        // What cannot be read has been refused before.
+        let (text, length) = read.unwrap_or_else(|_| (c.to_string(), 1));
+        translated.push_str(&text);
+        at += length - 1;
     }
     translated
 }
@@ -340,14 +262,37 @@ mod tests {
         check("^a{,2}$", "a{,2}", true);
         check(r"^[\]]$", "]", true);
         check("^[^]]$", "a", true);
+        check("^[0-9a-zA-Z-.]+$", "a-b.c", true);
+        check(r"^[\w-.]+$", "a-b.c", true);
+        check(r"^[\w-.]+$", "a+b", false);
+        check(r"^[^\D-]+$", "12", true);
+        check(r"^[^\D-]+$", "1-2", false);
+        check("^[!--]+$", "#-", true);
+        check("^[a-c-e]+$", "b-e", true);
+        check("^[a-c-e]+$", "d", false);
+        check(r"^[\x41-\x{43}\103\t\-]+$", "B-\tC", true);
+        check(r"^[\pL-]+$", "ä-", true);
+        check("^[[:digit:]-a]+$", "1-a", true);
+        check(r"^\p{Greek}\x{43}{2}\101$", "αCCA", true);
+        check(r"^\S\D\W\z", "αa-", true);
         for pattern in [
             "(",
             "a{2,1}",
             r"\1",
             "(?=a)",
             "[z-a]",
+            r"[a-\d]",
+            r"[\8]",
+            r"[\x{110000}]",
+            "[[:word",
+            "[[:letter:]]",
+            "[]a",
+            "[a",
+            r"[a\",
             "(?P<n>a)(?<n>b)",
             r"\u0041",
+            r"\q",
+            r"\E",
             "a**",
             "a{1001}",
             "*",

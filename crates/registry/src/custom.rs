@@ -51,6 +51,9 @@ pub trait Custom: Send + Sync {
     /// Makes a stored value what clients read: pruned and defaulted by the schema of today.
     fn read(&self, key: &str, stored: Bytes) -> Result<Bytes, String>;
 
+    /// Completes an object as it was just written with what a read of it would add.
+    fn complete(&self, object: &mut Value);
+
     /// Whether another version of an object is more than another `apiVersion`.
     fn converts_elsewhere(&self) -> bool;
 
@@ -211,8 +214,12 @@ impl Resource {
 
     /// What there is to answer of an object that is stored in the form `kept`: what a read of it would give. An object
     /// that another server converts is taken to come back as it went.
-    pub fn answered(&self, kept: Option<&Value>, object: Value) -> Result<Value, Status> {
-        let (Some(custom), Some(kept), false) = (&self.custom, kept, self.converts_elsewhere()) else {
+    pub fn answered(&self, kept: Option<&Value>, mut object: Value) -> Result<Value, Status> {
+        let Some(custom) = &self.custom else {
+            return Ok(object);
+        };
+        let (Some(kept), false) = (kept, self.converts_elsewhere()) else {
+            custom.complete(&mut object);
             return Ok(object);
         };
         let bytes = Bytes::from(kept.to_string());

@@ -943,3 +943,20 @@ async fn rules_are_kept() {
         "Foo.example.com \"x\" is invalid: spec.im: Invalid value: \"z\": im is immutable",
     );
 }
+
+/// A status is taken from what is created, and has its defaults in the answer all the same.
+#[tokio::test]
+async fn a_new_object_answers_with_the_defaults_of_its_status() {
+    let cluster = Cluster::start().await;
+    let mut asked = definition();
+    asked["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["default"] = json!({"x": 7});
+    define(&cluster, asked).await;
+    let foos = "/apis/example.com/v1/namespaces/default/foos";
+    let foo = json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": "one"}, "status": {"x": 1}});
+    for path in [format!("{foos}?dryRun=All"), foos.to_owned()] {
+        let made = cluster.post(&path, foo.clone()).await;
+        assert_eq!((made.code, &made.json["status"]), (201, &json!({"x": 7})), "{path}");
+    }
+    let read = cluster.get(&format!("{foos}/one")).await.json;
+    assert_eq!(read["status"], json!({"x": 7}));
+}

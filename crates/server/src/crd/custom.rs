@@ -306,6 +306,15 @@ impl Custom for CustomVersion {
             .map_err(|error| error.to_string())
     }
 
+    fn complete(&self, object: &mut Value) {
+        // The rest had its defaults before it was written; only a status is taken away after that.
+        let schema = self.schema();
+        let status = schema.properties.get("status");
+        if object.get("status").is_none() && status.is_some_and(|status| status.default.is_some()) {
+            structural::default(object, schema);
+        }
+    }
+
     fn converts_elsewhere(&self) -> bool {
         self.webhook.is_some()
     }
