@@ -1,6 +1,6 @@
 //! Field paths and field errors: what validation returns, in the words that clients of Kubernetes see.
 
-use serde_json::Value;
+use serde_json::{Number, Value};
 use std::fmt;
 
 /// A path to a field, such as `spec.containers[0].name` or `metadata.annotations[a/b]`.
@@ -195,6 +195,7 @@ impl Error {
             match value {
                 _ if self.shown.is_some() => text.push_str(self.shown.as_deref().unwrap_or_default()),
                 Value::String(string) => text.push_str(&quote(string)),
+                Value::Number(number) => text.push_str(&number_text(number)),
                 other => text.push_str(&other.to_string()),
             }
         }
@@ -210,6 +211,26 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.path, self.body())
     }
+}
+
+/// A number as Go's `%v` prints it.
+pub fn number_text(number: &Number) -> String {
+    match number.as_f64() {
+        Some(float) if number.is_f64() => float_text(float),
+        _ => number.to_string(),
+    }
+}
+
+/// A float as Go's `%v` prints it.
+pub fn float_text(value: f64) -> String {
+    let text = format!("{value:e}");
+    let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    let power: i32 = exponent.parse().unwrap_or(0);
+    if (-4..6).contains(&power) || value == 0.0 {
+        return value.to_string();
+    }
+    let sign = if power < 0 { '-' } else { '+' };
+    format!("{mantissa}e{sign}{:02}", power.abs())
 }
 
 /// Quotes as Go's `%q` does for the strings that occur in messages.
@@ -238,6 +259,29 @@ pub fn quote(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn floats_read_as_in_go() {
+        for (float, expected) in [
+            (150.0, "150"),
+            (150.25, "150.25"),
+            (123_456.5, "123456.5"),
+            (1e6, "1e+06"),
+            (12_345_678.5, "1.23456785e+07"),
+            (1e21, "1e+21"),
+            (0.0001, "0.0001"),
+            (0.000_01, "1e-05"),
+            (-2.5e-7, "-2.5e-07"),
+            (0.0, "0"),
+        ] {
+            let error = Error::invalid(&Path::new("a"), float, "");
+            assert_eq!(error.body(), format!("Invalid value: {expected}"));
+        }
+        assert_eq!(
+            Error::invalid(&Path::new("a"), 10_000_001, "").body(),
+            "Invalid value: 10000001"
+        );
+    }
 
     #[test]
     fn errors_print_as_upstream() {

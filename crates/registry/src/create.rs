@@ -111,7 +111,7 @@ impl Registry {
         let name = object::name(&object).to_string();
         let key = resource.key(namespace, &name);
         if context.dry_run {
-            let kept = resource.keep(&object).await?;
+            let kept = resource.keep(&mut object).await?;
             object = resource.answered(kept.as_ref(), object)?;
             let _stage = context.stage("store");
             if self.read_stored(&key).await?.is_some() {

@@ -191,10 +191,11 @@ impl Resource {
     }
 
     /// The form in which an object of the served version is stored.
-    pub async fn keep(&self, object: &Value) -> Result<Option<Value>, Status> {
+    pub async fn keep(&self, object: &mut Value) -> Result<Option<Value>, Status> {
         let Some(custom) = &self.custom else {
             return Ok(None);
         };
+        object::whole_numbers(object);
         if self.api_version == self.stored_api_version {
             return Ok(None);
         }

@@ -118,3 +118,19 @@ pub fn put(object: &mut Value, path: &[&str], value: Value) {
         .expect("made an object above")
         .insert((*last).to_string(), value);
 }
+/// Writes numbers without a fraction as integers, as Go's encoder does: clients read such fields into integers.
+pub fn whole_numbers(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            if let Some(float) = number.as_f64().filter(|_| number.is_f64())
+                && float.fract() == 0.0
+                && float.abs() < i64::MAX as f64
+            {
+                *value = Value::from(float as i64);
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(whole_numbers),
+        Value::Object(map) => map.values_mut().for_each(whole_numbers),
+        _ => {}
+    }
+}

@@ -235,7 +235,7 @@ impl Registry {
             });
         }
         if context.dry_run {
-            let kept = resource.keep(&new).await?;
+            let kept = resource.keep(&mut new).await?;
             return Ok(Attempt::Done(Updated {
                 object: resource.answered(kept.as_ref(), new)?,
                 created: false,

@@ -949,14 +949,56 @@ async fn rules_are_kept() {
 async fn a_new_object_answers_with_the_defaults_of_its_status() {
     let cluster = Cluster::start().await;
     let mut asked = definition();
-    asked["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["default"] = json!({"x": 7});
+    asked["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["default"] =
+        json!({"x": 7});
     define(&cluster, asked).await;
     let foos = "/apis/example.com/v1/namespaces/default/foos";
     let foo = json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": "one"}, "status": {"x": 1}});
     for path in [format!("{foos}?dryRun=All"), foos.to_owned()] {
         let made = cluster.post(&path, foo.clone()).await;
-        assert_eq!((made.code, &made.json["status"]), (201, &json!({"x": 7})), "{path}");
+        assert_eq!(
+            (made.code, &made.json["status"]),
+            (201, &json!({"x": 7})),
+            "{path}"
+        );
     }
     let read = cluster.get(&format!("{foos}/one")).await.json;
     assert_eq!(read["status"], json!({"x": 7}));
+}
+
+/// A number without a fraction is an integer once it is stored, and a null that is applied is refused.
+#[tokio::test]
+async fn numbers_and_nulls() {
+    let cluster = Cluster::start().await;
+    let mut asked = definition();
+    asked["spec"]["versions"][0]["subresources"] = json!({});
+    define(&cluster, asked).await;
+    let created = cluster.post(FOOS, foo("one", json!({"a": 2.0}))).await;
+    assert_eq!(
+        (created.code, created.json["spec"]["a"].to_string()),
+        (201, "2".to_owned())
+    );
+    let read = cluster.get(&format!("{FOOS}/one")).await;
+    assert_eq!(read.json["spec"]["a"].to_string(), "2");
+
+    let uri = format!("{FOOS}/one?fieldManager=test&force=true");
+    let apply = |spec: Value| {
+        let body = foo("one", spec).to_string();
+        cluster.send("PATCH", &uri, "application/apply-patch+yaml", body)
+    };
+    let applied = apply(json!({"a": 2.0})).await;
+    assert_eq!(
+        (applied.code, &applied.json["metadata"]["generation"]),
+        (200, &json!(1))
+    );
+    message(
+        &apply(json!({"a": null})).await,
+        422,
+        "Foo.example.com \"one\" is invalid: spec.a: Invalid value: \"null\": spec.a in body must be of type integer: \"null\"",
+    );
+    message(
+        &cluster.post(FOOS, foo("two", json!({"a": 1e7}))).await,
+        422,
+        "Foo.example.com \"two\" is invalid: spec.a: Invalid value: 1e+07: spec.a in body should be less than or equal to 5",
+    );
 }

@@ -52,20 +52,6 @@ fn whole(value: f64) -> bool {
     value.is_finite() && value.fract() == 0.0 && value.abs() < 9_007_199_254_740_992.0
 }
 
-/// A float as Go prints it.
-fn number_text(value: f64) -> String {
-    if value != 0.0 && !(1e-4..1e21).contains(&value.abs()) {
-        let text = format!("{value:e}");
-        let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-        let (sign, digits) = match exponent.strip_prefix('-') {
-            Some(digits) => ("-", digits),
-            None => ("+", exponent),
-        };
-        return format!("{mantissa}e{sign}{digits:0>2}");
-    }
-    format!("{value}")
-}
-
 impl Checker {
     fn node(&self, value: &Value, old: Option<&Value>, schema: &Structural, path: &str) -> Outcome {
         let outcome = self.checks(value, old, schema, path);
@@ -162,6 +148,7 @@ impl Checker {
         }
         let values = schema.enumeration.iter().map(|known| match known {
             Value::String(text) => text.clone(),
+            Value::Number(number) => field::number_text(number),
             other => other.to_string(),
         });
         outcome.add(Finding {
@@ -237,7 +224,7 @@ impl Checker {
             if integer.is_some() {
                 (bound as i64).to_string()
             } else {
-                number_text(bound)
+                field::float_text(bound)
             }
         };
         if let Some(factor) = bounds.multiple_of {

@@ -129,6 +129,21 @@ pub fn patched(
     Ok(value)
 }
 
+/// The outcome of an apply. COMPAT: a null is not dropped where the schema knows none, so the schema refuses it.
+pub fn applied(resource: &Resource, custom: &CustomVersion, mut value: Value) -> Result<Value, Status> {
+    let shown = value.to_string();
+    let schema = &custom.version().schema;
+    structural::coerce_metadata(facts::schema(), &mut value, schema, false).map_err(|error| {
+        let error = field::Error::invalid(&field::Path::new("patch"), shown.as_str(), error);
+        Status::invalid(&GroupKind::new("", ""), "", &[error])
+    })?;
+    structural::prune(&mut value, schema, false);
+    structural::default(&mut value, schema);
+    check_kind(resource, &value)?;
+    check_version(resource, &value)?;
+    Ok(value)
+}
+
 /// Brings an object that something inside the server has changed back into the shape of its schema.
 pub fn reshape(custom: &CustomVersion, value: &mut Value) -> Result<(), String> {
     shape(custom, value, &mut Vec::new())

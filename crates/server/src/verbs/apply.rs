@@ -106,9 +106,9 @@ pub async fn apply(
             options.force,
         )?;
         let mut value = match (outcome.object, current) {
-            (Some(object), _) => checked(context, resource, &config.value, object)?,
+            (Some(object), _) => checked(resource, &config.value, object)?,
             (None, Some(current)) => current.clone(),
-            (None, None) => checked(context, resource, &config.value, resource.empty().clone())?,
+            (None, None) => checked(resource, &config.value, resource.empty().clone())?,
         };
         fields::put(&mut value, outcome.managed);
         config.report_duplicates(context, options.field_validation)?;
@@ -148,10 +148,9 @@ pub async fn apply(
 }
 
 /// The outcome of an apply as an object of its type: defaulted, and in the stored version.
-fn checked(context: &Context, resource: &Resource, config: &Value, object: Value) -> Result<Value, Status> {
+fn checked(resource: &Resource, config: &Value, object: Value) -> Result<Value, Status> {
     if let Some(custom) = crd::version_of(resource) {
-        let ignore = FieldValidation::Ignore;
-        let mut value = crd::decode::patched(context, resource, custom, ignore, object, Vec::new(), false)?;
+        let mut value = crd::decode::applied(resource, custom, object)?;
         crate::decode::default_and_convert(resource, &mut value);
         return Ok(value);
     }
