@@ -23,7 +23,7 @@ use crate::negotiate::{self, Offer, Output};
 use crate::query::{Query, WriteOptions};
 use crate::request_info::RequestInfo;
 use crate::server::Inner;
-use crate::{aggregation, flow, paths, resource_paths, respond};
+use crate::{aggregation, flow, paths, resource_paths, respond, warnings};
 
 /// A request that is not a watch or a connection ends after this, as upstream's `--request-timeout`.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -403,11 +403,7 @@ impl Inner {
                 .entry(header::CACHE_CONTROL)
                 .or_insert(HeaderValue::from_static("no-cache, private"));
         }
-        for warning in exchange.context.warnings() {
-            if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{}\"", quoted(&warning))) {
-                headers.append("warning", value);
-            }
-        }
+        warnings::write(exchange.context.warnings(), headers);
         if let Some(classified) = &exchange.classified {
             classified.mark(answer);
         }
@@ -535,17 +531,6 @@ pub fn forbidden(user: &UserInfo, attributes: &Attributes<'_>, reason: &str) -> 
         attributes.name,
         why,
     )
-}
-
-/// Text inside the quotes of a Warning header.
-fn quoted(text: &str) -> String {
-    text.chars()
-        .filter(|char| !char.is_control())
-        .flat_map(|char| match char {
-            '"' | '\\' => vec!['\\', char],
-            char => vec![char],
-        })
-        .collect()
 }
 
 pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {

@@ -38,6 +38,7 @@ mod subresources;
 mod table;
 mod verbs;
 mod version;
+mod warnings;
 mod webhook_client;
 
 pub use audit::{AuditConfig, LogOptions, Mode as AuditMode, Policy as AuditPolicy};
