@@ -480,14 +480,6 @@ pub fn selector_is_empty(selector: &Value) -> bool {
         && at(selector, "matchLabels").as_object().is_none_or(Map::is_empty)
 }
 
-/// The labels of some metadata, an empty object when absent.
-pub fn labels_of(metadata: &Value) -> Value {
-    match at(metadata, "labels") {
-        Value::Null => json!({}),
-        labels => labels.clone(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -78,8 +78,3 @@ pub fn containers(object: &Value, pod_spec: &str) -> [Value; 2] {
     };
     [json!(join("name")), json!(join("image"))]
 }
-
-/// `true` or `false` as text, as Go prints a bool.
-pub fn yes_no(value: &Value) -> Value {
-    json!(value.as_bool().unwrap_or(false).to_string())
-}

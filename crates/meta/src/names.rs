@@ -205,20 +205,6 @@ pub fn config_map_key(text: &str) -> Vec<String> {
     errors
 }
 
-/// The name of an environment variable. COMPAT: since v1.34 any printable ASCII but `=` is allowed.
-pub fn env_var_name(text: &str) -> Vec<String> {
-    if text.is_empty() {
-        return vec!["environment variable name must be non-empty".to_owned()];
-    }
-    if text.bytes().all(|b| (b' '..=b'~').contains(&b) && b != b'=') {
-        return Vec::new();
-    }
-    vec![
-        "a valid environment variable name must consist only of printable ASCII characters other than '='"
-            .to_owned(),
-    ]
-}
-
 /// The name of a container or service port: an IANA service name.
 pub fn port_name(text: &str) -> Vec<String> {
     let mut errors = Vec::new();

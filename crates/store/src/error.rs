@@ -38,13 +38,3 @@ pub enum Error {
     #[error("{0}")]
     Invalid(String),
 }
-
-impl Error {
-    /// Whether trying again later may help without anyone changing anything.
-    pub fn is_transient(&self) -> bool {
-        matches!(
-            self,
-            Error::Unavailable(_) | Error::DiskFull(_) | Error::Io(_) | Error::Lagged
-        )
-    }
-}

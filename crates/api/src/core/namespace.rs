@@ -87,11 +87,6 @@ fn name_label(object: &mut Value) {
     }
 }
 
-/// A write of the subresource `finalize` may change nothing but the finalizers.
-pub fn prepare_finalize_update(new: &mut Value, old: &Value) {
-    strategy::keep_all_but(new, old, &["spec", "metadata", "apiVersion", "kind"]);
-}
-
 pub fn validate_finalize_update(new: &Value, _: &Value) -> Vec<skiff_meta::field::Error> {
     let mut errors = Errors::new();
     for finalizer in Node::root(new).field("spec.finalizers").items() {

@@ -48,7 +48,8 @@ impl MatchConditions {
     }
 
     /// The names of conditions that do not compile, with the reason.
-    pub fn compile_errors(&self) -> impl Iterator<Item = (&str, &str)> {
+    #[cfg(test)]
+    fn compile_errors(&self) -> impl Iterator<Item = (&str, &str)> {
         self.conditions.iter().filter_map(|(name, compiled)| {
             let problem = compiled.as_ref().err()?;
             Some((name.as_str(), problem.as_str()))

@@ -228,10 +228,6 @@ impl<K: Resource + 'static> Informer<K> {
         let _ = synced.wait_for(|synced| *synced).await;
     }
 
-    pub fn has_synced(&self) -> bool {
-        *self.shared.synced.borrow()
-    }
-
     /// `namespace` is empty for cluster-scoped kinds.
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<K>> {
         let kept = self.shared.store.read().get(namespace, name)?;

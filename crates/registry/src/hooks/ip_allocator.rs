@@ -155,11 +155,6 @@ impl IpAllocator {
         }
     }
 
-    pub fn is_allocated(&self, address: IpAddr) -> bool {
-        self.number(address)
-            .is_some_and(|n| self.taken.lock().contains(&n))
-    }
-
     fn number(&self, address: IpAddr) -> Option<u128> {
         let n = self
             .cidr
