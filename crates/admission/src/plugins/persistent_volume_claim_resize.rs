@@ -100,4 +100,23 @@ mod tests {
         )
         .await;
     }
+
+    #[tokio::test]
+    async fn a_claim_that_changes_its_class_does_not_grow() {
+        let lister = Objects(vec![(
+            "storageclasses",
+            json!({"metadata": {"name": "fast"}, "allowVolumeExpansion": true}),
+        )]);
+        let claim = |class: &str, size: &str| {
+            json!({"metadata": {"name": "c"}, "status": {"phase": "Bound"},
+                "spec": {"storageClassName": class, "resources": {"requests": {"storage": size}}}})
+        };
+        for (before, after, passes) in [("fast", "fast", true), ("slow", "fast", false), ("", "", false)] {
+            let (old, mut new) = (claim(before, "1Gi"), claim(after, "2Gi"));
+            let mut a = create("", "persistentvolumeclaims", "PersistentVolumeClaim", &mut new);
+            a.old_object = Some(&old);
+            let result = PersistentVolumeClaimResize.validate(&a, &lister).await;
+            assert_eq!(result.is_ok(), passes, "{before} {after}");
+        }
+    }
 }

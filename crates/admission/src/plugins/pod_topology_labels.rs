@@ -78,4 +78,25 @@ mod tests {
         let mut pod = json!({"spec": {}});
         assert!(!PodTopologyLabels.concerns(&create("", "pods", "Pod", &mut pod)));
     }
+
+    #[tokio::test]
+    async fn a_pod_that_is_made_on_a_node_has_them_too() {
+        let labels = json!({"topology.kubernetes.io/region": "r"});
+        let lister = Objects(vec![(
+            "nodes",
+            json!({"metadata": {"name": "n", "labels": labels}}),
+        )]);
+        let mut pod = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"nodeName": "n"}});
+        let mut a = create("", "pods", "Pod", &mut pod);
+        assert!(PodTopologyLabels.concerns(&a));
+        PodTopologyLabels.admit(&mut a, &lister).await.unwrap();
+        assert_eq!(
+            pod["metadata"]["labels"],
+            json!({"a": "b", "topology.kubernetes.io/region": "r"})
+        );
+        let mut elsewhere = json!({"target": {"kind": "Other", "name": "n"}});
+        let mut a = create("", "pods", "Binding", &mut elsewhere);
+        a.subresource = "binding";
+        assert!(!PodTopologyLabels.concerns(&a));
+    }
 }

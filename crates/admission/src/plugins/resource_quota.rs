@@ -193,4 +193,108 @@ mod tests {
         let other = json!({"metadata": {"name": "q"}, "status": {"hard": {"secrets": "1"}}});
         check(other, pod("1"), Ok(None));
     }
+
+    /// Quotas that others charge too: so many writes are too late.
+    struct Ledger {
+        quota: Value,
+        conflicts: std::sync::atomic::AtomicUsize,
+        written: parking_lot::Mutex<Vec<Value>>,
+    }
+
+    impl Ledger {
+        fn new(quota: Value, conflicts: usize) -> Ledger {
+            Ledger {
+                quota,
+                conflicts: conflicts.into(),
+                written: parking_lot::Mutex::default(),
+            }
+        }
+    }
+
+    #[async_trait]
+    impl Lister for Ledger {
+        async fn get(&self, _: &str, _: &str, _: &str, _: &str) -> Result<Option<Value>, Status> {
+            Ok(Some(self.quota.clone()))
+        }
+
+        async fn list(&self, _: &str, _: &str, _: &str) -> Result<Vec<Value>, Status> {
+            Ok(vec![self.quota.clone()])
+        }
+
+        async fn write_status(&self, _: &str, _: &str, object: Value) -> Result<(), Status> {
+            use std::sync::atomic::Ordering::Relaxed;
+            let before = self
+                .conflicts
+                .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+            if before.is_ok() {
+                return Err(Status::modified(
+                    &skiff_meta::GroupResource::new("", "resourcequotas"),
+                    "q",
+                ));
+            }
+            self.written.lock().push(object["status"]["used"].clone());
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_charge_is_tried_again_and_a_dry_run_charges_nothing() {
+        let quota =
+            json!({"metadata": {"name": "q"}, "status": {"hard": {"pods": "2"}, "used": {"pods": "1"}}});
+        let outcome = async |conflicts: usize, dry_run: bool| {
+            let ledger = Ledger::new(quota.clone(), conflicts);
+            let mut pod = json!({"metadata": {"name": "p"}, "spec": {"containers": []}});
+            let mut a = create("", "pods", "Pod", &mut pod);
+            a.dry_run = dry_run;
+            let code = ResourceQuota
+                .validate(&a, &ledger)
+                .await
+                .err()
+                .map(|status| status.code);
+            (code, ledger.written.into_inner())
+        };
+        let charged = vec![json!({"pods": "2"})];
+        assert_eq!(outcome(0, false).await, (None, charged.clone()));
+        assert_eq!(outcome(ATTEMPTS - 1, false).await, (None, charged));
+        assert_eq!(outcome(ATTEMPTS, false).await, (Some(409), Vec::new()));
+        assert_eq!(outcome(0, true).await, (None, Vec::new()));
+    }
+
+    #[tokio::test]
+    async fn an_update_is_charged_what_it_adds() {
+        let quota = json!({"metadata": {"name": "q"}, "status": {"hard": {"requests.storage": "10Gi", "persistentvolumeclaims": "1"},
+            "used": {"requests.storage": "4Gi", "persistentvolumeclaims": "1"}}});
+        let claim = |size: &str| json!({"metadata": {"name": "c"}, "spec": {"resources": {"requests": {"storage": size}}}});
+        let outcome = async |from: &str, to: &str| {
+            let ledger = Ledger::new(quota.clone(), 0);
+            let (old, mut new) = (claim(from), claim(to));
+            let mut a = create("", "persistentvolumeclaims", "PersistentVolumeClaim", &mut new);
+            (a.operation, a.old_object) = (Operation::Update, Some(&old));
+            let refused = ResourceQuota.validate(&a, &ledger).await.is_err();
+            let written = ledger.written.into_inner().pop().unwrap_or_default();
+            (
+                refused,
+                written["requests.storage"].as_str().unwrap_or("").to_owned(),
+            )
+        };
+        assert_eq!(outcome("4Gi", "6Gi").await, (false, "6Gi".to_owned()));
+        assert_eq!(outcome("4Gi", "12Gi").await, (true, String::new()));
+        assert_eq!(outcome("4Gi", "4Gi").await, (false, String::new()));
+        assert_eq!(outcome("4Gi", "1Gi").await, (false, String::new()));
+    }
+
+    #[test]
+    fn a_quota_is_for_what_is_in_its_scopes() {
+        let quota = json!({"metadata": {"name": "q"}, "spec": {"scopes": ["Terminating"]},
+            "status": {"hard": {"pods": "1"}, "used": {"pods": "1"}}});
+        let pod = |deadline: Value| json!({"metadata": {"name": "p"}, "spec": {"activeDeadlineSeconds": deadline, "containers": []}});
+        check(quota.clone(), pod(Value::Null), Ok(None));
+        check(
+            quota,
+            pod(json!(5)),
+            Err(
+                "pods \"p\" is forbidden: exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1",
+            ),
+        );
+    }
 }

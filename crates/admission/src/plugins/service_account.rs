@@ -498,4 +498,27 @@ mod tests {
         )
         .await;
     }
+
+    #[tokio::test]
+    async fn an_account_may_want_no_token_and_a_container_may_have_its_own() {
+        let lister = Objects(vec![(
+            "serviceaccounts",
+            json!({"metadata": {"name": "default", "namespace": "ns"}, "automountServiceAccountToken": false}),
+        )]);
+        let admitted = async |mut pod: Value, lister: &Objects| {
+            let mut a = create("", "pods", "Pod", &mut pod);
+            plugin().admit(&mut a, lister).await.unwrap();
+            pod
+        };
+        let pod = json!({"spec": {"containers": [{"name": "c"}]}});
+        assert_eq!(admitted(pod.clone(), &lister).await["spec"].get("volumes"), None);
+        let mut wants = pod;
+        wants["spec"]["automountServiceAccountToken"] = json!(true);
+        assert!(admitted(wants, &lister).await["spec"].get("volumes").is_some());
+        let mounts = json!([{"name": "own", "mountPath": MOUNT_PATH}]);
+        let own = json!({"spec": {"containers": [{"name": "c", "volumeMounts": mounts}]}});
+        let own = admitted(own, &account()).await;
+        assert_eq!(own["spec"]["containers"][0]["volumeMounts"], mounts);
+        assert_eq!(own["spec"].get("volumes"), None);
+    }
 }

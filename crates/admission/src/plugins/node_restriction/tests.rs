@@ -129,6 +129,61 @@ async fn a_node_makes_only_mirrors_of_its_own() {
     let mut owned = mirror(json!({}));
     owned["metadata"]["ownerReferences"][0]["uid"] = json!("other");
     created("pods", owned, Some("node n UID mismatch: expected other got u")).await;
+    for (owners, why) in [
+        (
+            json!([]),
+            "node \"n\" can only create pods with an owner reference set to itself",
+        ),
+        (
+            json!([{}, {}]),
+            "node \"n\" can only create pods with a single owner reference set to itself",
+        ),
+        (
+            json!([{"apiVersion": "v1", "kind": "Node", "name": "o", "uid": "u", "controller": true}]),
+            "node \"n\" can only create pods with an owner reference set to itself",
+        ),
+        (
+            json!([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}]),
+            "node \"n\" can only create pods with a controller owner reference set to itself",
+        ),
+        (
+            json!([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u", "controller": true, "blockOwnerDeletion": true}]),
+            "node \"n\" must not set blockOwnerDeletion on an owner reference",
+        ),
+    ] {
+        let mut owned = mirror(json!({}));
+        owned["metadata"]["ownerReferences"] = owners;
+        created("pods", owned, Some(why)).await;
+    }
+    for (spec, what) in [
+        (json!({"imagePullSecrets": [{"name": "s"}]}), "secrets"),
+        (
+            json!({"volumes": [{"name": "v", "configMap": {"name": "c"}}]}),
+            "configmaps",
+        ),
+        (json!({"resourceClaims": [{"name": "r"}]}), "resourceclaims"),
+        (
+            json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}),
+            "persistentvolumeclaims",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "csi": {"driver": "d"}}]}),
+            "csidrivers (via CSI volumes)",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "projected": {"sources": [{"clusterTrustBundle": {}}]}}]}),
+            "clustertrustbundles",
+        ),
+    ] {
+        let why = format!("node \"n\" can not create pods that reference {what}");
+        created("pods", mirror(spec), Some(&why)).await;
+    }
+    created(
+        "pods",
+        mirror(json!({"volumes": [{"name": "v"}]})),
+        Some("error checking mirror pod for API references: unknown volume type for volume  \"v\""),
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -166,6 +221,22 @@ async fn a_node_ends_and_reports_its_own_pods() {
         json!({"metadata": {"labels": {"a": "b"}}, "spec": {"nodeName": "n"}}),
         mine(),
         Some("node \"n\" cannot update labels through pod status"),
+    )
+    .await;
+    updated(
+        "pods:status",
+        "mine",
+        json!({"spec": {"nodeName": "n"}, "status": {"resourceClaimStatuses": [{"name": "r"}]}}),
+        mine(),
+        Some("node \"n\" cannot update resource claim statues"),
+    )
+    .await;
+    updated(
+        "pods:status",
+        "mine",
+        json!({"spec": {"nodeName": "n"}, "status": {"extendedResourceClaimStatus": {"resourceClaimName": "r"}}}),
+        mine(),
+        Some("node \"n\" cannot update extended resource claim status"),
     )
     .await;
     updated(
@@ -220,6 +291,25 @@ async fn a_node_does_not_choose_what_steers_workloads() {
     )
     .await;
     updated(
+        "nodes",
+        "n",
+        json!({"metadata": {"ownerReferences": [{"kind": "ConfigMap"}]}}),
+        json!({}),
+        Some("node \"n\" is not allowed to modify ownerReferences"),
+    )
+    .await;
+    let source = |name: &str| json!({"spec": {"configSource": {"configMap": {"name": name}}}});
+    updated(
+        "nodes",
+        "n",
+        source("a"),
+        source("b"),
+        Some("node \"n\" is not allowed to update configSource to a new non-nil configSource"),
+    )
+    .await;
+    updated("nodes", "n", source("a"), source("a"), None).await;
+    updated("nodes", "n", json!({}), source("a"), None).await;
+    updated(
         "nodes:status",
         "o",
         json!({}),
@@ -261,6 +351,19 @@ async fn leases_and_the_like_have_the_nodes_name() {
         None,
     )
     .await;
+    let user = User {
+        name: "system:node:n".to_owned(),
+        groups: vec!["system:nodes".to_owned()],
+        ..User::default()
+    };
+    let mut lease = json!({"metadata": {"name": "n"}});
+    let mut elsewhere = create("coordination.k8s.io", "leases", "Lease", &mut lease);
+    elsewhere.user = &user;
+    let refused = NodeRestriction.admit(&mut elsewhere, &objects()).await;
+    assert_eq!(
+        refused.unwrap_err().message,
+        "leases.coordination.k8s.io \"n\" is forbidden: can only access leases in the \"kube-node-lease\" system namespace"
+    );
     created(
         "coordination.k8s.io/leases",
         json!({"metadata": {"name": "o"}}),
