@@ -2,6 +2,7 @@
 //! own client certificate, checked against the cluster's CA.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::pki_types::ServerName;
 use serde_json::Value;
@@ -14,6 +15,7 @@ use tokio_rustls::client::TlsStream;
 use crate::server::Inner;
 
 const DEFAULT_PORT: u64 = 10250;
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 /// How to speak to kubelets.
 #[derive(Clone)]
@@ -80,9 +82,14 @@ fn read_address(node: &Value) -> Option<KubeletAddress> {
 impl KubeletClient {
     pub async fn connect(&self, address: &KubeletAddress) -> std::io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(address.host.clone()).map_err(std::io::Error::other)?;
-        let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
-        stream.set_nodelay(true)?;
-        TlsConnector::from(self.tls.clone()).connect(name, stream).await
+        let dial = async {
+            let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
+            stream.set_nodelay(true)?;
+            TlsConnector::from(self.tls.clone()).connect(name, stream).await
+        };
+        // Logs and exec may take as long as they like, but not to begin: a node that is gone answers nothing.
+        let dialled = tokio::time::timeout(CONNECT_LIMIT, dial).await;
+        dialled.unwrap_or_else(|_| Err(std::io::Error::new(std::io::ErrorKind::TimedOut, "i/o timeout")))
     }
 }
 
