@@ -27,7 +27,8 @@ pub struct Structural {
     /// `object`, `array`, `string`, `integer`, `number`, `boolean`; empty where the schema says nothing.
     pub kind: String,
     pub format: String,
-    pub properties: BTreeMap<String, Structural>,
+    /// Boxed: a node of the map has room for eleven, and most objects have fewer.
+    pub properties: BTreeMap<String, Box<Structural>>,
     pub additional: Additional,
     pub items: Option<Box<Structural>>,
     pub default: Option<Value>,
@@ -127,7 +128,7 @@ impl Structural {
                 .and_then(Value::as_object)
                 .into_iter()
                 .flatten()
-                .map(|(name, schema)| (name.clone(), Structural::parse(schema)))
+                .map(|(name, schema)| (name.clone(), Box::new(Structural::parse(schema))))
                 .collect(),
             additional: match schema.get("additionalProperties") {
                 None | Some(Value::Null) => Additional::Unset,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use skiff_meta::Status;
 use skiff_registry::{
     Context, Customs, EventKind, ListOptions, Open, Part, ReadAt, Resource, WatchFrom, WatchOptions, encode,
@@ -23,8 +24,8 @@ use crate::server::Inner;
 
 /// What a definition brought into service.
 pub(super) struct Installed {
-    /// What it was made from; another content makes it anew.
-    spec: Value,
+    /// Of the spec that it was made from; another makes it anew.
+    digest: [u8; 32],
     names: Names,
     terminating: bool,
     /// The version of the definition that brought the spec.
@@ -320,21 +321,23 @@ impl Controller {
     /// Makes the resources of a definition, unless it has them already: then false.
     fn install(&mut self, value: &Value) -> bool {
         let name = object::name(value).to_owned();
-        let spec = value.get("spec").cloned().unwrap_or_default();
-        let definition = Definition::read(value);
+        let digest = Sha256::digest(value.get("spec").map(Value::to_string).unwrap_or_default()).into();
+        let accepted = object::at(value, &["status", "acceptedNames"]);
+        let names = accepted.map(Names::read).unwrap_or_default();
+        let terminating = condition(value, "Terminating");
         let revision = object::resource_version(value).parse().unwrap_or(0);
         let mut since = revision;
         if let Some(known) = self.installed.get(&name)
-            && known.spec == spec
-            && known.names == definition.names
+            && known.digest == digest
+            && known.names == names
         {
-            if known.terminating == definition.terminating {
+            if known.terminating == terminating {
                 return false;
             }
             since = known.revision;
         }
-        let names = definition.names.clone();
-        let terminating = definition.terminating;
+        // Reads the schemas and compiles their rules: not for nothing.
+        let definition = Definition::read(value);
         let webhook = definition
             .webhook
             .as_ref()
@@ -360,7 +363,7 @@ impl Controller {
             }
         }
         let installed = Installed {
-            spec,
+            digest,
             names,
             terminating,
             revision: since,
