@@ -74,6 +74,8 @@ async fn a_namespace_says_what_its_pods_may_be() {
         .patch(&uri, "merge-patch", json!({"metadata": {"labels": {"a": "b"}}}))
         .await;
     assert!(!labelled.headers.contains_key("warning"));
+    // The plugin looks into the cache, which a list waits for.
+    assert_eq!(cluster.get(pods).await.code, 200);
     let stricter = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
     let changed = cluster
         .patch("/api/v1/namespaces/safe", "merge-patch", stricter)
