@@ -342,3 +342,41 @@ async fn the_audit_log_knows_what_policies_found() {
     )
     .await;
 }
+
+#[tokio::test]
+async fn policies_are_for_names_and_not_for_what_is_excluded() {
+    let cluster = Cluster::start().await;
+    let rule = |more: Value| {
+        let mut rule = json!({"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]});
+        for (key, value) in more.as_object().expect("an object") {
+            rule[key] = value.clone();
+        }
+        rule
+    };
+    let constraints = json!({
+        "resourceRules": [rule(json!({"resourceNames": ["one", "two"]}))],
+        "excludeResourceRules": [rule(json!({"resourceNames": ["two"]}))]});
+    let spec =
+        json!({"matchConstraints": constraints, "validations": [{"expression": "false", "message": "no"}]});
+    make(&cluster, POLICIES, policy("p", "configmaps", spec)).await;
+    make(&cluster, BINDINGS, binding("b", "p", json!({}))).await;
+    until(&cluster, CONFIG_MAPS, config_map("one", "1"), |reply| {
+        reply.code == 422
+    })
+    .await;
+    for name in ["two", "three"] {
+        let made = cluster.post(CONFIG_MAPS, config_map(name, "1")).await;
+        assert_eq!(made.code, 201, "{}", made.text);
+    }
+    // What configures admission is exempt from it: a mistake can be undone.
+    let all = json!({"matchConstraints": {"resourceRules": [
+        {"operations": ["*"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*"]}]}, "validations": [{"expression": "false"}]});
+    make(&cluster, POLICIES, policy("all", "*", all)).await;
+    make(&cluster, BINDINGS, binding("all", "all", json!({}))).await;
+    until(&cluster, CONFIG_MAPS, config_map("four", "1"), |reply| {
+        reply.code == 422
+    })
+    .await;
+    let gone = cluster.delete(&format!("{BINDINGS}/all"), json!({})).await;
+    assert_eq!(gone.code, 200, "{}", gone.text);
+}

@@ -41,6 +41,10 @@ fn response(path: &str, request: &Value) -> Value {
         "/first" => more("first"),
         "/second" => more("second"),
         "/warn" => json!({"allowed": true, "warnings": ["mind the gap"]}),
+        "/merge" => json!({"allowed": true, "patchType": "MergePatch", "patch": base64("{\"data\": {}}")}),
+        "/merge-list" => {
+            json!({"allowed": true, "patchType": "MergePatch", "patch": base64("[{\"op\": \"remove\", \"path\": \"/data\"}]")})
+        }
         "/note" => json!({"allowed": true, "auditAnnotations": {"seen": "yes", "x/y": "no", "": "no"}}),
         "/same" => {
             let mut same = patch(json!([{"op": "replace", "path": "/data/own", "value": "1"}]));
@@ -666,4 +670,69 @@ async fn the_audit_log_knows_what_webhooks_did() {
     expected["patch.webhook.admission.k8s.io/round_0_index_3"] = patch("second", "add", "second", "x");
     expected["patch.webhook.admission.k8s.io/round_1_index_0"] = patch("first", "add", "first", "xx");
     assert_eq!(make("b", "closely").await, expected);
+}
+
+#[tokio::test]
+async fn scopes_conditions_and_patches_are_looked_at() {
+    let cluster = Cluster::start().await;
+    let webhooks = Webhooks::start(&cluster).await;
+    let deny = |name: &str, resource: &str, more: Value| {
+        let mut hook = webhooks.hook(
+            "/deny",
+            "",
+            resource,
+            json!({"objectSelector": {"matchLabels": {"to": name}}}),
+        );
+        hook["name"] = json!(format!("{name}.example.com"));
+        for (key, value) in more.as_object().expect("an object") {
+            hook[key] = value.clone();
+        }
+        hook
+    };
+    let scoped = |resource: &str, scope: &str| json!({"rules": [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": [resource], "scope": scope}]});
+    let broken = json!([{"name": "broken", "expression": "object.data.absent == 'x'"}]);
+    let hooks = vec![
+        deny("in-cluster", "configmaps", scoped("configmaps", "Cluster")),
+        deny("in-namespace", "configmaps", scoped("configmaps", "Namespaced")),
+        deny("space-in-cluster", "namespaces", scoped("namespaces", "Cluster")),
+        deny(
+            "space-in-namespace",
+            "namespaces",
+            scoped("namespaces", "Namespaced"),
+        ),
+        deny("broken", "configmaps", json!({"matchConditions": broken})),
+        deny(
+            "broken-ignored",
+            "configmaps",
+            json!({"matchConditions": broken, "failurePolicy": "Ignore"}),
+        ),
+    ];
+    webhooks.configure(&cluster, VALIDATING, "v", hooks).await;
+    let mutating = ["/merge", "/merge-list"].map(|path| {
+        let to = json!({"objectSelector": {"matchLabels": {"to": path.trim_matches('/')}}});
+        webhooks.hook(path, "", "configmaps", to)
+    });
+    webhooks
+        .configure(&cluster, MUTATING, "m", mutating.to_vec())
+        .await;
+    let check = async |to: &str, code: u16, part: &str| {
+        let (uri, object) = if to.starts_with("space") {
+            let metadata = json!({"name": to, "labels": {"to": to}});
+            ("/api/v1/namespaces", json!({"metadata": metadata}))
+        } else {
+            (CONFIG_MAPS, config_map(to, json!({"to": to})))
+        };
+        let reply = cluster.post(uri, object).await;
+        assert_eq!(reply.code, code, "{to}: {}", reply.text);
+        let message = reply.json["message"].as_str().unwrap_or("");
+        assert!(message.contains(part), "{to}: {message}");
+    };
+    check("in-cluster", 201, "").await;
+    check("in-namespace", 422, "no such luck").await;
+    check("space-in-cluster", 422, "no such luck").await;
+    check("space-in-namespace", 201, "").await;
+    check("broken", 403, "no such key: absent").await;
+    check("broken-ignored", 201, "").await;
+    check("merge", 500, "received undecodable patch in webhook response").await;
+    check("merge-list", 500, "unsupported patch type \"MergePatch\"").await;
 }

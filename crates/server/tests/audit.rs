@@ -234,16 +234,22 @@ async fn a_token_is_recorded_by_its_id_and_an_impersonation_by_its_verb() {
                 "subjects": [subject("real"), subject("joe")]}),
         )
         .await;
+    // The binding takes effect a moment after it was made.
+    let began = std::time::Instant::now();
     let listed = loop {
         let real = cluster.server.service(UserInfo::new("real", ["g"]));
         let headers = [("impersonate-user", "joe")];
         let listed = cluster
             .send_as(real, "GET", "/api/v1/secrets", &headers, "")
             .await;
-        // The binding takes effect a moment after it was made.
         if listed.code == 200 {
             break listed;
         }
+        assert!(
+            began.elapsed() < std::time::Duration::from_secs(60),
+            "{}",
+            listed.text
+        );
         tokio::task::yield_now().await;
     };
     let event = audited.event_of(&listed);
@@ -285,4 +291,46 @@ async fn who_is_not_recognised_and_what_is_not_there_is_recorded_with_the_answer
     let asked = &audited.event_of(&made)["requestObject"];
     assert_eq!(asked["spec"]["containers"][0]["resources"], json!({}), "{asked}");
     assert_eq!(asked["status"], json!({}));
+}
+
+/// A plugin with a fault.
+struct Faulty;
+
+#[async_trait::async_trait]
+impl skiff_admission::Plugin for Faulty {
+    fn name(&self) -> &'static str {
+        "Faulty"
+    }
+
+    fn handles(&self, _: skiff_admission::Operation) -> bool {
+        true
+    }
+
+    async fn admit(
+        &self,
+        attributes: &mut skiff_admission::Attributes<'_>,
+        _: &dyn skiff_admission::Lister,
+    ) -> Result<(), skiff_meta::Status> {
+        assert_ne!(attributes.resource, "configmaps", "a fault");
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_panic_is_recorded_as_the_end() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("audit.log");
+    let config = audit_config(&path, RULES, AuditMode::BlockingStrict);
+    let chain = skiff_admission::Chain::new(vec![Box::new(Faulty)]);
+    let cluster = Cluster::audited_with(config, chain).await;
+    let body = json!({"metadata": {"name": "c"}});
+    let made = cluster.post("/api/v1/namespaces/default/configmaps", body).await;
+    assert_eq!(made.code, 500, "{}", made.text);
+    let log = std::fs::read_to_string(&path).expect("a log");
+    let last: Value = serde_json::from_str(log.lines().last().expect("a line")).expect("JSON");
+    assert_eq!(last["stage"], "Panic");
+    assert_eq!(last["auditID"], made.headers["audit-id"].to_str().expect("text"));
+    assert_eq!(last["responseStatus"]["code"], 500);
+    let message = last["responseStatus"]["message"].as_str().unwrap_or("");
+    assert!(message.starts_with("APIServer panic'd: "), "{message}");
 }

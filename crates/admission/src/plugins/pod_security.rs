@@ -470,4 +470,24 @@ mod tests {
         other["spec"]["containers"][0]["image"] = json!("j");
         assert!(is_significant(&other, &old));
     }
+
+    #[test]
+    fn images_and_new_containers_are_looked_at_again() {
+        let pod = |spec: Value| json!({ "spec": spec });
+        let one = |image: &str| json!([{"name": "c", "image": image}]);
+        let check = |new: Value, old: Value, expected: bool| {
+            assert_eq!(is_significant(&pod(new.clone()), &pod(old)), expected, "{new}");
+        };
+        for field in ["containers", "initContainers"] {
+            check(json!({field: one("a")}), json!({field: one("a")}), false);
+            check(json!({field: one("b")}), json!({field: one("a")}), true);
+            check(json!({field: one("a")}), json!({}), true);
+        }
+        check(json!({"hostPID": true}), json!({}), false);
+        let late = "ephemeralContainers";
+        check(json!({late: one("a")}), json!({late: one("a")}), false);
+        check(json!({late: one("b")}), json!({late: one("a")}), true);
+        check(json!({late: one("a")}), json!({}), true);
+        check(json!({}), json!({late: one("a")}), false);
+    }
 }

@@ -292,4 +292,24 @@ mod tests {
         graph.set_node(Sort::VolumeAttachment, "va", "");
         assert!(!graph.belongs(Sort::VolumeAttachment, "", "va", "n1"));
     }
+
+    #[test]
+    fn a_volume_opens_what_it_names_now() {
+        let graph = Graph::default();
+        graph.add_pod(
+            &json!({"metadata": {"namespace": "ns", "name": "p"}, "spec": {"nodeName": "n",
+            "volumes": [{"persistentVolumeClaim": {"claimName": "c"}}]}}),
+        );
+        let volume = |spec: Value| json!({"metadata": {"name": "v"}, "spec": spec});
+        let claim = json!({"namespace": "ns", "name": "c"});
+        let secret = || graph.belongs(Sort::Secret, "x", "s", "n");
+        let mounted = || graph.belongs(Sort::PersistentVolume, "", "v", "n");
+        let reference = json!({"nodePublishSecretRef": {"namespace": "x", "name": "s"}});
+        graph.add_volume(&volume(json!({"claimRef": claim, "csi": reference})));
+        assert!(secret() && mounted());
+        graph.add_volume(&volume(json!({"claimRef": claim})));
+        assert!(!secret() && mounted());
+        graph.add_volume(&volume(json!({"csi": reference})));
+        assert!(!secret() && !mounted());
+    }
 }

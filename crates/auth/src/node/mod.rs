@@ -287,6 +287,42 @@ mod tests {
             "ns/",
             "can only create tokens for individual service accounts",
         );
+        check(
+            "create",
+            "serviceaccounts:other",
+            "ns/sa",
+            "can only create token subresource of serviceaccount",
+        );
+        check(
+            "get",
+            "persistentvolumeclaims:other",
+            "ns/v",
+            "cannot get subresource",
+        );
+        check("get", "secrets:other", "ns/s", "cannot read subresource");
+        check("get", "secrets", "ns/", "No Object name found");
+        check("create", "resource.k8s.io/resourceslices", "", "yes");
+        check("get", "resource.k8s.io/resourceslices", "s", unrelated);
+        check(
+            "get",
+            "resource.k8s.io/resourceslices:status",
+            "s",
+            "cannot authorize ResourceSlice subresources",
+        );
+        check(
+            "list",
+            "resource.k8s.io/resourceslices",
+            "?spec.nodeName=n",
+            "yes",
+        );
+        for selector in ["", "?spec.nodeName=m", "?spec.driver=n"] {
+            check(
+                "deletecollection",
+                "resource.k8s.io/resourceslices",
+                selector,
+                "can only list/watch/deletecollection resourceslices with nodeName field selector",
+            );
+        }
     }
 
     #[test]

@@ -496,4 +496,34 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_line_after_a_torn_one_begins_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let mut target = Target::open(options(path.clone())).unwrap();
+        target.write(b"whole\nha").unwrap();
+        target.torn = true;
+        target.write(b"next\n").unwrap();
+        target.write(b"last\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "whole\nha\nnext\nlast\n");
+    }
+
+    #[test]
+    fn what_is_too_much_is_lost_and_takes_no_room() {
+        // Nobody writes.
+        let (lines, _queue) = mpsc::channel();
+        let log = Log {
+            lines,
+            shared: Arc::default(),
+            mode: Mode::Batch,
+        };
+        let large = || vec![0; WAITING_MAX / 2 + 1];
+        assert!(log.send(large()));
+        for lost in 1..4 {
+            assert!(!log.send(large()));
+            assert_eq!(log.failed(), lost);
+        }
+        assert!(log.send(b"small\n".to_vec()));
+    }
 }

@@ -267,4 +267,19 @@ mod tests {
         seats.pop();
         let _last = last.try_recv().expect("its turn");
     }
+
+    #[test]
+    fn a_level_has_room_for_so_many_in_all() {
+        let levels = levels(&[("a", 1, 0, Some((3, 1, 1)))]);
+        // The last that found no seat has a place in a queue.
+        let _seats = fill(&levels, "a", 0);
+        let mut waiting = Vec::new();
+        for flow in 1..=2 {
+            match levels.admit(&"a".into(), flow) {
+                Some(Admission::Waiting(receiver)) => waiting.push(receiver),
+                _ => panic!("waits"),
+            }
+        }
+        assert!(matches!(levels.admit(&"a".into(), 3), Some(Admission::Refused)));
+    }
 }

@@ -238,4 +238,53 @@ mod tests {
             "service-accounts system:serviceaccount:a:default",
         );
     }
+
+    #[test]
+    fn subjects_and_rules_are_met_in_full() {
+        let schema = |subject: Value, rule: Value| {
+            Schema::read(
+                &serde_json::json!({"spec": {"rules": [{"subjects": [subject], "resourceRules": [rule]}]}}),
+            )
+        };
+        let everybody = || serde_json::json!({"kind": "Group", "group": {"name": "*"}});
+        let everything = || serde_json::json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "clusterScope": true, "namespaces": ["*"]});
+        let check = |schema: &Schema, user: &UserInfo, path: &str, expected: bool| {
+            let info = RequestInfo::parse(&http::Method::GET, path, "").expect("parses");
+            assert_eq!(schema.matches(user, &info), expected, "{} {path}", user.name);
+        };
+        let account = |namespace: &str, name: &str| UserInfo::service_account(namespace, name);
+        let subject = |name: &str| serde_json::json!({"kind": "ServiceAccount", "serviceAccount": {"namespace": "a", "name": name}});
+        let pods = "/api/v1/namespaces/a/pods";
+        for (wanted, user, expected) in [
+            ("x", account("a", "x"), true),
+            ("x", account("a", "y"), false),
+            ("x", account("b", "x"), false),
+            ("*", account("a", "y"), true),
+            ("*", account("b", "y"), false),
+        ] {
+            check(&schema(subject(wanted), everything()), &user, pods, expected);
+        }
+        let user = UserInfo::new("jane", [] as [&str; 0]);
+        let of = |field: &str, value: Value| {
+            let mut rule = everything();
+            rule[field] = value;
+            schema(everybody(), rule)
+        };
+        let log = "/api/v1/namespaces/a/pods/p/log";
+        let only_pods = of("resources", serde_json::json!(["pods"]));
+        check(&only_pods, &user, pods, true);
+        check(&only_pods, &user, log, false);
+        let only_logs = of("resources", serde_json::json!(["pods/log"]));
+        check(&only_logs, &user, log, true);
+        check(&only_logs, &user, pods, false);
+        check(&only_logs, &user, "/api/v1/namespaces/a/pods/p/status", false);
+        let not_of_cluster = of("clusterScope", Value::Bool(false));
+        check(&not_of_cluster, &user, "/api/v1/nodes", false);
+        check(&not_of_cluster, &user, pods, true);
+        let of_b = of("namespaces", serde_json::json!(["b"]));
+        check(&of_b, &user, pods, false);
+        check(&of_b, &user, "/api/v1/nodes", true);
+        check(&of("verbs", serde_json::json!(["create"])), &user, pods, false);
+        check(&of("apiGroups", serde_json::json!(["apps"])), &user, pods, false);
+    }
 }

@@ -8,6 +8,7 @@ use http::{HeaderMap, Request};
 use http_body_util::{BodyExt, Full};
 use rustls::pki_types::ServerName;
 use serde_json::Value;
+use skiff_admission::Chain;
 use skiff_auth::UserInfo;
 use skiff_server::{
     Answer, AuditConfig, AuditMode, AuditPolicy, Body, ClientCertificates, InProcess, KubeletClient,
@@ -52,7 +53,8 @@ pub struct Audited {
 
 impl Audited {
     pub async fn start(rules: &str) -> Audited {
-        Audited::in_mode(rules, AuditMode::Blocking).await
+        // However slow the machine is, what was answered is in the log.
+        Audited::in_mode(rules, AuditMode::BlockingStrict).await
     }
 
     pub async fn in_mode(rules: &str, mode: AuditMode) -> Audited {
@@ -113,25 +115,31 @@ impl Cluster {
             let written = store.write(key, Expect::Absent, Op::Put(value), None).await;
             written.expect("a write");
         }
-        Cluster::open(dir, Arc::new(store), None).await
+        Cluster::open(dir, Arc::new(store), None, Chain::recommended()).await
     }
 
     /// One that records its requests.
     pub async fn audited(audit: AuditConfig) -> Cluster {
+        Cluster::audited_with(audit, Chain::recommended()).await
+    }
+
+    pub async fn audited_with(audit: AuditConfig, chain: Chain) -> Cluster {
         let dir = tempfile::tempdir().expect("a folder");
         let store = skiff_store::Embedded::open(dir.path().join("store")).expect("a store");
-        Cluster::open(dir, Arc::new(store), Some(audit)).await
+        Cluster::open(dir, Arc::new(store), Some(audit), chain).await
     }
 
     /// Over a store of the test's own.
     pub async fn on(store: Arc<dyn skiff_store::Store>) -> Cluster {
-        Cluster::open(tempfile::tempdir().expect("a folder"), store, None).await
+        let dir = tempfile::tempdir().expect("a folder");
+        Cluster::open(dir, store, None, Chain::recommended()).await
     }
 
     async fn open(
         dir: tempfile::TempDir,
         store: Arc<dyn skiff_store::Store>,
         audit: Option<AuditConfig>,
+        admission: Chain,
     ) -> Cluster {
         let pki = skiff_pki::Pki::open(&dir.path().join("pki")).expect("keys");
         let (private_key, public_key) = pki.service_account_keys().expect("a key");
@@ -168,7 +176,7 @@ impl Cluster {
                 audiences: Vec::new(),
             }),
             anonymous: true,
-            admission: skiff_admission::Chain::recommended(),
+            admission,
             kubelet: Some(KubeletClient { tls: kubelet }),
             recorder: Arc::default(),
             audit,
