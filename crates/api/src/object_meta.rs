@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use skiff_meta::{field, names};
 
 use crate::errors::Errors;
@@ -483,6 +483,7 @@ pub fn selector_is_empty(selector: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn check(metadata: Value, namespaced: bool, expected: &[&str]) {
         let object = json!({ "metadata": metadata });

@@ -281,4 +281,15 @@ mod tests {
                 .any(|e| e.detail == "updates may not add a condition of type \"Approved\"")
         );
     }
+
+    #[test]
+    fn a_sort_of_condition_comes_once() {
+        let failed = json!({"type": "Failed", "status": "True"});
+        let object = json!({"status": {"conditions": [failed, failed]}});
+        let mut errors = Errors::new();
+        let root = Node::root(&object);
+        conditions(&root.field("status.conditions"), &mut errors);
+        let found: Vec<String> = errors.into_vec().iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["status.conditions[1].type: Duplicate value: \"Failed\""]);
+    }
 }

@@ -14,6 +14,19 @@ const SYSTEM: [(&str, i64); 2] = [
     ("system-node-critical", 2_000_001_000),
 ];
 
+/// What is wrong with a class that has the name of one of the system's.
+fn unknown_to_system(class: &Node) -> Option<String> {
+    let name = class.field("metadata.name").str();
+    let Some((_, value)) = SYSTEM.iter().find(|(known, _)| *known == name) else {
+        return Some(format!("{name} is not a known system priority class"));
+    };
+    if class.field("value").int() != Some(*value) {
+        return Some(format!("value of {name} PriorityClass must be {value}"));
+    }
+    let default = class.field("globalDefault").bool();
+    default.then(|| format!("globalDefault of {name} PriorityClass must be false"))
+}
+
 pub static PRIORITY_CLASS: Kind = Kind {
     group: "scheduling.k8s.io",
     kind: "PriorityClass",
@@ -23,14 +36,11 @@ pub static PRIORITY_CLASS: Kind = Kind {
         let mut errors = Errors::new();
         let root = Node::root(object);
         let (name, value) = (root.field("metadata.name"), root.field("value"));
-        let system = SYSTEM
-            .iter()
-            .any(|(n, v)| *n == name.str() && value.int() == Some(*v));
         if name.str().starts_with("system-") {
-            if !system {
+            if let Some(why) = unknown_to_system(&root) {
                 errors.forbidden(
                     &name,
-                    "priority class names with 'system-' prefix are reserved for system use only. error: only system-node-critical and system-cluster-critical are allowed",
+                    format!("priority class names with 'system-' prefix are reserved for system use only. error: {why}"),
                 );
             }
         } else if value.int().is_some_and(|n| n > USER_MAX) {
