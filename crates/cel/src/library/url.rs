@@ -27,9 +27,8 @@ impl Url {
         if text.is_empty() {
             return Err(problem("empty url".to_owned()));
         }
-        // The fragment is no part of a request, but the parts that are read leave it out.
-        let body = text.split_once('#').map_or(text, |(body, _)| body);
-        let (scheme, rest) = split_scheme(body).map_err(problem)?;
+        // COMPAT: a request has no fragment, so a `#` is a character like others.
+        let (scheme, rest) = split_scheme(text).map_err(problem)?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut url = Self {
             text: text.to_owned(),
@@ -244,5 +243,30 @@ fn part<'a>(args: &[Value<'a>], of: fn(&Url) -> String) -> Eval<Value<'a>> {
     match args {
         [Value::Url(url)] => Ok(Value::string(of(url))),
         _ => Err(EvalError::no_such_overload()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fragment_is_none_in_a_request() {
+        for (text, expected) in [
+            ("https://example.com/a#b", Some(("example.com", "/a%23b", ""))),
+            ("https://example.com/?x=1#f", Some(("example.com", "/", "x=1#f"))),
+            ("http://#%blah$#@", None),
+            ("http://a#b/c", None),
+            ("#a", None),
+        ] {
+            let url = Url::parse(text).ok();
+            let found = url
+                .as_ref()
+                .map(|url| (url.host.as_str(), url.escaped_path(), url.query.as_str()));
+            let found = found
+                .as_ref()
+                .map(|(host, path, query)| (*host, path.as_str(), *query));
+            assert_eq!(found, expected, "{text}");
+        }
     }
 }
