@@ -1,8 +1,10 @@
 //! Impersonation headers: what a request asks to be, and the permissions that takes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use http::HeaderMap;
+use parking_lot::Mutex;
 use serde_json::json;
 use skiff_api::errors::Errors;
 use skiff_api::node::Node;
@@ -80,6 +82,34 @@ impl Mode {
     }
 }
 
+/// Which way last worked for whom: it is tried first, and its refusal is the one that is told.
+#[derive(Default)]
+pub struct Impersonations(Mutex<HashMap<u64, Mode>>);
+
+/// So many users are remembered; then all are forgotten.
+const REMEMBERED: usize = 10_000;
+
+impl Impersonations {
+    fn last(&self, user: &UserInfo) -> Option<Mode> {
+        self.0.lock().get(&hash(&user.name)).copied()
+    }
+
+    fn worked(&self, user: &UserInfo, mode: Mode) {
+        let mut modes = self.0.lock();
+        if modes.len() >= REMEMBERED {
+            modes.clear();
+        }
+        modes.insert(hash(&user.name), mode);
+    }
+}
+
+/// Two users of one hash only have their ways tried in another order.
+fn hash(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// Who the request acts as, and the verb of the narrow permission that allowed it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impersonated {
@@ -97,15 +127,21 @@ impl Impersonation {
         &self,
         requestor: &UserInfo,
         request: &Attributes<'_>,
+        ways: &Impersonations,
         check: impl Fn(&Attributes<'_>, Option<&str>) -> Result<(), E>,
     ) -> Result<Impersonated, E> {
         let mut first = None;
-        for mode in Mode::ALL {
+        let last = ways.last(requestor);
+        let others = Mode::ALL.into_iter().filter(|mode| Some(*mode) != last);
+        for mode in last.into_iter().chain(others) {
             if !self.fits(mode, requestor) {
                 continue;
             }
             match self.try_mode(mode, request, &check) {
                 Ok(user) => {
+                    if last != Some(mode) {
+                        ways.worked(requestor, mode);
+                    }
                     let constraint = (mode != Mode::Wide).then(|| mode.verb());
                     return Ok(Impersonated { user, constraint });
                 }
@@ -400,7 +436,7 @@ mod tests {
             }
         };
         let found = requested_impersonation(&map).unwrap().unwrap();
-        match found.authorize(requestor, &request, check) {
+        match found.authorize(requestor, &request, &Impersonations::default(), check) {
             Err(why) => why,
             Ok(Impersonated { user, constraint }) => {
                 format!(
@@ -584,5 +620,28 @@ mod tests {
             outcome(&agent, &[("impersonate-user", "system:node:n2")], &any),
             "system:node:n2 of system:nodes,system:authenticated by impersonate:arbitrary-node"
         );
+    }
+
+    #[test]
+    fn the_way_that_worked_is_tried_first() {
+        let headers = |user: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("impersonate-user", http::HeaderValue::from_static(user));
+            requested_impersonation(&headers).unwrap().unwrap()
+        };
+        let (ways, requestor) = (Impersonations::default(), UserInfo::new("me", ["g"]));
+        let ask = |user: &'static str| {
+            let request = Attributes {
+                verb: "list",
+                ..Attributes::default()
+            };
+            headers(user).authorize(&requestor, &request, &ways, |asked, _| match asked.name {
+                "jane" if asked.verb == "impersonate" => Ok(()),
+                _ => Err(asked.verb.to_owned()),
+            })
+        };
+        assert_eq!(ask("joe"), Err("impersonate-on:user-info:list".to_owned()));
+        assert!(ask("jane").is_ok());
+        assert_eq!(ask("joe"), Err("impersonate".to_owned()));
     }
 }

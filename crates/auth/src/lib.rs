@@ -19,7 +19,7 @@ mod x509;
 pub use authenticator::{AuthError, Authenticator, Peer};
 pub use bootstrap::{bootstrap_objects, fill_aggregated};
 pub use escalation::{covers, missing_rules};
-pub use impersonation::{Impersonated, Impersonation, requested_impersonation};
+pub use impersonation::{Impersonated, Impersonation, Impersonations, requested_impersonation};
 pub use rbac::Rbac;
 pub use reconcile::reconcile;
 pub use request_header::RequestHeader;

@@ -344,7 +344,7 @@ impl Inner {
             }
         };
         wanted
-            .authorize(user, &attributes_of(&exchange.info), check)
+            .authorize(user, &attributes_of(&exchange.info), &self.impersonations, check)
             .map(Some)
     }
 

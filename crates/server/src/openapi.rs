@@ -8,7 +8,7 @@ use skiff_schema::openapi::{Document, v3_protobuf};
 
 use crate::body::{self, Answer, not_found};
 use crate::chain::Exchange;
-use crate::compress;
+use crate::content;
 use crate::negotiate::parse_accept;
 use crate::server::Inner;
 
@@ -42,12 +42,12 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
                     .as_ref()
                     .map_or_else(|| documents.v2_json(), |c| c.v2_json());
                 if let Some(merged) = inner.aggregator.v2(ours) {
-                    return Ok(vary_encoding(document(exchange, merged.protobuf(), content_type)));
+                    return Ok(vary_encoding(document(inner, exchange, merged.protobuf(), content_type)));
                 }
                 let found = customs
                     .as_ref()
                     .map_or_else(|| documents.v2_protobuf(), |c| c.v2_protobuf());
-                return Ok(vary_encoding(document(exchange, found, content_type)));
+                return Ok(vary_encoding(document(inner, exchange, found, content_type)));
             }
             if !takes_json(accept) {
                 return Ok(vary_encoding(not_acceptable()));
@@ -57,12 +57,13 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
                 .map_or_else(|| documents.v2_json(), |c| c.v2_json());
             if let Some(merged) = inner.aggregator.v2(found) {
                 return Ok(vary_encoding(document(
+                    inner,
                     exchange,
                     merged.json(),
                     "application/json",
                 )));
             }
-            Ok(vary_encoding(document(exchange, found, "application/json")))
+            Ok(vary_encoding(document(inner, exchange, found, "application/json")))
         }
         ["openapi", "v3"] => {
             let mut value = documents.v3_root();
@@ -76,13 +77,9 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
                         serde_json::json!({"serverRelativeURL": url});
                 }
             }
-            Ok(compress::answer(
-                exchange,
-                StatusCode::OK,
-                // COMPAT: upstream forgets to say that this is JSON.
-                "text/plain; charset=utf-8",
-                value.to_string().into(),
-            ))
+            // COMPAT: upstream forgets to say that this is JSON, and takes it for new each time.
+            let (kind, now) = ("text/plain; charset=utf-8", jiff::Timestamp::now());
+            Ok(content::serve(exchange, kind, value.to_string().into(), "", now))
         }
         ["openapi", "v3", path @ ..] => {
             let path = path.join("/");
@@ -102,7 +99,13 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
                 None => documents.hash(&path),
             };
             if !hash.is_empty() && hash != current {
-                let mut answer = body::answer(StatusCode::MOVED_PERMANENTLY, "text/plain; charset=utf-8", "");
+                let kind = binary.unwrap_or("application/json");
+                let mut answer = body::answer(StatusCode::MOVED_PERMANENTLY, kind, "");
+                let headers = answer.headers_mut();
+                headers.insert(header::VARY, HeaderValue::from_static("Accept"));
+                if let Ok(tag) = HeaderValue::from_str(&found.etag) {
+                    headers.insert(header::ETAG, tag);
+                }
                 if let Ok(location) = HeaderValue::from_str(&format!("/openapi/v3/{path}?hash={current}")) {
                     answer.headers_mut().insert(header::LOCATION, location);
                 }
@@ -116,9 +119,9 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
                         bytes: v3_protobuf(&value),
                         etag: found.etag.clone(),
                     };
-                    document(exchange, &made, content_type)
+                    document(inner, exchange, &made, content_type)
                 }
-                None => document(exchange, found, "application/json"),
+                None => document(inner, exchange, found, "application/json"),
             };
             if !hash.is_empty() {
                 let headers = answer.headers_mut();
@@ -174,17 +177,13 @@ fn takes_json(accept: &str) -> bool {
         })
 }
 
-fn document(exchange: &Exchange, found: &Document, content_type: &'static str) -> Answer {
-    let mut answer = if exchange.header(header::IF_NONE_MATCH) == found.etag {
-        body::answer(StatusCode::NOT_MODIFIED, content_type, "")
-    } else {
-        compress::answer(exchange, StatusCode::OK, content_type, found.bytes.clone().into())
-    };
-    let headers = answer.headers_mut();
-    headers.insert(header::VARY, HeaderValue::from_static("Accept"));
-    if let Ok(value) = HeaderValue::from_str(&found.etag) {
-        headers.insert(header::ETAG, value);
-    }
-    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+fn document(inner: &Inner, exchange: &Exchange, found: &Document, content_type: &'static str) -> Answer {
+    let name = format!("{} {content_type}", exchange.info.path);
+    let modified = inner.document_times.of(&name, &found.etag);
+    let bytes = found.bytes.clone().into();
+    let mut answer = content::serve(exchange, content_type, bytes, &found.etag, modified);
+    answer
+        .headers_mut()
+        .insert(header::VARY, HeaderValue::from_static("Accept"));
     answer
 }

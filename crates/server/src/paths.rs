@@ -11,7 +11,7 @@ use crate::body::{self, Answer, not_found};
 use crate::chain::{Exchange, not_routed};
 use crate::negotiate::Format;
 use crate::server::Inner;
-use crate::{aggregation, compress, discovery, health, negotiate, openapi, protobuf, respond, status_page};
+use crate::{aggregation, compress, debug_pages, discovery, health, negotiate, openapi, protobuf, respond, status_page};
 
 const KEY_SET: &str = "application/jwk-set+json";
 
@@ -26,6 +26,9 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
         );
     if whole == "/openapi/v3/" {
         return Ok(body::empty(StatusCode::NOT_FOUND));
+    }
+    if whole.starts_with("/debug/pprof") || whole.starts_with("/debug/flags") {
+        return Ok(debug_pages::route(&exchange.parts.method, whole));
     }
     let slash = whole.len() > 1 && whole.ends_with('/') && !routed;
     if slash || whole.starts_with("//") {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use skiff_admission::Chain;
-use skiff_auth::{Authenticator, Authorizer, RequestHeader, TokenIssuer, TokenVerifier, UserInfo};
+use skiff_auth::{Authenticator, Authorizer, Impersonations, RequestHeader, TokenIssuer, TokenVerifier, UserInfo};
 use skiff_meta::Status;
 use skiff_registry::hooks::bootstrap::Advertise;
 use skiff_registry::{BadCidr, Cidr, Registry, RegistryConfig};
@@ -106,6 +106,7 @@ pub struct Inner {
     pub dynamic: Arc<Dynamic>,
     pub authorizer: Arc<Authorizer>,
     pub authenticator: Authenticator,
+    pub impersonations: Impersonations,
     pub issuer: Option<TokenIssuer>,
     pub audiences: Vec<String>,
     pub recorder: Arc<Recorder>,
@@ -116,6 +117,7 @@ pub struct Inner {
     pub kubelet: Option<KubeletClient>,
     pub anonymous: Arc<UserInfo>,
     pub custom_documents: crate::crd::openapi::Documents,
+    pub document_times: crate::content::Times,
     /// `host:port`, as discovery and OpenID show it.
     pub server_address: String,
     pub ready: AtomicBool,
@@ -178,6 +180,7 @@ impl Server {
             chain,
             dynamic,
             authorizer,
+            impersonations: Impersonations::default(),
             authenticator: Authenticator {
                 tokens,
                 request_header: front_proxy.map(|_| RequestHeader {
@@ -197,6 +200,7 @@ impl Server {
             version: config.version,
             kubelet: config.kubelet,
             anonymous: Arc::new(UserInfo::anonymous()),
+            document_times: Default::default(),
             custom_documents: crate::crd::openapi::Documents::default(),
             server_address: SocketAddr::new(config.advertise_address, config.advertise_port).to_string(),
             ready: AtomicBool::new(false),
