@@ -266,7 +266,8 @@ impl Kind {
         if object.is_empty() && change.is_empty() && finalizers.is_empty() {
             return own;
         }
-        let mut errors = [object.as_slice(), &change].concat();
+        let mut errors: Vec<field::Error> = object_meta::of_every_update(&object).collect();
+        errors.extend_from_slice(&change);
         let object = [object, finalizers.clone()].concat();
         let change = [change, finalizers].concat();
         match again {

@@ -141,7 +141,8 @@ impl Resource {
             };
             return Findings::from(errors);
         };
-        let mut found = object_meta::validate(new, self.namespaced, self.rules.name_rule);
+        let found = object_meta::validate(new, self.namespaced, self.rules.name_rule);
+        let mut found: Vec<field::Error> = object_meta::of_every_update(&found).collect();
         found.extend(object_meta::validate_update(new, old, self.namespaced));
         if !found.is_empty() {
             // COMPAT: upstream's strategy checks the metadata once more, and its complaints come twice.

@@ -73,7 +73,10 @@ pub fn serve(
         }
         Part::Bad(why) => {
             let mut answer = body::text(StatusCode::RANGE_NOT_SATISFIABLE, format!("{why}\n"));
-            if let (Ok(told), true) = (HeaderValue::from_str(&format!("bytes */{size}")), why == NO_OVERLAP) {
+            if let (Ok(told), true) = (
+                HeaderValue::from_str(&format!("bytes */{size}")),
+                why == NO_OVERLAP,
+            ) {
                 answer.headers_mut().insert(header::CONTENT_RANGE, told);
             }
             return answer;
@@ -158,8 +161,7 @@ mod tests {
 
     #[test]
     fn conditions() {
-        let check =
-            |tags: &str, expected: bool| assert_eq!(matches(tags, "\"a\""), expected, "{tags}");
+        let check = |tags: &str, expected: bool| assert_eq!(matches(tags, "\"a\""), expected, "{tags}");
         check("\"a\"", true);
         check("\"b\", W/\"a\"", true);
         check("*", true);

@@ -108,6 +108,7 @@ pub fn delete_options(exchange: &Exchange, body: &[u8]) -> Result<Value, Status>
         let document = decode::Document::parse(body, format).map_err(|error| {
             Status::bad_request(format!("couldn't get version/kind; json parse error: {error}"))
         })?;
+        decode::type_meta(&document.node).map_err(Status::bad_request)?;
         document
             .check(schema, id)
             .map_err(|error| Status::bad_request(error.to_string()))

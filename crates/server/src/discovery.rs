@@ -115,13 +115,15 @@ pub fn wants_aggregated(accept: &str) -> Option<Format> {
     for clause in parse_accept(accept) {
         let format = match (clause.main, clause.sub) {
             ("application", "json" | "*") | ("*", "*") => Format::Json,
+            ("application", "yaml") => Format::Yaml,
             ("application", "vnd.kubernetes.protobuf") => Format::Protobuf,
             _ => continue,
         };
-        match (clause.param("as"), clause.param("g"), clause.param("v")) {
-            ("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2") => return Some(format),
-            ("", "", "") => return None,
-            _ => {}
+        // Whoever takes this form gets it, wherever it stands.
+        if let ("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2") =
+            (clause.param("as"), clause.param("g"), clause.param("v"))
+        {
+            return Some(format);
         }
     }
     None

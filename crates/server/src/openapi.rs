@@ -42,7 +42,12 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
                     .as_ref()
                     .map_or_else(|| documents.v2_json(), |c| c.v2_json());
                 if let Some(merged) = inner.aggregator.v2(ours) {
-                    return Ok(vary_encoding(document(inner, exchange, merged.protobuf(), content_type)));
+                    return Ok(vary_encoding(document(
+                        inner,
+                        exchange,
+                        merged.protobuf(),
+                        content_type,
+                    )));
                 }
                 let found = customs
                     .as_ref()
@@ -63,7 +68,12 @@ pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answe
                     "application/json",
                 )));
             }
-            Ok(vary_encoding(document(inner, exchange, found, "application/json")))
+            Ok(vary_encoding(document(
+                inner,
+                exchange,
+                found,
+                "application/json",
+            )))
         }
         ["openapi", "v3"] => {
             let mut value = documents.v3_root();

@@ -11,7 +11,9 @@ use crate::body::{self, Answer, not_found};
 use crate::chain::{Exchange, not_routed};
 use crate::negotiate::Format;
 use crate::server::Inner;
-use crate::{aggregation, compress, debug_pages, discovery, health, negotiate, openapi, protobuf, respond, status_page};
+use crate::{
+    aggregation, compress, debug_pages, discovery, health, negotiate, openapi, protobuf, respond, status_page,
+};
 
 const KEY_SET: &str = "application/jwk-set+json";
 
@@ -66,7 +68,11 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
         }
     }
     let resources = &inner.registry.resources;
-    let aggregate = discovery::wants_aggregated(exchange.header(header::ACCEPT));
+    // COMPAT: with a slash at its end, the older form only.
+    let aggregate = match whole {
+        "/apis/" => None,
+        _ => discovery::wants_aggregated(exchange.header(header::ACCEPT)),
+    };
     match parts[..] {
         [""] | ["index.html"] => {
             let bytes = serde_json::to_vec_pretty(&root(inner)).map_err(Status::internal)?;
@@ -83,25 +89,22 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
             ))
         }
         ["healthz" | "livez" | "readyz", ..] => Ok(health::check(inner, exchange, &parts).await),
-        ["metrics"] => Ok(body::answer(
-            StatusCode::OK,
-            "text/plain; version=0.0.4; charset=utf-8; escaping=underscores",
-            inner
-                .metrics
-                .text(inner.audit.as_ref().map_or(0, |audit| audit.failed())),
-        )),
-        ["metrics", "slis"] => Ok(body::answer(
-            StatusCode::OK,
-            "text/plain; version=0.0.4; charset=utf-8; escaping=underscores",
-            health::slis(inner).await,
-        )),
+        ["metrics"] => {
+            let failed = inner.audit.as_ref().map_or(0, |audit| audit.failed());
+            Ok(metrics(inner, inner.metrics.text(failed)))
+        }
+        ["metrics", "slis"] => Ok(metrics(inner, health::slis(inner).await)),
         ["statusz" | "flagz"] if !takes_text(exchange.header(header::ACCEPT)) => Err(Status::not_acceptable(
             "only the following media types are accepted: application/json, application/yaml, text/plain",
         )),
         ["statusz"] => Ok(status_page::statusz(inner)),
         ["flagz"] => Ok(status_page::flagz(inner)),
         ["api"] => match aggregate {
-            Some(format) => aggregated(inner, exchange, format, true),
+            Some(format) => {
+                let accept = exchange.header(header::ACCEPT);
+                negotiate::routed(accept, false).map_err(not_routed)?;
+                aggregated(inner, exchange, format, true)
+            }
             None => document(exchange, &discovery::api_versions(&inner.server_address)),
         },
         ["apis"] => match aggregate {
@@ -160,6 +163,14 @@ fn takes_text(accept: &str) -> bool {
             .any(|clause| matches!((clause.main, clause.sub), ("text", "plain" | "*") | ("*", "*")))
 }
 
+fn metrics(inner: &Inner, text: String) -> Answer {
+    let kind = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
+    let mut answer = body::answer(StatusCode::OK, kind, text);
+    let started = HeaderValue::from(inner.started.as_second());
+    answer.headers_mut().insert("process-start-time-unix", started);
+    answer
+}
+
 fn known(inner: &Inner, parts: &[&str]) -> bool {
     let resources = &inner.registry.resources;
     match parts {
@@ -188,15 +199,20 @@ fn found(exchange: &Exchange, value: Option<Value>) -> Result<Answer, Status> {
 
 fn aggregated(inner: &Inner, exchange: &Exchange, format: Format, core: bool) -> Result<Answer, Status> {
     let value = discovery::aggregated(&inner.registry.resources, &inner.aggregator, core);
-    let mut bytes = value.to_string().into_bytes();
+    let mut bytes = skiff_schema::declared_order(skiff_api::facts::schema(), &value);
     bytes.push(b'\n');
     let etag = openapi::etag(&bytes);
-    let mut content_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-    if format == Format::Protobuf {
-        bytes = protobuf::document(&value)?;
-        content_type =
-            "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-    }
+    let content_type = match format {
+        Format::Json => "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+        Format::Yaml => {
+            bytes = respond::yaml(&value)?.into_bytes();
+            "application/yaml;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+        }
+        Format::Protobuf => {
+            bytes = protobuf::document(&value)?;
+            "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+        }
+    };
     let mut answer = if exchange.header(header::IF_NONE_MATCH) == etag {
         body::empty(StatusCode::NOT_MODIFIED)
     } else {

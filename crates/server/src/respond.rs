@@ -124,15 +124,14 @@ pub fn raw(exchange: &Exchange, output: &Output, code: StatusCode, value: &Value
             &declared_order(skiff_api::facts::schema(), value),
         )),
         Format::Yaml => {
-            let text = serde_saphyr::to_string(value).map_err(Status::internal)?;
-            Ok(compress::answer(
-                exchange,
-                code,
-                "application/yaml",
-                Bytes::from(text),
-            ))
+            let bytes = Bytes::from(yaml(value)?);
+            Ok(compress::answer(exchange, code, "application/yaml", bytes))
         }
     }
+}
+
+pub fn yaml(value: &Value) -> Result<String, Status> {
+    serde_saphyr::to_string(value).map_err(Status::internal)
 }
 
 fn json_bytes(exchange: &Exchange, code: StatusCode, bytes: &[u8]) -> Answer {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use skiff_admission::Chain;
-use skiff_auth::{Authenticator, Authorizer, Impersonations, RequestHeader, TokenIssuer, TokenVerifier, UserInfo};
+use skiff_auth::{
+    Authenticator, Authorizer, Impersonations, RequestHeader, TokenIssuer, TokenVerifier, UserInfo,
+};
 use skiff_meta::Status;
 use skiff_registry::hooks::bootstrap::Advertise;
 use skiff_registry::{BadCidr, Cidr, Registry, RegistryConfig};

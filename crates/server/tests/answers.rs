@@ -57,6 +57,34 @@ async fn paths_and_methods() {
         ("GET", "/.well-known/openid-configuration/", 200, "{"),
         ("POST", "/openid/v1/jwks", 405, METHOD),
         ("GET", "/openapi/v3/", 404, ""),
+        ("GET", "/debug/pprof/foo", 404, "Unknown profile\n"),
+        ("POST", "/debug/flags/v", 406, "unsupported http method\n"),
+        (
+            "GET",
+            "/debug/flags/foo",
+            200,
+            "<html>\n<head>\n<title>/debug/flags/</title>",
+        ),
+        ("GET", "/debug/foo", 404, NO_PAGE),
+        ("DELETE", "/api/v1/namespaces/kube-node-lease?dryRun=All", 200, ""),
+        (
+            "GET",
+            "/apis/events.k8s.io/v1/events?fieldSelector=involvedObject.kind%3DPod",
+            400,
+            "field label not supported: involvedObject.kind",
+        ),
+        (
+            "GET",
+            "/apis/events.k8s.io/v1/events?fieldSelector=regarding.kind%3DPod",
+            200,
+            "{\"kind\":\"EventList\"",
+        ),
+        (
+            "GET",
+            "/apis/resource.k8s.io/v1/resourceslices?fieldSelector=metadata.namespace%3Da",
+            400,
+            "field label not supported for resource.k8s.io/v1, Kind=ResourceSlice: metadata.namespace",
+        ),
         ("GET", "/healthz?exclude=foo&verbose", 200, "[+]ping ok\n"),
         ("GET", "/api/v1/watch", 500, watch),
         ("GET", "/api/v1/watch/pods/x", 404, ROUTED),
@@ -249,5 +277,143 @@ async fn fields_are_in_the_order_of_what_they_say() {
     for text in [made.text, read.text, listed.text] {
         let at = |port: u32| text.find(&format!("k:{{\\\"containerPort\\\":{port},"));
         assert!(at(9).is_some() && at(9) < at(80) && at(80) < at(443), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn documents_that_clients_keep() {
+    let cluster = Cluster::start().await;
+    let path = "/openapi/v3/apis/batch/v1";
+    let whole = cluster.get(path).await;
+    let tag = whole.headers["etag"].to_str().expect("text").to_owned();
+    assert_eq!(tag.len(), 130, "{tag}");
+    assert!(whole.headers.contains_key("last-modified"));
+    let ask = async |name: &str, value: &str| {
+        cluster
+            .send_as(cluster.admin(), "GET", path, &[(name, value)], "")
+            .await
+    };
+    let part = ask("range", "bytes=0-3").await;
+    assert_eq!(
+        (part.code, part.text.as_str()),
+        (206, &whole.text[..4]),
+        "{:?}",
+        part.headers
+    );
+    assert_eq!(
+        part.headers["content-range"].to_str().ok(),
+        Some(format!("bytes 0-3/{}", whole.text.len()).as_str())
+    );
+    assert_eq!(ask("if-none-match", &tag).await.code, 304);
+    let later = ask("if-modified-since", "Mon, 16 Nov 2099 10:37:56 GMT").await;
+    assert_eq!(later.code, 304);
+    assert_eq!(ask("range", "bytes=99999999-").await.code, 416);
+    let moved = cluster.get(&format!("{path}?hash=X")).await;
+    assert_eq!(
+        (moved.code, moved.headers["etag"].to_str().ok()),
+        (301, Some(tag.as_str()))
+    );
+    assert!(
+        cluster
+            .get("/metrics")
+            .await
+            .headers
+            .contains_key("process-start-time-unix")
+    );
+    // The newer discovery is chosen wherever it stands, but not under a path that ends in a slash.
+    let newer = "application/json,application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+    for (path, kind) in [("/api", "APIGroupDiscoveryList"), ("/apis/", "APIGroupList")] {
+        let found = cluster
+            .send_as(cluster.admin(), "GET", path, &[("accept", newer)], "")
+            .await;
+        let opening = format!("{{\"kind\":\"{kind}\",");
+        assert!(found.text.starts_with(&opening), "{path}: {}", found.text);
+    }
+}
+
+#[tokio::test]
+async fn bookmarks_are_whole_objects() {
+    let cluster = Cluster::start().await;
+    let watch =
+        "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    for (path, field) in [
+        (
+            "apps/v1/deployments",
+            r#""spec":{"replicas":0,"selector":null,"strategy":{},"template":{"metadata":{},"spec":{"containers":null}}}"#,
+        ),
+        (
+            "apps/v1/daemonsets",
+            r#""deprecated.daemonset.template.generation":"0""#,
+        ),
+        ("scheduling.k8s.io/v1/priorityclasses", r#""value":0"#),
+        ("coordination.k8s.io/v1/leases", r#""spec":{}"#),
+    ] {
+        let mut events = cluster.watch(&format!("/apis/{path}?{watch}")).await;
+        let last = loop {
+            let event = events.next().await.expect("an event");
+            if event["type"] == "BOOKMARK" {
+                break event.to_string();
+            }
+        };
+        let end = r#""k8s.io/initial-events-end":"true""#;
+        assert!(last.contains(field) && last.contains(end), "{path}: {last}");
+    }
+}
+
+#[tokio::test]
+async fn patches_of_a_scale() {
+    let cluster = Cluster::start().await;
+    let sets = "/apis/apps/v1/namespaces/default/replicasets";
+    let template =
+        json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let set = json!({"metadata": {"name": "w"},
+        "spec": {"replicas": 2, "selector": {"matchLabels": {"a": "b"}}, "template": template}});
+    let made = cluster.post(sets, set).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let uri = format!("{sets}/w/scale?dryRun=All");
+    let broken = cluster
+        .patch(&uri, "merge-patch", json!({"spec": {"replicas": "a"}}))
+        .await;
+    let message = broken.json["message"].as_str().unwrap_or_default();
+    assert!(
+        message.contains(r#"\"managedFields\":[{\"manager\":"#)
+            && message.contains(r#"\"fieldsV1\":{\"f:spec\":{\"f:replicas\":{}}}"#),
+        "{message}"
+    );
+    let uid = "11111111-2222-3333-4444-555555555555";
+    let other = cluster
+        .patch(&uri, "merge-patch", json!({"metadata": {"uid": uid}}))
+        .await;
+    let message = other.json["message"].as_str().unwrap_or_default();
+    let opening = format!(
+        "Operation cannot be fulfilled on replicasets/scale.apps \"w\": Precondition failed: UID in precondition: {uid},"
+    );
+    assert!(message.starts_with(&opening), "{message}");
+}
+
+#[tokio::test]
+async fn metadata_is_complained_about_once() {
+    let cluster = Cluster::start().await;
+    let made = cluster.post(MAPS, json!({"metadata": {"name": "m"}})).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let bad = cluster
+        .patch(
+            &format!("{MAPS}/m"),
+            "merge-patch",
+            json!({"metadata": {"generateName": "A"}}),
+        )
+        .await;
+    let causes = bad.json["details"]["causes"].as_array().map(Vec::len);
+    assert_eq!((bad.code, causes), (422, Some(1)), "{}", bad.text);
+    for body in ["[]", "\"x\""] {
+        let refused = cluster
+            .send("DELETE", &format!("{MAPS}/m"), "application/json", body)
+            .await;
+        let message = refused.json["message"].as_str().unwrap_or_default();
+        assert!(
+            refused.code == 400
+                && message.starts_with("couldn't get version/kind; json parse error: json: cannot unmarshal"),
+            "{message}"
+        );
     }
 }

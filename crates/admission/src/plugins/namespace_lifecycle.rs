@@ -12,7 +12,7 @@ use skiff_meta::{GroupResource, Status};
 
 use crate::{Attributes, Lister, Operation, Plugin};
 
-const IMMORTAL: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
 /// How long a cache that still says Active is not believed after a delete.
 const DOUBT: Duration = Duration::from_secs(30);
 const DOUBTED_MAX: usize = 100;

@@ -125,7 +125,7 @@ pub static DAEMON_SET: Kind = Kind {
         ]
     },
     has_status: true,
-    warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
+    warnings: |new, old| pod_warnings::changed_template(new, old, "spec.template"),
     update_again: Again::Change,
     ..BASE
 };

@@ -67,6 +67,17 @@ const OLD_ANNOTATIONS: [(&str, &str); 3] = [
 
 /// Warnings of the template at `path` of a workload; on update only if the template changed.
 pub fn template(new: &Value, old: Option<&Value>, path: &'static str) -> Vec<String> {
+    let kept = |old, path| same(at(new, path), at(old, path));
+    // Whatever else of the workload changed counts too.
+    if old.is_some_and(|old| kept(old, "metadata.generation") && kept(old, path)) {
+        return Vec::new();
+    }
+    let root = Node::root(new);
+    pod(&root.field(path))
+}
+
+/// Warnings of a template where only a change of itself is looked at.
+pub fn changed_template(new: &Value, old: Option<&Value>, path: &'static str) -> Vec<String> {
     if old.is_some_and(|old| same(at(new, path), at(old, path))) {
         return Vec::new();
     }

@@ -21,12 +21,34 @@ use skiff_cache::Field;
 use skiff_meta::{Status, field};
 
 use crate::update::Part;
-use crate::{Context, Registry, Resource};
+use crate::{Context, Registry, Resource, object};
 
 pub use convert::{Converter, converter};
 pub use facts::{StorageFacts, storage_facts};
 pub use namespaces::Namespaces;
 pub use reset_fields::reset_fields;
+
+/// What an object of a kind says of which nothing was ever written: the object of a bookmark.
+///
+/// COMPAT: upstream makes it of its internal types, where some fields are no pointers.
+pub fn never_written(resource: &Resource) -> Value {
+    let mut object = resource.empty().clone();
+    match (resource.facts.group, resource.facts.kind) {
+        ("apps", "Deployment" | "ReplicaSet" | "StatefulSet") => {
+            object::put(&mut object, &["spec", "replicas"], Value::from(0));
+        }
+        ("apps", "DaemonSet") => {
+            let at = [
+                "metadata",
+                "annotations",
+                "deprecated.daemonset.template.generation",
+            ];
+            object::put(&mut object, &at, Value::from("0"));
+        }
+        _ => {}
+    }
+    object
+}
 
 /// Something that a write took and that goes back unless the write succeeds.
 #[must_use = "a change that is dropped is taken back"]
@@ -177,6 +199,17 @@ pub fn cache_fields(resource: &Resource) -> Vec<Field> {
             }
         });
     fields.collect()
+}
+
+/// Whether objects can be selected by a field where they are stored, but not where they are served.
+pub fn hidden_field(resource: &Resource, name: &str) -> bool {
+    match (resource.facts.group, resource.facts.plural) {
+        ("events.k8s.io", "events") => {
+            name.starts_with("involvedObject.") || matches!(name, "reportingComponent" | "source")
+        }
+        ("resource.k8s.io", "resourceslices") => name == "metadata.namespace",
+        _ => false,
+    }
 }
 
 /// Field selectors of another served version, by the name that the stored version has for them.

@@ -90,6 +90,28 @@ pub enum ScaleWrite<'a> {
     },
 }
 
+/// The Scale of a stored workload with who owns it, as a patch finds it.
+pub fn owned_scale(resource: &Resource, workload: &Value, form: &ScaleForm<'_>) -> Result<Value, Status> {
+    let owners = Managed::decode(object::metadata(workload, "managedFields"))
+        .map_err(|error| Status::failure(500, "", error))?;
+    let mut scale = (form.of)(resource, workload)?;
+    let path = Set::of_fields(&[&form.replicas]);
+    fields::put(&mut scale, owners_of_scale(&owners, &path).encode());
+    Ok(scale)
+}
+
+/// COMPAT: a patch may name the object by its uid, and is refused in the name of the subresource.
+pub fn check_uid(resource: &Resource, workload: &Value, scale: &Value) -> Result<(), Status> {
+    let (given, own) = (object::uid(scale), object::uid(workload));
+    if given.is_empty() || given == own {
+        return Ok(());
+    }
+    let mut of_scale = resource.group_resource.clone();
+    of_scale.resource.push_str("/scale");
+    let why = format!("Precondition failed: UID in precondition: {given}, UID in object meta: {own}");
+    Err(Status::conflict(&of_scale, object::name(workload), why))
+}
+
 impl Registry {
     /// Writes the Scale of a stored workload. Owners of `spec.replicas` are the same in both.
     pub fn write_scale(
@@ -123,8 +145,7 @@ impl Registry {
         let owners = Managed::decode(object::metadata(workload, "managedFields"))
             .map_err(|error| Status::failure(500, "", error))?;
         let path = Set::of_fields(&[&form.replicas]);
-        let mut live = (form.of)(resource, workload)?;
-        fields::put(&mut live, owners_of_scale(&owners, &path).encode());
+        let live = owned_scale(resource, workload, form)?;
         let (scale, managed) = match write {
             ScaleWrite::Update {
                 mut scale,

@@ -9,6 +9,7 @@ mod object;
 mod specials;
 mod strict;
 mod yaml;
+mod yaml_words;
 
 use serde_json::Value;
 

@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 use granit_parser::{Event, Parser, ScalarStyle, Span, StrInput};
 
 use super::node::Node;
+use super::yaml_words::{go_syntax, words};
 
 /// Nodes that one body may have copied, by anchors and aliases. Upstream stops by a ratio of the same order.
 const MAX_COPIED_NODES: usize = 400_000;
@@ -15,6 +16,7 @@ const MAX_COPIED_BYTES: usize = 16 << 20;
 const MAX_DUPLICATES: usize = 1000;
 
 struct Reader<'a> {
+    text: &'a str,
     parser: Parser<'a, StrInput<'a>>,
     /// Absent where no alias can refer to an anchor.
     anchors: Option<HashMap<usize, Node>>,
@@ -30,7 +32,13 @@ pub struct Yaml {
 
 pub fn parse(bytes: &[u8]) -> Result<Yaml, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "yaml: invalid leading UTF-8 octet".to_string())?;
+    if let Some(version) = text.strip_prefix("%YAML")
+        && version.split_whitespace().next() != Some("1.1")
+    {
+        return Err("yaml: found incompatible YAML document".to_string());
+    }
     let mut reader = Reader {
+        text,
         parser: Parser::new_from_str(text),
         anchors: text.contains('*').then(HashMap::new),
         copied: Weight::default(),
@@ -94,7 +102,7 @@ impl<'a> Reader<'a> {
             match self.parser.next() {
                 None => return Ok(None),
                 Some(Err(error)) => {
-                    return Err(format!("yaml: line {}: {}", error.marker().line(), error.info()));
+                    return Err(words(self.text, error.marker().line(), &error.info()));
                 }
                 Some(Ok((Event::Comment(..) | Event::Anchor(..), _))) => {}
                 Some(Ok(event)) => return Ok(Some(event)),
@@ -113,11 +121,14 @@ impl<'a> Reader<'a> {
         }
         let (node, anchor) = match event {
             Event::Scalar(text, style, anchor, tag) => {
-                let tag = tag
+                let known = tag
                     .as_ref()
-                    .filter(|tag| tag.is_yaml_core_schema())
-                    .map(|tag| tag.suffix().to_string());
-                (scalar(&text, style, tag.as_deref())?, anchor)
+                    .and_then(|tag| tag.suffix_in_namespace("tag:yaml.org,2002:"));
+                match (&tag, known) {
+                    // Whatever has a tag of its own is a text.
+                    (Some(_), None) => (Node::String(text.to_string()), anchor),
+                    (_, known) => (scalar(&text, style, known.as_deref())?, anchor),
+                }
             }
             Event::SequenceStart(_, anchor, _) => {
                 let mut nodes = Vec::new();
@@ -172,7 +183,13 @@ impl<'a> Reader<'a> {
             let key = match key {
                 Node::String(text) | Node::Number(text) => text,
                 Node::Bool(b) => b.to_string(),
-                other => return Err(format!("unsupported map key of type: {}", go_kind(&other))),
+                Node::Null => {
+                    return Err(format!(
+                        "unsupported map key of type: %!s(<nil>), key: <nil>, value: {}",
+                        go_syntax(&value)
+                    ));
+                }
+                other => return Err(format!("yaml: invalid map key: {}", go_syntax(&other))),
             };
             if !seen.insert(key.clone()) && self.duplicates.len() < MAX_DUPLICATES {
                 self.duplicates.push(format!(
@@ -225,14 +242,6 @@ impl Merged {
             }),
             _ => Err(wrong()),
         }
-    }
-}
-
-fn go_kind(node: &Node) -> &'static str {
-    match node {
-        Node::Null => "<nil>",
-        Node::Array(_) => "[]interface {}",
-        _ => "map[interface {}]interface {}",
     }
 }
 
@@ -377,6 +386,44 @@ mod tests {
         let value = merged.node.into_value();
         assert_eq!(value["a"].as_object().map(serde_json::Map::len), Some(60_000));
         assert_eq!(value["a"]["k1"], 2);
+    }
+
+    #[test]
+    fn mistakes_are_told_in_the_words_of_upstreams_reader() {
+        check("{", "yaml: line 1: did not find expected node content");
+        check("a: 1\nb: {a: b", "yaml: line 2: did not find expected ',' or '}'");
+        check("a: 1\nb: [a", "yaml: line 2: did not find expected ',' or ']'");
+        check("a: 1\nb: \"x", "yaml: line 2: found unexpected end of stream");
+        check(
+            "a: 1\nb: @x",
+            "yaml: line 2: found character that cannot start any token",
+        );
+        check(
+            "a: 1\nb:\n\tc: d",
+            "yaml: line 3: found character that cannot start any token",
+        );
+        check("a: 1\nb: {a: b}}", "yaml: line 1: did not find expected key");
+        check(
+            "a: 1\nb:\n  c: d\n e: f",
+            "yaml: line 3: did not find expected key",
+        );
+        check("a: 1\nb: {,}", "yaml: line 1: did not find expected node content");
+        check("a: *nope", "yaml: unknown anchor 'nope' referenced");
+        check("a: \u{1}", "yaml: control characters are not allowed");
+        check("%YAML 1.2\n---\na: 1", "yaml: found incompatible YAML document");
+        check("{[a]: b}", "yaml: invalid map key: []interface {}{\"a\"}");
+        check(
+            "{null: b}",
+            "unsupported map key of type: %!s(<nil>), key: <nil>, value: \"b\"",
+        );
+    }
+
+    #[test]
+    fn tags() {
+        check(
+            "a: !!binary QQ==\nb: !foo 1\nc: !!str 1",
+            r#"{"a":"A","b":"1","c":"1"}"#,
+        );
     }
 
     #[test]

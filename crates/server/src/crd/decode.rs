@@ -172,6 +172,7 @@ fn shape(custom: &CustomVersion, value: &mut Value, strict: &mut Vec<String>) ->
         .partition(|path| path.starts_with("metadata."));
     let pruned = structural::prune(value, schema, true);
     structural::prune_nulls(value, schema);
+    structural::whole_numbers(value);
     let unknown = of_metadata.into_iter().chain(pruned).chain(of_embedded);
     strict.extend(unknown.map(|path| format!("unknown field \"{path}\"")));
     structural::default(value, schema);

@@ -6,7 +6,8 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use skiff_api::authorization;
 use skiff_auth::{Attributes, UserInfo};
-use skiff_meta::{GroupKind, Status};
+use skiff_meta::selector::{FieldSelector, LabelSelector};
+use skiff_meta::{GroupKind, Status, names};
 use skiff_registry::{Resource, object};
 
 use super::{gvk_of, read_body};
@@ -96,6 +97,10 @@ fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Res
     if !decision.reason.is_empty() {
         status["reason"] = json!(decision.reason);
     }
+    let ignored = resource.map(ignored_selectors).unwrap_or_default();
+    if !ignored.is_empty() {
+        status["evaluationError"] = json!(ignored.join("; "));
+    }
     Ok(status)
 }
 
@@ -117,6 +122,62 @@ fn field_selector(resource: Option<&Value>) -> String {
         equal.then(|| format!("{key}={}", value.as_str().unwrap_or("")))
     });
     terms.collect::<Vec<_>>().join(",")
+}
+
+/// What is said of selectors that cannot be read: without them, more is asked for.
+fn ignored_selectors(resource: &Value) -> Vec<String> {
+    let mut told = Vec::new();
+    let selectors: [(&str, fn(&str) -> bool, fn(&Value) -> bool); 2] = [
+        (
+            "fieldSelector",
+            |raw| FieldSelector::parse(raw).is_ok(),
+            reads_field,
+        ),
+        (
+            "labelSelector",
+            |raw| LabelSelector::parse(raw).is_ok(),
+            reads_label,
+        ),
+    ];
+    for (name, reads_raw, reads) in selectors {
+        let raw = object::at_str(resource, &[name, "rawSelector"]);
+        let requirements = object::at(resource, &[name, "requirements"])
+            .and_then(Value::as_array)
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        let good = requirements
+            .iter()
+            .filter(|requirement| reads(requirement))
+            .count();
+        if good < requirements.len() || (requirements.is_empty() && !raw.is_empty() && !reads_raw(raw)) {
+            let partially = if good > 0 { "partially " } else { "" };
+            told.push(format!(
+                "spec.resourceAttributes.{name} {partially}ignored due to parse error"
+            ));
+        }
+    }
+    told
+}
+
+fn values_of(requirement: &Value) -> Vec<&str> {
+    let values = requirement.get("values").and_then(Value::as_array);
+    values.into_iter().flatten().filter_map(Value::as_str).collect()
+}
+
+fn reads_field(requirement: &Value) -> bool {
+    let operator = object::at_str(requirement, &["operator"]);
+    matches!(operator, "In" | "NotIn") && values_of(requirement).len() == 1
+}
+
+fn reads_label(requirement: &Value) -> bool {
+    let values = values_of(requirement);
+    let fits = match object::at_str(requirement, &["operator"]) {
+        "In" | "NotIn" => !values.is_empty(),
+        "Exists" | "DoesNotExist" => values.is_empty(),
+        _ => false,
+    };
+    fits && names::qualified_name(object::at_str(requirement, &["key"])).is_empty()
+        && values.iter().all(|value| names::label_value(value).is_empty())
 }
 
 fn subject(spec: &Value) -> UserInfo {
@@ -170,4 +231,30 @@ fn rules(inner: &Inner, exchange: &Exchange, review: &Value) -> Result<Value, St
         status["evaluationError"] = json!("node authorizer does not support user rule resolution");
     }
     Ok(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selectors_that_cannot_be_read_are_told() {
+        let check = |resource: Value, expected: &[&str]| {
+            assert_eq!(ignored_selectors(&resource), expected, "{resource}");
+        };
+        let good = json!({"key": "a", "operator": "In", "values": ["b"]});
+        let bad = json!({"key": "a", "operator": "Foo"});
+        check(json!({"labelSelector": {"requirements": [good]}}), &[]);
+        check(
+            json!({"labelSelector": {"requirements": [bad]}, "fieldSelector": {"requirements": [good, bad]}}),
+            &[
+                "spec.resourceAttributes.fieldSelector partially ignored due to parse error",
+                "spec.resourceAttributes.labelSelector ignored due to parse error",
+            ],
+        );
+        check(
+            json!({"labelSelector": {"rawSelector": "a in ("}}),
+            &["spec.resourceAttributes.labelSelector ignored due to parse error"],
+        );
+    }
 }

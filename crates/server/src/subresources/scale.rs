@@ -7,7 +7,9 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use skiff_meta::{GroupVersionKind, Status};
 use skiff_registry::fields::Tracking;
-use skiff_registry::subresources::scale::{ScaleForm, ScaleWrite, apply_scale, scale_of, scale_type};
+use skiff_registry::subresources::scale::{
+    ScaleForm, ScaleWrite, apply_scale, check_uid, owned_scale, scale_of, scale_type,
+};
 use skiff_registry::{Context, Gate, Part, ReadAt, Resource, object};
 
 use crate::body::{self, Answer, Body};
@@ -67,6 +69,10 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
         let include = IncludeObject::read(&exchange.query)?;
         let table = table_of(resource, &scale, version, include);
         return respond::raw(exchange, &output, StatusCode::OK, &table);
+    }
+    if let Transform::PartialObjectMetadata(version) = &output.transform {
+        let partial = table::partial(&scale, &format!("meta.k8s.io/{version}"), None);
+        return respond::raw(exchange, &output, StatusCode::OK, &partial);
     }
     respond::raw(exchange, &output, StatusCode::OK, &scale)
 }
@@ -153,13 +159,14 @@ pub async fn patch(
     let (registry, manager) = (&inner.registry, exchange.manager(&options));
     let info = exchange.info.clone();
     let mut change = |context: &Context, workload: &Value| {
-        let current = scale_in(resource, workload)?;
+        let current = owned_scale(resource, workload, &form(resource))?;
         let scale = patch.apply(id, &current)?;
         let refuse = |error: String| patch.refuse(id, &current, error);
         patch.check_kind(&gvk(), &scale).map_err(refuse)?;
         let strict = patch.strict_errors();
         let scale = decode::patched_type(context, id, options.field_validation, scale, strict, refuse)?;
         check_path(&info, &scale)?;
+        check_uid(resource, workload, &scale)?;
         let write = ScaleWrite::Update {
             scale,
             manager: &manager,
@@ -187,6 +194,7 @@ async fn apply(
     }
     let registry = &inner.registry;
     let mut change = |_: &Context, workload: &Value| {
+        check_uid(resource, workload, &config.value)?;
         let write = ScaleWrite::Apply {
             config: &config.value,
             manager: &options.field_manager,

@@ -239,6 +239,13 @@ fn check_kind(expected: &GroupVersionKind, patched: &Value) -> Result<(), String
 
 /// A decoding error in the words of the converter that upstream uses after a strategic merge.
 fn restore_error(error: &str) -> String {
+    // What reads itself keeps its own words.
+    if error.contains(" into Go value of type ") {
+        return error.to_string();
+    }
+    if error.starts_with("illegal base64") {
+        return format!("error decoding from json: {error}");
+    }
     let Some((found, wanted)) = error
         .strip_prefix("json: cannot unmarshal ")
         .and_then(|rest| Some((rest.split(" into Go ").next()?, rest.rsplit(" of type ").next()?)))
@@ -258,7 +265,9 @@ fn restore_error(error: &str) -> String {
             format!("cannot convert {kind} to {wanted}")
         }
         (Some(scalar), _) => format!("unrecognized type: {scalar}"),
-        _ if wanted.starts_with("map[") => format!("cannot restore map from {kind}"),
+        _ if wanted.starts_with("map[") || wanted == "v1.ResourceList" => {
+            format!("cannot restore map from {kind}")
+        }
         _ if wanted.starts_with("[]") => format!("cannot restore slice from {kind}"),
         _ => format!("cannot restore struct from: {kind}"),
     }
@@ -322,5 +331,12 @@ mod tests {
         check("object", "[]v1.Container", "cannot restore slice from map");
         check("string", "map[string]string", "cannot restore map from string");
         check("array", "v1.PodSpec", "cannot restore struct from: slice");
+        check("string", "v1.ResourceList", "cannot restore map from string");
+        let itself = "json: cannot unmarshal object into Go value of type string";
+        assert_eq!(restore_error(itself), itself);
+        assert_eq!(
+            restore_error("illegal base64 data at input byte 0"),
+            "error decoding from json: illegal base64 data at input byte 0"
+        );
     }
 }

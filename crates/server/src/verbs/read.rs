@@ -78,6 +78,7 @@ pub fn list_options(exchange: &Exchange, resource: &Resource, watch: bool) -> Re
         None => (resource.rules.selectable)(&empty)
             .into_iter()
             .map(|(name, _)| name)
+            .filter(|name| !hooks::hidden_field(resource, name))
             .collect(),
     };
     let name = if exchange.info.parts.len() >= 2 {
@@ -86,17 +87,23 @@ pub fn list_options(exchange: &Exchange, resource: &Resource, watch: bool) -> Re
         ""
     };
     let facts = resource.facts;
-    ListOptions::read(
+    let unknown = |label: &str| match resource.custom {
+        Some(_) => format!("field label not supported: {label}"),
+        None => skiff_api::kind::unknown_field_label(facts.group, facts.version, facts.kind, label),
+    };
+    let options = ListOptions::read(
         &exchange.query,
         watch,
         name,
         &selectable,
         |field| hooks::stored_field(resource, field),
-        |label| match resource.custom {
-            Some(_) => format!("field label not supported: {label}"),
-            None => skiff_api::kind::unknown_field_label(facts.group, facts.version, facts.kind, label),
-        },
-    )
+        unknown,
+    )?;
+    let asked = |name: &str| options.fields.terms.iter().any(|term| term.field == name);
+    if asked("metadata.namespace") && hooks::hidden_field(resource, "metadata.namespace") {
+        return Err(Status::bad_request(unknown("metadata.namespace")));
+    }
+    Ok(options)
 }
 
 /// The read that the options ask of the cache.

@@ -318,7 +318,7 @@ impl Shape {
             }));
         }
         let as_stored = self.transform == Transform::None && self.resource.served_as_stored();
-        if as_stored && self.format != Format::Protobuf {
+        if as_stored && self.format != Format::Protobuf && event.entry.is_some() {
             return Made::Now(event.json());
         }
         // Watchers of one form share what is made of an event, but for the one that gets the columns.
@@ -416,7 +416,21 @@ impl Shape {
         }
         match &self.transform {
             Transform::None => {
-                json!({"kind": self.resource.kind, "apiVersion": self.resource.api_version, "metadata": metadata})
+                let mut object = skiff_registry::hooks::never_written(&self.resource);
+                for (key, value) in metadata.as_object().into_iter().flatten() {
+                    match (key.as_str(), value.as_object()) {
+                        ("annotations", Some(annotations)) => {
+                            for (key, value) in annotations {
+                                let at = ["metadata", "annotations", key.as_str()];
+                                skiff_registry::object::put(&mut object, &at, value.clone());
+                            }
+                        }
+                        (key, _) => {
+                            skiff_registry::object::put(&mut object, &["metadata", key], value.clone())
+                        }
+                    }
+                }
+                object
             }
             // COMPAT: upstream's bookmark in a table is a row like any other.
             Transform::Table(_) => self.object(json!({"metadata": metadata})),
