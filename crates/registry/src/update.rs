@@ -70,8 +70,12 @@ impl Registry {
         gate: &dyn Gate,
     ) -> Result<Updated, Status> {
         let key = resource.key(namespace, name);
-        let mut fresh = false;
-        let mut current = self.cached_current(resource, &key).await?;
+        // A dry run writes nothing, so that no store would tell that the cache was behind.
+        let mut fresh = context.dry_run;
+        let mut current = match fresh {
+            true => self.stored_current(resource, &key).await?,
+            false => self.cached_current(resource, &key).await?,
+        };
         for _ in 0..ATTEMPTS {
             let tried = current.as_ref().map(|current| current.revision);
             let attempt = match current.take() {

@@ -417,3 +417,70 @@ async fn metadata_is_complained_about_once() {
         );
     }
 }
+
+#[tokio::test]
+async fn a_dry_run_sees_what_was_written() {
+    use skiff_store::{Expect, Op, Outcome, Store};
+    let dir = tempfile::tempdir().expect("a folder");
+    let store = std::sync::Arc::new(skiff_store::Embedded::open(dir.path().join("store")).expect("a store"));
+    let cluster = Cluster::on(store.clone()).await;
+    let made = cluster.post(MAPS, json!({"metadata": {"name": "m"}})).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let mut revision: i64 = made.json["metadata"]["resourceVersion"]
+        .as_str()
+        .and_then(|version| version.parse().ok())
+        .expect("a version");
+    let metadata = made.json["metadata"].clone();
+    // Behind the server's back, so that its cache has no chance to know before it is asked.
+    for n in 0..100 {
+        let object = json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": metadata, "data": {"n": n.to_string()}});
+        let put = Op::Put(object.to_string().into());
+        let key = "/registry/configmaps/default/m";
+        let expect = Expect::Revision(revision);
+        match store.write(key, expect, put, None).await.expect("a write") {
+            Outcome::Done { revision: new, .. } => revision = new,
+            other => panic!("{other:?}"),
+        }
+        let uri = format!("{MAPS}/m?dryRun=All");
+        let seen = cluster
+            .patch(&uri, "merge-patch", json!({"data": {"x": "y"}}))
+            .await;
+        assert_eq!(seen.json["data"]["n"], n.to_string(), "{}", seen.text);
+    }
+}
+
+#[tokio::test]
+async fn the_status_of_a_service_may_come_first() {
+    let cluster = Cluster::start().await;
+    let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}});
+    let uri = "/api/v1/namespaces/default/services/s/status";
+    let put = cluster.put(uri, service).await;
+    assert_eq!(put.code, 201, "{}", put.text);
+}
+
+#[tokio::test]
+async fn what_is_empty_or_unreadable() {
+    let cluster = Cluster::start().await;
+    let accept = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
+    let pods = "/api/v1/namespaces/default/pods";
+    let none = cluster
+        .send_as(cluster.admin(), "GET", pods, &[("accept", accept)], "")
+        .await;
+    assert!(none.text.ends_with(",\"items\":null}\n"), "{}", none.text);
+    let binding = cluster.post(&format!("{pods}/p/binding"), json!({})).await;
+    assert_eq!(
+        binding.json["message"],
+        "name in URL does not match name in Binding object"
+    );
+    let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "l"},
+        "spec": {"renewTime": 1}});
+    let uri = "/apis/coordination.k8s.io/v1/namespaces/default/leases/l?fieldManager=m";
+    let refused = cluster
+        .send("PATCH", uri, "application/apply-patch+yaml", lease.to_string())
+        .await;
+    let message = refused.json["message"].as_str().unwrap_or_default();
+    assert!(
+        message.ends_with("Kind=Lease: json: cannot unmarshal number into Go value of type string"),
+        "{message}"
+    );
+}

@@ -51,7 +51,8 @@ impl<'s, 'a, S: Sink> Decoder<'s, 'a, S> {
         if !self.layouts.get(id).encodable {
             return Err(ProtobufError::NotEncodable(self.schema.get(id).go_type()));
         }
-        self.collect(&self.layouts.get(id).parts, message)?;
+        self.collect(&self.layouts.get(id).parts, message)
+            .map_err(|error| error.of(&self.schema.get(id).go_type()))?;
         self.fields(id, 0)
     }
 
@@ -89,7 +90,8 @@ impl<'s, 'a, S: Sink> Decoder<'s, 'a, S> {
         let parts = &self.layouts.get(id).parts;
         for place in pieces {
             let piece = bytes(name, self.found[place].1)?;
-            self.collect(parts, piece)?;
+            self.collect(parts, piece)
+                .map_err(|error| error.of(&self.schema.get(id).go_type()))?;
         }
         self.sink.open_object();
         self.fields(id, base)?;

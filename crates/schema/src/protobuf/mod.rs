@@ -44,6 +44,10 @@ pub enum ProtobufError {
     Truncated,
     #[error("proto: illegal wireType {0}")]
     WireType(u64),
+    #[error("proto: illegal tag {number} (wire type {wire})")]
+    Tag { number: i32, wire: u64 },
+    #[error("proto: wiretype end group for non-group")]
+    EndGroup,
     #[error("proto: message nests too deep")]
     TooDeep,
     #[error("proto: wrong wireType = {wire} for field {field}")]
@@ -60,6 +64,21 @@ pub enum ProtobufError {
 
 type Result<T> = std::result::Result<T, ProtobufError>;
 
+impl ProtobufError {
+    /// The mistake as it is told of a message of a type: the innermost is named.
+    fn of(self, go_type: &str) -> ProtobufError {
+        let name = go_type.rsplit('.').next().unwrap_or(go_type);
+        match self {
+            ProtobufError::Tag { .. } | ProtobufError::EndGroup => {
+                let told = self.to_string();
+                let what = told.trim_start_matches("proto: ");
+                ProtobufError::Value(format!("proto: {name}: {what}"))
+            }
+            other => other,
+        }
+    }
+}
+
 /// Opens an envelope.
 pub fn envelope(body: &[u8]) -> Result<Envelope<'_>> {
     if body.is_empty() {
@@ -71,7 +90,7 @@ pub fn envelope(body: &[u8]) -> Result<Envelope<'_>> {
     }
     let mut found = Envelope::default();
     for field in fields(body) {
-        match field? {
+        match field.map_err(|error| error.of("Unknown"))? {
             (1, Wire::Bytes(type_meta)) => {
                 for field in fields(type_meta) {
                     match field? {
@@ -91,4 +110,29 @@ pub fn envelope(body: &[u8]) -> Result<Envelope<'_>> {
 fn utf8(bytes: &[u8]) -> Result<&str> {
     std::str::from_utf8(bytes)
         .map_err(|_| ProtobufError::Value("proto: string field contains invalid UTF-8".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mistakes_name_their_message() {
+        let check = |body: &[u8], expected: &str| {
+            let told = envelope(&[MAGIC, body].concat())
+                .map_or_else(|error| error.to_string(), |_| "fine".to_owned());
+            assert_eq!(told, expected, "{body:?}");
+        };
+        check(b"\x00\x00", "proto: Unknown: illegal tag 0 (wire type 0)");
+        check(b"\x0c", "proto: Unknown: wiretype end group for non-group");
+        check(b"\x0a\x7f", "unexpected EOF");
+        check(
+            b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+            "proto: negative length found during unmarshaling",
+        );
+        assert_eq!(
+            ProtobufError::EndGroup.of("v1.ConfigMap").to_string(),
+            "proto: ConfigMap: wiretype end group for non-group"
+        );
+    }
 }

@@ -47,6 +47,10 @@ pub(super) fn varint(bytes: &mut &[u8]) -> Result<u64> {
 }
 
 fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Result<&'a [u8]> {
+    if length > i64::MAX as u64 {
+        let why = "proto: negative length found during unmarshaling";
+        return Err(ProtobufError::Value(why.to_owned()));
+    }
     let length = usize::try_from(length).map_err(|_| ProtobufError::Truncated)?;
     let (taken, rest) = bytes.split_at_checked(length).ok_or(ProtobufError::Truncated)?;
     *bytes = rest;
@@ -66,11 +70,8 @@ pub(super) fn next_field<'a>(bytes: &mut &'a [u8]) -> Result<Option<(u32, Wire<'
         let number = match u32::try_from(tag >> 3) {
             Ok(number) if number > 0 && number <= i32::MAX as u32 => number,
             _ => {
-                return Err(ProtobufError::Value(format!(
-                    "proto: illegal tag {} (wire type {})",
-                    (tag >> 3) as i32,
-                    tag & 7
-                )));
+                let (number, wire) = ((tag >> 3) as i32, tag & 7);
+                return Err(ProtobufError::Tag { number, wire });
             }
         };
         let wire = match tag & 7 {
@@ -84,6 +85,7 @@ pub(super) fn next_field<'a>(bytes: &mut &'a [u8]) -> Result<Option<(u32, Wire<'
                 skip_group(bytes)?;
                 continue;
             }
+            4 => return Err(ProtobufError::EndGroup),
             5 => Wire::Fixed32(u32::from_le_bytes(array(bytes)?)),
             other => return Err(ProtobufError::WireType(other)),
         };
@@ -254,7 +256,7 @@ mod tests {
         check(&[0x0b, 0x08, 1, 0x0c, 0x08, 1], "1");
         check(&[0x0b; 100], "proto: message nests too deep");
         check(&[0x0b, 0x08], "unexpected EOF");
-        check(&[0x0c], "proto: illegal wireType 4");
+        check(&[0x0c], "proto: wiretype end group for non-group");
         check(&[0x00], "proto: illegal tag 0 (wire type 0)");
         check(&[0xff; 11], "proto: integer overflow");
     }

@@ -148,8 +148,6 @@ pub fn whole_numbers(value: &mut Value) {
             let digits = crate::decode::go_float(float);
             if let Ok(whole) = digits.parse::<i64>() {
                 *value = whole.into();
-            } else if let Ok(whole) = digits.parse::<u64>() {
-                *value = whole.into();
             }
         }
         Value::Array(values) => values.iter_mut().for_each(whole_numbers),
@@ -213,7 +211,7 @@ mod tests {
         whole_numbers(&mut value);
         assert_eq!(
             value.to_string(),
-            r#"{"a":[1,-2.5,9223372036854776000,1e+30,7,0],"b":{"c":1000}}"#
+            r#"{"a":[1,-2.5,9.223372036854776e+18,1e+30,7,0],"b":{"c":1000}}"#
         );
     }
 }

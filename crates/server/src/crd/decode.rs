@@ -124,8 +124,7 @@ pub fn patched(
         let version = Value::String(resource.api_version.clone());
         object::put(&mut value, &["apiVersion"], version);
     }
-    check_kind(resource, &value)?;
-    check_version(resource, &value)?;
+    check_type(resource, &value)?;
     Ok(value)
 }
 
@@ -149,17 +148,25 @@ pub fn reshape(custom: &CustomVersion, value: &mut Value) -> Result<(), String> 
     shape(custom, value, &mut Vec::new())
 }
 
-/// COMPAT: the complaint about another version is about the group of that version.
-fn check_version(resource: &Resource, value: &Value) -> Result<(), Status> {
-    let given = object::at_str(value, &["apiVersion"]);
-    if given == resource.api_version {
+/// COMPAT: the complaint about another type is about that type.
+fn check_type(resource: &Resource, value: &Value) -> Result<(), Status> {
+    let mut errors = Vec::new();
+    let mut expect = |field: &str, wanted: &str| {
+        let given = object::at_str(value, &[field]);
+        if given != wanted {
+            let why = format!("must be {wanted}");
+            errors.push(field::Error::invalid(&field::Path::new(field), given, why));
+        }
+        given.to_owned()
+    };
+    let kind = expect("kind", &resource.kind);
+    let version = expect("apiVersion", &resource.api_version);
+    if errors.is_empty() {
         return Ok(());
     }
-    let (group, _) = given.split_once('/').unwrap_or(("", given));
-    let why = format!("must be {}", resource.api_version);
-    let error = field::Error::invalid(&field::Path::new("apiVersion"), given, why);
-    let kind = GroupKind::new(group, resource.kind.as_str());
-    Err(Status::invalid(&kind, object::name(value), &[error]))
+    let (group, _) = version.split_once('/').unwrap_or(("", &version));
+    let kind = GroupKind::new(group, kind.as_str());
+    Err(Status::invalid(&kind, object::name(value), &errors))
 }
 
 /// Prunes, coerces and defaults. What was unknown is added to `strict`.

@@ -23,13 +23,13 @@ pub async fn create(
 ) -> Result<Answer, Status> {
     let (mut binding, options) =
         read_body(exchange, &GroupVersionKind::new("", "v1", "Binding"), body).await?;
-    let node = target(&binding)?;
     let name = object::name(&binding).to_string();
     if !exchange.info.name.is_empty() && name != exchange.info.name {
         return Err(Status::bad_request(
             "name in URL does not match name in Binding object",
         ));
     }
+    let node = target(&binding)?;
     let pods: Arc<Resource> = inner
         .registry
         .resources

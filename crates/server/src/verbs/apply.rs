@@ -159,17 +159,12 @@ fn checked(resource: &Resource, config: &Value, object: Value) -> Result<Value, 
         .map_err(|error| {
             let facts = resource.facts;
             let kind = format!("{}/{}, Kind={}", facts.group, facts.version, facts.kind);
-            let error = error.to_string();
-            let decoding = if error.starts_with("illegal base64") {
-                "error decoding from json: "
-            } else {
-                ""
-            };
+            let error = super::patch::restore_error(&error.to_string());
             Status::failure(
                 500,
                 "",
                 format!(
-                    "failed to convert new object ({}/{}; {kind}) to proper version: unable to convert unstructured object to {kind}: {decoding}{error}",
+                    "failed to convert new object ({}/{}; {kind}) to proper version: unable to convert unstructured object to {kind}: {error}",
                     object::namespace(config),
                     object::name(config),
                 ),

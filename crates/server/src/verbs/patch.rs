@@ -238,10 +238,13 @@ fn check_kind(expected: &GroupVersionKind, patched: &Value) -> Result<(), String
 }
 
 /// A decoding error in the words of the converter that upstream uses after a strategic merge.
-fn restore_error(error: &str) -> String {
+pub(super) fn restore_error(error: &str) -> String {
     // What reads itself keeps its own words.
     if error.contains(" into Go value of type ") {
         return error.to_string();
+    }
+    if let Some(told) = told_by_itself(error) {
+        return told;
     }
     if error.starts_with("illegal base64") {
         return format!("error decoding from json: {error}");
@@ -271,6 +274,20 @@ fn restore_error(error: &str) -> String {
         _ if wanted.starts_with("[]") => format!("cannot restore slice from {kind}"),
         _ => format!("cannot restore struct from: {kind}"),
     }
+}
+
+/// The complaint about a field of a type that reads itself, such as a time: it knows no field.
+fn told_by_itself(error: &str) -> Option<String> {
+    let (found, rest) = error.split_once(" into Go struct field ")?;
+    let (place, wanted) = rest.rsplit_once(" of type ")?;
+    let (name, path) = place.split_once('.')?;
+    let field = path.rsplit('.').next()?;
+    let special = facts::schema().types().any(|(_, of)| {
+        let mut fields = of.fields.iter();
+        of.name.rsplit('.').next() == Some(name)
+            && fields.any(|one| one.name == field && matches!(one.shape, Shape::Special(_)))
+    });
+    special.then(|| format!("{found} into Go value of type {wanted}"))
 }
 
 /// Go's kind of a scalar type, also of one that has a name of its own.
@@ -334,6 +351,9 @@ mod tests {
         check("string", "v1.ResourceList", "cannot restore map from string");
         let itself = "json: cannot unmarshal object into Go value of type string";
         assert_eq!(restore_error(itself), itself);
+        let in_field =
+            "json: cannot unmarshal object into Go struct field LeaseSpec.spec.renewTime of type string";
+        assert_eq!(restore_error(in_field), itself);
         assert_eq!(
             restore_error("illegal base64 data at input byte 0"),
             "error decoding from json: illegal base64 data at input byte 0"

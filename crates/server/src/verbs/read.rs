@@ -271,6 +271,7 @@ pub async fn answer_list(
             let hidden = resource.served_annotation;
             if output.format == Format::Json
                 && !output.pretty
+                && !listed.items.is_empty()
                 && !resource.converts_elsewhere()
                 && hidden.is_none()
             {
@@ -290,6 +291,11 @@ pub async fn answer_list(
                 let api_version = format!("meta.k8s.io/{version}");
                 items.push(table::partial(&value_of(entry)?, &api_version, hidden));
             }
+            // COMPAT: no items are no list.
+            let items = match items.is_empty() {
+                true => Value::Null,
+                false => Value::Array(items),
+            };
             let value = json!({"kind": "PartialObjectMetadataList", "apiVersion": format!("meta.k8s.io/{version}"),
                 "metadata": metadata, "items": items});
             respond::raw(exchange, output, StatusCode::OK, &value)

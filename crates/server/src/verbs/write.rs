@@ -82,7 +82,8 @@ pub async fn update(
     let info = &exchange.info;
     let gate = Admission::new(inner, exchange, resource, Some(&options.value));
     let mut transform = |_: Option<&Value>| Ok(value.clone());
-    let allow_create = resource.rules.allow_create_on_update && matches!(part, Part::Main);
+    // COMPAT: the status of what a PUT may create may be put before there is anything.
+    let allow_create = resource.rules.allow_create_on_update && matches!(part, Part::Main | Part::Status);
     let updated = inner
         .registry
         .update(
