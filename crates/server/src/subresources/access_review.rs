@@ -124,10 +124,13 @@ fn field_selector(resource: Option<&Value>) -> String {
     terms.collect::<Vec<_>>().join(",")
 }
 
+/// The name of a selector, and whether it can be read as a text and as a requirement.
+type Selector = (&'static str, fn(&str) -> bool, fn(&Value) -> bool);
+
 /// What is said of selectors that cannot be read: without them, more is asked for.
 fn ignored_selectors(resource: &Value) -> Vec<String> {
     let mut told = Vec::new();
-    let selectors: [(&str, fn(&str) -> bool, fn(&Value) -> bool); 2] = [
+    let selectors: [Selector; 2] = [
         (
             "fieldSelector",
             |raw| FieldSelector::parse(raw).is_ok(),
