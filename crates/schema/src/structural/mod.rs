@@ -18,7 +18,7 @@ use skiff_meta::regexp;
 pub use default::{default, prune_nulls};
 pub use lists::validate_lists;
 pub use meta::{Coerced, coerce_metadata};
-pub use prune::{prune, prune_value, whole_numbers};
+pub use prune::{prune, prune_value};
 pub use validate::{validate, validate_update};
 
 /// One node of a schema.

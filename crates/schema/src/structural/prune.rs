@@ -140,22 +140,6 @@ impl Pruner {
     }
 }
 
-/// COMPAT: upstream writes a whole number without a fraction, so that it is an integer to who reads it again.
-pub fn whole_numbers(value: &mut Value) {
-    match value {
-        Value::Number(number) if number.is_f64() => {
-            let float = number.as_f64().unwrap_or_default();
-            let digits = crate::decode::go_float(float);
-            if let Ok(whole) = digits.parse::<i64>() {
-                *value = whole.into();
-            }
-        }
-        Value::Array(values) => values.iter_mut().for_each(whole_numbers),
-        Value::Object(fields) => fields.values_mut().for_each(whole_numbers),
-        _ => {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,17 +185,6 @@ mod tests {
             json!({"spec": {"a": 1}}),
             json!({"spec": {"a": 1}}),
             &[],
-        );
-    }
-
-    #[test]
-    fn whole_numbers_have_no_fraction() {
-        let mut value =
-            serde_json::json!({"a": [1.0, -2.5, 9.223372036854775808e18, 1e30, 7, -0.0], "b": {"c": 1000.0}});
-        whole_numbers(&mut value);
-        assert_eq!(
-            value.to_string(),
-            r#"{"a":[1,-2.5,9.223372036854776e+18,1e+30,7,0],"b":{"c":1000}}"#
         );
     }
 }

@@ -138,8 +138,7 @@ pub fn applied(resource: &Resource, custom: &CustomVersion, mut value: Value) ->
     })?;
     structural::prune(&mut value, schema, false);
     structural::default(&mut value, schema);
-    check_kind(resource, &value)?;
-    check_version(resource, &value)?;
+    check_type(resource, &value)?;
     Ok(value)
 }
 
@@ -179,7 +178,6 @@ fn shape(custom: &CustomVersion, value: &mut Value, strict: &mut Vec<String>) ->
         .partition(|path| path.starts_with("metadata."));
     let pruned = structural::prune(value, schema, true);
     structural::prune_nulls(value, schema);
-    structural::whole_numbers(value);
     let unknown = of_metadata.into_iter().chain(pruned).chain(of_embedded);
     strict.extend(unknown.map(|path| format!("unknown field \"{path}\"")));
     structural::default(value, schema);
