@@ -80,8 +80,8 @@ impl Audited {
     pub fn event_of(&self, reply: &Reply) -> Value {
         let id = reply.headers["audit-id"].to_str().expect("text");
         let events = self.events();
-        let of_it = events.into_iter().filter(|event| event["auditID"] == id);
-        of_it.last().expect("an event")
+        let of_it = events.into_iter().rfind(|event| event["auditID"] == id);
+        of_it.expect("an event")
     }
 }
 
