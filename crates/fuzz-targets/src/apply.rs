@@ -103,10 +103,24 @@ pub fn apply(data: &[u8]) {
 fn kept(said: &Value, now: &Value) -> bool {
     match (said, now) {
         (Value::Array(said), Value::Array(now)) => said.iter().all(|entry| now.contains(entry)),
-        (Value::Object(said), Value::Object(now)) => said
-            .iter()
-            .all(|(name, said)| now.get(name).is_some_and(|now| kept(said, now))),
+        (Value::Object(said), Value::Object(now)) => {
+            now.iter().all(|(name, now)| match said.get(name) {
+                Some(said) => kept(said, now),
+                None => !is_empty(now),
+            }) && said.keys().all(|name| now.contains_key(name))
+        }
         (said, now) => said == now,
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(entries) => entries.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
     }
 }
 

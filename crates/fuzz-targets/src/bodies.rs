@@ -67,9 +67,12 @@ fn message(id: TypeId, raw: &[u8]) {
 fn protobuf_round_trip(id: TypeId, value: &Value) {
     let text = serde_json::to_vec(value).expect("a value is JSON");
     let written = protobuf::encode_message(schema(), id, value);
+    // Only the order of a manager's fields may differ: a text has one of its own.
+    let of_text = protobuf::encode_json_message(schema(), id, &text);
+    let read = |raw: &Vec<u8>| protobuf::decode(schema(), id, raw);
     assert_eq!(
-        written,
-        protobuf::encode_json_message(schema(), id, &text),
+        written.as_ref().map(read),
+        of_text.as_ref().map(read),
         "both ways of writing agree"
     );
     let Ok(written) = written else {
