@@ -286,6 +286,8 @@ async fn compaction(store: &dyn Store) {
     write(store, "/registry/a/1", "2").await;
     write(store, "/registry/b/2", "1").await;
     delete(store, "/registry/b/1").await;
+    // A store that has not heard of its newest writes when history goes must start over, which is not asked for here.
+    store.revision().await.unwrap();
     store.compact(base + 3).await.unwrap();
 
     let compacted = |error: &Error| matches!(error, Error::Compacted { revision } if *revision == base + 3);
