@@ -23,8 +23,9 @@ pub const BATCH: usize = 512;
 pub const STALL: Duration = Duration::from_millis(5);
 /// After two writes met, callers hand theirs over for this long: those who come together are committed together.
 const CROWDED: Duration = Duration::from_millis(20);
-/// The writer thread watches for this long after a caller's own commit.
-const WATCH: Duration = Duration::from_secs(1);
+/// The writer thread watches for this long after a caller's own commit: to wake it for each would cost the caller, to
+/// keep it awake would cost an idle cluster.
+const WATCH: Duration = Duration::from_millis(100);
 
 pub fn stopped() -> Error {
     Error::Unavailable("the store was closed".to_owned())
