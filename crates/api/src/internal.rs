@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use skiff_meta::field;
 
 use crate::unified;
@@ -356,6 +356,18 @@ impl Text {
 fn internal_form<'v>(name: &str, value: &'v Value) -> Cow<'v, Value> {
     match name {
         "core.PodSpec" => Cow::Owned(internal_pod_spec(value)),
+        "apiextensions.JSONSchemaPropsOrArray" => Cow::Owned(match value {
+            Value::Array(_) => json!({"jSONSchemas": value}),
+            _ => json!({"schema": value}),
+        }),
+        "apiextensions.JSONSchemaPropsOrBool" => Cow::Owned(match value {
+            Value::Bool(_) => json!({"allows": value}),
+            _ => json!({"allows": true, "schema": value}),
+        }),
+        "apiextensions.JSONSchemaPropsOrStringArray" => Cow::Owned(match value {
+            Value::Array(_) => json!({"property": value}),
+            _ => json!({"schema": value}),
+        }),
         _ => Cow::Borrowed(value),
     }
 }

@@ -1,5 +1,6 @@
 //! Addresses and networks in objects: strict reading with upstream's complaints.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use skiff_meta::field;
@@ -43,8 +44,8 @@ pub fn ip(at: &Node, errors: &mut Errors) -> Option<IpAddr> {
 }
 
 /// A plain address, or one that was there before it had to be. Says whether it may stay.
-pub fn ip_unless_known(at: &Node, known: &[serde_json::Value], errors: &mut Errors) -> bool {
-    known.contains(at.value) || ip(at, errors).is_some()
+pub fn ip_unless_known(at: &Node, known: &BTreeSet<&str>, errors: &mut Errors) -> bool {
+    known.contains(at.str()) || ip(at, errors).is_some()
 }
 
 /// `10.0.0.0/8`: address and prefix length, if the text is that.

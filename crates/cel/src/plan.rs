@@ -1,5 +1,5 @@
 //! The checked tree made ready to run: variables have slots, functions are looked up, constants are folded and
-//! regular expressions compiled. Made once; evaluated often, by `eval.rs`.
+//! regular expressions read. Made once; evaluated often, by `eval.rs`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ pub(crate) struct Call {
     pub overload: Option<&'static str>,
     pub native: Native,
     pub args: Vec<Node>,
-    /// The compiled pattern, where it is a constant.
+    /// The pattern, where it is a constant.
     pub pattern: Option<Pattern>,
 }
 
@@ -254,7 +254,7 @@ impl Planner<'_> {
         }
         let pattern = match (function, planned.get(1)) {
             ("matches" | "find" | "findAll", Some(Node::Const(Value::String(pattern)))) => {
-                Some(Pattern::compile(pattern)?)
+                Some(Pattern::new(pattern)?)
             }
             _ => None,
         };

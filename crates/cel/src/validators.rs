@@ -1,8 +1,9 @@
 //! Checks after type checking: literals that can never work are refused before anything runs.
 
+use skiff_meta::regexp;
+
 use crate::ast::{Expr, Id, Kind, Literal};
 use crate::checker::Checked;
-use crate::library::regex::Pattern;
 use crate::library::string_format::{Clause, Part, next_part};
 use crate::source::Mistake;
 use crate::time::Timestamp;
@@ -82,7 +83,7 @@ impl<'c> Validator<'c> {
             ("duration" | "timestamp", Literal::Null) | ("duration", Literal::Int(_)) => false,
             ("timestamp", Literal::String(text)) => Timestamp::parse(text).is_ok(),
             ("timestamp", Literal::Int(seconds)) => Timestamp::from_seconds(*seconds).is_ok(),
-            ("matches", Literal::String(pattern)) => Pattern::compile(pattern).is_ok(),
+            ("matches", Literal::String(pattern)) => regexp::check(pattern).is_ok(),
             _ => true,
         };
         if !valid {

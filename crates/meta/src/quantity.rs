@@ -132,6 +132,15 @@ impl Quantity {
         }
     }
 
+    /// The whole number of units that is not less.
+    #[must_use]
+    pub fn rounded_up(&self) -> Self {
+        Self {
+            nanos: ceil_div(self.nanos, NANO).saturating_mul(NANO),
+            format: self.format,
+        }
+    }
+
     /// True when the value is a whole number of units.
     pub fn is_whole(&self) -> bool {
         self.nanos % NANO == 0

@@ -2,11 +2,12 @@
 //! translated or refused, in Go's words.
 
 mod class;
+mod kept;
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::Arc;
 
-use regex::Regex;
+use regex_automata::meta;
+use regex_automata::util::syntax;
 use regex_syntax::hir::{Hir, HirKind};
 
 /// How much memory a compiled pattern may take.
@@ -16,20 +17,48 @@ const SEARCH_LIMIT: usize = 256 << 10;
 const NEST_LIMIT: u32 = 250;
 /// How often something may be repeated.
 const REPEATS: u32 = 1000;
-/// Compiled patterns that are kept.
-const KEPT: usize = 256;
+
+/// A compiled pattern.
+#[derive(Debug)]
+pub struct Regex(meta::Regex);
+
+impl Regex {
+    pub fn is_match(&self, text: &str) -> bool {
+        self.0.is_match(text)
+    }
+
+    /// The first match.
+    pub fn find<'t>(&self, text: &'t str) -> Option<&'t str> {
+        self.0.find(text).map(|found| &text[found.range()])
+    }
+
+    /// All matches, one after the other.
+    pub fn find_all<'t>(&self, text: &'t str) -> impl Iterator<Item = &'t str> {
+        self.0.find_iter(text).map(|found| &text[found.range()])
+    }
+
+    /// The memory that it takes, with what a first search adds to it.
+    fn bytes(&self) -> usize {
+        self.0.memory_usage() + self.0.create_cache().memory_usage()
+    }
+}
 
 /// Compiles a pattern.
 pub fn compile(pattern: &str) -> Result<Regex, String> {
     check(pattern)?;
-    regex::RegexBuilder::new(&ascii_classes(pattern))
-        .size_limit(SIZE_LIMIT)
-        .dfa_size_limit(SEARCH_LIMIT)
-        .nest_limit(NEST_LIMIT)
-        .build()
-        .map_err(|error| match error {
-            regex::Error::CompiledTooBig(_) => told("expression too large", pattern),
-            error => told(&error.to_string(), pattern),
+    meta::Builder::new()
+        .configure(
+            meta::Config::new()
+                .nfa_size_limit(Some(SIZE_LIMIT))
+                .hybrid_cache_capacity(SEARCH_LIMIT),
+        )
+        .syntax(syntax::Config::new().nest_limit(NEST_LIMIT))
+        .build(&ascii_classes(pattern))
+        .map(Regex)
+        .map_err(|error| match (error.size_limit(), error.syntax_error()) {
+            (Some(_), _) => told("expression too large", pattern),
+            (None, Some(error)) => told(&error.to_string(), pattern),
+            (None, None) => told(&error.to_string(), pattern),
         })
 }
 
@@ -83,18 +112,17 @@ fn repeats_within(read: &Hir, mut left: u32) -> bool {
 
 /// A compiled pattern out of those that are kept: the same one is used again and again.
 pub fn compiled(pattern: &str) -> Result<Arc<Regex>, String> {
-    static CACHE: LazyLock<Mutex<HashMap<String, Arc<Regex>>>> = LazyLock::new(Mutex::default);
-    let lock = || CACHE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(found) = lock().get(pattern) {
-        return Ok(found.clone());
+    if let Some(found) = kept(pattern) {
+        return Ok(found);
     }
     let made = Arc::new(compile(pattern)?);
-    let mut kept = lock();
-    if kept.len() >= KEPT {
-        kept.clear();
-    }
-    kept.insert(pattern.to_owned(), made.clone());
+    kept::all().insert(pattern, &made);
     Ok(made)
+}
+
+/// A pattern that is compiled already.
+pub fn kept(pattern: &str) -> Option<Arc<Regex>> {
+    kept::all().get(pattern)
 }
 
 /// What the engine says, in Go's words.
@@ -329,12 +357,21 @@ mod tests {
     }
 
     #[test]
-    fn as_many_as_there_are_and_no_more_are_kept() {
-        for number in 0..3 * KEPT {
-            let regex = compiled(&format!("^a{number}$")).expect("compiles");
-            assert!(regex.is_match(&format!("a{number}")));
-        }
-        assert!(Arc::ptr_eq(&compiled("^x$").unwrap(), &compiled("^x$").unwrap()));
+    fn a_pattern_is_compiled_once() {
+        assert!(kept("^only here$").is_none());
+        assert!(Arc::ptr_eq(
+            &compiled("^only here$").unwrap(),
+            &compiled("^only here$").unwrap()
+        ));
+        assert!(kept("^only here$").is_some());
         assert!(compiled("(").is_err());
+    }
+
+    #[test]
+    fn matches_are_found() {
+        let regex = compile("[a-c]+").expect("compiles");
+        assert_eq!(regex.find("..ab.c"), Some("ab"));
+        assert_eq!(regex.find("..."), None);
+        assert_eq!(regex.find_all("..ab.c").collect::<Vec<_>>(), ["ab", "c"]);
     }
 }

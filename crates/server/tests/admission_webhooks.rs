@@ -60,6 +60,10 @@ fn response(path: &str, request: &Value) -> Value {
         "/sidecar" => patch(
             json!([{"op": "add", "path": "/spec/containers/-", "value": {"name": "side", "image": "side"}}]),
         ),
+        "/sidecar-once" if request["object"]["spec"]["containers"][1].is_null() => patch(
+            json!([{"op": "add", "path": "/spec/containers/-", "value": {"name": "side", "image": "side"}}]),
+        ),
+        "/annotate" => patch(json!([{"op": "add", "path": "/metadata/annotations", "value": {"a": "b"}}])),
         "/spec" => patch(
             json!([{"op": "add", "path": "/spec/unknown", "value": 1}, {"op": "add", "path": "/spec/size", "value": 3}]),
         ),
@@ -606,6 +610,49 @@ async fn objects_are_shown_in_the_version_of_the_rule() {
         .post("/apis/example.com/v1/namespaces/default/boats", boat)
         .await;
     assert_eq!(made.json["spec"], json!({"size": 3, "sails": 2}), "{}", made.text);
+}
+
+#[tokio::test]
+async fn webhooks_are_asked_again_when_plugins_changed_what_they_left() {
+    let cluster = Cluster::start().await;
+    let webhooks = Webhooks::start(&cluster).await;
+    let hook = |path: &str, policy: &str| {
+        let asked = json!({"objectSelector": {"matchLabels": {"ask": path.trim_matches('/'), "policy": policy}},
+            "reinvocationPolicy": policy});
+        let mut hook = webhooks.hook(path, "", "pods", asked);
+        hook["name"] = json!(format!("{}-{}.example.com", &path[1..], policy.to_lowercase()));
+        hook
+    };
+    let hooks = vec![
+        hook("/sidecar-once", "IfNeeded"),
+        hook("/sidecar-once", "Never"),
+        hook("/annotate", "IfNeeded"),
+    ];
+    webhooks.configure(&cluster, MUTATING, "a", hooks).await;
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+    cluster
+        .post("/api/v1/namespaces/default/serviceaccounts", account)
+        .await;
+    let make = async |name: &str, path: &str, policy: &str| {
+        webhooks.seen.lock().expect("a lock").clear();
+        let pod = json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "labels": {"ask": path, "policy": policy}},
+            "spec": {"containers": [{"name": "c", "image": "c"}]}});
+        let made = cluster.post("/api/v1/namespaces/default/pods", pod).await;
+        assert_eq!(made.code, 201, "{}", made.text);
+        assert!(made.json["spec"]["containers"][0]["volumeMounts"][0].is_object());
+        webhooks.paths()
+    };
+    // The container that came has its token mounted only after that.
+    assert_eq!(
+        make("a", "sidecar-once", "IfNeeded").await,
+        ["/sidecar-once", "/sidecar-once"]
+    );
+    let side = &webhooks.last()["object"]["spec"]["containers"][1];
+    assert!(side["volumeMounts"][0].is_object(), "{side}");
+    assert_eq!(make("b", "sidecar-once", "Never").await, ["/sidecar-once"]);
+    // No plugin minds an annotation.
+    assert_eq!(make("c", "annotate", "IfNeeded").await, ["/annotate"]);
 }
 
 #[tokio::test]

@@ -45,6 +45,17 @@ fn answer(request: &Request<hyper::body::Incoming>, proxy: &str) -> Response<Ful
             let upgrade = upgrade.header("connection", "Upgrade").header("upgrade", "echo");
             return upgrade.body(Full::default()).expect("a response");
         }
+        "/apis/wardle.example.com/v1/odd" => {
+            let odd = Response::builder()
+                .status(418)
+                .header("content-type", "text/x-odd");
+            let odd = odd
+                .header("x-odd", "a")
+                .header("x-odd", "b")
+                .header("warning", "299 - \"w\"");
+            let body = Bytes::from_static(b"{\"not\": json\xff\0");
+            return odd.body(Full::new(body)).expect("a response");
+        }
         "/apis/wardle.example.com/v1/elsewhere" => {
             code = 302;
             json!({})
@@ -192,6 +203,19 @@ async fn an_extension_api_server() {
     );
     let reply = cluster.get("/apis/wardle.example.com/v1/elsewhere").await;
     assert_eq!(reply.code, 502, "a redirect is not followed, and not passed on");
+
+    // What it answers is passed on as it is.
+    let reply = cluster.get("/apis/wardle.example.com/v1/odd").await;
+    assert_eq!(reply.code, 418, "{}", reply.text);
+    let all = |name: &str| -> Vec<&str> {
+        let values = reply.headers.get_all(name).iter();
+        values.filter_map(|value| value.to_str().ok()).collect()
+    };
+    assert_eq!(
+        (all("content-type"), all("x-odd"), all("warning")),
+        (vec!["text/x-odd"], vec!["a", "b"], vec!["299 - \"w\""])
+    );
+    assert_eq!(&reply.bytes[..], b"{\"not\": json\xff\0");
 
     let groups = cluster.get("/apis").await.json;
     let names: Vec<&str> = groups["groups"]

@@ -3,6 +3,7 @@
 pub mod binding;
 pub mod matching;
 pub mod policy;
+mod url;
 pub mod webhook;
 
 pub use binding::{MUTATING_ADMISSION_POLICY_BINDING, VALIDATING_ADMISSION_POLICY_BINDING};

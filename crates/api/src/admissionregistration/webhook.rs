@@ -206,6 +206,11 @@ fn client(config: &Node, errors: &mut Errors) {
 pub fn webhook_url(url: &Node, errors: &mut Errors) {
     const FORM: &str = "; desired format: https://host[/path]";
     let text = url.str();
+    let mut unreadable = |why: &str| {
+        let shown = field::quote(url.str());
+        let message = format!("url must be a valid URL: parse {shown}: {why}{FORM}");
+        errors.required(url, message);
+    };
     let (text, fragment) = text.split_once('#').unwrap_or((text, ""));
     let (scheme, rest) = match text.split_once(':') {
         Some((scheme, rest))
@@ -217,21 +222,19 @@ pub fn webhook_url(url: &Node, errors: &mut Errors) {
             (scheme.to_lowercase(), rest)
         }
         Some((before, _)) if !before.contains('/') => {
-            let shown = field::quote(url.str());
             let why = if before.is_empty() {
                 "missing protocol scheme"
             } else {
                 "first path segment in URL cannot contain colon"
             };
-            errors.required(
-                url,
-                format!("url must be a valid URL: parse {shown}: {why}{FORM}"),
-            );
-            return;
+            return unreadable(why);
         }
         _ => (String::new(), text),
     };
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    if let Some(why) = super::url::problem(url.str(), rest, fragment) {
+        return unreadable(&why);
+    }
     let authority = rest
         .strip_prefix("//")
         .map_or("", |rest| rest.split('/').next().unwrap_or(""));

@@ -1,5 +1,7 @@
 //! The rules of a definition's conversion: by nobody, or by a webhook at a URL or a service.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 use skiff_meta::field::{Error, Path};
 use skiff_meta::names;
@@ -110,14 +112,13 @@ fn review_versions(versions: &[Value], path: &Path, errors: &mut Vec<Error>) {
         errors.push(Error::required(path, ""));
         return;
     }
-    let mut seen: Vec<&str> = Vec::new();
+    let mut seen = BTreeSet::new();
     for (index, version) in versions.iter().enumerate() {
         let version = version.as_str().unwrap_or("");
-        if seen.contains(&version) {
+        if !seen.insert(version) {
             errors.push(Error::invalid(&path.index(index), version, "duplicate version"));
             continue;
         }
-        seen.push(version);
         for message in names::dns1035_label(version) {
             errors.push(Error::invalid(&path.index(index), version, message));
         }

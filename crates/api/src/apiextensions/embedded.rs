@@ -10,9 +10,14 @@ use crate::object_meta;
 
 /// The findings about all objects within an object.
 pub fn validate(object: &Value, schema: &Structural) -> Vec<Error> {
+    validate_at(&Path::root(), object, schema)
+}
+
+/// The same for a value at a place.
+pub fn validate_at(path: &Path, value: &Value, schema: &Structural) -> Vec<Error> {
     let mut errors = Vec::new();
     if schema.any(&|node| node.embedded_resource) {
-        walk(&Path::root(), object, schema, &mut errors);
+        walk(path, value, schema, &mut errors);
     }
     errors
 }

@@ -1,5 +1,7 @@
 //! The rules of what a version has beside its schema: subresources, printer columns, selectable fields.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 use skiff_meta::field::{Error, Path};
 use skiff_schema::structural::Structural;
@@ -84,18 +86,18 @@ pub fn columns(value: &Value, path: &Path, errors: &mut Vec<Error>) {
     }
 }
 
-pub fn selectable(value: &Value, schema: &Value, path: &Path, errors: &mut Vec<Error>) {
+/// `absent` is what is said where there is no schema.
+pub fn selectable(value: &Value, schema: &Value, absent: &str, path: &Path, errors: &mut Vec<Error>) {
     let fields = value.as_array().map_or(&[][..], Vec::as_slice);
     if fields.is_empty() {
         return;
     }
     if schema.is_null() {
-        let message = "may only be set when `version.schema.openAPIV3Schema` is not included";
-        errors.push(Error::invalid(path, "", message));
+        errors.push(Error::invalid(path, "", absent));
         return;
     }
     let schema = Structural::parse(schema);
-    let mut seen: Vec<&str> = Vec::new();
+    let mut seen = BTreeSet::new();
     for (index, field) in fields.iter().enumerate() {
         let given = text(field, "jsonPath");
         let path = path.index(index).child("jsonPath");
@@ -130,10 +132,8 @@ pub fn selectable(value: &Value, schema: &Value, path: &Path, errors: &mut Vec<E
                 "must point to a field of type string, boolean or integer. Enum string fields and strings with formats are allowed.",
             ));
         }
-        if seen.contains(&given) {
+        if !seen.insert(given) {
             errors.push(Error::duplicate(&path, given));
-        } else {
-            seen.push(given);
         }
     }
     if seen.len() > MAX_SELECTABLE {

@@ -7,6 +7,8 @@ use skiff_schema::structural::{self as run, Structural};
 
 use super::structural;
 
+/// How many complaints about the keys of one list are told.
+const MOST_ABOUT_KEYS: usize = 64;
 const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
 const REASONS: [&str; 4] = [
     "FieldValueDuplicate",
@@ -80,9 +82,14 @@ pub fn validate(schema: &Value, path: &Path, status: bool, stored: Stored) -> Ve
             "nullable cannot be true at the root",
         ));
     }
-    let found = structural::validate(schema, path);
-    let mut clean = found.is_empty();
-    errors.extend(found);
+    // What has no structural form is told about below, and nothing else of it is looked at.
+    let without_form = structural::without_form(schema);
+    let mut clean = without_form.is_none();
+    if clean {
+        let found = structural::validate(schema, path);
+        clean = found.is_empty();
+        errors.extend(found);
+    }
     if clean {
         let found = defaults(schema, path);
         clean = found.is_empty();
@@ -92,6 +99,14 @@ pub fn validate(schema: &Value, path: &Path, status: bool, stored: Stored) -> Ve
     node(schema, path, &Place::root(), &mut about_schema);
     clean &= about_schema.is_empty();
     errors.extend(about_schema);
+    if let Some(keyword) = without_form
+        && errors.is_empty()
+    {
+        // COMPAT: of these, upstream's other checks know all but one.
+        let keyword = keyword.trim_start_matches('$');
+        let message = format!("OpenAPIV3Schema '{keyword}' is not supported");
+        errors.push(Error::invalid(path, "", message));
+    }
     if clean && has_rules(schema) {
         errors.extend(skiff_cel::rules::check_rules(
             &skiff_cel::Schema::parse(schema),
@@ -376,8 +391,13 @@ fn map_list(schema: &Value, keys: &[Value], items: Option<&Value>, path: &Path, 
         ));
         return;
     }
-    let mut seen: Vec<&Value> = Vec::new();
+    let mut seen = std::collections::BTreeSet::new();
+    // Each complaint shows all keys: a few of them say enough about thousands.
+    let most = errors.len() + MOST_ABOUT_KEYS;
     for key in keys {
+        if errors.len() > most {
+            return;
+        }
         let name = key.as_str().unwrap_or("");
         match items.get("properties").and_then(|all| all.get(name)) {
             Some(property) if matches!(text(property, "type"), "array" | "object") => {
@@ -394,14 +414,13 @@ fn map_list(schema: &Value, keys: &[Value], items: Option<&Value>, path: &Path, 
                 "entries must all be names of item properties",
             )),
         }
-        if seen.contains(&key) {
+        if !seen.insert(name) {
             errors.push(Error::invalid(
                 &path.child("x-kubernetes-list-map-keys"),
                 Value::Array(keys.to_vec()),
                 "must not contain duplicate entries",
             ));
         }
-        seen.push(key);
     }
 }
 
@@ -519,11 +538,15 @@ pub fn field_schema<'a>(path: &str, schema: &'a Structural) -> Option<&'a Struct
 /// Defaults must be what the schema allows.
 fn defaults(schema: &Value, path: &Path) -> Vec<Error> {
     let mut errors = Vec::new();
-    default_of(&Structural::parse(schema), path, &mut errors);
+    let mut parsed = Structural::parse(schema);
+    // The object as a whole says what it is, as those within others do.
+    parsed.embedded_resource = true;
+    default_of(schema, &parsed, path, true, &mut errors);
     errors
 }
 
-fn default_of(schema: &Structural, path: &Path, errors: &mut Vec<Error>) {
+/// `given` is the schema as it was given, for its rules.
+fn default_of(given: &Value, schema: &Structural, path: &Path, is_root: bool, errors: &mut Vec<Error>) {
     if let Some(default) = &schema.default {
         let at = path.child("default");
         let mut pruned = default.clone();
@@ -532,24 +555,51 @@ fn default_of(schema: &Structural, path: &Path, errors: &mut Vec<Error>) {
         } else {
             Vec::new()
         };
-        if unknown.is_empty() {
-            errors.extend(run::validate(default, schema, &at));
-        } else {
+        if !unknown.is_empty() {
             errors.push(Error::invalid(
                 &at,
                 default.clone(),
                 "must not have unknown fields",
             ));
         }
+        let mut found = super::embedded::validate_at(&at, default, schema);
+        if found.is_empty() {
+            found = run::validate(default, schema, &at);
+        }
+        if found.is_empty() {
+            found = broken_rules(given, default, is_root || schema.embedded_resource, &at);
+        }
+        errors.extend(found);
+    }
+    let below = |key: &str| given.get(key).unwrap_or(&Value::Null);
+    if let Some(items) = &schema.items {
+        default_of(below("items"), items, &path.child("items"), false, errors);
     }
     for (name, property) in &schema.properties {
-        default_of(property, &path.child("properties").key(name), errors);
+        let given = below("properties").get(name).unwrap_or(&Value::Null);
+        default_of(
+            given,
+            property,
+            &path.child("properties").key(name),
+            false,
+            errors,
+        );
     }
-    if let run::Additional::Schema(additional) = &schema.additional {
-        default_of(additional, &path.child("additionalProperties"), errors);
-    }
-    if let Some(items) = &schema.items {
-        default_of(items, &path.child("items"), errors);
+}
+
+/// A default must pass the rules of its schema, both where it was there before and where it is new.
+fn broken_rules(given: &Value, default: &Value, is_resource_root: bool, at: &Path) -> Vec<Error> {
+    let schema = skiff_cel::Schema::parse(given);
+    let Some(rules) = skiff_cel::rules::Validator::of_part(&schema, is_resource_root) else {
+        return Vec::new();
+    };
+    let check = |old: Option<&Value>| {
+        let mut budget = skiff_cel::rules::Budget::default();
+        rules.validate(at, default, old, &mut budget).errors
+    };
+    match check(Some(default)) {
+        found if found.is_empty() => check(None),
+        found => found,
     }
 }
 

@@ -1,6 +1,8 @@
 //! The rules of a CustomResourceDefinition. Upstream checks its internal form, in which what all versions
 //! share stands at the top: messages name fields as they are there.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 use skiff_meta::field::{Error, ErrorType, Path};
 use skiff_meta::names;
@@ -148,12 +150,11 @@ fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
         shared(versions, "additionalPrinterColumns"),
         shared(versions, "selectableFields"),
     ];
-    let (mut seen, mut unique): (Vec<&str>, bool) = (Vec::new(), true);
+    let (mut seen, mut unique) = (BTreeSet::new(), true);
     for (index, version) in versions.iter().enumerate() {
         let at_version = path.child("versions").index(index);
         let name = text(version, "name");
-        unique &= !seen.contains(&name);
-        seen.push(name);
+        unique &= seen.insert(name);
         let complaints = names::dns1035_label(name);
         if !complaints.is_empty() {
             errors.push(Error::invalid(
@@ -191,6 +192,8 @@ fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
         selectable(
             own(3, "selectableFields"),
             at(version, "schema.openAPIV3Schema"),
+            // COMPAT: it means the opposite.
+            "may only be set when `version.schema.openAPIV3Schema` is not included",
             &at_version.child("selectableFields"),
             errors,
         );
@@ -256,6 +259,7 @@ fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
         selectable(
             fields,
             at(first, "schema.openAPIV3Schema"),
+            "may only be set when validations.schema is included",
             &path.child("selectableFields"),
             errors,
         );

@@ -35,6 +35,42 @@ fn all<'a>(schema: &'a Value, key: &str) -> &'a [Value] {
         .map_or(&[], Vec::as_slice)
 }
 
+/// A keyword, at any depth, for which a structural schema has no place: such a schema has no structural form.
+pub fn without_form(schema: &Value) -> Option<&'static str> {
+    const NOWHERE: [&str; 7] = [
+        "id",
+        "$schema",
+        "$ref",
+        "patternProperties",
+        "dependencies",
+        "additionalItems",
+        "definitions",
+    ];
+    let given = |key: &str| match schema.get(key) {
+        None | Some(Value::Null) => false,
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(Value::Object(map)) => !map.is_empty() || key == "additionalItems",
+        Some(_) => true,
+    };
+    if let Some(key) = NOWHERE.into_iter().find(|key| given(key)) {
+        return Some(key);
+    }
+    if schema.get("items").is_some_and(Value::is_array) {
+        return Some("items");
+    }
+    let single = ["items", "additionalProperties", "not"]
+        .into_iter()
+        .filter_map(|key| schema.get(key))
+        .filter(|inner| inner.is_object());
+    let listed = ["allOf", "anyOf", "oneOf"]
+        .into_iter()
+        .flat_map(|key| all(schema, key));
+    single
+        .chain(listed)
+        .chain(properties(schema).map(|(_, property)| property))
+        .find_map(without_form)
+}
+
 /// All findings, sorted as upstream sorts them.
 pub fn validate(schema: &Value, path: &Path) -> Vec<Error> {
     let mut errors = Vec::new();

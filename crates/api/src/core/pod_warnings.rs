@@ -1,6 +1,6 @@
 //! What a client is told about a pod spec that is valid but probably not meant so.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use skiff_meta::field::quote;
@@ -163,17 +163,16 @@ fn placement(spec: &Node, warnings: &mut Vec<String>) {
 fn duplicates(spec: &Node, warnings: &mut Vec<String>) {
     for (list, field) in [("hostAliases", "ip"), ("imagePullSecrets", "name")] {
         let items = spec.field(list);
-        let mut seen = Vec::new();
+        let mut seen = BTreeSet::new();
         for item in items.items() {
             let value = item.field(field);
-            if seen.contains(&value.str()) {
+            if !seen.insert(value.str()) {
                 warnings.push(format!(
                     "{}: duplicate {field} {}",
                     value.path(),
                     quote(value.str())
                 ));
             }
-            seen.push(value.str());
         }
     }
     let secrets = spec.field("imagePullSecrets");
@@ -266,10 +265,10 @@ fn whole_bytes(amounts: &Node, resources: &[&str], warnings: &mut Vec<String>) {
 
 fn environment(container: &Node, warnings: &mut Vec<String>) {
     let env = container.field("env");
-    let mut seen = Vec::new();
+    let mut seen = BTreeSet::new();
     for variable in env.items() {
         let (name, value) = (variable.field("name").str(), variable.field("value").str());
-        if seen.contains(&name) {
+        if !seen.insert(name) {
             // A value that builds on the earlier one is meant.
             let reference = format!("$({name})");
             let builds_on = value != reference && value.contains(&reference);
@@ -281,7 +280,6 @@ fn environment(container: &Node, warnings: &mut Vec<String>) {
                 ));
             }
         }
-        seen.push(name);
     }
 }
 

@@ -68,7 +68,7 @@ fn fill(item: &mut Value, to: &str, from: &str) {
 }
 
 fn limits(limits: &Node, errors: &mut Errors) {
-    let mut seen = Vec::new();
+    let mut seen = std::collections::BTreeSet::new();
     for item in limits.items() {
         let kind = item.field("type");
         errors.rule(&kind, names::qualified_name(kind.str()));
@@ -78,10 +78,9 @@ fn limits(limits: &Node, errors: &mut Errors) {
         {
             errors.invalid(&kind, "must be a standard limit type or fully qualified");
         }
-        if seen.contains(&kind.str()) {
+        if !seen.insert(kind.str()) {
             errors.duplicate(&kind);
         }
-        seen.push(kind.str());
         let pod = kind.str() == "Pod";
         for name in ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"] {
             let amounts = item.field(name);
@@ -210,8 +209,32 @@ fn relations(item: &Node, pod: bool, errors: &mut Errors) {
     }
 }
 
+/// More may be asked for than used.
+fn request_warnings(quota: &Value) -> Vec<String> {
+    let hard = at(quota, "spec.hard");
+    let amount = |name: &str| hard.get(name).and_then(quantity);
+    let warning = |name: &str| {
+        let (mut asked_name, limit_name) = (format!("requests.{name}"), format!("limits.{name}"));
+        if hard.get(&asked_name).is_none() && matches!(name, "cpu" | "memory") {
+            asked_name = name.to_owned();
+        }
+        let (asked, limit) = (amount(&asked_name)?, amount(&limit_name)?);
+        (asked > limit).then(|| {
+            format!("ResourceQuota {asked_name} ({asked}) should be less than {limit_name} ({limit})")
+        })
+    };
+    ["cpu", "memory", "storage", "ephemeral-storage"]
+        .into_iter()
+        .filter_map(warning)
+        .collect()
+}
+
 pub static RESOURCE_QUOTA: Kind = Kind {
     kind: "ResourceQuota",
+    warnings: |new, old| match old {
+        None => request_warnings(new),
+        Some(_) => Vec::new(),
+    },
     default: |_, object| {
         walk::each(object, "spec.hard", &mut resource_list);
         walk::each(object, "status.hard", &mut resource_list);
@@ -282,5 +305,36 @@ fn amounts(amounts: &Node, errors: &mut Errors) {
             errors.invalid_value(&amount, name, "must be a standard resource for quota");
         }
         resource_quantity(&amount, name, errors);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_asked_for_than_used() {
+        let check = |hard: Value, expected: &[&str]| {
+            let quota = json!({"spec": {"hard": hard}});
+            assert_eq!((RESOURCE_QUOTA.warnings)(&quota, None), expected, "{quota}");
+            assert!((RESOURCE_QUOTA.warnings)(&quota, Some(&quota)).is_empty());
+        };
+        check(
+            json!({"requests.cpu": "64Mi", "limits.cpu": "1", "memory": "3Gi", "limits.memory": "2Gi"}),
+            &[
+                "ResourceQuota requests.cpu (64Mi) should be less than limits.cpu (1)",
+                "ResourceQuota memory (3Gi) should be less than limits.memory (2Gi)",
+            ],
+        );
+        check(
+            json!({"requests.cpu": "1", "cpu": "5", "limits.cpu": "1", "storage": "9", "limits.storage": "1"}),
+            &[],
+        );
+        check(
+            json!({"requests.ephemeral-storage": "3", "limits.ephemeral-storage": "2500m"}),
+            &[
+                "ResourceQuota requests.ephemeral-storage (3) should be less than limits.ephemeral-storage (2500m)",
+            ],
+        );
     }
 }

@@ -179,7 +179,9 @@ fn claim(claim: &Value, used: &mut Amounts) {
     };
     add("persistentvolumeclaims", Quantity::from_units(1));
     if let Some(asked) = asked {
-        add("requests.storage", given.map_or(asked, |given| given.max(asked)));
+        let most = given.map_or(asked, |given| given.max(asked));
+        // Bytes are counted whole.
+        add("requests.storage", most.rounded_up());
     }
 }
 
@@ -339,6 +341,11 @@ mod tests {
             json!({"spec": {"storageClassName": "gold", "resources": {"requests": {"storage": "1Gi"}}}}),
             "count/persistentvolumeclaims=1 gold.storageclass.storage.k8s.io/persistentvolumeclaims=1 \
              gold.storageclass.storage.k8s.io/requests.storage=1Gi persistentvolumeclaims=1 requests.storage=1Gi",
+        );
+        check(
+            "persistentvolumeclaims",
+            json!({"spec": {"resources": {"requests": {"storage": "1500m"}}}}),
+            "count/persistentvolumeclaims=1 persistentvolumeclaims=1 requests.storage=2",
         );
     }
 

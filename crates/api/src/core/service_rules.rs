@@ -49,9 +49,9 @@ pub(super) fn service(root: &Node, old: Option<&Value>, errors: &mut Errors) {
         cluster_ip_fields(&spec, headless, old, errors);
     }
     let external_ips = spec.field("externalIPs");
-    let known = old.map_or(&[][..], |old| list(old, "spec.externalIPs"));
+    let known = addresses(old, "spec.externalIPs");
     for ip in external_ips.items() {
-        if net::ip_unless_known(&ip, known, errors) {
+        if net::ip_unless_known(&ip, &known, errors) {
             endpoint_ip(&ip, errors);
         }
     }
@@ -105,8 +105,14 @@ fn session_affinity(spec: &Node, errors: &mut Errors) {
     }
 }
 
+/// The addresses that the old service had already.
+fn addresses<'v>(old: Option<&'v Value>, name: &str) -> BTreeSet<&'v str> {
+    let listed = old.map_or(&[][..], |old| list(old, name));
+    listed.iter().filter_map(Value::as_str).collect()
+}
+
 pub(super) fn cluster_ip_fields(spec: &Node, headless: bool, old: Option<&Value>, errors: &mut Errors) {
-    let known = old.map_or(&[][..], |old| list(old, "spec.clusterIPs"));
+    let known = addresses(old, "spec.clusterIPs");
     let (single, plural) = (spec.field("clusterIP"), spec.field("clusterIPs"));
     let first = plural.value.get(0).and_then(Value::as_str);
     if single.is_empty() {
@@ -140,7 +146,7 @@ pub(super) fn cluster_ip_fields(spec: &Node, headless: bool, old: Option<&Value>
             }
             continue;
         }
-        if net::ip_unless_known(&ip, known, errors) {
+        if net::ip_unless_known(&ip, &known, errors) {
             addresses.extend(ip.str().parse::<std::net::IpAddr>());
         } else {
             bad = true;
@@ -216,14 +222,14 @@ fn load_balancer_fields(root: &Node, spec: &Node, old: Option<&Value>, errors: &
         if !balanced {
             errors.forbidden(&at, ONLY);
         }
-        let known: Vec<&str> = old
+        let known: BTreeSet<&str> = old
             .map_or(&[][..], |old| list(old, "spec.loadBalancerSourceRanges"))
             .iter()
             .map(|range| range.as_str().unwrap_or("").trim())
             .collect();
         for range in at.items() {
             let trimmed = json!(range.str().trim());
-            if !known.contains(&range.str().trim()) {
+            if !known.contains(range.str().trim()) {
                 net::cidr(&range.with(&trimmed), errors);
             }
         }

@@ -1,5 +1,8 @@
 //! Files of one volume that get in each other's way: two at one path, or one where another needs a folder.
 
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
 use serde_json::Value;
 use skiff_meta::field::quote;
 
@@ -25,11 +28,33 @@ impl File {
             source => format!("{} ({source})", quote(&self.path)),
         }
     }
+}
 
-    fn collides(&self, other: &File) -> bool {
-        let (a, b) = (format!("{}/", self.path), format!("{}/", other.path));
-        !self.path.is_empty() && !other.path.is_empty() && (a.starts_with(&b) || b.starts_with(&a))
+/// More than fit into an answer by far.
+const MOST: usize = 1000;
+
+/// The pairs of files that collide: one at the path of the other, or in a folder of that name. The later one comes first.
+fn collisions(files: &[File]) -> Vec<(&File, &File)> {
+    let mut found = Vec::new();
+    let mut earlier: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (position, file) in files.iter().enumerate().filter(|(_, file)| !file.path.is_empty()) {
+        let own = format!("{}/", file.path);
+        let above = own
+            .match_indices('/')
+            .filter_map(|(at, _)| earlier.get(&own[..=at]));
+        let below = earlier
+            .range::<String, _>((Bound::Excluded(&own), Bound::Unbounded))
+            .take_while(|(path, _)| path.starts_with(&own))
+            .map(|(_, places)| places);
+        let mut places: Vec<usize> = above.chain(below).flatten().copied().take(MOST).collect();
+        places.sort_unstable();
+        found.extend(places.into_iter().map(|place| (file, &files[place])));
+        if found.len() >= MOST {
+            break;
+        }
+        earlier.entry(own).or_default().push(position);
     }
+    found
 }
 
 /// The warnings of the volumes of a pod.
@@ -37,14 +62,12 @@ pub fn overlaps(volumes: &[Value], warnings: &mut Vec<String>) {
     for volume in volumes {
         let name = quote(text(volume, "name"));
         let mut report = |what: &str, files: Vec<File>| {
-            for (position, file) in files.iter().enumerate() {
-                for other in files[..position].iter().filter(|other| file.collides(other)) {
-                    warnings.push(format!(
-                        "volume {name} ({what}): overlapping paths: {} with {}",
-                        file.shown(),
-                        other.shown()
-                    ));
-                }
+            for (file, other) in collisions(&files) {
+                warnings.push(format!(
+                    "volume {name} ({what}): overlapping paths: {} with {}",
+                    file.shown(),
+                    other.shown()
+                ));
             }
         };
         let config_map = format!("ConfigMap {}", quote(text(volume, "configMap.name")));
@@ -119,5 +142,34 @@ mod tests {
             ],
         );
         check(json!({"name": "v", "emptyDir": {}}), &[]);
+        let says =
+            |a: &str, b: &str| format!("volume \"v\" (DownwardAPI): overlapping paths: \"{a}\" with \"{b}\"");
+        let mut warnings = Vec::new();
+        let items = json!([{"path": "b/c/d"}, {"path": "a"}, {"path": "b/c"}, {"path": "b//c"}, {"path": "b/c-d"},
+            {"path": ""}, {"path": "b/"}, {"path": "a"}]);
+        overlaps(
+            &[json!({"name": "v", "downwardAPI": {"items": items}})],
+            &mut warnings,
+        );
+        assert_eq!(
+            warnings,
+            [
+                says("b/c", "b/c/d"),
+                says("b", "b/c/d"),
+                says("b", "b/c"),
+                says("b", "b//c"),
+                says("b", "b/c-d"),
+                says("a", "a"),
+            ]
+        );
+    }
+
+    #[test]
+    fn thousands_of_files() {
+        let files = |path: fn(usize) -> String| -> Vec<File> {
+            (0..50_000).map(|n| File::new(&path(n), "")).collect()
+        };
+        assert!(collisions(&files(|n| format!("f{n}"))).is_empty());
+        assert!(collisions(&files(|_| "same".to_owned())).len() >= MOST);
     }
 }

@@ -149,7 +149,8 @@ fn parameters(parameters: &Node, may_be_empty: bool, errors: &mut Errors) {
 
 fn topologies(topologies: &Node, errors: &mut Errors) {
     // COMPAT: upstream starts from as many empty terms, so a term without expressions is always a double.
-    let mut seen: Vec<BTreeMap<&str, BTreeSet<&str>>> = vec![BTreeMap::new(); topologies.len()];
+    let mut seen: BTreeMap<BTreeMap<&str, BTreeSet<&str>>, usize> =
+        BTreeMap::from([(BTreeMap::new(), topologies.len())]);
     for term in topologies.items() {
         let mut wanted: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         let expressions = term.field("matchLabelExpressions");
@@ -170,9 +171,13 @@ fn topologies(topologies: &Node, errors: &mut Errors) {
                 errors.duplicate(&key);
             }
         }
-        for _ in 0..seen.iter().filter(|other| **other == wanted).count() {
+        let doubles = seen.entry(wanted).or_default();
+        for _ in 0..*doubles {
+            if errors.is_full() {
+                return;
+            }
             errors.duplicate_value(&expressions, "");
         }
-        seen.push(wanted);
+        *doubles += 1;
     }
 }

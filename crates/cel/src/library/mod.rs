@@ -18,7 +18,7 @@ pub(crate) mod url;
 use crate::value::{Eval, Value};
 use regex::Pattern;
 
-/// A function: the compiled pattern if it has a constant one, and the arguments, the receiver first.
+/// A function: the pattern if it has a constant one, and the arguments, the receiver first.
 pub(crate) type Native = for<'a> fn(Option<&Pattern>, &[Value<'a>]) -> Eval<Value<'a>>;
 
 /// The implementation of a function, with its name.

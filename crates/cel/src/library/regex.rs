@@ -2,18 +2,21 @@
 
 use std::sync::Arc;
 
+use skiff_meta::regexp::{self, Regex};
+
 use super::Native;
 use crate::error::EvalError;
 use crate::meter::spend;
 use crate::value::{Eval, Value};
 
-/// A compiled pattern.
+/// A constant pattern that was read. It is compiled when first needed, and kept as long as there is room: a definition
+/// may have thousands.
 #[derive(Debug, Clone)]
-pub(crate) struct Pattern(Arc<regex::Regex>);
+pub(crate) struct Pattern(Arc<str>);
 
 impl Pattern {
-    pub fn compile(pattern: &str) -> Result<Self, String> {
-        skiff_meta::regexp::compile(pattern).map(|regex| Self(Arc::new(regex)))
+    pub fn new(pattern: &str) -> Result<Self, String> {
+        regexp::check(pattern).map(|()| Self(pattern.into()))
     }
 }
 
@@ -22,15 +25,14 @@ pub(super) fn native(name: &str) -> Option<Native> {
         "matches" => |compiled, args| match args {
             [Value::String(text), Value::String(pattern)] => {
                 let regex = compile(compiled, pattern, |error| error)?;
-                Ok(Value::Bool(regex.0.is_match(text)))
+                Ok(Value::Bool(regex.is_match(text)))
             }
             _ => Err(EvalError::no_such_overload()),
         },
         "find" => |compiled, args| match args {
             [Value::String(text), Value::String(pattern)] => {
                 let regex = compile(compiled, pattern, illegal)?;
-                let found = regex.0.find(text).map_or("", |found| found.as_str());
-                Ok(Value::string(found))
+                Ok(Value::string(regex.find(text).unwrap_or("")))
             }
             _ => Err(EvalError::no_such_overload()),
         },
@@ -42,10 +44,8 @@ pub(super) fn native(name: &str) -> Option<Native> {
                     _ => return Err(EvalError::no_such_overload()),
                 };
                 let regex = compile(compiled, pattern, illegal)?;
-                let found = regex.0.find_iter(text).take(most);
-                Ok(Value::list(
-                    found.map(|found| Value::string(found.as_str())).collect(),
-                ))
+                let found = regex.find_all(text).take(most);
+                Ok(Value::list(found.map(Value::string).collect()))
             }
             _ => Err(EvalError::no_such_overload()),
         },
@@ -57,13 +57,20 @@ fn illegal(error: String) -> String {
     format!("Illegal regex: {error}")
 }
 
-fn compile(compiled: Option<&Pattern>, pattern: &str, message: fn(String) -> String) -> Eval<Pattern> {
-    match compiled {
-        Some(pattern) => Ok(pattern.clone()),
+fn compile(constant: Option<&Pattern>, pattern: &str, message: fn(String) -> String) -> Eval<Arc<Regex>> {
+    let told = |error| EvalError::new(message(error));
+    match constant {
+        Some(Pattern(constant)) => match regexp::kept(constant) {
+            Some(regex) => Ok(regex),
+            None => {
+                spend(2_000 + constant.len() * 64)?;
+                regexp::compiled(constant).map_err(told)
+            }
+        },
         None => {
             // About a millisecond for those that just fit.
             spend(10_000 + pattern.len() * 64)?;
-            Pattern::compile(pattern).map_err(|error| EvalError::new(message(error)))
+            regexp::compile(pattern).map(Arc::new).map_err(told)
         }
     }
 }

@@ -102,11 +102,16 @@ impl Validator {
     /// Compiles the rules of the schema of a custom resource, or `None` if it has none. Rules that do not compile
     /// become findings when an object is validated: `check_rules` should have refused them.
     pub fn new(schema: &Schema) -> Option<Self> {
+        Self::of_part(schema, true)
+    }
+
+    /// The same for a part of such a schema; where a resource begins, its metadata can be seen.
+    pub fn of_part(schema: &Schema, is_resource_root: bool) -> Option<Self> {
         if !schema.has_rules() {
             return None;
         }
         let schema = Arc::new(schema.clone());
-        let root = Node::build(&schema, &schema, true)?;
+        let root = Node::build(&schema, &schema, is_resource_root)?;
         Some(Self { root, schema })
     }
 

@@ -144,7 +144,7 @@ fn validate(new: &Value, old: &Value) -> Vec<field::Error> {
     let rules = kind("certificates.k8s.io", "CertificateSigningRequest");
     let mut errors = rules.check_status_update(new, old, false);
     let path = field::Path::new("status.conditions");
-    let mut seen: Vec<&Value> = Vec::new();
+    let mut seen = std::collections::BTreeSet::new();
     for (index, condition) in conditions(new).iter().enumerate() {
         let at = path.index(index);
         let decided = ["Approved", "Denied", "Failed"]
@@ -165,7 +165,8 @@ fn validate(new: &Value, old: &Value) -> Vec<field::Error> {
             }
             _ => {}
         }
-        let other = |decision: &str| seen.iter().any(|kind| **kind == decision);
+        let kind = condition["type"].as_str().unwrap_or("");
+        let other = |decision: &str| seen.contains(decision);
         if (condition["type"] == "Approved" && other("Denied"))
             || (condition["type"] == "Denied" && other("Approved"))
         {
@@ -175,13 +176,12 @@ fn validate(new: &Value, old: &Value) -> Vec<field::Error> {
                 "Approved and Denied conditions are mutually exclusive",
             ));
         }
-        if seen.contains(&&condition["type"]) {
+        if !seen.insert(kind) {
             errors.push(field::Error::duplicate(
                 &at.child("type"),
                 condition["type"].clone(),
             ));
         }
-        seen.push(&condition["type"]);
     }
     for kept in ["Approved", "Denied", "Failed"] {
         if of_type(new, kept).len() < of_type(old, kept).len() {

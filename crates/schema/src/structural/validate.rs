@@ -3,6 +3,8 @@
 
 mod finding;
 
+use std::collections::{HashMap, HashSet};
+
 use finding::{Finding, Outcome, Sort};
 use serde_json::Value;
 use skiff_meta::field::{self, Path};
@@ -56,10 +58,7 @@ impl Checker {
     fn node(&self, value: &Value, old: Option<&Value>, schema: &Structural, path: &str) -> Outcome {
         let outcome = self.checks(value, old, schema, path);
         if !outcome.findings.is_empty() && old == Some(value) {
-            return Outcome {
-                findings: Vec::new(),
-                matches: outcome.matches,
-            };
+            return outcome.forgiven();
         }
         outcome
     }
@@ -293,8 +292,9 @@ impl Checker {
         outcome: &mut Outcome,
     ) {
         if let Some(items) = &schema.items {
+            let before = old.and_then(|old| Before::of(old, schema));
             for (index, value) in values.iter().enumerate() {
-                let before = old.and_then(|old| element(old, value, schema));
+                let before = before.as_ref().and_then(|before| before.find(value));
                 outcome.merge(self.node(value, before, items, &format!("{path}[{index}]")));
             }
         }
@@ -314,7 +314,7 @@ impl Checker {
                 message: String::new(),
             });
         }
-        if schema.unique_items && (1..values.len()).any(|at| values[..at].contains(&values[at])) {
+        if schema.unique_items && has_doubles(values) {
             outcome.invalid(path, "", format!("{path} in body shouldn't contain duplicates"));
         }
         outcome.matches += 2;
@@ -505,18 +505,49 @@ fn range(value: &Value, schema: &Structural, path: &str) -> Option<String> {
     })
 }
 
-/// The element of an old list that stands for the same thing: known by its keys, in lists that are maps.
-fn element<'a>(old: &'a Value, new: &Value, schema: &Structural) -> Option<&'a Value> {
-    if schema.list_type != ListKind::Map || schema.list_map_keys.is_empty() {
-        return None;
+/// The elements of an old list that is a map, by their keys.
+struct Before<'a> {
+    elements: HashMap<String, &'a Value>,
+    schema: &'a Structural,
+}
+
+impl<'a> Before<'a> {
+    /// `None` where elements cannot be told apart.
+    fn of(old: &'a Value, schema: &'a Structural) -> Option<Before<'a>> {
+        if schema.list_type != ListKind::Map || schema.list_map_keys.is_empty() {
+            return None;
+        }
+        let old = old.as_array()?;
+        let mut elements = HashMap::with_capacity(old.len());
+        for element in old {
+            // Of two with the same keys, the first counts.
+            elements.entry(keys_of(element, schema)).or_insert(element);
+        }
+        Some(Before { elements, schema })
     }
+
+    /// The element that stood for the same thing.
+    fn find(&self, new: &Value) -> Option<&'a Value> {
+        self.elements.get(&keys_of(new, self.schema)).copied()
+    }
+}
+
+/// The keys of an element as one text, with the defaults that keys may have.
+fn keys_of(element: &Value, schema: &Structural) -> String {
     let default_of = |key: &str| schema.items.as_ref()?.properties.get(key)?.default.as_ref();
-    old.as_array()?.iter().find(|old| {
-        schema
-            .list_map_keys
-            .iter()
-            .all(|key| old.get(key).or_else(|| default_of(key)) == new.get(key).or_else(|| default_of(key)))
-    })
+    let mut text = String::new();
+    for key in &schema.list_map_keys {
+        if let Some(value) = element.get(key).or_else(|| default_of(key)) {
+            text.push_str(&value.to_string());
+        }
+        text.push(',');
+    }
+    text
+}
+
+fn has_doubles(values: &[Value]) -> bool {
+    let mut seen = HashSet::with_capacity(values.len());
+    !values.iter().all(|value| seen.insert(value.to_string()))
 }
 
 #[cfg(test)]

@@ -30,6 +30,8 @@ pub(super) struct Installed {
     terminating: bool,
     /// The version of the definition that brought the spec.
     revision: i64,
+    /// The version that was looked at last: it need not be again.
+    seen: i64,
     resources: Vec<Arc<Resource>>,
     /// The version that objects are stored in, served or not.
     pub stored: Option<Arc<Resource>>,
@@ -321,22 +323,31 @@ impl Controller {
     /// Makes the resources of a definition, unless it has them already: then false.
     fn install(&mut self, value: &Value) -> bool {
         let name = object::name(value).to_owned();
-        let digest = Sha256::digest(value.get("spec").map(Value::to_string).unwrap_or_default()).into();
         let accepted = object::at(value, &["status", "acceptedNames"]);
         let names = accepted.map(Names::read).unwrap_or_default();
         let terminating = condition(value, "Terminating");
         let revision = object::resource_version(value).parse().unwrap_or(0);
+        let alike = |known: &Installed| known.names == names && known.terminating == terminating;
+        let known = self.installed.get_mut(&name);
+        if known
+            .as_ref()
+            .is_some_and(|known| known.seen == revision && alike(known))
+        {
+            return false;
+        }
+        let digest = Sha256::digest(value.get("spec").map(Value::to_string).unwrap_or_default()).into();
         let mut since = revision;
-        if let Some(known) = self.installed.get(&name)
+        if let Some(known) = known
             && known.digest == digest
             && known.names == names
         {
             if known.terminating == terminating {
+                known.seen = revision;
                 return false;
             }
             since = known.revision;
         }
-        // Reads the schemas and compiles their rules: not for nothing.
+        // Copies the schemas: not for nothing.
         let definition = Definition::read(value);
         let webhook = definition
             .webhook
@@ -367,6 +378,7 @@ impl Controller {
             names,
             terminating,
             revision: since,
+            seen: revision,
             resources,
             stored,
         };

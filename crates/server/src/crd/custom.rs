@@ -45,7 +45,7 @@ impl CustomVersion {
     }
 
     fn schema(&self) -> &Structural {
-        &self.version().schema
+        self.version().schema()
     }
 
     /// What the kind and version of an object must be.
@@ -121,7 +121,7 @@ impl CustomVersion {
         if old.is_none_or(|old| structural::validate_lists(old, schema).is_empty()) {
             errors.extend(structural::validate_lists(object, schema));
         }
-        let Some(rules) = &self.version().rules else {
+        let Some(rules) = self.version().rules() else {
             return;
         };
         // Rules may count on values being of their type.
@@ -152,7 +152,7 @@ impl CustomVersion {
         let Some(version) = self.definition.by_api_version(&api_version) else {
             return Ok(());
         };
-        let schema = &version.schema;
+        let schema = version.schema();
         structural::prune(value, schema, false);
         structural::prune_nulls(value, schema);
         structural::coerce_metadata(facts::schema(), value, schema, true)?;
@@ -328,15 +328,15 @@ impl Custom for CustomVersion {
             let Some(version) = self.definition.by_api_version(api_version) else {
                 continue;
             };
-            structural::prune(value, &version.schema, false);
-            structural::prune_nulls(value, &version.schema);
+            structural::prune(value, version.schema(), false);
+            structural::prune_nulls(value, version.schema());
         }
         Ok(converted)
     }
 
     fn prune(&self, object: &mut Value, api_version: &str) {
         if let Some(version) = self.definition.by_api_version(api_version) {
-            structural::prune(object, &version.schema, false);
+            structural::prune(object, version.schema(), false);
         }
     }
 
@@ -356,7 +356,7 @@ impl Custom for CustomVersion {
         let name = api_version
             .strip_prefix(&self.definition.group)?
             .strip_prefix('/')?;
-        Some(self.definition.version(name)?.apply.as_type())
+        Some(self.definition.version(name)?.apply().as_type())
     }
 
     fn as_any(&self) -> &dyn std::any::Any {

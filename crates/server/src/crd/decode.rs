@@ -131,7 +131,7 @@ pub fn patched(
 /// The outcome of an apply. COMPAT: a null is not dropped where the schema knows none, so the schema refuses it.
 pub fn applied(resource: &Resource, custom: &CustomVersion, mut value: Value) -> Result<Value, Status> {
     let shown = value.to_string();
-    let schema = &custom.version().schema;
+    let schema = custom.version().schema();
     structural::coerce_metadata(facts::schema(), &mut value, schema, false).map_err(|error| {
         let error = field::Error::invalid(&field::Path::new("patch"), shown.as_str(), error);
         Status::invalid(&GroupKind::new("", ""), "", &[error])
@@ -170,7 +170,7 @@ fn check_type(resource: &Resource, value: &Value) -> Result<(), Status> {
 
 /// Prunes, coerces and defaults. What was unknown is added to `strict`.
 fn shape(custom: &CustomVersion, value: &mut Value, strict: &mut Vec<String>) -> Result<(), String> {
-    let schema = &custom.version().schema;
+    let schema = custom.version().schema();
     let coerced = structural::coerce_metadata(facts::schema(), value, schema, false)?;
     let (of_metadata, of_embedded): (Vec<String>, Vec<String>) = coerced
         .unknown

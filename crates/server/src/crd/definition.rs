@@ -1,6 +1,6 @@
 //! A CustomResourceDefinition, read once: everything that serving its objects needs.
 
-use std::sync::Arc;
+use std::sync::OnceLock;
 
 use serde_json::Value;
 use skiff_registry::object;
@@ -37,19 +37,18 @@ pub struct Names {
 pub struct Version {
     pub name: String,
     pub served: bool,
-    pub schema: Arc<Structural>,
-    /// The schema as it was given, to be published.
+    /// The schema as it was given, to be published. What else is made of it is made when it is first needed: of
+    /// hundreds of definitions, most are for nobody but their controllers, and a start must not wait for them.
     pub published: Value,
+    schema: OnceLock<Structural>,
     pub status: bool,
     pub scale: Option<ScalePaths>,
     pub columns: Vec<Column>,
     /// Dotted paths, without a leading dot.
     pub selectable: Vec<String>,
     pub deprecation: Option<String>,
-    /// The schema as server-side apply sees it.
-    pub apply: skiff_schema::apply::Definition,
-    /// The compiled rules of the schema, if it has any.
-    pub rules: Option<skiff_cel::rules::Validator>,
+    apply: OnceLock<skiff_schema::apply::Definition>,
+    rules: OnceLock<Option<skiff_cel::rules::Validator>>,
 }
 
 /// Where the numbers of the scale subresource are: map keys.
@@ -141,10 +140,10 @@ impl Version {
             .clone();
         let name = text(&["name"]);
         Version {
-            apply: apply_definition(&published),
+            apply: OnceLock::new(),
             served: value["served"] == true,
-            schema: Arc::new(Structural::parse(&published)),
-            rules: skiff_cel::rules::Validator::new(&skiff_cel::Schema::parse(&published)),
+            schema: OnceLock::new(),
+            rules: OnceLock::new(),
             published,
             status: object::at(value, &["subresources", "status"]).is_some(),
             scale: object::at(value, &["subresources", "scale"]).map(|scale| ScalePaths {
@@ -172,6 +171,22 @@ impl Version {
             }),
             name,
         }
+    }
+
+    /// The schema, prepared to prune, complete and check objects.
+    pub fn schema(&self) -> &Structural {
+        self.schema.get_or_init(|| Structural::parse(&self.published))
+    }
+
+    /// The schema as server-side apply sees it.
+    pub fn apply(&self) -> &skiff_schema::apply::Definition {
+        self.apply.get_or_init(|| apply_definition(&self.published))
+    }
+
+    /// The compiled rules of the schema, if it has any.
+    pub fn rules(&self) -> Option<&skiff_cel::rules::Validator> {
+        let compile = || skiff_cel::rules::Validator::new(&skiff_cel::Schema::parse(&self.published));
+        self.rules.get_or_init(compile).as_ref()
     }
 }
 

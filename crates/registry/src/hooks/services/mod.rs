@@ -4,6 +4,7 @@
 mod addresses;
 mod ports;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -97,7 +98,7 @@ impl Shared {
 #[derive(Default)]
 struct Taken {
     addresses: Vec<IpAddr>,
-    ports: Vec<u16>,
+    ports: BTreeSet<u16>,
     /// A dry run asks for ports without taking them.
     dry_run: bool,
 }
@@ -119,7 +120,7 @@ impl Hook for Services {
             .collect();
         self.shared.release(&Taken {
             addresses,
-            ports: node_ports(service),
+            ports: node_ports(service).into_iter().collect(),
             dry_run: false,
         });
     }

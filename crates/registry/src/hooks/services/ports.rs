@@ -1,5 +1,7 @@
 //! The node ports of a service, and the health check port of one that keeps traffic on its node.
 
+use std::collections::{HashMap, HashSet};
+
 use serde_json::{Value, json};
 use skiff_meta::{Status, field};
 
@@ -35,27 +37,25 @@ impl Services {
 
     /// The node ports of a new service: one port number of it has one node port, whatever the protocol.
     fn first_ports(&self, service: &Value, ports: &mut [Value], taken: &mut Taken) -> Result<(), Status> {
-        let mut given: Vec<(i64, i64)> = Vec::new();
+        let mut given: HashMap<i64, i64> = HashMap::new();
+        let mut asked_for: HashMap<i64, i64> = HashMap::new();
+        for port in ports.iter() {
+            let node = integer(port, "nodePort");
+            if node != 0 {
+                asked_for.entry(integer(port, "port")).or_insert(node);
+            }
+        }
         for index in 0..ports.len() {
             let (number, asked) = (integer(&ports[index], "port"), integer(&ports[index], "nodePort"));
             if asked == 0 && !wants_node_ports(service) {
                 continue;
             }
-            let before = given
-                .iter()
-                .find(|(port, _)| *port == number)
-                .map(|(_, node)| *node);
-            match before {
+            match given.get(&number).copied() {
                 Some(node) if asked == 0 => ports[index]["nodePort"] = json!(node),
                 Some(node) if asked == node => {}
                 Some(_) => self.take_port(service, index, asked, taken)?,
                 None => {
-                    let wanted = ports
-                        .iter()
-                        .filter(|port| integer(port, "port") == number)
-                        .map(|port| integer(port, "nodePort"))
-                        .find(|node| *node != 0);
-                    let node = match wanted {
+                    let node = match asked_for.get(&number).copied() {
                         Some(node) => {
                             self.take_port(service, index, node, taken)?;
                             node
@@ -63,7 +63,7 @@ impl Services {
                         None => self.draw_port(taken)?,
                     };
                     ports[index]["nodePort"] = json!(node);
-                    given.push((number, node));
+                    given.insert(number, node);
                 }
             }
         }
@@ -77,8 +77,9 @@ impl Services {
         ports: &mut [Value],
         taken: &mut Taken,
     ) -> Result<(), Status> {
-        let held = listed_ports(old);
-        let mut seen: Vec<(String, i64)> = Vec::new();
+        let held: HashSet<u16> = listed_ports(old).into_iter().collect();
+        let mut seen: HashSet<(String, i64)> = HashSet::new();
+        let mut nodes: HashSet<i64> = HashSet::new();
         for (index, port) in ports.iter_mut().enumerate() {
             let mut node = integer(port, "nodePort");
             if node == 0 && !wants_node_ports(service) {
@@ -89,20 +90,19 @@ impl Services {
                 port["nodePort"] = json!(node);
             } else {
                 let known = u16::try_from(node).is_ok_and(|n| held.contains(&n));
-                if !known && !seen.iter().any(|(_, other)| *other == node) {
+                if !known && !nodes.contains(&node) {
                     self.take_port(service, index, node, taken)?;
                 }
             }
             let protocol = port.get("protocol").and_then(Value::as_str).unwrap_or("TCP");
-            let entry = (protocol.to_string(), node);
-            if seen.contains(&entry) {
+            nodes.insert(node);
+            if !seen.insert((protocol.to_string(), node)) {
                 return Err(Status::failure(
                     500,
                     "",
                     format!("duplicate nodePort: {{{protocol} {node}}}"),
                 ));
             }
-            seen.push(entry);
         }
         Ok(())
     }
@@ -127,12 +127,12 @@ impl Services {
             if self.shared.ports.has(number) || taken.ports.contains(&number) {
                 return Err(PortError::Allocated);
             }
-            taken.ports.push(number);
+            taken.ports.insert(number);
             return Ok(());
         }
         let number = number.ok_or_else(|| self.shared.ports.not_in_range())?;
         self.shared.ports.allocate(number)?;
-        taken.ports.push(number);
+        taken.ports.insert(number);
         Ok(())
     }
 
@@ -146,17 +146,11 @@ impl Services {
     fn draw(&self, taken: &mut Taken) -> Result<u16, PortError> {
         let port = if taken.dry_run {
             // COMPAT: what a dry run shows is no port of the range.
-            taken
-                .ports
-                .iter()
-                .copied()
-                .max()
-                .unwrap_or(32768)
-                .saturating_add(1)
+            taken.ports.last().copied().unwrap_or(32768).saturating_add(1)
         } else {
             self.shared.ports.allocate_next()?
         };
-        taken.ports.push(port);
+        taken.ports.insert(port);
         Ok(port)
     }
 

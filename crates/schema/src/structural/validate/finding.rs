@@ -1,6 +1,9 @@
 //! What the validator found, before it is told: with its sort, its place below the root, and how many checks
 //! passed beside it.
 
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use serde_json::Value;
 use skiff_meta::field::{self, Path};
 
@@ -25,6 +28,12 @@ pub enum Sort {
 }
 
 impl Finding {
+    fn hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.name, &self.message).hash(&mut hasher);
+        hasher.finish()
+    }
+
     pub fn into_error(self, root: &Path) -> field::Error {
         let path = match self
             .name
@@ -52,23 +61,53 @@ impl Finding {
     }
 }
 
+/// From how many findings on a new one is looked for by its hash.
+const INDEXED: usize = 16;
+
 /// The findings of a node, and how many checks it passed: of alternatives that all fail, the one that
 /// passed most explains itself.
 #[derive(Debug, Default, Clone)]
 pub struct Outcome {
     pub findings: Vec<Finding>,
     pub matches: usize,
+    /// The places of the findings by their hash, once they are many: an object may be wrong in a hundred thousand places.
+    index: HashMap<u64, Vec<usize>>,
 }
 
 impl Outcome {
     pub fn add(&mut self, finding: Finding) {
-        if !self.findings.contains(&finding) {
+        if self.findings.len() < INDEXED {
+            if !self.findings.contains(&finding) {
+                self.findings.push(finding);
+            }
+            return;
+        }
+        if self.index.is_empty() {
+            for (place, known) in self.findings.iter().enumerate() {
+                self.index.entry(known.hash()).or_default().push(place);
+            }
+        }
+        let places = self.index.entry(finding.hash()).or_default();
+        if !places.iter().any(|place| self.findings[*place] == finding) {
+            places.push(self.findings.len());
             self.findings.push(finding);
+        }
+    }
+
+    /// Without its findings.
+    pub fn forgiven(&self) -> Outcome {
+        Outcome {
+            matches: self.matches,
+            ..Outcome::default()
         }
     }
 
     pub fn merge(&mut self, other: Outcome) {
         self.matches += other.matches;
+        if self.findings.is_empty() {
+            (self.findings, self.index) = (other.findings, other.index);
+            return;
+        }
         for finding in other.findings {
             self.add(finding);
         }

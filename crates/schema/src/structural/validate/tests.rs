@@ -166,3 +166,40 @@ fn what_was_wrong_before_may_stay() {
         &["spec.l[0].v: Invalid value: 3: spec.l[0].v in body should be less than or equal to 1"],
     );
 }
+
+/// Each is told once, however many there are; with a scan for each, this would take minutes.
+#[test]
+fn thousands_of_findings() {
+    let bounded = json!({"type": "integer", "maximum": 1});
+    let schema = json!({"type": "object", "properties": {
+        "l": {"type": "array", "items": {"allOf": [bounded, bounded], "type": "integer"}},
+        "m": {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["k", "p"],
+            "items": {"type": "object", "properties": {
+                "k": {"type": "string"}, "p": {"type": "string", "default": "TCP"}, "v": bounded}}}}});
+    let list: Vec<i64> = (2..20_002).collect();
+    let found = messages(schema.clone(), None, json!({"l": list}));
+    // One of the value, though two parts complain of it, and one of the parts as a whole.
+    assert_eq!(found.len(), 40_000);
+    assert_eq!(
+        found[39_998],
+        "l[19999]: Invalid value: 20001: l[19999] in body should be less than or equal to 1"
+    );
+    let elements = |value: i64, protocol: Option<&str>| -> Value {
+        let all = (0..20_000).map(|k| match protocol {
+            Some(protocol) => json!({"k": format!("k{k}"), "p": protocol, "v": value}),
+            None => json!({"k": format!("k{k}"), "v": value}),
+        });
+        json!({"m": all.collect::<Vec<Value>>()})
+    };
+    let old = elements(5, None);
+    // A key that is not given has its default.
+    assert!(messages(schema.clone(), Some(old.clone()), elements(5, Some("TCP"))).is_empty());
+    assert_eq!(
+        messages(schema.clone(), Some(old.clone()), elements(6, None)).len(),
+        20_000
+    );
+    assert_eq!(
+        messages(schema, Some(old), elements(5, Some("UDP"))).len(),
+        20_000
+    );
+}
