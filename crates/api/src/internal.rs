@@ -356,6 +356,16 @@ impl Text {
 fn internal_form<'v>(name: &str, value: &'v Value) -> Cow<'v, Value> {
     match name {
         "core.PodSpec" => Cow::Owned(internal_pod_spec(value)),
+        "apiextensions.CustomResourceDefinitionVersion" => {
+            let mut value = value.clone();
+            // COMPAT: in what all versions could share, nothing is not an empty list.
+            for name in ["additionalPrinterColumns", "selectableFields"] {
+                if value[name].as_array().is_some_and(Vec::is_empty) {
+                    value[name] = Value::Null;
+                }
+            }
+            Cow::Owned(value)
+        }
         "apiextensions.JSONSchemaPropsOrArray" => Cow::Owned(match value {
             Value::Array(_) => json!({"jSONSchemas": value}),
             _ => json!({"schema": value}),

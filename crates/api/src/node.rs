@@ -1,6 +1,8 @@
 //! A place in an object while it is being checked: the value and the way to it. The path is a chain of
 //! borrowed steps and becomes a string only when an error is reported, so a valid object costs no allocation.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 static NULL: Value = Value::Null;
@@ -43,6 +45,18 @@ pub fn number(value: &Value, path: &str) -> i64 {
 /// The elements of the list at a dotted path.
 pub fn list<'a>(value: &'a Value, path: &str) -> &'a [Value] {
     at(value, path).as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Elements by the text of a field; of several with the same text, the first.
+pub fn by_text<'a>(
+    elements: impl IntoIterator<Item = &'a Value>,
+    field: &str,
+) -> BTreeMap<&'a str, &'a Value> {
+    let mut found = BTreeMap::new();
+    for element in elements {
+        found.entry(text(element, field)).or_insert(element);
+    }
+    found
 }
 
 /// Whether two values are the same to upstream: absent, null and empty are one.

@@ -11,6 +11,9 @@ use skiff_meta::Status;
 
 use crate::fields::Tracking;
 
+/// More than an answer has room for.
+const MOST_WARNINGS: usize = 4200;
+
 /// One gate's share of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageTime {
@@ -70,7 +73,7 @@ impl Context {
     /// Adds a warning for the client; the same text is sent once.
     pub fn warn(&self, text: String) {
         let mut warnings = self.warnings.lock();
-        if !warnings.contains(&text) {
+        if warnings.len() < MOST_WARNINGS && !warnings.contains(&text) {
             warnings.push(text);
         }
     }
@@ -158,5 +161,22 @@ impl Gate for Open {
 
     async fn validate(&self, _: Option<&mut Value>, _: Option<&Value>) -> Result<(), Status> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_are_told_once_and_are_bounded() {
+        let context = Context::default();
+        context.warn("a".to_owned());
+        context.warn("a".to_owned());
+        assert_eq!(context.warnings.lock().len(), 1);
+        for number in 0..2 * MOST_WARNINGS {
+            context.warn(number.to_string());
+        }
+        assert_eq!(context.warnings.lock().len(), MOST_WARNINGS);
     }
 }

@@ -36,6 +36,26 @@ const POLICY: Kind = Kind {
     ..BASE
 };
 
+/// Why a text cannot begin a JSONPath.
+fn no_path(text: &str) -> Option<String> {
+    let first = text.chars().next()?;
+    if first.is_ascii_digit() || "+-".contains(first) {
+        let digits = text[1..].find(|c: char| !c.is_ascii_digit() && c != '.');
+        let number = &text[..digits.map_or(text.len(), |end| end + 1)];
+        return number
+            .parse::<f64>()
+            .is_err()
+            .then(|| format!("cannot parse number {number}"));
+    }
+    let known = first.is_alphanumeric() || "_@$[\"'. }".contains(first);
+    (!known).then(|| {
+        format!(
+            "unrecognized character in action: U+{:04X} '{first}'",
+            u32::from(first)
+        )
+    })
+}
+
 pub static VALIDATING_ADMISSION_POLICY: Kind = Kind {
     kind: "ValidatingAdmissionPolicy",
     prepare_create: strategy::create_with_generation,
@@ -50,8 +70,11 @@ pub static VALIDATING_ADMISSION_POLICY: Kind = Kind {
         for warning in warnings.items() {
             errors.require(&warning.field("warning"));
             let reference = warning.field("fieldRef");
-            if reference.str().trim().is_empty() {
+            let path = reference.str().trim();
+            if path.is_empty() {
                 errors.required(&reference, "");
+            } else if let Some(why) = no_path(path) {
+                errors.invalid_value(&reference, path, format!("invalid JSONPath: {why}"));
             }
         }
         conditions(&root.field("status.conditions"), &mut errors);
@@ -433,5 +456,18 @@ mod tests {
                 "spec.validations[0].messageExpression: Invalid value: \"1\": must evaluate to string but got int",
             ],
         );
+    }
+
+    #[test]
+    fn where_a_warning_points() {
+        let check =
+            |text: &str, expected: Option<&str>| assert_eq!(no_path(text).as_deref(), expected, "{text}");
+        check("spec.validations[0].expression", None);
+        check("$.a", None);
+        check("12", None);
+        check("-1.5x", None);
+        check("1.2.3.4", Some("cannot parse number 1.2.3.4"));
+        check("-", Some("cannot parse number -"));
+        check("/abs/path", Some("unrecognized character in action: U+002F '/'"));
     }
 }

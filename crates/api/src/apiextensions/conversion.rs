@@ -8,10 +8,13 @@ use skiff_meta::names;
 
 use super::spec::one_of;
 use crate::admissionregistration::webhook;
+use crate::certificates;
+use crate::core::config::decode;
 use crate::errors::Errors;
 use crate::node::{Node, at, list, text};
 
-pub fn conversion(spec: &Value, path: &Path, errors: &mut Vec<Error>) {
+/// `served` is the definition as it is served now: there, certificates that can be read are not replaced by others.
+pub fn conversion(spec: &Value, served: Option<&Value>, path: &Path, errors: &mut Vec<Error>) {
     let conversion = at(spec, "conversion");
     if conversion.is_null() {
         return;
@@ -54,7 +57,20 @@ pub fn conversion(spec: &Value, path: &Path, errors: &mut Vec<Error>) {
     } else {
         webhook_service(service, &of_client.child("service"), errors);
     }
+    let bundle = text(client, "caBundle");
+    if let Some(served) = served
+        && !has_pem(bundle)
+        && has_pem(text(served, "spec.conversion.webhook.clientConfig.caBundle"))
+    {
+        let message = "unable to load root certificates: unable to parse bytes as PEM block";
+        errors.push(Error::invalid(&of_client.child("caBundle"), bundle, message));
+    }
     review_versions(list(webhook, "conversionReviewVersions"), &of_versions, errors);
+}
+
+/// Whether there is something of certificates, or nothing at all, behind a base64 text.
+fn has_pem(bundle: &str) -> bool {
+    bundle.is_empty() || certificates::pem_type(&decode(bundle)).is_some()
 }
 
 fn webhook_url(url: &Value, path: &Path, errors: &mut Vec<Error>) {

@@ -449,6 +449,7 @@ fn map_list_keys(keys: &[Value], items: &Value, path: &Path, errors: &mut Vec<Er
 
 /// The form of rules; what they say is CEL's business.
 fn rules(schema: &Value, path: &Path, errors: &mut Vec<Error>) {
+    let mut form = None;
     for (index, rule) in all(schema, "x-kubernetes-validations").iter().enumerate() {
         let at = path.child("x-kubernetes-validations").index(index);
         let (expression, message) = (text(rule, "rule"), text(rule, "message"));
@@ -503,7 +504,16 @@ fn rules(schema: &Value, path: &Path, errors: &mut Vec<Error>) {
                 "must not contain line breaks",
             ));
         }
-        if field_schema(field, &Structural::parse(schema)).is_none() {
+        // Read once, however many rules there are. What has no structural form has no paths that could be wrong.
+        let form = form.get_or_insert_with(|| {
+            structural::without_form(schema)
+                .is_none()
+                .then(|| Structural::parse(schema))
+        });
+        if form
+            .as_ref()
+            .is_some_and(|form| field_schema(field, form).is_none())
+        {
             errors.push(Error::invalid(
                 &at.child("fieldPath"),
                 field,

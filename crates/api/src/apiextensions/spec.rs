@@ -264,7 +264,9 @@ fn spec(object: &Value, old: Option<&Value>, errors: &mut Vec<Error>) {
             errors,
         );
     }
-    conversion(spec, &path.child("conversion"), errors);
+    // Until a definition is served, what it trusts may be anything.
+    let served = old.filter(|old| established(old));
+    conversion(spec, served, &path.child("conversion"), errors);
 }
 
 fn schema_part(

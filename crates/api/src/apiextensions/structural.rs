@@ -46,12 +46,16 @@ pub fn without_form(schema: &Value) -> Option<&'static str> {
         "additionalItems",
         "definitions",
     ];
+    const KEEP: &str = "x-kubernetes-preserve-unknown-fields";
     let given = |key: &str| match schema.get(key) {
         None | Some(Value::Null) => false,
         Some(Value::String(text)) => !text.is_empty(),
         Some(Value::Object(map)) => !map.is_empty() || key == "additionalItems",
         Some(_) => true,
     };
+    if schema.get(KEEP) == Some(&Value::Bool(false)) {
+        return Some(KEEP);
+    }
     if let Some(key) = NOWHERE.into_iter().find(|key| given(key)) {
         return Some(key);
     }

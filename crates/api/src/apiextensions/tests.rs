@@ -67,3 +67,30 @@ fn definitions_are_judged_as_upstream_judges_them() {
         assert_eq!(found, expected, "{line}");
     }
 }
+
+#[test]
+fn certificates_of_a_served_definition_can_be_read() {
+    const READABLE: &str = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCkFBPT0KLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo=";
+    let with = |bundle: &str, established: &str| {
+        let mut object = definition();
+        object["spec"]["conversion"] = json!({"strategy": "Webhook", "webhook": {"conversionReviewVersions": ["v1"],
+            "clientConfig": {"url": "https://example.com/", "caBundle": bundle}}});
+        object["status"] = json!({"conditions": [{"type": "Established", "status": established}]});
+        (CUSTOM_RESOURCE_DEFINITION.default)("v1", &mut object);
+        object
+    };
+    let check = |old: &str, established: &str, new: &str, fine: bool| {
+        let (old, new) = (with(old, established), with(new, established));
+        let found = (CUSTOM_RESOURCE_DEFINITION.validate_update)(&new, &old);
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        let expected = "spec.conversion.webhookClientConfig.caBundle: Invalid value: \"Yg==\": unable to load root certificates: unable to parse bytes as PEM block";
+        let expected: &[&str] = if fine { &[] } else { &[expected] };
+        assert_eq!(found, expected);
+    };
+    check("", "True", "Yg==", false);
+    check(READABLE, "True", "Yg==", false);
+    check("QUJD", "True", "Yg==", true);
+    check("", "False", "Yg==", true);
+    check("", "True", READABLE, true);
+    check(READABLE, "True", "", true);
+}

@@ -3,6 +3,8 @@
 
 mod rules;
 
+pub(crate) use rules::pem_type;
+
 use serde_json::json;
 use skiff_meta::time;
 

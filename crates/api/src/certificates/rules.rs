@@ -40,7 +40,7 @@ const USAGES: [&str; 23] = [
 /// Only the approval subresource may say yes or no, and nothing that was said is unsaid.
 const VERDICTS: [&str; 2] = ["Approved", "Denied"];
 
-fn pem_type(bytes: &[u8]) -> Option<String> {
+pub(crate) fn pem_type(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     let start = text.find("-----BEGIN ")? + "-----BEGIN ".len();
     let length = text[start..].find("-----")?;

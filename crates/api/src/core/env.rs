@@ -4,7 +4,7 @@ use skiff_meta::{names, quantity::Quantity};
 
 use super::mounts::no_backsteps;
 use crate::errors::Errors;
-use crate::node::{Node, at, list, text};
+use crate::node::{Node, at, by_text, list};
 use crate::object_meta;
 
 const RELAXED_ENV: &str =
@@ -211,6 +211,7 @@ pub fn resource_field_ref(reference: &Node, volume: bool, errors: &mut Errors) {
 
 /// Variables that are read from a file need a volume that a container can write to.
 pub(super) fn file_volumes(spec: &Node, errors: &mut Errors) {
+    let volumes = by_text(list(spec.value, "volumes"), "name");
     for name in ["initContainers", "containers", "ephemeralContainers"] {
         let containers = spec.field(name);
         for container in containers.items() {
@@ -221,10 +222,7 @@ pub(super) fn file_volumes(spec: &Node, errors: &mut Errors) {
                     continue;
                 }
                 let volume = file.field("volumeName");
-                let found = list(spec.value, "volumes")
-                    .iter()
-                    .find(|v| text(v, "name") == volume.str());
-                match found {
+                match volumes.get(volume.str()) {
                     None => errors.not_found(&volume),
                     Some(found) if at(found, "emptyDir").is_null() => {
                         errors.invalid(&volume, "referenced volume must be of type emptyDir");

@@ -14,7 +14,7 @@ use crate::errors::Errors;
 use crate::internal;
 use crate::kind::{AGE, Again, BASE, Graceful, Kind, NAME, text as column, wide};
 use crate::net;
-use crate::node::{Node, at, list, number, same, text};
+use crate::node::{Node, at, by_text, list, number, same, text};
 use crate::{strategy, walk};
 
 pub static POD: Kind = Kind {
@@ -166,13 +166,12 @@ fn prepare_status_update(new: &mut Value, old: &Value) {
         walk::copy(status, at(old, "status"), "observedGeneration");
     }
     // A writer that does not know condition generations must not erase them.
-    let conditions = list(old, "status.conditions");
+    let conditions = by_text(list(old, "status.conditions"), "type");
     walk::each(status, "conditions[]", &mut |condition| {
-        if number(condition, "observedGeneration") == 0 {
-            let kind = text(condition, "type").to_owned();
-            if let Some(before) = conditions.iter().find(|c| text(c, "type") == kind) {
-                walk::copy(condition, before, "observedGeneration");
-            }
+        if number(condition, "observedGeneration") == 0
+            && let Some(before) = conditions.get(text(condition, "type"))
+        {
+            walk::copy(condition, before, "observedGeneration");
         }
     });
 }
@@ -199,12 +198,10 @@ pub fn validate_ephemeral_containers_update(new: &Value, old: &Value) -> Vec<fie
     metadata_and_spec(&root, Some(old), &mut errors);
     changed_annotations(&root, old, &mut errors);
     let now = root.field("spec.ephemeralContainers");
+    let named = by_text(list(new, "spec.ephemeralContainers"), "name");
     for before in list(old, "spec.ephemeralContainers") {
         let name = field::quote(text(before, "name"));
-        match list(new, "spec.ephemeralContainers")
-            .iter()
-            .find(|c| text(c, "name") == text(before, "name"))
-        {
+        match named.get(text(before, "name")) {
             None => errors.forbidden(
                 &now,
                 format!("existing ephemeral containers {name} may not be removed\n"),
@@ -568,23 +565,21 @@ fn terminated_stays_terminated(status: &Node, name: &'static str, old: &Value, e
         return;
     }
     let statuses = status.field(name);
+    let named = by_text(statuses.value.as_array().into_iter().flatten(), "name");
+    let own_policy: BTreeSet<&str> = list(old, "spec.containers")
+        .iter()
+        .filter(|c| !at(c, "restartPolicy").is_null())
+        .map(|c| text(c, "name"))
+        .collect();
     for (i, before) in list(at(old, "status"), name).iter().enumerate() {
         let terminated = at(before, "state.terminated");
         if terminated.is_null() || (policy == "OnFailure" && number(terminated, "exitCode") != 0) {
             continue;
         }
-        let own_policy = list(old, "spec.containers")
-            .iter()
-            .any(|c| text(c, "name") == text(before, "name") && !at(c, "restartPolicy").is_null());
-        if own_policy {
+        if own_policy.contains(text(before, "name")) {
             continue;
         }
-        let after = statuses
-            .value
-            .as_array()
-            .into_iter()
-            .flatten()
-            .find(|s| text(s, "name") == text(before, "name"));
+        let after = named.get(text(before, "name"));
         if after.is_some_and(|s| at(s, "state.terminated").is_null()) {
             let at = statuses.index(i);
             errors.forbidden(

@@ -6,7 +6,7 @@ use serde_json::Value;
 use skiff_meta::names;
 
 use crate::errors::Errors;
-use crate::node::{Node, at, list, text};
+use crate::node::{Node, at, by_text, list, text};
 
 const MESSAGE_MAX: usize = 1024;
 const NOT_A_REQUEST: &str = "must match one of the container's resource requests";
@@ -120,14 +120,12 @@ pub fn extended_resources(status: &Node, spec: &Value, errors: &mut Errors) {
         errors.required(&mappings, "at least one request mapping is required");
     }
     let mut seen = BTreeSet::new();
+    let containers = ["containers", "initContainers"].map(|name| list(spec, name));
+    let containers = by_text(containers.into_iter().flatten(), "name");
     for mapping in mappings.items() {
         let [container, resource, request] =
             ["containerName", "resourceName", "requestName"].map(|name| mapping.field(name).str());
-        let found = ["containers", "initContainers"]
-            .iter()
-            .flat_map(|name| list(spec, name))
-            .find(|c| text(c, "name") == container);
-        match found {
+        match containers.get(container) {
             None => errors.invalid_value(
                 &mapping.field("containerName"),
                 container,

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::node::{at, list, text};
+use crate::node::{at, by_text, list, text};
 
 /// A Secret, named by what needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,10 +90,9 @@ pub fn claims(pod: &Value) -> Vec<String> {
 
 /// The names of the ResourceClaims of a pod, as far as they are known.
 pub fn resource_claims(pod: &Value) -> Vec<&str> {
+    let statuses = by_text(list(pod, "status.resourceClaimStatuses"), "name");
     let made = |claim: &str| {
-        let status = list(pod, "status.resourceClaimStatuses")
-            .iter()
-            .find(|status| text(status, "name") == claim);
+        let status = statuses.get(claim);
         status.map_or("", |status| text(status, "resourceClaimName"))
     };
     let asked = list(pod, "spec.resourceClaims")

@@ -45,13 +45,13 @@ impl Services {
                 asked_for.entry(integer(port, "port")).or_insert(node);
             }
         }
-        for index in 0..ports.len() {
-            let (number, asked) = (integer(&ports[index], "port"), integer(&ports[index], "nodePort"));
+        for (index, port) in ports.iter_mut().enumerate() {
+            let (number, asked) = (integer(port, "port"), integer(port, "nodePort"));
             if asked == 0 && !wants_node_ports(service) {
                 continue;
             }
             match given.get(&number).copied() {
-                Some(node) if asked == 0 => ports[index]["nodePort"] = json!(node),
+                Some(node) if asked == 0 => port["nodePort"] = json!(node),
                 Some(node) if asked == node => {}
                 Some(_) => self.take_port(service, index, asked, taken)?,
                 None => {
@@ -62,7 +62,7 @@ impl Services {
                         }
                         None => self.draw_port(taken)?,
                     };
-                    ports[index]["nodePort"] = json!(node);
+                    port["nodePort"] = json!(node);
                     given.insert(number, node);
                 }
             }
