@@ -17,7 +17,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("store", &[]),
     ("cache", &["store", "schema"]),
     ("registry", &["api", "cache", "store"]),
-    ("auth", &["api", "pki"]),
+    ("https", &["pki"]),
+    ("auth", &["api", "pki", "https"]),
     ("admission", &["api", "cel"]),
     (
         "server",

@@ -1,0 +1,59 @@
+//! What came back, and what upstream's client makes of it.
+
+use bytes::Bytes;
+use serde_json::Value;
+
+#[derive(Debug, Clone)]
+pub struct Answer {
+    pub code: u16,
+    pub content_type: String,
+    /// It asks to be called again.
+    pub retry_after: bool,
+    pub body: Bytes,
+}
+
+impl Answer {
+    pub fn is_success(&self) -> bool {
+        self.code / 100 == 2
+    }
+
+    /// The document of a success; otherwise what upstream's client says.
+    pub fn document(&self) -> Result<Value, String> {
+        if !self.is_success() {
+            return Err(self.refusal());
+        }
+        if self.body.is_empty() {
+            return Err(format!(
+                "0-length response with status code: {} and content type: {}",
+                self.code, self.content_type
+            ));
+        }
+        // COMPAT: upstream takes what is no JSON for the YAML of a string.
+        serde_json::from_slice(&self.body).map_err(|_| {
+            "couldn't get version/kind; json parse error: json: cannot unmarshal string into Go value of type struct { APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }".to_owned()
+        })
+    }
+
+    fn refusal(&self) -> String {
+        let told: Option<Value> = serde_json::from_slice(&self.body).ok();
+        let status = told.as_ref().filter(|told| told["kind"] == "Status");
+        if let Some(message) = status.and_then(|status| status["message"].as_str()) {
+            return message.to_owned();
+        }
+        match self.code {
+            401 => "the server has asked for the client to provide credentials".to_owned(),
+            404 => "the server could not find the requested resource".to_owned(),
+            405 => "the server does not allow this method on the requested resource".to_owned(),
+            500.. => {
+                let is_text = self.content_type.is_empty() || self.content_type.starts_with("text/");
+                let text = if is_text {
+                    String::from_utf8_lossy(&self.body).trim().to_owned()
+                } else {
+                    "unknown".to_owned()
+                };
+                format!("an error on the server ({text:?}) has prevented the request from succeeding")
+            }
+            _ => "the server rejected our request for an unknown reason".to_owned(),
+        }
+    }
+}
