@@ -91,11 +91,16 @@ pub trait Plugin: Send + Sync {
 /// The plugins in the order in which they run.
 pub struct Chain {
     plugins: Vec<Box<dyn Plugin>>,
+    /// These are not put in later, either.
+    pub(crate) disabled: Vec<String>,
 }
 
 impl Chain {
     pub fn new(plugins: Vec<Box<dyn Plugin>>) -> Self {
-        Chain { plugins }
+        Chain {
+            plugins,
+            disabled: Vec::new(),
+        }
     }
 
     /// Upstream's default set, in upstream's order.
@@ -105,6 +110,9 @@ impl Chain {
 
     /// Puts a plugin in front of another, or at the end.
     pub fn insert_before(&mut self, name: &str, plugin: Box<dyn Plugin>) {
+        if self.disabled.iter().any(|disabled| disabled == plugin.name()) {
+            return;
+        }
         let at = self.plugins.iter().position(|present| present.name() == name);
         self.plugins.insert(at.unwrap_or(self.plugins.len()), plugin);
     }

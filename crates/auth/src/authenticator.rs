@@ -2,7 +2,7 @@
 //! recognises its credential wins; when none does and one of them refused, the request is refused.
 
 use crate::request_header::RequestHeader;
-use crate::{TokenVerifier, UserInfo, x509};
+use crate::{Anonymous, Tokens, UserInfo, x509};
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use rustls::pki_types::CertificateDer;
@@ -22,6 +22,11 @@ pub enum AuthError {
     NotOurs,
     #[error("bearer token: not signed here")]
     Signature,
+    /// In the words of whoever refused it.
+    #[error("bearer token: {0}")]
+    Told(String),
+    #[error("bearer token: {0:?}")]
+    Several(Vec<AuthError>),
     #[error("anonymous requests are not allowed")]
     NoCredential,
 }
@@ -73,9 +78,9 @@ impl Peer {
 }
 
 pub struct Authenticator {
-    pub tokens: Option<TokenVerifier>,
+    pub tokens: Tokens,
     pub request_header: Option<RequestHeader>,
-    pub anonymous: bool,
+    pub anonymous: Anonymous,
 }
 
 impl Authenticator {
@@ -111,20 +116,14 @@ impl Authenticator {
         mut refused: Option<AuthError>,
     ) -> Result<Arc<UserInfo>, AuthError> {
         if let Some(token) = bearer(parts) {
-            let verified = match &self.tokens {
-                Some(verifier) => verifier.verify(token, None).await,
-                None => Err(AuthError::Token(
-                    "no token authenticator is configured".to_owned(),
-                )),
-            };
-            match verified {
-                Ok(user) => return Ok(Arc::new(user)),
+            match self.tokens.authenticate(token, None).await {
+                Ok((user, _)) => return Ok(Arc::new(user)),
                 Err(error) => refused = Some(error),
             }
         }
         match refused {
             Some(error) => Err(error),
-            None if self.anonymous => Ok(Arc::new(UserInfo::anonymous())),
+            None if self.anonymous.on(parts.uri.path()) => Ok(Arc::new(UserInfo::anonymous())),
             None => Err(AuthError::NoCredential),
         }
     }
@@ -172,9 +171,9 @@ mod tests {
     fn a_certificate_is_read_once() {
         let (parts, ()) = http::Request::new(()).into_parts();
         let authenticator = Authenticator {
-            tokens: None,
+            tokens: Tokens::default(),
             request_header: None,
-            anonymous: true,
+            anonymous: Anonymous::everywhere(true),
         };
         let peer = Peer::new(vec![certificate(2100)], Ok(()), false, 0);
         let first = authenticator.by_connection(&parts, Some(&peer)).unwrap().unwrap();

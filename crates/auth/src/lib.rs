@@ -5,21 +5,33 @@
 //! wins. Nothing here reads the store: the server feeds RBAC objects in and answers look-ups.
 
 mod authenticator;
+mod authorization;
 mod bootstrap;
+mod bootstrap_token;
 mod escalation;
+mod expiring;
 mod impersonation;
+mod jwt;
 pub mod node;
 mod rbac;
 mod reconcile;
 pub mod request_header;
 mod rule;
 mod service_account;
+mod token_webhook;
+mod tokens;
 mod x509;
 
 pub use authenticator::{AuthError, Authenticator, Peer};
+pub use authorization::{
+    Abac, AuthorizationConfiguration, AuthorizationWebhook, Authorizer, BadConfiguration, BadPolicy,
+    Decision, Mode, OnError, WebhookOptions,
+};
 pub use bootstrap::{bootstrap_objects, fill_aggregated};
+pub use bootstrap_token::{BootstrapTokens, SystemSecrets};
 pub use escalation::{covers, missing_rules};
 pub use impersonation::{Impersonated, Impersonation, Impersonations, requested_impersonation};
+pub use jwt::{Anonymous, AuthenticationConfiguration, JwtAuthenticator, JwtAuthenticators, OidcFlags};
 pub use rbac::Rbac;
 pub use reconcile::reconcile;
 pub use request_header::RequestHeader;
@@ -27,6 +39,8 @@ pub use rule::Rule;
 pub use service_account::{
     BoundObject, Lookup, TokenIssuer, TokenRequest, TokenSpec, TokenVerifier, audiences_of,
 };
+pub use token_webhook::TokenWebhook;
+pub use tokens::{Authenticated, TokenAuthenticator, Tokens};
 
 use std::collections::BTreeMap;
 
@@ -50,12 +64,15 @@ pub struct UserInfo {
 impl UserInfo {
     /// A user known by certificate or configuration; `system:authenticated` is added.
     pub fn new(name: impl Into<String>, groups: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        let name = name.into();
         let mut groups: Vec<String> = groups.into_iter().map(Into::into).collect();
-        if !groups.iter().any(|g| g == AUTHENTICATED_GROUP) {
+        // Who is said to be unauthenticated stays it.
+        let told = |g: &String| g == AUTHENTICATED_GROUP || g == UNAUTHENTICATED_GROUP;
+        if name != ANONYMOUS && !groups.iter().any(told) {
             groups.push(AUTHENTICATED_GROUP.to_owned());
         }
         Self {
-            name: name.into(),
+            name,
             groups,
             ..Self::default()
         }
@@ -98,9 +115,66 @@ pub struct Attributes<'a> {
     pub path: &'a str,
     /// Of a list, a watch or a deletion of many, as the client wrote it.
     pub field_selector: &'a str,
+    pub label_selector: &'a str,
+}
+
+/// The same, to be kept.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OwnedAttributes {
+    is_resource: bool,
+    texts: [String; 10],
+}
+
+impl OwnedAttributes {
+    pub fn view(&self) -> Attributes<'_> {
+        let [
+            verb,
+            group,
+            version,
+            resource,
+            subresource,
+            namespace,
+            name,
+            path,
+            fields,
+            labels,
+        ] = &self.texts;
+        Attributes {
+            verb,
+            is_resource: self.is_resource,
+            group,
+            version,
+            resource,
+            subresource,
+            namespace,
+            name,
+            path,
+            field_selector: fields,
+            label_selector: labels,
+        }
+    }
 }
 
 impl Attributes<'_> {
+    pub fn to_owned(&self) -> OwnedAttributes {
+        let texts = [
+            self.verb,
+            self.group,
+            self.version,
+            self.resource,
+            self.subresource,
+            self.namespace,
+            self.name,
+            self.path,
+            self.field_selector,
+            self.label_selector,
+        ];
+        OwnedAttributes {
+            is_resource: self.is_resource,
+            texts: texts.map(str::to_owned),
+        }
+    }
+
     /// The clause of a 403 that says what was missing, in upstream's words.
     pub fn denied(&self, user: &UserInfo) -> String {
         let user = skiff_meta::field::quote(&user.name);
@@ -125,64 +199,27 @@ impl Attributes<'_> {
     }
 }
 
-/// The answer of an authorizer. `reason` is shown to the user when nothing allows.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Decision {
-    pub allowed: bool,
-    pub reason: String,
-}
-
-/// Authorizers in a row: `system:masters`, Node, RBAC.
-#[derive(Debug, Default)]
-pub struct Authorizer {
-    pub rbac: Rbac,
-    /// What belongs to which node.
-    pub nodes: node::Graph,
-}
-
-impl Authorizer {
-    pub fn authorize(&self, user: &UserInfo, attributes: &Attributes<'_>) -> Decision {
-        self.decide(user, attributes, |rbac| rbac.authorize(user, attributes))
-    }
-
-    /// The same, with the reason of RBAC why something is allowed: for those who ask for it.
-    pub fn explain(&self, user: &UserInfo, attributes: &Attributes<'_>) -> Decision {
-        self.decide(user, attributes, |rbac| rbac.explain(user, attributes))
-    }
-
-    fn decide(
-        &self,
-        user: &UserInfo,
-        attributes: &Attributes<'_>,
-        rbac: impl FnOnce(&Rbac) -> Decision,
-    ) -> Decision {
-        let allowed = Decision {
-            allowed: true,
-            reason: String::new(),
-        };
-        if user.in_group(MASTERS_GROUP) {
-            return allowed;
-        }
-        let why = match node::authorize(&self.nodes, user, attributes) {
-            None => String::new(),
-            Some(node::Opinion::Allowed) => return allowed,
-            Some(node::Opinion::None(why)) => why,
-        };
-        let mut decision = rbac(&self.rbac);
-        // A refusal has the reasons of all who were asked.
-        if !decision.allowed && !why.is_empty() {
-            if !decision.reason.is_empty() {
-                decision.reason.insert(0, '\n');
-            }
-            decision.reason.insert_str(0, &why);
-        }
-        decision
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn attributes_can_be_kept() {
+        let list = Attributes {
+            verb: "a",
+            is_resource: true,
+            group: "b",
+            version: "c",
+            resource: "d",
+            subresource: "e",
+            namespace: "f",
+            name: "g",
+            path: "h",
+            field_selector: "i",
+            label_selector: "j",
+        };
+        assert_eq!(list.to_owned().view(), list);
+    }
 
     #[test]
     fn a_refusal_says_what_was_missing() {

@@ -109,8 +109,8 @@ impl Rbac {
             };
             if rules.iter().any(|rule| rule.allows(attributes)) {
                 return Decision {
-                    allowed: true,
                     reason: because(binding),
+                    ..Decision::allow()
                 };
             }
         }
@@ -120,10 +120,7 @@ impl Rbac {
             [one] => format!("RBAC: {one}"),
             many => format!("RBAC: [{}]", many.join(", ")),
         };
-        Decision {
-            allowed: false,
-            reason,
-        }
+        Decision::no_opinion(reason)
     }
 
     /// Every rule that holds for `user` in `namespace` ("" for the cluster scope).

@@ -220,8 +220,9 @@ impl TokenVerifier {
                 | ErrorKind::InvalidIssuer
                 | ErrorKind::Base64(_)
                 | ErrorKind::Json(_) => AuthError::NotOurs,
-                ErrorKind::InvalidSignature if self.claims_issuer(token) => AuthError::Signature,
-                ErrorKind::InvalidSignature => AuthError::NotOurs,
+                // What others have issued is for others to judge.
+                _ if !self.claims_issuer(token) => AuthError::NotOurs,
+                ErrorKind::InvalidSignature => AuthError::Signature,
                 _ => AuthError::Token(error.to_string()),
             })?
             .claims;

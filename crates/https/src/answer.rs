@@ -40,20 +40,27 @@ impl Answer {
         if let Some(message) = status.and_then(|status| status["message"].as_str()) {
             return message.to_owned();
         }
+        let is_text = self.content_type.is_empty() || self.content_type.starts_with("text/");
+        let told = if is_text {
+            String::from_utf8_lossy(&self.body).trim().to_owned()
+        } else {
+            "unknown".to_owned()
+        };
         match self.code {
+            400 => "the server rejected our request for an unknown reason".to_owned(),
+            403 | 415 => told,
+            409 => "the server reported a conflict".to_owned(),
+            422 => "the server rejected our request due to an error in our request".to_owned(),
+            429 => "the server has received too many requests and has asked us to try again later".to_owned(),
+            503 => "the server is currently unable to handle the request".to_owned(),
+            504 => "the server was unable to return a response in the time allotted, but may still be processing the request".to_owned(),
             401 => "the server has asked for the client to provide credentials".to_owned(),
             404 => "the server could not find the requested resource".to_owned(),
             405 => "the server does not allow this method on the requested resource".to_owned(),
-            500.. => {
-                let is_text = self.content_type.is_empty() || self.content_type.starts_with("text/");
-                let text = if is_text {
-                    String::from_utf8_lossy(&self.body).trim().to_owned()
-                } else {
-                    "unknown".to_owned()
-                };
-                format!("an error on the server ({text:?}) has prevented the request from succeeding")
+            500.. => format!("an error on the server ({told:?}) has prevented the request from succeeding"),
+            code => {
+                format!("the server responded with the status code {code} but did not return more information")
             }
-            _ => "the server rejected our request for an unknown reason".to_owned(),
         }
     }
 }

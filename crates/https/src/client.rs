@@ -274,10 +274,19 @@ mod tests {
     fn places_of_urls() {
         let check = |url: &str, address: &str, name: Option<&str>, path: &str| {
             let place = Place::of(url).unwrap();
-            let found = (place.address.as_str(), place.server_name.as_deref(), place.path.as_str());
+            let found = (
+                place.address.as_str(),
+                place.server_name.as_deref(),
+                place.path.as_str(),
+            );
             assert_eq!(found, (address, name, path));
         };
-        check("https://a.example/x?y=1", "a.example:443", Some("a.example"), "/x?y=1");
+        check(
+            "https://a.example/x?y=1",
+            "a.example:443",
+            Some("a.example"),
+            "/x?y=1",
+        );
         check("https://[::1]:8443", "[::1]:8443", Some("::1"), "/");
         check("http://127.0.0.1:80/x", "127.0.0.1:80", None, "/x");
         assert!(Place::of("/x").is_err());
@@ -313,9 +322,15 @@ mod tests {
         let place = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").await;
         assert_eq!(client.call(call(&place, long)).await.unwrap().body, "hello");
         let place = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhello!").await;
-        assert_eq!(client.call(call(&place, long)).await.unwrap_err(), Failure::TooLarge);
+        assert_eq!(
+            client.call(call(&place, long)).await.unwrap_err(),
+            Failure::TooLarge
+        );
         let place = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel").await;
         let short = Duration::from_millis(50);
-        assert_eq!(client.call(call(&place, short)).await.unwrap_err(), Failure::Timeout);
+        assert_eq!(
+            client.call(call(&place, short)).await.unwrap_err(),
+            Failure::Timeout
+        );
     }
 }

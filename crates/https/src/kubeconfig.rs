@@ -117,7 +117,10 @@ impl Endpoint {
         }
         let folder = path.parent().unwrap_or(Path::new("."));
         let pem = |data: &Option<String>, file: &Option<PathBuf>| pem(folder, data, file);
-        let ca = pem(&cluster.certificate_authority_data, &cluster.certificate_authority)?;
+        let ca = pem(
+            &cluster.certificate_authority_data,
+            &cluster.certificate_authority,
+        )?;
         let certificate = pem(&user.client_certificate_data, &user.client_certificate)?;
         let key = pem(&user.client_key_data, &user.client_key)?;
         let identity = match (certificate, key) {
@@ -241,7 +244,13 @@ mod tests {
         };
         refused(&file("", "{}"), "has no server");
         refused(&file("https://a", "{exec: {command: x}}"), "not supported");
-        refused(&file("https://a", "{client-certificate-data: YQ==}"), "needs its key");
-        refused(&file("https://a", "{}").replace("current-context: x", ""), "current context");
+        refused(
+            &file("https://a", "{client-certificate-data: YQ==}"),
+            "needs its key",
+        );
+        refused(
+            &file("https://a", "{}").replace("current-context: x", ""),
+            "current context",
+        );
     }
 }

@@ -38,8 +38,8 @@ pub fn trusting_as(
             let found = SYSTEM_BUNDLES
                 .iter()
                 .find_map(|path| std::fs::read_to_string(path).ok());
-            system =
-                found.ok_or("tls: failed to verify certificate: x509: certificate signed by unknown authority")?;
+            system = found
+                .ok_or("tls: failed to verify certificate: x509: certificate signed by unknown authority")?;
             &system
         }
     };

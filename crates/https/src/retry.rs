@@ -10,6 +10,8 @@ pub struct Backoff {
     pub factor: f64,
     /// How often it is tried at most.
     pub steps: u32,
+    /// Every failure may pass.
+    pub every_failure: bool,
 }
 
 impl Default for Backoff {
@@ -18,6 +20,7 @@ impl Default for Backoff {
             first: Duration::from_millis(500),
             factor: 1.5,
             steps: 5,
+            every_failure: false,
         }
     }
 }
@@ -35,6 +38,8 @@ impl Backoff {
             let result = call().await;
             left -= 1;
             let again = match &result {
+                Ok(answer) if self.every_failure => !answer.is_success(),
+                Err(_) if self.every_failure => true,
                 Ok(answer) => answer.retry_after || matches!(answer.code, 429 | 500 | 504),
                 Err(failure) => matches!(failure, Failure::Reset(_)),
             };
@@ -83,5 +88,19 @@ mod tests {
         check(Err(Failure::Reset("EOF".to_owned())), 5).await;
         check(Err(Failure::Other("no".to_owned())), 1).await;
         check(Err(Failure::Timeout), 1).await;
+        let any = Backoff {
+            every_failure: true,
+            first: Duration::from_micros(1),
+            ..Backoff::default()
+        };
+        let made = AtomicU32::new(0);
+        let refused = any
+            .run(|| {
+                made.fetch_add(1, Ordering::Relaxed);
+                async { Err(Failure::Timeout) }
+            })
+            .await;
+        assert!(refused.is_err());
+        assert_eq!(made.into_inner(), 5);
     }
 }

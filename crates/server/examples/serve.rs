@@ -19,14 +19,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let audit = match (arguments.next(), arguments.next()) {
         (Some(policy), Some(log)) => Some(skiff_server::AuditConfig {
             policy: skiff_server::AuditPolicy::parse(&std::fs::read_to_string(policy)?)?,
-            log: skiff_server::LogOptions {
+            webhook: None,
+            log: Some(skiff_server::LogOptions {
                 path: log.into(),
                 max_size_megabytes: 100,
                 max_backups: 1,
                 max_age_days: 0,
                 compress: false,
                 mode: skiff_server::AuditMode::Blocking,
-            },
+            }),
         }),
         _ => None,
     };
@@ -71,7 +72,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             issuer: "https://kubernetes.default.svc.cluster.local".to_string(),
             audiences: Vec::new(),
         }),
-        anonymous: true,
+        authentication: Default::default(),
+        authorization: vec![skiff_auth::Mode::Node, skiff_auth::Mode::Rbac],
         admission: skiff_admission::Chain::recommended(),
         kubelet: Some(KubeletClient {
             tls: Arc::new(skiff_pki::client_config(pki.ca_certificate(), Some(&admin))?),

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use http::{HeaderValue, Request, header, request::Parts};
+use parking_lot::Mutex;
 use serde_json::Value;
-use skiff_auth::{Attributes, Impersonated, Peer, UserInfo};
+use skiff_auth::{Attributes, Decision, Impersonated, OwnedAttributes, Peer, UserInfo};
 use skiff_meta::{GroupResource, Status};
 use skiff_registry::fields::Tracking;
 use skiff_registry::{Context, now_us, object};
@@ -260,7 +261,7 @@ impl Inner {
         }
 
         // Impersonation: the real user must be allowed each part of the identity it takes on.
-        exchange.user = match self.impersonate(exchange, &user) {
+        exchange.user = match self.impersonate(exchange, &user).await {
             Ok(None) => user,
             Ok(Some(Impersonated { user, constraint })) => {
                 let user = Arc::new(user);
@@ -290,13 +291,20 @@ impl Inner {
         // Authorization.
         {
             let _stage = exchange.context.stage("authz");
-            let mut decided = self.authorize(exchange);
+            let mut decided = self.decide(exchange).await;
             // A pod that was bound a moment ago may not be known to be its node's yet.
-            if decided.is_err() && node_graph::refresh(self, exchange).await {
-                decided = self.authorize(exchange);
+            if !decided.allowed && node_graph::refresh(self, exchange).await {
+                decided = self.decide(exchange).await;
             }
-            self.annotate_decision(exchange, decided.is_ok());
-            if let Err(status) = decided {
+            self.annotate_decision(exchange, &decided);
+            if !decided.allowed {
+                if let Some(error) = decided.error {
+                    let asked = exchange.parts.uri.path_and_query();
+                    let asked = asked.map_or("/", http::uri::PathAndQuery::as_str);
+                    let text = escaped(&format!("Internal Server Error: {asked:?}: {error}\n"));
+                    return Ok(body::text(http::StatusCode::INTERNAL_SERVER_ERROR, text));
+                }
+                let status = forbidden(&exchange.user, &attributes_of(&exchange.info), &decided.reason);
                 return Ok(unsniffed(exchange, &status));
             }
         }
@@ -326,47 +334,76 @@ impl Inner {
         }
     }
 
-    fn impersonate(&self, exchange: &Exchange, user: &UserInfo) -> Result<Option<Impersonated>, Status> {
+    async fn impersonate(
+        &self,
+        exchange: &Exchange,
+        user: &UserInfo,
+    ) -> Result<Option<Impersonated>, Status> {
         let wanted = match skiff_auth::requested_impersonation(&exchange.parts.headers) {
             Ok(None) => return Ok(None),
             Ok(Some(wanted)) => wanted,
             Err(message) => return Err(Status::bad_request(message)),
         };
-        let check = |attributes: &Attributes<'_>, refused: Option<&str>| {
-            if let Some(why) = refused {
-                return Err(forbidden(user, attributes, why));
-            }
-            let decision = self.authorizer.authorize(user, attributes);
-            if decision.allowed {
-                Ok(())
-            } else {
-                Err(forbidden(user, attributes, &decision.reason))
-            }
-        };
-        wanted
-            .authorize(user, &attributes_of(&exchange.info), &self.impersonations, check)
-            .map(Some)
+        // What only a webhook knows is asked between two tries, of which the second knows it.
+        let mut told: Vec<(OwnedAttributes, Decision)> = Vec::new();
+        loop {
+            let unknown: Mutex<Option<OwnedAttributes>> = Mutex::default();
+            let check = |attributes: &Attributes<'_>, refused: Option<&str>| {
+                if let Some(why) = refused {
+                    return Err(forbidden(user, attributes, why));
+                }
+                let known = self.authorizer.known(user, attributes).or_else(|| {
+                    let mut told = told.iter();
+                    let same = told.find(|(asked, _)| asked.view() == *attributes);
+                    same.map(|(_, decision)| decision.clone())
+                });
+                match known {
+                    Some(decision) if decision.allowed => Ok(()),
+                    Some(decision) => {
+                        let failed = decision.error.as_deref().filter(|_| decision.reason.is_empty());
+                        Err(forbidden(user, attributes, failed.unwrap_or(&decision.reason)))
+                    }
+                    None => {
+                        unknown.lock().get_or_insert_with(|| attributes.to_owned());
+                        Err(forbidden(user, attributes, ""))
+                    }
+                }
+            };
+            let found = wanted.authorize(user, &attributes_of(&exchange.info), &self.impersonations, check);
+            let Some(asked) = unknown.into_inner() else {
+                return found.map(Some);
+            };
+            let decision = self.authorizer.decide(user, &asked.view(), false).await;
+            told.push((asked, decision));
+        }
     }
 
     /// Tells the audit log who allowed a request, or why nobody did.
-    fn annotate_decision(&self, exchange: &Exchange, allowed: bool) {
+    fn annotate_decision(&self, exchange: &Exchange, decided: &Decision) {
         if !exchange.context.audited() {
             return;
         }
-        let explained = self
-            .authorizer
-            .explain(&exchange.user, &attributes_of(&exchange.info));
-        let decision = if allowed { "allow" } else { "forbid" };
-        exchange
-            .context
-            .annotate("authorization.k8s.io/decision", decision.to_owned());
-        exchange
-            .context
-            .annotate("authorization.k8s.io/reason", explained.reason);
+        let annotate = |key: &str, value: &str| {
+            let key = format!("authorization.k8s.io/{key}");
+            exchange.context.annotate(&key, value.to_owned());
+        };
+        if decided.error.is_some() && !decided.allowed {
+            annotate("reason", "internal error");
+            return;
+        }
+        annotate("decision", if decided.allowed { "allow" } else { "forbid" });
+        annotate("reason", &decided.reason);
     }
 
-    fn authorize(&self, exchange: &Exchange) -> Result<(), Status> {
-        self.authorize_verb(exchange, &exchange.info.verb)
+    /// Without a webhook nobody waits; the words for the audit log are made only if there is one.
+    async fn decide(&self, exchange: &Exchange) -> Decision {
+        let attributes = attributes_of(&exchange.info);
+        let audited = exchange.context.audited();
+        if !audited && let Some(decision) = self.authorizer.known(&exchange.user, &attributes) {
+            return decision;
+        }
+        let decided = self.authorizer.decide(&exchange.user, &attributes, audited);
+        decided.boxed().await
     }
 
     /// Whether the user may do `verb` with what the request names.
@@ -457,6 +494,7 @@ fn attributes_of(info: &RequestInfo) -> Attributes<'_> {
         name: &info.name,
         path: &info.path,
         field_selector: &info.field_selector,
+        label_selector: &info.label_selector,
     }
 }
 
@@ -516,12 +554,15 @@ fn audit_id(parts: &Parts) -> String {
         .map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_string)
 }
 
-pub fn forbidden(user: &UserInfo, attributes: &Attributes<'_>, reason: &str) -> Status {
-    let mut why = attributes
-        .denied(user)
-        .replace('&', "&amp;")
+/// As upstream escapes what it quotes.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
         .replace('<', "&lt;")
-        .replace('>', "&gt;");
+        .replace('>', "&gt;")
+}
+
+pub fn forbidden(user: &UserInfo, attributes: &Attributes<'_>, reason: &str) -> Status {
+    let mut why = escaped(&attributes.denied(user));
     if !reason.is_empty() {
         why.push_str(": ");
         why.push_str(reason);

@@ -43,11 +43,14 @@ mod version;
 mod warnings;
 mod webhook_client;
 
-pub use audit::{AuditConfig, LogOptions, Mode as AuditMode, Policy as AuditPolicy};
+pub use audit::{
+    AuditConfig, AuditError, LogOptions, Mode as AuditMode, Policy as AuditPolicy,
+    WebhookOptions as AuditWebhookOptions,
+};
 pub use body::{Answer, Body, BoxError};
 pub use connections::Limits;
 pub use request_info::RequestInfo;
-pub use server::{ClientCertificates, Server, ServerConfig, ServiceAccountKey, StartError};
+pub use server::{Authentication, ClientCertificates, Server, ServerConfig, ServiceAccountKey, StartError};
 pub use service::InProcess;
 pub use subresources::KubeletClient;
 pub use version::Version;

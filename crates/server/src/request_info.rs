@@ -19,6 +19,7 @@ pub struct RequestInfo {
     pub name: String,
     /// Of a list, a watch or a deletion of many: authorization may go by it.
     pub field_selector: String,
+    pub label_selector: String,
     /// The parts from the resource on: resource, name, subresource, and what follows.
     pub parts: Vec<String>,
     /// The old form `/api/v1/watch/...`, which is a watch whatever the query says.
@@ -107,6 +108,7 @@ impl RequestInfo {
         }
         if matches!(info.verb.as_str(), "list" | "watch" | "deletecollection") {
             info.field_selector = query_values(query, "fieldSelector").next().unwrap_or_default();
+            info.label_selector = query_values(query, "labelSelector").next().unwrap_or_default();
         }
         Ok(info)
     }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use skiff_admission::Chain;
 use skiff_auth::{
-    Authenticator, Authorizer, Impersonations, RequestHeader, TokenIssuer, TokenVerifier, UserInfo,
+    Anonymous, Authenticator, Authorizer, BootstrapTokens, Impersonations, JwtAuthenticators, Mode,
+    RequestHeader, TokenAuthenticator, TokenIssuer, TokenVerifier, TokenWebhook, Tokens, UserInfo,
 };
 use skiff_meta::Status;
 use skiff_registry::hooks::bootstrap::Advertise;
@@ -17,11 +18,11 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregation::{self, Aggregator};
-use crate::audit::{AuditConfig, Auditor};
+use crate::audit::{AuditConfig, AuditError, Auditor};
 use crate::connections::Limits;
 use crate::dynamic::{self, Dynamic};
 use crate::flow::{self, FlowControl};
-use crate::hooks::{identity, ip_addresses, node_graph, rbac_source};
+use crate::hooks::{bootstrap_secrets, identity, ip_addresses, node_graph, rbac_source};
 use crate::listen::{self, Authorities};
 use crate::metrics::Metrics;
 use crate::service::InProcess;
@@ -51,6 +52,28 @@ pub struct ClientCertificates {
     pub front_proxy: Option<skiff_pki::FrontProxy>,
 }
 
+/// Who is known besides certificates and service accounts.
+pub struct Authentication {
+    pub anonymous: Anonymous,
+    /// Tokens by which machines join.
+    pub bootstrap_tokens: bool,
+    /// Identity providers.
+    pub jwt: Option<Arc<JwtAuthenticators>>,
+    /// Asked last.
+    pub webhook: Option<TokenWebhook>,
+}
+
+impl Default for Authentication {
+    fn default() -> Authentication {
+        Authentication {
+            anonymous: Anonymous::everywhere(true),
+            bootstrap_tokens: true,
+            jwt: None,
+            webhook: None,
+        }
+    }
+}
+
 /// What the server is started with.
 pub struct ServerConfig {
     /// Shared with nobody: the server is the store's only user.
@@ -68,7 +91,9 @@ pub struct ServerConfig {
     /// None: certificates mean nothing.
     pub client_certificates: Option<ClientCertificates>,
     pub service_account: Option<ServiceAccountKey>,
-    pub anonymous: bool,
+    pub authentication: Authentication,
+    /// Who says what is allowed, in this order; `system:masters` may do everything in any case.
+    pub authorization: Vec<Mode>,
     pub admission: Chain,
     /// How to reach kubelets for logs, exec and the like.
     pub kubelet: Option<KubeletClient>,
@@ -88,8 +113,8 @@ pub enum StartError {
     ServiceAccountKey(#[from] skiff_auth::AuthError),
     #[error("client certificates: {0}")]
     ClientCertificates(#[from] skiff_pki::Error),
-    #[error("audit log: {0}")]
-    Audit(std::io::Error),
+    #[error(transparent)]
+    Audit(#[from] AuditError),
     #[error("the first objects cannot be made: {0}")]
     Bootstrap(Status),
 }
@@ -110,7 +135,6 @@ pub struct Inner {
     pub authenticator: Authenticator,
     pub impersonations: Impersonations,
     pub issuer: Option<TokenIssuer>,
-    pub audiences: Vec<String>,
     pub recorder: Arc<Recorder>,
     pub audit: Option<Arc<Auditor>>,
     pub metrics: Metrics,
@@ -154,10 +178,10 @@ impl Server {
                 }
             })
             .unwrap_or_default();
-        let (mut tokens, mut issuer) = (None, None);
+        let (mut service_accounts, mut issuer) = (None, None);
         if let Some(key) = config.service_account {
             let lookup = Arc::new(rbac_source::UidLookup(registry.clone()));
-            tokens = Some(TokenVerifier::new(
+            service_accounts = Some(TokenVerifier::new(
                 &key.public_key,
                 key.issuer.clone(),
                 audiences.clone(),
@@ -170,9 +194,28 @@ impl Server {
                 audiences.clone(),
             )?);
         }
+        let authentication = config.authentication;
+        let mut others: Vec<Box<dyn TokenAuthenticator>> = Vec::new();
+        if authentication.bootstrap_tokens {
+            others.push(Box::new(BootstrapTokens {
+                secrets: Arc::new(bootstrap_secrets::Cached(registry.clone())),
+            }));
+        }
+        if let Some(jwt) = authentication.jwt {
+            others.push(Box::new(jwt));
+        }
+        if let Some(webhook) = authentication.webhook {
+            others.push(Box::new(webhook));
+        }
+        let tokens = Tokens {
+            service_accounts,
+            others,
+            audiences,
+        };
         let certificates = config.client_certificates.as_ref();
         let front_proxy = certificates.and_then(|certificates| certificates.front_proxy.as_ref());
         let authorizer = Arc::new(Authorizer::default());
+        authorizer.set_modes(config.authorization);
         let mut chain = config.admission;
         let dynamic = Dynamic::new(registry.clone(), authorizer.clone(), &mut chain);
         let inner = Arc::new(Inner {
@@ -188,16 +231,11 @@ impl Server {
                 request_header: front_proxy.map(|_| RequestHeader {
                     allowed_names: vec![skiff_pki::FRONT_PROXY_CLIENT.to_string()],
                 }),
-                anonymous: config.anonymous,
+                anonymous: authentication.anonymous,
             },
             issuer,
-            audiences,
             recorder: config.recorder,
-            audit: config
-                .audit
-                .map(Auditor::open)
-                .transpose()
-                .map_err(StartError::Audit)?,
+            audit: config.audit.map(Auditor::open).transpose()?,
             flow: FlowControl::default(),
             version: config.version,
             kubelet: config.kubelet,
@@ -260,6 +298,11 @@ impl Server {
         if let Some(audit) = &self.inner.audit {
             audit.flush().await;
         }
+    }
+
+    /// Who is asked what is allowed, from now on.
+    pub fn set_authorization(&self, modes: Vec<Mode>) {
+        self.inner.authorizer.set_modes(modes);
     }
 
     pub fn ready(&self) -> bool {

@@ -41,7 +41,7 @@ pub fn flagz(inner: &Inner) -> Answer {
     let cidrs = inner.registry.services.cidrs().join(",");
     let lines = format!(
         "advertise-address: {}\nanonymous-auth: {}\nauthorization-mode: [Node,RBAC]\nservice-cluster-ip-range: {cidrs}\n",
-        inner.server_address, inner.authenticator.anonymous,
+        inner.server_address, inner.authenticator.anonymous.enabled,
     );
     page("flagz", &lines)
 }

@@ -58,7 +58,10 @@ impl WebhookClient {
         let (place, url) = self.place(timeout.as_secs()).await?;
         let body = Bytes::from(document.to_string());
         let headers = HeaderMap::new();
-        let answer = self.client.call(Call::post(&place, &headers, body, timeout)).await;
+        let answer = self
+            .client
+            .call(Call::post(&place, &headers, body, timeout))
+            .await;
         answer
             .map_err(|failure| format!("Post \"{url}\": {failure}"))?
             .document()

@@ -3,10 +3,13 @@
 mod support;
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use skiff_auth::UserInfo;
-use skiff_server::AuditMode;
+use skiff_server::{AuditConfig, AuditMode, AuditPolicy, AuditWebhookOptions};
+use support::peer::{Answers, Peer, kubeconfig};
 use support::{Audited, Cluster, audit_config};
 
 const RULES: &str = "
@@ -333,4 +336,75 @@ async fn a_panic_is_recorded_as_the_end() {
     assert_eq!(last["responseStatus"]["code"], 500);
     let message = last["responseStatus"]["message"].as_str().unwrap_or("");
     assert!(message.starts_with("APIServer panic'd: "), "{message}");
+}
+
+/// A cluster whose requests are told to a peer, in a mode.
+async fn told(mode: AuditMode, max_size: usize, answers: Answers) -> (Cluster, Peer) {
+    let (listener, port) = Peer::reserve();
+    let cluster = Cluster::adjusted(|config, folder, pki| {
+        let file = kubeconfig(folder, "collector", &format!("https://localhost:{port}/audit"), pki);
+        let policy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata, users: [admin], omitStages: [RequestReceived]}]";
+        config.audit = Some(AuditConfig {
+            policy: AuditPolicy::parse(policy).expect("a policy"),
+            log: None,
+            webhook: Some(AuditWebhookOptions {
+                file,
+                mode,
+                initial_backoff: Duration::from_millis(1),
+                buffer_size: 4,
+                max_size,
+                max_wait: Duration::from_secs(600),
+                throttle: None,
+            }),
+        });
+    })
+    .await;
+    let peer = Peer::start(listener, &cluster.pki, answers);
+    (cluster, peer)
+}
+
+#[tokio::test]
+async fn events_are_told_to_a_server() {
+    let good: Answers = Arc::new(|_, _| Some((200, "{}".to_owned())));
+    let (cluster, peer) = told(AuditMode::BlockingStrict, 1, good.clone()).await;
+    let reply = cluster.get("/version").await;
+    let (path, list) = peer.seen().remove(0);
+    assert_eq!(path, "/audit?timeout=30s");
+    assert_eq!(
+        (&list["kind"], &list["apiVersion"]),
+        (&json!("EventList"), &json!("audit.k8s.io/v1"))
+    );
+    let id = reply.headers["audit-id"].to_str().expect("text");
+    assert_eq!(
+        (&list["items"][0]["auditID"], &list["items"][0]["requestURI"]),
+        (&json!(id), &json!("/version"))
+    );
+    // Gathered: the third request fills the list.
+    let (cluster, peer) = told(AuditMode::Batch, 3, good).await;
+    for _ in 0..3 {
+        assert!(peer.seen().is_empty());
+        cluster.get("/version").await;
+    }
+    while peer.seen().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(peer.seen()[0].1["items"].as_array().map(Vec::len), Some(3));
+}
+
+#[tokio::test]
+async fn a_server_that_takes_no_events_costs_events_only() {
+    let bad: Answers = Arc::new(|_, _| Some((400, "{}".to_owned())));
+    let (cluster, peer) = told(AuditMode::Blocking, 1, bad.clone()).await;
+    assert_eq!(cluster.get("/version").await.code, 200);
+    assert_eq!(peer.seen().len(), 5, "it is tried again");
+    // Nothing is ever answered: requests go on, and what does not fit is lost.
+    let (cluster, _peer) = told(AuditMode::Batch, 1, Arc::new(|_, _| None)).await;
+    for _ in 0..100 {
+        assert_eq!(cluster.get("/version").await.code, 200);
+    }
+    let metrics = cluster.get("/metrics").await.text;
+    let lost = metrics
+        .lines()
+        .find(|line| line.starts_with("apiserver_audit_error_total"));
+    assert!(lost.is_some_and(|line| !line.ends_with(" 0")), "{lost:?}");
 }

@@ -1,9 +1,11 @@
 //! The command line: one definition a flag. Flags that upstream has keep upstream's names.
 
+use crate::access::{AccessArgs, duration};
 use crate::cluster::DEFAULT_NAME;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Kubernetes in one binary: from `kubectl apply` to a running pod that serves traffic.
 #[derive(Debug, Parser)]
@@ -115,6 +117,35 @@ pub struct ServerArgs {
     /// Compress audit logs that are set aside
     #[arg(long)]
     pub audit_log_compress: bool,
+    /// Kubeconfig of a server that requests are told to
+    #[arg(long, value_name = "FILE", value_parser = file, requires = "audit_policy_file")]
+    pub audit_webhook_config_file: Option<PathBuf>,
+    /// Whether requests wait for it
+    #[arg(long, value_name = "MODE", value_parser = ["batch", "blocking", "blocking-strict"], default_value = "batch")]
+    pub audit_webhook_mode: String,
+    /// How long to wait before it is tried again
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "10s")]
+    pub audit_webhook_initial_backoff: Duration,
+    /// Events that may wait for it
+    #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
+    pub audit_webhook_batch_buffer_size: usize,
+    /// Events that are sent at once
+    #[arg(long, value_name = "COUNT", default_value_t = 400)]
+    pub audit_webhook_batch_max_size: usize,
+    /// How long events are gathered
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
+    pub audit_webhook_batch_max_wait: Duration,
+    /// Limit how often it is called
+    #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub audit_webhook_batch_throttle_enable: bool,
+    /// Calls a second
+    #[arg(long, value_name = "RATE", default_value_t = 10.0)]
+    pub audit_webhook_batch_throttle_qps: f32,
+    /// Calls that may come at once
+    #[arg(long, value_name = "COUNT", default_value_t = 15)]
+    pub audit_webhook_batch_throttle_burst: u32,
+    #[command(flatten)]
+    pub access: AccessArgs,
     /// Leave the user's kubeconfig alone
     #[arg(long)]
     pub no_kubeconfig_merge: bool,
@@ -216,7 +247,7 @@ pub enum ImageCommand {
 pub const CALLED_IN: &str = "SKIFF_CALLED_IN";
 
 /// A file of the caller's; `-` stays what it is.
-fn file(text: &str) -> std::io::Result<PathBuf> {
+pub fn file(text: &str) -> std::io::Result<PathBuf> {
     if text == "-" {
         return Ok(text.into());
     }

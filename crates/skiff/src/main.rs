@@ -3,6 +3,7 @@
 //! The same file is also a pod's shim, a container's first process and a CNI plugin, so `main` looks for those
 //! roles before it does anything: they must start fast and single-threaded.
 
+mod access;
 mod addons;
 mod cleanup;
 mod cli;

@@ -16,7 +16,7 @@ use skiff_auth::UserInfo;
 use skiff_client::kubeconfig::{self, ClusterEntry};
 use skiff_pki::{FrontProxy, Identity, Pki};
 use skiff_runtime::ImageStore;
-use skiff_server::{AuditConfig, AuditMode, AuditPolicy, LogOptions};
+use skiff_server::{AuditConfig, AuditMode, AuditPolicy, AuditWebhookOptions, LogOptions};
 use skiff_server::{ClientCertificates, KubeletClient, Server, ServerConfig, ServiceAccountKey, Version};
 use skiff_store::Store;
 use std::fs;
@@ -238,6 +238,9 @@ impl Wiring<'_> {
         let cluster = self.cluster;
         let kubelet_tls = skiff_pki::client_config(&certificates.ca, Some(&certificates.kubelet_client))?;
         let shutdown = self.supervisor.shutdown.clone();
+        let issuer = format!("https://kubernetes.default.svc.{}", self.args.cluster_domain);
+        let authentication = self.args.access.authentication(&issuer)?;
+        let jwt = authentication.jwt.clone();
         let server = Server::start(ServerConfig {
             store,
             service_cidr: cluster.service_cidr.clone(),
@@ -252,11 +255,12 @@ impl Wiring<'_> {
             service_account: Some(ServiceAccountKey {
                 private_key: certificates.service_account.0.clone(),
                 public_key: certificates.service_account.1.clone(),
-                issuer: format!("https://kubernetes.default.svc.{}", self.args.cluster_domain),
-                audiences: vec![],
+                issuer: issuer.clone(),
+                audiences: self.args.access.api_audiences.clone(),
             }),
-            anonymous: true,
-            admission: skiff_admission::Chain::recommended(),
+            authentication,
+            authorization: self.args.access.authorization()?,
+            admission: self.args.access.admission()?,
             kubelet: Some(KubeletClient {
                 tls: Arc::new(kubelet_tls),
             }),
@@ -269,6 +273,7 @@ impl Wiring<'_> {
             shutdown: shutdown.clone(),
         })
         .await?;
+        self.args.access.follow(&server, jwt, &issuer, &shutdown)?;
         let listener = TcpListener::bind(cluster.bind)
             .await
             .with_context(|| format!("cannot listen on {}", cluster.bind))?;
@@ -489,30 +494,46 @@ fn node_ports(text: &str) -> Result<RangeInclusive<u16>> {
 
 /// What the flags say about the audit log. Without a policy, or without a place for it, nothing is recorded.
 fn audit(args: &ServerArgs) -> Result<Option<AuditConfig>> {
-    let (Some(file), path) = (&args.audit_policy_file, &args.audit_log_path) else {
+    let Some(file) = &args.audit_policy_file else {
         return Ok(None);
     };
     let text = fs::read_to_string(file)
         .with_context(|| format!("the audit policy {} cannot be read", file.display()))?;
     let policy = AuditPolicy::parse(&text)
         .map_err(|why| anyhow::anyhow!("the audit policy {} is no good: {why}", file.display()))?;
-    let Some(path) = path else {
-        return Ok(None);
+    let mode = |text: &str| match text {
+        "batch" => AuditMode::Batch,
+        "blocking-strict" => AuditMode::BlockingStrict,
+        _ => AuditMode::Blocking,
     };
+    if args.audit_log_path.is_none() && args.audit_webhook_config_file.is_none() {
+        return Ok(None);
+    }
     Ok(Some(AuditConfig {
         policy,
-        log: LogOptions {
+        webhook: args
+            .audit_webhook_config_file
+            .as_ref()
+            .map(|file| AuditWebhookOptions {
+                file: file.clone(),
+                mode: mode(&args.audit_webhook_mode),
+                initial_backoff: args.audit_webhook_initial_backoff,
+                buffer_size: args.audit_webhook_batch_buffer_size,
+                max_size: args.audit_webhook_batch_max_size,
+                max_wait: args.audit_webhook_batch_max_wait,
+                throttle: args.audit_webhook_batch_throttle_enable.then_some((
+                    args.audit_webhook_batch_throttle_qps,
+                    args.audit_webhook_batch_throttle_burst,
+                )),
+            }),
+        log: args.audit_log_path.as_ref().map(|path| LogOptions {
             path: path.clone(),
             max_size_megabytes: args.audit_log_maxsize,
             max_backups: args.audit_log_maxbackup,
             max_age_days: args.audit_log_maxage,
             compress: args.audit_log_compress,
-            mode: match args.audit_log_mode.as_str() {
-                "batch" => AuditMode::Batch,
-                "blocking-strict" => AuditMode::BlockingStrict,
-                _ => AuditMode::Blocking,
-            },
-        },
+            mode: mode(&args.audit_log_mode),
+        }),
     }))
 }
 

@@ -1,5 +1,6 @@
 //! The plugins, one file each, and the order in which they run.
 
+mod always;
 mod certificate_approval;
 mod certificate_signing;
 mod certificate_subject_restriction;
@@ -20,6 +21,7 @@ mod service_account;
 mod storage_object_in_use_protection;
 mod taint_nodes_by_condition;
 
+pub use always::{AlwaysDeny, AlwaysPullImages, DenyServiceExternalIPs};
 pub use certificate_approval::CertificateApproval;
 pub use certificate_signing::CertificateSigning;
 pub use certificate_subject_restriction::CertificateSubjectRestriction;
@@ -51,7 +53,7 @@ pub fn recommended() -> Vec<Box<dyn Plugin>> {
         Box::new(ServiceAccount::default()),
         Box::new(NodeRestriction),
         Box::new(TaintNodesByCondition),
-        Box::new(PodSecurity),
+        Box::new(PodSecurity::default()),
         Box::new(Priority),
         Box::new(DefaultTolerationSeconds),
         Box::new(DefaultStorageClass),
@@ -67,6 +69,16 @@ pub fn recommended() -> Vec<Box<dyn Plugin>> {
         Box::new(PodResizeValidator),
         Box::new(ResourceQuota),
     ]
+}
+
+/// The plugins that are off unless they are wanted.
+pub fn optional(name: &str) -> Option<Box<dyn Plugin>> {
+    Some(match name {
+        "AlwaysDeny" => Box::new(AlwaysDeny),
+        "AlwaysPullImages" => Box::new(AlwaysPullImages),
+        "DenyServiceExternalIPs" => Box::new(DenyServiceExternalIPs),
+        _ => return None,
+    })
 }
 
 #[cfg(test)]

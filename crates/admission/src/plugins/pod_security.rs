@@ -9,7 +9,9 @@ use serde_json::Value;
 use skiff_api::node::{at, list, text};
 use skiff_meta::{GroupKind, Status};
 
-use crate::pod_security::{LABEL_PREFIX, Level, LevelVersion, Pod, Policy, details, reasons, violations};
+use crate::pod_security::{
+    Configuration, LABEL_PREFIX, Level, LevelVersion, Pod, Policy, details, reasons, violations,
+};
 use crate::{Attributes, Lister, Operation, Plugin};
 
 /// How many pods of a namespace are looked at when its level changes, and for how long.
@@ -30,7 +32,16 @@ const IGNORED: [&str; 8] = [
     "status",
 ];
 
-pub struct PodSecurity;
+#[derive(Default)]
+pub struct PodSecurity {
+    configuration: Configuration,
+}
+
+impl PodSecurity {
+    pub fn new(configuration: Configuration) -> PodSecurity {
+        PodSecurity { configuration }
+    }
+}
 
 /// What a request is about.
 enum Subject {
@@ -75,13 +86,22 @@ impl Plugin for PodSecurity {
         let (Some(subject), Some(object)) = (subject(a), a.object.as_deref()) else {
             return Ok(());
         };
+        let configuration = &self.configuration;
         if matches!(subject, Subject::Namespace) {
-            return namespace(a, object, lister).await;
+            return namespace(configuration, a, object, lister).await;
+        }
+        if configuration.exempts_namespace(a.namespace) {
+            annotate(a, "exempt", || "namespace".to_owned());
+            return Ok(());
+        }
+        if configuration.exempts_user(&a.user.name) {
+            annotate(a, "exempt", || "user".to_owned());
+            return Ok(());
         }
         let Some(labels) = lister.labels("", "namespaces", a.namespace, LABEL_PREFIX).await? else {
             return no_namespace(a, &subject);
         };
-        let (policy, errors) = Policy::of_labels(|key| {
+        let (policy, errors) = Policy::of_labels(configuration.defaults, |key| {
             let label = labels.iter().find(|(known, _)| known == key);
             label.map(|(_, value)| value.as_str())
         });
@@ -97,17 +117,22 @@ impl Plugin for PodSecurity {
             }
             return Ok(());
         }
-        let (pod, enforce) = match subject {
+        let (whole, enforce) = match subject {
             Subject::Controller(path) => match at(object, path) {
                 Value::Null => return Ok(()),
-                template => (Pod::of(template), false),
+                template => (template, false),
             },
-            _ => (Pod::of(object), true),
+            _ => (object, true),
         };
+        let pod = Pod::of(whole);
         if enforce
             && let Some(old) = a.old_object
             && !is_significant(object, old)
         {
+            return Ok(());
+        }
+        if configuration.exempts_runtime_class(text(whole, "spec.runtimeClassName")) {
+            annotate(a, "exempt", || "runtimeClass".to_owned());
             return Ok(());
         }
         if !errors.is_empty() {
@@ -200,15 +225,21 @@ fn is_significant(new: &Value, old: &Value) -> bool {
             .all(ephemeral_is_known)
 }
 
-fn policy_of(namespace: &Value) -> (Policy, Vec<skiff_meta::field::Error>) {
+fn policy_of(defaults: Policy, namespace: &Value) -> (Policy, Vec<skiff_meta::field::Error>) {
     let labels = at(namespace, "metadata.labels");
-    Policy::of_labels(|key| labels.get(key).and_then(Value::as_str))
+    Policy::of_labels(defaults, |key| labels.get(key).and_then(Value::as_str))
 }
 
 /// The labels of a namespace must be readable, and pods that are there already are warned about.
-async fn namespace(a: &Attributes<'_>, object: &Value, lister: &dyn Lister) -> Result<(), Status> {
-    let (policy, errors) = policy_of(object);
-    let old = a.old_object.map(policy_of);
+async fn namespace(
+    configuration: &Configuration,
+    a: &Attributes<'_>,
+    object: &Value,
+    lister: &dyn Lister,
+) -> Result<(), Status> {
+    let defaults = configuration.defaults;
+    let (policy, errors) = policy_of(defaults, object);
+    let old = a.old_object.map(|old| policy_of(defaults, old));
     let unchanged = old.as_ref().is_some_and(|(_, before)| *before == errors);
     if !errors.is_empty() && !unchanged {
         return Err(Status::invalid(
@@ -217,7 +248,11 @@ async fn namespace(a: &Attributes<'_>, object: &Value, lister: &dyn Lister) -> R
             &errors,
         ));
     }
+    let exempt = configuration.exempts_namespace(a.name);
     let Some((old, _)) = old else {
+        if exempt && let Some(warning) = ignored(defaults, &policy, a.name, object) {
+            a.told.warn(warning);
+        }
         return Ok(());
     };
     let (new, old) = (policy.enforce, old.enforce);
@@ -225,14 +260,50 @@ async fn namespace(a: &Attributes<'_>, object: &Value, lister: &dyn Lister) -> R
     if new == old || new.level == Level::Privileged || no_stricter {
         return Ok(());
     }
-    for warning in existing_pods(a.name, new, lister).await {
+    if exempt {
+        if let Some(warning) = ignored(defaults, &policy, a.name, object) {
+            a.told.warn(warning);
+        }
+        return Ok(());
+    }
+    for warning in existing_pods(configuration, a.name, new, lister).await {
         a.told.warn(warning);
     }
     Ok(())
 }
 
+/// The labels of a namespace that is not looked at have no effect.
+fn ignored(defaults: Policy, policy: &Policy, name: &str, namespace: &Value) -> Option<String> {
+    if policy.fully_privileged() || *policy == defaults {
+        return None;
+    }
+    let labels = at(namespace, "metadata.labels");
+    let modes = [
+        ("enforce", policy.enforce),
+        ("audit", policy.audit),
+        ("warn", policy.warn),
+    ];
+    let told: Vec<String> = modes
+        .iter()
+        .filter(|(mode, set)| {
+            let labelled = |suffix: &str| labels.get(format!("{LABEL_PREFIX}{mode}{suffix}")).is_some();
+            set.level != Level::Privileged && (labelled("") || labelled("-version"))
+        })
+        .map(|(mode, set)| format!("{mode}={set}"))
+        .collect();
+    let (name, told) = (skiff_meta::field::quote(name), told.join(", "));
+    Some(format!(
+        "namespace {name} is exempt from Pod Security, and the policy ({told}) will be ignored"
+    ))
+}
+
 /// What a new level would have to say about the pods of a namespace.
-async fn existing_pods(namespace: &str, level: LevelVersion, lister: &dyn Lister) -> Vec<String> {
+async fn existing_pods(
+    configuration: &Configuration,
+    namespace: &str,
+    level: LevelVersion,
+    lister: &dyn Lister,
+) -> Vec<String> {
     let began = Instant::now();
     let Ok(pods) = lister.list("", "pods", namespace).await else {
         return vec!["failed to list pods while checking new PodSecurity enforce level".to_owned()];
@@ -242,7 +313,12 @@ async fn existing_pods(namespace: &str, level: LevelVersion, lister: &dyn Lister
     // What is violated, by how many pods, and the first of them.
     let mut found: BTreeMap<String, (usize, &str)> = BTreeMap::new();
     for pod in one_of_each_controller_first(&pods).into_iter().take(PODS_MAX) {
-        let violated = violations(level, Pod::of(pod));
+        let exempt = configuration.exempts_runtime_class(text(pod, "spec.runtimeClassName"));
+        let violated = if exempt {
+            Vec::new()
+        } else {
+            violations(level, Pod::of(pod))
+        };
         if !violated.is_empty() {
             let name = text(pod, "metadata.name");
             let (count, first) = found.entry(reasons(&violated)).or_insert((0, name));
@@ -346,7 +422,7 @@ mod tests {
         let heard = Heard::default();
         let mut a = create(about.0, about.1, about.2, &mut object);
         (a.told, a.name) = (&heard, "n");
-        let result = PodSecurity.validate(&a, &lister).await;
+        let result = PodSecurity::default().validate(&a, &lister).await;
         let heard = heard.0.into_inner();
         match expected {
             Ok(expected) => {
@@ -431,7 +507,7 @@ mod tests {
         let (_, mut new) = namespace(json!({"pod-security.kubernetes.io/enforce": "baseline"}));
         let mut a = create("", "namespaces", "Namespace", &mut new);
         (a.told, a.name, a.old_object, a.operation) = (&heard, "ns", Some(&old), Operation::Update);
-        assert!(PodSecurity.validate(&a, &lister).await.is_ok());
+        assert!(PodSecurity::default().validate(&a, &lister).await.is_ok());
         assert_eq!(
             heard.0.into_inner(),
             [
@@ -448,13 +524,21 @@ mod tests {
         let (_, mut new) = namespace(labels);
         let mut a = create("", "namespaces", "Namespace", &mut new);
         a.name = "ns";
-        let error = PodSecurity.validate(&a, &Objects::default()).await.unwrap_err();
+        let error = PodSecurity::default()
+            .validate(&a, &Objects::default())
+            .await
+            .unwrap_err();
         assert_eq!(
             error.message,
             "Namespace \"ns\" is invalid: metadata.labels[pod-security.kubernetes.io/enforce]: Invalid value: \"x\": must be one of privileged, baseline, restricted"
         );
         a.old_object = Some(&old);
-        assert!(PodSecurity.validate(&a, &Objects::default()).await.is_ok());
+        assert!(
+            PodSecurity::default()
+                .validate(&a, &Objects::default())
+                .await
+                .is_ok()
+        );
     }
 
     #[test]

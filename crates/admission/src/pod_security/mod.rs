@@ -2,6 +2,7 @@
 //! the plugin of the same name asks, and says so to the client.
 //!
 //! ```text
+//! configuration  defaults and exemptions from a file
 //! policy      levels, versions, and what the labels of a namespace ask for
 //! host        the host's namespaces, ports, paths, and containers that are as good as the host
 //! profiles    AppArmor, seccomp, SELinux, sysctls, the mount of /proc
@@ -9,6 +10,7 @@
 //! volumes     the sorts of volumes
 //! ```
 
+mod configuration;
 mod host;
 mod policy;
 mod profiles;
@@ -21,7 +23,8 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use skiff_api::node::{at, list, text};
 
-pub use policy::{LABEL_PREFIX, Level, LevelVersion, Policy};
+pub use configuration::{Configuration, Defaults, Exemptions};
+pub use policy::{LABEL_PREFIX, Level, LevelVersion, Policy, Version};
 
 /// A pod, or the template of one.
 #[derive(Clone, Copy)]

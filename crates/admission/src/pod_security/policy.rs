@@ -15,7 +15,7 @@ pub enum Level {
 }
 
 impl Level {
-    fn read(text: &str) -> Option<Level> {
+    pub fn read(text: &str) -> Option<Level> {
         match text {
             "privileged" => Some(Level::Privileged),
             "baseline" => Some(Level::Baseline),
@@ -33,7 +33,7 @@ pub enum Version {
 }
 
 impl Version {
-    fn read(text: &str) -> Option<Version> {
+    pub fn read(text: &str) -> Option<Version> {
         if text == "latest" {
             return Some(Version::Latest);
         }
@@ -105,13 +105,16 @@ impl Policy {
 
     /// Reads labels. There is always a policy: what cannot be read is enforced as strictly as can be, but neither
     /// audited nor warned about.
-    pub fn of_labels<'a>(label: impl Fn(&str) -> Option<&'a str>) -> (Policy, Vec<field::Error>) {
+    pub fn of_labels<'a>(
+        defaults: Policy,
+        label: impl Fn(&str) -> Option<&'a str>,
+    ) -> (Policy, Vec<field::Error>) {
         let mut errors = Vec::new();
         let mut complain = |key: &str, value: &str, why: &str| {
             let path = field::Path::new("metadata.labels").key(key);
             errors.push(field::Error::invalid(&path, value, why));
         };
-        let mut policy = Policy::PRIVILEGED;
+        let mut policy = defaults;
         let mut mode = |name: &str, place: &mut LevelVersion, otherwise: Level| {
             let (mut level_is_set, mut version_is_set) = (false, false);
             let mut readable = false;

@@ -243,7 +243,7 @@ fn every_sort_of_container_is_looked_at() {
 #[test]
 fn labels_are_read_with_care() {
     let check = |labels: &[(&str, &str)], expected: [&str; 3], complaints: usize| {
-        let (policy, errors) = Policy::of_labels(|key| {
+        let (policy, errors) = Policy::of_labels(Policy::PRIVILEGED, |key| {
             let key = key.strip_prefix(LABEL_PREFIX)?;
             labels
                 .iter()

@@ -3,7 +3,8 @@
 //! ```text
 //! policy   which requests are recorded, and how much of them
 //! event    what is recorded, as JSON
-//! log      where it goes
+//! log      where it goes: a file
+//! webhook  where it goes: another server
 //! body     answers that take long: their end is an event too
 //! ```
 
@@ -11,12 +12,14 @@ mod body;
 mod event;
 mod log;
 mod policy;
+mod webhook;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::FutureExt;
 use http::{HeaderMap, header};
 use http_body_util::BodyExt;
 use jiff::Timestamp;
@@ -30,6 +33,7 @@ use skiff_schema::decode;
 
 pub use log::{LogOptions, Mode};
 pub use policy::{Level, Policy, Stage};
+pub use webhook::WebhookOptions;
 
 use crate::body::{Answer, full};
 use crate::chain::Exchange;
@@ -45,30 +49,72 @@ const STATUS_MAX: u64 = 64 * 1024;
 /// What is to be recorded, and where.
 pub struct AuditConfig {
     pub policy: Policy,
-    pub log: LogOptions,
+    pub log: Option<LogOptions>,
+    pub webhook: Option<WebhookOptions>,
+}
+
+/// Why there can be no trail.
+#[derive(Debug, thiserror::Error)]
+pub enum AuditError {
+    #[error("audit log: {0}")]
+    Log(#[from] std::io::Error),
+    #[error("audit webhook: {0}")]
+    Webhook(#[from] skiff_https::BadKubeconfig),
 }
 
 pub struct Auditor {
     policy: Policy,
-    log: log::Log,
+    log: Option<log::Log>,
+    webhook: Option<webhook::Webhook>,
 }
 
 impl Auditor {
-    pub fn open(config: AuditConfig) -> std::io::Result<Arc<Auditor>> {
+    pub fn open(config: AuditConfig) -> Result<Arc<Auditor>, AuditError> {
         Ok(Arc::new(Auditor {
             policy: config.policy,
-            log: log::Log::open(config.log)?,
+            log: config.log.map(log::Log::open).transpose()?,
+            webhook: config.webhook.map(webhook::Webhook::open).transpose()?,
         }))
     }
 
     /// Waits until what was handed over is written, or the log is given up.
     pub async fn flush(&self) {
-        self.log.flush().await;
+        if let Some(log) = &self.log {
+            log.flush().await;
+        }
+        if let Some(webhook) = &self.webhook {
+            webhook.flush().await;
+        }
     }
 
     /// Events that were lost: for the metrics.
     pub fn failed(&self) -> u64 {
-        self.log.failed()
+        let of_log = self.log.as_ref().map_or(0, log::Log::failed);
+        of_log + self.webhook.as_ref().map_or(0, webhook::Webhook::failed)
+    }
+
+    /// Hands a line to all who want it, and waits as they say: whether the request may go on.
+    async fn write(&self, line: Vec<u8>) -> bool {
+        let mut may = true;
+        if let Some(webhook) = &self.webhook {
+            let copy = Bytes::copy_from_slice(&line);
+            let arrived = webhook.write(copy).boxed().await;
+            may = arrived || webhook.mode != Mode::BlockingStrict;
+        }
+        if let Some(log) = &self.log {
+            let written = log.write(line).await;
+            may &= written || log.mode != Mode::BlockingStrict;
+        }
+        may
+    }
+
+    fn send(&self, line: Vec<u8>) {
+        if let Some(webhook) = &self.webhook {
+            webhook.send(Bytes::copy_from_slice(&line));
+        }
+        if let Some(log) = &self.log {
+            log.send(line);
+        }
     }
 
     /// The trail of a request, if the policy wants one.
@@ -239,14 +285,13 @@ impl Trail {
         let Some(line) = self.line(stage, &context.annotations()) else {
             return true;
         };
-        let written = self.auditor.log.write(line).await;
-        written || self.auditor.log.mode != Mode::BlockingStrict
+        self.auditor.write(line).await
     }
 
     /// Records a stage without waiting: for ends that nobody waits for.
     fn record_later(&self, stage: Stage, annotations: &BTreeMap<String, String>) {
         if let Some(line) = self.line(stage, annotations) {
-            self.auditor.log.send(line);
+            self.auditor.send(line);
         }
     }
 

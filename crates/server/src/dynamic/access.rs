@@ -74,12 +74,13 @@ impl skiff_cel::Authorizer for Access {
                 name: &review.name,
                 path: review.path.as_deref().unwrap_or(""),
                 field_selector: &review.field_selector,
+                label_selector: &review.label_selector,
             },
         );
         Decision {
             allowed: decision.allowed,
             reason: decision.reason,
-            error: None,
+            error: decision.error,
         }
     }
 }

@@ -27,7 +27,7 @@ pub async fn check(
     }
     let name = object::name(new);
     if matches!(resource.facts.plural, "roles" | "clusterroles") {
-        if allowed(inner, user, "escalate", resource.facts.plural, namespace, name) {
+        if allowed(inner, user, "escalate", resource.facts.plural, namespace, name).await {
             return Ok(());
         }
         let aggregates = |role: &Value| object::at(role, &["aggregationRule"]).is_some();
@@ -54,7 +54,7 @@ pub async fn check(
     } else {
         ("clusterroles", "")
     };
-    if allowed(inner, user, "bind", plural, namespace, reference("name")) {
+    if allowed(inner, user, "bind", plural, namespace, reference("name")).await {
         return Ok(());
     }
     let Some(roles) = inner.registry.resources.get(GROUP, "v1", plural) else {
@@ -69,7 +69,14 @@ pub async fn check(
     confirm(inner, user, resource, namespace, name, &rules_of(&role))
 }
 
-fn allowed(inner: &Inner, user: &UserInfo, verb: &str, plural: &str, namespace: &str, name: &str) -> bool {
+async fn allowed(
+    inner: &Inner,
+    user: &UserInfo,
+    verb: &str,
+    plural: &str,
+    namespace: &str,
+    name: &str,
+) -> bool {
     let attributes = Attributes {
         verb,
         is_resource: true,
@@ -80,7 +87,7 @@ fn allowed(inner: &Inner, user: &UserInfo, verb: &str, plural: &str, namespace: 
         name,
         ..Attributes::default()
     };
-    inner.authorizer.authorize(user, &attributes).allowed
+    inner.authorizer.decide(user, &attributes, false).await.allowed
 }
 
 fn confirm(

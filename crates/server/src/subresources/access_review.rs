@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde_json::{Value, json};
 use skiff_api::authorization;
-use skiff_auth::{Attributes, UserInfo};
+use skiff_auth::{Attributes, Mode, UserInfo};
 use skiff_meta::selector::{FieldSelector, LabelSelector};
 use skiff_meta::{GroupKind, Status, names};
 use skiff_registry::{Resource, object};
@@ -33,7 +33,7 @@ pub async fn create(
         .await?;
     let status = match resource.kind.as_str() {
         "SelfSubjectRulesReview" => rules(inner, exchange, &review)?,
-        kind => decide(inner, exchange, &review, kind)?,
+        kind => decide(inner, exchange, &review, kind).await?,
     };
     object::put(&mut review, &["status"], status);
     super::show_metadata(&mut review);
@@ -44,7 +44,7 @@ pub async fn create(
     respond::raw(exchange, &exchange.output(false)?, StatusCode::CREATED, &review)
 }
 
-fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Result<Value, Status> {
+async fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Result<Value, Status> {
     let spec = review.get("spec").cloned().unwrap_or_else(|| json!({}));
     let resource = spec.get("resourceAttributes").filter(|value| value.is_object());
     let path = spec
@@ -78,26 +78,30 @@ fn decide(inner: &Inner, exchange: &Exchange, review: &Value, kind: &str) -> Res
         namespace.clone_from(&exchange.info.namespace);
     }
     let given = resource.or(path);
-    let decision = inner.authorizer.explain(
-        user,
-        &Attributes {
-            verb: &text(given, "verb"),
-            is_resource: resource.is_some(),
-            group: &text(resource, "group"),
-            version: &text(resource, "version"),
-            resource: &text(resource, "resource"),
-            subresource: &text(resource, "subresource"),
-            namespace: &namespace,
-            name: &text(resource, "name"),
-            path: &text(path, "path"),
-            field_selector: &field_selector(resource),
-        },
-    );
+    let asked = Attributes {
+        verb: &text(given, "verb"),
+        is_resource: resource.is_some(),
+        group: &text(resource, "group"),
+        version: &text(resource, "version"),
+        resource: &text(resource, "resource"),
+        subresource: &text(resource, "subresource"),
+        namespace: &namespace,
+        name: &text(resource, "name"),
+        path: &text(path, "path"),
+        field_selector: &field_selector(resource),
+        label_selector: &label_selector(resource),
+    }
+    .to_owned();
+    let decision = inner.authorizer.decide(user, &asked.view(), true).await;
     let mut status = json!({"allowed": decision.allowed});
+    if decision.denied {
+        status["denied"] = json!(true);
+    }
     if !decision.reason.is_empty() {
         status["reason"] = json!(decision.reason);
     }
-    let ignored = resource.map(ignored_selectors).unwrap_or_default();
+    let mut ignored = resource.map(ignored_selectors).unwrap_or_default();
+    ignored.splice(0..0, decision.error);
     if !ignored.is_empty() {
         status["evaluationError"] = json!(ignored.join("; "));
     }
@@ -120,6 +124,30 @@ fn field_selector(resource: Option<&Value>) -> String {
         let equal = object::at_str(requirement, &["operator"]) == "In";
         let key = object::at_str(requirement, &["key"]);
         equal.then(|| format!("{key}={}", value.as_str().unwrap_or("")))
+    });
+    terms.collect::<Vec<_>>().join(",")
+}
+
+/// The label selector of a review as a list would have it; what cannot be read is left out, which allows less.
+fn label_selector(resource: Option<&Value>) -> String {
+    let Some(selector) = resource.and_then(|resource| resource.get("labelSelector")) else {
+        return String::new();
+    };
+    let raw = object::at_str(selector, &["rawSelector"]);
+    if !raw.is_empty() {
+        return raw.to_string();
+    }
+    let requirements = object::at(selector, &["requirements"]).and_then(Value::as_array);
+    let readable = requirements.into_iter().flatten().filter(|one| reads_label(one));
+    let terms = readable.map(|requirement| {
+        let key = object::at_str(requirement, &["key"]);
+        let values = values_of(requirement).join(",");
+        match object::at_str(requirement, &["operator"]) {
+            "In" => format!("{key} in ({values})"),
+            "NotIn" => format!("{key} notin ({values})"),
+            "Exists" => key.to_owned(),
+            _ => format!("!{key}"),
+        }
     });
     terms.collect::<Vec<_>>().join(",")
 }
@@ -227,11 +255,29 @@ fn rules(inner: &Inner, exchange: &Exchange, review: &Value) -> Result<Value, St
             path_rules.push(json!({"verbs": rule.verbs, "nonResourceURLs": rule.non_resource_urls}));
         }
     }
-    let mut status =
-        json!({"resourceRules": resource_rules, "nonResourceRules": path_rules, "incomplete": false});
-    if skiff_auth::node::node_name(&exchange.user).is_some() {
-        status["incomplete"] = json!(true);
-        status["evaluationError"] = json!("node authorizer does not support user rule resolution");
+    let mut untold = Vec::new();
+    for mode in inner.authorizer.modes().iter() {
+        match mode {
+            Mode::Node if skiff_auth::node::node_name(&exchange.user).is_some() => untold.push("node"),
+            Mode::Webhook(_) => untold.push("webhook"),
+            Mode::Abac(_) => untold.push("ABAC"),
+            Mode::AlwaysAllow => {
+                resource_rules.push(json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}));
+                path_rules.push(json!({"verbs": ["*"], "nonResourceURLs": ["*"]}));
+            }
+            _ => {}
+        }
+    }
+    untold.dedup();
+    let mut status = json!({"resourceRules": resource_rules, "nonResourceRules": path_rules, "incomplete": !untold.is_empty()});
+    let untold: Vec<String> = untold
+        .iter()
+        .map(|who| format!("{who} authorizer does not support user rule resolution"))
+        .collect();
+    match untold.as_slice() {
+        [] => {}
+        [one] => status["evaluationError"] = json!(one),
+        several => status["evaluationError"] = json!(format!("[{}]", several.join(", "))),
     }
     Ok(status)
 }

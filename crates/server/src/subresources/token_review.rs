@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use skiff_auth::{AuthError, UserInfo};
+use skiff_auth::UserInfo;
 use skiff_meta::Status;
 use skiff_registry::{Resource, object};
 
@@ -38,47 +38,20 @@ pub async fn review(
         .flatten()
         .filter_map(|value| value.as_str().map(str::to_string))
         .collect();
-    let status = match &inner.authenticator.tokens {
-        None => json!({"authenticated": false, "user": {}}),
-        Some(verifier) => match verifier
-            .verify(&token, (!asked.is_empty()).then_some(asked.as_slice()))
-            .await
-        {
-            Ok(user) => {
-                // Of those that were asked for, those that the token is for.
-                let mut audiences = inner.audiences.clone();
-                if !asked.is_empty() {
-                    let of_token = skiff_auth::audiences_of(&token);
-                    audiences = asked;
-                    audiences.retain(|audience| of_token.contains(audience));
-                }
+    let tokens = &inner.authenticator.tokens;
+    let status = if tokens.is_empty() {
+        json!({"authenticated": false, "user": {}})
+    } else {
+        let asked = (!asked.is_empty()).then_some(asked.as_slice());
+        match tokens.authenticate(&token, asked).await {
+            Ok((user, audiences)) => {
                 json!({"authenticated": true, "user": user_value(&user), "audiences": audiences})
             }
             Err(error) => {
                 tracing::debug!(%error, "a reviewed token is not valid");
-                let why = match error {
-                    AuthError::Audiences { token, target } => {
-                        // Go prints a list without commas.
-                        let list = |names: &[String]| {
-                            let names: Vec<String> = names.iter().map(|name| format!("{name:?}")).collect();
-                            names.join(" ")
-                        };
-                        format!(
-                            "[invalid bearer token, token audiences [{}] is invalid for the target audiences [{}]]",
-                            list(&token),
-                            list(&target)
-                        )
-                    }
-                    AuthError::Signature => {
-                        "[invalid bearer token, go-jose/go-jose: error in cryptographic primitive]"
-                            .to_string()
-                    }
-                    AuthError::NotOurs => "invalid bearer token".to_string(),
-                    _ => "[invalid bearer token, service account token is not valid]".to_string(),
-                };
-                json!({"user": {}, "error": why})
+                json!({"user": {}, "error": error.told()})
             }
-        },
+        }
     };
     object::put(&mut review, &["status"], status);
     super::show_metadata(&mut review);

@@ -1,6 +1,8 @@
 //! A whole API server on a store in a temporary folder, driven through the in-process door.
 #![allow(dead_code)]
 
+pub mod peer;
+
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -33,14 +35,15 @@ pub fn audit_config(path: &std::path::Path, rules: &str, mode: AuditMode) -> Aud
     let policy = format!("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n{rules}");
     AuditConfig {
         policy: AuditPolicy::parse(&policy).expect("a policy"),
-        log: LogOptions {
+        webhook: None,
+        log: Some(LogOptions {
             path: path.to_owned(),
             max_size_megabytes: 0,
             max_backups: 0,
             max_age_days: 0,
             compress: false,
             mode,
-        },
+        }),
     }
 }
 
@@ -135,11 +138,30 @@ impl Cluster {
         Cluster::open(dir, store, None, Chain::recommended()).await
     }
 
+    /// One whose configuration the test changes, with a folder for files and the cluster's keys.
+    pub async fn adjusted(
+        adjust: impl FnOnce(&mut ServerConfig, &std::path::Path, &skiff_pki::Pki),
+    ) -> Cluster {
+        let dir = tempfile::tempdir().expect("a folder");
+        let store = skiff_store::Embedded::open(dir.path().join("store")).expect("a store");
+        Cluster::opened(dir, Arc::new(store), None, Chain::recommended(), adjust).await
+    }
+
     async fn open(
         dir: tempfile::TempDir,
         store: Arc<dyn skiff_store::Store>,
         audit: Option<AuditConfig>,
         admission: Chain,
+    ) -> Cluster {
+        Cluster::opened(dir, store, audit, admission, |_, _, _| {}).await
+    }
+
+    async fn opened(
+        dir: tempfile::TempDir,
+        store: Arc<dyn skiff_store::Store>,
+        audit: Option<AuditConfig>,
+        admission: Chain,
+        adjust: impl FnOnce(&mut ServerConfig, &std::path::Path, &skiff_pki::Pki),
     ) -> Cluster {
         let pki = skiff_pki::Pki::open(&dir.path().join("pki")).expect("keys");
         let (private_key, public_key) = pki.service_account_keys().expect("a key");
@@ -158,7 +180,7 @@ impl Cluster {
             .expect("a certificate");
         let kubelet = Arc::new(skiff_pki::client_config(pki.ca_certificate(), Some(&client)).expect("TLS"));
         let shutdown = CancellationToken::new();
-        let server = Server::start(ServerConfig {
+        let mut config = ServerConfig {
             store: store.clone(),
             service_cidr: "10.96.0.0/16".to_string(),
             node_ports: 30000..=32767,
@@ -175,16 +197,17 @@ impl Cluster {
                 issuer,
                 audiences: Vec::new(),
             }),
-            anonymous: true,
+            authentication: Default::default(),
+            authorization: vec![skiff_auth::Mode::Node, skiff_auth::Mode::Rbac],
             admission,
             kubelet: Some(KubeletClient { tls: kubelet }),
             recorder: Arc::default(),
             audit,
             version: Version::default(),
             shutdown: shutdown.clone(),
-        })
-        .await
-        .expect("starts");
+        };
+        adjust(&mut config, dir.path(), &pki);
+        let server = Server::start(config).await.expect("starts");
         Cluster {
             server,
             store,
@@ -310,6 +333,41 @@ impl Https {
         connector.connect(name, stream).await.expect("TLS")
     }
 
+    /// One request on a connection of its own, with a bearer token if there is one.
+    pub async fn ask(
+        &self,
+        cluster: &Cluster,
+        token: &str,
+        method: &str,
+        uri: &str,
+        body: impl Into<Bytes>,
+    ) -> Reply {
+        let stream = self.connect(cluster, None, "http/1.1").await;
+        let stream = hyper_util::rt::TokioIo::new(stream);
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.expect("HTTP");
+        tokio::spawn(connection);
+        let mut request = Request::builder()
+            .method(method)
+            .uri(uri)
+            .header("host", "localhost");
+        if !token.is_empty() {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let request = request.header("content-type", "application/json");
+        let request = request.body(Full::new(body.into())).expect("a request");
+        let answer = sender.send_request(request).await.expect("answers");
+        let (parts, body) = answer.into_parts();
+        let bytes = body.collect().await.expect("a body").to_bytes();
+        reply(parts, bytes)
+    }
+
+    /// Who a token is of, by the word of the server.
+    pub async fn who(&self, cluster: &Cluster, token: &str) -> Reply {
+        let review = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
+        let uri = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+        self.ask(cluster, token, "POST", uri, review).await
+    }
+
     pub async fn end(self) {
         self.shutdown.cancel();
         self.serving.await.expect("ends");
@@ -319,6 +377,10 @@ impl Https {
 async fn read(answer: Answer) -> Reply {
     let (parts, body) = answer.into_parts();
     let bytes = body.collect().await.expect("a body").to_bytes();
+    reply(parts, bytes)
+}
+
+fn reply(parts: http::response::Parts, bytes: Bytes) -> Reply {
     Reply {
         code: parts.status.as_u16(),
         headers: parts.headers,

@@ -1,0 +1,163 @@
+//! Tokens that another server knows: it is posted a TokenReview. What it says is kept for a while; requests with the
+//! same token wait for one call.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::future::{BoxFuture, Shared};
+use futures::{FutureExt, TryFutureExt};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::json;
+use skiff_https::{Backoff, BadKubeconfig, Endpoint};
+use std::collections::BTreeMap;
+
+use crate::expiring::{Expiring, Key, key};
+use crate::{AuthError, Authenticated, TokenAuthenticator, UserInfo};
+
+/// Upstream's time for a call, and for all that wait for the same answer.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Upstream's size of the cache.
+const KEPT: usize = 32 * 1024;
+
+type Verdict = Result<Option<Authenticated>, AuthError>;
+type Flight = Shared<BoxFuture<'static, Verdict>>;
+
+pub struct TokenWebhook {
+    asked: Arc<Asked>,
+    ttl: Duration,
+    /// Calls under way. Leaf lock: never held over an await.
+    flights: Arc<Mutex<HashMap<Key, Flight>>>,
+    verdicts: Arc<Expiring<Option<Authenticated>>>,
+}
+
+struct Asked {
+    endpoint: Endpoint,
+    version: String,
+    backoff: Backoff,
+}
+
+/// As much of the answer as counts.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Review {
+    status: Status,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Status {
+    authenticated: bool,
+    user: User,
+    audiences: Option<Vec<String>>,
+    error: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct User {
+    username: String,
+    uid: String,
+    groups: Option<Vec<String>>,
+    extra: Option<BTreeMap<String, Vec<String>>>,
+}
+
+impl TokenWebhook {
+    /// `version` of the review: `v1` or `v1beta1`. A `ttl` of zero keeps nothing.
+    pub fn load(file: &Path, version: &str, ttl: Duration) -> Result<TokenWebhook, BadKubeconfig> {
+        Ok(TokenWebhook {
+            asked: Arc::new(Asked {
+                endpoint: Endpoint::load(file, TIMEOUT)?,
+                version: version.to_owned(),
+                backoff: Backoff::default(),
+            }),
+            ttl,
+            flights: Arc::default(),
+            verdicts: Arc::new(Expiring::new(KEPT)),
+        })
+    }
+
+    fn flight(&self, key: Key, token: &str, audiences: &[String]) -> Flight {
+        let mut flights = self.flights.lock();
+        if let Some(flight) = flights.get(&key) {
+            return flight.clone();
+        }
+        let review = json!({
+            "apiVersion": format!("authentication.k8s.io/{}", self.asked.version),
+            "kind": "TokenReview",
+            "metadata": {},
+            "spec": {"token": token, "audiences": audiences},
+            "status": {"user": {}},
+        });
+        let (asked, flights_of) = (self.asked.clone(), self.flights.clone());
+        let (verdicts, ttl) = (self.verdicts.clone(), self.ttl);
+        // A task of its own: it goes on if who asked first has gone.
+        let call = tokio::spawn(async move {
+            let verdict = tokio::time::timeout(TIMEOUT, asked.ask(review.to_string().into())).await;
+            let verdict = verdict.unwrap_or_else(|_| Err(told("context deadline exceeded")));
+            if let Ok(known) = &verdict {
+                verdicts.keep(key, known.clone(), Instant::now(), ttl);
+            }
+            flights_of.lock().remove(&key);
+            verdict
+        });
+        let flight = call
+            .unwrap_or_else(|_| Err(told("authentication failed unexpectedly")))
+            .boxed()
+            .shared();
+        flights.insert(key, flight.clone());
+        flight
+    }
+}
+
+fn told(text: &str) -> AuthError {
+    AuthError::Told(text.to_owned())
+}
+
+impl Asked {
+    async fn ask(&self, review: Bytes) -> Verdict {
+        let answer = self.backoff.run(|| self.endpoint.post(review.clone())).await;
+        let document = match answer {
+            Ok(answer) => answer.document(),
+            Err(failure) => Err(self.endpoint.explain(&failure)),
+        };
+        let document = document.map_err(|why| {
+            tracing::error!(why, "the webhook of tokens cannot be asked");
+            AuthError::Told(why)
+        })?;
+        let review: Review =
+            serde_json::from_value(document).map_err(|error| AuthError::Told(error.to_string()))?;
+        let status = review.status;
+        if !status.authenticated {
+            return match status.error.as_str() {
+                "" => Ok(None),
+                error => Err(told(error)),
+            };
+        }
+        let user = status.user;
+        let mut known = UserInfo::new(user.username, user.groups.unwrap_or_default());
+        known.uid = user.uid;
+        known.extra = user.extra.unwrap_or_default();
+        Ok(Some(Authenticated {
+            user: known,
+            audiences: status.audiences.filter(|audiences| !audiences.is_empty()),
+        }))
+    }
+}
+
+#[async_trait]
+impl TokenAuthenticator for TokenWebhook {
+    async fn authenticate(&self, token: &str, audiences: &[String]) -> Verdict {
+        let mut parts = vec![token.as_bytes()];
+        parts.extend(audiences.iter().map(|audience| audience.as_bytes()));
+        let key = key(&parts);
+        if let Some(known) = self.verdicts.get(&key, Instant::now()) {
+            return Ok(known);
+        }
+        self.flight(key, token, audiences).await
+    }
+}
