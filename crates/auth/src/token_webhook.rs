@@ -160,4 +160,8 @@ impl TokenAuthenticator for TokenWebhook {
         }
         self.flight(key, token, audiences).await
     }
+
+    fn knows_audiences(&self) -> bool {
+        true
+    }
 }

@@ -330,6 +330,39 @@ async fn providers_by_a_file() {
 }
 
 #[tokio::test]
+async fn a_file_may_change() {
+    let (listener, port) = Peer::reserve();
+    let jwt = Arc::new(JwtAuthenticators::default());
+    let taken = jwt.clone();
+    let cluster = Cluster::adjusted(|config, _, _| config.authentication.jwt = Some(taken)).await;
+    let signer = Signer::new("k");
+    let provider = Provider::start(listener, &cluster, &[&signer]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("authentication.json");
+    let write = |providers: Value| {
+        let config = json!({"apiVersion": "apiserver.config.k8s.io/v1", "kind": "AuthenticationConfiguration", "jwt": providers});
+        std::fs::write(&file, config.to_string()).expect("a file");
+    };
+    let claims = json!({"iss": provider.url, "aud": "a", "sub": "jane", "exp": now() + 3600});
+    let token = signer.sign(&claims);
+    assert_eq!(reviewed(&cluster, &token).await["error"], "invalid bearer token");
+    write(
+        json!([{"issuer": {"url": format!("https://localhost:{port}"), "audiences": ["a"],
+            "certificateAuthority": cluster.pki.ca_certificate()},
+        "claimMappings": {"username": {"claim": "sub", "prefix": "p:"}}}]),
+    );
+    jwt.reload(&file, &[]).await.expect("a good file");
+    // It is in force when its providers can be used, not before.
+    assert_eq!(reviewed(&cluster, &token).await["user"]["username"], "p:jane");
+    std::fs::write(&file, "nonsense").expect("a file");
+    assert!(jwt.reload(&file, &[]).await.is_err());
+    assert_eq!(reviewed(&cluster, &token).await["authenticated"], true);
+    write(json!([]));
+    jwt.reload(&file, &[]).await.expect("a good file");
+    assert_eq!(reviewed(&cluster, &token).await["error"], "invalid bearer token");
+}
+
+#[tokio::test]
 async fn a_provider_that_is_no_good_is_no_way_in() {
     let (listener, port) = Peer::reserve();
     let cluster = Cluster::adjusted(|config, _, pki| {

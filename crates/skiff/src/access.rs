@@ -266,25 +266,27 @@ impl AccessArgs {
         if let (Some(path), Some(jwt)) = (&self.authentication_config, jwt) {
             let disallowed = vec![issuer.to_owned()];
             let taken = path.clone();
-            on_change(path, shutdown, move || jwt.reload(&taken, &disallowed));
+            on_change(path, shutdown, move || {
+                let (jwt, taken, disallowed) = (jwt.clone(), taken.clone(), disallowed.clone());
+                async move { jwt.reload(&taken, &disallowed).await }
+            });
         }
         if let Some(path) = &self.authorization_config {
             let (server, abac, taken) = (server.clone(), self.abac()?, path.clone());
             on_change(path, shutdown, move || {
-                let modes = AuthorizationConfiguration::load(&taken, abac.clone())?;
-                server.set_authorization(modes);
-                Ok(())
+                let modes = AuthorizationConfiguration::load(&taken, abac.clone());
+                let taken = modes.map(|modes| server.set_authorization(modes));
+                std::future::ready(taken)
             });
         }
         Ok(())
     }
 }
 
-fn on_change(
-    path: &Path,
-    shutdown: &CancellationToken,
-    take: impl Fn() -> Result<(), skiff_auth::BadConfiguration> + Send + 'static,
-) {
+fn on_change<F>(path: &Path, shutdown: &CancellationToken, take: impl Fn() -> F + Send + 'static)
+where
+    F: Future<Output = Result<(), skiff_auth::BadConfiguration>> + Send,
+{
     let (path, shutdown) = (path.to_owned(), shutdown.clone());
     let mut known = std::fs::read(&path).ok();
     tokio::spawn(async move {
@@ -294,7 +296,7 @@ fn on_change(
                 continue;
             }
             known = now;
-            match take() {
+            match take().await {
                 Ok(()) => tracing::info!(path = %path.display(), "a new configuration is in force"),
                 Err(why) => tracing::error!(%why, path = %path.display(), "a new configuration is no good"),
             }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use http::Uri;
 use serde::Deserialize;
@@ -27,6 +28,9 @@ const ALGORITHMS: [&str; 8] = [
     "ES256", "ES384", "PS256", "PS384", "PS512", "RS256", "RS384", "RS512",
 ];
 const MOST: usize = 64;
+/// How long the providers of a changed file have to become usable, and how often that is looked at.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Whether requests without a credential are let in, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -303,9 +307,18 @@ impl AuthenticationConfiguration {
 }
 
 impl JwtAuthenticators {
-    /// Reads the file again. What is wrong with it changes nothing.
-    pub fn reload(&self, path: &Path, disallowed: &[String]) -> Result<(), BadConfiguration> {
+    /// Reads the file again. What is wrong with it, or names a provider that cannot be used, changes nothing.
+    pub async fn reload(&self, path: &Path, disallowed: &[String]) -> Result<(), BadConfiguration> {
         let list = AuthenticationConfiguration::load(path)?.authenticators(disallowed)?;
+        let ready = async {
+            while !list.iter().all(|of| of.keys.ready()) {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, ready).await.is_err() {
+            let why = "a provider of the new configuration cannot be used";
+            return Err(BadConfiguration(why.to_owned()));
+        }
         self.replace(list);
         Ok(())
     }
