@@ -6,7 +6,7 @@ use serde_json::Value;
 use skiff_meta::field::{Error, Path};
 use skiff_schema::structural::Structural;
 
-use super::schema;
+use super::{schema, structural};
 use crate::node::{at, text};
 
 const COLUMN_TYPES: [&str; 5] = ["boolean", "date", "integer", "number", "string"];
@@ -96,7 +96,16 @@ pub fn selectable(value: &Value, schema: &Value, absent: &str, path: &Path, erro
         errors.push(Error::invalid(path, "", absent));
         return;
     }
-    let schema = Structural::parse(schema);
+    // Without a structural form, no path leads anywhere.
+    let form = match structural::without_form(schema) {
+        None => Structural::parse(schema),
+        Some(keyword) => {
+            let above = path.as_str().trim_end_matches("selectableFields");
+            let at = Path::new(&format!("{above}schema.openAPIV3Schema"));
+            errors.push(Error::invalid(&at, "", structural::unsupported(keyword)));
+            Structural::default()
+        }
+    };
     let mut seen = BTreeSet::new();
     for (index, field) in fields.iter().enumerate() {
         let given = text(field, "jsonPath");
@@ -105,7 +114,14 @@ pub fn selectable(value: &Value, schema: &Value, absent: &str, path: &Path, erro
             errors.push(Error::required(&path, ""));
             continue;
         }
-        let found = schema::field_schema(given, &schema);
+        if let Some((before, _)) = given.split_once('[')
+            && (before.is_empty() || schema::field_schema(before, &form).is_some())
+        {
+            let message = "is an invalid path: array notation is not allowed";
+            errors.push(Error::invalid(&path, given, message));
+            continue;
+        }
+        let found = schema::field_schema(given, &form);
         let in_metadata = given.starts_with(".metadata.") || given == ".metadata";
         let Some(found) = found else {
             let message = match given.trim_start().starts_with(['.', '[']) {

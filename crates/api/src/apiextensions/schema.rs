@@ -103,9 +103,7 @@ pub fn validate(schema: &Value, path: &Path, status: bool, stored: Stored) -> Ve
         && errors.is_empty()
     {
         // COMPAT: of these, upstream's other checks know all but one.
-        let keyword = keyword.trim_start_matches('$');
-        let message = format!("OpenAPIV3Schema '{keyword}' is not supported");
-        errors.push(Error::invalid(path, "", message));
+        errors.push(Error::invalid(path, "", structural::unsupported(keyword)));
     }
     if clean && has_rules(schema) {
         errors.extend(skiff_cel::rules::check_rules(

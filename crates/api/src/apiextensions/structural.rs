@@ -75,6 +75,18 @@ pub fn without_form(schema: &Value) -> Option<&'static str> {
         .find_map(without_form)
 }
 
+/// What is said of a keyword that stands in the way of a structural form.
+pub fn unsupported(keyword: &str) -> String {
+    match keyword {
+        "$schema" => "OpenAPIV3Schema 'schema' is not supported".to_owned(),
+        "items" => "OpenAPIV3Schema 'items' must be a schema, but is an array".to_owned(),
+        "x-kubernetes-preserve-unknown-fields" => {
+            format!("internal error: '{keyword}' must be true or undefined")
+        }
+        keyword => format!("OpenAPIV3Schema '{keyword}' is not supported"),
+    }
+}
+
 /// All findings, sorted as upstream sorts them.
 pub fn validate(schema: &Value, path: &Path) -> Vec<Error> {
     let mut errors = Vec::new();
