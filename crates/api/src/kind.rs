@@ -99,7 +99,6 @@ pub enum Again {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
     First,
-    Last,
     /// Last, and only if there is nothing else to complain about.
     Otherwise,
 }
@@ -230,7 +229,7 @@ impl Kind {
         let errors = match self.metadata {
             When::First => [errors, own].concat(),
             When::Otherwise if !own.is_empty() => own,
-            When::Last | When::Otherwise => [own, errors].concat(),
+            When::Otherwise => errors,
         };
         self.shown(errors)
     }

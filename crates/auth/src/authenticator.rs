@@ -129,6 +129,17 @@ impl Authenticator {
     }
 }
 
+/// Whether a space too many stands before the token of a request, so that it is not taken for one.
+pub fn space_before_token(headers: &http::HeaderMap) -> bool {
+    let value = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let mut words = value.unwrap_or("").trim().splitn(3, ' ');
+    words
+        .next()
+        .is_some_and(|scheme| scheme.eq_ignore_ascii_case("bearer"))
+        && words.next() == Some("")
+        && words.next().is_some()
+}
+
 /// The token of an `Authorization: Bearer` header.
 fn bearer(parts: &Parts) -> Option<&str> {
     let value = parts.headers.get(AUTHORIZATION)?.to_str().ok()?;
@@ -165,6 +176,20 @@ mod tests {
         check("Bearer  a", None);
         check("Bearer", None);
         check("Basic a", None);
+    }
+
+    #[test]
+    fn a_space_too_many_is_noticed() {
+        let check = |header: &'static str, expected: bool| {
+            let headers = [(AUTHORIZATION, http::HeaderValue::from_static(header))];
+            let headers = headers.into_iter().collect();
+            assert_eq!(space_before_token(&headers), expected, "{header:?}");
+        };
+        check("Bearer  a", true);
+        check("bearer  a b", true);
+        check("Bearer a", false);
+        check("Bearer ", false);
+        check("Basic  a", false);
     }
 
     #[test]

@@ -22,7 +22,7 @@ mod token_webhook;
 mod tokens;
 mod x509;
 
-pub use authenticator::{AuthError, Authenticator, Peer};
+pub use authenticator::{AuthError, Authenticator, Peer, space_before_token};
 pub use authorization::{
     Abac, AuthorizationConfiguration, AuthorizationWebhook, Authorizer, BadConfiguration, BadPolicy,
     Decision, Mode, OnError, WebhookOptions,

@@ -19,6 +19,23 @@ const NAME_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const RANDOM_LENGTH: usize = 5;
 const GENERATED_NAME_MAX: usize = 63;
 
+/// The verb that makes an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    Create,
+    /// A PUT or an apply of what is not there yet.
+    Update,
+}
+
+/// COMPAT: what upstream takes out of the body of a POST only.
+fn system_fields(object: &Value) -> Vec<(String, Value)> {
+    let of = |field: &str| Some((field.to_string(), object::metadata(object, field)?.clone()));
+    ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink"]
+        .into_iter()
+        .filter_map(of)
+        .collect()
+}
+
 impl Registry {
     /// Creates an object in `namespace` (empty for cluster scope) and returns it as stored.
     pub async fn create(
@@ -26,7 +43,20 @@ impl Registry {
         context: &Context,
         resource: &Resource,
         namespace: &str,
+        object: Value,
+        gate: &dyn Gate,
+    ) -> Result<Value, Status> {
+        self.create_by(context, resource, namespace, object, By::Create, gate)
+            .await
+    }
+
+    pub(crate) async fn create_by(
+        &self,
+        context: &Context,
+        resource: &Resource,
+        namespace: &str,
         mut object: Value,
+        by: By,
         gate: &dyn Gate,
     ) -> Result<Value, Status> {
         ensure_namespace(resource, namespace, &mut object)?;
@@ -41,7 +71,7 @@ impl Registry {
         let prefix = object::text(&object, "generateName");
         if prefix.is_empty() || !object::name(&object).is_empty() {
             return self
-                .create_once(context, resource, namespace, object, &left_out, gate)
+                .create_once(context, resource, namespace, object, &left_out, by, gate)
                 .await;
         }
         let prefix = prefix.to_string();
@@ -50,7 +80,7 @@ impl Registry {
             let mut named = object.clone();
             object::set(&mut named, "name", generate_name(&prefix));
             match self
-                .create_once(context, resource, namespace, named, &left_out, gate)
+                .create_once(context, resource, namespace, named, &left_out, by, gate)
                 .await
             {
                 Err(status) if errors::is_already_exists(&status) => {
@@ -64,6 +94,7 @@ impl Registry {
         }
     }
 
+    #[allow(clippy::too_many_arguments)]
     async fn create_once(
         &self,
         context: &Context,
@@ -71,6 +102,7 @@ impl Registry {
         namespace: &str,
         mut object: Value,
         left_out: &[LeftOut],
+        by: By,
         gate: &dyn Gate,
     ) -> Result<Value, Status> {
         let (change, given);
@@ -79,7 +111,9 @@ impl Registry {
             // Some kinds build on their uid.
             object::set(&mut object, "uid", uuid::Uuid::new_v4().to_string());
             object::set(&mut object, "creationTimestamp", self.now_text());
+            let sent = (by == By::Update).then(|| system_fields(&object));
             resource.begin_create(&mut object);
+            object::metadata_mut(&mut object).extend(sent.unwrap_or_default());
             given = object::metadata_mut(&mut object).remove("resourceVersion");
             ensure_namespace(resource, namespace, &mut object)?;
             change = resource.hook.begin_create(&mut object, context)?;

@@ -172,7 +172,7 @@ impl Registry {
             if context.dry_run || options.dry_run {
                 let gone = matches!(step, Step::Remove | Step::Mark { remove: true });
                 return Ok(Deleted {
-                    object,
+                    object: if let Step::Remove = step { stored } else { object },
                     gone,
                     pending: false,
                 });
@@ -197,8 +197,9 @@ impl Registry {
                         }
                     }
                 },
+                // COMPAT: finalizers that went with this very request are still shown.
                 Step::Remove => match self
-                    .remove(resource, &key, current.mod_revision, object, marked)
+                    .remove(resource, &key, current.mod_revision, stored, marked)
                     .await?
                 {
                     Removed::Gone(deleted) => return Ok(deleted),
@@ -275,7 +276,7 @@ impl Registry {
         let marking = resource.hook.mark_deleting(object, &time::format_seconds(now));
         if marking != Marking::Usual {
             if marking == Marking::WithFinalizers {
-                apply_finalizers(resource, object, options);
+                apply_finalizers(resource, object, options, true);
             }
             return Ok(Step::Mark { remove: false });
         }
@@ -290,7 +291,7 @@ impl Registry {
                 Shortened::To(seconds) => Some(seconds),
             },
         };
-        apply_finalizers(resource, object, options);
+        apply_finalizers(resource, object, options, false);
         let held = !object::finalizers(object).is_empty();
         Ok(match graceful {
             Some(seconds) => Step::Mark {
@@ -422,14 +423,15 @@ fn check_preconditions_first(
     Ok(())
 }
 
-/// Adds or removes the garbage collector's finalizers as the options and the kind's habit say.
-fn apply_finalizers(resource: &Resource, object: &mut Value, options: &DeleteOptions) {
+/// Adds or removes the garbage collector's finalizers as the options and the kind's habit say. `by_hand`: as kinds do
+/// whose deletion upstream writes by hand; there, no orphans means to wait for the dependents.
+fn apply_finalizers(resource: &Resource, object: &mut Value, options: &DeleteOptions, by_hand: bool) {
     let before = object::finalizers(object);
     let has = |name: &str| before.iter().any(|finalizer| finalizer == name);
     let (orphan, foreground) = if resource.orphan == Orphan::Unsupported {
         (false, false)
     } else if let Some(orphan) = options.orphan_dependents {
-        (orphan, false)
+        (orphan, by_hand && !orphan)
     } else if let Some(propagation) = options.propagation {
         (
             propagation == Propagation::Orphan,

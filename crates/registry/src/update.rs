@@ -6,7 +6,7 @@ use serde_json::Value;
 use skiff_meta::{Status, field};
 use skiff_store::{Expect, Op, Outcome};
 
-use crate::create::{dedup_owner_references, ensure_namespace};
+use crate::create::{By, dedup_owner_references, ensure_namespace};
 use crate::hooks::Change;
 use crate::{Context, Gate, Registry, Resource, encode, fields, object};
 
@@ -87,7 +87,13 @@ impl Registry {
                 None if !allow_create => return Err(Status::not_found(&resource.group_resource, name)),
                 None => {
                     let object = transform(None)?;
-                    let object = self.create(context, resource, namespace, object, gate).await?;
+                    if context.uid_is_precondition {
+                        check_uid(resource, context.dry_run, &object, (namespace, name, ""))?;
+                    }
+                    check_number(object::resource_version(&object))?;
+                    let object = self
+                        .create_by(context, resource, namespace, object, By::Update, gate)
+                        .await?;
                     return Ok(Updated {
                         object,
                         created: true,
@@ -143,7 +149,8 @@ impl Registry {
         ensure_namespace(resource, namespace, &mut new)?;
         dedup_owner_references(context, &mut new, false);
         if context.uid_is_precondition {
-            check_uid(resource, context.dry_run, &new, &old)?;
+            let of = (object::namespace(&old), object::name(&old), object::uid(&old));
+            check_uid(resource, context.dry_run, &new, of)?;
         }
         let left_out = self.track_fields(context, resource, Some(&old), &mut new);
         {
@@ -322,14 +329,18 @@ fn current_of(resource: &Resource, found: Option<skiff_store::KeyValue>) -> Resu
     }))
 }
 
-/// A uid in the body is a precondition.
-fn check_uid(resource: &Resource, dry_run: bool, new: &Value, old: &Value) -> Result<(), Status> {
-    let (given, found) = (object::uid(new), object::uid(old));
+/// A uid in the body is a precondition. The old object is known by namespace, name and uid.
+fn check_uid(
+    resource: &Resource,
+    dry_run: bool,
+    new: &Value,
+    (namespace, name, found): (&str, &str, &str),
+) -> Result<(), Status> {
+    let given = object::uid(new);
     if given.is_empty() || given == found {
         return Ok(());
     }
-    let name = object::name(old);
-    let mut key = resource.key(object::namespace(old), name);
+    let mut key = resource.key(namespace, name);
     // COMPAT: a dry run is told the key as it is called above the store.
     if dry_run {
         key = key.trim_start_matches("/registry").to_string();
@@ -361,19 +372,21 @@ fn check_version(resource: &Resource, new: &mut Value, old: &Value) -> Result<()
         object::set(new, "resourceVersion", found);
         return Ok(());
     }
-    if given.parse::<u64>().is_err() {
-        // COMPAT: upstream lets its number parser's error out as it is.
-        return Err(Status::failure(
-            500,
-            "",
-            format!("strconv.ParseUint: parsing \"{given}\": invalid syntax"),
-        ));
-    }
+    check_number(given)?;
     if given == found {
         Ok(())
     } else {
         Err(Status::modified(&resource.group_resource, name))
     }
+}
+
+/// COMPAT: upstream lets its number parser's error out as it is.
+fn check_number(version: &str) -> Result<(), Status> {
+    if version.is_empty() || version.parse::<u64>().is_ok() {
+        return Ok(());
+    }
+    let text = format!("strconv.ParseUint: parsing \"{version}\": invalid syntax");
+    Err(Status::failure(500, "", text))
 }
 
 /// What no update of a subresource can change.

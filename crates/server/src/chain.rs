@@ -227,7 +227,13 @@ impl Inner {
                     let (parts, authenticator) = (&exchange.parts, &self.authenticator);
                     let found = match authenticator.by_connection(parts, peer.as_deref()) {
                         Ok(Some(user)) => Ok(user),
-                        Ok(None) => authenticator.by_token(parts, None).boxed().await,
+                        Ok(None) => {
+                            if skiff_auth::space_before_token(&parts.headers) {
+                                let why = "the provided Authorization header contains extra space before the bearer token, and is ignored";
+                                exchange.context.warn(why.to_string());
+                            }
+                            authenticator.by_token(parts, None).boxed().await
+                        }
                         Err(refused) => authenticator.by_token(parts, Some(refused)).boxed().await,
                     };
                     match found {

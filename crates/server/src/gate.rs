@@ -195,20 +195,25 @@ impl<'a> Admission<'a> {
 
 #[async_trait]
 impl Gate for Admission<'_> {
-    async fn admit(&self, object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status> {
+    async fn admit(&self, mut object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status> {
         let name = self.name_of(object.as_deref());
-        let mut attributes = self.attributes(object, old, &name);
+        let mut attributes = self.attributes(object.as_deref_mut(), old, &name);
         self.inner
             .chain
             .admit(&mut attributes, &CacheLister(&self.inner.registry))
-            .await
+            .await?;
+        drop(attributes);
+        // Before the object is validated, as upstream's storage does it.
+        match object.as_deref() {
+            Some(new) => {
+                escalation::check(self.inner, self.identity, self.resource, self.namespace, new, old).await
+            }
+            None => Ok(()),
+        }
     }
 
     async fn validate(&self, object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status> {
         let name = self.name_of(object.as_deref());
-        if let Some(new) = object.as_deref() {
-            escalation::check(self.inner, self.identity, self.resource, self.namespace, new, old).await?;
-        }
         let attributes = self.attributes(object, old, &name);
         self.inner
             .chain

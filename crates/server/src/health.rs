@@ -95,11 +95,13 @@ pub async fn check(inner: &Arc<Inner>, exchange: &Exchange, parts: &[&str]) -> A
     let excluded: Vec<&str> = exchange.query.all("exclude").collect();
     let mut lines = String::new();
     let mut failed = Vec::new();
-    let unknown: Vec<String> = excluded
+    let mut unknown: Vec<String> = excluded
         .iter()
         .filter(|name| !checks.contains(name))
         .map(|name| format!("\"{name}\""))
         .collect();
+    unknown.sort();
+    unknown.dedup();
     for name in &checks {
         if excluded.contains(name) {
             lines.push_str(&format!("[+]{name} excluded: ok\n"));

@@ -20,6 +20,7 @@ mod flow;
 mod gate;
 mod health;
 mod hooks;
+mod http1;
 mod list_body;
 mod listen;
 mod metrics;

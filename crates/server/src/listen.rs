@@ -23,6 +23,7 @@ use crate::body::BoxError;
 use crate::chain::Identity;
 use crate::connections::{Answering, Connections, Deadline, Limits, Place};
 use crate::cork::{AT_ONCE, Cork};
+use crate::http1;
 use crate::proxy::ClientAddress;
 use crate::server::{ClientCertificates, Inner};
 use crate::streams::Streams;
@@ -161,6 +162,10 @@ async fn connection(
         let peer = peer.as_ref().and_then(|peer| inner.authorities.still(peer));
         // In a box of its own, so that it does not take room for as long as the answer is being sent.
         Box::pin(async move {
+            let (method, uri, headers) = (request.method(), request.uri(), request.headers());
+            if let Some(answer) = http1::refused(method, uri, request.version(), headers) {
+                return Ok(answer.map(|body| Answering::new(body, busy)));
+            }
             let mut request = request.map(|body| body.map_err(BoxError::from).boxed_unsync());
             request.extensions_mut().insert(ClientAddress(address));
             request.extensions_mut().insert(deadline);
@@ -172,6 +177,8 @@ async fn connection(
     builder
         .http1()
         .timer(TokioTimer::new())
+        // COMPAT: Go's spelling, for who compares the names of headers letter by letter.
+        .title_case_headers(true)
         .header_read_timeout(limits.headers)
         .half_close(true);
     builder

@@ -167,6 +167,13 @@ impl Metrics {
         }
     }
 
+    /// Begins to count anew.
+    pub fn reset(&self) {
+        self.found.write().clear();
+        self.total.clear();
+        self.duration.clear();
+    }
+
     /// The Prometheus text form. prometheus-client ends with OpenMetrics' `# EOF`, which the older text
     /// form that upstream speaks does not have.
     pub fn text(&self, lost_audit_events: u64) -> String {

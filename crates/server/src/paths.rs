@@ -89,6 +89,13 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
             ))
         }
         ["healthz" | "livez" | "readyz", ..] => Ok(health::check(inner, exchange, &parts).await),
+        ["metrics"] | ["metrics", "slis"] if exchange.parts.method == Method::DELETE => {
+            if parts.len() == 1 {
+                inner.metrics.reset();
+            }
+            let text = "metrics reset\n";
+            Ok(body::answer(StatusCode::OK, "text/plain; charset=utf-8", text))
+        }
         ["metrics"] => {
             let failed = inner.audit.as_ref().map_or(0, |audit| audit.failed());
             Ok(metrics(inner, inner.metrics.text(failed)))
@@ -133,7 +140,11 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
             None => openapi::route(inner, exchange, &parts),
         },
         ["openapi", ..] => openapi::route(inner, exchange, &parts),
-        [".well-known", "openid-configuration"] => openid_configuration(inner),
+        [".well-known", "openid-configuration"] => {
+            let accept = exchange.header(header::ACCEPT);
+            negotiate::routed_to(accept, &["application/json"]).map_err(not_routed)?;
+            openid_configuration(inner)
+        }
         ["openid", "v1", "jwks"] => match &inner.issuer {
             Some(issuer) => {
                 let accept = exchange.header(header::ACCEPT);

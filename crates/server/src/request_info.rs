@@ -24,6 +24,8 @@ pub struct RequestInfo {
     pub parts: Vec<String>,
     /// The old form `/api/v1/watch/...`, which is a watch whatever the query says.
     pub watch_prefix: bool,
+    /// `/namespaces//` with something behind it.
+    pub unnamed_namespace: bool,
 }
 
 const NAMESPACE_SUBRESOURCES: [&str; 2] = ["status", "finalize"];
@@ -80,6 +82,7 @@ impl RequestInfo {
         }
 
         if rest[0] == "namespaces" && rest.len() > 1 {
+            info.unnamed_namespace = rest.len() > 2 && rest[1].is_empty();
             info.namespace = rest[1].to_string();
             if rest.len() > 2 && !NAMESPACE_SUBRESOURCES.contains(&rest[2]) {
                 rest = &rest[2..];
@@ -117,6 +120,7 @@ impl RequestInfo {
     pub fn long_running(&self) -> bool {
         self.verb == "watch"
             || self.verb == "proxy"
+            || self.path.starts_with("/debug/pprof/")
             || matches!(
                 self.subresource.as_str(),
                 "proxy" | "log" | "exec" | "attach" | "portforward"

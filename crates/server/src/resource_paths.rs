@@ -29,6 +29,8 @@ pub async fn route(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> R
             return Ok(not_found());
         }
         crd::check_verb(&resource, exchange)?;
+    } else if resource.namespaced && unnamed_namespace(exchange) {
+        return Err(Status::bad_request("Namespace parameter required."));
     } else if !fits_scope(&resource, exchange) {
         return Err(Status::resource_not_found());
     }
@@ -41,6 +43,12 @@ pub async fn route(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> R
     } else {
         subresources::route(inner, exchange, &resource, body).await
     }
+}
+
+/// Whether `/namespaces//` stands before something that is looked for in one namespace.
+fn unnamed_namespace(exchange: &Exchange) -> bool {
+    let info = &exchange.info;
+    info.unnamed_namespace && !matches!(info.verb.as_str(), "create" | "list" | "watch" | "")
 }
 
 /// Whether such a path exists at all.

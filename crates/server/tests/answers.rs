@@ -484,3 +484,173 @@ async fn what_is_empty_or_unreadable() {
         "{message}"
     );
 }
+
+#[tokio::test]
+async fn requests_that_leave_something_out() {
+    let cluster = Cluster::start().await;
+    let made = cluster.post(MAPS, json!({"metadata": {"name": "m"}})).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let (namespace, name) = ("Namespace parameter required.", "name must be provided");
+    let pods = "/api/v1/namespaces/default/pods";
+    let deployment = "/apis/apps/v1/namespaces/default/deployments/d";
+    for (method, uri, body, code, words) in [
+        (
+            "GET",
+            "/api/v1/namespaces//configmaps",
+            "",
+            200,
+            "{\"kind\":\"ConfigMapList\"",
+        ),
+        ("GET", "/api/v1/namespaces//configmaps/m", "", 400, namespace),
+        ("DELETE", "/api/v1/namespaces//configmaps/m", "", 400, namespace),
+        ("DELETE", "/api/v1/namespaces//configmaps", "", 400, namespace),
+        ("GET", &format!("{pods}//log"), "", 400, name),
+        ("PUT", &format!("{pods}//status"), "{}", 400, name),
+        ("DELETE", &format!("{pods}//status"), "", 405, METHOD),
+        ("GET", "/api/v1/nodes//status", "", 400, name),
+        ("DELETE", "/metrics", "", 200, "metrics reset\n"),
+        (
+            "GET",
+            &format!("{MAPS}?resourceVersion=x&continue=x"),
+            "",
+            400,
+            "invalid continue token: continue key is not valid: illegal base64 data at input byte 0",
+        ),
+        (
+            "PATCH",
+            &format!("{MAPS}/m"),
+            r#"{"apiVersion":null}"#,
+            400,
+            "the name of the object (m based on URL) was undeterminable: name must be provided",
+        ),
+        (
+            "PATCH",
+            &format!("{MAPS}/m"),
+            r#"{"data":{"a":1e400}}"#,
+            400,
+            "error decoding patch: json: cannot unmarshal number 1e400 into Go value of type float64",
+        ),
+        (
+            "PUT",
+            &format!("{deployment}/scale"),
+            r#"{"apiVersion":"apps/v1beta1","kind":"Scale","metadata":{"name":"d"}}"#,
+            400,
+            "the API version in the data (apps/v1beta1) does not match the expected API version (autoscaling/v1)",
+        ),
+        (
+            "POST",
+            "/api/v1/namespaces/default/events",
+            r#"{"metadata":{"name":".."},"involvedObject":{"namespace":"default"}}"#,
+            422,
+            "Event \"..\" is invalid: metadata.name: Invalid value: \"..\": may not be '..'",
+        ),
+        (
+            "POST",
+            "/apis/events.k8s.io/v1/namespaces/default/events",
+            r#"{"regarding":{"namespace":"other"}}"#,
+            422,
+            "Event \"\" is invalid: [involvedObject.namespace: Invalid value: \"other\": does not match event.namespace, metadata.name: Required value: name or generateName is required, eventTime: Required value",
+        ),
+        (
+            "POST",
+            "/apis/batch/v1/namespaces/default/jobs",
+            r#"{"metadata":{"name":"a.-"},"spec":{"template":{"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"i"}]}}}}"#,
+            422,
+            "Job.batch \"a.-\" is invalid: [metadata.name: Invalid value: \"a.-\": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*'), spec.template.labels: ",
+        ),
+    ] {
+        check(&cluster, method, uri, body, code, words).await;
+    }
+    let controller = |field: &str| {
+        let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+        json!({"metadata": {field: "x".repeat(254)}, "spec": {"template": template}})
+    };
+    let uri = "/api/v1/namespaces/default/replicationcontrollers?dryRun=All";
+    let named = cluster.post(uri, controller("name")).await;
+    let message = named.json["message"].as_str().unwrap_or_default();
+    assert!(message.ends_with(": must be no more than 253 bytes"), "{message}");
+    let generated = cluster.post(uri, controller("generateName")).await;
+    assert_eq!(generated.code, 201, "{}", generated.text);
+    let verbose = cluster
+        .get("/healthz?verbose&exclude=z&exclude=y&exclude=z")
+        .await;
+    let warning = "warn: some health checks cannot be excluded: no matches for \"y\",\"z\"\n";
+    assert!(verbose.text.contains(warning), "{}", verbose.text);
+}
+
+#[tokio::test]
+async fn what_an_update_makes_keeps_more_than_what_a_post_makes() {
+    let cluster = Cluster::start().await;
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
+    let lease = |field: &str, value: Value| json!({"metadata": {"name": "l", field: value}});
+    let at = json!("2020-01-02T03:04:05Z");
+    let posted = cluster
+        .post(
+            &format!("{leases}?dryRun=All"),
+            lease("deletionTimestamp", at.clone()),
+        )
+        .await;
+    assert_eq!(
+        posted.json["metadata"]["deletionTimestamp"],
+        Value::Null,
+        "{}",
+        posted.text
+    );
+    let uri = format!("{leases}/l?dryRun=All");
+    let put = cluster.put(&uri, lease("deletionTimestamp", at.clone())).await;
+    assert_eq!(
+        (put.code, &put.json["metadata"]["deletionTimestamp"]),
+        (201, &at),
+        "{}",
+        put.text
+    );
+    let put = cluster.put(&uri, lease("selfLink", json!("x"))).await;
+    assert_eq!(put.json["metadata"]["selfLink"], "x", "{}", put.text);
+    let put = cluster.put(&uri, lease("resourceVersion", json!("abc"))).await;
+    assert_eq!(
+        (put.code, &put.json["message"]),
+        (500, &json!("strconv.ParseUint: parsing \"abc\": invalid syntax"))
+    );
+    let put = cluster.put(&uri, lease("uid", json!("u"))).await;
+    let told = "Operation cannot be fulfilled on leases.coordination.k8s.io \"l\": StorageError: invalid object, Code: 4, Key: /leases/default/l, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: u, UID in object meta: ";
+    assert_eq!((put.code, &put.json["message"]), (409, &json!(told)));
+}
+
+#[tokio::test]
+async fn finalizers_of_a_delete() {
+    let cluster = Cluster::start().await;
+    let made = cluster
+        .post("/api/v1/namespaces", json!({"metadata": {"name": "n"}}))
+        .await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let uri = "/api/v1/namespaces/n";
+    // A namespace without orphans waits for what is in it; who comes later decides nothing.
+    for options in [
+        json!({"orphanDependents": false}),
+        json!({"propagationPolicy": "Orphan"}),
+        json!({}),
+    ] {
+        let gone = cluster.delete(uri, options).await;
+        let finalizers = &gone.json["metadata"]["finalizers"];
+        assert_eq!(finalizers, &json!(["foregroundDeletion"]), "{}", gone.text);
+    }
+    let classes = "/apis/storage.k8s.io/v1/storageclasses";
+    let metadata = json!({"name": "c", "finalizers": ["foregroundDeletion"]});
+    let made = cluster
+        .post(classes, json!({"metadata": metadata, "provisioner": "x.y/z"}))
+        .await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let gone = cluster
+        .delete(
+            &format!("{classes}/c"),
+            json!({"propagationPolicy": "Background"}),
+        )
+        .await;
+    assert_eq!(
+        gone.json["metadata"]["finalizers"],
+        json!(["foregroundDeletion"]),
+        "{}",
+        gone.text
+    );
+    assert_eq!(cluster.get(&format!("{classes}/c")).await.code, 404);
+}

@@ -792,6 +792,16 @@ async fn nobody_grants_what_they_do_not_hold() {
         message.starts_with("rolebindings.rbac.authorization.k8s.io \"more\" is forbidden: user \"jane\" (groups=[\"system:authenticated\"]) is attempting to grant RBAC permissions not currently held:\n"),
         "{message}"
     );
+    // Who may not grant it hears that before what else is wrong.
+    let mut odd = binding("odd", "cluster-admin", "jane");
+    odd["roleRef"]["apiGroup"] = json!("foo");
+    let odd = send(odd).await;
+    assert_eq!(odd.code, 403, "{}", odd.text);
+    let mut odd = binding("odd", "cluster-admin", "jane");
+    odd["roleRef"]["kind"] = json!("Foo");
+    let odd = send(odd).await;
+    assert_eq!(odd.code, 500, "{}", odd.text);
+    assert_eq!(odd.json["message"], "unsupported role reference kind: \"Foo\"");
 }
 
 #[tokio::test]

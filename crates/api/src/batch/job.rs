@@ -9,10 +9,10 @@ use skiff_meta::{field, names, time};
 use super::{job_status, job_update};
 use crate::core::{pod_defaults, pod_spec};
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, When, text as column, wide};
 use crate::node::{Node, at, list, number, text};
 use crate::object_meta::{domain_prefixed_path, label_selector, selector_is_bad};
-use crate::{row, strategy, walk};
+use crate::{object_meta, row, strategy, walk};
 
 /// Upstream's limit on the text of a success rule.
 const SUCCEEDED_INDEXES_MAX: usize = 64 * 1024;
@@ -47,10 +47,13 @@ pub static JOB: Kind = Kind {
     prepare_update: strategy::update_spec,
     validate: |object| {
         let mut errors = Errors::new();
+        errors.extend(object_meta::validate(&as_sent(object), true, JOB.name_rule));
+        errors.extend(object_meta::qualified_finalizers(object));
         let root = Node::root(object);
         object_rules(&root, true, &mut errors);
         errors.into_vec()
     },
+    metadata: When::Otherwise,
     validate_update,
     validate_status_update: job_status::validate,
     selectable: |object| {
@@ -75,6 +78,17 @@ pub static JOB: Kind = Kind {
     update_again: Again::ObjectFirst,
     ..BASE
 };
+
+/// The metadata without labels that were all generated: upstream puts them there only when the job is read again.
+fn as_sent(object: &Value) -> Value {
+    let mut metadata = at(object, "metadata").clone();
+    let generated = ["job-name", JOB_NAME, "controller-uid", CONTROLLER_UID];
+    let labels = at(&metadata, "labels").as_object();
+    if labels.is_some_and(|labels| labels.keys().all(|key| generated.contains(&key.as_str()))) {
+        walk::remove(&mut metadata, "labels");
+    }
+    json!({ "metadata": metadata })
+}
 
 /// A job without labels gets those of its pods.
 fn labels_of_template(object: &mut Value) -> bool {

@@ -6,7 +6,7 @@ use skiff_meta::names;
 use crate::errors::Errors;
 use crate::kind::{Again, BASE, Kind, NAME, When, text as column, wide};
 use crate::node::{Node, at, is_empty, number, same, text};
-use crate::row;
+use crate::{object_meta, row};
 
 pub static EVENT: Kind = Kind {
     kind: "Event",
@@ -43,7 +43,7 @@ pub static EVENT: Kind = Kind {
     columns: EVENT_COLUMNS,
     row: event_row,
     allow_create_on_update: true,
-    name_rule: |_, _| Vec::new(),
+    name_rule: object_meta::path_segment,
     update_again: Again::None,
     status_again: Again::None,
     qualified_finalizers: false,
@@ -57,6 +57,8 @@ pub static EVENTS_EVENT: Kind = Kind {
     validate: |object| {
         let mut errors = Errors::new();
         legacy(object, "reportingController", &mut errors);
+        errors.extend(object_meta::validate(object, true, EVENTS_EVENT.name_rule));
+        errors.extend(object_meta::qualified_finalizers(object));
         strict(object, &mut errors);
         errors.into_vec()
     },
@@ -87,7 +89,7 @@ pub static EVENTS_EVENT: Kind = Kind {
     row: event_row,
     allow_create_on_update: true,
     update_again: Again::Change,
-    metadata: When::Last,
+    metadata: When::Otherwise,
     ..BASE
 };
 

@@ -1,6 +1,7 @@
 //! ReplicationControllers and PodTemplates.
 
 use serde_json::{Map, Value, json};
+use skiff_meta::names;
 
 use super::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
@@ -67,6 +68,14 @@ pub static REPLICATION_CONTROLLER: Kind = Kind {
         ]
     },
     has_status: true,
+    // COMPAT: a rule of the type itself, not of all names: it counts in bytes, and no prefix is looked at.
+    name_rule: |name, prefix| match prefix {
+        true => Vec::new(),
+        false => names::dns1123_subdomain(name)
+            .into_iter()
+            .map(|text| text.replace("253 characters", "253 bytes"))
+            .collect(),
+    },
     warnings: |new, old| match old {
         None => pod_warnings::template(new, None, "spec.template"),
         // COMPAT: upstream takes the old one for the new one here.

@@ -6,13 +6,16 @@ use skiff_descriptions::Descriptions;
 use skiff_schema::openapi::{Describe, OpenApi, Resource, Subresource};
 
 /// Changes when the rendering does, so that clients do not keep documents of an older skiff.
-const RENDERING: &str = "3";
+const RENDERING: &str = "4";
 
 /// The lists of values that upstream publishes for string properties.
 const ENUMS: &str = include_str!("../../data/enums.txt");
 
-/// The version that `info` shows, and that the fact tables are of.
+/// The version that the fact tables are of.
 pub const KUBERNETES_VERSION: &str = "v1.36.4";
+
+/// COMPAT: `info` shows the version that upstream emulates, which has no patch.
+const EMULATED: &str = "1.36";
 
 static OPENAPI: LazyLock<OpenApi<'static>> = LazyLock::new(|| {
     let resources = super::resources().iter().map(published).collect();
@@ -27,7 +30,7 @@ static OPENAPI: LazyLock<OpenApi<'static>> = LazyLock::new(|| {
     OpenApi::new(
         super::schema(),
         resources,
-        KUBERNETES_VERSION,
+        EMULATED,
         format!("{RENDERING}-{sum:x}"),
         ENUMS,
         || Box::new(Words(Descriptions::load())),

@@ -32,9 +32,11 @@ impl Hook for Namespaces {
         if object::deleting(object) && empty {
             return Marking::Usual;
         }
-        if !object::deleting(object) {
-            object::set(object, "deletionTimestamp", now);
+        if object::deleting(object) {
+            // The first delete has decided what becomes of the dependents.
+            return Marking::Alone;
         }
+        object::set(object, "deletionTimestamp", now);
         object::put(object, &["status", "phase"], json!("Terminating"));
         Marking::WithFinalizers
     }

@@ -25,6 +25,7 @@ pub(crate) use check::{json_schema_props, zero};
 pub(crate) use json::MAX_DEPTH;
 pub(crate) use node::number;
 pub(crate) use specials::{civil, days_from_civil};
+pub(crate) use strict::duplicates_below;
 
 use crate::types::{Schema, TypeId};
 

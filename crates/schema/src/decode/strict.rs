@@ -11,6 +11,16 @@ pub(super) struct Strict {
     errors: Vec<String>,
 }
 
+/// The duplicates in a value that stands at this path.
+pub(crate) fn duplicates_below(path: String, node: &Node) -> Vec<String> {
+    let mut strict = Strict {
+        path,
+        ..Strict::default()
+    };
+    strict.untyped(node);
+    strict.into_errors()
+}
+
 impl Strict {
     /// Steps into a field or key; give the mark to [`Strict::pop`].
     pub fn push_key(&mut self, key: &str) -> usize {

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::PatchError;
-use crate::decode::{MAX_DEPTH, Node, depth, go_quote};
+use crate::decode::{MAX_DEPTH, Node, depth, duplicates_below, go_quote};
 
 pub const MAX_JSON_PATCH_OPERATIONS: usize = 10_000;
 
@@ -315,9 +315,38 @@ pub(super) fn strict_errors(node: &Node) -> Result<Vec<String>, String> {
             } else {
                 seen.push(key);
             }
+            if key == "value" {
+                let path = format!("[{at}].value");
+                let found = duplicates_below(path, value);
+                errors.extend(found.into_iter().map(|error| format!("json patch {error}")));
+            }
         }
     }
+    for operation in operations {
+        errors.extend(put_twice(operation));
+    }
+    errors.truncate(MAX_STRICT_ERRORS);
     Ok(errors)
+}
+
+/// What a value that is added has twice, the patched object has twice.
+fn put_twice(operation: &Node) -> Vec<String> {
+    let text = |key: &str| match operation.get(key) {
+        Some(Node::String(text)) => text.as_str(),
+        _ => "",
+    };
+    let (Some(value), "add" | "replace") = (operation.get("value"), text("op")) else {
+        return Vec::new();
+    };
+    let mut path = String::new();
+    for part in text("path").split('/').skip(1) {
+        match part.parse::<usize>() {
+            Ok(index) => path.push_str(&format!("[{index}]")),
+            Err(_) if path.is_empty() => path.push_str(&unescape(part)),
+            Err(_) => path.push_str(&format!(".{}", unescape(part))),
+        }
+    }
+    duplicates_below(path, value)
 }
 
 #[cfg(test)]
@@ -411,6 +440,33 @@ mod tests {
         check(
             Value::Array(many),
             Err("The allowed maximum operations in a JSON patch is 10000, got 10001"),
+        );
+    }
+
+    #[test]
+    fn strict_readers_find_what_is_there_twice() {
+        let check = |patch: &str, expected: &[&str]| {
+            let node = crate::decode::parse_json(patch.as_bytes()).expect("JSON");
+            assert_eq!(strict_errors(&node).expect("operations"), expected, "{patch}");
+        };
+        check(r#"[{"op":"add","path":"/a","value":{"b":1}}]"#, &[]);
+        check(
+            r#"[{"op":"test","op":"add","path":"/a","x":1}]"#,
+            &[
+                r#"json patch duplicate field "[0].op""#,
+                r#"json patch unknown field "[0].x""#,
+            ],
+        );
+        check(
+            r#"[{"op":"add","path":"/a/0/b~1c","value":{"d":[{"e":1,"e":2}]}}]"#,
+            &[
+                r#"json patch duplicate field "[0].value.d[0].e""#,
+                r#"duplicate field "a[0].b/c.d[0].e""#,
+            ],
+        );
+        check(
+            r#"[{"op":"test","path":"/a","value":{"e":1,"e":2}}]"#,
+            &[r#"json patch duplicate field "[0].value.e""#],
         );
     }
 

@@ -1,19 +1,23 @@
 //! The three patches of the API over JSON values: JSON patch, JSON merge patch, strategic merge patch.
 //! Errors carry upstream's text and say which status fits; the outcome still needs a type check.
 
+mod integers;
 mod json;
 mod merge;
 mod order;
 mod show;
+mod spelled;
 mod strategic;
 
 use serde_json::Value;
 
-use crate::decode::{Document, Format, Node};
+use crate::decode::{Document, Format, Node, number};
 
+pub use integers::{brings_odd_numbers, convert_integers};
 pub use json::{MAX_JSON_PATCH_OPERATIONS, json_patch};
 pub use merge::merge_patch;
 pub use show::show_patched;
+pub use spelled::Spelled;
 pub use strategic::strategic_merge;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,6 +48,8 @@ pub struct DecodedPatch {
     pub value: Value,
     /// Findings for `fieldValidation`, to go before those of the patched object.
     pub strict_errors: Vec<String>,
+    /// Numbers that were written otherwise than we would write them.
+    pub spelled: Spelled,
 }
 
 /// Reads the body of a patch. `strict` is `fieldValidation` Strict or Warn, which reads more closely.
@@ -55,6 +61,13 @@ pub fn decode_patch(patch_type: PatchType, body: &[u8], strict: bool) -> Result<
     };
     let refuse = |text: String| PatchError::BadRequest(format!("{prefix}{text}"));
     let document = Document::parse(body, Format::Json).map_err(|error| refuse(error.to_string()))?;
+    if (strict || patch_type == PatchType::StrategicMerge)
+        && let Some(number) = out_of_range(&document.node)
+    {
+        let text = format!("json: cannot unmarshal number {number} into Go value of type float64");
+        return Err(refuse(text));
+    }
+    let spelled = Spelled::of(&document.node);
     let found = match &document.node {
         Node::Null => "null",
         Node::Bool(_) => "bool",
@@ -73,6 +86,7 @@ pub fn decode_patch(patch_type: PatchType, body: &[u8], strict: bool) -> Result<
             return Ok(DecodedPatch {
                 value: Value::Array(Vec::new()),
                 strict_errors: Vec::new(),
+                spelled,
             });
         }
         if !matches!(document.node, Node::Array(_)) {
@@ -90,12 +104,14 @@ pub fn decode_patch(patch_type: PatchType, body: &[u8], strict: bool) -> Result<
         return Ok(DecodedPatch {
             value: document.node.into_value(),
             strict_errors,
+            spelled,
         });
     }
     if matches!(document.node, Node::Null) && patch_type == PatchType::StrategicMerge {
         return Ok(DecodedPatch {
             value: Value::Object(serde_json::Map::new()),
             strict_errors: Vec::new(),
+            spelled,
         });
     }
     if !matches!(document.node, Node::Object(_)) {
@@ -112,7 +128,18 @@ pub fn decode_patch(patch_type: PatchType, body: &[u8], strict: bool) -> Result<
         } else {
             Vec::new()
         },
+        spelled,
     })
+}
+
+/// The first number that not even a 64-bit float holds.
+fn out_of_range(node: &Node) -> Option<&str> {
+    match node {
+        Node::Number(text) => number(text).is_none().then_some(text),
+        Node::Array(nodes) => nodes.iter().find_map(out_of_range),
+        Node::Object(entries) => entries.iter().find_map(|(_, node)| out_of_range(node)),
+        _ => None,
+    }
 }
 
 /// A value as Go's `%v` prints it, which upstream's messages quote.
@@ -130,5 +157,30 @@ pub fn go_print(value: &Value) -> String {
                 .collect();
             format!("map[{}]", entries.join(" "))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_beyond_any_float_are_refused() {
+        let check = |kind: PatchType, strict: bool, patch: &str, expected: &str| {
+            let got = decode_patch(kind, patch.as_bytes(), strict);
+            let got = got.map_or_else(|error| error.to_string(), |_| String::new());
+            assert_eq!(got, expected, "{patch}");
+        };
+        let text = "json: cannot unmarshal number 1e400 into Go value of type float64";
+        let patch = r#"{"a":{"b":[1e400]}}"#;
+        check(
+            PatchType::Merge,
+            true,
+            patch,
+            &format!("error decoding patch: {text}"),
+        );
+        check(PatchType::Merge, false, patch, "");
+        check(PatchType::StrategicMerge, false, patch, text);
+        check(PatchType::Merge, true, r#"{"a":1e300}"#, "");
     }
 }

@@ -49,10 +49,13 @@ pub async fn check(
         return Ok(());
     }
     let reference = |field: &str| object::at_str(new, &["roleRef", field]);
-    let (plural, role_namespace) = if reference("kind") == "Role" {
-        ("roles", namespace)
-    } else {
-        ("clusterroles", "")
+    let (plural, role_namespace) = match reference("kind") {
+        "Role" => ("roles", namespace),
+        "ClusterRole" => ("clusterroles", ""),
+        other => {
+            let text = format!("unsupported role reference kind: {}", field::quote(other));
+            return Err(Status::failure(500, "", text));
+        }
     };
     if allowed(inner, user, "bind", plural, namespace, reference("name")).await {
         return Ok(());

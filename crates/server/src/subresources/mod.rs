@@ -46,7 +46,17 @@ pub async fn route(
     if exchange.info.parts.len() > 3 && name != "proxy" {
         return Err(Status::resource_not_found());
     }
-    let verb = exchange.info.verb.clone();
+    let mut verb = exchange.info.verb.clone();
+    if exchange.info.name.is_empty() {
+        verb = match verb.as_str() {
+            "list" | "watch" => "get".to_string(),
+            "deletecollection" => "delete".to_string(),
+            _ => verb,
+        };
+        if facts.verbs.iter().any(|known| *known == verb) {
+            return Err(Status::bad_request("name must be provided"));
+        }
+    }
     // A proxy passes on methods that have no verb of ours.
     let passed_on = name == "proxy" && exchange.parts.method == http::Method::OPTIONS;
     if !passed_on && !facts.verbs.iter().any(|known| *known == verb) {

@@ -30,6 +30,21 @@ fn gvk() -> GroupVersionKind {
     GroupVersionKind::new("autoscaling", "v1", "Scale")
 }
 
+/// COMPAT: upstream still knows the versions that Scale had in other groups, though nothing is served in them.
+fn check_older(bytes: &[u8]) -> Result<(), Status> {
+    let Ok(value) = serde_json::from_slice::<Value>(bytes) else {
+        return Ok(());
+    };
+    match (value["kind"].as_str(), value["apiVersion"].as_str()) {
+        (Some("Scale"), Some(older @ ("extensions/v1beta1" | "apps/v1beta1" | "apps/v1beta2"))) => {
+            Err(Status::bad_request(format!(
+                "the API version in the data ({older}) does not match the expected API version (autoscaling/v1)"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn scale_in(resource: &Resource, workload: &Value) -> Result<Value, Status> {
     match crd::version_of(resource) {
         Some(custom) => crd::scale::of(custom, workload),
@@ -124,6 +139,7 @@ pub async fn update(
     decode::format_of(exchange)?;
     let bytes = body::read(body).await?;
     let options = WriteOptions::read(&exchange.query, "UpdateOptions")?;
+    check_older(&bytes)?;
     let scale = decode::typed(exchange, &gvk(), options.field_validation, &bytes)?;
     decode::record_as(exchange, &gvk(), &scale);
     check_name(exchange, &scale)?;

@@ -46,13 +46,20 @@ pub fn patch_type(exchange: &Exchange) -> Result<PatchType, Status> {
 pub struct Patch {
     kind: PatchType,
     decoded: DecodedPatch,
+    /// It has numbers that Go converts.
+    odd_numbers: bool,
 }
 
 impl Patch {
     pub fn parse(kind: PatchType, bytes: &Bytes, validation: FieldValidation) -> Result<Patch, Status> {
         let strict = validation != FieldValidation::Ignore;
         let decoded = patch::decode_patch(kind, bytes, strict).map_err(patch_error)?;
-        Ok(Patch { kind, decoded })
+        let odd_numbers = kind == PatchType::StrategicMerge && patch::brings_odd_numbers(&decoded.value);
+        Ok(Patch {
+            kind,
+            decoded,
+            odd_numbers,
+        })
     }
 
     /// Applies the patch to an object of type `id`.
@@ -63,7 +70,11 @@ impl Patch {
             PatchType::Merge => patch::merge_patch(current, value),
             PatchType::StrategicMerge => patch::strategic_merge(facts::schema(), id, current, value),
         };
-        result.map_err(patch_error)
+        let mut result = result.map_err(patch_error)?;
+        if self.odd_numbers {
+            patch::convert_integers(facts::schema(), id, &mut result);
+        }
+        Ok(result)
     }
 
     /// Refuses a document that the patch made unreadable. Only who fails pays for the text.
@@ -73,10 +84,9 @@ impl Patch {
         } else {
             let again = self.apply(id, current).unwrap_or_default();
             let patch = &self.decoded.value;
-            (
-                patch::show_patched(facts::schema(), id, current, patch, &again),
-                error,
-            )
+            let shown = patch::show_patched(facts::schema(), id, current, patch, &again);
+            let spelled = &self.decoded.spelled;
+            (spelled.in_document(shown), spelled.in_error(&error))
         };
         let path = field::Path::new("patch");
         Status::invalid(
@@ -92,6 +102,37 @@ impl Patch {
             PatchType::StrategicMerge => Ok(()),
             _ => check_kind(expected, patched),
         }
+    }
+
+    /// COMPAT: a document without a version is read as upstream's internal type, which knows none of its fields by these
+    /// names: not even the object's name is found.
+    fn check_version(
+        &self,
+        exchange: &Exchange,
+        validation: FieldValidation,
+        patched: &Value,
+        refuse: impl Fn(String) -> Status,
+    ) -> Result<(), Status> {
+        let version = patched.get("apiVersion").and_then(Value::as_str).unwrap_or("");
+        let kind = patched.get("kind").and_then(Value::as_str).unwrap_or("");
+        if self.kind == PatchType::StrategicMerge || !version.is_empty() || kind.is_empty() {
+            return Ok(());
+        }
+        let mut found = self.strict_errors();
+        let fields = patched.as_object().into_iter().flat_map(|object| object.keys());
+        found.extend(
+            fields
+                .filter(|key| !matches!(key.as_str(), "kind" | "apiVersion"))
+                .map(|key| format!("unknown field {}", field::quote(key))),
+        );
+        match validation {
+            FieldValidation::Strict => {
+                return Err(refuse(skiff_schema::decode::strict_decoding_message(&found)));
+            }
+            FieldValidation::Warn => decode::warn_strict(&exchange.context, &found),
+            FieldValidation::Ignore => {}
+        }
+        check_name(exchange, &Value::Null)
     }
 
     /// What a strict reader found in the patch.
@@ -191,6 +232,7 @@ fn apply(
         let facts = resource.facts;
         let expected = GroupVersionKind::new(facts.group, facts.version, facts.kind);
         patch.check_kind(&expected, &patched).map_err(&refuse)?;
+        patch.check_version(exchange, validation, &patched, &refuse)?;
     }
     let mut value = decode::patched(
         context,
@@ -331,6 +373,34 @@ fn go_kind(wanted: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_strategic_merge_takes_numbers_as_go_does() {
+        let id = facts::schema()
+            .by_gvk("apps", "v1", "Deployment")
+            .expect("a type");
+        let check = |replicas: &str, expected: Value| {
+            let body = format!(r#"{{"spec":{{"replicas":{replicas}}}}}"#);
+            let patch = Patch::parse(
+                PatchType::StrategicMerge,
+                &Bytes::from(body),
+                FieldValidation::Warn,
+            );
+            let current = serde_json::json!({"spec": {"replicas": 1}});
+            let patched = patch.and_then(|patch| patch.apply(id, &current));
+            assert_eq!(
+                patched.expect("applies")["spec"]["replicas"],
+                expected,
+                "{replicas}"
+            );
+        };
+        check("7", 7.into());
+        check("2147483648", (-2_147_483_648_i64).into());
+        check("4294967297", 1.into());
+        check("3.0", 3.into());
+        check("99999999999999999999", 0.into());
+        check("1.5", 1.5.into());
+    }
 
     #[test]
     fn conversions_are_refused_as_by_upstream() {

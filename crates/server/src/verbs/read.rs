@@ -109,6 +109,12 @@ pub fn list_options(exchange: &Exchange, resource: &Resource, watch: bool) -> Re
 /// The read that the options ask of the cache.
 pub fn cache_list(exchange: &Exchange, options: &ListOptions) -> Result<skiff_registry::ListOptions, Status> {
     let version = options.resource_version.as_str();
+    if !options.continue_token.is_empty() && !matches!(version, "" | "0") {
+        check_continue(&options.continue_token).map_err(cache_error)?;
+        return Err(Status::bad_request(
+            "specifying resource version is not allowed when using continue",
+        ));
+    }
     let number = || {
         version_number(version)
             .map_err(|message| Status::bad_request(format!("invalid resource version: {message}")))
@@ -121,12 +127,6 @@ pub fn cache_list(exchange: &Exchange, options: &ListOptions) -> Result<skiff_re
         (_, VersionMatch::Unset) if options.limit > 0 => ReadAt::Exact(number()?),
         _ => ReadAt::NotOlderThan(number()?),
     };
-    if !options.continue_token.is_empty() && !matches!(version, "" | "0") {
-        check_continue(&options.continue_token).map_err(cache_error)?;
-        return Err(Status::bad_request(
-            "specifying resource version is not allowed when using continue",
-        ));
-    }
     let mut namespace = (!exchange.info.namespace.is_empty()).then(|| exchange.info.namespace.clone());
     if namespace.is_none()
         && let Some(selected) = options.fields.required_value("metadata.namespace")
