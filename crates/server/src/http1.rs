@@ -17,11 +17,14 @@ pub fn refused(method: &Method, uri: &Uri, version: Version, headers: &HeaderMap
     if let Some(why) = bad_request(method, uri, version, headers) {
         let colon = if why.is_empty() { "" } else { ": " };
         let text = format!("400 Bad Request{colon}{why}");
-        return Some(ended(body::answer(
-            StatusCode::BAD_REQUEST,
-            "text/plain; charset=utf-8",
-            text,
-        )));
+        let reason = hyper::ext::ReasonPhrase::try_from(&text.as_bytes()[4..]);
+        let kind = "text/plain; charset=utf-8";
+        let mut answer = ended(body::answer(StatusCode::BAD_REQUEST, kind, text));
+        // COMPAT: the first line tells it, too.
+        if let Ok(reason) = reason {
+            answer.extensions_mut().insert(reason);
+        }
+        return Some(answer);
     }
     let expected = headers.get(header::EXPECT).map(HeaderValue::as_bytes);
     if expected.is_some_and(|text| !text.is_empty() && !text.eq_ignore_ascii_case(b"100-continue")) {

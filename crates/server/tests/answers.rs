@@ -561,6 +561,43 @@ async fn requests_that_leave_something_out() {
     ] {
         check(&cluster, method, uri, body, code, words).await;
     }
+    for (uri, body, words) in [
+        (
+            "/apis/networking.k8s.io/v1/namespaces/default/ingresses",
+            r#"{"metadata":{"name":"i"},"spec":{"rules":[]}}"#,
+            "Ingress.networking.k8s.io \"i\" is invalid: spec: Invalid value: []: either `defaultBackend` or `rules` must be specified",
+        ),
+        (
+            "/apis/batch/v1/namespaces/default/jobs",
+            r#"{"metadata":{"name":"j"},"spec":{"template":{"metadata":{"labels":{"job-name":"k"}},"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"i"}]}}}}"#,
+            "Job.batch \"j\" is invalid: spec.template.metadata.labels[job-name]: Invalid value: {\"batch.kubernetes.io/controller-uid\":",
+        ),
+        (
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+            r#"{"metadata":{"name":"as.x.y"},"spec":{"group":"x.y","scope":"Namespaced","names":{"plural":"as","singular":"a","kind":"A","listKind":"AList"},"versions":[{"served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}"#,
+            "CustomResourceDefinition.apiextensions.k8s.io \"as.x.y\" is invalid: spec.versions[0].name: Invalid value: \"\": a DNS-1035 label must",
+        ),
+    ] {
+        check(&cluster, "POST", uri, body, 422, words).await;
+    }
+    let template = json!({"metadata": {"labels": {"a": "b", "c": "!"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let set = json!({"metadata": {"name": "s"}, "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": template}});
+    let refused = cluster
+        .post("/apis/apps/v1/namespaces/default/statefulsets", set)
+        .await;
+    let causes = refused.json["details"]["causes"].as_array().map_or(0, Vec::len);
+    assert_eq!((refused.code, causes), (422, 2), "{}", refused.text);
+    let service = |name: &str| json!({"metadata": {"name": name}, "spec": {"clusterIP": "10.96.7.7", "ports": [{"port": 80}]}});
+    let services = "/api/v1/namespaces/default/services";
+    let made = cluster.post(services, service("a")).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    // A dry run does not ask who has an address, and must not give it back either.
+    let tried = cluster
+        .post(&format!("{services}?dryRun=All"), service("b"))
+        .await;
+    assert_eq!(tried.code, 201, "{}", tried.text);
+    let second = cluster.post(services, service("b")).await;
+    assert_eq!(second.code, 422, "{}", second.text);
     let controller = |field: &str| {
         let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
         json!({"metadata": {field: "x".repeat(254)}, "spec": {"template": template}})

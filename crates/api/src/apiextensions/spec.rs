@@ -386,19 +386,19 @@ fn stored_versions(object: &Value, errors: &mut Vec<Error>) {
         return;
     }
     // COMPAT: upstream finds each stored version once, whoever else has its name.
-    let mut left: Vec<&Value> = stored.iter().collect();
+    let mut left: Vec<&str> = stored.iter().map(|name| name.as_str().unwrap_or("")).collect();
     for version in versions {
-        let name = at(version, "name");
+        let name = text(version, "name");
         let known = left.contains(&name);
         left.retain(|other| *other != name);
         if at(version, "storage").as_bool() == Some(true) && !known {
-            let message = format!("must have the storage version {}", name.as_str().unwrap_or(""));
+            let message = format!("must have the storage version {name}");
             errors.push(Error::invalid(&path, json!(stored), message));
         }
     }
     for (index, name) in stored.iter().enumerate() {
-        if !versions.iter().any(|version| at(version, "name") == name) {
-            let shown = name.as_str().unwrap_or("");
+        let shown = name.as_str().unwrap_or("");
+        if !versions.iter().any(|version| text(version, "name") == shown) {
             errors.push(Error::invalid(
                 &path.index(index),
                 shown,

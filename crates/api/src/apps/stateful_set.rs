@@ -182,6 +182,10 @@ fn rules(spec: &Node, creating: bool, errors: &mut Errors) {
     let completed = with_claim_volumes(spec.value);
     if pod_spec::usable_selector(&selector, "", errors) {
         pod_spec::selected_template(&template.with(&completed), selector.value, errors);
+        if creating {
+            // COMPAT: upstream looks at them once more.
+            pod_spec::template_metadata(&template, errors);
+        }
     }
     pod_spec::always_restart(&template, "StatefulSet", errors);
 }

@@ -215,7 +215,7 @@ fn generated_selector(root: &Node, prefixed: bool, errors: &mut Errors) {
         if !label.is_set() {
             errors.required(&label, format!("must be '{value}'"));
         } else if label.str() != *value {
-            errors.invalid_value(&label, labels.value.clone(), format!("must be '{value}'"));
+            errors.invalid_text(&label, &labels.value.to_string(), format!("must be '{value}'"));
         }
     }
     let expected = wanted

@@ -233,22 +233,25 @@ fn gates(spec: &Node, errors: &mut Errors) {
 
 /// A template of pods: labels, annotations and spec.
 pub fn template(template: &Node, errors: &mut Errors) {
-    // COMPAT: upstream leaves `metadata` out of these two paths.
-    let (labels, annotations) = (template.field("labels"), template.field("annotations"));
-    object_meta::labels(&labels.with(template.field("metadata.labels").value), errors);
-    object_meta::annotations(
-        &annotations.with(template.field("metadata.annotations").value),
-        errors,
-    );
+    template_metadata(template, errors);
     let given = template.field("metadata.annotations");
     let spec = template.field("spec");
-    pod_annotations::validate(&annotations.with(given.value), spec.value, None, errors);
     validate(&spec, None, false, errors);
     pod_annotations::agree(given.value, &spec, errors);
     let ephemeral = template.field("spec.ephemeralContainers");
     if !ephemeral.is_empty() {
         errors.forbidden(&ephemeral, "ephemeral containers not allowed in pod template");
     }
+}
+
+/// The labels and annotations of a template.
+pub fn template_metadata(template: &Node, errors: &mut Errors) {
+    // COMPAT: upstream leaves `metadata` out of these two paths.
+    let (labels, annotations) = (template.field("labels"), template.field("annotations"));
+    object_meta::labels(&labels.with(template.field("metadata.labels").value), errors);
+    let given = annotations.with(template.field("metadata.annotations").value);
+    object_meta::annotations(&given, errors);
+    pod_annotations::validate(&given, template.field("spec").value, None, errors);
 }
 
 /// A selector that is wrong in itself is refused once more, with these words, and the template is not looked at.

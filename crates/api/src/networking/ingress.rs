@@ -112,7 +112,10 @@ fn spec(spec: &Node, any_secret: bool, errors: &mut Errors) {
     if rules.is_empty() && !backend.is_set() {
         errors.invalid_value(
             spec,
-            Value::Null,
+            match rules.value {
+                Value::Array(_) => Value::Array(Vec::new()),
+                _ => Value::Null,
+            },
             "either `defaultBackend` or `rules` must be specified",
         );
     }

@@ -320,26 +320,57 @@ pub(super) fn duration(text: &str) -> Result<Value, String> {
 
 /// Base64 as Go's standard decoder takes it: line breaks are ignored, all else must be right.
 pub(super) fn bytes(text: String) -> Result<Value, String> {
-    let compact: String = if text.contains(['\r', '\n']) {
-        text.chars().filter(|c| *c != '\r' && *c != '\n').collect()
-    } else {
-        text
-    };
-    if STANDARD.decode(&compact).is_ok() {
-        return Ok(Value::String(compact));
+    let breaks = |c: char| matches!(c, '\r' | '\n');
+    let compact: Option<String> = text
+        .contains(breaks)
+        .then(|| text.chars().filter(|c| !breaks(*c)).collect());
+    let plain = compact.as_deref().unwrap_or(&text);
+    if STANDARD.decode(plain).is_ok() {
+        return Ok(Value::String(compact.unwrap_or(text)));
     }
-    match LENIENT.decode(&compact) {
+    match LENIENT.decode(plain) {
         Ok(decoded) => Ok(bytes_of(&decoded)),
-        Err(error) => {
-            let at = match error {
-                base64::DecodeError::InvalidByte(at, _) | base64::DecodeError::InvalidLastSymbol(at, _) => at,
-                // Go points at the start of the group that is not complete.
-                base64::DecodeError::InvalidLength(_) | base64::DecodeError::InvalidPadding => {
-                    compact.len() / 4 * 4
-                }
-            };
+        Err(_) => {
+            let at = corrupt_at(text.as_bytes());
             Err(format!("illegal base64 data at input byte {at}"))
         }
+    }
+}
+
+/// Where Go's decoder gives up on a text that is not base64.
+fn corrupt_at(text: &[u8]) -> usize {
+    let mut in_group = 0;
+    for (at, byte) in text.iter().enumerate() {
+        match byte {
+            b'\r' | b'\n' => {}
+            b'=' => return after_padding(text, at, in_group),
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'+' | b'/' => in_group = (in_group + 1) % 4,
+            _ => return at,
+        }
+    }
+    // The start of the group that is not complete.
+    text.len() - in_group
+}
+
+/// The same from the first padding on, which stands behind so many letters of its group.
+fn after_padding(text: &[u8], at: usize, in_group: usize) -> usize {
+    let next = |from: usize| {
+        let breaks = text[from..]
+            .iter()
+            .take_while(|byte| matches!(byte, b'\r' | b'\n'));
+        from + breaks.count()
+    };
+    match in_group {
+        2 => {
+            let second = next(at + 1);
+            match text.get(second) {
+                Some(b'=') => next(second + 1),
+                Some(_) => second - 1,
+                None => text.len(),
+            }
+        }
+        3 => next(at + 1),
+        _ => at,
     }
 }
 
@@ -427,9 +458,23 @@ mod tests {
             "time: missing unit in duration \"5\""
         );
         assert_eq!(bytes("Zm9v\nYmE=".into()).expect("decodes"), "Zm9vYmE=");
-        assert_eq!(
-            bytes("Zm9v!".into()).expect_err("bad"),
-            "illegal base64 data at input byte 4"
-        );
+        // As Go's encoding/base64 says it.
+        for (text, at) in [
+            ("Zm9v!", 4),
+            ("Zg==x", 4),
+            ("Zm8=x", 4),
+            ("Zg=x", 2),
+            ("Zm9vZg==Zg==", 8),
+            ("Zg===", 4),
+            ("Z===", 1),
+            ("=", 0),
+            ("Zg=", 3),
+            ("Zm8", 0),
+            ("Zm9vZ", 4),
+            ("Zg==\nx", 5),
+        ] {
+            let said = format!("illegal base64 data at input byte {at}");
+            assert_eq!(bytes(text.into()).expect_err("bad"), said, "{text:?}");
+        }
     }
 }

@@ -232,7 +232,7 @@ fn apply(
         let facts = resource.facts;
         let expected = GroupVersionKind::new(facts.group, facts.version, facts.kind);
         patch.check_kind(&expected, &patched).map_err(&refuse)?;
-        patch.check_version(exchange, validation, &patched, &refuse)?;
+        patch.check_version(exchange, validation, &patched, refuse)?;
     }
     let mut value = decode::patched(
         context,

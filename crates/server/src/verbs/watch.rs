@@ -119,10 +119,15 @@ fn error_frame(format: Format, status: &Status) -> Bytes {
     {
         return protobuf::frame("ERROR", &object);
     }
-    Bytes::from(format!(
-        "{}\n",
-        json!({"type": "ERROR", "object": status.to_value()})
-    ))
+    json_line("ERROR", &status.to_value())
+}
+
+/// The line of an event, with its parts in upstream's order.
+fn json_line(kind: &str, object: &Value) -> Bytes {
+    let mut line = format!("{{\"type\":\"{kind}\",\"object\":").into_bytes();
+    line.extend(skiff_schema::declared_order(skiff_api::facts::schema(), object));
+    line.extend_from_slice(b"}\n");
+    line.into()
 }
 
 /// An open watch: the body of its answer. What it waits for besides events is set up once, not with
@@ -369,10 +374,7 @@ impl Shape {
         if self.format == Format::Protobuf {
             return Ok(protobuf::frame(kind.as_str(), &protobuf::document(&object)?));
         }
-        Ok(Bytes::from(format!(
-            "{}\n",
-            json!({"type": kind.as_str(), "object": object})
-        )))
+        Ok(json_line(kind.as_str(), &object))
     }
 
     /// The event in protobuf, with the object as it is served.

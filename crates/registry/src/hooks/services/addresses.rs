@@ -7,6 +7,7 @@ use skiff_api::core::service::cluster_ip_errors;
 use skiff_meta::{Status, field};
 
 use super::{NONE, Services, Taken, cluster_ips, family_name, invalid, strings, type_of};
+use crate::hooks::ip_allocator::IpError;
 use crate::object;
 
 impl Services {
@@ -178,7 +179,12 @@ impl Services {
             let Ok(address) = text.parse::<IpAddr>() else {
                 continue;
             };
-            if let Err(error) = range.allocate(address) {
+            let allocated = range.allocate(address);
+            // COMPAT: a dry run does not ask whether somebody has the address.
+            if taken.dry_run && allocated == Err(IpError::Allocated) {
+                continue;
+            }
+            if let Err(error) = allocated {
                 let detail = format!("failed to allocate IP {address}: {error}");
                 let path = field::Path::new("spec.clusterIPs");
                 return invalid(service, vec![field::Error::invalid(&path, asked, detail)]);
