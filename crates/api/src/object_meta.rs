@@ -353,6 +353,17 @@ fn with_prefix(name: &str, prefix: bool, rule: fn(&str) -> Vec<String>) -> Vec<S
     }
 }
 
+/// COMPAT: the rule for names of kinds whose type declares it: it counts in bytes, and no prefix is looked at.
+pub fn declared_subdomain(name: &str, prefix: bool) -> Vec<String> {
+    if prefix {
+        return Vec::new();
+    }
+    let found = names::dns1123_subdomain(name).into_iter();
+    found
+        .map(|text| text.replace("253 characters", "253 bytes"))
+        .collect()
+}
+
 /// The rule of most kinds' names.
 pub fn dns_subdomain(name: &str, prefix: bool) -> Vec<String> {
     with_prefix(name, prefix, names::dns1123_subdomain)

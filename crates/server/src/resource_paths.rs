@@ -6,9 +6,9 @@ use skiff_meta::Status;
 use skiff_registry::Resource;
 
 use crate::body::{Answer, Body, not_found};
-use crate::chain::Exchange;
+use crate::chain::{Exchange, not_routed};
 use crate::server::Inner;
-use crate::{crd, subresources, verbs};
+use crate::{crd, negotiate, subresources, verbs};
 
 pub async fn route(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> Result<Answer, Status> {
     let info = &exchange.info;
@@ -104,6 +104,9 @@ async fn main_resource(
         exchange.context.annotate("k8s.io/deprecated", "true".to_string());
     }
     if let Some(warning) = skiff_api::kind::deprecation(facts.group, facts.version, facts.kind) {
+        // Who gets no answer gets no warning.
+        let listing = matches!(verb.as_str(), "list" | "watch");
+        negotiate::routed(exchange.header(http::header::ACCEPT), listing).map_err(not_routed)?;
         exchange.context.warn(warning.to_string());
         exchange.context.annotate("k8s.io/deprecated", "true".to_string());
     }

@@ -539,6 +539,20 @@ async fn requests_that_leave_something_out() {
         ),
         (
             "POST",
+            MAPS,
+            r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"x"},"data":{"a":"one"}}"#,
+            400,
+            "Secret in version \"v1\" cannot be handled as a ConfigMap: illegal base64 data at input byte 0",
+        ),
+        (
+            "POST",
+            "/apis/apiregistration.k8s.io/v1/apiservices",
+            r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"}}"#,
+            400,
+            "ConfigMap in version \"v1\" cannot be handled as a APIService: no kind \"ConfigMap\" is registered for version \"v1\" in scheme",
+        ),
+        (
+            "POST",
             "/api/v1/namespaces/default/events",
             r#"{"metadata":{"name":".."},"involvedObject":{"namespace":"default"}}"#,
             422,
@@ -571,6 +585,11 @@ async fn requests_that_leave_something_out() {
             "/apis/batch/v1/namespaces/default/jobs",
             r#"{"metadata":{"name":"j"},"spec":{"template":{"metadata":{"labels":{"job-name":"k"}},"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"i"}]}}}}"#,
             "Job.batch \"j\" is invalid: spec.template.metadata.labels[job-name]: Invalid value: {\"batch.kubernetes.io/controller-uid\":",
+        ),
+        (
+            "/apis/apiregistration.k8s.io/v1/apiservices",
+            r#"{"metadata":{"name":"v1.x.y","generateName":"z-"},"spec":{"group":"x.y","version":"v1","groupPriorityMinimum":1,"versionPriority":1}}"#,
+            "APIService.apiregistration.k8s.io \"v1.x.y\" is invalid: metadata.generateName: Invalid value: \"z-\": must be `spec.version+\".\"+spec.group`: \"v1.x.y\"",
         ),
         (
             "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
@@ -608,6 +627,22 @@ async fn requests_that_leave_something_out() {
     assert!(message.ends_with(": must be no more than 253 bytes"), "{message}");
     let generated = cluster.post(uri, controller("generateName")).await;
     assert_eq!(generated.code, 201, "{}", generated.text);
+    let class = json!({"metadata": {"generateName": "x".repeat(254)}});
+    let classes = "/apis/resource.k8s.io/v1/deviceclasses?dryRun=All";
+    let generated = cluster.post(classes, class).await;
+    assert_eq!(generated.code, 201, "{}", generated.text);
+    let endpoints = "/api/v1/namespaces/default/endpoints";
+    for (accept, warned) in [("application/json", true), ("application/cbor", false)] {
+        let reply = cluster
+            .send_as(cluster.admin(), "GET", endpoints, &[("accept", accept)], "")
+            .await;
+        assert_eq!(
+            reply.headers.contains_key("warning"),
+            warned,
+            "{accept}: {}",
+            reply.text
+        );
+    }
     let verbose = cluster
         .get("/healthz?verbose&exclude=z&exclude=y&exclude=z")
         .await;

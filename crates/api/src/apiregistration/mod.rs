@@ -77,16 +77,17 @@ fn rules(object: &Value, errors: &mut Errors) {
     let spec = root.field("spec");
     let (group, version) = (spec.field("group"), spec.field("version"));
     let wanted = format!("{}.{}", version.str(), group.str());
-    let name = root.field("metadata.name");
-    // A name that is missing or no name has been told by now.
-    if !name.is_empty() && names::path_segment(name.str(), false).is_empty() && name.str() != wanted {
-        errors.invalid(
-            &name,
-            format!(
-                "must be `spec.version+\".\"+spec.group`: {}",
-                skiff_meta::field::quote(&wanted)
-            ),
-        );
+    for name in ["metadata.generateName", "metadata.name"].map(|name| root.field(name)) {
+        // A name that is missing or no name has been told by now.
+        if !name.is_empty() && names::path_segment(name.str(), false).is_empty() && name.str() != wanted {
+            errors.invalid(
+                &name,
+                format!(
+                    "must be `spec.version+\".\"+spec.group`: {}",
+                    skiff_meta::field::quote(&wanted)
+                ),
+            );
+        }
     }
     if group.is_empty() && version.str() != "v1" {
         errors.required(

@@ -1,13 +1,12 @@
 //! ReplicationControllers and PodTemplates.
 
 use serde_json::{Map, Value, json};
-use skiff_meta::names;
 
 use super::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
 use crate::kind::{AGE, Again, BASE, Kind, NAME, integer, text as column, wide};
 use crate::node::{Node, at, number, text};
-use crate::{row, strategy, walk};
+use crate::{object_meta, row, strategy, walk};
 
 pub static REPLICATION_CONTROLLER: Kind = Kind {
     kind: "ReplicationController",
@@ -68,14 +67,7 @@ pub static REPLICATION_CONTROLLER: Kind = Kind {
         ]
     },
     has_status: true,
-    // COMPAT: a rule of the type itself, not of all names: it counts in bytes, and no prefix is looked at.
-    name_rule: |name, prefix| match prefix {
-        true => Vec::new(),
-        false => names::dns1123_subdomain(name)
-            .into_iter()
-            .map(|text| text.replace("253 characters", "253 bytes"))
-            .collect(),
-    },
+    name_rule: object_meta::declared_subdomain,
     warnings: |new, old| match old {
         None => pod_warnings::template(new, None, "spec.template"),
         // COMPAT: upstream takes the old one for the new one here.

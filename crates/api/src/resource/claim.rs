@@ -112,6 +112,7 @@ pub static RESOURCE_CLAIM_TEMPLATE: Kind = Kind {
 pub static DEVICE_CLASS: Kind = Kind {
     group: GROUP,
     kind: "DeviceClass",
+    name_rule: crate::object_meta::declared_subdomain,
     prepare_create: strategy::create_generation_only,
     prepare_update: strategy::update_generation,
     validate: |object| {
