@@ -1,6 +1,7 @@
 //! The API server by itself, for comparing it with others: no controllers, no nodes.
 //! `serve DIR PORT [ETCD|-] [POLICY LOG]` keeps its state and an `admin.kubeconfig` in DIR and ends on SIGTERM or SIGINT. With
 //! the address of an etcd the objects are there; with an audit policy and a file, requests are recorded.
+//! `WITHOUT_ADMISSION=ServiceAccount,…` in the environment leaves plugins out, for suites that were written so.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -74,7 +75,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }),
         authentication: Default::default(),
         authorization: vec![skiff_auth::Mode::Node, skiff_auth::Mode::Rbac],
-        admission: skiff_admission::Chain::recommended(),
+        admission: admission(),
         kubelet: Some(KubeletClient {
             tls: Arc::new(skiff_pki::client_config(pki.ca_certificate(), Some(&admin))?),
         }),
@@ -101,4 +102,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     server.serve(listener, shutdown).await;
     Ok(())
+}
+
+fn admission() -> skiff_admission::Chain {
+    let without = std::env::var("WITHOUT_ADMISSION").unwrap_or_default();
+    let mut plugins = skiff_admission::plugins::recommended();
+    plugins.retain(|plugin| !without.split(',').any(|name| name == plugin.name()));
+    skiff_admission::Chain::new(plugins)
 }
