@@ -54,7 +54,7 @@ async fn start() -> (Server, tempfile::TempDir) {
         node_ports: 30000..=32767,
         advertise_address: "192.0.2.1".parse().expect("an address"),
         advertise_port: 6443,
-        tls: Arc::new(skiff_pki::asking_server_config(&identity).expect("TLS")),
+        tls: Arc::new(skiff_pki::asking_server_config(&identity, &[]).expect("TLS")),
         client_certificates: None,
         service_account: None,
         authentication: Default::default(),

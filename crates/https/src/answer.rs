@@ -7,6 +7,8 @@ use serde_json::Value;
 pub struct Answer {
     pub code: u16,
     pub content_type: String,
+    /// Where else to ask.
+    pub location: Option<String>,
     /// It asks to be called again.
     pub retry_after: bool,
     pub body: Bytes,
@@ -48,7 +50,7 @@ impl Answer {
         };
         match self.code {
             400 => "the server rejected our request for an unknown reason".to_owned(),
-            403 | 415 => told,
+            403 | 406 | 415 => told,
             409 => "the server reported a conflict".to_owned(),
             422 => "the server rejected our request due to an error in our request".to_owned(),
             429 => "the server has received too many requests and has asked us to try again later".to_owned(),

@@ -223,9 +223,9 @@ async fn exchange(
         }
     })?;
     let code = answer.status().as_u16();
-    let content_type = answer.headers().get("content-type");
-    let content_type = content_type.and_then(|value| value.to_str().ok());
-    let content_type = content_type.unwrap_or("").to_owned();
+    let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
+    let content_type = header("content-type").unwrap_or("").to_owned();
+    let location = header("location").filter(|to| !to.is_empty()).map(str::to_owned);
     let retry_after = answer.headers().contains_key("retry-after");
     let body = Limited::new(answer.into_body(), call.limit).collect().await;
     let body = body.map_err(|error| {
@@ -238,6 +238,7 @@ async fn exchange(
     let answer = Answer {
         code,
         content_type,
+        location,
         retry_after,
         body: body.to_bytes(),
     };

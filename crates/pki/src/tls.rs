@@ -86,11 +86,20 @@ pub fn server_config(identity: &Identity, client_ca: Option<&str>) -> Result<Ser
 
 /// A server that asks for client certificates and takes whichever it is shown: whose they are is decided by
 /// [`ClientAuthority`], request by request. The client proves in the handshake that it holds the key.
-pub fn asking_server_config(identity: &Identity) -> Result<ServerConfig> {
+/// The names of `authorities` (PEM) are told to clients, many of which then show no certificate of another.
+pub fn asking_server_config(identity: &Identity, authorities: &[&str]) -> Result<ServerConfig> {
+    let mut names = Vec::new();
+    for pem in authorities {
+        names.extend(roots(pem)?.subjects());
+    }
+    let verifier = AnyCertificate {
+        provider: provider(),
+        authorities: names,
+    };
     let mut config = ServerConfig::builder_with_provider(serving_provider())
         .with_safe_default_protocol_versions()
         .map_err(tls)?
-        .with_client_cert_verifier(Arc::new(AnyCertificate(provider())))
+        .with_client_cert_verifier(Arc::new(verifier))
         .with_single_cert(chain(&identity.certificate)?, key(&identity.key)?)
         .map_err(tls)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -232,7 +241,10 @@ pub fn insecure_client_config(identity: Option<&Identity>) -> Result<ClientConfi
         .with_safe_default_protocol_versions()
         .map_err(tls)?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider())));
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate {
+            provider: provider(),
+            authorities: Vec::new(),
+        }));
     match identity {
         Some(identity) => builder
             .with_client_auth_cert(chain(&identity.certificate)?, key(&identity.key)?)
@@ -243,11 +255,17 @@ pub fn insecure_client_config(identity: Option<&Identity>) -> Result<ClientConfi
 
 /// Takes any certificate, but checks that the peer holds its key.
 #[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
+struct AnyCertificate {
+    provider: Arc<CryptoProvider>,
+    /// Those that a server names when it asks for a certificate.
+    authorities: Vec<DistinguishedName>,
+}
 
 impl AnyCertificate {
     fn schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 
     fn tls12(
@@ -260,7 +278,7 @@ impl AnyCertificate {
             message,
             certificate,
             signature,
-            &self.0.signature_verification_algorithms,
+            &self.provider.signature_verification_algorithms,
         )
     }
 
@@ -274,14 +292,14 @@ impl AnyCertificate {
             message,
             certificate,
             signature,
-            &self.0.signature_verification_algorithms,
+            &self.provider.signature_verification_algorithms,
         )
     }
 }
 
 impl ClientCertVerifier for AnyCertificate {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
+        &self.authorities
     }
 
     fn client_auth_mandatory(&self) -> bool {
@@ -357,6 +375,7 @@ impl ServerCertVerifier for AnyCertificate {
 
 #[cfg(test)]
 mod tests {
+    use super::FromDer;
     use crate::Pki;
 
     #[test]
@@ -406,5 +425,61 @@ mod tests {
             )
             .is_err()
         );
+    }
+
+    /// Remembers which authorities the server named, and shows nothing.
+    #[derive(Debug, Default)]
+    struct Asked(std::sync::Mutex<Vec<Vec<u8>>>);
+
+    impl rustls::client::ResolvesClientCert for Asked {
+        fn resolve(
+            &self,
+            names: &[&[u8]],
+            _: &[rustls::SignatureScheme],
+        ) -> Option<std::sync::Arc<rustls::sign::CertifiedKey>> {
+            *self.0.lock().unwrap() = names.iter().map(|name| name.to_vec()).collect();
+            None
+        }
+
+        fn has_certs(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn who_asks_for_certificates_names_the_authorities() {
+        use std::sync::Arc;
+        let dir = tempfile::tempdir().unwrap();
+        let pki = Pki::open(dir.path()).unwrap();
+        let identity = pki.serving("s", "s", &["localhost".to_owned()]).unwrap();
+        let front_proxy = pki.front_proxy().unwrap();
+        let authorities = [pki.ca_certificate(), &front_proxy.ca];
+        let server = super::asking_server_config(&identity, &authorities).unwrap();
+        let mut client = super::client_config(pki.ca_certificate(), None).unwrap();
+        let asked = Arc::new(Asked::default());
+        client.client_auth_cert_resolver = asked.clone();
+        let name = "localhost".try_into().unwrap();
+        let mut client = rustls::ClientConnection::new(Arc::new(client), name).unwrap();
+        let mut server = rustls::ServerConnection::new(Arc::new(server)).unwrap();
+        while client.is_handshaking() || server.is_handshaking() {
+            let mut bytes = Vec::new();
+            client.write_tls(&mut bytes).unwrap();
+            server.read_tls(&mut bytes.as_slice()).unwrap();
+            server.process_new_packets().unwrap();
+            let mut bytes = Vec::new();
+            server.write_tls(&mut bytes).unwrap();
+            client.read_tls(&mut bytes.as_slice()).unwrap();
+            client.process_new_packets().unwrap();
+        }
+        let asked = asked.0.lock().unwrap();
+        let expected: Vec<Vec<u8>> = authorities
+            .iter()
+            .map(|pem| {
+                let chain = super::chain(pem).unwrap();
+                let (_, certificate) = super::X509Certificate::from_der(&chain[0]).unwrap();
+                certificate.subject().as_raw().to_vec()
+            })
+            .collect();
+        assert_eq!(*asked, expected);
     }
 }

@@ -38,6 +38,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let names = ["localhost".to_string(), "127.0.0.1".to_string()];
     let identity = pki.serving("apiserver", "kube-apiserver", &names)?;
     let (private_key, public_key) = pki.service_account_keys()?;
+    let front_proxy = pki.front_proxy()?;
     let admin = pki.client("admin", "kubernetes-admin", Some("system:masters"))?;
     let encode = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
     let kubeconfig = serde_json::json!({
@@ -62,10 +63,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         node_ports: 30000..=32767,
         advertise_address: "192.0.2.2".parse()?,
         advertise_port: port,
-        tls: Arc::new(skiff_pki::asking_server_config(&identity)?),
+        tls: Arc::new(skiff_pki::asking_server_config(
+            &identity,
+            &[pki.ca_certificate(), &front_proxy.ca],
+        )?),
         client_certificates: Some(ClientCertificates {
             client_ca: pki.ca_certificate().to_string(),
-            front_proxy: Some(pki.front_proxy()?),
+            front_proxy: Some(front_proxy.clone()),
         }),
         service_account: Some(ServiceAccountKey {
             private_key,

@@ -43,6 +43,7 @@ mod verbs;
 mod version;
 mod warnings;
 mod webhook_client;
+mod webhook_place;
 
 pub use audit::{
     AuditConfig, AuditError, LogOptions, Mode as AuditMode, Policy as AuditPolicy,

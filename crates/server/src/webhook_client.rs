@@ -6,12 +6,18 @@ use std::time::Duration;
 
 use base64::Engine;
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue, Method};
 use serde_json::Value;
-use skiff_https::{Call, Client, Place};
+use skiff_https::{Answer, Call, Client, Place};
 use skiff_registry::{Registry, object};
 
 use crate::aggregation::resolve::resolve;
+use crate::webhook_place::{clean, of_url, redirected};
+
+/// As whom the API server calls webhooks, those of conversions too.
+const USER_AGENT: HeaderValue = HeaderValue::from_static("kube-apiserver-admission");
+/// Upstream's client gives up then.
+const REDIRECTS: usize = 10;
 
 pub struct WebhookClient {
     registry: Arc<Registry>,
@@ -55,26 +61,51 @@ impl WebhookClient {
 
     /// Posts a document and reads the answer. The timeout is told to the webhook, too.
     pub async fn call(&self, document: &Value, timeout: Duration) -> Result<Value, String> {
-        let (place, url) = self.place(timeout.as_secs()).await?;
+        let (place, mut url) = self.place(timeout.as_secs()).await?;
         let body = Bytes::from(document.to_string());
-        let headers = HeaderMap::new();
-        let answer = self
-            .client
-            .call(Call::post(&place, &headers, body, timeout))
-            .await;
-        answer
-            .map_err(|failure| format!("Post \"{url}\": {failure}"))?
-            .document()
+        let answer = self.follow(place, body, timeout, &mut url).await;
+        answer.map_err(|why| format!("Post \"{url}\": {why}"))?.document()
+    }
+
+    /// Sends the document, and sends it again where an answer says so, within the time of one call. As with every
+    /// client, a redirect of the old kind turns a POST into a GET. `url` is where it went last.
+    async fn follow(
+        &self,
+        mut place: Place,
+        mut body: Bytes,
+        timeout: Duration,
+        url: &mut String,
+    ) -> Result<Answer, String> {
+        let until = tokio::time::Instant::now() + timeout;
+        let mut method = Method::POST;
+        let mut headers = HeaderMap::new();
+        headers.insert(http::header::USER_AGENT, USER_AGENT);
+        for _ in 0..REDIRECTS {
+            let left = until.saturating_duration_since(tokio::time::Instant::now());
+            let call = Call {
+                method: method.clone(),
+                ..Call::post(&place, &headers, body.clone(), left)
+            };
+            let answer = self.client.call(call).await;
+            let answer = answer.map_err(|failure| failure.to_string())?;
+            let location = match (answer.code, &answer.location) {
+                (301..=303 | 307 | 308, Some(location)) => location,
+                _ => return Ok(answer),
+            };
+            if answer.code <= 303 {
+                method = Method::GET;
+                body = Bytes::new();
+            }
+            url.clone_from(location);
+            place = redirected(&place, location)?;
+        }
+        Err(format!("stopped after {REDIRECTS} redirects"))
     }
 
     /// Where a call goes, and the URL as it is shown.
     async fn place(&self, seconds: u64) -> Result<(Place, String), String> {
         match &self.target {
-            Target::Url(url) => {
-                let joined = if url.contains('?') { '&' } else { '?' };
-                let url = format!("{url}{joined}timeout={seconds}s");
-                Ok((Place::of(&url)?, url))
-            }
+            Target::Url(url) => of_url(url, seconds),
             Target::Service {
                 namespace,
                 name,
@@ -82,11 +113,7 @@ impl WebhookClient {
                 port,
             } => {
                 let server_name = format!("{name}.{namespace}.svc");
-                let path = if path.starts_with('/') {
-                    path.clone()
-                } else {
-                    format!("/{path}")
-                };
+                let path = clean(path);
                 let url = format!("https://{server_name}:{port}{path}?timeout={seconds}s");
                 let found = resolve(&self.registry, namespace, name, *port).await;
                 let (address, to) = found.map_err(|status| match status.code {

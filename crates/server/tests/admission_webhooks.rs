@@ -78,6 +78,13 @@ fn no_review(path: &str, review: &Value) -> Option<Response<Full<Bytes>>> {
     let (code, body) = match path {
         "/code-500" => (500, "boom".to_owned()),
         "/code-404" => (404, "nothing".to_owned()),
+        "/again" => (307, "/code-403".to_owned()),
+        "/beside" => (308, "code-403".to_owned()),
+        "/around" => (307, "/around".to_owned()),
+        "/nowhere" => (307, String::new()),
+        // The one who comes here by GET is refused, too.
+        "/moved" => (301, "/code-403".to_owned()),
+        "/code-403" => (403, format!("not for {}", review["kind"])),
         "/empty" => (200, String::new()),
         "/other" => (
             200,
@@ -91,7 +98,8 @@ fn no_review(path: &str, review: &Value) -> Option<Response<Full<Bytes>>> {
     };
     let answer = Response::builder()
         .status(code)
-        .header("content-type", "text/plain");
+        .header("content-type", "text/plain")
+        .header("location", if code / 100 == 3 { &body } else { "" });
     Some(answer.body(Full::new(Bytes::from(body))).expect("an answer"))
 }
 
@@ -119,8 +127,13 @@ impl Webhooks {
                             let all = all.clone();
                             async move {
                                 let path = request.uri().path().to_owned();
+                                let method = request.method().clone();
+                                assert_eq!(request.headers()["user-agent"], "kube-apiserver-admission");
                                 let body = request.into_body().collect().await.expect("a body").to_bytes();
-                                let review: Value = serde_json::from_slice(&body).expect("JSON");
+                                let review: Value = match method {
+                                    http::Method::GET => Value::Null,
+                                    _ => serde_json::from_slice(&body).expect("JSON"),
+                                };
                                 if path == "/hang" {
                                     std::future::pending::<()>().await;
                                 }
@@ -501,10 +514,16 @@ async fn answers_that_are_none() {
     let cluster = Cluster::start().await;
     let webhooks = Webhooks::start(&cluster).await;
     let only = |name: &str| json!({"objectSelector": {"matchLabels": {"to": name}}});
-    let paths = ["/code-500", "/code-404", "/empty", "/other", "/bare"];
-    let hooks = paths.map(|path| webhooks.hook(path, "", "configmaps", only(path.trim_matches('/'))));
+    let paths = ["/code-500", "/code-404", "/empty", "/other", "/bare", "//again/"];
+    let paths: Vec<&str> = paths
+        .into_iter()
+        .chain(["/beside", "/around", "/nowhere", "/moved"])
+        .collect();
+    let hooks = paths
+        .into_iter()
+        .map(|path| webhooks.hook(path, "", "configmaps", only(path.trim_matches('/'))));
     webhooks
-        .configure(&cluster, VALIDATING, "bad", hooks.to_vec())
+        .configure(&cluster, VALIDATING, "bad", hooks.collect())
         .await;
     let check = async |to: &str, message: &str| {
         let reply = cluster
@@ -525,6 +544,21 @@ async fn answers_that_are_none() {
     check(
         "code-404",
         "failed to call webhook: the server could not find the requested resource",
+    )
+    .await;
+    // Redirects are followed.
+    let posted = "failed to call webhook: not for \"AdmissionReview\"";
+    check("again", posted).await;
+    check("beside", posted).await;
+    check("moved", "failed to call webhook: not for null").await;
+    check(
+        "around",
+        "failed to call webhook: Post \"/around\": stopped after 10 redirects",
+    )
+    .await;
+    check(
+        "nowhere",
+        "failed to call webhook: the server responded with the status code 307 but did not return more information",
     )
     .await;
     check(

@@ -247,7 +247,10 @@ impl Wiring<'_> {
             node_ports: node_ports(&self.args.service_node_port_range)?,
             advertise_address: advertise,
             advertise_port: cluster.bind.port(),
-            tls: Arc::new(skiff_pki::asking_server_config(&certificates.api_server)?),
+            tls: Arc::new(skiff_pki::asking_server_config(
+                &certificates.api_server,
+                &[certificates.ca.as_str(), certificates.front_proxy.ca.as_str()],
+            )?),
             client_certificates: Some(ClientCertificates {
                 client_ca: certificates.ca.clone(),
                 front_proxy: Some(certificates.front_proxy.clone()),

@@ -58,7 +58,7 @@ impl World {
         let identity = pki
             .serving("apiserver", "kube-apiserver", &["localhost".to_owned()])
             .unwrap();
-        let tls = Arc::new(skiff_pki::asking_server_config(&identity).unwrap());
+        let tls = Arc::new(skiff_pki::asking_server_config(&identity, &[]).unwrap());
         let stop = CancellationToken::new();
         let server = skiff_server::Server::start(skiff_server::ServerConfig {
             store: Arc::new(store),

@@ -170,7 +170,9 @@ impl Cluster {
         let identity = pki
             .serving("apiserver", "kube-apiserver", &names)
             .expect("a certificate");
-        let tls = Arc::new(skiff_pki::asking_server_config(&identity).expect("TLS"));
+        let front_proxy = pki.front_proxy().expect("a front proxy");
+        let authorities = [pki.ca_certificate(), &front_proxy.ca];
+        let tls = Arc::new(skiff_pki::asking_server_config(&identity, &authorities).expect("TLS"));
         let client = pki
             .client(
                 "apiserver-kubelet-client",
@@ -189,7 +191,7 @@ impl Cluster {
             tls,
             client_certificates: Some(ClientCertificates {
                 client_ca: pki.ca_certificate().to_string(),
-                front_proxy: Some(pki.front_proxy().expect("a front proxy")),
+                front_proxy: Some(front_proxy),
             }),
             service_account: Some(ServiceAccountKey {
                 private_key,
