@@ -73,6 +73,7 @@ mod tests {
                         result.map(|code| Answer {
                             code,
                             content_type: String::new(),
+                            location: None,
                             retry_after: false,
                             body: Default::default(),
                         })

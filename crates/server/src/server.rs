@@ -22,7 +22,7 @@ use crate::audit::{AuditConfig, AuditError, Auditor};
 use crate::connections::Limits;
 use crate::dynamic::{self, Dynamic};
 use crate::flow::{self, FlowControl};
-use crate::hooks::{bootstrap_secrets, identity, ip_addresses, node_graph, rbac_source};
+use crate::hooks::{bootstrap_secrets, identity, ip_addresses, node_graph, rbac_source, repair};
 use crate::listen::{self, Authorities};
 use crate::metrics::Metrics;
 use crate::service::InProcess;
@@ -146,6 +146,9 @@ pub struct Inner {
     pub document_times: crate::content::Times,
     /// `host:port`, as discovery and OpenID show it.
     pub server_address: String,
+    pub advertise: Advertise,
+    /// The authorities of clients and of front proxies.
+    pub published: Option<(String, Option<String>)>,
     pub ready: AtomicBool,
     pub started: jiff::Timestamp,
     pub shutdown: CancellationToken,
@@ -242,6 +245,17 @@ impl Server {
             anonymous: Arc::new(UserInfo::anonymous()),
             document_times: Default::default(),
             custom_documents: crate::crd::openapi::Documents::default(),
+            advertise: Advertise {
+                address: config.advertise_address,
+                port: config.advertise_port,
+            },
+            published: certificates.map(|certificates| {
+                let proxy = certificates.front_proxy.as_ref();
+                (
+                    certificates.client_ca.clone(),
+                    proxy.map(|proxy| proxy.ca.clone()),
+                )
+            }),
             server_address: SocketAddr::new(config.advertise_address, config.advertise_port).to_string(),
             ready: AtomicBool::new(false),
             started: jiff::Timestamp::now(),
@@ -249,32 +263,22 @@ impl Server {
             tls: config.tls,
             registry,
         });
-        let advertise = Advertise {
-            address: config.advertise_address,
-            port: config.advertise_port,
-        };
         inner
             .registry
-            .bootstrap(advertise)
+            .bootstrap(inner.advertise)
             .await
             .map_err(StartError::Bootstrap)?;
         rbac_source::bootstrap(&inner)
             .await
             .map_err(StartError::Bootstrap)?;
         crate::crd::start(&inner).await.map_err(StartError::Bootstrap)?;
-        if let Some(certificates) = &config.client_certificates {
-            let proxy = certificates.front_proxy.as_ref();
-            inner
-                .registry
-                .publish_authorities(&certificates.client_ca, proxy.map(|proxy| proxy.ca.as_str()))
-                .await
-                .map_err(StartError::Bootstrap)?;
-        }
+        repair::publish(&inner).await.map_err(StartError::Bootstrap)?;
         node_graph::start(&inner).await.map_err(StartError::Bootstrap)?;
         dynamic::start(&inner).await.map_err(StartError::Bootstrap)?;
         flow::start(&inner).await.map_err(StartError::Bootstrap)?;
         ip_addresses::start(&inner).await.map_err(StartError::Bootstrap)?;
         identity::start(&inner);
+        repair::start(&inner);
         aggregation::start(&inner);
         inner.ready.store(true, Ordering::Release);
         Ok(Server { inner })
@@ -284,6 +288,11 @@ impl Server {
     /// transport of `kube::Client::new`.
     pub fn service(&self, user: UserInfo) -> InProcess {
         InProcess::new(self.inner.clone(), Arc::new(user))
+    }
+
+    /// Makes again what every cluster has, as happens every few seconds.
+    pub async fn repair(&self) -> Result<(), Status> {
+        repair::repair(&self.inner).await
     }
 
     /// Serves HTTPS on the listener until `shutdown`, then waits a little for open requests.

@@ -849,3 +849,47 @@ async fn marks_of_writes() {
     }
     assert_eq!(cluster.get("/debug/skiff/trace").await.code, 200);
 }
+
+#[tokio::test]
+async fn what_every_cluster_has_is_made_again() {
+    let cluster = Cluster::start().await;
+    let lease = "/api/v1/namespaces/kube-node-lease";
+    let deleted = cluster.delete(lease, json!({})).await;
+    assert_eq!(deleted.code, 200, "{}", deleted.text);
+    let gone = cluster
+        .put(
+            &format!("{lease}/finalize"),
+            json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": "kube-node-lease"}, "spec": {}}),
+        )
+        .await;
+    assert_eq!(gone.code, 200, "{}", gone.text);
+    let objects = [
+        "/api/v1/namespaces/default/services/kubernetes",
+        "/api/v1/namespaces/default/endpoints/kubernetes",
+        "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes",
+        "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication",
+    ];
+    for uri in objects {
+        let deleted = cluster.delete(uri, json!({})).await;
+        assert_eq!(deleted.code, 200, "{uri}: {}", deleted.text);
+    }
+    for uri in objects.iter().chain([&lease]) {
+        assert_eq!(cluster.get(uri).await.code, 404, "{uri}");
+    }
+    cluster.server.repair().await.expect("repairs");
+    let mut versions = Vec::new();
+    for uri in objects.iter().chain([&lease]) {
+        let found = cluster.get(uri).await;
+        assert_eq!(found.code, 200, "{uri}: {}", found.text);
+        versions.push(found.json["metadata"]["resourceVersion"].clone());
+    }
+    // What is there is left alone.
+    cluster.server.repair().await.expect("repairs");
+    for (uri, version) in objects.iter().chain([&lease]).zip(versions) {
+        assert_eq!(
+            cluster.get(uri).await.json["metadata"]["resourceVersion"],
+            version,
+            "{uri}"
+        );
+    }
+}

@@ -33,10 +33,7 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
         walk::each(spec, "conversion.webhook.clientConfig.service", &mut |service| {
             walk::pointer(service, "port", 443);
         });
-        let stored = list(spec, "versions")
-            .iter()
-            .find(|v| at(v, "storage").as_bool() == Some(true))
-            .map(|v| at(v, "name").clone());
+        let stored = storage_version(list(spec, "versions"));
         if let (Some(stored), Some(status)) = (stored, walk::object(object, "status"))
             && list(status, "storedVersions").is_empty()
         {
@@ -45,7 +42,9 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
     },
     prepare_create: |object| {
         strategy::set_generation(object, 1);
-        let stored = at(object, "status.storedVersions").clone();
+        // The status of a definition that was taken from elsewhere says nothing of this one.
+        let stored = storage_version(list(object, "spec.versions"));
+        let stored = stored.map_or(Value::Null, |stored| Value::Array(vec![stored]));
         walk::put(
             object,
             "status",
@@ -54,10 +53,7 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
     },
     prepare_update: |new, old| {
         strategy::update_spec(new, old);
-        let stored = list(new, "spec.versions")
-            .iter()
-            .find(|v| at(v, "storage").as_bool() == Some(true))
-            .map(|v| at(v, "name").clone());
+        let stored = storage_version(list(new, "spec.versions"));
         let mut versions = list(new, "status.storedVersions").to_vec();
         if let (Some(stored), Some(status)) = (stored, walk::object(new, "status"))
             && !versions.contains(&stored)
@@ -83,6 +79,14 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
     qualified_finalizers: false,
     ..BASE
 };
+
+/// The name of the version that objects are stored in.
+fn storage_version(versions: &[Value]) -> Option<Value> {
+    let stored = versions
+        .iter()
+        .find(|version| at(version, "storage").as_bool() == Some(true))?;
+    Some(at(stored, "name").clone())
+}
 
 #[cfg(test)]
 mod tests;

@@ -94,3 +94,20 @@ fn certificates_of_a_served_definition_can_be_read() {
     check("", "True", READABLE, true);
     check(READABLE, "True", "", true);
 }
+
+#[test]
+fn the_status_of_another_definition_is_not_taken_over() {
+    let check = |storage: &str, expected: Value| {
+        let mut object = definition();
+        object["spec"]["versions"][0]["name"] = json!(storage);
+        object["status"] = json!({"storedVersions": ["v1"], "conditions": [], "acceptedNames": {"plural": "foos", "kind": "Foo"}});
+        (CUSTOM_RESOURCE_DEFINITION.default)("v1", &mut object);
+        CUSTOM_RESOURCE_DEFINITION.begin_create(&mut object);
+        assert_eq!(object["status"]["storedVersions"], expected);
+        assert_eq!(object["status"]["acceptedNames"]["plural"], "");
+        let found = CUSTOM_RESOURCE_DEFINITION.check_create(&object, false);
+        assert!(found.is_empty(), "{found:?}");
+    };
+    check("v1", json!(["v1"]));
+    check("v1alpha1", json!(["v1alpha1"]));
+}

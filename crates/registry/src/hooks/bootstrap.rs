@@ -1,6 +1,6 @@
 //! The objects that every cluster has from its first moment: namespaces, priority classes, the
-//! `kubernetes` service. Missing ones are made at each start; changed ones are left as they are, except
-//! where the server itself is the owner (the endpoints of `kubernetes`).
+//! `kubernetes` service. Missing ones are made at each start, and those that nothing works without now and then, too;
+//! changed ones are left as they are, except where the server itself is the owner (the endpoints of `kubernetes`).
 
 use std::net::IpAddr;
 
@@ -21,10 +21,7 @@ pub struct Advertise {
 impl Registry {
     /// Makes the objects that must be there before anything else works.
     pub async fn bootstrap(&self, advertise: Advertise) -> Result<(), Status> {
-        for name in NAMESPACES {
-            self.ensure(json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}}))
-                .await?;
-        }
+        self.namespaces().await?;
         for (name, value, description) in [
             (
                 "system-cluster-critical",
@@ -53,7 +50,25 @@ impl Registry {
             "metadata": {"name": "kube-apiserver-legacy-service-account-token-tracking", "namespace": "kube-system"},
             "data": {"since": today.split('T').next().unwrap_or_default()}}))
             .await?;
+        if advertise.address.is_loopback() {
+            tracing::warn!("the API server is advertised on a loopback address: pods cannot reach it");
+        }
         self.kubernetes_service(advertise).await
+    }
+
+    /// Makes again what a user may delete, but a cluster cannot do without: the namespaces of the system, and the way to
+    /// the API server.
+    pub async fn repair(&self, advertise: Advertise) -> Result<(), Status> {
+        self.namespaces().await?;
+        self.kubernetes_service(advertise).await
+    }
+
+    async fn namespaces(&self) -> Result<(), Status> {
+        for name in NAMESPACES {
+            self.ensure(json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}}))
+                .await?;
+        }
+        Ok(())
     }
 
     /// One APIService for each group version that this server serves itself.
@@ -130,7 +145,6 @@ impl Registry {
         }
         if advertise.address.is_loopback() {
             // Endpoints may not be loopback addresses: pods would reach themselves.
-            tracing::warn!("the API server is advertised on a loopback address: pods cannot reach it");
             return Ok(());
         }
         let address = advertise.address.to_string();

@@ -8,4 +8,5 @@ pub mod identity;
 pub mod ip_addresses;
 pub mod node_graph;
 pub mod rbac_source;
+pub mod repair;
 pub mod requester;
