@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the client tests of each folder against a fresh cluster, and takes it down again.
-# usage: run.sh SKIFF [python|javascript|go|rust|kubectl ...]
+# usage: run.sh SKIFF [python|javascript|go|rust|kubectl|helm ...]
 set -eu
 skiff=$(realpath "$1")
 shift
@@ -46,9 +46,13 @@ kubectl() {
         sh "$here/kubectl.sh" "$binary"
     done
 }
+helm() {
+    (cd "$here/helm" && command go build -o "$work/helm-4" helm.sh/helm/v4/cmd/helm)
+    sh "$here/helm.sh" "$work/helm-4" "$(command -v kubectl)"
+}
 
 failed=0
-for suite in ${*:-python javascript go rust kubectl}; do
+for suite in ${*:-python javascript go rust kubectl helm}; do
     if ("$suite") >"$data/$suite.log" 2>&1; then
         echo "$suite: passed"
     else
