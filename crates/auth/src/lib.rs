@@ -18,6 +18,7 @@ mod reconcile;
 pub mod request_header;
 mod rule;
 mod service_account;
+mod token_file;
 mod token_webhook;
 mod tokens;
 mod x509;
@@ -39,6 +40,7 @@ pub use rule::Rule;
 pub use service_account::{
     BoundObject, Lookup, TokenIssuer, TokenRequest, TokenSpec, TokenVerifier, audiences_of,
 };
+pub use token_file::{BadTokenFile, TokenFile};
 pub use token_webhook::TokenWebhook;
 pub use tokens::{Authenticated, TokenAuthenticator, Tokens};
 

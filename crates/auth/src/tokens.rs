@@ -1,4 +1,4 @@
-//! Whoever may know a bearer token, in upstream's order: service accounts, bootstrap tokens, identity providers, the
+//! Whoever may know a bearer token, in this order: service accounts, a file, bootstrap tokens, identity providers, the
 //! webhook. All are asked until one knows it; if none does, all that went wrong is told.
 
 use async_trait::async_trait;

@@ -58,7 +58,7 @@ async fn start() -> (Server, tempfile::TempDir) {
         client_certificates: None,
         service_account: None,
         authentication: Default::default(),
-            authorization: vec![skiff_auth::Mode::Node, skiff_auth::Mode::Rbac],
+        authorization: vec![skiff_auth::Mode::Node, skiff_auth::Mode::Rbac],
         admission: skiff_admission::Chain::recommended(),
         kubelet: None,
         recorder: Arc::default(),

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use skiff_admission::Chain;
 use skiff_auth::{
     Anonymous, Authenticator, Authorizer, BootstrapTokens, Impersonations, JwtAuthenticators, Mode,
-    RequestHeader, TokenAuthenticator, TokenIssuer, TokenVerifier, TokenWebhook, Tokens, UserInfo,
+    RequestHeader, TokenAuthenticator, TokenFile, TokenIssuer, TokenVerifier, TokenWebhook, Tokens, UserInfo,
 };
 use skiff_meta::Status;
 use skiff_registry::hooks::bootstrap::Advertise;
@@ -55,6 +55,8 @@ pub struct ClientCertificates {
 /// Who is known besides certificates and service accounts.
 pub struct Authentication {
     pub anonymous: Anonymous,
+    /// Tokens that an administrator gave.
+    pub token_file: Option<TokenFile>,
     /// Tokens by which machines join.
     pub bootstrap_tokens: bool,
     /// Identity providers.
@@ -67,6 +69,7 @@ impl Default for Authentication {
     fn default() -> Authentication {
         Authentication {
             anonymous: Anonymous::everywhere(true),
+            token_file: None,
             bootstrap_tokens: true,
             jwt: None,
             webhook: None,
@@ -199,6 +202,9 @@ impl Server {
         }
         let authentication = config.authentication;
         let mut others: Vec<Box<dyn TokenAuthenticator>> = Vec::new();
+        if let Some(file) = authentication.token_file {
+            others.push(Box::new(file));
+        }
         if authentication.bootstrap_tokens {
             others.push(Box::new(BootstrapTokens {
                 secrets: Arc::new(bootstrap_secrets::Cached(registry.clone())),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use serde_json::{Value, json};
-use skiff_auth::TokenWebhook;
+use skiff_auth::{TokenFile, TokenWebhook};
 use support::peer::{Peer, kubeconfig};
 use support::{Cluster, Https};
 
@@ -70,6 +70,23 @@ async fn bootstrap_tokens_let_machines_in() {
     assert_eq!(cluster.get(SECRETS).await.code, 200);
     assert_eq!(https.who(&cluster, token).await.code, 401, "expired");
     https.end().await;
+}
+
+#[tokio::test]
+async fn tokens_of_a_file() {
+    let cluster = Cluster::adjusted(|config, folder, _| {
+        let file = folder.join("tokens.csv");
+        std::fs::write(&file, "sesame,jane,u1,\"devs,ops\"\n").unwrap();
+        config.authentication.token_file = Some(TokenFile::load(&file).unwrap());
+    })
+    .await;
+    let https = Https::open(&cluster).await;
+    let who = https.who(&cluster, "sesame").await;
+    assert_eq!(
+        who.json["status"]["userInfo"],
+        json!({"username": "jane", "uid": "u1", "groups": ["devs", "ops", "system:authenticated"]})
+    );
+    assert_eq!(https.who(&cluster, "sesam").await.code, 401);
 }
 
 #[tokio::test]

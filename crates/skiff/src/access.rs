@@ -5,7 +5,7 @@ use clap::{ArgAction, Args};
 use skiff_admission::{Chain, Choice};
 use skiff_auth::{
     Abac, Anonymous, AuthenticationConfiguration, AuthorizationConfiguration, AuthorizationWebhook,
-    JwtAuthenticators, Mode, OidcFlags, TokenWebhook, WebhookOptions,
+    JwtAuthenticators, Mode, OidcFlags, TokenFile, TokenWebhook, WebhookOptions,
 };
 use skiff_server::{Authentication, Server};
 use std::path::{Path, PathBuf};
@@ -27,6 +27,9 @@ pub struct AccessArgs {
     /// Take bootstrap tokens, the Secrets by which machines join
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub enable_bootstrap_token_auth: bool,
+    /// Tokens and whose they are, a line each: token,name,uid,"group1,group2"
+    #[arg(long, value_name = "FILE", value_parser = file)]
+    pub token_auth_file: Option<PathBuf>,
     /// AuthenticationConfiguration: identity providers, and who may come without a credential
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub authentication_config: Option<PathBuf>,
@@ -132,6 +135,13 @@ impl AccessArgs {
                 Some(loaded.context("--authentication-token-webhook-config-file")?)
             }
         };
+        let token_file = match &self.token_auth_file {
+            None => None,
+            Some(path) => {
+                let context = || format!("--token-auth-file {}", path.display());
+                Some(TokenFile::load(path).with_context(context)?)
+            }
+        };
         let disallowed = [issuer.to_owned()];
         let mut anonymous = Anonymous::everywhere(self.anonymous_auth);
         let mut jwt = None;
@@ -164,6 +174,7 @@ impl AccessArgs {
         }
         Ok(Authentication {
             anonymous,
+            token_file,
             bootstrap_tokens: self.enable_bootstrap_token_auth,
             jwt: jwt.map(|list| Arc::new(JwtAuthenticators::new(list))),
             webhook,
