@@ -95,8 +95,8 @@ impl<'a> Call<'a> {
 
 pub struct Client {
     tls: Result<Arc<rustls::ClientConfig>, String>,
-    /// Open connections by address. Leaf lock: never held over an await.
-    idle: Mutex<Vec<(String, SendRequest<Full<Bytes>>)>>,
+    /// Open connections, and where they lead. Leaf lock: never held over an await.
+    idle: Mutex<Vec<(Place, SendRequest<Full<Bytes>>)>>,
     turns: Semaphore,
 }
 
@@ -124,7 +124,7 @@ impl Client {
 
     async fn send(&self, call: &Call<'_>) -> Result<Answer, Failure> {
         // A connection that was kept may be closed by now: then a new one is made, once.
-        while let Some(sender) = self.kept(&call.place.address) {
+        while let Some(sender) = self.kept(call.place) {
             match exchange(sender, call).await {
                 Ok((sender, answer)) => return Ok(self.keep(call.place, sender, answer)),
                 Err(None) => {}
@@ -139,17 +139,20 @@ impl Client {
         }
     }
 
-    fn kept(&self, address: &str) -> Option<SendRequest<Full<Bytes>>> {
+    /// A connection to the same peer: the same address is not enough, another name must be proven by another handshake.
+    fn kept(&self, place: &Place) -> Option<SendRequest<Full<Bytes>>> {
         let mut idle = self.idle.lock();
         idle.retain(|(_, sender)| !sender.is_closed());
-        let at = idle.iter().position(|(to, _)| to == address)?;
+        let at = idle
+            .iter()
+            .position(|(to, _)| to.address == place.address && to.server_name == place.server_name)?;
         Some(idle.swap_remove(at).1)
     }
 
     fn keep(&self, place: &Place, sender: SendRequest<Full<Bytes>>, answer: Answer) -> Answer {
         let mut idle = self.idle.lock();
         if idle.len() < IDLE_LIMIT && !sender.is_closed() {
-            idle.push((place.address.clone(), sender));
+            idle.push((place.clone(), sender));
         }
         answer
     }
@@ -291,6 +294,29 @@ mod tests {
         check("https://[::1]:8443", "[::1]:8443", Some("::1"), "/");
         check("http://127.0.0.1:80/x", "127.0.0.1:80", None, "/x");
         assert!(Place::of("/x").is_err());
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_for_one_name() {
+        let (near, _far) = tokio::io::duplex(1024);
+        let client = Client::new(Err("none".to_owned()));
+        let place = |name: Option<&str>| Place {
+            address: "192.0.2.1:443".to_owned(),
+            server_name: name.map(str::to_owned),
+            host: String::new(),
+            path: String::new(),
+        };
+        let answer = Answer {
+            code: 200,
+            content_type: String::new(),
+            location: None,
+            retry_after: false,
+            body: Bytes::new(),
+        };
+        client.keep(&place(Some("a")), handshake(near).await.unwrap(), answer);
+        assert!(client.kept(&place(Some("b"))).is_none());
+        assert!(client.kept(&place(None)).is_none());
+        assert!(client.kept(&place(Some("a"))).is_some());
     }
 
     /// A server that answers each connection once with these bytes, and then keeps it open.
