@@ -77,9 +77,12 @@ fn user(object: &Value, id: &str, secret: &str, now: i64) -> Result<UserInfo, &'
     if text("token-id") != id {
         return Err("its Secret is of another token");
     }
-    let expiration = text("expiration");
+    let expiration = data("expiration");
     if !expiration.is_empty() {
-        match skiff_meta::time::parse(&expiration) {
+        match std::str::from_utf8(&expiration)
+            .ok()
+            .and_then(skiff_meta::time::parse)
+        {
             None => return Err("its expiration is no time"),
             Some(at) if at.as_second() <= now => return Err("it has expired"),
             Some(_) => {}

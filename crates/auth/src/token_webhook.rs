@@ -105,8 +105,13 @@ impl TokenWebhook {
             flights_of.lock().remove(&key);
             verdict
         });
+        let flights_after = self.flights.clone();
         let flight = call
-            .unwrap_or_else(|_| Err(told("authentication failed unexpectedly")))
+            .unwrap_or_else(move |_| {
+                // It has panicked: the next one who asks tries again.
+                flights_after.lock().remove(&key);
+                Err(told("authentication failed unexpectedly"))
+            })
             .boxed()
             .shared();
         flights.insert(key, flight.clone());
@@ -122,7 +127,7 @@ impl Asked {
     async fn ask(&self, review: Bytes) -> Verdict {
         let answer = self.backoff.run(|| self.endpoint.post(review.clone())).await;
         let document = match answer {
-            Ok(answer) => answer.document(),
+            Ok(answer) => answer.document_of("TokenReview"),
             Err(failure) => Err(self.endpoint.explain(&failure)),
         };
         let document = document.map_err(|why| {

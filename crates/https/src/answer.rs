@@ -3,6 +3,9 @@
 use bytes::Bytes;
 use serde_json::Value;
 
+/// So much of an answer is quoted, as upstream does.
+const QUOTED: usize = 2048;
+
 #[derive(Debug, Clone)]
 pub struct Answer {
     pub code: u16,
@@ -36,6 +39,16 @@ impl Answer {
         })
     }
 
+    /// The same, if it is of the kind that was asked for; one that says nothing of its kind is.
+    pub fn document_of(&self, kind: &str) -> Result<Value, String> {
+        let document = self.document()?;
+        match document["kind"].as_str() {
+            None | Some("") => Ok(document),
+            Some(found) if found == kind => Ok(document),
+            Some(found) => Err(format!("unexpected kind {found:?} in the answer, not {kind:?}")),
+        }
+    }
+
     fn refusal(&self) -> String {
         let told: Option<Value> = serde_json::from_slice(&self.body).ok();
         let status = told.as_ref().filter(|told| told["kind"] == "Status");
@@ -44,7 +57,8 @@ impl Answer {
         }
         let is_text = self.content_type.is_empty() || self.content_type.starts_with("text/");
         let told = if is_text {
-            String::from_utf8_lossy(&self.body).trim().to_owned()
+            let start = &self.body[..self.body.len().min(QUOTED)];
+            String::from_utf8_lossy(start).trim().to_owned()
         } else {
             "unknown".to_owned()
         };

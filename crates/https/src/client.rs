@@ -54,15 +54,19 @@ impl Place {
         if host.is_empty() {
             return Err("no host in the URL".to_owned());
         }
+        if uri.authority().is_some_and(|of| of.as_str().contains('@')) {
+            return Err("a URL with a name or a password is not taken".to_owned());
+        }
         let tls = uri.scheme_str() != Some("http");
         let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
         Ok(Place {
             address: format!("{host}:{port}"),
             server_name: tls.then(|| host.trim_matches(['[', ']']).to_owned()),
             host: uri.authority().map(|a| a.to_string()).unwrap_or_default(),
-            path: uri
-                .path_and_query()
-                .map_or_else(|| "/".to_owned(), |path| path.as_str().to_owned()),
+            path: match uri.path_and_query().map_or("", |path| path.as_str()) {
+                path if path.starts_with('/') => path.to_owned(),
+                query => format!("/{query}"),
+            },
         })
     }
 }
@@ -292,8 +296,10 @@ mod tests {
             "/x?y=1",
         );
         check("https://[::1]:8443", "[::1]:8443", Some("::1"), "/");
+        check("https://a?x=1", "a:443", Some("a"), "/?x=1");
         check("http://127.0.0.1:80/x", "127.0.0.1:80", None, "/x");
         assert!(Place::of("/x").is_err());
+        assert!(Place::of("https://a:b@c").is_err());
     }
 
     #[tokio::test]

@@ -83,6 +83,8 @@ pub struct Endpoint {
     client: Client,
     place: Place,
     headers: HeaderMap,
+    /// Holds a token that is changed from time to time: it is read for each call.
+    token_file: Option<PathBuf>,
     /// With the timeout that it is told, as upstream shows it.
     url: String,
     timeout: Duration,
@@ -128,6 +130,10 @@ impl Endpoint {
             (None, None) => None,
             _ => return Err(form("a client certificate needs its key".to_owned())),
         };
+        if cluster.insecure_skip_tls_verify && ca.is_some() {
+            let why = "specifying a root certificates file with the insecure flag is not allowed";
+            return Err(form(why.to_owned()));
+        }
         let tls = if cluster.insecure_skip_tls_verify {
             skiff_pki::insecure_client_config(identity.as_ref())
                 .map(std::sync::Arc::new)
@@ -146,13 +152,21 @@ impl Endpoint {
             client: Client::new(Ok(tls)),
             place,
             headers: authorization(folder, user)?.into_iter().collect(),
+            token_file: user.token_file.as_ref().map(|file| folder.join(file)),
             url,
             timeout,
         })
     }
 
     pub async fn post(&self, body: Bytes) -> Result<Answer, Failure> {
-        let call = Call::post(&self.place, &self.headers, body, self.timeout);
+        let mut headers = std::borrow::Cow::Borrowed(&self.headers);
+        if let Some(file) = &self.token_file
+            && let Ok(token) = tokio::fs::read_to_string(file).await
+            && let Some(bearer) = secret(&format!("Bearer {}", token.trim()))
+        {
+            headers.to_mut().insert(header::AUTHORIZATION, bearer);
+        }
+        let call = Call::post(&self.place, &headers, body, self.timeout);
         self.client.call(call).await
     }
 
@@ -197,31 +211,75 @@ fn authorization(
     folder: &Path,
     user: &User,
 ) -> Result<Option<(header::HeaderName, HeaderValue)>, BadKubeconfig> {
-    let text = if let Some(token) = user.token.as_ref().filter(|token| !token.is_empty()) {
-        format!("Bearer {token}")
-    } else if let Some(file) = &user.token_file {
+    // Of a file and a token, the file counts.
+    let text = if let Some(file) = &user.token_file {
         format!("Bearer {}", read(&folder.join(file))?.trim())
+    } else if let Some(token) = user.token.as_ref().filter(|token| !token.is_empty()) {
+        format!("Bearer {token}")
     } else if let Some(name) = user.username.as_ref().filter(|name| !name.is_empty()) {
         let both = format!("{name}:{}", user.password.as_deref().unwrap_or(""));
         format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(both))
     } else {
         return Ok(None);
     };
-    let mut value = HeaderValue::from_str(&text)
-        .map_err(|error| BadKubeconfig::Form(folder.to_owned(), error.to_string()))?;
+    let bad = || {
+        BadKubeconfig::Form(
+            folder.to_owned(),
+            "a credential that no header can hold".to_owned(),
+        )
+    };
+    Ok(Some((header::AUTHORIZATION, secret(&text).ok_or_else(bad)?)))
+}
+
+/// A header that is not logged.
+fn secret(text: &str) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);
-    Ok(Some((header::AUTHORIZATION, value)))
+    Some(value)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn load(text: &str) -> Result<Endpoint, String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config");
         std::fs::write(&path, text).unwrap();
         Endpoint::load(&path, Duration::from_secs(30)).map_err(|error| error.to_string())
+    }
+
+    #[tokio::test]
+    async fn a_token_in_a_file_may_change() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let folder = tempfile::tempdir().unwrap();
+        let (config, token) = (folder.path().join("config"), folder.path().join("token"));
+        std::fs::write(&token, "one\n").unwrap();
+        let text = json!({"current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://127.0.0.1:{port}")}}],
+            "users": [{"name": "u", "user": {"tokenFile": "token", "token": "passed over"}}]});
+        std::fs::write(&config, text.to_string()).unwrap();
+        let endpoint = Endpoint::load(&config, Duration::from_secs(30)).unwrap();
+        for expected in ["one", "two"] {
+            let peer = async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = vec![0; 4096];
+                let count = stream.read(&mut request).await.unwrap();
+                let answer = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}";
+                stream.write_all(answer).await.unwrap();
+                String::from_utf8_lossy(&request[..count]).to_lowercase()
+            };
+            let (answer, request) = tokio::join!(endpoint.post(Bytes::new()), peer);
+            assert_eq!(answer.unwrap().code, 200);
+            assert!(
+                request.contains(&format!("authorization: bearer {expected}\r\n")),
+                "{request}"
+            );
+            std::fs::write(&token, "two").unwrap();
+        }
     }
 
     #[test]

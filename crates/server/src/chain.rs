@@ -352,6 +352,7 @@ impl Inner {
         };
         // What only a webhook knows is asked between two tries, of which the second knows it.
         let mut told: Vec<(OwnedAttributes, Decision)> = Vec::new();
+        let until = tokio::time::Instant::now() + ASKED;
         loop {
             let unknown: Mutex<Option<OwnedAttributes>> = Mutex::default();
             let check = |attributes: &Attributes<'_>, refused: Option<&str>| {
@@ -379,7 +380,9 @@ impl Inner {
             let Some(asked) = unknown.into_inner() else {
                 return found.map(Some);
             };
-            let decision = self.authorizer.decide(user, &asked.view(), false).await;
+            let view = asked.view();
+            let decision = self.authorizer.decide(user, &view, false);
+            let decision = in_time(until, decision.boxed()).await;
             told.push((asked, decision));
         }
     }
@@ -409,7 +412,7 @@ impl Inner {
             return decision;
         }
         let decided = self.authorizer.decide(&exchange.user, &attributes, audited);
-        decided.boxed().await
+        in_time(tokio::time::Instant::now() + ASKED, decided.boxed()).await
     }
 
     /// Whether the user may do `verb` with what the request names.
@@ -558,6 +561,18 @@ fn audit_id(parts: &Parts) -> String {
     given
         .filter(|id| !id.is_empty() && id.len() <= 64)
         .map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_string)
+}
+
+/// What webhooks of authorization may take of a request, all tries together.
+const ASKED: Duration = Duration::from_secs(60);
+
+/// Nothing is allowed that is not decided in time.
+async fn in_time(until: tokio::time::Instant, decision: impl Future<Output = Decision>) -> Decision {
+    let decided = tokio::time::timeout_at(until, decision).await;
+    decided.unwrap_or_else(|_| Decision {
+        error: Some("context deadline exceeded".to_owned()),
+        ..Decision::default()
+    })
 }
 
 /// As upstream escapes what it quotes.

@@ -348,14 +348,19 @@ async fn a_file_may_change() {
             "certificateAuthority": cluster.pki.ca_certificate()},
         "claimMappings": {"username": {"claim": "sub", "prefix": "p:"}}}]),
     );
-    jwt.reload(&file, &[]).await.expect("a good file");
+    jwt.reload(&file, &[], None).await.expect("a good file");
     // It is in force when its providers can be used, not before.
     assert_eq!(reviewed(&cluster, &token).await["user"]["username"], "p:jane");
     std::fs::write(&file, "nonsense").expect("a file");
-    assert!(jwt.reload(&file, &[]).await.is_err());
+    assert!(jwt.reload(&file, &[], None).await.is_err());
+    // Who comes without a credential is decided at the start.
+    let open = json!({"apiVersion": "apiserver.config.k8s.io/v1", "kind": "AuthenticationConfiguration", "jwt": [],
+        "anonymous": {"enabled": true}});
+    std::fs::write(&file, open.to_string()).expect("a file");
+    assert!(jwt.reload(&file, &[], None).await.is_err());
     assert_eq!(reviewed(&cluster, &token).await["authenticated"], true);
     write(json!([]));
-    jwt.reload(&file, &[]).await.expect("a good file");
+    jwt.reload(&file, &[], None).await.expect("a good file");
     assert_eq!(reviewed(&cluster, &token).await["error"], "invalid bearer token");
 }
 

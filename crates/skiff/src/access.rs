@@ -54,25 +54,54 @@ pub struct AccessArgs {
     #[arg(long, value_name = "ID", requires = "oidc_issuer_url")]
     pub oidc_client_id: Option<String>,
     /// Claim that is the name of the user
-    #[arg(long, value_name = "CLAIM", default_value = "sub")]
+    #[arg(
+        long,
+        requires = "oidc_issuer_url",
+        value_name = "CLAIM",
+        default_value = "sub"
+    )]
     pub oidc_username_claim: String,
     /// What is put before it; - is nothing [default: the URL of the issuer, unless the claim is email]
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        requires = "oidc_issuer_url",
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub oidc_username_prefix: String,
     /// Claim that is the groups of the user
-    #[arg(long, value_name = "CLAIM", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        requires = "oidc_issuer_url",
+        value_name = "CLAIM",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub oidc_groups_claim: String,
     /// What is put before each of them
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        requires = "oidc_issuer_url",
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub oidc_groups_prefix: String,
     /// Claims that must have these values
-    #[arg(long, value_name = "CLAIM=VALUE", value_delimiter = ',', value_parser = pair)]
+    #[arg(long, requires = "oidc_issuer_url", value_name = "CLAIM=VALUE", value_delimiter = ',', value_parser = pair)]
     pub oidc_required_claim: Vec<(String, String)>,
     /// How its tokens may be signed
-    #[arg(long, value_name = "ALG", value_delimiter = ',', default_value = "RS256")]
+    #[arg(
+        long,
+        requires = "oidc_issuer_url",
+        value_name = "ALG",
+        value_delimiter = ',',
+        default_value = "RS256"
+    )]
     pub oidc_signing_algs: Vec<String>,
     /// CA of the identity provider [default: those that the machine trusts]
-    #[arg(long, value_name = "FILE", value_parser = file)]
+    #[arg(long, requires = "oidc_issuer_url", value_name = "FILE", value_parser = file)]
     pub oidc_ca_file: Option<PathBuf>,
     /// Who says what is allowed, in this order: Node, RBAC, Webhook, ABAC, AlwaysAllow, AlwaysDeny [default: Node,RBAC]
     #[arg(long, value_name = "MODE", value_delimiter = ',', conflicts_with = "authorization_config",
@@ -143,7 +172,14 @@ impl AccessArgs {
             }
         };
         let disallowed = [issuer.to_owned()];
-        let mut anonymous = Anonymous::everywhere(self.anonymous_auth);
+        // COMPAT: who may do everything is at least known, unless a file of configuration says otherwise.
+        let open = self.authorization_mode.iter().any(|mode| mode == "AlwaysAllow");
+        if self.anonymous_auth && open {
+            tracing::warn!(
+                "requests without a credential are refused: the authorization mode is AlwaysAllow"
+            );
+        }
+        let mut anonymous = Anonymous::everywhere(self.anonymous_auth && !open);
         let mut jwt = None;
         if let Some(path) = &self.authentication_config {
             let context = || format!("--authentication-config {}", path.display());
@@ -277,9 +313,11 @@ impl AccessArgs {
         if let (Some(path), Some(jwt)) = (&self.authentication_config, jwt) {
             let disallowed = vec![issuer.to_owned()];
             let taken = path.clone();
+            let anonymous = AuthenticationConfiguration::load(path)?.anonymous();
             on_change(path, shutdown, move || {
                 let (jwt, taken, disallowed) = (jwt.clone(), taken.clone(), disallowed.clone());
-                async move { jwt.reload(&taken, &disallowed).await }
+                let anonymous = anonymous.clone();
+                async move { jwt.reload(&taken, &disallowed, anonymous.as_ref()).await }
             });
         }
         if let Some(path) = &self.authorization_config {
@@ -306,9 +344,12 @@ where
             if now == known {
                 continue;
             }
-            known = now;
+            // What fails is tried again: a provider may come back, and a file be mended.
             match take().await {
-                Ok(()) => tracing::info!(path = %path.display(), "a new configuration is in force"),
+                Ok(()) => {
+                    known = now;
+                    tracing::info!(path = %path.display(), "a new configuration is in force");
+                }
                 Err(why) => tracing::error!(%why, path = %path.display(), "a new configuration is no good"),
             }
         }
@@ -363,6 +404,22 @@ mod tests {
         );
         refused(&["--oidc-issuer-url", "https://a"], "--oidc-client-id");
         refused(&["--oidc-required-claim", "x"], "CLAIM=VALUE");
+        refused(&["--oidc-required-claim", "a=b"], "--oidc-issuer-url");
+        refused(&["--oidc-signing-algs", "ES256"], "--oidc-issuer-url");
+    }
+
+    #[test]
+    fn who_may_do_everything_is_known() {
+        let open = |flags: &[&str]| {
+            let all = ["skiff", "server"].iter().chain(flags).copied();
+            match Cli::try_parse_from(all).unwrap().command {
+                Command::Server(args) => args.access.authentication("https://a").unwrap().anonymous.enabled,
+                _ => panic!("server"),
+            }
+        };
+        assert!(open(&[]));
+        assert!(!open(&["--authorization-mode", "RBAC,AlwaysAllow"]));
+        assert!(!open(&["--anonymous-auth=false"]));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use super::Decision;
-use crate::{Attributes, UserInfo};
+use crate::{AUTHENTICATED_GROUP, Attributes, UserInfo};
 
 const API_VERSION: &str = "abac.authorization.kubernetes.io/v1beta1";
 
@@ -53,7 +53,13 @@ impl Abac {
             if (line.api_version.as_str(), line.kind.as_str()) != (API_VERSION, "Policy") {
                 return Err(bad(format!("it is no Policy of {API_VERSION}")));
             }
-            policies.push(line.spec);
+            let mut policy = line.spec;
+            // COMPAT: everybody is everybody who is known.
+            if policy.user == "*" || policy.group == "*" {
+                policy.user.clear();
+                AUTHENTICATED_GROUP.clone_into(&mut policy.group);
+            }
+            policies.push(policy);
         }
         Ok(Abac(policies))
     }
@@ -71,8 +77,8 @@ impl Policy {
     fn allows(&self, user: &UserInfo, a: &Attributes<'_>) -> bool {
         let is = |wanted: &str, found: &str| wanted == "*" || wanted == found;
         // A policy is for the user and the group that it names, and for nobody if it names none.
-        let for_user = self.user.is_empty() || is(&self.user, &user.name);
-        let for_group = self.group.is_empty() || self.group == "*" || user.in_group(&self.group);
+        let for_user = self.user.is_empty() || self.user == user.name;
+        let for_group = self.group.is_empty() || user.in_group(&self.group);
         let named = !self.user.is_empty() || !self.group.is_empty();
         let reads = matches!(a.verb, "get" | "list" | "watch");
         if !(named && for_user && for_group && (reads || !self.readonly)) {
@@ -101,6 +107,8 @@ mod tests {
             r#"{"group": "devs", "readonly": true, "namespace": "a", "resource": "pods", "apiGroup": ""}"#,
             r#"{"user": "bob", "group": "ops", "nonResourcePath": "/logs*"}"#,
             r#"{"namespace": "*", "resource": "*", "apiGroup": "*"}"#,
+            r#"{"user": "*", "namespace": "shared", "resource": "*", "apiGroup": "*"}"#,
+            r#"{"group": "*", "nonResourcePath": "/shared"}"#,
         ];
         let lines = lines
             .map(|spec| format!(r#"{{"apiVersion": "{API_VERSION}", "kind": "Policy", "spec": {spec}}}"#));
@@ -127,6 +135,22 @@ mod tests {
         check("bob", &["ops"], "get", "/logs/x", true);
         check("bob", &[], "get", "/logs/x", false);
         check("dora", &[], "get", "a:pods", false);
+        check("dora", &[], "get", "shared:pods", true);
+        check("dora", &[], "get", "/shared", true);
+        check(
+            "system:anonymous",
+            &["system:unauthenticated"],
+            "get",
+            "shared:pods",
+            false,
+        );
+        check(
+            "system:anonymous",
+            &["system:unauthenticated"],
+            "get",
+            "/shared",
+            false,
+        );
         assert!(Abac::parse(r#"{"user": "alice"}"#).is_err());
         assert!(Abac::parse("nonsense").is_err());
     }

@@ -142,7 +142,7 @@ impl AuthorizationWebhook {
         let body = Bytes::from(review.to_string());
         let answer = self.backoff.run(|| self.endpoint.post(body.clone())).await;
         let document = match answer {
-            Ok(answer) => answer.document()?,
+            Ok(answer) => answer.document_of("SubjectAccessReview")?,
             Err(failure) => return Err(self.endpoint.explain(&failure)),
         };
         let review: Review = serde_json::from_value(document).map_err(|error| error.to_string())?;

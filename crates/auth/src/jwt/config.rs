@@ -307,9 +307,20 @@ impl AuthenticationConfiguration {
 }
 
 impl JwtAuthenticators {
-    /// Reads the file again. What is wrong with it, or names a provider that cannot be used, changes nothing.
-    pub async fn reload(&self, path: &Path, disallowed: &[String]) -> Result<(), BadConfiguration> {
-        let list = AuthenticationConfiguration::load(path)?.authenticators(disallowed)?;
+    /// Reads the file again. What is wrong with it, or names a provider that cannot be used, changes nothing; nor does a
+    /// file that says something else of those without a credential than it said at the start.
+    pub async fn reload(
+        &self,
+        path: &Path,
+        disallowed: &[String],
+        anonymous: Option<&Anonymous>,
+    ) -> Result<(), BadConfiguration> {
+        let config = AuthenticationConfiguration::load(path)?;
+        if config.anonymous().as_ref() != anonymous {
+            let why = "anonymous: Forbidden: changed from initial configuration file";
+            return Err(BadConfiguration(why.to_owned()));
+        }
+        let list = config.authenticators(disallowed)?;
         let ready = async {
             while !list.iter().all(|of| of.keys.ready()) {
                 tokio::time::sleep(LOOK).await;

@@ -119,8 +119,17 @@ impl Keys {
             }
             fetched
         });
+        let after = Arc::downgrade(self);
         let flight = call
-            .map(|done| done.unwrap_or_else(|_| Err("oidc: get keys failed".to_owned())))
+            .map(move |done| {
+                done.unwrap_or_else(|_| {
+                    // It has panicked: the next one who asks tries again.
+                    if let Some(keys) = after.upgrade() {
+                        keys.state.lock().flight = None;
+                    }
+                    Err("oidc: get keys failed".to_owned())
+                })
+            })
             .boxed()
             .shared();
         state.flight = Some(flight.clone());
