@@ -470,17 +470,20 @@ impl FieldSelector {
     }
 }
 
+/// A value as a field selector has it.
+pub fn escape(value: &str) -> String {
+    value
+        .replace('\\', "\\\\")
+        .replace(',', "\\,")
+        .replace('=', "\\=")
+}
+
 impl fmt::Display for FieldSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, term) in self.terms.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
             let sign = if term.equal { "=" } else { "!=" };
-            let value = term
-                .value
-                .replace('\\', "\\\\")
-                .replace(',', "\\,")
-                .replace('=', "\\=");
-            write!(f, "{comma}{}{sign}{value}", term.field)?;
+            write!(f, "{comma}{}{sign}{}", term.field, escape(&term.value))?;
         }
         Ok(())
     }

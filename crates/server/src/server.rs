@@ -316,8 +316,8 @@ impl Server {
     }
 
     /// Who is asked what is allowed, from now on.
-    pub fn set_authorization(&self, modes: Vec<Mode>) {
-        self.inner.authorizer.set_modes(modes);
+    pub fn change_authorization(&self, modes: Vec<Mode>) -> Result<(), skiff_auth::BadConfiguration> {
+        self.inner.authorizer.change_modes(modes)
     }
 
     pub fn ready(&self) -> bool {

@@ -324,7 +324,7 @@ impl AccessArgs {
             let (server, abac, taken) = (server.clone(), self.abac()?, path.clone());
             on_change(path, shutdown, move || {
                 let modes = AuthorizationConfiguration::load(&taken, abac.clone());
-                let taken = modes.map(|modes| server.set_authorization(modes));
+                let taken = modes.and_then(|modes| server.change_authorization(modes));
                 std::future::ready(taken)
             });
         }

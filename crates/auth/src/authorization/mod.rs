@@ -83,6 +83,19 @@ pub enum Mode {
     Webhook(Arc<AuthorizationWebhook>),
 }
 
+impl Mode {
+    fn name(&self) -> &'static str {
+        match self {
+            Mode::Node => "Node",
+            Mode::Rbac => "RBAC",
+            Mode::AlwaysAllow => "AlwaysAllow",
+            Mode::AlwaysDeny => "AlwaysDeny",
+            Mode::Abac(_) => "ABAC",
+            Mode::Webhook(_) => "Webhook",
+        }
+    }
+}
+
 /// Questions to webhooks that hold a thread, because who asks cannot wait otherwise. More than that are not asked.
 static HELD: Semaphore = Semaphore::const_new(64);
 
@@ -167,6 +180,22 @@ impl Authorizer {
     /// Who is asked, in this order.
     pub fn set_modes(&self, modes: Vec<Mode>) {
         self.modes.store(Arc::new(modes));
+    }
+
+    /// Takes over a changed configuration: webhooks may come and go, the other authorizers are those of the start.
+    pub fn change_modes(&self, modes: Vec<Mode>) -> Result<(), BadConfiguration> {
+        fn lasting(modes: &[Mode]) -> std::collections::BTreeSet<&'static str> {
+            let names = modes.iter().map(Mode::name);
+            names.filter(|name| *name != "Webhook").collect()
+        }
+        let (known, new) = (lasting(&self.modes()), lasting(&modes));
+        if known != new {
+            return Err(BadConfiguration(format!(
+                "authorizers: {new:?} besides webhooks, but {known:?} at the start"
+            )));
+        }
+        self.set_modes(modes);
+        Ok(())
     }
 
     pub fn modes(&self) -> Arc<Vec<Mode>> {
@@ -257,6 +286,20 @@ mod tests {
             false,
             "unknown node for user \"system:node:\"\nEverything is forbidden.",
         );
+    }
+
+    #[test]
+    fn a_change_keeps_who_is_asked_besides_webhooks() {
+        let authorizer = Authorizer::default();
+        assert!(authorizer.change_modes(vec![Mode::Rbac, Mode::Node]).is_ok());
+        for other in [
+            vec![Mode::Rbac],
+            vec![Mode::Node, Mode::Rbac, Mode::AlwaysAllow],
+            vec![],
+        ] {
+            assert!(authorizer.change_modes(other).is_err());
+        }
+        assert_eq!(authorizer.modes().len(), 2);
     }
 
     #[test]

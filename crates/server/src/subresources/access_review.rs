@@ -123,7 +123,12 @@ fn field_selector(resource: Option<&Value>) -> String {
         let [value] = values.as_slice() else { return None };
         let equal = object::at_str(requirement, &["operator"]) == "In";
         let key = object::at_str(requirement, &["key"]);
-        equal.then(|| format!("{key}={}", value.as_str().unwrap_or("")))
+        equal.then(|| {
+            format!(
+                "{key}={}",
+                skiff_meta::selector::escape(value.as_str().unwrap_or(""))
+            )
+        })
     });
     terms.collect::<Vec<_>>().join(",")
 }
@@ -243,7 +248,10 @@ fn rules(inner: &Inner, exchange: &Exchange, review: &Value) -> Result<Value, St
     }
     let mut resource_rules = Vec::new();
     let mut path_rules = Vec::new();
-    for rule in inner.authorizer.rbac.rules_for(&exchange.user, namespace) {
+    let modes = inner.authorizer.modes();
+    let by_rbac = modes.iter().any(|mode| matches!(mode, Mode::Rbac));
+    let found = by_rbac.then(|| inner.authorizer.rbac.rules_for(&exchange.user, namespace));
+    for rule in found.into_iter().flatten() {
         if rule.non_resource_urls.is_empty() {
             let mut value =
                 json!({"verbs": rule.verbs, "apiGroups": rule.api_groups, "resources": rule.resources});
@@ -256,7 +264,7 @@ fn rules(inner: &Inner, exchange: &Exchange, review: &Value) -> Result<Value, St
         }
     }
     let mut untold = Vec::new();
-    for mode in inner.authorizer.modes().iter() {
+    for mode in modes.iter() {
         match mode {
             Mode::Node if skiff_auth::node::node_name(&exchange.user).is_some() => untold.push("node"),
             Mode::Webhook(_) => untold.push("webhook"),
