@@ -35,7 +35,13 @@ pub fn up(args: &ServerArgs) -> Result<()> {
     }
     let cluster = Cluster::find_or_make(&args.cluster.name, &args.wishes())?;
     make_data_dir(&cluster.data_dir)?;
-    if let Some(pid) = cluster.running()? {
+    let began = Instant::now();
+    while let Some(pid) = cluster.running()? {
+        // One that was killed holds its lock until the kernel has taken it apart.
+        if ending(pid) && began.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        }
         println!("Cluster {:?} is already running (pid {pid}).", cluster.name);
         print_usage(&cluster, args);
         return Ok(());
@@ -180,6 +186,25 @@ pub fn down(args: &DownArgs) -> Result<()> {
     Ok(())
 }
 
+/// Whether a process has ended, or has been killed and will.
+fn ending(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+    status.map_or(true, |status| is_ending(&status))
+}
+
+/// The same of what `/proc/PID/status` says: it is dead, or SIGKILL is on its way.
+fn is_ending(status: &str) -> bool {
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.map_or("", str::trim)
+    };
+    let killed = |name: &str| {
+        let signals = u64::from_str_radix(field(name), 16).unwrap_or(0);
+        signals & (1 << (Signal::KILL.as_raw() - 1)) != 0
+    };
+    field("State:").starts_with(['Z', 'X']) || killed("SigPnd:") || killed("ShdPnd:")
+}
+
 fn stop(cluster: &Cluster, pid: u32) -> Result<()> {
     let target = Pid::from_raw(i32::try_from(pid)?).context("the pid file holds no process id")?;
     let signal = |signal| match kill_process(target, signal) {
@@ -207,4 +232,32 @@ fn stop(cluster: &Cluster, pid: u32) -> Result<()> {
         began.elapsed().as_secs_f64() * 1e3
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_killed_is_ending() {
+        let check = |status: &str, expected: bool| assert_eq!(is_ending(status), expected, "{status}");
+        check(
+            "State:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n",
+            false,
+        );
+        check(
+            "State:\tD (disk sleep)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\n",
+            true,
+        );
+        check(
+            "State:\tR (running)\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n",
+            true,
+        );
+        check("State:\tZ (zombie)\n", true);
+        check(
+            "State:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000004000\n",
+            false,
+        );
+        assert!(!ending(std::process::id()));
+    }
 }
