@@ -2,6 +2,7 @@
 # Helm 4 against the cluster of KUBECONFIG: helm.sh HELM KUBECTL
 # Install, upgrade, a failed upgrade, a conflict, rollback, test, uninstall, with server-side apply and waiting.
 set -eu
+. "$(dirname "$0")/lib.sh"
 helm=$1
 kubectl=$2
 chart=$(cd "$(dirname "$0")/helm/chart" && pwd)
@@ -10,14 +11,6 @@ work=$(mktemp -d)
 trap '"$kubectl" delete namespace "$namespace" --wait=false >/dev/null 2>&1 || true; rm -rf "$work"' EXIT
 h() { "$helm" --namespace "$namespace" "$@" --timeout 120s; }
 k() { "$kubectl" --namespace "$namespace" "$@"; }
-fail() { echo "FAILED: $*"; exit 1; }
-# is EXPECTED COMMAND...: what the command prints
-is() {
-    expected=$1
-    shift
-    got=$("$@") || fail "$*"
-    [ "$got" = "$expected" ] || fail "$*: expected '$expected', got '$got'"
-}
 # refused TEXT COMMAND...: the command fails and says so
 refused() {
     text=$1

@@ -1,19 +1,12 @@
 #!/bin/sh
 # One kubectl against the cluster of KUBECONFIG: kubectl.sh BINARY
 set -eu
+. "$(dirname "$0")/lib.sh"
 kubectl=$1
 namespace=kubectl-$$
 work=$(mktemp -d)
 trap '"$kubectl" delete namespace "$namespace" --wait=false >/dev/null 2>&1 || true; rm -rf "$work"' EXIT
 k() { "$kubectl" --namespace "$namespace" "$@"; }
-fail() { echo "FAILED: $*"; exit 1; }
-# is EXPECTED COMMAND...: what the command prints
-is() {
-    expected=$1
-    shift
-    got=$("$@") || fail "$*"
-    [ "$got" = "$expected" ] || fail "$*: expected '$expected', got '$got'"
-}
 
 "$kubectl" version
 k create namespace "$namespace"
