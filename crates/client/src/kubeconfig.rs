@@ -19,7 +19,7 @@ pub enum Error {
     Io { path: PathBuf, source: std::io::Error },
     #[error("{path} is not a kubeconfig: {message}")]
     Format { path: PathBuf, message: String },
-    #[error("{0}")]
+    #[error(transparent)]
     Read(#[from] KubeconfigError),
 }
 
@@ -124,13 +124,18 @@ pub fn merge(path: &Path, entry: &ClusterEntry, make_current: bool) -> Result<()
     write_document(path, &document)
 }
 
-/// Takes the cluster out of the file. A file that is not there needs nothing.
-pub fn remove(path: &Path, name: &str) -> Result<(), Error> {
-    if !path.exists() {
+/// Removes the cluster from the file, if the file's cluster of that name is the one in `own`, the cluster's
+/// admin kubeconfig. A file without it is not touched.
+pub fn remove(path: &Path, own: &Path, name: &str) -> Result<(), Error> {
+    if !path.exists() || !own.exists() {
         return Ok(());
     }
     let _lock = Lock::take(path)?;
     let mut document = read_document(path)?;
+    let authority = certificate_authority(&document, name);
+    if authority.is_none() || authority != certificate_authority(&read_document(own)?, name) {
+        return Ok(());
+    }
     for list in ["clusters", "users", "contexts"] {
         if let Some(entries) = document[list].as_array_mut() {
             entries.retain(|entry| entry["name"] != name);
@@ -140,6 +145,13 @@ pub fn remove(path: &Path, name: &str) -> Result<(), Error> {
         document["current-context"] = json!("");
     }
     write_document(path, &document)
+}
+
+/// What tells one cluster from another of the same name.
+fn certificate_authority(document: &Value, name: &str) -> Option<Value> {
+    let clusters = document["clusters"].as_array()?;
+    let entry = clusters.iter().find(|entry| entry["name"] == name)?;
+    entry["cluster"].get("certificate-authority-data").cloned()
 }
 
 fn empty_document() -> Value {
@@ -271,13 +283,28 @@ mod tests {
         assert_eq!(config.contexts.len(), 2);
         merge(&path, &entry("two"), true).unwrap();
         assert_eq!(read_document(&path).unwrap()["current-context"], "two");
-        remove(&path, "two").unwrap();
+        let own = dir.path().join("admin.kubeconfig");
+        remove(&path, &own, "two").unwrap();
+        let other = ClusterEntry {
+            ca_pem: "another cluster's".into(),
+            ..entry("two")
+        };
+        write(&own, &other).unwrap();
+        let before = fs::read_to_string(&path).unwrap();
+        remove(&path, &own, "two").unwrap();
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            before,
+            "it is not that cluster"
+        );
+        write(&own, &entry("two")).unwrap();
+        remove(&path, &own, "two").unwrap();
         let document = read_document(&path).unwrap();
         assert_eq!(document["clusters"].as_array().unwrap().len(), 1);
         assert_eq!(document["users"][1]["user"]["exec"]["unknown"], 1);
         assert_eq!(document["current-context"], "");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        remove(&dir.path().join("missing"), "two").unwrap();
+        remove(&dir.path().join("missing"), &own, "two").unwrap();
     }
 
     #[test]

@@ -62,9 +62,9 @@ impl std::fmt::Display for Key {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{0}")]
+    #[error(transparent)]
     Kube(#[from] kube::Error),
-    #[error("kubeconfig: {0}")]
+    #[error(transparent)]
     Kubeconfig(#[from] kubeconfig::Error),
     #[error("{0}")]
     Other(String),

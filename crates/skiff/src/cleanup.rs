@@ -48,7 +48,7 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
         if path.exists() {
             attempt(
                 "kubeconfig",
-                kubeconfig::remove(&path, &cluster.name).map_err(Into::into),
+                kubeconfig::remove(&path, &cluster.kubeconfig(), &cluster.name).map_err(Into::into),
             );
         }
     }
@@ -78,7 +78,7 @@ async fn remove_foreign_pods(endpoint: &str, cluster: &Cluster) -> Result<()> {
         Ok(channel) => channel,
         Err(error) => {
             // A runtime that is gone for good must not keep the rest from being removed.
-            println!(
+            say!(
                 "The runtime at {endpoint} does not answer ({error}); pods that it still has are left to it."
             );
             return Ok(());
@@ -172,7 +172,7 @@ fn remove_data(dir: &Path) -> Result<()> {
     }
     match fs::remove_dir(dir) {
         Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
-            println!("{} holds files that are not skiff's; it stays.", dir.display());
+            say!("{} holds files that are not skiff's; it stays.", dir.display());
             Ok(())
         }
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {

@@ -4,12 +4,13 @@ use crate::access::{AccessArgs, duration};
 use crate::cluster::DEFAULT_NAME;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Kubernetes in one binary: from `kubectl apply` to a running pod that serves traffic.
 #[derive(Debug, Parser)]
-#[command(name = "skiff", version = crate::VERSION, disable_help_subcommand = true)]
+#[command(name = "skiff", version = crate::VERSION)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -25,6 +26,11 @@ pub enum Command {
     Down(DownArgs),
     /// Show components, memory and nodes
     Status(StatusArgs),
+    /// List the clusters on this machine
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+    /// Print the log of a cluster's server
+    Logs(LogsArgs),
     /// Print the admin kubeconfig
     Kubeconfig(ClusterArgs),
     /// Show where the time of the last apply went
@@ -36,6 +42,8 @@ pub enum Command {
         #[arg(long, default_value_t = 8080)]
         port: u16,
     },
+    /// Print the completion script of a shell, for example: source <(skiff completion bash)
+    Completion { shell: clap_complete::Shell },
     /// Print the version
     Version,
 }
@@ -64,7 +72,7 @@ pub struct ServerArgs {
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Component::ALL)]
     pub components: Vec<Component>,
     /// Name of this node [default: the host name]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = node_name)]
     pub hostname_override: Option<String>,
     /// Network of the pods [default: 10.244.0.0/16]
     #[arg(long, value_name = "CIDR")]
@@ -73,10 +81,10 @@ pub struct ServerArgs {
     #[arg(long, value_name = "CIDR")]
     pub service_cluster_ip_range: Option<String>,
     /// Ports of NodePort services
-    #[arg(long, value_name = "FROM-TO", default_value = "30000-32767")]
-    pub service_node_port_range: String,
+    #[arg(long, value_name = "FROM-TO", value_parser = port_range, default_value = "30000-32767")]
+    pub service_node_port_range: RangeInclusive<u16>,
     /// Domain of the cluster's DNS names
-    #[arg(long, value_name = "DOMAIN", default_value = "cluster.local")]
+    #[arg(long, value_name = "DOMAIN", value_parser = subdomain, default_value = "cluster.local")]
     pub cluster_domain: String,
     /// Keep state in this etcd instead of the embedded store
     #[arg(long, value_name = "URL", value_delimiter = ',')]
@@ -91,7 +99,7 @@ pub struct ServerArgs {
     #[arg(long, value_name = "FILE", value_parser = file, requires = "etcd_certfile")]
     pub etcd_keyfile: Option<PathBuf>,
     /// Run containers by this CRI runtime instead of the embedded one
-    #[arg(long, value_name = "unix://PATH")]
+    #[arg(long, value_name = "unix://PATH", value_parser = unix_socket)]
     pub container_runtime_endpoint: Option<String>,
     /// Record requests as this audit policy says
     #[arg(long, value_name = "FILE", value_parser = file)]
@@ -198,6 +206,24 @@ pub struct StatusArgs {
     pub output: Option<Output>,
 }
 
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    #[arg(short, long, value_enum)]
+    pub output: Option<Output>,
+}
+
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Go on printing what is added
+    #[arg(short, long)]
+    pub follow: bool,
+    /// How many lines to begin with
+    #[arg(short = 'n', long, visible_alias = "tail", default_value_t = 100)]
+    pub lines: usize,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     Json,
@@ -236,9 +262,13 @@ pub enum ImageCommand {
         creds: Option<String>,
     },
     /// List images
+    #[command(visible_alias = "ls")]
     List,
-    /// Remove an image
-    Rm { image: String },
+    /// Remove images
+    Rm {
+        #[arg(required = true)]
+        images: Vec<String>,
+    },
     /// Write the demo image as an OCI archive, for other runtimes
     SaveDemo { archive: PathBuf },
 }
@@ -254,6 +284,36 @@ pub fn file(text: &str) -> std::io::Result<PathBuf> {
     let folder =
         std::env::var_os(CALLED_IN).map_or_else(std::env::current_dir, |folder| Ok(folder.into()))?;
     Ok(folder.join(text))
+}
+
+/// The kubelet takes a host name in lower case.
+fn node_name(text: &str) -> Result<String, String> {
+    subdomain(&text.trim().to_lowercase())
+}
+
+fn subdomain(text: &str) -> Result<String, String> {
+    match skiff_meta::names::dns1123_subdomain(text).as_slice() {
+        [] => Ok(text.to_owned()),
+        [why, ..] => Err(why.clone()),
+    }
+}
+
+fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
+    let ports = text
+        .split_once('-')
+        .and_then(|(from, to)| Some(from.parse().ok()?..=to.parse().ok()?));
+    ports
+        .filter(|ports: &RangeInclusive<u16>| !ports.is_empty() && *ports.start() > 0)
+        .ok_or("write FROM-TO, such as 30000-32767")
+}
+
+fn unix_socket(text: &str) -> Result<String, &'static str> {
+    match text.strip_prefix("unix://") {
+        Some(path) if path.starts_with('/') => Ok(text.to_owned()),
+        _ => Err(
+            "write unix:// and the absolute path of a socket, such as unix:///run/containerd/containerd.sock",
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -278,6 +338,26 @@ mod tests {
             Cli::try_parse_from(["skiff", "up", "--etcd-certfile", "x"]).is_err(),
             "a certificate needs its key"
         );
+    }
+
+    #[test]
+    fn wrong_values_are_refused_before_anything_starts() {
+        for (flag, value) in [
+            ("--hostname-override", "no_such"),
+            ("--hostname-override", ""),
+            ("--cluster-domain", "a b"),
+            ("--container-runtime-endpoint", "/run/x.sock"),
+            ("--container-runtime-endpoint", "unix://relative"),
+            ("--service-node-port-range", "2-1"),
+        ] {
+            let parsed = Cli::try_parse_from(["skiff", "up", flag, value]);
+            assert!(parsed.is_err(), "{flag} {value:?}");
+        }
+        assert_eq!(node_name("Node-1.Example"), Ok("node-1.example".into()));
+        assert_eq!(port_range("30000-32767"), Ok(30000..=32767));
+        for bad in ["", "1", "2-1", "0-5", "a-b", "1-70000"] {
+            assert!(port_range(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -3,12 +3,13 @@
 //!
 //! Several clusters share a host, so each gets a slot: a number that keeps its networks, bridge and ports apart.
 
+use crate::networks;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 pub const DEFAULT_NAME: &str = "skiff";
@@ -48,13 +49,25 @@ impl Cluster {
         read_record(&record_path(Path::new(ROOT), name))
     }
 
-    /// The cluster of this name, made if there is none. Wishes that contradict an existing one are refused.
+    /// All clusters that exist on this machine, by name.
+    pub fn all() -> Result<Vec<Self>> {
+        let records = Path::new(ROOT).join("clusters");
+        if !records.is_dir() {
+            return Ok(Vec::new());
+        }
+        let mut found = all_records(&records)?;
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    }
+
+    /// The cluster of this name, made if there is none. Wishes that contradict an existing or a running one, or
+    /// that cannot work, are refused before anything is recorded.
     pub fn find_or_make(name: &str, wishes: &Wishes) -> Result<Self> {
         check_name(name)?;
         Self::find_or_make_in(Path::new(ROOT), name, wishes)
     }
 
-    fn find_or_make_in(root: &Path, name: &str, wishes: &Wishes) -> Result<Self> {
+    pub(crate) fn find_or_make_in(root: &Path, name: &str, wishes: &Wishes) -> Result<Self> {
         let records = root.join("clusters");
         fs::DirBuilder::new()
             .recursive(true)
@@ -64,12 +77,16 @@ impl Cluster {
         let lock = File::create(records.join(".lock")).with_context(|| needs_root(&records))?;
         flock(&lock, FlockOperation::LockExclusive)?;
         let path = record_path(root, name);
-        if let Some(mut found) = read_record(&path)? {
-            found.adopt(wishes)?;
-            found.write(&path)?;
-            return Ok(found);
-        }
         let taken: Vec<Self> = all_records(&records)?;
+        if let Some(found) = read_record(&path)? {
+            let wanted = found.adopt(wishes)?;
+            if wanted != found {
+                found.refuse_while_running()?;
+                wanted.write(&path)?;
+            }
+            make_data_dir(&wanted.data_dir)?;
+            return Ok(wanted);
+        }
         let slot = free_slot(name, &taken)?;
         let cluster = Self {
             name: name.to_owned(),
@@ -93,12 +110,14 @@ impl Cluster {
                 other.name
             );
         }
+        networks::check(&cluster, &taken, host_address())?;
+        make_data_dir(&cluster.data_dir)?;
         cluster.write(&path)?;
         Ok(cluster)
     }
 
-    /// Takes new wishes into an existing cluster. What is written into its objects cannot change any more.
-    fn adopt(&mut self, wishes: &Wishes) -> Result<()> {
+    /// The cluster with new wishes. What is written into its objects cannot change any more.
+    fn adopt(&self, wishes: &Wishes) -> Result<Self> {
         let fixed = [
             (
                 "--data-dir",
@@ -120,15 +139,31 @@ impl Cluster {
         for (flag, wish, have) in fixed {
             if let Some(wish) = wish.filter(|wish| *wish != have) {
                 bail!(
-                    "cluster {:?} was made with {flag} {have}, not {wish}; leave the flag out, choose another --name, or remove the cluster with `skiff down --delete`",
-                    self.name
+                    "cluster {:?} was made with {flag} {have}, not {wish}; leave the flag out, choose another --name, or remove the cluster with `skiff down --delete{}`",
+                    self.name,
+                    self.name_flag()
                 );
             }
         }
-        if let Some(bind) = wishes.bind {
-            self.bind = bind;
-        }
-        Ok(())
+        Ok(Self {
+            bind: wishes.bind.unwrap_or(self.bind),
+            ..self.clone()
+        })
+    }
+
+    fn refuse_while_running(&self) -> Result<()> {
+        let Some(pid) = self.running()? else { return Ok(()) };
+        bail!(
+            "cluster {:?} is running (pid {pid}) at {}; to start it with another --bind, first stop it with `skiff down{}`",
+            self.name,
+            self.endpoint(),
+            self.name_flag()
+        )
+    }
+
+    /// What to add to a command so that it is about this cluster.
+    pub fn name_flag(&self) -> String {
+        name_flag(&self.name)
     }
 
     fn write(&self, path: &Path) -> Result<()> {
@@ -240,9 +275,12 @@ impl Cluster {
             .truncate(false)
             .read(true)
             .write(true)
-            .mode(0o644)
+            .mode(0o600)
             .open(&path);
         let file = open.with_context(|| needs_root(&path))?;
+        // Whoever can open the file can lock it, and keep the cluster from starting.
+        file.set_permissions(fs::Permissions::from_mode(0o600))
+            .with_context(|| needs_root(&path))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(file)),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
@@ -250,7 +288,7 @@ impl Cluster {
         }
     }
 
-    /// The process id of the running server.
+    /// The process id of the running server, if one runs.
     pub fn running(&self) -> Result<Option<u32>> {
         if !self.data_dir.is_dir() || self.lock()?.is_some() {
             return Ok(None);
@@ -258,6 +296,25 @@ impl Cluster {
         let text = fs::read_to_string(self.data_dir.join("skiff.pid"))?;
         Ok(text.trim().parse().ok())
     }
+}
+
+pub fn name_flag(name: &str) -> String {
+    if name == DEFAULT_NAME {
+        String::new()
+    } else {
+        format!(" --name {name}")
+    }
+}
+
+fn make_data_dir(dir: &Path) -> Result<()> {
+    if dir.exists() && !dir.is_dir() {
+        bail!("--data-dir {} is not a folder", dir.display());
+    }
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(dir)
+        .with_context(|| needs_root(dir))
 }
 
 fn check_name(name: &str) -> Result<()> {
@@ -330,13 +387,14 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).with_context(|| format!("{} is not a usable path", path.display()))
 }
 
-fn needs_root(path: &Path) -> String {
+/// What to say of a file that cannot be used.
+pub fn needs_root(path: &Path) -> String {
     let hint = if rustix::process::geteuid().is_root() {
         ""
     } else {
         " (skiff needs root: run it with sudo)"
     };
-    format!("cannot use {}{hint}", path.display())
+    format!("cannot access {}{hint}", path.display())
 }
 
 pub fn remove_if_there(path: &Path) -> Result<()> {
@@ -402,6 +460,55 @@ mod tests {
             error.to_string().contains("belongs to cluster \"one\""),
             "{error}"
         );
+    }
+
+    #[test]
+    fn what_cannot_work_is_not_recorded() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("file");
+        fs::write(&file, "mine").unwrap();
+        for (wishes, why) in [
+            (
+                Wishes {
+                    pod_cidr: Some("10.9.0.0/30".into()),
+                    ..Wishes::default()
+                },
+                "too small",
+            ),
+            (
+                Wishes {
+                    data_dir: Some(file.clone()),
+                    ..Wishes::default()
+                },
+                "is not a folder",
+            ),
+        ] {
+            let error = Cluster::find_or_make_in(root.path(), "one", &wishes).unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
+            assert!(!record_path(root.path(), "one").exists(), "{why}");
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+    }
+
+    #[test]
+    fn a_running_cluster_keeps_its_record() {
+        let root = tempfile::tempdir().unwrap();
+        let wish = |port: u16| Wishes {
+            bind: Some(SocketAddr::from(([127, 0, 0, 1], port))),
+            ..Wishes::default()
+        };
+        let cluster = Cluster::find_or_make_in(root.path(), "one", &wish(1)).unwrap();
+        let mut lock = cluster.lock().unwrap().unwrap();
+        std::io::Write::write_all(&mut lock, b"4711").unwrap();
+        let error = Cluster::find_or_make_in(root.path(), "one", &wish(2)).unwrap_err();
+        assert!(error.to_string().contains("`skiff down --name one`"), "{error}");
+        assert_eq!(
+            Cluster::find_or_make_in(root.path(), "one", &Wishes::default()).unwrap(),
+            cluster
+        );
+        drop(lock);
+        let moved = Cluster::find_or_make_in(root.path(), "one", &wish(2)).unwrap();
+        assert_eq!(moved.bind.port(), 2);
     }
 
     #[test]

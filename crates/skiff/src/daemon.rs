@@ -1,13 +1,13 @@
 //! `up` and `down`: starting the server in the background, and ending it.
 
 use crate::cli::{self, ClusterArgs, DownArgs, ServerArgs};
-use crate::cluster::{Cluster, Wishes};
+use crate::cluster::{Cluster, Wishes, name_flag, needs_root};
 use crate::{cleanup, preflight, progress};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -34,7 +34,6 @@ pub fn up(args: &ServerArgs) -> Result<()> {
         bail!("--audit-log-path - needs a standard output, which `skiff server` has and `skiff up` has not");
     }
     let cluster = Cluster::find_or_make(&args.cluster.name, &args.wishes())?;
-    make_data_dir(&cluster.data_dir)?;
     let began = Instant::now();
     while let Some(pid) = cluster.running()? {
         // One that was killed holds its lock until the kernel has taken it apart.
@@ -42,11 +41,11 @@ pub fn up(args: &ServerArgs) -> Result<()> {
             std::thread::sleep(Duration::from_millis(10));
             continue;
         }
-        println!("Cluster {:?} is already running (pid {pid}).", cluster.name);
+        say!("Cluster {:?} is already running (pid {pid}).", cluster.name);
         print_usage(&cluster, args);
         return Ok(());
     }
-    println!(
+    say!(
         "Starting cluster {:?} in {}",
         cluster.name,
         cluster.data_dir.display()
@@ -75,11 +74,8 @@ pub fn up(args: &ServerArgs) -> Result<()> {
         .context("cannot start the server")?;
     let reports = server.stdout.take().context("the server has no output")?;
     match progress::show(reports) {
-        Ok(Some(took)) => {
-            println!(
-                "\nThe node is Ready after {}.\n",
-                progress::millis(u64::try_from(took.as_micros())?)
-            );
+        Ok(Some(times)) => {
+            say!("\n{times}\n");
             print_usage(&cluster, args);
             Ok(())
         }
@@ -98,30 +94,18 @@ pub fn up(args: &ServerArgs) -> Result<()> {
     }
 }
 
-pub fn make_data_dir(dir: &Path) -> Result<()> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(dir)
-        .with_context(|| format!("cannot make {}", dir.display()))
-}
-
 fn print_usage(cluster: &Cluster, args: &ServerArgs) {
-    let named = if cluster.name == crate::cluster::DEFAULT_NAME {
-        String::new()
-    } else {
-        format!(" --name {}", cluster.name)
-    };
-    println!("  API server   {}", cluster.endpoint());
-    println!("  kubeconfig   {}", cluster.kubeconfig().display());
+    let named = cluster.name_flag();
+    say!("  API server   {}", cluster.endpoint());
+    say!("  kubeconfig   {}", cluster.kubeconfig().display());
     if args.no_kubeconfig_merge {
-        println!("\n  export KUBECONFIG={}", cluster.kubeconfig().display());
+        say!("\n  export KUBECONFIG={}", cluster.kubeconfig().display());
     } else {
-        println!("\n  kubectl config use-context {}", cluster.name);
+        say!("\n  kubectl config use-context {}", cluster.name);
     }
-    println!("  kubectl get nodes");
-    println!("  skiff status{named}");
-    println!("  skiff down{named}");
+    say!("  kubectl get nodes");
+    say!("  skiff status{named}");
+    say!("  skiff down{named}");
 }
 
 /// The last lines that the server wrote since `from`.
@@ -140,14 +124,10 @@ fn log_tail(path: &Path, from: u64) -> Result<String> {
 /// The cluster that a command is about, or a sentence that says how to make it.
 pub fn existing(args: &ClusterArgs) -> Result<Cluster> {
     let Some(cluster) = Cluster::find(&args.name)? else {
-        let named = if args.name == crate::cluster::DEFAULT_NAME {
-            String::new()
-        } else {
-            format!(" --name {}", args.name)
-        };
         bail!(
-            "there is no cluster {:?} on this machine; start one with `skiff up{named}`",
-            args.name
+            "there is no cluster {:?} on this machine; start one with `skiff up{}`",
+            args.name,
+            name_flag(&args.name)
         );
     };
     if let Some(dir) = &args.data_dir
@@ -163,25 +143,32 @@ pub fn existing(args: &ClusterArgs) -> Result<Cluster> {
     Ok(cluster)
 }
 
+/// A client of a running cluster, as its administrator.
+pub async fn client(cluster: &Cluster) -> Result<kube::Client> {
+    let path = cluster.kubeconfig();
+    fs::File::open(&path).with_context(|| needs_root(&path))?;
+    Ok(skiff_client::remote(&path, None).await?)
+}
+
 pub fn down(args: &DownArgs) -> Result<()> {
     preflight::check_root()?;
     let cluster = match Cluster::find(&args.cluster.name)? {
         Some(_) => existing(&args.cluster)?,
         // Gone is what was asked for.
         None if args.delete => {
-            println!("There is no cluster {:?}.", args.cluster.name);
+            say!("There is no cluster {:?}.", args.cluster.name);
             return Ok(());
         }
         None => existing(&args.cluster)?,
     };
     match cluster.running()? {
         Some(pid) => stop(&cluster, pid)?,
-        None if !args.delete => println!("Cluster {:?} is not running.", cluster.name),
+        None if !args.delete => say!("Cluster {:?} is not running.", cluster.name),
         None => {}
     }
     if args.delete {
         cleanup::delete(&cluster)?;
-        println!("Cluster {:?} is deleted.", cluster.name);
+        say!("Cluster {:?} is deleted.", cluster.name);
     }
     Ok(())
 }
@@ -215,7 +202,7 @@ fn stop(cluster: &Cluster, pid: u32) -> Result<()> {
     let began = Instant::now();
     while cluster.running()? == Some(pid) {
         if began.elapsed() > PATIENCE {
-            println!(
+            say!(
                 "The server did not end within {} s; killing it.",
                 PATIENCE.as_secs()
             );
@@ -226,7 +213,7 @@ fn stop(cluster: &Cluster, pid: u32) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    println!(
+    say!(
         "Cluster {:?} is stopped ({:.0} ms).",
         cluster.name,
         began.elapsed().as_secs_f64() * 1e3

@@ -38,19 +38,27 @@ pub async fn run(args: &ImageArgs) -> Result<()> {
             let import = tokio::task::spawn_blocking(move || importing.import(&path, &progress)).await?;
             bar.finish_and_clear();
             for image in import.with_context(|| archive.display().to_string())? {
-                println!("imported {image}");
+                say!("imported {image}");
             }
         }
         ImageCommand::Pull { image, creds } => {
             let credentials = creds.as_deref().map(read_credentials).transpose()?;
             let pulled = store.pull(image, credentials.as_ref(), &progress).await;
             bar.finish_and_clear();
-            println!("pulled {image} ({})", pulled?);
+            say!("pulled {image} ({})", pulled?);
         }
         ImageCommand::List => list(&store)?,
-        ImageCommand::Rm { image } => {
-            store.remove(image)?;
-            println!("removed {image}");
+        ImageCommand::Rm { images } => {
+            for image in images {
+                if store.find(image)?.is_none() {
+                    bail!(
+                        "there is no image {image:?}; `skiff image list{}` shows those there are",
+                        cluster.name_flag()
+                    );
+                }
+                store.remove(image)?;
+                say!("removed {image}");
+            }
         }
         ImageCommand::SaveDemo { .. } => {}
     }
@@ -59,7 +67,7 @@ pub async fn run(args: &ImageArgs) -> Result<()> {
 
 fn save_demo(archive: &Path) -> Result<()> {
     skiff_runtime::image::save_binary_image(DEMO, &std::env::current_exe()?, &demo(), archive)?;
-    println!("wrote {DEMO} to {}", archive.display());
+    say!("wrote {DEMO} to {}", archive.display());
     Ok(())
 }
 
@@ -102,7 +110,7 @@ fn read_credentials(text: &str) -> Result<Credentials> {
 }
 
 fn list(store: &ImageStore) -> Result<()> {
-    println!("{:<60} {:<14} {:>10}", "IMAGE", "ID", "SIZE");
+    say!("{:<60} {:<14} {:>10}", "IMAGE", "ID", "SIZE");
     for image in store.list()? {
         let names = if image.repo_tags.is_empty() {
             &image.repo_digests
@@ -110,7 +118,7 @@ fn list(store: &ImageStore) -> Result<()> {
             &image.repo_tags
         };
         for name in names {
-            println!(
+            say!(
                 "{name:<60} {:<14} {:>10}",
                 short(&image.id),
                 HumanBytes(image.size).to_string()

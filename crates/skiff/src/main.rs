@@ -3,6 +3,9 @@
 //! The same file is also a pod's shim, a container's first process and a CNI plugin, so `main` looks for those
 //! roles before it does anything: they must start fast and single-threaded.
 
+#[macro_use]
+mod say;
+
 mod access;
 mod addons;
 mod cleanup;
@@ -11,7 +14,9 @@ mod cluster;
 mod daemon;
 mod demo;
 mod image;
+mod logs;
 mod memory;
+mod networks;
 mod preflight;
 mod progress;
 mod serve;
@@ -20,7 +25,8 @@ mod supervise;
 mod trace;
 mod wiring;
 
-use clap::Parser;
+use anyhow::Context;
+use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use std::process::ExitCode;
 
@@ -38,7 +44,7 @@ fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            say::complain(format_args!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -50,16 +56,26 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Server(args) => serve::main(&args),
         Command::Down(args) => daemon::down(&args),
         Command::Status(args) => block_on(status::show(&args))?,
+        Command::List(args) => status::list(&args),
+        Command::Logs(args) => logs::show(&args),
         Command::Kubeconfig(args) => {
             let cluster = daemon::existing(&args)?;
-            print!("{}", std::fs::read_to_string(cluster.kubeconfig())?);
+            let path = cluster.kubeconfig();
+            let text = std::fs::read_to_string(&path);
+            say_raw!("{}", text.with_context(|| cluster::needs_root(&path))?);
             Ok(())
         }
         Command::Trace(args) => block_on(trace::show(&args))?,
         Command::Image(args) => block_on(image::run(&args))?,
         Command::Demo { port } => block_on(demo::serve(port))?,
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "skiff", &mut script);
+            say_raw!("{}", String::from_utf8_lossy(&script));
+            Ok(())
+        }
         Command::Version => {
-            println!("skiff {VERSION}");
+            say!("skiff {VERSION}");
             Ok(())
         }
     }

@@ -10,10 +10,32 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "event")]
 pub enum Report {
-    Started { step: String },
-    Done { step: String, took_us: u64 },
-    Ready { took_us: u64 },
-    Failed { message: String },
+    Started {
+        step: String,
+    },
+    /// `at_us` counts from the beginning of the start: some steps run beside others.
+    Done {
+        step: String,
+        took_us: u64,
+        at_us: u64,
+    },
+    Ready {
+        took_us: u64,
+    },
+    Failed {
+        message: String,
+    },
+}
+
+/// The step that ends when the node is Ready.
+pub const NODE_READY: &str = "node Ready";
+
+/// When a start was over, counted from its beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    pub total: Duration,
+    /// `None`: this machine is no node.
+    pub node_ready: Option<Duration>,
 }
 
 /// The server's side. Reports go to stdout as JSON lines when a parent listens, else to the log.
@@ -54,6 +76,7 @@ impl Reporter {
             self.send(&Report::Done {
                 step: name.to_owned(),
                 took_us: micros(took),
+                at_us: micros(self.began.elapsed()),
             });
         }
         result
@@ -92,29 +115,34 @@ fn micros(duration: Duration) -> u64 {
 
 /// `skiff up`'s side: draws the steps until the server is ready. `Err` has the server's own words; `Ok(None)`
 /// means that it ended without a word.
-pub fn show(reports: impl Read) -> Result<Option<Duration>, String> {
+pub fn show(reports: impl Read) -> Result<Option<Times>, String> {
     let bar = ProgressBar::new_spinner();
     if let Ok(style) = ProgressStyle::with_template("  {spinner} {msg}") {
         bar.set_style(style);
     }
     bar.enable_steady_tick(Duration::from_millis(80));
     let mut open: Vec<String> = Vec::new();
+    let mut node_ready = None;
     for line in BufReader::new(reports).lines().map_while(Result::ok) {
         match serde_json::from_str(&line) {
             Ok(Report::Started { step }) => open.push(step),
-            Ok(Report::Done { step, took_us }) => {
+            Ok(Report::Done { step, took_us, at_us }) => {
                 open.retain(|s| *s != step);
+                if step == NODE_READY {
+                    node_ready = Some(Duration::from_micros(at_us));
+                }
                 let line = format!("  ✓ {step:<28} {:>9}", millis(took_us));
                 // Without a terminal indicatif prints nothing.
                 if bar.is_hidden() {
-                    println!("{line}")
+                    say!("{line}");
                 } else {
                     bar.println(line)
                 }
             }
             Ok(Report::Ready { took_us }) => {
                 bar.finish_and_clear();
-                return Ok(Some(Duration::from_micros(took_us)));
+                let total = Duration::from_micros(took_us);
+                return Ok(Some(Times { total, node_ready }));
             }
             Ok(Report::Failed { message }) => {
                 bar.finish_and_clear();
@@ -128,8 +156,25 @@ pub fn show(reports: impl Read) -> Result<Option<Duration>, String> {
     Ok(None)
 }
 
+impl std::fmt::Display for Times {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let total = millis(micros(self.total));
+        match self.node_ready {
+            Some(ready) => write!(
+                f,
+                "The node is Ready after {}, everything is up after {total}.",
+                millis(micros(ready))
+            ),
+            None => write!(
+                f,
+                "The API server is ready after {total}; this machine is no node."
+            ),
+        }
+    }
+}
+
 #[expect(clippy::cast_precision_loss, reason = "for display")]
-pub fn millis(us: u64) -> String {
+fn millis(us: u64) -> String {
     format!("{:.1} ms", us as f64 / 1e3)
 }
 
@@ -146,12 +191,19 @@ mod tests {
 
     #[test]
     fn the_end_of_a_start_is_told_apart() {
-        let step = Report::Done {
-            step: "store".into(),
-            took_us: 5,
+        let done = |step: &str| Report::Done {
+            step: step.into(),
+            took_us: 2,
+            at_us: 5,
         };
-        let ready = show(&lines(&[step.clone(), Report::Ready { took_us: 7 }])[..]);
-        assert_eq!(ready, Ok(Some(Duration::from_micros(7))));
+        let (step, micros) = (done("store"), Duration::from_micros);
+        let check = |steps: &[Report], node_ready: Option<Duration>| {
+            let total = micros(7);
+            let ready = show(&lines(&[steps, &[Report::Ready { took_us: 7 }]].concat())[..]);
+            assert_eq!(ready, Ok(Some(Times { total, node_ready })));
+        };
+        check(std::slice::from_ref(&step), None);
+        check(&[step.clone(), done(NODE_READY)], Some(micros(5)));
         let failed = show(&lines(&[step.clone(), Report::Failed { message: "no".into() }])[..]);
         assert_eq!(failed, Err("no".into()));
         assert_eq!(show(&lines(&[step])[..]), Ok(None));

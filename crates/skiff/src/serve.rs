@@ -59,7 +59,6 @@ async fn run(args: &ServerArgs, reporter: &Reporter) -> Result<()> {
     }
     preflight::check_root()?;
     let cluster = Cluster::find_or_make(&args.cluster.name, &args.wishes())?;
-    daemon::make_data_dir(&cluster.data_dir)?;
     let Some(mut lock) = cluster.lock()? else {
         bail!(
             "cluster {:?} is already running (pid {})",

@@ -1,17 +1,22 @@
-//! `skiff status`: components, memory and nodes.
+//! `skiff status`: components, memory, pods and nodes of a cluster. `skiff list`: the clusters of this machine.
 
-use crate::cli::{Output, StatusArgs};
+use crate::cli::{ListArgs, Output, StatusArgs};
 use crate::cluster::Cluster;
-use crate::daemon::existing;
+use crate::daemon::{client, existing};
 use crate::supervise::ComponentState;
-use anyhow::Result;
-use k8s_openapi::api::core::v1::Node;
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// The kernel counts times of processes in this many ticks a second, on x86-64 always.
+const USER_HZ: u64 = 100;
+/// How long `skiff status` waits for the API server.
+const API_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -23,12 +28,18 @@ struct Report {
     endpoint: String,
     kubeconfig: PathBuf,
     data_dir: PathBuf,
+    log_file: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uptime_seconds: Option<u64>,
     components: Vec<ComponentReport>,
     processes: Vec<Process>,
     memory_bytes: u64,
     nodes: Vec<NodeReport>,
+    /// How many pods there are of each phase.
+    pods: BTreeMap<String, usize>,
+    /// Why nodes and pods are not known.
     #[serde(skip_serializing_if = "Option::is_none")]
-    nodes_error: Option<String>,
+    api_error: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -63,7 +74,7 @@ pub async fn show(args: &StatusArgs) -> Result<()> {
     let cluster = existing(&args.cluster)?;
     let report = collect(&cluster).await?;
     match args.output {
-        Some(Output::Json) => println!("{}", serde_json::to_string_pretty(&report)?),
+        Some(Output::Json) => say!("{}", serde_json::to_string_pretty(&report)?),
         None => print(&report),
     }
     if report.pid.is_none() {
@@ -108,13 +119,12 @@ async fn collect(cluster: &Cluster) -> Result<Report> {
             process_memory_bytes: own,
         }
     });
-    let (nodes, nodes_error) = if pid.is_some() {
-        match nodes(cluster).await {
-            Ok(nodes) => (nodes, None),
-            Err(error) => (vec![], Some(format!("{error:#}"))),
-        }
-    } else {
-        (vec![], None)
+    let (nodes, pods, api_error) = match pid {
+        None => Default::default(),
+        Some(_) => match ask(cluster).await {
+            Ok((nodes, pods)) => (nodes, pods, None),
+            Err(error) => (vec![], BTreeMap::new(), Some(format!("{error:#}"))),
+        },
     };
     Ok(Report {
         name: cluster.name.clone(),
@@ -124,19 +134,50 @@ async fn collect(cluster: &Cluster) -> Result<Report> {
         endpoint: cluster.endpoint(),
         kubeconfig: cluster.kubeconfig(),
         data_dir: cluster.data_dir.clone(),
+        log_file: cluster.log_file(),
+        uptime_seconds: pid.and_then(uptime),
         components: components.collect(),
         memory_bytes: processes.iter().map(|p| p.memory_bytes).sum(),
         processes,
         nodes,
-        nodes_error,
+        pods,
+        api_error,
     })
 }
 
-async fn nodes(cluster: &Cluster) -> Result<Vec<NodeReport>> {
-    let client = skiff_client::remote(&cluster.kubeconfig(), None).await?;
-    let api: Api<Node> = Api::all(client);
-    let list = tokio::time::timeout(Duration::from_secs(5), api.list(&ListParams::default())).await??;
-    Ok(list.items.into_iter().map(node).collect())
+/// The nodes, and how many pods there are of each phase.
+async fn ask(cluster: &Cluster) -> Result<(Vec<NodeReport>, BTreeMap<String, usize>)> {
+    let client = client(cluster).await?;
+    let everything = ListParams::default();
+    let (nodes, pods) = (Api::<Node>::all(client.clone()), Api::<Pod>::all(client));
+    let both = futures::future::try_join(nodes.list(&everything), pods.list(&everything));
+    let (nodes, pods) = tokio::time::timeout(API_TIMEOUT, both)
+        .await
+        .context("the API server does not answer")??;
+    let mut phases = BTreeMap::new();
+    for pod in pods {
+        let phase = pod.status.and_then(|status| status.phase);
+        *phases
+            .entry(phase.unwrap_or_else(|| "Unknown".into()))
+            .or_default() += 1;
+    }
+    Ok((nodes.items.into_iter().map(node).collect(), phases))
+}
+
+/// How long a process has been running, in seconds.
+fn uptime(pid: u32) -> Option<u64> {
+    let since_boot = fs::read_to_string("/proc/uptime").ok()?;
+    let since_boot: f64 = since_boot.split_whitespace().next()?.parse().ok()?;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold anything; fields are counted after it.
+    let started: u64 = stat
+        .rsplit_once(')')?
+        .1
+        .split_whitespace()
+        .nth(19)?
+        .parse()
+        .ok()?;
+    Some((since_boot as u64).saturating_sub(started / USER_HZ))
 }
 
 fn node(node: Node) -> NodeReport {
@@ -189,39 +230,147 @@ fn resident(pid: u32) -> u64 {
 
 fn print(report: &Report) {
     let pid = report.pid.map(|p| format!(" (pid {p})")).unwrap_or_default();
-    println!("Cluster {:?} is {}{pid}", report.name, report.state);
-    println!("  version      {}", report.version);
-    println!("  API server   {}", report.endpoint);
-    println!("  kubeconfig   {}", report.kubeconfig.display());
-    println!("  data         {}", report.data_dir.display());
+    say!("Cluster {:?} is {}{pid}", report.name, report.state);
+    say!("  version      {}", report.version);
+    say!("  API server   {}", report.endpoint);
+    say!("  kubeconfig   {}", report.kubeconfig.display());
+    say!("  data         {}", report.data_dir.display());
+    say!("  log          {}", report.log_file.display());
+    if let Some(seconds) = report.uptime_seconds {
+        say!("  uptime       {}", duration(seconds));
+    }
     let shims = report.processes.iter().filter(|p| p.role == "shim").count();
-    println!(
+    say!(
         "  memory       {} in one process and {shims} pod shims",
         mebibytes(report.memory_bytes)
     );
-    println!("\nComponents");
+    say!("\nComponents");
     for component in &report.components {
-        println!(
+        say!(
             "  {:<12} {} {}",
-            component.name, component.state.state, component.state.message
+            component.name,
+            component.state.state,
+            component.state.message
         );
     }
-    println!("\nNodes");
+    if report.pid.is_some() && report.api_error.is_none() {
+        let phases = report
+            .pods
+            .iter()
+            .map(|(phase, count)| format!("{count} {phase}"));
+        let phases: Vec<String> = phases.collect();
+        say!(
+            "\nPods           {}",
+            if phases.is_empty() {
+                "none".into()
+            } else {
+                phases.join(", ")
+            }
+        );
+    }
+    say!("\nNodes");
     for node in &report.nodes {
         let ready = if node.ready { "Ready" } else { "NotReady" };
-        println!(
+        say!(
             "  {:<20} {ready:<9} {} {}",
             node.name,
             node.version,
             node.addresses.join(", ")
         );
     }
-    if let Some(error) = &report.nodes_error {
-        println!("  cannot be listed: {error}");
+    if let Some(error) = &report.api_error {
+        say!("  cannot be listed: {error}");
     }
+}
+
+/// The two largest units, as `3d4h`.
+fn duration(seconds: u64) -> String {
+    let units = [("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)];
+    let mut left = seconds;
+    let mut parts = Vec::new();
+    for (unit, size) in units {
+        if left >= size || (unit == "s" && parts.is_empty()) {
+            parts.push(format!("{}{unit}", left / size));
+            left %= size;
+        }
+    }
+    parts.truncate(2);
+    parts.concat()
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ListEntry {
+    name: String,
+    state: &'static str,
+    pid: Option<u32>,
+    endpoint: String,
+    data_dir: PathBuf,
+}
+
+pub fn list(args: &ListArgs) -> Result<()> {
+    let mut entries = Vec::new();
+    for cluster in Cluster::all()? {
+        let pid = cluster.running()?;
+        entries.push(ListEntry {
+            state: if pid.is_some() { "running" } else { "stopped" },
+            pid,
+            endpoint: cluster.endpoint(),
+            name: cluster.name,
+            data_dir: cluster.data_dir,
+        });
+    }
+    if args.output == Some(Output::Json) {
+        say!("{}", serde_json::to_string_pretty(&entries)?);
+        return Ok(());
+    }
+    let width = entries
+        .iter()
+        .map(|entry| entry.name.len())
+        .max()
+        .unwrap_or(0)
+        .max(4);
+    say!(
+        "{:<width$}  {:<8} {:<8} {:<28} DATA",
+        "NAME",
+        "STATE",
+        "PID",
+        "API SERVER"
+    );
+    for entry in entries {
+        let pid = entry.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+        say!(
+            "{:<width$}  {:<8} {pid:<8} {:<28} {}",
+            entry.name,
+            entry.state,
+            entry.endpoint,
+            entry.data_dir.display()
+        );
+    }
+    Ok(())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "for display")]
 fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_short() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (59, "59s"),
+            (61, "1m1s"),
+            (3600, "1h"),
+            (90_061, "1d1h"),
+            (86_405, "1d5s"),
+        ] {
+            assert_eq!(duration(seconds), text);
+        }
+        assert!(uptime(std::process::id()).is_some());
+    }
 }

@@ -1,7 +1,7 @@
 //! `skiff trace`: the path of the last apply, drawn from the marks that the server keeps.
 
 use crate::cli::{Output, TraceArgs};
-use crate::daemon::existing;
+use crate::daemon::{client, existing};
 use anyhow::{Context, Result, bail};
 use skiff_trace::{Mark, waterfall};
 
@@ -25,7 +25,7 @@ pub async fn show(args: &TraceArgs) -> Result<()> {
     };
     let (resource, namespaced) = resource_of(kind)?;
     let namespace = if namespaced { args.namespace.as_str() } else { "" };
-    let client = skiff_client::remote(&cluster.kubeconfig(), None).await?;
+    let client = client(&cluster).await?;
     let request = http::Request::get("/debug/skiff/trace").body(Vec::new())?;
     let text = client
         .request_text(request)
@@ -39,8 +39,8 @@ pub async fn show(args: &TraceArgs) -> Result<()> {
         );
     };
     match args.output {
-        Some(Output::Json) => println!("{}", serde_json::to_string_pretty(&found)?),
-        None => print!("{}", found.render(BAR_WIDTH)),
+        Some(Output::Json) => say!("{}", serde_json::to_string_pretty(&found)?),
+        None => say_raw!("{}", found.render(BAR_WIDTH)),
     }
     Ok(())
 }

@@ -5,7 +5,7 @@
 
 use crate::cli::{Component, ServerArgs};
 use crate::cluster::{Cluster, host_address};
-use crate::progress::Reporter;
+use crate::progress::{NODE_READY, Reporter};
 use crate::supervise::Supervisor;
 use crate::{VERSION, addons, image, preflight};
 use anyhow::{Context, Result, bail};
@@ -21,7 +21,6 @@ use skiff_server::{ClientCertificates, KubeletClient, Server, ServerConfig, Serv
 use skiff_store::Store;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,7 +53,7 @@ impl Wiring<'_> {
             None => host_name()?,
         };
         let gateway = cluster.pod_gateway()?;
-        let advertise = args.advertise_address.or_else(host_address).unwrap_or(gateway);
+        let advertise = self.advertise_address(gateway);
         self.reporter
             .step("checks", async {
                 preflight::check(cluster, self.runs(Component::Node))
@@ -89,6 +88,44 @@ impl Wiring<'_> {
             .step("container runtime", self.start_runtime())
             .await?;
         Ok((Some(endpoint), Some(images)))
+    }
+
+    /// Where pods and other machines reach the API server: an address that it listens on.
+    fn advertise_address(&self, gateway: IpAddr) -> IpAddr {
+        let default = match self.cluster.bind.ip() {
+            ip if ip.is_unspecified() => host_address().unwrap_or(gateway),
+            // A pod's loopback is its own: pods reach this machine by the address of their bridge.
+            ip if ip.is_loopback() && self.runs(Component::Node) => gateway,
+            ip => ip,
+        };
+        self.args.advertise_address.unwrap_or(default)
+    }
+
+    /// Where this machine is reached as a node.
+    fn node_address(&self, gateway: IpAddr) -> IpAddr {
+        self.args
+            .advertise_address
+            .or_else(host_address)
+            .unwrap_or(gateway)
+    }
+
+    /// Where the API server listens: at `--bind`, and where pods are told to find it if that is another address
+    /// of this machine.
+    fn listen_addresses(&self, advertise: IpAddr) -> Vec<SocketAddr> {
+        let bind = self.cluster.bind;
+        let mut addresses = vec![bind];
+        if !bind.ip().is_unspecified() && bind.ip() != advertise {
+            let other = SocketAddr::new(advertise, bind.port());
+            match std::net::TcpListener::bind(other) {
+                Ok(_) => addresses.push(other),
+                // A load balancer's, perhaps.
+                Err(error) => tracing::warn!(
+                    %error, advertised = %other,
+                    "the API server cannot listen on its advertised address; pods reach it only if something else passes connections on"
+                ),
+            }
+        }
+        addresses
     }
 
     fn runs(&self, component: Component) -> bool {
@@ -149,7 +186,7 @@ impl Wiring<'_> {
             self.start_node(
                 client(identity, "kubelet"),
                 node_name,
-                advertise,
+                self.node_address(gateway),
                 endpoint,
                 certificates,
             )?;
@@ -162,7 +199,7 @@ impl Wiring<'_> {
         }
         if self.runs(Component::Node) {
             self.reporter
-                .step("node Ready", node_ready(admin, node_name))
+                .step(NODE_READY, node_ready(admin, node_name))
                 .await?;
         }
         Ok(())
@@ -196,7 +233,8 @@ impl Wiring<'_> {
         addresses.dedup();
         hosts.extend(addresses.iter().map(IpAddr::to_string));
         hosts.dedup();
-        let node_hosts = vec![node_name.to_owned(), advertise.to_string()];
+        let node_address = self.node_address(self.cluster.pod_gateway()?);
+        let node_hosts = vec![node_name.to_owned(), node_address.to_string()];
         Ok(Certificates {
             ca: pki.ca_certificate().to_owned(),
             api_server: pki.serving("apiserver", "kube-apiserver", &hosts)?,
@@ -244,7 +282,7 @@ impl Wiring<'_> {
         let server = Server::start(ServerConfig {
             store,
             service_cidr: cluster.service_cidr.clone(),
-            node_ports: node_ports(&self.args.service_node_port_range)?,
+            node_ports: self.args.service_node_port_range.clone(),
             advertise_address: advertise,
             advertise_port: cluster.bind.port(),
             tls: Arc::new(skiff_pki::asking_server_config(
@@ -277,22 +315,21 @@ impl Wiring<'_> {
         })
         .await?;
         self.args.access.follow(&server, jwt, &issuer, &shutdown)?;
-        let listener = TcpListener::bind(cluster.bind)
-            .await
-            .with_context(|| format!("cannot listen on {}", cluster.bind))?;
-        // One listener for all attempts: it is bound before anything else counts on it.
-        let listener = Arc::new(parking_lot::Mutex::new(Some(listener)));
-        let (door, bind) = (server.clone(), cluster.bind);
+        let addresses = self.listen_addresses(advertise);
+        // The first listeners are bound before anything else counts on them.
+        let listeners = Arc::new(parking_lot::Mutex::new(Some(listen(&addresses).await?)));
+        let door = server.clone();
         self.supervisor.run("api", move |stop| {
-            let (door, bound) = (door.clone(), listener.lock().take());
+            let (door, bound, addresses) = (door.clone(), listeners.lock().take(), addresses.clone());
             async move {
-                let listener = match bound {
-                    Some(listener) => listener,
-                    None => TcpListener::bind(bind)
-                        .await
-                        .map_err(|e| format!("cannot listen on {bind}: {e}"))?,
+                let listeners = match bound {
+                    Some(listeners) => listeners,
+                    None => listen(&addresses).await.map_err(|e| format!("{e:#}"))?,
                 };
-                door.serve(listener, stop).await;
+                let serving = listeners
+                    .into_iter()
+                    .map(|listener| door.serve(listener, stop.clone()));
+                futures::future::join_all(serving).await;
                 Ok(())
             }
         });
@@ -456,6 +493,15 @@ impl Wiring<'_> {
     }
 }
 
+async fn listen(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>> {
+    let mut listeners = Vec::with_capacity(addresses.len());
+    for address in addresses {
+        let listener = TcpListener::bind(address).await;
+        listeners.push(listener.with_context(|| format!("cannot listen on {address}"))?);
+    }
+    Ok(listeners)
+}
+
 async fn node_ready(client: Client, name: &str) -> Result<()> {
     let nodes: Api<Node> = Api::all(client);
     loop {
@@ -484,15 +530,6 @@ fn host_name() -> Result<String> {
         bail!("this machine has no host name; set one, or choose a node name with --hostname-override NAME");
     }
     Ok(name)
-}
-
-fn node_ports(text: &str) -> Result<RangeInclusive<u16>> {
-    let range = text
-        .split_once('-')
-        .and_then(|(from, to)| Some(from.parse().ok()?..=to.parse().ok()?));
-    let range: Option<RangeInclusive<u16>> =
-        range.filter(|r: &RangeInclusive<u16>| !r.is_empty() && *r.start() > 0);
-    range.with_context(|| format!("--service-node-port-range {text:?} is not FROM-TO, such as 30000-32767"))
 }
 
 /// What the flags say about the audit log. Without a policy, or without a place for it, nothing is recorded.
@@ -564,18 +601,5 @@ impl Cluster {
             masquerade_from: Some(self.node_pod_cidr()?.parse().map_err(anyhow::Error::msg)?),
             bridge: Some(self.bridge()),
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn node_port_ranges_are_read() {
-        assert_eq!(node_ports("30000-32767").unwrap(), 30000..=32767);
-        for bad in ["", "1", "2-1", "0-5", "a-b", "1-70000"] {
-            assert!(node_ports(bad).is_err(), "{bad}");
-        }
     }
 }

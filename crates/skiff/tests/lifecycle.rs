@@ -1,7 +1,8 @@
 //! `up`, `status`, `down`: what they say, and that nothing is left behind.
 
 use anyhow::{Context, Result, ensure};
-use skiff_testkit::{Cluster, free_port};
+use skiff_testkit::whole_path::PATIENCE;
+use skiff_testkit::{Cluster, eventually, expect_eq, free_port};
 use std::path::Path;
 use std::process::Command;
 
@@ -162,5 +163,96 @@ fn commands_about_no_cluster_say_how_to_make_one() -> Result<()> {
             "{command}: {shown}"
         );
     }
+    Ok(())
+}
+
+/// What `up` prints when it is called like this and refuses.
+fn refused_up(name: &str, flags: &[&str]) -> Result<String> {
+    let args = [&["up", "--no-kubeconfig-merge", "--name", name], flags].concat();
+    let output = Command::new(SKIFF).args(args).output()?;
+    ensure!(!output.status.success(), "{flags:?} is accepted");
+    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn what_cannot_work_makes_no_cluster() -> Result<()> {
+    let name = Cluster::new_name();
+    let file = tempfile::NamedTempFile::new()?;
+    let file = file.path().to_string_lossy();
+    for (flags, why) in [
+        (&["--cluster-cidr", "10.1.0.0/30"][..], "too small"),
+        (
+            &[
+                "--cluster-cidr",
+                "10.1.0.0/16",
+                "--service-cluster-ip-range",
+                "10.1.0.0/20",
+            ],
+            "overlap",
+        ),
+        (&["--data-dir", &file], "is not a folder"),
+        (&["--hostname-override", "a_b"], "RFC 1123 subdomain"),
+    ] {
+        let shown = refused_up(&name, flags)?;
+        ensure!(shown.contains(why), "{shown}");
+        let listed = output(SKIFF, &["list"])?;
+        ensure!(!listed.contains(&name), "{listed}");
+    }
+    Ok(())
+}
+
+/// Pods reach an API server that listens on loopback, and what runs is not changed by an `up` with other flags.
+#[test]
+fn a_cluster_on_loopback_serves_its_pods() -> Result<()> {
+    let bind = format!("127.0.0.1:{}", free_port()?);
+    let cluster = Cluster::start(SKIFF, &["--bind", &bind])?;
+    let name = cluster.name().to_owned();
+    let shown = refused_up(&name, &["--bind", "127.0.0.1:1"])?;
+    ensure!(shown.contains(&format!("skiff down --name {name}")), "{shown}");
+    expect_eq(
+        cluster.status()?["endpoint"].as_str(),
+        Some(format!("https://{bind}").as_str()),
+    )?;
+
+    let kubectl = cluster.kubectl();
+    kubectl.run(&[
+        "apply",
+        "-f",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/web.yaml"),
+    ])?;
+    kubectl.run(&["rollout", "status", "deployment/web", "--timeout=90s"])?;
+    let path = "/api/v1/namespaces/default/services/web:80/proxy/whoami";
+    eventually("a pod reaches the API server", PATIENCE, || {
+        let said = kubectl.run(&["get", "--raw", path])?;
+        ensure!(said.contains("system:serviceaccount:default:default"), "{said}");
+        Ok(())
+    })?;
+
+    let error = kubectl
+        .run(&["logs", "--previous", "deployment/web"])
+        .unwrap_err();
+    let error = format!("{error:#}");
+    ensure!(error.contains("previous terminated container \"web\""), "{error}");
+    Ok(())
+}
+
+#[test]
+fn commands_tell_what_is_wrong() -> Result<()> {
+    let cluster = Cluster::start(SKIFF, &["--components", "api"])?;
+    let name = cluster.name().to_owned();
+    let shown = output(SKIFF, &["image", "rm", "nope", "--name", &name])?;
+    ensure!(shown.contains("there is no image \"nope\""), "{shown}");
+    let shown = cluster.skiff(&["logs", "--lines", "1"])?;
+    ensure!(shown.lines().count() == 1 && shown.contains("ready"), "{shown}");
+    let listed = output(SKIFF, &["list"])?;
+    ensure!(listed.contains(&name) && listed.contains("running"), "{listed}");
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full")?;
+    let output = Command::new(SKIFF).args(["list"]).stdout(full).output()?;
+    let shown = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.code() == Some(1) && shown.contains("cannot write to standard output"),
+        "{:?} {shown}",
+        output.status
+    );
     Ok(())
 }

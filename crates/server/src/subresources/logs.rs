@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt;
 use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Limited};
 use serde_json::Value;
 use skiff_meta::{GroupKind, Status, field};
 use skiff_registry::{ReadAt, Resource, object};
@@ -24,6 +26,9 @@ const OPTIONS: [&str; 8] = [
     "limitBytes",
     "stream",
 ];
+
+/// How much of a kubelet's refusal is quoted.
+const QUOTED_BYTES: usize = 50_000;
 
 pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -> Result<Answer, Status> {
     let info = &exchange.info;
@@ -54,15 +59,36 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
     let mut upgrade = Request::new(());
     *upgrade.headers_mut() = exchange.parts.headers.clone();
     if !skiff_streaming::is_upgrade_request(&upgrade) {
-        return connect::to_kubelet(inner, exchange, node, &path, body::full("")).await;
+        let answer = connect::to_kubelet(inner, exchange, node, &path, body::full("")).await?;
+        return check_answer(answer).await;
     }
     // Browsers follow a log over WebSocket; the kubelet speaks plain HTTP.
     let answer = connect::to_kubelet_plain(inner, exchange, node, &path).await?;
-    if answer.status() != StatusCode::OK {
-        return Ok(answer);
-    }
+    let answer = check_answer(answer).await?;
     *upgrade.extensions_mut() = exchange.parts.extensions.clone();
     Ok(skiff_streaming::serve_reader(upgrade, answer.into_body()))
+}
+
+/// A kubelet refuses in plain text, clients expect a `Status`.
+async fn check_answer(answer: Answer) -> Result<Answer, Status> {
+    let code = answer.status();
+    if code.is_success() {
+        return Ok(answer);
+    }
+    // Boxed: the compiler cannot show that the bare future may move between threads.
+    let body = Limited::new(answer.into_body(), QUOTED_BYTES).collect().boxed();
+    let text = match body.await {
+        Ok(body) => String::from_utf8_lossy(&body.to_bytes()).into_owned(),
+        Err(_) => "the kubelet's answer cannot be read".to_owned(),
+    };
+    Err(match code {
+        StatusCode::BAD_REQUEST => Status::bad_request(text),
+        StatusCode::INTERNAL_SERVER_ERROR => Status::internal(text),
+        StatusCode::FORBIDDEN => Status::failure(403, "Forbidden", text),
+        StatusCode::NOT_FOUND => Status::failure(404, "NotFound", text),
+        StatusCode::SERVICE_UNAVAILABLE => Status::service_unavailable(text),
+        other => Status::failure(other.as_u16(), "Unknown", text),
+    })
 }
 
 /// Where Go's parser stops in what is no time: at what is left, for want of which part of its layout.
