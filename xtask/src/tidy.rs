@@ -9,12 +9,13 @@ use anyhow::{Context, Result};
 
 /// Which crates of ours each crate may use, directly or through one that it may use. `*` is the wiring.
 const MAY_USE: &[(&str, &[&str])] = &[
+    ("fs", &[]),
     ("meta", &[]),
     ("schema", &["meta"]),
     ("cel", &["meta", "schema"]),
     ("descriptions", &[]),
     ("api", &["schema", "cel", "descriptions"]),
-    ("store", &[]),
+    ("store", &["fs"]),
     ("cache", &["store", "schema"]),
     ("registry", &["api", "cache", "store"]),
     ("https", &["pki"]),
@@ -30,10 +31,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cri", &[]),
     ("cni", &[]),
     ("streaming", &[]),
-    ("pki", &[]),
+    ("pki", &["fs"]),
     ("trace", &["meta"]),
-    ("runtime", &["cri", "cni", "streaming"]),
-    ("node", &["client", "cri", "streaming"]),
+    ("runtime", &["fs", "cri", "cni", "streaming"]),
+    ("node", &["fs", "client", "cri", "streaming"]),
     ("network", &["client"]),
     ("dns", &["client"]),
     ("ingress", &["client"]),
