@@ -302,10 +302,7 @@ impl Kubelet {
             .map_err(|e| e.to_string())?;
         if !name.is_empty() {
             let logs = pod_log_dir(&self.config.log_dir, namespace, name, uid);
-            match std::fs::remove_dir_all(&logs) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.to_string()),
-                _ => {}
-            }
+            skiff_fs::remove_tree(&logs).map_err(|e| e.to_string())?;
         }
         self.cgroups.remove_pod(uid).map_err(|e| e.to_string())
     }

@@ -3,9 +3,7 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::Path;
 
 /// Replaces `path` in one step. Not synced: records of pods and containers describe processes, which a
@@ -17,24 +15,11 @@ pub fn write_json<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
 
 /// `sync` where the content must survive a power cut: images.
 pub fn write_bytes(path: &Path, body: &[u8], sync: bool) -> io::Result<()> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(format!(".{:x}.tmp", rand::random::<u32>()));
-    let result = (|| {
-        let mut file = File::options()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&temporary)?;
-        file.write_all(body)?;
-        if sync {
-            file.sync_data()?;
-        }
-        std::fs::rename(&temporary, path)
-    })();
-    if result.is_err() {
-        let _ = std::fs::remove_file(&temporary);
+    if sync {
+        skiff_fs::write_durably(path, body, 0o600)
+    } else {
+        skiff_fs::write_atomically(path, body, 0o600)
     }
-    result
 }
 
 /// `None` where there is no such file.

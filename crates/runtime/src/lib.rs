@@ -8,7 +8,6 @@ mod disk;
 pub mod image;
 mod init;
 mod open_files;
-mod removal;
 mod seccomp;
 mod shim;
 

@@ -5,6 +5,7 @@ use crate::cluster::{Cluster, remove_if_there};
 use anyhow::{Context, Result, bail};
 use skiff_client::kubeconfig;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 pub fn delete(cluster: &Cluster) -> Result<()> {
@@ -42,7 +43,9 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
         );
     });
     runtime.shutdown_background();
-    attempt("mounts", unmount_below(&[&cluster.data_dir, &cluster.run_dir()]));
+    // Volumes of pods; the runtime has taken down its own mounts.
+    let pods = cluster.data_dir.join("kubelet/pods");
+    attempt("mounts", skiff_fs::unmount_below(&pods).map_err(Into::into));
     attempt("cgroups", remove_cgroups(&cluster.cgroup()));
     for path in kubeconfig::paths() {
         if path.exists() {
@@ -54,7 +57,10 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
     }
     if failures.is_empty() {
         // With something still mounted or running below them, the folders stay.
-        for result in [remove_folder(&cluster.run_dir()), remove_data(&cluster.data_dir)] {
+        for result in [
+            skiff_fs::remove_tree(&cluster.run_dir()).map_err(Into::into),
+            remove_data(&cluster.data_dir),
+        ] {
             if let Err(error) = result {
                 failures.push(format!("files: {error:#}"));
             }
@@ -106,23 +112,6 @@ async fn remove_foreign_pods(endpoint: &str, cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Unmounts what is left below these folders, deepest first.
-fn unmount_below(folders: &[&Path]) -> Result<()> {
-    let mounts = fs::read_to_string("/proc/self/mounts")?;
-    let mut points: Vec<PathBuf> = mounts
-        .lines()
-        .filter_map(|line| line.split_whitespace().nth(1))
-        .map(|point| PathBuf::from(point.replace("\\040", " ")))
-        .filter(|point| folders.iter().any(|folder| point.starts_with(folder)))
-        .collect();
-    points.sort_by_key(|p| std::cmp::Reverse(p.components().count()));
-    for point in points {
-        rustix::mount::unmount(&point, rustix::mount::UnmountFlags::DETACH)
-            .with_context(|| format!("cannot unmount {}", point.display()))?;
-    }
-    Ok(())
-}
-
 /// Removes the cluster's cgroup in every hierarchy.
 fn remove_cgroups(name: &str) -> Result<()> {
     let root = Path::new("/sys/fs/cgroup");
@@ -160,32 +149,33 @@ const OURS: [&str; 10] = [
     "store",
 ];
 
-/// The data directory may be one that the user had before: only what is ours goes, and the folder if that was all.
+/// The data directory may be one that the user had before, a link or a mount point: what is ours in it goes, and
+/// the folder itself if that was all.
 fn remove_data(dir: &Path) -> Result<()> {
     for name in OURS {
         let path = dir.join(name);
-        if path.is_dir() {
-            remove_folder(&path)?
-        } else {
-            remove_if_there(&path)?
+        match fs::symlink_metadata(&path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Ok(found) if found.is_symlink() => bail!(
+                "{} is a link that skiff did not make; remove it and what it leads to by hand",
+                path.display()
+            ),
+            _ => skiff_fs::remove_tree(&path)?,
         }
     }
+    let stays = |why: &str| {
+        say!("{} {why}; it stays.", dir.display());
+        Ok(())
+    };
     match fs::remove_dir(dir) {
-        Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
-            say!("{} holds files that are not skiff's; it stays.", dir.display());
-            Ok(())
-        }
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(e).with_context(|| format!("cannot remove {}", dir.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn remove_folder(path: &Path) -> Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        other => other.with_context(|| format!("cannot remove {}", path.display())),
+        Ok(()) => Ok(()),
+        Err(e) => match e.kind() {
+            ErrorKind::NotFound => Ok(()),
+            ErrorKind::DirectoryNotEmpty => stays("holds files that are not skiff's"),
+            ErrorKind::NotADirectory => stays("is a link"),
+            ErrorKind::ResourceBusy => stays("is a mount point"),
+            _ => Err(e).with_context(|| format!("cannot remove {}", dir.display())),
+        },
     }
 }
 
@@ -225,5 +215,49 @@ mod tests {
         remove_data(&dir).unwrap();
         assert!(!dir.exists());
         remove_data(&dir).unwrap();
+    }
+
+    #[test]
+    fn links_and_mounts_of_the_user_are_not_followed() {
+        let root = tempfile::tempdir().unwrap();
+        let (dir, elsewhere) = (root.path().join("data"), root.path().join("elsewhere"));
+        fs::create_dir_all(&dir).unwrap();
+        fs::create_dir_all(&elsewhere).unwrap();
+        fs::write(elsewhere.join("precious"), "x").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, dir.join("store")).unwrap();
+        let error = remove_data(&dir).unwrap_err().to_string();
+        assert!(
+            error.contains("store is a link that skiff did not make"),
+            "{error}"
+        );
+        assert!(elsewhere.join("precious").exists());
+        fs::remove_file(dir.join("store")).unwrap();
+
+        // The data directory itself may be reached through a link.
+        let link = root.path().join("link");
+        std::os::unix::fs::symlink(&dir, &link).unwrap();
+        fs::write(dir.join("skiff.log"), "x").unwrap();
+        remove_data(&link).unwrap();
+        assert!(dir.exists() && fs::read_dir(&dir).unwrap().count() == 0);
+    }
+    /// A data directory on a disk of its own is emptied, and neither unmounted nor taken for deleted.
+    #[test]
+    fn a_data_directory_that_is_a_mount_point_is_emptied() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        let disk = root.path().join("disk");
+        let dir = root.path().join("data");
+        fs::create_dir_all(disk.join("pki")).unwrap();
+        fs::write(disk.join("pki/ca.key"), "x").unwrap();
+        fs::create_dir_all(&dir).unwrap();
+        rustix::mount::mount_bind(&disk, &dir).unwrap();
+        let result = remove_data(&dir);
+        let left = skiff_fs::mounts_below(root.path());
+        skiff_fs::unmount_below(root.path()).unwrap();
+        result.unwrap();
+        assert_eq!(left.unwrap().len(), 1, "the user's mount was taken down");
+        assert_eq!(fs::read_dir(&disk).unwrap().count(), 0);
     }
 }

@@ -52,7 +52,7 @@ pub fn write(
     link_visible(target, payload)?;
     remove_stale(target, payload)?;
     if let Some(old_dir) = old_dir {
-        std::fs::remove_dir_all(old_dir)?;
+        skiff_fs::remove_tree(&old_dir)?;
     }
     Ok(true)
 }

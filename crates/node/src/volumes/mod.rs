@@ -7,7 +7,6 @@ mod empty_dir;
 mod host_path;
 mod keyed;
 mod ownership;
-mod removal;
 pub mod sub_path;
 mod tokens;
 
@@ -23,7 +22,7 @@ use crate::objects::Objects;
 use crate::pods;
 use crate::resources::{limit_value, pod_total, value};
 use atomic_writer::{File, Payload};
-use removal::remove_tree;
+use skiff_fs::{remove_tree, unmount_below};
 use tokens::Tokens;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -358,62 +357,6 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
         Ok(output) => output,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
-}
-
-/// Unmounts everything at or below `path`, deepest first. A mount still in use is detached: nothing of it
-/// is reachable any more, and the directory can go.
-fn unmount_below(path: &Path) -> io::Result<()> {
-    let mut mounts = mounts_below(&std::fs::read_to_string("/proc/self/mountinfo")?, path);
-    mounts.reverse();
-    for mount in mounts {
-        use rustix::mount::{UnmountFlags, unmount};
-        if unmount(&mount, UnmountFlags::NOFOLLOW).is_err() {
-            match unmount(&mount, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-                Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => {}
-                Err(e) => {
-                    return Err(io::Error::other(format!(
-                        "cannot unmount {}: {e}",
-                        mount.display()
-                    )));
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Mount points at or below `path` in the order of mounting.
-fn mounts_below(mountinfo: &str, path: &Path) -> Vec<PathBuf> {
-    mountinfo
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        .map(|field| PathBuf::from(unescape(field)))
-        .filter(|mount| mount.starts_with(path))
-        .collect()
-}
-
-/// mountinfo writes blanks and backslashes as octal.
-fn unescape(field: &str) -> String {
-    let mut out = String::with_capacity(field.len());
-    let mut rest = field;
-    while let Some(at) = rest.find('\\') {
-        out.push_str(&rest[..at]);
-        let code = rest
-            .get(at + 1..at + 4)
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match code {
-            Some(byte) => {
-                out.push(char::from(byte));
-                rest = &rest[at + 4..];
-            }
-            None => {
-                out.push('\\');
-                rest = &rest[at + 1..];
-            }
-        }
-    }
-    out.push_str(rest);
-    out
 }
 
 fn fs_group(pod: &Pod) -> (Option<i64>, Option<String>) {

@@ -128,17 +128,35 @@ async fn what_is_missing_is_named() {
     );
 }
 
-#[test]
-fn mount_lists() {
-    let info = "36 35 98:0 / /a/pods/u1/v rw - tmpfs tmpfs rw\n37 35 98:0 / /a/pods/u1\\040x rw - tmpfs t rw\n38 35 98:0 / /a/pods/u1/v/deep rw - tmpfs t rw\n39 35 0:1 / /a/pods/u10 rw - x x rw\n";
-    assert_eq!(
-        mounts_below(info, Path::new("/a/pods/u1")),
-        [PathBuf::from("/a/pods/u1/v"), PathBuf::from("/a/pods/u1/v/deep")]
+/// A data directory that is reached through a link: the mounts of a pod are found and taken down all the same, and
+/// what they led to is not touched.
+#[tokio::test]
+async fn removal_spares_what_was_mounted() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (real, link, host) = (
+        dir.path().join("real"),
+        dir.path().join("link"),
+        dir.path().join("host"),
     );
-    assert_eq!(
-        mounts_below(info, Path::new("/a/pods/u1 x")),
-        [PathBuf::from("/a/pods/u1 x")]
-    );
+    std::fs::create_dir_all(host.join("part")).unwrap();
+    std::fs::write(host.join("part/precious"), "x").unwrap();
+    std::fs::create_dir(&real).unwrap();
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    let volumes = Volumes::new(&link, Arc::new(Scripted::default()));
+    let bound = volumes.sub_path_dir("u1", "v", "c", 0);
+    sub_path::bind(&host, "part", &bound).unwrap();
+    assert!(bound.join("precious").exists());
+    let torn_down = volumes.tear_down("u1").await;
+    let removed = volumes.remove_pod_dir("u1").await;
+    let precious = host.join("part/precious").exists();
+    skiff_fs::unmount_below(dir.path()).unwrap();
+    torn_down.unwrap();
+    removed.unwrap();
+    assert!(precious, "the host's file was removed through the mount");
+    assert!(!real.join("pods/u1").exists());
 }
 
 /// What a container did to the modes of its files is not undone by the next look at the pod.

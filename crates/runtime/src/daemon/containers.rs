@@ -7,10 +7,10 @@ use super::{Daemon, internal, spec};
 use crate::cgroup::{Cgroup, DeviceRule, default_rules};
 use crate::image::Image;
 use crate::init::spec::{InitSpec, PidNamespace};
-use crate::removal::remove_tree;
 use crate::shim::protocol::{ContainerState, ExecRequest, StartRequest, frame, read_frame, write_frame};
 use serde::{Deserialize, Serialize};
 use skiff_cri::v1 as cri;
+use skiff_fs::remove_tree;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,7 +89,7 @@ impl Daemon {
                 Ok(id)
             }
             Err(status) => {
-                let _ = std::fs::remove_dir_all(&directory);
+                let _ = skiff_fs::remove_tree(&directory);
                 self.images.release(&id);
                 self.release(&id);
                 Err(status)

@@ -213,6 +213,8 @@ impl Drop for Runtime {
 pub async fn cleanup(config: Config) -> Result<(), Error> {
     let parent = config.cgroup_parent.clone();
     let (root, run_dir) = (config.root.clone(), config.run_dir.clone());
+    // The only folders in which the runtime mounts anything; other mounts are not ours to take down.
+    let with_mounts = [config.sandboxes(), run_dir.join("ns")];
     if config.sandboxes().exists() {
         let runtime = Runtime::start(Config {
             stream_bind: ([127, 0, 0, 1], 0).into(),
@@ -229,9 +231,14 @@ pub async fn cleanup(config: Config) -> Result<(), Error> {
             tracing::warn!(%error, "cannot remove the cgroup");
         }
     }
+    for directory in with_mounts {
+        skiff_fs::unmount_below(&directory).map_err(|source| Error::Io {
+            what: format!("unmount what is below {}", directory.display()),
+            source,
+        })?;
+    }
     for directory in [run_dir, root] {
-        unmount_below(&directory);
-        crate::removal::remove_tree(&directory).map_err(|source| Error::Io {
+        skiff_fs::remove_tree(&directory).map_err(|source| Error::Io {
             what: format!("remove {}", directory.display()),
             source,
         })?;
@@ -246,19 +253,6 @@ pub(crate) async fn wait_until_empty(group: &Cgroup) {
     while !group.kill() && tokio::time::Instant::now() < deadline {
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(std::time::Duration::from_millis(100));
-    }
-}
-
-fn unmount_below(directory: &Path) {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let below: Vec<PathBuf> = mounts
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        .map(PathBuf::from)
-        .filter(|path| path.starts_with(directory))
-        .collect();
-    for path in below.iter().rev() {
-        let _ = namespaces::unmount_all(path);
     }
 }
 
@@ -352,7 +346,7 @@ impl Daemon {
                     self.containers.write().insert(id, Arc::new(container));
                 }
                 // Interrupted while it was made.
-                _ => drop(crate::removal::remove_tree(&directory)),
+                _ => drop(skiff_fs::remove_tree(&directory)),
             }
         }
         for directory in list(&self.config.sandboxes()) {

@@ -126,10 +126,7 @@ pub fn remove(directory: &Path) -> io::Result<()> {
     for name in ["net", "ipc", "uts"] {
         unmount_all(&directory.join(name))?;
     }
-    match std::fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    skiff_fs::remove_tree(directory)
 }
 
 /// Takes every mount off a path.

@@ -84,7 +84,7 @@ impl Daemon {
             Err(status) => {
                 match self.tear_down(&sandbox).await {
                     Ok(()) => {
-                        let _ = std::fs::remove_dir_all(&sandbox.directory);
+                        let _ = skiff_fs::remove_tree(&sandbox.directory);
                         self.release(&id);
                     }
                     // COMPAT: like containerd, it is kept as a sandbox that is not ready: the kubelet
@@ -340,12 +340,7 @@ impl Daemon {
             self.remove_container(&container.get().id).await?;
         }
         let _lock = sandbox.lock.lock().await;
-        match std::fs::remove_dir_all(&sandbox.directory) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(internal("remove the sandbox's directory")(error));
-            }
-            _ => {}
-        }
+        skiff_fs::remove_tree(&sandbox.directory).map_err(internal("remove the sandbox's directory"))?;
         self.publish(&id, cri::ContainerEventType::ContainerDeletedEvent, &id);
         self.sandboxes.write().remove(&id);
         self.release(&id);
@@ -358,7 +353,7 @@ impl Daemon {
             let _ = namespaces::remove(&self.config.run_dir.join("ns").join(id));
         }
         let _ = namespaces::unmount_all(&directory.join("shm"));
-        let _ = std::fs::remove_dir_all(directory);
+        let _ = skiff_fs::remove_tree(directory);
     }
 
     /// After a start: a sandbox whose shim answers goes on, one whose shim is gone is over.

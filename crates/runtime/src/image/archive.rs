@@ -130,7 +130,7 @@ struct Source {
 impl Drop for Source {
     fn drop(&mut self) {
         if self.temporary {
-            let _ = crate::removal::remove_tree(&self.directory);
+            let _ = skiff_fs::remove_tree(&self.directory);
         }
     }
 }

@@ -23,10 +23,10 @@ pub use binary::{BinaryImage, save_binary_image};
 pub use config::ImageConfig;
 pub use pull::Credentials;
 
-use crate::removal::remove_tree;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use skiff_fs::remove_tree;
 use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};

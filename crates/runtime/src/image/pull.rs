@@ -69,7 +69,7 @@ struct Temporary(PathBuf);
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = skiff_fs::remove_tree(&self.0);
     }
 }
 

@@ -332,7 +332,7 @@ fn remove_existing(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
             // The parent was opened inside the root, so this path stays there.
             use std::os::fd::AsRawFd;
             let path = PathBuf::from(format!("/proc/self/fd/{}", parent.as_raw_fd())).join(name);
-            crate::removal::remove_tree(&path)
+            skiff_fs::remove_tree(&path)
         }
         Err(error) => Err(error.into()),
     }
