@@ -167,9 +167,8 @@ impl Cluster {
     }
 
     fn write(&self, path: &Path) -> Result<()> {
-        let beside = path.with_extension("new");
-        fs::write(&beside, serde_json::to_vec_pretty(self)?).with_context(|| needs_root(&beside))?;
-        fs::rename(&beside, path).with_context(|| needs_root(path))
+        skiff_fs::write_durably(path, &serde_json::to_vec_pretty(self)?, 0o644)
+            .with_context(|| needs_root(path))
     }
 
     /// Forgets the cluster: the last step of its deletion.
