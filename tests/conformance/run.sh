@@ -7,8 +7,9 @@
 # FOCUS and SKIP are regular expressions over test names, PARALLEL the number of tests at a time. UP holds more
 # arguments for `skiff up`. KEEP=1 leaves the cluster running for a look at what is left.
 set -eu
-skiff=${1:?usage: run.sh SKIFF-BINARY [REPORT]}
-report=${2:-}
+# Absolute, because the suite is built in its own folder.
+skiff=$(realpath "${1:?usage: run.sh SKIFF-BINARY [REPORT]}")
+report=${2:+$(realpath -m "$2")}
 focus=${FOCUS:-'\[Conformance\]'}
 skip=${SKIP:-}
 parallel=${PARALLEL:-4}

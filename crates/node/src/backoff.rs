@@ -75,6 +75,12 @@ impl Backoff {
         entry.delay.checked_sub(passed).filter(|d| !d.is_zero())
     }
 
+    /// How long the key has waited since its last failure was recorded; `None`: it has none.
+    pub fn waited_since_update(&self, key: &str, now: Instant) -> Option<Duration> {
+        let entry = self.entries.get(key)?;
+        Some(now.saturating_duration_since(entry.last_update))
+    }
+
     pub fn forget(&mut self, key_prefix: &str) {
         self.entries.retain(|key, _| !key.starts_with(key_prefix));
     }

@@ -14,6 +14,7 @@ use crate::backoff::Backoff;
 use crate::credentials::Keyring;
 use crate::durations::go_duration;
 use crate::image_name;
+use crate::marks;
 use crate::pods;
 use crate::runtime::Runtime;
 
@@ -163,6 +164,9 @@ impl Images {
                 message,
                 retry_after: Some(remaining),
             });
+        }
+        if let Some(wait) = self.backoff.lock().waited_since_update(&key, Instant::now()) {
+            marks::waited("back-off before pulling again", wait);
         }
         self.recorder.event(
             reference,

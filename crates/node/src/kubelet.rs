@@ -370,14 +370,16 @@ impl Kubelet {
     }
 
     /// A probe changed its mind.
-    pub fn probe_result_changed(&self, state: &Arc<PodState>, kind: ProbeKind, started_us: i64) {
+    /// `waits` are the stretches of time that led to the result, with their names and beginnings, the last one up
+    /// to now.
+    pub fn probe_result_changed(&self, state: &Arc<PodState>, kind: ProbeKind, waits: &[(String, i64)]) {
         if kind == ProbeKind::Readiness {
             let work = marks::work_of(&state.pod());
-            work.push(
-                "readiness",
-                started_us,
-                (skiff_trace::now_us() - started_us).max(0),
-            );
+            let now = skiff_trace::now_us();
+            for (place, (name, start_us)) in waits.iter().enumerate() {
+                let end_us = waits.get(place + 1).map_or(now, |(_, next)| *next);
+                work.push(name, *start_us, (end_us - start_us).max(0));
+            }
             state.write_for(work);
         }
         self.refresh_status(state);

@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use skiff_trace::{Cause, Work};
@@ -26,4 +27,15 @@ pub async fn scope<F: Future>(work: Arc<Work>, future: F) -> F::Output {
 /// The work around the caller, whose status write another task makes.
 pub fn current() -> Option<Arc<Work>> {
     Work::current()
+}
+
+/// Records a wait that ends now and took this long, such as a back-off.
+pub fn waited(name: &str, wait: Duration) {
+    let micros = i64::try_from(wait.as_micros()).unwrap_or(i64::MAX);
+    skiff_trace::record_stage(name, skiff_trace::now_us().saturating_sub(micros));
+}
+
+/// Says that the next status write makes the pod all that was asked for.
+pub fn complete() {
+    skiff_trace::note(skiff_trace::COMPLETE);
 }

@@ -14,7 +14,7 @@ use crate::field_ref::NodeFacts;
 use crate::hooks;
 use crate::kill::Target;
 use crate::kubelet::Kubelet;
-use crate::marks::stage;
+use crate::marks::{self, stage};
 use crate::mounts::{MountInputs, container_mounts};
 use crate::observed::{ContainerState, ObservedContainer, ObservedPod, container_hash};
 use crate::plan::KillReason;
@@ -223,6 +223,15 @@ impl Kubelet {
                 message,
                 retry_after: Some(remaining),
             });
+        }
+        let delay = backoff.get(&key);
+        if !delay.is_zero() {
+            let name = format!(
+                "back-off {} before restarting {}",
+                go_duration(delay),
+                container.name
+            );
+            marks::waited(&name, now.saturating_duration_since(finished));
         }
         backoff.collect(now);
         backoff.next(&key, finished, now);

@@ -99,6 +99,9 @@ async fn send(
     let Some(patch) = status_patch(pods::uid(pod), base, status) else {
         return Ok(Sent::Nothing);
     };
+    if !is_ready(base) && is_ready(status) {
+        marks::complete();
+    }
     let api: Api<Pod> = Api::namespaced(kubelet.client.clone(), pods::namespace(pod));
     match api
         .patch_status(pods::name(pod), &PatchParams::default(), &Patch::Strategic(patch))
@@ -109,6 +112,11 @@ async fn send(
         Err(error) if error.is_not_found() || error.is_conflict() => Ok(Sent::Gone),
         Err(error) => Err(error),
     }
+}
+
+fn is_ready(status: &PodStatus) -> bool {
+    let mut conditions = status.conditions.iter().flatten();
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// Waits until what was last made is written, or there is nobody to write to.

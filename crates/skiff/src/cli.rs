@@ -2,6 +2,7 @@
 
 use crate::access::{AccessArgs, duration};
 use crate::cluster::DEFAULT_NAME;
+use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -238,6 +239,9 @@ pub struct TraceArgs {
     pub object: String,
     #[arg(short, long, default_value = "default")]
     pub namespace: String,
+    /// Which request about the object: 1 is the last, 2 the one before [default: the last one that had effects]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..).map(usize::from))]
+    pub last: Option<usize>,
     #[arg(short, long, value_enum)]
     pub output: Option<Output>,
 }

@@ -1,7 +1,8 @@
 //! The example on the embedded parts: everything that the README's first five minutes promise.
 
 use anyhow::{Result, ensure};
-use skiff_testkit::{Cluster, busybox_archive, whole_path};
+use skiff_testkit::whole_path::PATIENCE;
+use skiff_testkit::{Cluster, busybox_archive, eventually, whole_path};
 
 const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
 
@@ -37,6 +38,53 @@ fn the_trace_of_an_apply_adds_up() -> Result<()> {
         );
     }
     let drawn = cluster.skiff(&["trace", "deploy/web"])?;
-    ensure!(drawn.contains("total"), "{drawn}");
+    ensure!(
+        drawn.starts_with("Ready in ") && drawn.contains("total"),
+        "{drawn}"
+    );
+
+    // A label does not hide the rollout, and a pod's path goes back to what it was made for.
+    let kubectl = cluster.kubectl();
+    kubectl.run(&["label", "deployment", "web", "a=b"])?;
+    let drawn = cluster.skiff(&["trace", "deploy/web"])?;
+    ensure!(
+        drawn.contains("create deployments.apps web") && drawn.contains("--last 1"),
+        "{drawn}"
+    );
+    let pod = kubectl.run(&["get", "pods", "-o", "name"])?;
+    let pod = pod.lines().next().unwrap_or_default();
+    let drawn = cluster.skiff(&["trace", pod])?;
+    ensure!(drawn.contains("from \"create deployments.apps web\""), "{drawn}");
     Ok(())
+}
+
+#[test]
+fn the_trace_names_waits_and_says_what_is_not_ready() -> Result<()> {
+    let cluster = Cluster::start(SKIFF, &[])?;
+    let kubectl = cluster.kubectl();
+    let pod = |name: &str, more: &str| {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}"}},"spec":{{"terminationGracePeriodSeconds":0,
+                "containers":[{{"name":"c","image":"skiff.local/demo:v1"{more}}}]}}}}"#
+        )
+    };
+    kubectl.apply(&pod(
+        "slow",
+        r#","readinessProbe":{"httpGet":{"port":8080,"path":"/healthz"},"initialDelaySeconds":2}"#,
+    ))?;
+    kubectl.apply(&pod("broken", r#","command":["/nope"]"#))?;
+    kubectl.run(&["wait", "--for=condition=Ready", "pod/slow", "--timeout=90s"])?;
+    let drawn = cluster.skiff(&["trace", "pod/slow"])?;
+    ensure!(
+        drawn.starts_with("Ready in ") && drawn.contains("waiting for readiness (initialDelaySeconds 2)"),
+        "{drawn}"
+    );
+    eventually("the trace says that the pod fails", PATIENCE, || {
+        let drawn = cluster.skiff(&["trace", "pod/broken"])?;
+        ensure!(
+            drawn.starts_with("NOT READY: container c CrashLoopBackOff after exit code 128, next try in "),
+            "{drawn}"
+        );
+        Ok(())
+    })
 }

@@ -17,7 +17,8 @@ mod waterfall;
 pub use context::{Work, current_cause, note, now_us, record_stage, scope, stage};
 pub use headers::{CAUSE_HEADER, STAGES_HEADER, TraceHeaders, TraceHeadersService, read_headers};
 pub use recorder::Recorder;
-pub use waterfall::{Step, Waterfall, waterfall};
+pub use render::{Style, human};
+pub use waterfall::{Question, Step, Waterfall, waterfall};
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

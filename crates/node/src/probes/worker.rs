@@ -32,6 +32,8 @@ pub struct ProbeWorker {
     /// The container this worker has last seen, and how its tries went.
     seen: Option<String>,
     next: Instant,
+    /// When that container was probed for the first time, in microseconds since the Unix epoch.
+    first_try_us: Option<i64>,
     streak: Streak,
     on_hold: bool,
 }
@@ -100,6 +102,7 @@ impl ProbeWorker {
             probe,
             seen: None,
             next: Instant::now(),
+            first_try_us: None,
             streak: Streak::default(),
             on_hold: false,
         }
@@ -183,6 +186,7 @@ impl ProbeWorker {
         }
         self.streak = Streak::default();
         self.on_hold = false;
+        self.first_try_us = None;
         self.next = Instant::now();
         if age(container.started_at) > self.kubelet.started.elapsed() && container.started_at > 0 {
             // It ran before this kubelet did. What was said of it stands until its probe says otherwise, and
@@ -215,6 +219,7 @@ impl ProbeWorker {
     async fn attempt(&mut self, observed: &ObservedContainer) {
         let started_at = Instant::now();
         let mark = skiff_trace::now_us();
+        self.first_try_us.get_or_insert(mark);
         self.next = started_at + seconds(self.probe.period_seconds, 10);
         let mut outcome = Outcome::Error(String::new());
         for _ in 0..TRIES {
@@ -280,8 +285,27 @@ impl ProbeWorker {
             self.streak = Streak::default();
         }
         if news {
-            self.kubelet.probe_result_changed(&self.state, self.kind, mark);
+            let waits = self.waits(observed, mark);
+            self.kubelet.probe_result_changed(&self.state, self.kind, &waits);
         }
+    }
+
+    /// What the time between the start of the container and this result was spent on.
+    fn waits(&self, observed: &ObservedContainer, last_try_us: i64) -> Vec<(String, i64)> {
+        let name = self.kind.as_str().to_lowercase();
+        let mut waits = Vec::new();
+        let delay = self.probe.initial_delay_seconds.unwrap_or(0);
+        if delay > 0 {
+            let waiting = format!("waiting for {name} (initialDelaySeconds {delay})");
+            waits.push((waiting, observed.started_at / 1000));
+        }
+        if let Some(first_try_us) = self.first_try_us.filter(|first| *first < last_try_us) {
+            let period = positive(self.probe.period_seconds, 10);
+            let waiting = format!("waiting for {name} (failed tries, periodSeconds {period})");
+            waits.push((waiting, first_try_us));
+        }
+        waits.push((name, last_try_us));
+        waits
     }
 
     async fn probe_once(&self, observed: &ObservedContainer) -> Outcome {
