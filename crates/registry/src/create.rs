@@ -8,7 +8,9 @@ use skiff_meta::Status;
 use skiff_schema::{LeftOut, put_back};
 use skiff_store::{Expect, Op, Outcome};
 
+use crate::commit::Write;
 use crate::fields::{self, Tracking};
+use crate::hooks::Change;
 use crate::update::Part;
 use crate::{Context, Gate, Registry, Resource, errors, object};
 
@@ -158,11 +160,10 @@ impl Registry {
             return Ok(object);
         }
         match self
-            .put(context, resource, &key, Expect::Absent, &mut object)
+            .put(context, resource, &key, Expect::Absent, &mut object, change)
             .await?
         {
             Outcome::Done { revision, .. } => {
-                change.commit();
                 object::set(&mut object, "resourceVersion", revision.to_string());
                 Ok(object)
             }
@@ -180,8 +181,8 @@ impl Registry {
         }
     }
 
-    /// Encodes an object and writes it; it is then as it will be read. One that is too large with the record of who wrote what is written
-    /// without it.
+    /// Encodes an object and writes it; it is then as it will be read. An object that is too large with its
+    /// managedFields is written without them. `change` is settled by the outcome, also if nobody waits for it.
     pub(crate) async fn put(
         &self,
         context: &Context,
@@ -189,6 +190,7 @@ impl Registry {
         key: &str,
         expect: Expect,
         object: &mut Value,
+        mut change: Change,
     ) -> Result<Outcome, Status> {
         let mut shed = false;
         loop {
@@ -196,16 +198,24 @@ impl Registry {
             let bytes = resource.codec.encode(kept.as_ref().unwrap_or(object))?;
             *object = resource.answered(kept.as_ref(), std::mem::take(object))?;
             let _stage = context.stage("store");
-            let op = Op::Put(bytes);
-            let outcome = self.store.write(key, expect, op, resource.ttl_seconds).await;
-            match outcome {
-                // COMPAT: an apply is refused, its record is the point of it.
-                Err(skiff_store::Error::TooLarge(_)) if !shed && context.tracking != Tracking::Off => {
-                    shed = true;
-                    fields::take(object);
-                }
-                outcome => return outcome.map_err(errors::store),
+            let write = Write {
+                key: key.to_owned(),
+                expect,
+                op: Op::Put(bytes),
+                lease_seconds: resource.ttl_seconds,
+            };
+            let failed = match self.commits.write(write, change).await {
+                Ok(outcome) => return Ok(outcome),
+                Err(failed) => failed,
+            };
+            // COMPAT: an apply is refused, its record is the point of it.
+            let sheds = !shed && context.tracking != Tracking::Off;
+            if !sheds || !matches!(failed.error, skiff_store::Error::TooLarge(_)) {
+                return Err(errors::store(failed.error));
             }
+            shed = true;
+            fields::take(object);
+            change = failed.change;
         }
     }
 }

@@ -4,8 +4,9 @@
 use serde_json::Value;
 use skiff_api::kind::Graceful;
 use skiff_meta::{GroupKind, GroupResource, Status, field, time};
-use skiff_store::{Expect, KeyValue, Op, Outcome};
+use skiff_store::{Expect, Op, Outcome};
 
+use crate::commit::Write;
 use crate::hooks::Marking;
 use crate::resource::Orphan;
 use crate::{Context, Gate, Registry, Resource, errors, object};
@@ -113,18 +114,6 @@ enum Step {
     Remove,
 }
 
-/// What became of a marking. `Raced` has what someone else wrote in between.
-enum Marked {
-    As(i64),
-    Raced(Option<KeyValue>),
-}
-
-/// What became of a removal.
-enum Removed {
-    Gone(Deleted),
-    Raced(Option<KeyValue>),
-}
-
 impl Registry {
     pub async fn delete(
         &self,
@@ -177,35 +166,67 @@ impl Registry {
                     pending: false,
                 });
             }
-            match step {
-                Step::Pending => {}
-                Step::Mark { remove } => match self.mark(resource, &key, &current, &mut object).await? {
-                    Marked::Raced(raced) => found = raced,
-                    Marked::As(_) if !remove => {
+            let (removed, object) = match step {
+                Step::Pending => continue,
+                Step::Mark { remove } => {
+                    let bytes = resource.codec.encode(&object)?;
+                    let (revision, removed) = if bytes == current.value {
+                        (current.mod_revision, None)
+                    } else {
+                        let mark = Write {
+                            key: key.clone(),
+                            expect: Expect::Revision(current.mod_revision),
+                            op: Op::Put(bytes),
+                            lease_seconds: resource.ttl_seconds,
+                        };
+                        let removal = remove.then(|| resource.hook.begin_delete(&object));
+                        match self.commits.mark_and_remove(mark, removal).await {
+                            Ok((Outcome::Done { revision, .. }, removed)) => (revision, removed),
+                            Ok((Outcome::Conflict { current, .. }, _)) => {
+                                found = current;
+                                continue;
+                            }
+                            Err(failed) => return Err(errors::store(failed.error)),
+                        }
+                    };
+                    object::set(&mut object, "resourceVersion", revision.to_string());
+                    if !remove {
                         return Ok(Deleted {
                             object,
                             gone: false,
                             pending: false,
                         });
                     }
-                    Marked::As(revision) => {
-                        marked = true;
-                        options.resource_version = None;
-                        match self.remove(resource, &key, revision, object, marked).await? {
-                            Removed::Gone(deleted) => return Ok(deleted),
-                            Removed::Raced(raced) => found = raced,
-                        }
+                    marked = true;
+                    options.resource_version = None;
+                    match removed {
+                        Some(removed) => (removed, object),
+                        None => (self.remove(resource, &key, revision, &object).await?, object),
                     }
-                },
+                }
                 // COMPAT: finalizers that went with this very request are still shown.
-                Step::Remove => match self
-                    .remove(resource, &key, current.mod_revision, stored, marked)
-                    .await?
-                {
-                    Removed::Gone(deleted) => return Ok(deleted),
-                    Removed::Raced(raced) => found = raced,
-                },
+                Step::Remove => {
+                    let removed = self.remove(resource, &key, current.mod_revision, &stored).await?;
+                    (removed, stored)
+                }
+            };
+            let mut object = object;
+            match removed {
+                Outcome::Done { revision, .. } => {
+                    object::set(&mut object, "resourceVersion", revision.to_string());
+                }
+                // Whoever removed a marked one meanwhile did what we were about to do.
+                Outcome::Conflict { current: None, .. } if marked => {}
+                Outcome::Conflict { current, .. } => {
+                    found = current;
+                    continue;
+                }
             }
+            return Ok(Deleted {
+                object,
+                gone: true,
+                pending: false,
+            });
         }
         Err(Status::modified(&resource.group_resource, name))
     }
@@ -216,52 +237,16 @@ impl Registry {
         resource: &Resource,
         key: &str,
         revision: i64,
-        mut object: Value,
-        marked: bool,
-    ) -> Result<Removed, Status> {
-        let expect = Expect::Revision(revision);
-        let outcome = self.store.write(key, expect, Op::Delete, None).await;
-        match outcome.map_err(errors::store)? {
-            Outcome::Done { revision, .. } => {
-                resource.hook.after_delete(&object);
-                object::set(&mut object, "resourceVersion", revision.to_string());
-            }
-            // Whoever removed a marked one meanwhile did what we were about to do.
-            Outcome::Conflict { current: None, .. } if marked => {}
-            Outcome::Conflict { current, .. } => return Ok(Removed::Raced(current)),
-        }
-        Ok(Removed::Gone(Deleted {
-            object,
-            gone: true,
-            pending: false,
-        }))
-    }
-
-    /// Writes the marked object.
-    async fn mark(
-        &self,
-        resource: &Resource,
-        key: &str,
-        current: &KeyValue,
-        object: &mut Value,
-    ) -> Result<Marked, Status> {
-        let bytes = resource.codec.encode(object)?;
-        if bytes == current.value {
-            return Ok(Marked::As(current.mod_revision));
-        }
-        let expect = Expect::Revision(current.mod_revision);
-        match self
-            .store
-            .write(key, expect, Op::Put(bytes), resource.ttl_seconds)
-            .await
-            .map_err(errors::store)?
-        {
-            Outcome::Done { revision, .. } => {
-                object::set(object, "resourceVersion", revision.to_string());
-                Ok(Marked::As(revision))
-            }
-            Outcome::Conflict { current, .. } => Ok(Marked::Raced(current)),
-        }
+        object: &Value,
+    ) -> Result<Outcome, Status> {
+        let write = Write {
+            key: key.to_owned(),
+            expect: Expect::Revision(revision),
+            op: Op::Delete,
+            lease_seconds: None,
+        };
+        let removed = self.commits.write(write, resource.hook.begin_delete(object));
+        removed.await.map_err(|failed| errors::store(failed.error))
     }
 
     /// Decides what a delete does to this state of the object, and marks it.

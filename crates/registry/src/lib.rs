@@ -3,6 +3,7 @@
 //! Kinds are named only in `hooks` and `subresources`.
 
 mod codec;
+mod commit;
 mod context;
 mod create;
 mod custom;
@@ -60,6 +61,7 @@ pub struct RegistryConfig {
 
 pub struct Registry {
     pub(crate) store: Arc<dyn Store>,
+    pub(crate) commits: commit::Commits,
     pub resources: Resources,
     /// By storage prefix, started at first use, with the revision of the definition that it was started
     /// for. Leaf lock: never held over an await.
@@ -73,13 +75,14 @@ impl Registry {
         let services = Arc::new(Services::new(&config.service_cidrs, config.node_ports.clone()));
         let resources = Resources::new(|facts| hooks::hook_of(facts, &services));
         let registry = Arc::new(Registry {
+            commits: commit::Commits::new(config.store.clone()),
             store: config.store,
             resources,
             caches: Mutex::new(HashMap::new()),
             services,
         });
         registry.note_foreign_values().await?;
-        hooks::adopt_services(&registry).await?;
+        hooks::reconcile_services(&registry).await?;
         Ok(registry)
     }
 

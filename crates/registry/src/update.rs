@@ -6,6 +6,7 @@ use serde_json::Value;
 use skiff_meta::{Status, field};
 use skiff_store::{Expect, Op, Outcome};
 
+use crate::commit::Write;
 use crate::create::{By, dedup_owner_references, ensure_namespace};
 use crate::hooks::Change;
 use crate::{Context, Gate, Registry, Resource, encode, fields, object};
@@ -217,14 +218,17 @@ impl Registry {
                     deleted: true,
                 }));
             }
-            let outcome = self
-                .store
-                .write(&key, Expect::Revision(revision), Op::Delete, None)
-                .await;
-            return match outcome.map_err(crate::errors::store)? {
+            let write = Write {
+                key,
+                expect: Expect::Revision(revision),
+                op: Op::Delete,
+                lease_seconds: None,
+            };
+            // The object goes with what it had; what the update took for it is of no use.
+            let change = resource.hook.begin_delete(&old).instead_of(change);
+            let outcome = self.commits.write(write, change).await;
+            return match outcome.map_err(|failed| crate::errors::store(failed.error))? {
                 Outcome::Done { revision, .. } => {
-                    change.commit();
-                    resource.hook.after_delete(&old);
                     object::set(&mut new, "resourceVersion", revision.to_string());
                     Ok(Attempt::Done(Updated {
                         object: new,
@@ -254,9 +258,11 @@ impl Registry {
             }));
         }
         let expect = Expect::Revision(revision);
-        match self.put(context, resource, &key, expect, &mut new).await? {
+        match self
+            .put(context, resource, &key, expect, &mut new, change)
+            .await?
+        {
             Outcome::Done { revision, .. } => {
-                change.commit();
                 object::set(&mut new, "resourceVersion", revision.to_string());
                 Ok(Attempt::Done(Updated {
                     object: new,

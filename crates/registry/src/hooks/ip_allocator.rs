@@ -3,8 +3,11 @@
 
 use std::collections::HashSet;
 use std::net::IpAddr;
+use std::time::Instant;
 
 use parking_lot::Mutex;
+
+use super::ledger::Ledger;
 
 /// A CIDR, as `10.96.0.0/12`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,14 +103,14 @@ pub enum IpError {
 pub struct IpAllocator {
     cidr: Cidr,
     /// Leaf lock. Numbers counted from 1.
-    taken: Mutex<HashSet<u128>>,
+    taken: Mutex<Ledger<u128>>,
 }
 
 impl IpAllocator {
     pub fn new(cidr: Cidr) -> IpAllocator {
         IpAllocator {
             cidr,
-            taken: Mutex::new(HashSet::new()),
+            taken: Mutex::default(),
         }
     }
 
@@ -119,7 +122,7 @@ impl IpAllocator {
         let n = self
             .number(address)
             .ok_or(IpError::NotInRange(address, self.cidr))?;
-        if self.taken.lock().insert(n) {
+        if self.taken.lock().take(n) {
             Ok(())
         } else {
             Err(IpError::Allocated)
@@ -141,7 +144,7 @@ impl IpAllocator {
             // Every number once at most: with k taken, k + 1 steps are enough.
             for step in 0..size.min(taken.len() as u128 + 1) {
                 let n = from + (start + step) % size;
-                if taken.insert(n) {
+                if taken.take(n) {
                     return Ok(self.cidr.address(n));
                 }
             }
@@ -151,8 +154,36 @@ impl IpAllocator {
 
     pub fn release(&self, address: IpAddr) {
         if let Some(n) = self.number(address) {
-            self.taken.lock().remove(&n);
+            self.taken.lock().release(n);
         }
+    }
+
+    /// The write that took the address is in the store.
+    pub(super) fn hold(&self, address: IpAddr) {
+        if let Some(n) = self.number(address) {
+            self.taken.lock().hold(n);
+        }
+    }
+
+    /// Whether the write that took the address is in the store is unknown.
+    pub(super) fn doubt(&self, address: IpAddr, now: Instant) {
+        if let Some(n) = self.number(address) {
+            self.taken.lock().doubt(n, now);
+        }
+    }
+
+    pub(super) fn has_overdue(&self, now: Instant) -> bool {
+        self.taken.lock().has_overdue(now)
+    }
+
+    pub(super) fn settled(&self, now: Instant) -> Vec<(u128, u64)> {
+        self.taken.lock().settled(now)
+    }
+
+    /// Frees those of `settled` that are not `held`; how many.
+    pub(super) fn free_unheld(&self, settled: Vec<(u128, u64)>, held: &HashSet<IpAddr>) -> usize {
+        let is_held = |n| held.contains(&self.cidr.address(n));
+        self.taken.lock().free_unheld(settled, is_held)
     }
 
     fn number(&self, address: IpAddr) -> Option<u128> {

@@ -7,6 +7,7 @@ mod definitions;
 mod devices;
 mod facts;
 pub mod ip_allocator;
+mod ledger;
 mod namespaces;
 mod pods;
 pub mod port_allocator;
@@ -50,44 +51,86 @@ pub fn never_written(resource: &Resource) -> Value {
     object
 }
 
-/// Something that a write took and that goes back unless the write succeeds.
-#[must_use = "a change that is dropped is taken back"]
+/// What became of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It is in the store.
+    Committed,
+    /// It is not, and never will be.
+    Reverted,
+    /// Nobody knows: the store went away in between.
+    Unknown,
+}
+
+/// Something that a write took or is to free, which depends on the outcome of the write.
+#[must_use = "a change that is dropped is reverted"]
 pub struct Change {
-    on_commit: Option<Box<dyn FnOnce() + Send>>,
-    on_revert: Option<Box<dyn FnOnce() + Send>>,
+    settle: Option<Box<dyn FnOnce(Settled) + Send>>,
+    /// What dropping it means.
+    otherwise: Settled,
 }
 
 impl Change {
     pub fn none() -> Change {
         Change {
-            on_commit: None,
-            on_revert: None,
+            settle: None,
+            otherwise: Settled::Reverted,
         }
     }
 
-    pub fn new(
-        on_commit: impl FnOnce() + Send + 'static,
-        on_revert: impl FnOnce() + Send + 'static,
-    ) -> Change {
+    pub fn new(settle: impl FnOnce(Settled) + Send + 'static) -> Change {
         Change {
-            on_commit: Some(Box::new(on_commit)),
-            on_revert: Some(Box::new(on_revert)),
+            settle: Some(Box::new(settle)),
+            otherwise: Settled::Reverted,
         }
+    }
+
+    /// The store has the write: from now on silence is no proof that it did not happen.
+    pub(crate) fn handed_over(&mut self) {
+        self.otherwise = Settled::Unknown;
+    }
+
+    /// The store did not take the write after all.
+    pub(crate) fn taken_back(&mut self) {
+        self.otherwise = Settled::Reverted;
     }
 
     /// The write is in the store.
-    pub fn commit(mut self) {
-        self.on_revert = None;
-        if let Some(commit) = self.on_commit.take() {
-            commit();
+    pub fn commit(self) {
+        self.settle(Settled::Committed);
+    }
+
+    pub fn revert(self) {
+        self.settle(Settled::Reverted);
+    }
+
+    /// The write may be in the store or not.
+    pub(crate) fn doubt(self) {
+        self.settle(Settled::Unknown);
+    }
+
+    /// `self`, and `other` whatever becomes of the write: that one is reverted, or in doubt like this one.
+    pub(crate) fn instead_of(self, other: Change) -> Change {
+        Change::new(move |settled| {
+            self.settle(settled);
+            match settled {
+                Settled::Unknown => other.doubt(),
+                Settled::Committed | Settled::Reverted => other.revert(),
+            }
+        })
+    }
+
+    fn settle(mut self, settled: Settled) {
+        if let Some(settle) = self.settle.take() {
+            settle(settled);
         }
     }
 }
 
 impl Drop for Change {
     fn drop(&mut self) {
-        if let Some(revert) = self.on_revert.take() {
-            revert();
+        if let Some(settle) = self.settle.take() {
+            settle(self.otherwise);
         }
     }
 }
@@ -130,8 +173,10 @@ pub trait Hook: Send + Sync {
         None
     }
 
-    /// The object is gone from the store.
-    fn after_delete(&self, _object: &Value) {}
+    /// Runs before an object is removed from the store; what it frees is free when that is done.
+    fn begin_delete(&self, _object: &Value) -> Change {
+        Change::none()
+    }
 
     /// Marks an object as being deleted in the kind's own way, if it has one now.
     fn mark_deleting(&self, _object: &mut Value, _now: &str) -> Marking {
@@ -163,19 +208,29 @@ pub fn hook_of(facts: &skiff_api::facts::Resource, services: &Arc<services::Serv
     }
 }
 
-/// Takes the addresses and ports that stored services hold.
-pub async fn adopt_services(registry: &Registry) -> Result<(), Status> {
+/// Compares the allocated addresses and ports with what the stored services hold: takes what is held, and frees what
+/// nobody holds. Runs at start, and then to find out about writes whose outcome was unknown.
+pub async fn reconcile_services(registry: &Registry) -> Result<(), Status> {
     let Some(resource) = registry.resources.get("", "v1", "services") else {
         return Ok(());
     };
+    let mut settled = registry.services.settled();
     let found = registry
         .store()
         .range(&resource.prefix, None, 0, None)
         .await
         .map_err(crate::store_error)?;
+    let mut services = Vec::with_capacity(found.items.len());
     for item in found.items {
-        registry.services.adopt(&resource.codec.decode(&item.value)?);
+        match resource.codec.decode(&item.value) {
+            Ok(service) => services.push(service),
+            Err(status) => {
+                tracing::error!(key = %item.key, %status, "cannot read a service: no cluster IP or node port is freed");
+                settled = Default::default();
+            }
+        }
     }
+    registry.services.reconcile(settled, &services);
     Ok(())
 }
 

@@ -2,8 +2,11 @@
 
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
+use std::time::Instant;
 
 use parking_lot::Mutex;
+
+use super::ledger::Ledger;
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PortError {
@@ -18,14 +21,14 @@ pub enum PortError {
 pub struct PortAllocator {
     range: RangeInclusive<u16>,
     /// Leaf lock.
-    taken: Mutex<HashSet<u16>>,
+    taken: Mutex<Ledger<u16>>,
 }
 
 impl PortAllocator {
     pub fn new(range: RangeInclusive<u16>) -> PortAllocator {
         PortAllocator {
             range,
-            taken: Mutex::new(HashSet::new()),
+            taken: Mutex::default(),
         }
     }
 
@@ -33,7 +36,7 @@ impl PortAllocator {
         if !self.range.contains(&port) {
             return Err(self.not_in_range());
         }
-        if self.taken.lock().insert(port) {
+        if self.taken.lock().take(port) {
             Ok(())
         } else {
             Err(PortError::Allocated)
@@ -45,7 +48,7 @@ impl PortAllocator {
     }
 
     pub fn has(&self, port: u16) -> bool {
-        self.taken.lock().contains(&port)
+        self.taken.lock().has(port)
     }
 
     pub fn allocate_next(&self) -> Result<u16, PortError> {
@@ -63,7 +66,7 @@ impl PortAllocator {
             let start = rand::random_range(0..size);
             for step in 0..size.min(taken.len() + 1) {
                 let port = first + (offset + (start + step) % size) as u16;
-                if taken.insert(port) {
+                if taken.take(port) {
                     return Ok(port);
                 }
             }
@@ -72,7 +75,31 @@ impl PortAllocator {
     }
 
     pub fn release(&self, port: u16) {
-        self.taken.lock().remove(&port);
+        self.taken.lock().release(port);
+    }
+
+    /// The write that took the port is in the store.
+    pub(super) fn hold(&self, port: u16) {
+        self.taken.lock().hold(port);
+    }
+
+    /// Whether the write that took the port is in the store is unknown.
+    pub(super) fn doubt(&self, port: u16, now: Instant) {
+        self.taken.lock().doubt(port, now);
+    }
+
+    pub(super) fn has_overdue(&self, now: Instant) -> bool {
+        self.taken.lock().has_overdue(now)
+    }
+
+    pub(super) fn settled(&self, now: Instant) -> Vec<(u16, u64)> {
+        self.taken.lock().settled(now)
+    }
+
+    /// Frees those of `settled` that are not `held`; how many.
+    pub(super) fn free_unheld(&self, settled: Vec<(u16, u64)>, held: &HashSet<u16>) -> usize {
+        let is_held = |port| held.contains(&port);
+        self.taken.lock().free_unheld(settled, is_held)
     }
 }
 

@@ -1,27 +1,38 @@
 //! Makes again, while the server runs, what a user may delete but a cluster cannot do without: the namespaces of the
 //! system, the `kubernetes` service, and what extension API servers check certificates against. Nothing is written while
-//! all of it is there.
+//! all of it is there. Also frees the cluster IPs and node ports that no service holds.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use skiff_meta::Status;
+use skiff_registry::hooks::reconcile_services;
 
 use crate::server::Inner;
 
 /// As often as upstream looks after the endpoints of `kubernetes`.
 const INTERVAL: Duration = Duration::from_secs(10);
+/// As often as upstream compares allocated cluster IPs and node ports with the services.
+const ALLOCATION_INTERVAL: Duration = Duration::from_secs(180);
 
 pub fn start(inner: &Arc<Inner>) {
     let inner = inner.clone();
     tokio::spawn(async move {
+        let mut compared = Instant::now();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(INTERVAL) => {}
                 () = inner.shutdown.cancelled() => return,
             }
             if let Err(status) = repair(&inner).await {
-                tracing::warn!(%status, "what every cluster has cannot be made again");
+                tracing::warn!(%status, "cannot restore the bootstrap objects");
+            }
+            let registry = &inner.registry;
+            if compared.elapsed() >= ALLOCATION_INTERVAL || registry.services.has_overdue() {
+                compared = Instant::now();
+                if let Err(status) = reconcile_services(registry).await {
+                    tracing::warn!(%status, "cannot compare the allocated cluster IPs and node ports with the services");
+                }
             }
         }
     });

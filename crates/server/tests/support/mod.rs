@@ -147,6 +147,15 @@ impl Cluster {
         Cluster::opened(dir, Arc::new(store), None, Chain::recommended(), adjust).await
     }
 
+    /// Both.
+    pub async fn adjusted_on(
+        store: Arc<dyn skiff_store::Store>,
+        adjust: impl FnOnce(&mut ServerConfig, &std::path::Path, &skiff_pki::Pki),
+    ) -> Cluster {
+        let dir = tempfile::tempdir().expect("a folder");
+        Cluster::opened(dir, store, None, Chain::recommended(), adjust).await
+    }
+
     async fn open(
         dir: tempfile::TempDir,
         store: Arc<dyn skiff_store::Store>,

@@ -4,10 +4,11 @@
 mod addresses;
 mod ports;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde_json::Value;
 use skiff_api::core::service::{normalize_cluster_ips, patch_allocated_values};
@@ -15,7 +16,7 @@ use skiff_meta::{GroupKind, Status, field};
 
 use super::ip_allocator::{Cidr, IpAllocator};
 use super::port_allocator::PortAllocator;
-use super::{Change, Hook};
+use super::{Change, Hook, Settled};
 use crate::{Context, object};
 use ports::{health_port, listed_ports, node_ports, wants_health_port};
 
@@ -42,15 +43,47 @@ impl Services {
         }
     }
 
-    /// Takes what an existing service holds: at start, once for each stored service.
-    pub fn adopt(&self, service: &Value) {
-        for address in cluster_ips(service).iter().filter_map(|text| text.parse().ok()) {
-            if let Some(range) = self.shared.range_of(address) {
-                let _ = range.allocate(address);
+    /// What is allocated and not under way. To be asked for before the stored services are read.
+    pub fn settled(&self) -> SettledNumbers {
+        self.settled_at(Instant::now())
+    }
+
+    fn settled_at(&self, now: Instant) -> SettledNumbers {
+        let ranges = self.shared.ranges.iter();
+        SettledNumbers {
+            addresses: ranges.map(|range| range.settled(now)).collect(),
+            ports: self.shared.ports.settled(now),
+        }
+    }
+
+    /// Whether there are allocations of writes with an unknown outcome which [`Services::reconcile`] can decide by now.
+    pub fn has_overdue(&self) -> bool {
+        let now = Instant::now();
+        self.shared.ports.has_overdue(now) || self.shared.ranges.iter().any(|range| range.has_overdue(now))
+    }
+
+    /// Takes what the stored services hold, and frees what was settled before they were read and is held by none.
+    pub fn reconcile(&self, settled: SettledNumbers, services: &[Value]) {
+        let addresses: HashSet<IpAddr> = services.iter().flat_map(addresses_of).collect();
+        let ports: HashSet<u16> = services.iter().flat_map(node_ports).collect();
+        let mut freed = self.shared.ports.free_unheld(settled.ports, &ports);
+        for (range, settled) in self.shared.ranges.iter().zip(settled.addresses) {
+            freed += range.free_unheld(settled, &addresses);
+        }
+        if freed > 0 {
+            tracing::info!(freed, "freed cluster IPs and node ports that no service holds");
+        }
+        for address in addresses {
+            if let Some(range) = self.shared.range_of(address)
+                && range.allocate(address).is_ok()
+            {
+                range.hold(address);
             }
         }
-        for port in node_ports(service) {
-            let _ = self.shared.ports.allocate(port);
+        for port in ports {
+            if self.shared.ports.allocate(port).is_ok() {
+                self.shared.ports.hold(port);
+            }
         }
     }
 
@@ -80,6 +113,29 @@ impl Shared {
             .find(|range| family_name(range.cidr().is_ipv4()) == name)
     }
 
+    fn hold(&self, taken: &Taken) {
+        for address in &taken.addresses {
+            if let Some(range) = self.range_of(*address) {
+                range.hold(*address);
+            }
+        }
+        for port in &taken.ports {
+            self.ports.hold(*port);
+        }
+    }
+
+    fn doubt(&self, taken: &Taken) {
+        let now = Instant::now();
+        for address in &taken.addresses {
+            if let Some(range) = self.range_of(*address) {
+                range.doubt(*address, now);
+            }
+        }
+        for port in &taken.ports {
+            self.ports.doubt(*port, now);
+        }
+    }
+
     fn release(&self, taken: &Taken) {
         for address in &taken.addresses {
             if let Some(range) = self.range_of(*address) {
@@ -92,6 +148,13 @@ impl Shared {
             }
         }
     }
+}
+
+/// Allocations with their numbers, by range; see [`Services::settled`].
+#[derive(Default)]
+pub struct SettledNumbers {
+    addresses: Vec<Vec<(u128, u64)>>,
+    ports: Vec<(u16, u64)>,
 }
 
 /// What one write took so far; goes back when the write fails.
@@ -113,16 +176,19 @@ impl Hook for Services {
         self.begin(new, Some(old), context)
     }
 
-    fn after_delete(&self, service: &Value) {
-        let addresses = cluster_ips(service)
-            .iter()
-            .filter_map(|text| text.parse().ok())
-            .collect();
-        self.shared.release(&Taken {
-            addresses,
+    fn begin_delete(&self, service: &Value) -> Change {
+        let freed = Taken {
+            addresses: addresses_of(service),
             ports: node_ports(service).into_iter().collect(),
             dry_run: false,
-        });
+        };
+        let shared = self.shared.clone();
+        Change::new(move |settled| match settled {
+            Settled::Committed => shared.release(&freed),
+            Settled::Reverted => {}
+            // Still held, or gone: the next comparison with the stored services tells.
+            Settled::Unknown => shared.doubt(&freed),
+        })
     }
 }
 
@@ -141,11 +207,18 @@ impl Services {
             return Ok(Change::none());
         }
         let freed = old.map(|old| self.freed(service, old)).unwrap_or_default();
-        let (commit, revert) = (self.shared.clone(), self.shared.clone());
-        Ok(Change::new(
-            move || commit.release(&freed),
-            move || revert.release(&taken),
-        ))
+        let shared = self.shared.clone();
+        Ok(Change::new(move |settled| match settled {
+            Settled::Committed => {
+                shared.hold(&taken);
+                shared.release(&freed);
+            }
+            Settled::Reverted => shared.release(&taken),
+            Settled::Unknown => {
+                shared.doubt(&taken);
+                shared.doubt(&freed);
+            }
+        }))
     }
 
     fn assign(&self, service: &mut Value, old: Option<&Value>, taken: &mut Taken) -> Result<(), Status> {
@@ -218,6 +291,11 @@ fn strings(service: &Value, field: &str) -> Vec<String> {
         .unwrap_or_default()
 }
 
+fn addresses_of(service: &Value) -> Vec<IpAddr> {
+    let texts = cluster_ips(service);
+    texts.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
 fn cluster_ips(service: &Value) -> Vec<String> {
     strings(service, "clusterIPs")
 }
@@ -287,7 +365,7 @@ mod tests {
             all.begin_create(&mut service.clone(), &Context::default())
                 .is_err()
         );
-        all.after_delete(&service);
+        all.begin_delete(&service).commit();
         assert!(all.begin_create(&mut service, &Context::default()).is_ok());
     }
 
