@@ -1,6 +1,7 @@
 //! What an admission plugin may know of a request.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::Value;
 use skiff_api::node::{at, text};
@@ -39,6 +40,11 @@ pub struct User {
 pub trait Told: Send + Sync {
     /// A `Warning` header.
     fn warn(&self, text: String);
+
+    /// How long a webhook, or several that were asked at once, took to answer.
+    fn webhook_took(&self, took: Duration) {
+        let _ = took;
+    }
 
     /// Whether annotations have a reader.
     fn audited(&self) -> bool {

@@ -44,6 +44,8 @@ pub struct Peer {
     user: Result<Arc<UserInfo>, AuthError>,
     /// From this second on (of Unix time) the certificates have to be looked at anew: one of them has expired.
     pub until: i64,
+    /// The last second (of Unix time) in which the leaf is valid.
+    pub leaf_ends: Option<i64>,
 }
 
 impl Peer {
@@ -68,6 +70,7 @@ impl Peer {
             .min()
             .map_or(i64::MAX, |end| end + 1);
         Peer {
+            leaf_ends: certificates.first().and_then(x509::end),
             certificates,
             of_client_ca,
             of_front_proxy_ca,

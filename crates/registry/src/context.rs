@@ -2,7 +2,8 @@
 //! that each gate took.
 
 use std::collections::BTreeMap;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -35,6 +36,8 @@ pub struct Context {
     warnings: Mutex<Vec<String>>,
     /// Leaf lock: held for a push only.
     stages: Mutex<Vec<StageTime>>,
+    /// Microseconds that the webhooks of users took.
+    webhooks_us: AtomicU64,
     /// What the audit log should know; absent if it is not to know anything. Leaf lock: held for an insert only.
     annotations: Option<Mutex<BTreeMap<String, String>>>,
 }
@@ -76,6 +79,16 @@ impl Context {
         if warnings.len() < MOST_WARNINGS && !warnings.contains(&text) {
             warnings.push(text);
         }
+    }
+
+    /// Notes how long a webhook, or several that were asked at once, took to answer.
+    pub fn add_webhook_time(&self, took: Duration) {
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.webhooks_us.fetch_add(us, Ordering::Relaxed);
+    }
+
+    pub fn webhooks_took(&self) -> Duration {
+        Duration::from_micros(self.webhooks_us.load(Ordering::Relaxed))
     }
 
     /// From now on annotations are kept.

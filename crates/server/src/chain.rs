@@ -20,6 +20,7 @@ use crate::audit::{self, Stage as AuditStage, Trail};
 use crate::body::{self, Answer, Body};
 use crate::connections::Deadline;
 use crate::hooks::node_graph;
+use crate::metrics::{RequestLabels, Served, Took};
 use crate::negotiate::{self, Offer, Output};
 use crate::query::{Query, WriteOptions};
 use crate::request_info::RequestInfo;
@@ -46,6 +47,9 @@ pub struct Exchange {
     pub context: Context,
     /// The kind is known at run time only: its objects have no protobuf form.
     pub untyped: bool,
+    /// The resource and subresource that it was routed to: what the metrics name. None until it is known to exist
+    /// and the user is known to be allowed to ask for it.
+    pub served: Option<Served>,
     /// Another server answers it.
     pub proxied: bool,
     /// The object that a write made, for the mark.
@@ -150,6 +154,7 @@ impl Inner {
             user: self.anonymous.clone(),
             context: Context::default(),
             untyped: false,
+            served: None,
             proxied: false,
             made: None,
             classified: None,
@@ -171,6 +176,7 @@ impl Inner {
                     let text = panic_text(panic.as_ref());
                     tracing::error!(panic = text, "a request panicked");
                     panicked = Some(text.to_owned());
+                    self.metrics.terminated(&RequestLabels::of(&exchange), 500);
                     Err(Status::internal(
                         "this request caused apiserver to panic. Look in the logs for details",
                     ))
@@ -218,6 +224,8 @@ impl Inner {
             timeout = timeout.min(wanted);
         }
 
+        let _in_flight = (!long_running).then(|| self.metrics.in_flight(exchange.info.mutating()));
+
         // Authentication.
         let user = {
             let _stage = exchange.context.stage("authn");
@@ -226,7 +234,10 @@ impl Inner {
                 Identity::Peer(peer) => {
                     let (parts, authenticator) = (&exchange.parts, &self.authenticator);
                     let found = match authenticator.by_connection(parts, peer.as_deref()) {
-                        Ok(Some(user)) => Ok(user),
+                        Ok(Some(user)) => {
+                            self.metrics.client_certificate(peer.as_deref());
+                            Ok(user)
+                        }
                         Ok(None) => {
                             if skiff_auth::space_before_token(&parts.headers) {
                                 let why = "the provided Authorization header contains extra space before the bearer token, and is ignored";
@@ -333,10 +344,13 @@ impl Inner {
         }
         match tokio::time::timeout_at((began + timeout).into(), routed).await {
             Ok(result) => result,
-            Err(_) => Err(Status::timeout(
-                "request did not complete within the allotted timeout",
-                0,
-            )),
+            Err(_) => {
+                self.metrics.terminated(&RequestLabels::of(exchange), 504);
+                Err(Status::timeout(
+                    "request did not complete within the allotted timeout",
+                    0,
+                ))
+            }
         }
     }
 
@@ -454,8 +468,9 @@ impl Inner {
             classified.mark(answer);
         }
         let elapsed = began.elapsed();
-        self.metrics
-            .request(&exchange.info, exchange.context.dry_run, code, elapsed);
+        let long_running = exchange.info.long_running();
+        let took = (!long_running).then(|| Took::new(elapsed, exchange));
+        self.metrics.request(&RequestLabels::of(exchange), code, took);
         if !exchange.info.is_resource || !exchange.info.mutating() || exchange.info.long_running() {
             return;
         }

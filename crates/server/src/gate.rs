@@ -1,5 +1,7 @@
 //! The admission chain as the registry's writes pass it, with the attributes of one request.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use skiff_admission::{Access, Attributes, Lister, Operation, Reinvocation, Told, User};
@@ -34,6 +36,10 @@ struct Heard<'a>(&'a Context, Level);
 impl Told for Heard<'_> {
     fn warn(&self, text: String) {
         self.0.warn(text);
+    }
+
+    fn webhook_took(&self, took: Duration) {
+        self.0.add_webhook_time(took);
     }
 
     fn audited(&self) -> bool {

@@ -1,270 +1,398 @@
-//! What `/metrics` shows, under upstream's names.
+//! What `/metrics` shows of the API server, under upstream's names, with upstream's labels and buckets.
+//!
+//! Label values come from closed sets: verbs that exist, and resources that are served, once a request was routed
+//! to one. What a client invents is counted without its name.
 
-use std::collections::HashMap;
-use std::fmt::Write;
-use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::RwLock;
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::{Family, MetricConstructor};
-use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use skiff_api::facts;
+use skiff_auth::Peer;
+use skiff_prometheus::{Counter, Family, Gauge, Histogram, Registry, process};
 
-use crate::request_info::RequestInfo;
+use crate::audit::Auditor;
+use crate::chain::Exchange;
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct TotalLabels {
-    code: u16,
-    component: &'static str,
-    dry_run: &'static str,
-    group: String,
-    resource: String,
-    scope: &'static str,
-    subresource: String,
-    verb: String,
-    version: String,
+/// Series of one family that counts requests. A cluster that is in use has some hundreds.
+const MAX_REQUEST_SERIES: usize = 4096;
+/// Series of one family that measures requests: each is 25 lines of text.
+const MAX_DURATION_SERIES: usize = 1024;
+/// Series of one family with one for each object of a kind.
+const MAX_OBJECT_SERIES: usize = 1024;
+
+const DURATION_BUCKETS: [f64; 23] = [
+    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0,
+    20.0, 30.0, 45.0, 60.0,
+];
+const SLI_BUCKETS: [f64; 21] = [
+    0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0,
+    45.0, 60.0,
+];
+const EXPIRATION_BUCKETS: [f64; 14] = [
+    0.0,
+    1_800.0,
+    3_600.0,
+    7_200.0,
+    21_600.0,
+    43_200.0,
+    86_400.0,
+    172_800.0,
+    345_600.0,
+    604_800.0,
+    2_592_000.0,
+    7_776_000.0,
+    15_552_000.0,
+    31_104_000.0,
+];
+
+const COMPONENT: &str = "apiserver";
+
+/// A resource that is served, and which of its subresources: names out of the tables, never out of a path.
+#[derive(Clone, Copy)]
+pub struct Served {
+    resource: &'static facts::Resource,
+    subresource: &'static str,
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct DurationLabels {
-    component: &'static str,
-    group: String,
-    resource: String,
-    scope: &'static str,
-    subresource: String,
-    verb: String,
-    version: String,
-}
-
-#[derive(Clone)]
-struct Buckets;
-
-impl MetricConstructor<Histogram> for Buckets {
-    fn new_metric(&self) -> Histogram {
-        Histogram::new([
-            0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0,
-        ])
-    }
-}
-
-/// What one sort of request is counted in.
-#[derive(Clone)]
-struct Series {
-    total: Counter,
-    /// Long requests have none.
-    duration: Option<Histogram>,
-}
-
-pub struct Metrics {
-    registry: Registry,
-    total: Family<TotalLabels, Counter>,
-    duration: Family<DurationLabels, Histogram, Buckets>,
-    /// The series by the hash of their labels: finding one makes no labels.
-    found: RwLock<HashMap<u64, Series>>,
-    hasher: RandomState,
-    pub watchers: AtomicI64,
-    started: f64,
-}
-
-impl Metrics {
-    pub fn new(git_version: &str) -> Metrics {
-        let mut registry = Registry::default();
-        let total = Family::default();
-        // The library adds `_total` to the name of a counter.
-        registry.register(
-            "apiserver_request",
-            "Counter of apiserver requests broken out for each verb, dry run value, group, version, resource, scope, component, and HTTP response code.",
-            total.clone(),
-        );
-        let duration = Family::new_with_constructor(Buckets);
-        registry.register(
-            "apiserver_request_duration_seconds",
-            "Response latency distribution in seconds for each verb, dry run value, group, version, resource, subresource, scope and component.",
-            duration.clone(),
-        );
-        let build: Family<Vec<(String, String)>, prometheus_client::metrics::gauge::Gauge> =
-            Family::default();
-        build
-            .get_or_create(&vec![("git_version".to_string(), git_version.to_string())])
-            .set(1);
-        registry.register(
-            "kubernetes_build_info",
-            "A metric with a constant '1' value labeled by git version.",
-            build,
-        );
-        let started = skiff_registry::now_us() as f64 / 1e6;
-        Metrics {
-            registry,
-            total,
-            duration,
-            found: RwLock::default(),
-            hasher: RandomState::new(),
-            watchers: AtomicI64::new(0),
-            started,
-        }
-    }
-
-    pub fn request(&self, info: &RequestInfo, dry_run: bool, code: u16, elapsed: Duration) {
-        // Paths that are no resource would let a client make new series at will.
-        let known = info.is_resource && code != 404;
-        let scope = match (info.is_resource, info.namespace.is_empty(), info.name.is_empty()) {
-            (false, _, _) => "",
-            (true, _, false) => "resource",
-            (true, false, true) => "namespace",
-            (true, true, true) => "cluster",
+impl Served {
+    /// None if the resource has no such subresource.
+    pub fn of(resource: &'static facts::Resource, subresource: &str) -> Option<Served> {
+        let subresource = match subresource {
+            "" => "",
+            name => resource.subresource(name)?.name,
         };
-        let part = |text: &String| if known { text.clone() } else { String::new() };
+        Some(Served {
+            resource,
+            subresource,
+        })
+    }
+}
+
+/// What a request is counted under.
+pub struct RequestLabels {
+    verb: &'static str,
+    scope: &'static str,
+    dry_run: bool,
+    served: Option<Served>,
+}
+
+impl RequestLabels {
+    pub fn of(exchange: &Exchange) -> RequestLabels {
+        let info = &exchange.info;
+        let scope = if !info.is_resource {
+            ""
+        } else if !info.name.is_empty() || info.verb == "create" {
+            "resource"
+        } else if !info.namespace.is_empty() {
+            "namespace"
+        } else {
+            "cluster"
+        };
+        let subresource = exchange.served.map_or("", |served| served.subresource);
         let verb = match info.verb.as_str() {
-            "create" => "POST",
-            "update" => "PUT",
+            _ if matches!(subresource, "exec" | "attach" | "portforward" | "proxy") => "CONNECT",
+            "create" | "post" => "POST",
+            "update" | "put" => "PUT",
             "deletecollection" => "DELETECOLLECTION",
             "list" => "LIST",
             "watch" => "WATCH",
             "get" => "GET",
+            "patch" if is_apply(exchange) => "APPLY",
             "patch" => "PATCH",
             "delete" => "DELETE",
             _ => "other",
         };
-        let long = info.long_running();
-        let names = known.then_some((&info.group, &info.version, &info.resource, &info.subresource));
-        let hash = self.hasher.hash_one((code, dry_run, scope, verb, long, names));
-        let present = self.found.read().get(&hash).cloned();
-        let series = present.unwrap_or_else(|| {
-            let labels = DurationLabels {
-                component: "apiserver",
-                group: part(&info.group),
-                resource: part(&info.resource),
-                scope,
-                subresource: part(&info.subresource),
-                verb: verb.to_string(),
-                version: part(&info.version),
-            };
-            let total = TotalLabels {
-                code,
-                component: "apiserver",
-                dry_run: if dry_run { "All" } else { "" },
-                group: labels.group.clone(),
-                resource: labels.resource.clone(),
-                scope,
-                subresource: labels.subresource.clone(),
-                verb: labels.verb.clone(),
-                version: labels.version.clone(),
-            };
-            let series = Series {
-                total: self.total.get_or_create(&total).clone(),
-                duration: (!long).then(|| self.duration.get_or_create(&labels).clone()),
-            };
-            self.found.write().insert(hash, series.clone());
-            series
-        });
-        series.total.inc();
-        if let Some(duration) = &series.duration {
-            duration.observe(elapsed.as_secs_f64());
+        RequestLabels {
+            verb,
+            scope,
+            dry_run: exchange.context.dry_run,
+            served: exchange.served,
         }
     }
 
-    /// Begins to count anew.
+    fn group(&self) -> &'static str {
+        self.served.map_or("", |served| served.resource.group)
+    }
+
+    fn version(&self) -> &'static str {
+        self.served.map_or("", |served| served.resource.version)
+    }
+
+    fn resource(&self) -> &'static str {
+        self.served.map_or("", |served| served.resource.plural)
+    }
+
+    fn subresource(&self) -> &'static str {
+        self.served.map_or("", |served| served.subresource)
+    }
+
+    fn dry_run(&self) -> &'static str {
+        if self.dry_run { "All" } else { "" }
+    }
+
+    /// In the order of `component, group, resource, scope, subresource, verb, version`.
+    fn plain(&self) -> [&'static str; 7] {
+        [
+            COMPONENT,
+            self.group(),
+            self.resource(),
+            self.scope,
+            self.subresource(),
+            self.verb,
+            self.version(),
+        ]
+    }
+}
+
+fn is_apply(exchange: &Exchange) -> bool {
+    let kind = exchange.header(http::header::CONTENT_TYPE);
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    matches!(
+        kind,
+        "application/apply-patch+yaml" | "application/apply-patch+cbor"
+    )
+}
+
+/// How long a request took.
+pub struct Took {
+    all: Duration,
+    /// Without what the server waited for its turn and for the webhooks of users.
+    own: Duration,
+}
+
+impl Took {
+    pub fn new(all: Duration, exchange: &Exchange) -> Took {
+        let stages = exchange.context.stages();
+        let waited: u64 = stages
+            .iter()
+            .filter(|stage| stage.name == "flow")
+            .map(|stage| stage.dur_us)
+            .sum();
+        let waited = Duration::from_micros(waited) + exchange.context.webhooks_took();
+        Took {
+            all,
+            own: all.saturating_sub(waited),
+        }
+    }
+}
+
+pub struct Metrics {
+    pub registry: Arc<Registry>,
+    requests: Arc<Family<Counter>>,
+    durations: Arc<Family<Histogram>>,
+    sli_durations: Arc<Family<Histogram>>,
+    terminations: Arc<Family<Counter>>,
+    long_running: Arc<Family<Gauge>>,
+    in_flight: Arc<Family<Gauge>>,
+    client_certificates: Arc<Family<Histogram>>,
+    unavailable: Arc<Family<Gauge>>,
+    unavailable_total: Arc<Family<Counter>>,
+}
+
+impl Metrics {
+    pub fn new(git_version: &str, audit: Option<Arc<Auditor>>) -> Metrics {
+        let registry = Registry::new();
+        process::register(&registry);
+        build_info(&registry, git_version);
+        registry.read_counters(
+            "apiserver_audit_error_total",
+            "Counter of audit events that failed to be audited properly. Plugin identifies the plugin affected by the error.",
+            &["plugin"],
+            move || {
+                let failed = audit.as_ref().map_or(0, |audit| audit.failed());
+                vec![(vec!["log".to_owned()], failed as f64)]
+            },
+        );
+        Metrics {
+            requests: registry.counters(
+                "apiserver_request_total",
+                "Counter of apiserver requests broken out for each verb, dry run value, group, version, resource, scope, component, and HTTP response code.",
+                &["code", "component", "dry_run", "group", "resource", "scope", "subresource", "verb", "version"],
+                MAX_REQUEST_SERIES,
+            ),
+            durations: registry.histograms(
+                "apiserver_request_duration_seconds",
+                "Response latency distribution in seconds for each verb, dry run value, group, version, resource, subresource, scope and component.",
+                &["component", "dry_run", "group", "resource", "scope", "subresource", "verb", "version"],
+                MAX_DURATION_SERIES,
+                &DURATION_BUCKETS,
+            ),
+            sli_durations: registry.histograms(
+                "apiserver_request_sli_duration_seconds",
+                "Response latency distribution (not counting webhook duration and priority & fairness queue wait times) in seconds for each verb, group, version, resource, subresource, scope and component.",
+                &["component", "group", "resource", "scope", "subresource", "verb", "version"],
+                MAX_DURATION_SERIES,
+                &SLI_BUCKETS,
+            ),
+            terminations: registry.counters(
+                "apiserver_request_terminations_total",
+                "Number of requests which apiserver terminated in self-defense.",
+                &["code", "component", "group", "resource", "scope", "subresource", "verb", "version"],
+                MAX_REQUEST_SERIES,
+            ),
+            long_running: registry.gauges(
+                "apiserver_longrunning_requests",
+                "Gauge of all active long-running apiserver requests broken out by verb, group, version, resource, scope and component. Not all requests are tracked this way.",
+                &["component", "group", "resource", "scope", "subresource", "verb", "version"],
+                MAX_REQUEST_SERIES,
+            ),
+            in_flight: registry.gauges(
+                "apiserver_current_inflight_requests",
+                "Number of requests that are being answered or wait for their turn, per request kind.",
+                &["request_kind"],
+                2,
+            ),
+            client_certificates: registry.histograms(
+                "apiserver_client_certificate_expiration_seconds",
+                "Distribution of the remaining lifetime on the certificate used to authenticate a request.",
+                &[],
+                1,
+                &EXPIRATION_BUCKETS,
+            ),
+            unavailable: registry.gauges(
+                "aggregator_unavailable_apiservice",
+                "Gauge of APIServices which are marked as unavailable broken down by APIService name.",
+                &["name"],
+                MAX_OBJECT_SERIES,
+            ),
+            unavailable_total: registry.counters(
+                "aggregator_unavailable_apiservice_total",
+                "Counter of APIServices which are marked as unavailable broken down by APIService name and reason.",
+                &["name", "reason"],
+                MAX_OBJECT_SERIES,
+            ),
+            registry,
+        }
+    }
+
+    /// Counts an answer. Long requests have no duration: they are counted when they begin.
+    pub fn request(&self, labels: &RequestLabels, code: u16, took: Option<Took>) {
+        let plain = labels.plain();
+        let [component, group, resource, scope, subresource, verb, version] = plain;
+        let code = code_text(code);
+        let dry_run = labels.dry_run();
+        self.requests
+            .with(&[
+                &code,
+                component,
+                dry_run,
+                group,
+                resource,
+                scope,
+                subresource,
+                verb,
+                version,
+            ])
+            .inc();
+        if let Some(took) = took {
+            let dry = [
+                component,
+                dry_run,
+                group,
+                resource,
+                scope,
+                subresource,
+                verb,
+                version,
+            ];
+            self.durations.with(&dry).observe_duration(took.all);
+            self.sli_durations.with(&plain).observe_duration(took.own);
+        }
+    }
+
+    /// Counts a request that the server ended before its answer was ready.
+    pub fn terminated(&self, labels: &RequestLabels, code: u16) {
+        let [component, group, resource, scope, subresource, verb, version] = labels.plain();
+        let code = code_text(code);
+        let values = [
+            &code,
+            component,
+            group,
+            resource,
+            scope,
+            subresource,
+            verb,
+            version,
+        ];
+        self.terminations.with(&values).inc();
+    }
+
+    /// Counts a long request until the guard is dropped.
+    pub fn long_running(&self, labels: &RequestLabels) -> Counted {
+        Counted::new(self.long_running.with(&labels.plain()))
+    }
+
+    /// Counts a request until the guard is dropped.
+    pub fn in_flight(&self, mutating: bool) -> Counted {
+        let kind = if mutating { "mutating" } else { "readOnly" };
+        Counted::new(self.in_flight.with(&[kind]))
+    }
+
+    /// Notes how long the certificate that a request came with is still valid.
+    pub fn client_certificate(&self, peer: Option<&Peer>) {
+        if let Some(ends) = peer.and_then(|peer| peer.leaf_ends) {
+            let now = (skiff_registry::now_us() / 1_000_000) as f64;
+            self.client_certificates.with(&[]).observe(ends as f64 - now);
+        }
+    }
+
+    /// Notes what the check of an APIService found; `lost` is why it is no longer available.
+    pub fn api_service(&self, name: &str, available: bool, lost: Option<&str>) {
+        self.unavailable
+            .with(&[name])
+            .set(f64::from(u8::from(!available)));
+        if let Some(reason) = lost {
+            self.unavailable_total.with(&[name, reason]).inc();
+        }
+    }
+
+    /// Forgets an APIService that is gone.
+    pub fn forget_api_service(&self, name: &str) {
+        self.unavailable.remove(&[name]);
+    }
+
+    /// Begins to count requests anew.
     pub fn reset(&self) {
-        self.found.write().clear();
-        self.total.clear();
-        self.duration.clear();
-    }
-
-    /// The Prometheus text form. prometheus-client ends with OpenMetrics' `# EOF`, which the older text
-    /// form that upstream speaks does not have.
-    pub fn text(&self, lost_audit_events: u64) -> String {
-        let mut out = String::new();
-        if encode(&mut out, &self.registry).is_err() {
-            return String::new();
-        }
-        let mut out = out
-            .trim_end_matches("# EOF\n")
-            .replace(
-                "# TYPE apiserver_request counter",
-                "# TYPE apiserver_request_total counter",
-            )
-            .replace(
-                "# HELP apiserver_request Counter",
-                "# HELP apiserver_request_total Counter",
-            );
-        let mut gauge = |name: &str, help: &str, kind: &str, value: f64| {
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
-        };
-        gauge(
-            "apiserver_longrunning_requests",
-            "Gauge of all active long-running apiserver requests.",
-            "gauge",
-            self.watchers.load(Ordering::Relaxed) as f64,
-        );
-        gauge(
-            "process_start_time_seconds",
-            "Start time of the process since unix epoch in seconds.",
-            "gauge",
-            self.started,
-        );
-        if let Some((resident, cpu)) = process_figures() {
-            gauge(
-                "process_resident_memory_bytes",
-                "Resident memory size in bytes.",
-                "gauge",
-                resident,
-            );
-            gauge(
-                "process_cpu_seconds_total",
-                "Total user and system CPU time spent in seconds.",
-                "counter",
-                cpu,
-            );
-        }
-        let name = "apiserver_audit_error_total";
-        let help = "Counter of audit events that failed to be audited properly. Plugin identifies the plugin affected by the error.";
-        let _ = writeln!(
-            out,
-            "# HELP {name} {help}\n# TYPE {name} counter\n{name}{{plugin=\"log\"}} {lost_audit_events}"
-        );
-        out
+        self.requests.clear();
+        self.durations.clear();
+        self.sli_durations.clear();
+        self.terminations.clear();
     }
 }
 
-/// Resident bytes and CPU seconds of this process, from procfs.
-fn process_figures() -> Option<(f64, f64)> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The command name may hold spaces: fields are counted from its closing parenthesis.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let number = |index: usize| fields.get(index)?.parse::<f64>().ok();
-    // Linux reports ticks of 1/100 s and pages of 4 KiB to user space on x86-64.
-    Some((number(21)? * 4096.0, (number(11)? + number(12)?) / 100.0))
+/// The version, as every component of Kubernetes tells it.
+pub fn build_info(registry: &Registry, git_version: &str) {
+    let version = git_version.to_owned();
+    let mut parts = git_version.trim_start_matches('v').split('.').map(str::to_owned);
+    let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    registry.read_gauges(
+        "kubernetes_build_info",
+        "A metric with a constant '1' value labeled by major, minor, git version.",
+        &["git_version", "major", "minor"],
+        move || vec![(vec![version.clone(), major.clone(), minor.clone()], 1.0)],
+    );
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// A code of an answer. An extension API server may answer with any number.
+fn code_text(code: u16) -> String {
+    match code {
+        100..600 => code.to_string(),
+        _ => "other".to_owned(),
+    }
+}
 
-    #[test]
-    fn names_are_upstreams() {
-        let metrics = Metrics::new("v1.36.4");
-        let info = RequestInfo {
-            is_resource: true,
-            verb: "create".into(),
-            resource: "pods".into(),
-            version: "v1".into(),
-            namespace: "default".into(),
-            ..RequestInfo::default()
-        };
-        metrics.request(&info, false, 201, Duration::from_millis(3));
-        let text = metrics.text(0);
-        for line in [
-            "# TYPE apiserver_request_total counter",
-            "apiserver_request_total{code=\"201\",component=\"apiserver\",dry_run=\"\",group=\"\",resource=\"pods\",scope=\"namespace\",subresource=\"\",verb=\"POST\",version=\"v1\"} 1",
-            "apiserver_request_duration_seconds_bucket{",
-            "process_resident_memory_bytes ",
-        ] {
-            assert!(text.contains(line), "{line}\n{text}");
-        }
-        assert!(!text.contains("# EOF"));
+/// One more in a gauge, until it is dropped.
+pub struct Counted(Arc<Gauge>);
+
+impl Counted {
+    fn new(gauge: Arc<Gauge>) -> Counted {
+        gauge.add(1.0);
+        Counted(gauge)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.add(-1.0);
     }
 }

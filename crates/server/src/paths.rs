@@ -96,10 +96,10 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
             let text = "metrics reset\n";
             Ok(body::answer(StatusCode::OK, "text/plain; charset=utf-8", text))
         }
-        ["metrics"] => {
-            let failed = inner.audit.as_ref().map_or(0, |audit| audit.failed());
-            Ok(metrics(inner, inner.metrics.text(failed)))
-        }
+        ["metrics"] => match inner.component_metrics(exchange.query.text("component")) {
+            Some(registry) => Ok(metrics(inner, registry.text())),
+            None => Ok(not_found()),
+        },
         ["metrics", "slis"] => Ok(metrics(inner, health::slis(inner).await)),
         ["statusz" | "flagz"] if !takes_text(exchange.header(header::ACCEPT)) => Err(Status::not_acceptable(
             "only the following media types are accepted: application/json, application/yaml, text/plain",

@@ -7,6 +7,7 @@ use skiff_registry::Resource;
 
 use crate::body::{Answer, Body, not_found};
 use crate::chain::{Exchange, not_routed};
+use crate::metrics::Served;
 use crate::server::Inner;
 use crate::{crd, negotiate, subresources, verbs};
 
@@ -34,6 +35,7 @@ pub async fn route(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> R
     } else if !fits_scope(&resource, exchange) {
         return Err(Status::resource_not_found());
     }
+    exchange.served = Served::of(resource.facts, &exchange.info.subresource);
     // A cluster-scoped resource has no namespace, though its own path may look like one.
     if !resource.namespaced {
         exchange.info.namespace.clear();

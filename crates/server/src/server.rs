@@ -1,10 +1,12 @@
 //! The API server: what it is started with, what it holds, and its two doors, HTTPS and in-process.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
 use skiff_admission::Chain;
 use skiff_auth::{
     Anonymous, Authenticator, Authorizer, BootstrapTokens, Impersonations, JwtAuthenticators, Mode,
@@ -141,6 +143,8 @@ pub struct Inner {
     pub recorder: Arc<Recorder>,
     pub audit: Option<Arc<Auditor>>,
     pub metrics: Metrics,
+    /// Of the components that share this process, by name. Leaf lock.
+    component_metrics: Mutex<BTreeMap<&'static str, Arc<skiff_prometheus::Registry>>>,
     pub flow: FlowControl,
     pub version: Version,
     pub kubelet: Option<KubeletClient>,
@@ -156,6 +160,16 @@ pub struct Inner {
     pub started: jiff::Timestamp,
     pub shutdown: CancellationToken,
     tls: Arc<rustls::ServerConfig>,
+}
+
+impl Inner {
+    /// The metrics of a component in this process; without a name, of the API server.
+    pub fn component_metrics(&self, name: &str) -> Option<Arc<skiff_prometheus::Registry>> {
+        match name {
+            "" | "kube-apiserver" => Some(self.metrics.registry.clone()),
+            name => self.component_metrics.lock().get(name).cloned(),
+        }
+    }
 }
 
 impl Server {
@@ -227,10 +241,13 @@ impl Server {
         authorizer.set_modes(config.authorization);
         let mut chain = config.admission;
         let dynamic = Dynamic::new(registry.clone(), authorizer.clone(), &mut chain);
+        let audit = config.audit.map(Auditor::open).transpose()?;
+        let metrics = Metrics::new(&config.version.git_version, audit.clone());
         let inner = Arc::new(Inner {
             aggregator: Aggregator::new(front_proxy.map(|proxy| proxy.identity.clone())),
             authorities: Authorities::new(certificates)?,
-            metrics: Metrics::new(&config.version.git_version),
+            metrics,
+            component_metrics: Mutex::default(),
             chain,
             dynamic,
             authorizer,
@@ -244,7 +261,7 @@ impl Server {
             },
             issuer,
             recorder: config.recorder,
-            audit: config.audit.map(Auditor::open).transpose()?,
+            audit,
             flow: FlowControl::default(),
             version: config.version,
             kubelet: config.kubelet,
@@ -318,6 +335,11 @@ impl Server {
     /// Who is asked what is allowed, from now on.
     pub fn change_authorization(&self, modes: Vec<Mode>) -> Result<(), skiff_auth::BadConfiguration> {
         self.inner.authorizer.change_modes(modes)
+    }
+
+    /// Shows the metrics of a component in this process at `/metrics?component=NAME`.
+    pub fn show_metrics(&self, component: &'static str, metrics: Arc<skiff_prometheus::Registry>) {
+        self.inner.component_metrics.lock().insert(component, metrics);
     }
 
     pub fn ready(&self) -> bool {

@@ -25,15 +25,23 @@ struct Verdict {
 pub async fn check(inner: &Arc<Inner>, remote: &Arc<Remote>) -> bool {
     let verdict = examine(inner, remote).await;
     let look_again = verdict.reason == "FailedDiscoveryCheck";
-    if let Err(status) = write(inner, &remote.name, &verdict).await {
-        if status.code == 404 {
-            inner.aggregator.take(&remote.name);
-            return true;
+    match write(inner, &remote.name, &verdict).await {
+        Ok(was_available) => {
+            let available = verdict.status == "True";
+            let lost = (was_available && !available).then_some(verdict.reason);
+            inner.metrics.api_service(&remote.name, available, lost);
+            !look_again
         }
-        tracing::warn!(%status, name = remote.name, "the availability of an APIService cannot be written");
-        return false;
+        Err(status) if status.code == 404 => {
+            inner.aggregator.take(&remote.name);
+            inner.metrics.forget_api_service(&remote.name);
+            true
+        }
+        Err(status) => {
+            tracing::warn!(%status, name = remote.name, "the availability of an APIService cannot be written");
+            false
+        }
     }
-    !look_again
 }
 
 async fn examine(inner: &Arc<Inner>, remote: &Arc<Remote>) -> Verdict {
@@ -113,11 +121,13 @@ async fn attempt(inner: &Arc<Inner>, remote: &Arc<Remote>) -> Result<(), String>
     }
 }
 
-async fn write(inner: &Arc<Inner>, name: &str, verdict: &Verdict) -> Result<(), Status> {
+/// Writes the condition. True: the APIService was available before.
+async fn write(inner: &Arc<Inner>, name: &str, verdict: &Verdict) -> Result<bool, Status> {
     let registry = &inner.registry;
     let Some(resource) = registry.resources.get(super::GROUP, "v1", "apiservices").cloned() else {
-        return Ok(());
+        return Ok(false);
     };
+    let mut was_available = false;
     let now = skiff_meta::time::format_seconds(registry.now());
     let mut set = |current: Option<&Value>| {
         let mut current = current.cloned().unwrap_or_default();
@@ -129,10 +139,11 @@ async fn write(inner: &Arc<Inner>, name: &str, verdict: &Verdict) -> Result<(), 
         .get(&resource, "", name, skiff_registry::ReadAt::Any)
         .await?
     {
+        was_available = is_available(&current);
         let mut wanted = current.clone();
         set_condition(&mut wanted, verdict, &now);
         if wanted == current {
-            return Ok(());
+            return Ok(was_available);
         }
     }
     let context = Context::of_server_status();
@@ -148,7 +159,15 @@ async fn write(inner: &Arc<Inner>, name: &str, verdict: &Verdict) -> Result<(), 
             &Open,
         )
         .await
-        .map(drop)
+        .map(|_| was_available)
+}
+
+fn is_available(object: &Value) -> bool {
+    let conditions = object::at(object, &["status", "conditions"]).and_then(Value::as_array);
+    conditions.is_some_and(|all| {
+        all.iter()
+            .any(|condition| condition["type"] == "Available" && condition["status"] == "True")
+    })
 }
 
 /// Sets the condition; the time of the last transition moves only with the status.

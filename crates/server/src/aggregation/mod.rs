@@ -140,6 +140,7 @@ pub fn start(inner: &Arc<Inner>) {
             let remote = value.and_then(|value| Remote::read(&value, &inner.aggregator.identity, known));
             let Some(remote) = remote else {
                 inner.aggregator.take(&name);
+                inner.metrics.forget_api_service(&name);
                 continue;
             };
             if !services_followed {

@@ -2,7 +2,7 @@
 //! once. A webhook that cannot be reached refuses the request or is passed over, as its failure policy says.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -326,7 +326,9 @@ impl Plugin for Mutating {
             if attributes.reinvocation.again && !attributes.reinvocation.due.contains(&hook.id) {
                 continue;
             }
+            let began = Instant::now();
             let answered = hook.call(attributes, &resource, &versioned, true).await;
+            attributes.told.webhook_took(began.elapsed());
             let patched = answered.and_then(|answer| Ok((hook.patched(&versioned, &answer)?, answer.patch)));
             let changed = match patched {
                 Ok((None, _)) => {
@@ -391,6 +393,7 @@ impl Plugin for Validating {
                 asked.push((hook, resource, versioned, place));
             }
         }
+        let began = Instant::now();
         let mut running: FuturesUnordered<_> = asked
             .iter()
             .map(|(hook, resource, versioned, place)| async move {
@@ -407,6 +410,7 @@ impl Plugin for Validating {
                 outcome = judged;
             }
         }
+        attributes.told.webhook_took(began.elapsed());
         outcome
     }
 }

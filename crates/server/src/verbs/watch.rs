@@ -22,6 +22,7 @@ use crate::body::{self, Answer, BoxError};
 use crate::chain::Exchange;
 use crate::connections::Deadline;
 use crate::crd::select::Select;
+use crate::metrics::{Counted, RequestLabels};
 use crate::negotiate::{Format, Transform};
 use crate::protobuf;
 use crate::proxy::ClientAddress;
@@ -86,7 +87,10 @@ pub async fn watch(
         Err(status) => return Err(status),
     };
     let body = match first {
-        Ok(watcher) => Running::new(inner, watcher, shape, deadline).boxed_unsync(),
+        Ok(watcher) => {
+            let counted = inner.metrics.long_running(&RequestLabels::of(exchange));
+            Running::new(inner, watcher, shape, deadline, counted).boxed_unsync()
+        }
         Err(frame) => body::full(frame),
     };
     let mut response = Response::new(body);
@@ -140,15 +144,20 @@ struct Running {
     over: Arc<Over>,
     /// Whom `over` wakes.
     reader: Option<Waker>,
-    inner: Arc<Inner>,
     /// The frame that is being made.
     making: Option<Making>,
     ended: bool,
+    _counted: Counted,
 }
 
 impl Running {
-    fn new(inner: &Arc<Inner>, watcher: Watcher, shape: Shape, deadline: Instant) -> Running {
-        inner.metrics.watchers.fetch_add(1, Ordering::Relaxed);
+    fn new(
+        inner: &Arc<Inner>,
+        watcher: Watcher,
+        shape: Shape,
+        deadline: Instant,
+        counted: Counted,
+    ) -> Running {
         Running {
             watcher,
             shape,
@@ -159,16 +168,10 @@ impl Running {
                 reader: Mutex::default(),
             }),
             reader: None,
-            inner: inner.clone(),
             making: None,
             ended: deadline <= Instant::now(),
+            _counted: counted,
         }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.inner.metrics.watchers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
