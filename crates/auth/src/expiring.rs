@@ -1,4 +1,4 @@
-//! Answers that are kept for a while: at most so many, and none longer than it was told.
+//! Answers that are kept for a while: at most so many, at most so many bytes, and none longer than it was told.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -18,12 +18,41 @@ pub fn key(parts: &[&[u8]]) -> Key {
     hasher.finalize().into()
 }
 
-pub struct Expiring<V> {
-    most: usize,
-    kept: Mutex<HashMap<Key, (Instant, V)>>,
+/// What all answers of one sort together may take.
+const MAX_BYTES: usize = 16 << 20;
+/// One that takes more is not kept: it would cost all others their place.
+const MAX_ANSWER: usize = MAX_BYTES / 64;
+
+/// What an answer takes in memory besides its own size.
+pub trait Weight {
+    fn weight(&self) -> usize;
 }
 
-impl<V: Clone> Expiring<V> {
+pub struct Expiring<V> {
+    most: usize,
+    /// Leaf lock.
+    kept: Mutex<Kept<V>>,
+}
+
+struct Kept<V> {
+    answers: HashMap<Key, (Instant, V)>,
+    bytes: usize,
+}
+
+impl<V> Default for Kept<V> {
+    fn default() -> Self {
+        Kept {
+            answers: HashMap::new(),
+            bytes: 0,
+        }
+    }
+}
+
+fn bytes_of<V: Weight>(value: &V) -> usize {
+    size_of::<(Key, Instant, V)>() + value.weight()
+}
+
+impl<V: Clone + Weight> Expiring<V> {
     pub fn new(most: usize) -> Expiring<V> {
         Expiring {
             most,
@@ -33,29 +62,68 @@ impl<V: Clone> Expiring<V> {
 
     pub fn get(&self, key: &Key, now: Instant) -> Option<V> {
         let kept = self.kept.lock();
-        let (until, value) = kept.get(key)?;
+        let (until, value) = kept.answers.get(key)?;
         (now < *until).then(|| value.clone())
     }
 
     pub fn keep(&self, key: Key, value: V, now: Instant, time: Duration) {
-        if time.is_zero() {
+        let bytes = bytes_of(&value);
+        if time.is_zero() || bytes > MAX_ANSWER {
             return;
         }
-        let mut kept = self.kept.lock();
-        if kept.len() >= self.most {
-            kept.retain(|_, (until, _)| now < *until);
+        let kept = &mut *self.kept.lock();
+        let full = |kept: &Kept<V>| kept.answers.len() >= self.most || kept.bytes + bytes > MAX_BYTES;
+        if full(kept) {
+            kept.answers.retain(|_, (until, _)| now < *until);
+            kept.bytes = kept.answers.values().map(|(_, value)| bytes_of(value)).sum();
         }
         // Who fills it with what is still good makes the others ask again, and no more.
-        if kept.len() >= self.most {
-            kept.clear();
+        if full(kept) {
+            *kept = Kept::default();
         }
-        kept.insert(key, (now + time, value));
+        kept.bytes += bytes;
+        if let Some((_, replaced)) = kept.answers.insert(key, (now + time, value)) {
+            kept.bytes -= bytes_of(&replaced);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Weight for i32 {
+        fn weight(&self) -> usize {
+            0
+        }
+    }
+
+    impl Weight for String {
+        fn weight(&self) -> usize {
+            self.len()
+        }
+    }
+
+    #[test]
+    fn answers_end_at_their_budget() {
+        let now = Instant::now();
+        let kept = Expiring::new(32 * 1024);
+        let long = "x".repeat(100_000);
+        for number in 0..10_000_u32 {
+            let key = key(&[&number.to_be_bytes()]);
+            kept.keep(key, long.clone(), now, Duration::from_secs(60));
+            kept.keep(key, long.clone(), now, Duration::from_secs(60));
+            assert!(kept.get(&key, now).is_some(), "the last is kept");
+        }
+        let held = kept.kept.lock();
+        let bytes: usize = held.answers.values().map(|(_, value)| bytes_of(value)).sum();
+        assert!(bytes <= MAX_BYTES, "{bytes}");
+        assert_eq!(held.bytes, bytes);
+        drop(held);
+        let huge = key(&[b"huge"]);
+        kept.keep(huge, "x".repeat(MAX_ANSWER), now, Duration::from_secs(60));
+        assert_eq!(kept.get(&huge, now), None);
+    }
 
     #[test]
     fn nothing_is_kept_for_longer_than_told() {
@@ -76,7 +144,7 @@ mod tests {
         assert_eq!(kept.get(&keys[1], now + second), Some(1));
         assert_eq!(kept.get(&keys[2], now + second), Some(2));
         kept.keep(keys[0], 0, now + second, second);
-        assert_eq!(kept.kept.lock().len(), 1);
+        assert_eq!(kept.kept.lock().answers.len(), 1);
         assert_ne!(key(&[b"ab", b"c"]), key(&[b"a", b"bc"]));
     }
 }

@@ -16,13 +16,38 @@ use serde_json::json;
 use skiff_https::{Backoff, BadKubeconfig, Endpoint};
 use std::collections::BTreeMap;
 
-use crate::expiring::{Expiring, Key, key};
+use crate::expiring::{Expiring, Key, Weight, key};
 use crate::{AuthError, Authenticated, TokenAuthenticator, UserInfo};
 
 /// Upstream's time for a call, and for all that wait for the same answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Upstream's size of the cache.
 const KEPT: usize = 32 * 1024;
+
+/// Calls under way at a time. They go on when who asked has gone, and anybody can send a token: without a limit,
+/// strangers could make the memory grow for as long as the webhook takes to answer.
+const CALLS: usize = 256;
+
+impl Weight for Option<Authenticated> {
+    fn weight(&self) -> usize {
+        let Some(Authenticated { user, audiences }) = self else {
+            return 0;
+        };
+        let lists = user
+            .extra
+            .iter()
+            .map(|(key, values)| key.len() + of_texts(values));
+        user.name.len()
+            + user.uid.len()
+            + of_texts(&user.groups)
+            + of_texts(audiences.as_deref().unwrap_or_default())
+            + lists.sum::<usize>()
+    }
+}
+
+fn of_texts(texts: &[String]) -> usize {
+    texts.iter().map(|text| size_of::<String>() + text.len()).sum()
+}
 
 type Verdict = Result<Option<Authenticated>, AuthError>;
 type Flight = Shared<BoxFuture<'static, Verdict>>;
@@ -81,10 +106,17 @@ impl TokenWebhook {
         })
     }
 
-    fn flight(&self, key: Key, token: &str, audiences: &[String]) -> Flight {
+    fn flight(&self, key: Key, token: &str, audiences: &[String]) -> Result<Flight, AuthError> {
         let mut flights = self.flights.lock();
         if let Some(flight) = flights.get(&key) {
-            return flight.clone();
+            return Ok(flight.clone());
+        }
+        if flights.len() >= CALLS {
+            tracing::warn!(
+                calls = CALLS,
+                "the token webhook is too slow: a token is refused unasked"
+            );
+            return Err(told("too many tokens are being reviewed"));
         }
         let review = json!({
             "apiVersion": format!("authentication.k8s.io/{}", self.asked.version),
@@ -115,7 +147,7 @@ impl TokenWebhook {
             .boxed()
             .shared();
         flights.insert(key, flight.clone());
-        flight
+        Ok(flight)
     }
 }
 
@@ -163,7 +195,7 @@ impl TokenAuthenticator for TokenWebhook {
         if let Some(known) = self.verdicts.get(&key, Instant::now()) {
             return Ok(known);
         }
-        self.flight(key, token, audiences).await
+        self.flight(key, token, audiences)?.await
     }
 
     fn knows_audiences(&self) -> bool {

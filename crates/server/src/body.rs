@@ -6,6 +6,8 @@ use http_body::Body as _;
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use skiff_meta::Status;
 
+use crate::held::BODY_BUDGET;
+
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 pub type Answer = Response<Body>;
@@ -66,12 +68,13 @@ pub fn status(status: &Status) -> Answer {
     response
 }
 
-/// Reads a whole body, at most upstream's 3 MiB.
+/// Reads a whole body, at most upstream's 3 MiB, and at most what the bodies of other requests leave.
 pub async fn read(mut body: Body) -> Result<Bytes, Status> {
     let too_large = || Status::too_large(format_args!("limit is {BODY_LIMIT}"));
     if body.size_hint().lower() > BODY_LIMIT as u64 {
         return Err(too_large());
     }
+    let mut share = BODY_BUDGET.share();
     let mut first: Option<Bytes> = None;
     let mut rest: Vec<u8> = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -87,10 +90,15 @@ pub async fn read(mut body: Body) -> Result<Bytes, Status> {
                 rest.extend_from_slice(&data);
             }
         }
-        if first.as_ref().map_or(0, Bytes::len) + rest.len() > BODY_LIMIT {
+        let length = first.as_ref().map_or(0, Bytes::len) + rest.len();
+        if length > BODY_LIMIT {
             return Err(too_large());
+        }
+        if !share.grow(length) {
+            let why = "too many large requests are being read, please try again later";
+            return Err(Status::too_many_requests(why, 1));
         }
     }
     // Most bodies come in one piece and are not copied.
-    Ok(first.unwrap_or_else(|| Bytes::from(rest)))
+    Ok(share.hold(first.unwrap_or_else(|| Bytes::from(rest))))
 }

@@ -19,13 +19,14 @@ use skiff_trace::{Mark, Stage, read_headers};
 use crate::audit::{self, Stage as AuditStage, Trail};
 use crate::body::{self, Answer, Body};
 use crate::connections::Deadline;
+use crate::held::HEAD_BUDGET;
 use crate::hooks::node_graph;
 use crate::metrics::{RequestLabels, Served, Took};
 use crate::negotiate::{self, Offer, Output};
 use crate::query::{Query, WriteOptions};
 use crate::request_info::RequestInfo;
 use crate::server::Inner;
-use crate::{aggregation, flow, paths, resource_paths, respond, warnings};
+use crate::{aggregation, flow, held, paths, resource_paths, respond, warnings};
 
 /// A request that is not a watch or a connection ends after this, as upstream's `--request-timeout`.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -139,6 +140,10 @@ impl Inner {
     pub async fn handle(self: &Arc<Self>, request: Request<Body>, identity: Identity) -> Answer {
         let (start_us, began) = (now_us(), Instant::now());
         let (parts, request_body) = request.into_parts();
+        let mut head = HEAD_BUDGET.share();
+        if !head.grow(held::head_bytes(&parts)) {
+            return flow::come_back();
+        }
         let uri_query = parts.uri.query().unwrap_or("");
         let info = RequestInfo::parse(&parts.method, parts.uri.path(), uri_query);
         let query = Query::parse(uri_query);

@@ -17,9 +17,16 @@ use crate::compress;
 #[derive(Default)]
 pub struct Times(Mutex<HashMap<String, (String, Timestamp)>>);
 
+/// So many documents are remembered; then all are forgotten, and are as new as the question.
+const MAX_TIMES: usize = 4096;
+
 impl Times {
     pub fn of(&self, document: &str, etag: &str) -> Timestamp {
         let mut times = self.0.lock();
+        // Definitions come and go, and each brings documents with names of its own.
+        if times.len() >= MAX_TIMES {
+            times.clear();
+        }
         match times.get(document) {
             Some((tag, time)) if tag == etag => *time,
             _ => {

@@ -19,6 +19,7 @@ mod dynamic;
 mod flow;
 mod gate;
 mod health;
+mod held;
 mod hooks;
 mod http1;
 mod list_body;

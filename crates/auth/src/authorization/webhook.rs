@@ -11,7 +11,7 @@ use skiff_meta::selector::{FieldSelector, LabelSelector, Operator};
 
 use super::Decision;
 use super::matching::Conditions;
-use crate::expiring::{Expiring, key};
+use crate::expiring::{Expiring, Weight, key};
 use crate::{Attributes, UserInfo};
 
 /// Upstream's size of the cache, and what it does not keep: who asks could fill the memory with it.
@@ -67,6 +67,12 @@ struct Status {
     allowed: bool,
     denied: bool,
     reason: String,
+}
+
+impl Weight for Status {
+    fn weight(&self) -> usize {
+        self.reason.len()
+    }
 }
 
 impl AuthorizationWebhook {

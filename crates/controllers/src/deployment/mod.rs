@@ -29,6 +29,9 @@ use crate::{
 };
 use plan::{Observed, Plan, Write};
 
+/// So many deployments are remembered; then all are forgotten.
+const MAX_COMPLAINED: usize = 4096;
+
 struct Controller {
     context: Context,
     deployments: Informer<Deployment>,
@@ -187,7 +190,13 @@ impl Controller {
 
     fn complain(&self, deployment: &Deployment) {
         let uid = deployment.metadata.uid.clone().unwrap_or_default();
-        if self.complained.lock().insert(uid) {
+        let mut complained = self.complained.lock();
+        if complained.len() >= MAX_COMPLAINED {
+            complained.clear();
+        }
+        let first = complained.insert(uid);
+        drop(complained);
+        if first {
             let message = "This deployment is selecting all pods. A non-empty selector is required.";
             self.context
                 .events

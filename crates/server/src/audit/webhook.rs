@@ -83,19 +83,25 @@ impl Webhook {
 
     /// Hands a line over without waiting: whether there was room.
     pub fn send(&self, line: Bytes) -> bool {
-        let Some(queue) = &self.queue else {
-            let shared = self.shared.clone();
-            tokio::spawn(async move { shared.post(&[line]).await });
-            return true;
-        };
         let length = line.len();
         let waiting = self.shared.waiting.fetch_add(length, Ordering::AcqRel) + length;
-        if waiting > WAITING_MAX || queue.try_send(Item::Event(line)).is_err() {
+        let handed = waiting <= WAITING_MAX
+            && match &self.queue {
+                Some(queue) => queue.try_send(Item::Event(line)).is_ok(),
+                None => {
+                    let shared = self.shared.clone();
+                    tokio::spawn(async move {
+                        shared.post(&[line]).await;
+                        shared.waiting.fetch_sub(length, Ordering::AcqRel);
+                    });
+                    true
+                }
+            };
+        if !handed {
             self.shared.waiting.fetch_sub(length, Ordering::AcqRel);
             self.shared.failed.fetch_add(1, Ordering::Relaxed);
-            return false;
         }
-        true
+        handed
     }
 
     /// Hands a line over and waits as the mode says: whether it has arrived, as far as that was waited for.

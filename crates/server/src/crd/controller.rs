@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::FutureExt;
 use serde_json::Value;
@@ -53,6 +54,9 @@ pub(super) struct Controller {
     revision: i64,
 }
 
+/// What the condition of a definition says that is not served.
+const NO_ROOM: &str = "too many definitions with different names were made since the server started; it serves this one after a restart";
+
 /// Before the controller goes on after it failed.
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
 
@@ -76,7 +80,10 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
     for definition in controller.known.values().cloned().collect::<Vec<_>>() {
         if condition(&definition, "Established") {
             let install = AssertUnwindSafe(|| {
-                controller.install(&definition);
+                if let Err(error) = controller.install(&definition) {
+                    let name = object::name(&definition);
+                    tracing::error!(%error, name, "cannot serve a custom resource definition");
+                }
             });
             survive(object::name(&definition), std::panic::catch_unwind(install));
         }
@@ -237,6 +244,7 @@ impl Controller {
         let unsettled = |definition: &Value| {
             names_of(definition, ["spec", "names"]) != names_of(definition, ["status", "acceptedNames"])
         };
+        let no_room = AtomicBool::new(false);
         let taken = unsettled(&definition).then(|| self.taken(&definition));
         let settled = |definition: &mut Value, now: &str| {
             // Names that are accepted already are not looked at again, whoever wrote the conditions.
@@ -247,23 +255,36 @@ impl Controller {
                 (true, None) => return,
             };
             names::approval(definition, now);
-            if accepted && !condition(definition, "Established") {
-                names::set(
-                    definition,
-                    "Established",
+            if !accepted || condition(definition, "Established") {
+                return;
+            }
+            let (status, reason, message) = match no_room.load(Ordering::Relaxed) {
+                true => ("False", "NoRoom", NO_ROOM),
+                false => (
                     "True",
                     "InitialNamesAccepted",
                     "the initial names have been accepted",
-                    now,
-                );
-            }
+                ),
+            };
+            names::set(definition, "Established", status, reason, message, now);
         };
         let now = skiff_meta::time::format_seconds(self.inner.registry.now());
         let mut wanted = definition.clone();
         settled(&mut wanted, &now);
-        if condition(&wanted, "Established") && self.install(&wanted) {
-            self.publish();
-            self.api_services.sync(&self.inner).await;
+        if condition(&wanted, "Established") {
+            match self.install(&wanted) {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.publish();
+                    self.api_services.sync(&self.inner).await;
+                }
+                Err(error) => {
+                    tracing::error!(%error, name, "cannot serve a custom resource definition");
+                    no_room.store(true, Ordering::Relaxed);
+                    wanted = definition.clone();
+                    settled(&mut wanted, &now);
+                }
+            }
         }
         if wanted.get("status") != definition.get("status") {
             let written = self
@@ -320,8 +341,9 @@ impl Controller {
         self.retiring.insert(uid, tokio::spawn(task));
     }
 
-    /// Makes the resources of a definition, unless it has them already: then false.
-    fn install(&mut self, value: &Value) -> bool {
+    /// Makes the resources of a definition, unless it has them already: then false. If there is no room for new
+    /// ones, what was served before goes on being served.
+    fn install(&mut self, value: &Value) -> Result<bool, facts::NoRoom> {
         let name = object::name(value).to_owned();
         let accepted = object::at(value, &["status", "acceptedNames"]);
         let names = accepted.map(Names::read).unwrap_or_default();
@@ -333,7 +355,7 @@ impl Controller {
             .as_ref()
             .is_some_and(|known| known.seen == revision && alike(known))
         {
-            return false;
+            return Ok(false);
         }
         let digest = Sha256::digest(value.get("spec").map(Value::to_string).unwrap_or_default()).into();
         let mut since = revision;
@@ -343,7 +365,7 @@ impl Controller {
         {
             if known.terminating == terminating {
                 known.seen = revision;
-                return false;
+                return Ok(false);
             }
             since = known.revision;
         }
@@ -361,7 +383,7 @@ impl Controller {
             if !version.served && !is_stored {
                 continue;
             }
-            let Some(row) = facts::row(&definition, version) else {
+            let Some(row) = facts::row(&definition, version)? else {
                 continue;
             };
             let custom = CustomVersion::new(definition.clone(), at, webhook.clone(), since);
@@ -389,7 +411,7 @@ impl Controller {
         let before = self.installed.insert(name, installed);
         self.withdraw(before.as_ref());
         self.served.extend(resources);
-        true
+        Ok(true)
     }
 
     fn withdraw(&mut self, installed: Option<&Installed>) {

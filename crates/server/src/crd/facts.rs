@@ -12,8 +12,18 @@ use skiff_api::facts::{self, Resource, Storage, Subresource};
 
 use super::definition::{Definition, Version};
 
+/// What all rows together may take: rows of thousands of definitions, not of a client that makes and deletes them
+/// for ever.
+const MAX_BYTES: usize = 32 << 20;
+
 /// Leaf lock: held for a look-up and an insert.
-static ROWS: LazyLock<Mutex<HashMap<String, &'static Resource>>> = LazyLock::new(Mutex::default);
+static ROWS: LazyLock<Mutex<Rows>> = LazyLock::new(Mutex::default);
+
+#[derive(Default)]
+struct Rows {
+    by_content: HashMap<String, &'static Resource>,
+    bytes: usize,
+}
 
 const VERBS: [&str; 8] = [
     "delete",
@@ -25,13 +35,29 @@ const VERBS: [&str; 8] = [
     "update",
     "watch",
 ];
+/// What a row takes besides its names.
+const ROW: usize = 1024;
 const SUBRESOURCE_VERBS: [&str; 3] = ["get", "patch", "update"];
 
 fn leak(text: &str) -> &'static str {
     Box::leak(text.to_owned().into_boxed_str())
 }
 
-pub fn row(definition: &Definition, version: &Version) -> Option<&'static Resource> {
+/// There is no room for another row.
+#[derive(Debug, thiserror::Error)]
+#[error("the names of custom resources take {} MiB since the server started", MAX_BYTES >> 20)]
+pub struct NoRoom;
+
+/// The row of a version.
+pub fn row(definition: &Definition, version: &Version) -> Result<Option<&'static Resource>, NoRoom> {
+    row_of(&ROWS, definition, version)
+}
+
+fn row_of(
+    rows: &Mutex<Rows>,
+    definition: &Definition,
+    version: &Version,
+) -> Result<Option<&'static Resource>, NoRoom> {
     let names = &definition.names;
     let key = format!(
         "{}/{} {names:?} {} {} {:?} {}",
@@ -42,13 +68,22 @@ pub fn row(definition: &Definition, version: &Version) -> Option<&'static Resour
         version.scale.is_some(),
         definition.stored
     );
-    let mut rows = ROWS.lock();
-    if let Some(row) = rows.get(&key) {
-        return Some(row);
+    let mut rows = rows.lock();
+    if let Some(row) = rows.by_content.get(&key) {
+        return Ok(Some(row));
     }
-    let row: &'static Resource = Box::leak(Box::new(make(definition, version)?));
-    rows.insert(key, row);
-    Some(row)
+    // The key holds every name once, and so does the row, with its tables.
+    let bytes = rows.bytes + 2 * key.len() + ROW;
+    if bytes > MAX_BYTES {
+        return Err(NoRoom);
+    }
+    let Some(row) = make(definition, version) else {
+        return Ok(None);
+    };
+    let row: &'static Resource = Box::leak(Box::new(row));
+    rows.bytes = bytes;
+    rows.by_content.insert(key, row);
+    Ok(Some(row))
 }
 
 fn make(definition: &Definition, version: &Version) -> Option<Resource> {
@@ -105,4 +140,31 @@ fn make(definition: &Definition, version: &Version) -> Option<Resource> {
         type_id,
         list_type_id: None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn definitions_that_come_and_go_end_at_a_budget() {
+        let rows = Mutex::default();
+        let long = "x".repeat(100_000);
+        let definition = |number: u32| {
+            Definition::read(&json!({
+                "spec": {"group": "example.com", "scope": "Namespaced",
+                    "versions": [{"name": "v1", "served": true, "storage": true}]},
+                "status": {"acceptedNames": {"plural": format!("things{number}"), "kind": "Thing", "categories": [long]}},
+            }))
+        };
+        let row = |number: u32| {
+            let definition = definition(number);
+            row_of(&rows, &definition, &definition.versions[0])
+        };
+        let made = (0..10_000).take_while(|number| row(*number).is_ok()).count();
+        assert!((100..400).contains(&made), "{made}");
+        assert!(matches!(row(0), Ok(Some(_))), "the same again costs nothing");
+        assert!(row(10_001).is_err());
+    }
 }

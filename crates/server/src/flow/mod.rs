@@ -145,7 +145,7 @@ impl FlowControl {
 }
 
 /// COMPAT: upstream refuses before anything that would make a Status.
-fn come_back() -> Answer {
+pub fn come_back() -> Answer {
     let mut answer = body::text(
         StatusCode::TOO_MANY_REQUESTS,
         "Too many requests, please try again later.\n",
