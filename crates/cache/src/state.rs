@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use skiff_store::Position;
 use tokio::time::Instant;
@@ -12,6 +13,12 @@ use crate::entry::Entry;
 use crate::fields::FieldSet;
 use crate::filter::Change;
 use crate::index::{Index, Keys};
+
+/// What all caches of the process together remember. Beyond that each keeps its [`SHARE`] only, so that a client who
+/// writes to many resources cannot make each of them remember the most that one may.
+const ALL_HISTORY: usize = 128 << 20;
+const SHARE: usize = 256 << 10;
+static HISTORY: AtomicUsize = AtomicUsize::new(0);
 
 pub struct State {
     pub entries: BTreeMap<Arc<str>, Arc<Entry>>,
@@ -154,6 +161,7 @@ impl State {
         };
         let change = Arc::new(Change::new(key, revision, now, before, after));
         self.ring_bytes += change.weight();
+        HISTORY.fetch_add(change.weight(), Ordering::Relaxed);
         self.ring.push_back(change.clone());
         Some(change)
     }
@@ -162,10 +170,12 @@ impl State {
     pub fn trim(&mut self, limits: &Limits, now: Instant) {
         while let Some(oldest) = self.ring.front() {
             let old = self.ring.len() > limits.at_least && now.duration_since(oldest.at) > limits.age;
-            if !old && self.ring.len() <= limits.changes && self.ring_bytes <= limits.bytes {
+            let crowded = self.ring_bytes > SHARE && HISTORY.load(Ordering::Relaxed) > ALL_HISTORY;
+            if !old && !crowded && self.ring.len() <= limits.changes && self.ring_bytes <= limits.bytes {
                 break;
             }
             self.ring_bytes -= oldest.weight();
+            HISTORY.fetch_sub(oldest.weight(), Ordering::Relaxed);
             self.floor = oldest.revision;
             self.ring.pop_front();
         }
@@ -178,5 +188,49 @@ impl State {
     pub fn changes_after(&self, revision: i64) -> impl DoubleEndedIterator<Item = &Arc<Change>> {
         let start = self.ring.partition_point(|change| change.revision <= revision);
         self.ring.range(start..)
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        HISTORY.fetch_sub(self.ring_bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::EventKind;
+    use crate::fields::Interner;
+
+    #[test]
+    fn caches_share_what_they_remember() {
+        let fields = Arc::new(FieldSet::new(Vec::new()));
+        let value = format!(
+            "{{\"metadata\":{{\"name\":\"b\"}},\"data\":\"{}\"}}",
+            "x".repeat(1 << 20)
+        );
+        let (limits, mut interner) = (Limits::default(), Interner::default());
+        let mut states: Vec<State> = (0..10).map(|_| State::new(fields.clone())).collect();
+        for revision in 1..19 {
+            for state in &mut states {
+                let key: Arc<str> = "/a/b".into();
+                let entry = Entry::new(
+                    key.clone(),
+                    revision,
+                    value.as_bytes(),
+                    EventKind::Modified,
+                    &fields,
+                    &mut interner,
+                );
+                state.apply(key, revision, entry.ok(), Instant::now());
+                state.trim(&limits, Instant::now());
+            }
+        }
+        let all: usize = states.iter().map(|state| state.ring_bytes).sum();
+        assert!(all <= ALL_HISTORY + 10 * (SHARE + (1 << 20)), "{all}");
+        assert!(states[0].ring.len() > 1, "each remembers something");
+        drop(states);
+        assert!(HISTORY.load(Ordering::Relaxed) < ALL_HISTORY);
     }
 }

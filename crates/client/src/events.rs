@@ -1,9 +1,11 @@
 //! The event recorder: core/v1 Events as upstream's recorder writes them. A repeated event raises the
 //! count of the first one, many similar ones are combined, and an object that talks too much is muted.
 //!
-//! Recording never blocks and never fails its caller: the queue is bounded, and what does not fit is lost.
+//! Recording never blocks and never fails its caller: the queue is bounded, and what does not fit is lost. Messages
+//! may hold what a container or a registry said: they are cut, and only their digests are remembered.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -18,6 +20,8 @@ use crate::ErrorExt;
 
 const QUEUE: usize = 1000;
 const MAX_REMEMBERED: usize = 4096;
+/// A longer message is cut.
+const MAX_MESSAGE: usize = 16 * 1024;
 /// More than this many messages of one reason within the interval are combined into one event.
 const SIMILAR: usize = 10;
 const SIMILAR_INTERVAL: i64 = 600;
@@ -66,7 +70,8 @@ impl EventRecorder {
     }
 
     /// `type_` is `Normal` or `Warning`.
-    pub fn event(&self, object: &ObjectReference, type_: &str, reason: &str, message: String) {
+    pub fn event(&self, object: &ObjectReference, type_: &str, reason: &str, mut message: String) {
+        cut(&mut message);
         let occurrence = Occurrence {
             object: object.clone(),
             type_: type_.to_owned(),
@@ -101,8 +106,25 @@ struct Written {
 }
 
 struct Similar {
-    messages: Vec<String>,
+    messages: Vec<Digest>,
     last: Timestamp,
+}
+
+/// What an event is remembered by.
+type Digest = u128;
+
+/// Two hashes with keys that nobody outside knows.
+fn digest(text: &str, keys: &[RandomState; 2]) -> Digest {
+    let [high, low] = keys.each_ref().map(|key| u128::from(key.hash_one(text)));
+    high << 64 | low
+}
+
+fn cut(message: &mut String) {
+    if message.len() > MAX_MESSAGE {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+        // Most of a long message may be room for one that never came.
+        message.shrink_to_fit();
+    }
 }
 
 struct Bucket {
@@ -113,9 +135,10 @@ struct Bucket {
 /// Decides, without writing anything, what becomes of each occurrence.
 #[derive(Default)]
 struct Correlator {
-    written: HashMap<String, Written>,
-    similar: HashMap<String, Similar>,
-    buckets: HashMap<String, Bucket>,
+    keys: [RandomState; 2],
+    written: HashMap<Digest, Written>,
+    similar: HashMap<Digest, Similar>,
+    buckets: HashMap<Digest, Bucket>,
 }
 
 impl Correlator {
@@ -127,7 +150,7 @@ impl Correlator {
         );
         // COMPAT: what is muted is counted all the same, so the next event that passes tells the true number.
         let write = self.count(source, occurrence, &object_key);
-        if self.admit(&object_key, occurrence.at) {
+        if self.admit(digest(&object_key, &self.keys), occurrence.at) {
             write
         } else {
             Write::Nothing
@@ -137,7 +160,7 @@ impl Correlator {
     fn count(&mut self, source: &EventSource, occurrence: &Occurrence, object_key: &str) -> Write {
         let object = &occurrence.object;
         let group = format!("{object_key}/{}/{}", occurrence.type_, occurrence.reason);
-        let combined = self.is_one_of_many(&group, occurrence);
+        let combined = self.is_one_of_many(digest(&group, &self.keys), occurrence);
         let (key, message) = if combined {
             (
                 group,
@@ -149,6 +172,7 @@ impl Correlator {
                 occurrence.message.clone(),
             )
         };
+        let key = digest(&key, &self.keys);
         let namespace = object
             .namespace
             .clone()
@@ -186,11 +210,11 @@ impl Correlator {
         Write::Create(Box::new(event))
     }
 
-    fn admit(&mut self, object_key: &str, at: Timestamp) -> bool {
+    fn admit(&mut self, object_key: Digest, at: Timestamp) -> bool {
         if self.buckets.len() >= MAX_REMEMBERED {
             drop_older_half(&mut self.buckets, |bucket| bucket.at);
         }
-        let bucket = self.buckets.entry(object_key.to_owned()).or_insert(Bucket {
+        let bucket = self.buckets.entry(object_key).or_insert(Bucket {
             tokens: SPAM_BURST,
             at,
         });
@@ -204,11 +228,11 @@ impl Correlator {
         true
     }
 
-    fn is_one_of_many(&mut self, group: &str, occurrence: &Occurrence) -> bool {
+    fn is_one_of_many(&mut self, group: Digest, occurrence: &Occurrence) -> bool {
         if self.similar.len() >= MAX_REMEMBERED {
             drop_older_half(&mut self.similar, |similar| similar.last);
         }
-        let similar = self.similar.entry(group.to_owned()).or_insert(Similar {
+        let similar = self.similar.entry(group).or_insert(Similar {
             messages: Vec::new(),
             last: occurrence.at,
         });
@@ -216,19 +240,20 @@ impl Correlator {
             similar.messages.clear();
         }
         similar.last = occurrence.at;
-        if !similar.messages.contains(&occurrence.message) {
+        let message = digest(&occurrence.message, &self.keys);
+        if !similar.messages.contains(&message) {
             if similar.messages.len() >= SIMILAR {
                 similar.messages.remove(0);
-                similar.messages.push(occurrence.message.clone());
+                similar.messages.push(message);
                 return true;
             }
-            similar.messages.push(occurrence.message.clone());
+            similar.messages.push(message);
         }
         similar.messages.len() >= SIMILAR
     }
 }
 
-fn drop_older_half<V>(map: &mut HashMap<String, V>, at: impl Fn(&V) -> Timestamp) {
+fn drop_older_half<V>(map: &mut HashMap<Digest, V>, at: impl Fn(&V) -> Timestamp) {
     let mut times: Vec<Timestamp> = map.values().map(&at).collect();
     times.sort_unstable();
     let middle = times[times.len() / 2];
@@ -391,15 +416,18 @@ mod tests {
         let object = occurrence("", 0).object;
         recorder.event(&object, "Warning", "Bad", "it broke".into());
         recorder.event(&object, "Warning", "Bad", "it broke".into());
-        while seen.lock().len() < 3 {
+        recorder.event(&object, "Warning", "Worse", "ß".repeat(1 << 20));
+        while seen.lock().len() < 4 {
             tokio::task::yield_now().await;
         }
         let seen = seen.lock();
         let methods: Vec<&str> = seen.iter().map(|request| request.method.as_str()).collect();
-        assert_eq!(methods, vec!["POST", "PATCH", "POST"]);
+        assert_eq!(methods, vec!["POST", "PATCH", "POST", "POST"]);
         assert_eq!(seen[0].path, "/api/v1/namespaces/default/events");
         assert_eq!(seen[1].body["count"], 2);
         assert_eq!(seen[2].body["count"], 2);
         assert_eq!(seen[0].body["reportingComponent"], "test");
+        let long = seen[3].body["message"].as_str().unwrap_or_default();
+        assert_eq!(long.len(), MAX_MESSAGE, "a long message is cut");
     }
 }
