@@ -35,7 +35,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("client", &["api", "pki", "trace", "prometheus"]),
     ("controllers", &["client"]),
-    ("scheduler", &["client"]),
+    ("scheduler", &["client", "prometheus"]),
     ("cri", &[]),
     ("cni", &[]),
     ("streaming", &[]),

@@ -3,6 +3,7 @@
 //! A leader that cannot renew in time stops before another one may begin, so it compares only times of
 //! its own clock: the holder's clock is never trusted.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -14,10 +15,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::ErrorExt;
+use crate::metrics::ComponentMetrics;
 
 /// `identity` names the contender. One that stays the same over a restart takes its own lease back at
 /// once instead of waiting for it to run out.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct LeaderElector {
     pub namespace: String,
     pub name: String,
@@ -25,6 +27,8 @@ pub struct LeaderElector {
     pub lease_duration: Duration,
     pub renew_deadline: Duration,
     pub retry_period: Duration,
+    /// Where it is shown whether this contender leads.
+    pub metrics: Option<Arc<ComponentMetrics>>,
 }
 
 /// Why an election ended.
@@ -62,6 +66,20 @@ impl LeaderElector {
             lease_duration: Duration::from_secs(15),
             renew_deadline: Duration::from_secs(10),
             retry_period: Duration::from_secs(2),
+            metrics: None,
+        }
+    }
+
+    pub fn measured(self, metrics: Arc<ComponentMetrics>) -> Self {
+        LeaderElector {
+            metrics: Some(metrics),
+            ..self
+        }
+    }
+
+    fn leads(&self, leads: bool) {
+        if let Some(metrics) = &self.metrics {
+            metrics.leads(&self.name, leads);
         }
     }
 
@@ -75,6 +93,7 @@ impl LeaderElector {
         let api: Api<Lease> = Api::namespaced(client, &self.namespace);
         let mut observed = Observed::default();
         let mut retry = Duration::from_millis(50);
+        self.leads(false);
         loop {
             let attempt = tokio::select! {
                 _ = shutdown.cancelled() => return Outcome::Shutdown,
@@ -96,6 +115,7 @@ impl LeaderElector {
             }
         }
         tracing::info!(lease = self.name, identity = self.identity, "leading");
+        self.leads(true);
         let leading = shutdown.child_token();
         let outcome = {
             let work = lead(leading.clone());
@@ -115,6 +135,7 @@ impl LeaderElector {
                 None => Outcome::Lost,
             }
         };
+        self.leads(false);
         self.release(&api, &observed).await;
         outcome
     }

@@ -9,6 +9,7 @@ mod informer;
 pub mod kubeconfig;
 mod leader;
 mod marks;
+mod metrics;
 mod queue;
 mod workers;
 
@@ -19,7 +20,8 @@ pub use events::{EventRecorder, reference};
 pub use informer::{Change, Informer, InformerFactory, PartialObject};
 pub use kube::Client;
 pub use leader::{LeaderElector, Outcome};
-pub use marks::{cause_of, in_process, in_process_as, with_marks};
+pub use marks::{cause_of, in_process, in_process_as, in_process_measured, with_marks};
+pub use metrics::ComponentMetrics;
 pub use queue::{Taken, WorkQueue};
 pub use skiff_trace::{COMPLETE, Cause, note, stage};
 pub use workers::{Action, run_workers};

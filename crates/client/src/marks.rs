@@ -8,7 +8,11 @@ use http::{Request, Response};
 use kube::Client;
 use kube::client::Body;
 use skiff_trace::{Cause, TraceHeaders};
+use std::sync::Arc;
+use std::time::Instant;
 use tower::{BoxError, Layer, Service, ServiceExt};
+
+use crate::metrics::ComponentMetrics;
 
 /// The cause that an observed object makes.
 pub fn cause_of<K: kube::Resource<DynamicType = ()>>(object: &K) -> Cause {
@@ -45,6 +49,36 @@ where
     in_process(named, default_namespace)
 }
 
+/// As [`in_process_as`], with its requests counted.
+pub fn in_process_measured<S, B>(
+    service: S,
+    default_namespace: &str,
+    agent: &'static str,
+    metrics: Arc<ComponentMetrics>,
+) -> Client
+where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send,
+    B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let counted = tower::service_fn(move |request: Request<Body>| {
+        let (service, metrics) = (service.clone(), metrics.clone());
+        async move {
+            let method = request.method().clone();
+            let query = request.uri().query().unwrap_or_default();
+            let watches = query.split('&').any(|part| part.starts_with("watch="));
+            let began = Instant::now();
+            let answered = service.oneshot(request).await;
+            let code = answered.as_ref().ok().map(|answer| answer.status().as_u16());
+            metrics.request(&method, code, (!watches).then(|| began.elapsed()));
+            answered
+        }
+    });
+    in_process_as(counted, default_namespace, agent)
+}
+
 /// A client over a service in this process: no socket and no TLS, but the whole request chain.
 pub fn in_process<S, B>(service: S, default_namespace: &str) -> Client
 where
@@ -76,7 +110,6 @@ mod tests {
     use super::*;
     use http::Method;
     use skiff_trace::{CAUSE_HEADER, STAGES_HEADER, Work, scope, stage};
-    use std::sync::Arc;
 
     #[tokio::test]
     async fn writes_carry_the_marks_of_the_calling_task() {
@@ -124,5 +157,34 @@ mod tests {
                 (None, false)
             ]
         );
+    }
+
+    #[tokio::test]
+    async fn requests_are_counted_by_method_and_code() {
+        let metrics = Arc::new(ComponentMetrics::default());
+        let service = tower::service_fn(|request: Request<Body>| async move {
+            let mut answer = Response::new(Body::from(b"{}".to_vec()));
+            if request.method() == Method::POST {
+                *answer.status_mut() = http::StatusCode::SERVICE_UNAVAILABLE;
+            }
+            Ok::<_, std::convert::Infallible>(answer)
+        });
+        let client = in_process_measured(service, "default", "test", metrics.clone());
+        for (method, uri) in [
+            (Method::GET, "/"),
+            (Method::GET, "/?watch=true"),
+            (Method::POST, "/"),
+        ] {
+            let request = Request::builder().method(method).uri(uri);
+            let _ = client.send(request.body(Body::empty()).unwrap()).await;
+        }
+        let text = metrics.registry.text();
+        for line in [
+            "rest_client_requests_total{code=\"200\",host=\"in-process\",method=\"GET\"} 2",
+            "rest_client_requests_total{code=\"503\",host=\"in-process\",method=\"POST\"} 1",
+            "rest_client_request_duration_seconds_count{host=\"in-process\",verb=\"GET\"} 1",
+        ] {
+            assert!(text.lines().any(|shown| shown == line), "{line}\n{text}");
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! queued again when that work ends.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use skiff_trace::Cause;
 
 use crate::Key;
+use crate::metrics::{ComponentMetrics, QueueMetrics, QueueState};
 
 const BASE_DELAY: Duration = Duration::from_millis(5);
 const MAX_DELAY: Duration = Duration::from_secs(1000);
@@ -32,7 +33,8 @@ struct State<T> {
     ready: VecDeque<T>,
     /// Everything that waits to be worked on: in `ready`, or in `processing` and due again.
     dirty: HashMap<T, Wake>,
-    processing: HashSet<T>,
+    /// What is in work, and since when.
+    processing: HashMap<T, Instant>,
     /// Earliest first. An entry whose time is not the one in `delayed_until` is stale.
     delayed: BinaryHeap<Reverse<(Instant, u64)>>,
     delayed_items: HashMap<u64, T>,
@@ -43,15 +45,16 @@ struct State<T> {
 }
 
 impl<T: Clone + Eq + Hash> State<T> {
-    fn add(&mut self, item: T, cause: Option<Cause>) {
+    /// False: it waits already, or the queue is closed.
+    fn add(&mut self, item: T, cause: Option<Cause>) -> bool {
         if self.closed {
-            return;
+            return false;
         }
         if let Some(wake) = self.dirty.get_mut(&item) {
             if cause.is_some() {
                 wake.cause = cause;
             }
-            return;
+            return false;
         }
         self.dirty.insert(
             item.clone(),
@@ -60,12 +63,15 @@ impl<T: Clone + Eq + Hash> State<T> {
                 added_at: Instant::now(),
             },
         );
-        if !self.processing.contains(&item) {
+        if !self.processing.contains_key(&item) {
             self.ready.push_back(item);
         }
+        true
     }
 
-    fn move_due(&mut self, now: Instant) {
+    /// Queues what is due, and says how much that was.
+    fn move_due(&mut self, now: Instant) -> usize {
+        let mut added = 0;
         while let Some(Reverse((at, sequence))) = self.delayed.peek().copied() {
             if at > now {
                 break;
@@ -82,15 +88,17 @@ impl<T: Clone + Eq + Hash> State<T> {
             {
                 // What came meanwhile is newer than what asked for the delay.
                 let newer = self.dirty.get(&item).is_some_and(|wake| wake.cause.is_some());
-                self.add(item, cause.filter(|_| !newer));
+                added += usize::from(self.add(item, cause.filter(|_| !newer)));
             }
         }
+        added
     }
 }
 
 pub struct WorkQueue<T = Key> {
     state: Mutex<State<T>>,
     changed: Notify,
+    metrics: Option<QueueMetrics>,
 }
 
 impl<T: Clone + Eq + Hash> Default for WorkQueue<T> {
@@ -99,7 +107,7 @@ impl<T: Clone + Eq + Hash> Default for WorkQueue<T> {
             state: Mutex::new(State {
                 ready: VecDeque::new(),
                 dirty: HashMap::new(),
-                processing: HashSet::new(),
+                processing: HashMap::new(),
                 delayed: BinaryHeap::new(),
                 delayed_items: HashMap::new(),
                 delayed_until: HashMap::new(),
@@ -108,7 +116,35 @@ impl<T: Clone + Eq + Hash> Default for WorkQueue<T> {
                 closed: false,
             }),
             changed: Notify::new(),
+            metrics: None,
         }
+    }
+}
+
+impl<T: Clone + Eq + Hash + Send + 'static> WorkQueue<T> {
+    /// A queue that is measured under this name.
+    pub fn measured(name: &'static str, metrics: &ComponentMetrics) -> Arc<Self> {
+        let queue = Arc::new(WorkQueue {
+            metrics: Some(metrics.queue(name)),
+            ..Self::default()
+        });
+        let shown: Arc<dyn QueueState> = queue.clone();
+        metrics.show(name, Arc::downgrade(&shown));
+        queue
+    }
+}
+
+impl<T: Clone + Eq + Hash + Send> QueueState for WorkQueue<T> {
+    fn depth(&self) -> usize {
+        self.state.lock().ready.len()
+    }
+
+    fn in_work(&self) -> (Duration, Duration) {
+        let state = self.state.lock();
+        let times = state.processing.values().map(Instant::elapsed);
+        times.fold((Duration::ZERO, Duration::ZERO), |(sum, longest), time| {
+            (sum + time, longest.max(time))
+        })
     }
 }
 
@@ -118,14 +154,24 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
     }
 
     pub fn add(&self, item: T, cause: Option<Cause>) {
-        self.state.lock().add(item, cause);
+        let added = self.state.lock().add(item, cause);
+        self.count_adds(usize::from(added));
         self.changed.notify_one();
+    }
+
+    fn count_adds(&self, count: usize) {
+        if let Some(metrics) = &self.metrics {
+            (0..count).for_each(|_| metrics.adds.inc());
+        }
     }
 
     /// Adds `item` once `delay` has passed; an earlier time that is already set stands.
     pub fn add_after(&self, item: T, delay: Duration, cause: Option<Cause>) {
         if delay.is_zero() {
             return self.add(item, cause);
+        }
+        if let Some(metrics) = &self.metrics {
+            metrics.retries.inc();
         }
         {
             let state = &mut *self.state.lock();
@@ -202,15 +248,19 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
                     self.changed.notify_one();
                     return None;
                 }
-                state.move_due(Instant::now());
+                let now = Instant::now();
+                self.count_adds(state.move_due(now));
                 if let Some(item) = state.ready.pop_front() {
                     let wake = state.dirty.remove(&item);
-                    state.processing.insert(item.clone());
+                    state.processing.insert(item.clone(), now);
                     if !state.ready.is_empty() {
                         self.changed.notify_one();
                     }
                     let (cause, added_at) =
-                        wake.map_or_else(|| (None, Instant::now()), |wake| (wake.cause, wake.added_at));
+                        wake.map_or_else(|| (None, now), |wake| (wake.cause, wake.added_at));
+                    if let Some(metrics) = &self.metrics {
+                        metrics.waited.observe_duration(now.duration_since(added_at));
+                    }
                     return Some(Taken {
                         item,
                         cause,
@@ -234,7 +284,9 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
 
     fn done(&self, item: &T) {
         let mut state = self.state.lock();
-        state.processing.remove(item);
+        if let (Some(since), Some(metrics)) = (state.processing.remove(item), &self.metrics) {
+            metrics.worked.observe_duration(since.elapsed());
+        }
         if state.dirty.contains_key(item) {
             state.ready.push_back(item.clone());
             drop(state);
@@ -287,6 +339,41 @@ mod tests {
         drop(first);
         assert_eq!(queue.next().await.unwrap().cause, cause("3"));
         assert!(queue.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_measured_queue_shows_what_waits_and_what_works() {
+        let metrics = ComponentMetrics::default();
+        let queue = WorkQueue::<&str>::measured("test", &metrics);
+        let shows = |line: &str| {
+            let text = metrics.registry.text();
+            assert!(text.lines().any(|shown| shown == line), "{line}\n{text}");
+        };
+        queue.add("a", None);
+        queue.add("a", None);
+        queue.add("b", None);
+        shows("workqueue_adds_total{name=\"test\"} 2");
+        shows("workqueue_depth{name=\"test\"} 2");
+        tokio::time::advance(Duration::from_secs(3)).await;
+        let taken = queue.next().await.unwrap();
+        tokio::time::advance(Duration::from_secs(5)).await;
+        shows("workqueue_depth{name=\"test\"} 1");
+        shows("workqueue_queue_duration_seconds_sum{name=\"test\"} 3");
+        shows("workqueue_unfinished_work_seconds{name=\"test\"} 5");
+        shows("workqueue_longest_running_processor_seconds{name=\"test\"} 5");
+        queue.add_rate_limited("a", None);
+        drop(taken);
+        shows("workqueue_retries_total{name=\"test\"} 1");
+        shows("workqueue_work_duration_seconds_sum{name=\"test\"} 5");
+        shows("workqueue_work_duration_seconds_bucket{name=\"test\",le=\"1e-08\"} 0");
+        assert_eq!(queue.next().await.unwrap().item, "b");
+        assert_eq!(queue.next().await.unwrap().item, "a");
+        shows("workqueue_adds_total{name=\"test\"} 3");
+        drop(queue);
+        assert!(
+            !metrics.registry.text().contains("workqueue_depth"),
+            "a queue that is gone is not shown"
+        );
     }
 
     #[tokio::test(start_paused = true)]

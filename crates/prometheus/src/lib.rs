@@ -13,6 +13,7 @@ mod registry;
 
 pub use cells::{Counter, Gauge, Histogram};
 pub use family::{Family, OVERFLOW};
+pub use process::build_info;
 pub use registry::Registry;
 
 /// `count` bucket bounds, from `start`, each `factor` times the one before.

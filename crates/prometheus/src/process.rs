@@ -49,6 +49,19 @@ pub fn register(registry: &Registry) {
     );
 }
 
+/// The version, as every component of Kubernetes tells it.
+pub fn build_info(registry: &Registry, git_version: &str) {
+    let version = git_version.to_owned();
+    let mut parts = git_version.trim_start_matches('v').split('.').map(str::to_owned);
+    let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    registry.read_gauges(
+        "kubernetes_build_info",
+        "A metric with a constant '1' value labeled by major, minor, git version.",
+        &["git_version", "major", "minor"],
+        move || vec![(vec![version.clone(), major.clone(), minor.clone()], 1.0)],
+    );
+}
+
 fn one(value: impl Fn(&Stat) -> Option<f64>) -> Vec<(Vec<String>, f64)> {
     let value = Stat::read().and_then(|stat| value(&stat));
     value.map(|value| (vec![], value)).into_iter().collect()

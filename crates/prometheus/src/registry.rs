@@ -24,6 +24,18 @@ pub struct Registry {
     entries: Mutex<Vec<Entry>>,
 }
 
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = self
+            .entries
+            .lock()
+            .iter()
+            .map(|entry| entry.name)
+            .collect::<Vec<_>>();
+        f.debug_tuple("Registry").field(&names).finish()
+    }
+}
+
 impl Registry {
     pub fn new() -> Arc<Registry> {
         Arc::default()

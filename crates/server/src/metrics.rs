@@ -193,7 +193,7 @@ impl Metrics {
     pub fn new(git_version: &str, audit: Option<Arc<Auditor>>) -> Metrics {
         let registry = Registry::new();
         process::register(&registry);
-        build_info(&registry, git_version);
+        skiff_prometheus::build_info(&registry, git_version);
         registry.read_counters(
             "apiserver_audit_error_total",
             "Counter of audit events that failed to be audited properly. Plugin identifies the plugin affected by the error.",
@@ -358,19 +358,6 @@ impl Metrics {
         self.sli_durations.clear();
         self.terminations.clear();
     }
-}
-
-/// The version, as every component of Kubernetes tells it.
-pub fn build_info(registry: &Registry, git_version: &str) {
-    let version = git_version.to_owned();
-    let mut parts = git_version.trim_start_matches('v').split('.').map(str::to_owned);
-    let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-    registry.read_gauges(
-        "kubernetes_build_info",
-        "A metric with a constant '1' value labeled by major, minor, git version.",
-        &["git_version", "major", "minor"],
-        move || vec![(vec![version.clone(), major.clone(), minor.clone()], 1.0)],
-    );
 }
 
 /// A code of an answer. An extension API server may answer with any number.
