@@ -26,6 +26,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
+/// How often pod interfaces are checked for their guards.
+const GUARD_PERIOD: Duration = Duration::from_secs(10);
+
 pub struct Wiring<'a> {
     pub args: &'a ServerArgs,
     pub cluster: &'a Cluster,
@@ -80,6 +83,7 @@ impl Wiring<'_> {
             return Ok((None, None));
         }
         self.reporter.step("pod network", self.prepare_network()).await?;
+        self.guard_network()?;
         if let Some(endpoint) = &self.args.container_runtime_endpoint {
             return Ok((Some(endpoint.clone()), None));
         }
@@ -392,6 +396,33 @@ impl Wiring<'_> {
         skiff_cni::ensure_bridge(&cluster.bridge_conf()?)
             .await
             .context("the pod bridge cannot be made")
+    }
+
+    /// Keeps the guards of the pods' interfaces: whoever reloads the host's firewall may flush them.
+    fn guard_network(&self) -> Result<()> {
+        let conf = self.cluster.bridge_conf()?;
+        self.supervisor.run("network", move |stop| {
+            let conf = conf.clone();
+            async move {
+                while stop
+                    .run_until_cancelled(tokio::time::sleep(GUARD_PERIOD))
+                    .await
+                    .is_some()
+                {
+                    let restored = skiff_cni::restore_guards(&conf)
+                        .await
+                        .map_err(|e| e.to_string())?;
+                    if restored > 0 {
+                        tracing::warn!(
+                            restored,
+                            "somebody removed the guards of pod interfaces; restored them"
+                        );
+                    }
+                }
+                Ok(())
+            }
+        });
+        Ok(())
     }
 
     async fn start_runtime(&self) -> Result<(String, Arc<ImageStore>)> {

@@ -6,12 +6,15 @@
 //! would refuse an answer from an address it never spoke to.
 //!
 //! Ports are in hairpin mode and not isolated: a kernel with br_netfilter translates a service's address
-//! already at the bridge, and then passes the frame from port to port, or back out of the same one.
+//! already at the bridge, and then passes the frame from port to port, or back out of the same one. What keeps
+//! sandboxes apart is `guard`: a frame that does not carry its sender's own addresses never reaches the bridge.
 //!
 //! Hardware addresses follow from IP addresses, so that a neighbour entry never outlives its truth:
 //! who gets an address later has the same hardware address, and the gateway's does not change with the
-//! ports of the bridge.
+//! ports of the bridge. For the same reason the bridge need not learn them: each port has one static entry, and
+//! frames for others are not flooded to it.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
@@ -19,11 +22,13 @@ use std::path::Path;
 
 use nlink::netlink::InterfaceRef;
 use nlink::netlink::addr::Ipv4Address;
+use nlink::netlink::fdb::FdbEntryBuilder;
 use nlink::netlink::link::{BridgeLink, BridgePortConfig, LinkCreateExt, VethLink};
 use nlink::netlink::route::Ipv4Route;
 use nlink::netlink::{Connection, Route};
 
-use super::{BridgeConf, Subnet};
+use super::guard::Guard;
+use super::{BridgeConf, Subnet, ipam};
 use crate::result::CniError;
 use crate::{Error, Result};
 
@@ -33,26 +38,67 @@ fn failed(what: impl std::fmt::Display) -> impl FnOnce(nlink::Error) -> CniError
     move |error| CniError::new(CniError::INTERNAL, format!("{what}: {error}"))
 }
 
-/// Makes the bridge with the gateway's address, or completes one that is there.
+/// Makes the bridge with the gateway's address, or completes one that is there, with the guards of all its
+/// ports: those of sandboxes that outlived the process that made them, too.
 pub async fn ensure_bridge(conf: &BridgeConf) -> Result<()> {
-    let subnet = conf
-        .validate()
-        .map_err(|error| Error::Invalid(error.to_string()))?;
+    let invalid = |error: CniError| Error::Invalid(error.to_string());
+    let subnet = conf.validate().map_err(invalid)?;
     let host = Connection::<Route>::new()?;
-    ensure(&host, conf, subnet)
-        .await
-        .map(drop)
-        .map_err(|error| Error::Invalid(error.to_string()))
+    ensure(&host, conf, subnet).await.map_err(invalid)?;
+    let none = BTreeSet::new();
+    let restored = restore_ports(&host, conf, subnet, &none).await;
+    restored.map(drop).map_err(invalid)
 }
 
-/// Removes the bridge; the host ends of sandboxes that still use it stay. Not having it is fine.
+/// Restores the guards of ports that have lost theirs, as happens when somebody flushes the host's rules.
+/// Returns how many there were.
+pub async fn restore_guards(conf: &BridgeConf) -> Result<usize> {
+    let invalid = |error: CniError| Error::Invalid(error.to_string());
+    let subnet = conf.validate().map_err(invalid)?;
+    let protected = Guard::open(&conf.bridge)?.protected().await?;
+    let host = Connection::<Route>::new()?;
+    restore_ports(&host, conf, subnet, &protected)
+        .await
+        .map_err(invalid)
+}
+
+/// Removes the bridge and its guards; the host ends of sandboxes that still use it stay. Not having it is fine.
 pub async fn remove_bridge(conf: &BridgeConf) -> Result<()> {
     conf.validate()
         .map_err(|error| Error::Invalid(error.to_string()))?;
     Connection::<Route>::new()?
         .del_link_if_exists(conf.bridge.as_str())
         .await?;
+    Guard::open(&conf.bridge)?.remove_table().await?;
     Ok(())
+}
+
+/// Sets up the ports of all sandboxes that hold an address, but for those in `done`.
+async fn restore_ports(
+    host: &Connection<Route>,
+    conf: &BridgeConf,
+    subnet: Subnet,
+    done: &BTreeSet<String>,
+) -> PluginResult<usize> {
+    let mut restored = 0;
+    for (container_id, ifname, address) in ipam::Addresses::new(conf, subnet).held()? {
+        let host_ifname = host_ifname(&conf.name, &container_id, &ifname);
+        if done.contains(&host_ifname) || !is_there(host, &host_ifname).await? {
+            continue;
+        }
+        match set_up_port(host, conf, subnet, &host_ifname, address).await {
+            Ok(()) => restored += 1,
+            // Its sandbox may be gone by now.
+            Err(error) if is_there(host, &host_ifname).await? => return Err(error),
+            Err(_) => {}
+        }
+    }
+    Ok(restored)
+}
+
+async fn is_there(host: &Connection<Route>, ifname: &str) -> PluginResult<bool> {
+    let link = host.get_link_by_name(ifname).await;
+    Ok(link.map_err(failed(format_args!("look for {ifname}")))?.is_some())
 }
 
 async fn ensure(host: &Connection<Route>, conf: &BridgeConf, subnet: Subnet) -> PluginResult<u32> {
@@ -85,9 +131,24 @@ async fn ensure(host: &Connection<Route>, conf: &BridgeConf, subnet: Subnet) -> 
     host.replace_address(Ipv4Address::with_index(index, subnet.gateway(), subnet.prefix))
         .await
         .map_err(failed("give the bridge its address"))?;
-    set_sysctl("ip_forward", "1")?;
-    // Pods are each other's neighbours by design only through us; nobody should tell them otherwise.
-    set_sysctl(&format!("conf/{}/send_redirects", conf.bridge), "0")?;
+    set_sysctl("ipv4/ip_forward", "1")?;
+    // Pods are each other's neighbours by design only through us; nobody should tell them or us otherwise.
+    for (name, value) in [
+        ("send_redirects", "0"),
+        ("accept_redirects", "0"),
+        ("accept_source_route", "0"),
+        ("rp_filter", "1"),
+    ] {
+        set_sysctl(&format!("ipv4/conf/{}/{name}", conf.bridge), value)?;
+    }
+    disable_ipv6(&conf.bridge)?;
+    Guard::open(&conf.bridge)
+        .map_err(failed("open netlink"))?
+        .ensure_table()
+        .await
+        .map_err(failed(
+            "make the pods' guard (the kernel needs nftables with the netdev family, CONFIG_NF_TABLES_NETDEV)",
+        ))?;
     // Up comes last: a bridge that is up is complete, which is all that ADD looks at.
     host.set_link_up_by_index(index)
         .await
@@ -120,7 +181,8 @@ pub(super) async fn attach(
         if let Some(mtu) = conf.mtu {
             pair = pair.mtu(mtu);
         }
-        pair.master(InterfaceRef::Index(bridge)).up()
+        // Down until its guard stands: the sandbox has no moment in which it may send what it likes.
+        pair.master(InterfaceRef::Index(bridge))
     };
     match host.add_link(pair()).await {
         Err(error) if error.is_already_exists() => {
@@ -134,7 +196,11 @@ pub(super) async fn attach(
         }
         added => added.map_err(failed(format_args!("add {ifname} to the sandbox")))?,
     }
-    let configured = configure(&host, subnet, namespace, ifname, host_ifname, address).await;
+    let configured = async {
+        set_up_port(&host, conf, subnet, host_ifname, address).await?;
+        configure(subnet, namespace, ifname, address).await
+    }
+    .await;
     if configured.is_err() {
         // Back in the host's namespace or not, this connection still belongs to it.
         let _ = host.del_link_if_exists(host_ifname).await;
@@ -142,17 +208,38 @@ pub(super) async fn attach(
     configured
 }
 
-async fn configure(
+/// The host end of a sandbox: guarded first, then up.
+async fn set_up_port(
     host: &Connection<Route>,
+    conf: &BridgeConf,
     subnet: Subnet,
-    namespace: File,
-    ifname: &str,
     host_ifname: &str,
     address: Ipv4Addr,
 ) -> PluginResult<()> {
-    host.set_bridge_port(host_ifname, BridgePortConfig::new().hairpin(true))
+    Guard::open(&conf.bridge)
+        .map_err(failed("open netlink"))?
+        .protect(host_ifname, address, subnet.gateway())
+        .await
+        .map_err(failed(format_args!("guard {host_ifname}")))?;
+    let port = BridgePortConfig::new()
+        .hairpin(true)
+        .learning(false)
+        .unicast_flood(false)
+        .mcast_flood(false);
+    host.set_bridge_port(host_ifname, port)
         .await
         .map_err(failed("configure the bridge port"))?;
+    let entry = FdbEntryBuilder::new(mac_of(address)).dev(host_ifname).static_();
+    host.replace_fdb(entry)
+        .await
+        .map_err(failed("tell the bridge the sandbox's hardware address"))?;
+    disable_ipv6(host_ifname)?;
+    host.set_link_up(host_ifname)
+        .await
+        .map_err(failed(format_args!("bring {host_ifname} up")))
+}
+
+async fn configure(subnet: Subnet, namespace: File, ifname: &str, address: Ipv4Addr) -> PluginResult<()> {
     enter(&namespace)?;
     let sandbox = Connection::<Route>::new().map_err(failed("open netlink in the sandbox"))?;
     let link = sandbox
@@ -167,8 +254,9 @@ async fn configure(
         .await
         .map_err(failed("bring loopback up"))?;
     // The host forwards between pods over one bridge and may tell them of a shorter way; there is none.
-    set_sysctl("conf/all/accept_redirects", "0")?;
-    set_sysctl(&format!("conf/{ifname}/accept_redirects"), "0")?;
+    set_sysctl("ipv4/conf/all/accept_redirects", "0")?;
+    set_sysctl(&format!("ipv4/conf/{ifname}/accept_redirects"), "0")?;
+    disable_ipv6(ifname)?;
     sandbox
         .add_address(Ipv4Address::with_index(index, address, 32))
         .await
@@ -189,12 +277,16 @@ async fn configure(
 }
 
 /// Removes the pair by its host end. The sandbox may be gone, and the pair with it.
-pub(super) async fn detach(host_ifname: &str) -> PluginResult<()> {
+pub(super) async fn detach(conf: &BridgeConf, host_ifname: &str) -> PluginResult<()> {
     let host = Connection::<Route>::new().map_err(failed("open netlink"))?;
     host.del_link_if_exists(host_ifname)
         .await
-        .map(drop)
-        .map_err(failed(format_args!("remove {host_ifname}")))
+        .map_err(failed(format_args!("remove {host_ifname}")))?;
+    Guard::open(&conf.bridge)
+        .map_err(failed("open netlink"))?
+        .forget(host_ifname)
+        .await
+        .map_err(failed(format_args!("remove the guard of {host_ifname}")))
 }
 
 pub(super) async fn check(
@@ -221,6 +313,11 @@ pub(super) async fn check(
         Some(link) if link.master() == Some(bridge.ifindex()) => {}
         Some(_) => return wrong(format!("{host_ifname} is not attached to {}", conf.bridge)),
         None => return wrong(format!("{host_ifname} is missing")),
+    }
+    let guard = Guard::open(&conf.bridge).map_err(failed("open netlink"))?;
+    let protected = guard.protected().await.map_err(failed("list the guards"))?;
+    if !protected.contains(host_ifname) {
+        return wrong(format!("{host_ifname} has no guard"));
     }
     enter(&open_namespace(netns)?)?;
     let sandbox = Connection::<Route>::new().map_err(failed("open netlink in the sandbox"))?;
@@ -268,8 +365,25 @@ fn enter(namespace: &File) -> PluginResult<()> {
     })
 }
 
+/// The pod network has IPv4 only. An interface with IPv6 would take part in it all the same: configure itself
+/// an address, and others from whoever advertises a router.
+fn disable_ipv6(ifname: &str) -> PluginResult<()> {
+    if !Path::new("/proc/sys/net/ipv6").exists() {
+        return Ok(());
+    }
+    for (name, value) in [
+        ("accept_ra", "0"),
+        ("accept_redirects", "0"),
+        ("disable_ipv6", "1"),
+    ] {
+        set_sysctl(&format!("ipv6/conf/{ifname}/{name}"), value)?;
+    }
+    Ok(())
+}
+
+/// Sets a setting below `net`.
 fn set_sysctl(name: &str, value: &str) -> PluginResult<()> {
-    let path = format!("/proc/sys/net/ipv4/{name}");
+    let path = format!("/proc/sys/net/{name}");
     // Setting a value that is there already can have effects (ip_forward resets others).
     if std::fs::read_to_string(&path).is_ok_and(|current| current.trim() == value) {
         return Ok(());

@@ -147,15 +147,16 @@ impl Addresses {
         Ok(())
     }
 
-    /// Everyone who holds an address: container id and interface name.
-    pub fn owners(&self) -> Result<Vec<(String, String)>, CniError> {
+    /// Every address that is held, with its owner: container id, interface name, address.
+    pub fn held(&self) -> Result<Vec<(String, String, Ipv4Addr)>, CniError> {
         let _lock = self.lock()?;
         Ok(self
             .files()?
             .into_iter()
-            .filter_map(|(_, text)| {
-                text.split_once("\r\n")
-                    .map(|(id, ifname)| (id.to_string(), ifname.to_string()))
+            .filter_map(|(path, text)| {
+                let address = path.file_name()?.to_str()?.parse().ok()?;
+                let (id, ifname) = text.split_once("\r\n")?;
+                Some((id.to_string(), ifname.to_string(), address))
             })
             .collect())
     }
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!(next, ["10.0.0.5", "10.0.0.6", "10.0.0.2"]);
         let full = a.allocate("g", "eth0").unwrap_err();
         assert_eq!(full.code, CniError::TRY_AGAIN_LATER);
-        let mut owners: Vec<String> = a.owners().unwrap().into_iter().map(|(id, _)| id).collect();
+        let mut owners: Vec<String> = a.held().unwrap().into_iter().map(|(id, _, _)| id).collect();
         owners.sort();
         assert_eq!(owners, ["b", "c", "d", "e", "f"]);
     }
@@ -238,7 +239,7 @@ mod tests {
         a.allocate("a", "eth0").unwrap();
         std::fs::remove_file(dir.path().join("net/owners/a-eth0")).unwrap();
         a.release("a", "eth0").unwrap();
-        assert!(a.owners().unwrap().is_empty());
+        assert!(a.held().unwrap().is_empty());
         a.allocate("b", "eth0").unwrap();
         let moved = addresses(&dir, "10.9.0.0/24");
         assert_eq!(moved.allocate("b", "eth0").unwrap().to_string(), "10.9.0.2");

@@ -2,6 +2,7 @@
 //! configuration in, result or error object out. Addresses are `ipam`'s business, devices `bridge`'s.
 
 mod bridge;
+mod guard;
 mod ipam;
 
 use std::io::Read;
@@ -12,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::result::CniError;
-pub use bridge::{ensure_bridge, remove_bridge};
+pub use bridge::{ensure_bridge, remove_bridge, restore_guards};
 
 /// The name the binary must be called by to act as the plugin.
 pub const PLUGIN_NAME: &str = "skiff-bridge";
@@ -294,7 +295,8 @@ async fn add(
 
 /// The device goes first: an address must not be given out again while its last owner can still send.
 async fn del(conf: &BridgeConf, addresses: &ipam::Addresses, env: &Environment) -> Result<(), CniError> {
-    bridge::detach(&bridge::host_ifname(&conf.name, &env.container_id, &env.ifname)).await?;
+    let host_ifname = bridge::host_ifname(&conf.name, &env.container_id, &env.ifname);
+    bridge::detach(conf, &host_ifname).await?;
     addresses.release(&env.container_id, &env.ifname)
 }
 
@@ -316,13 +318,14 @@ async fn check(conf: &BridgeConf, addresses: &ipam::Addresses, env: &Environment
 }
 
 async fn gc(conf: &BridgeConf, addresses: &ipam::Addresses) -> Result<(), CniError> {
-    for (container_id, ifname) in addresses.owners()? {
+    for (container_id, ifname, _) in addresses.held()? {
         let valid = conf
             .valid_attachments
             .iter()
             .any(|v| v.container_id == container_id && v.ifname == ifname);
         if !valid {
-            bridge::detach(&bridge::host_ifname(&conf.name, &container_id, &ifname)).await?;
+            let host_ifname = bridge::host_ifname(&conf.name, &container_id, &ifname);
+            bridge::detach(conf, &host_ifname).await?;
             addresses.release(&container_id, &ifname)?;
         }
     }

@@ -5,12 +5,12 @@
     reason = "a test with a main of its own is not seen as a test"
 )]
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::sync::mpsc;
+mod sandbox;
+mod spoofing;
 
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use std::net::IpAddr;
+
+use sandbox::{Sandbox, ask, unshare_network};
 use skiff_cni::{Attachment, BridgeConf, Network, PodArgs};
 
 fn main() {
@@ -28,77 +28,6 @@ fn main() {
         .unwrap();
     runtime.block_on(sandboxes_reach_each_other());
     println!("bridge: ok");
-}
-
-fn unshare_network() {
-    // SAFETY: only the network namespace changes; no memory or descriptors are unshared.
-    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
-}
-
-/// A network namespace kept alive by a thread, which also runs what the test wants to run inside.
-struct Sandbox {
-    path: PathBuf,
-    jobs: mpsc::Sender<Box<dyn FnOnce() + Send>>,
-}
-
-impl Sandbox {
-    fn new() -> Sandbox {
-        let (jobs, queue) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
-        let (tell, told) = mpsc::channel();
-        std::thread::spawn(move || {
-            unshare_network();
-            let (pid, tid) = (rustix::process::getpid(), rustix::thread::gettid());
-            tell.send(format!(
-                "/proc/{}/task/{}/ns/net",
-                pid.as_raw_nonzero(),
-                tid.as_raw_nonzero()
-            ))
-            .unwrap();
-            for job in queue {
-                job();
-            }
-        });
-        Sandbox {
-            path: told.recv().unwrap().into(),
-            jobs,
-        }
-    }
-
-    fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
-        let (tell, told) = mpsc::channel();
-        self.jobs
-            .send(Box::new(move || tell.send(job()).unwrap()))
-            .unwrap();
-        told.recv().unwrap()
-    }
-
-    /// Serves one connection at a time, answering with the peer's address.
-    fn listen(&self, address: IpAddr) {
-        let path = self.path.clone();
-        let (tell, told) = mpsc::channel();
-        std::thread::spawn(move || {
-            let namespace = std::fs::File::open(path).unwrap();
-            move_into_link_name_space(
-                std::os::fd::AsFd::as_fd(&namespace),
-                Some(LinkNameSpaceType::Network),
-            )
-            .unwrap();
-            let listener = TcpListener::bind((address, 8080)).unwrap();
-            tell.send(()).unwrap();
-            while let Ok((mut stream, peer)) = listener.accept() {
-                let _ = stream.write_all(peer.ip().to_string().as_bytes());
-            }
-        });
-        told.recv().unwrap();
-    }
-}
-
-fn ask(address: IpAddr) -> String {
-    let mut stream =
-        TcpStream::connect_timeout(&(address, 8080).into(), std::time::Duration::from_secs(5)).unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    text
 }
 
 fn links() -> Vec<String> {
@@ -170,6 +99,11 @@ async fn sandboxes_reach_each_other() {
     assert_eq!(sandboxes[0].run(links), ["eth0", "lo"]);
     assert!(links().iter().any(|name| name == "skiff0"));
 
+    let mut bridge = BridgeConf::new("skiff0", "10.244.7.0/24", dir.path().join("data"));
+    bridge.name = "skiff".into();
+    spoofing::is_prevented(&bridge, &sandboxes, [ips[0], ips[1]]).await;
+    assert_eq!(sandboxes[0].run(move || ask(target)), "10.244.7.2");
+
     // Adding again gives the same address back only if the device can be made; here it is in use.
     let again = network.add(&attachment(0)).await;
     assert_eq!(again.unwrap().pod_ips(), [ips[0]]);
@@ -199,11 +133,11 @@ async fn sandboxes_reach_each_other() {
         .await
         .unwrap();
     assert_eq!(links(), ["lo", "skiff0"]);
-    let bridge = BridgeConf::new("skiff0", "10.244.7.0/24", dir.path());
     skiff_cni::ensure_bridge(&bridge).await.unwrap();
     skiff_cni::remove_bridge(&bridge).await.unwrap();
     skiff_cni::remove_bridge(&bridge).await.unwrap();
     assert_eq!(links(), ["lo"]);
+    assert!(spoofing::tables().await.is_empty());
     let left = std::fs::read_dir(dir.path().join("data/skiff"))
         .unwrap()
         .filter(|entry| {

@@ -1,0 +1,173 @@
+//! What a sandbox may send. Each host end has an nftables chain at its ingress hook, which sees every frame
+//! before the bridge, the host's protocol handlers and connection tracking do. The chain accepts IPv4 and ARP
+//! that carry the sandbox's own hardware and IP address and are meant for the gateway, its only neighbour; all
+//! else is dropped: forged ARP, forged sources, IPv6 (so router advertisements too), DHCP servers, frames to
+//! other sandboxes, frames to the link-local multicast group that a bridge hands to the host unseen.
+//!
+//! The hook belongs to the port, not to the bridge: a `bridge` table does not see the link-local group, and
+//! cannot tell bridges apart on every kernel.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+
+use nlink::netlink::nftables::{
+    BaseChain, Chain, CmpOp, Expr, Family, FilterHook, PayloadBase, Policy, Priority, Register, Rule,
+};
+use nlink::netlink::{Connection, Nftables};
+
+use super::bridge::mac_of;
+
+const FAMILY: Family = Family::Netdev;
+
+/// Before every other chain of the hook: what is forged is nobody's business.
+const PRIORITY: Priority = Priority::Custom(-500);
+
+const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
+const ETHERTYPE_ARP: [u8; 2] = [0x08, 0x06];
+
+/// The first eight bytes of ARP for IPv4 over Ethernet: hardware, protocol, their lengths, the operation.
+const ARP_REQUEST: [u8; 8] = [0, 1, 8, 0, 6, 4, 0, 1];
+const ARP_REPLY: [u8; 8] = [0, 1, 8, 0, 6, 4, 0, 2];
+
+const ETHERNET_SOURCE: u32 = 6;
+const ARP_SENDER: u32 = 8;
+const ARP_TARGET_IP: u32 = 24;
+const IPV4_SOURCE: u32 = 12;
+const IPV4_DESTINATION: u32 = 16;
+
+/// The chains of one bridge's ports: a table named after the bridge, a chain named after the host end.
+pub(super) struct Guard<'a> {
+    connection: Connection<Nftables>,
+    table: &'a str,
+}
+
+impl<'a> Guard<'a> {
+    pub(super) fn open(bridge: &'a str) -> nlink::Result<Guard<'a>> {
+        Ok(Guard {
+            connection: Connection::<Nftables>::new()?,
+            table: bridge,
+        })
+    }
+
+    /// Makes the table; having it is fine. A kernel without ingress hooks fails here.
+    pub(super) async fn ensure_table(&self) -> nlink::Result<()> {
+        match self.connection.add_table(self.table, FAMILY).await {
+            Err(error) if error.is_already_exists() => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Limits the host end to what the sandbox with this address may send, in one step: there is no moment
+    /// with half of the rules. The host end must exist.
+    pub(super) async fn protect(
+        &self,
+        host_ifname: &str,
+        address: Ipv4Addr,
+        gateway: Ipv4Addr,
+    ) -> nlink::Result<()> {
+        // Whoever flushes the host's rules takes the table too.
+        self.ensure_table().await?;
+        let base = BaseChain::filter(FilterHook::ingress([host_ifname]), PRIORITY).policy(Policy::Drop);
+        let chain = Chain::new(self.table, host_ifname)?.family(FAMILY).base(base);
+        let mut transaction =
+            self.connection
+                .transaction()
+                .update_chain(chain)
+                .flush_chain(self.table, host_ifname, FAMILY);
+        for fields in allowed(address, gateway) {
+            let rule = Rule::new(self.table, host_ifname).family(FAMILY);
+            let rule = fields.into_iter().fold(rule, Field::add_to);
+            transaction = transaction.add_rule(rule.accept());
+        }
+        transaction.commit(&self.connection).await
+    }
+
+    /// The host ends that have a chain.
+    pub(super) async fn protected(&self) -> nlink::Result<BTreeSet<String>> {
+        match self.connection.list_chains_in(self.table, FAMILY).await {
+            Ok(chains) => Ok(chains.into_iter().map(|chain| chain.name).collect()),
+            Err(error) if error.is_not_found() => Ok(BTreeSet::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Forgets a host end that is gone; older kernels have done so already.
+    pub(super) async fn forget(&self, host_ifname: &str) -> nlink::Result<()> {
+        self.connection
+            .del_chain_if_exists(self.table, host_ifname, FAMILY)
+            .await
+            .map(drop)
+    }
+
+    pub(super) async fn remove_table(&self) -> nlink::Result<()> {
+        self.connection
+            .del_table_if_exists(self.table, FAMILY)
+            .await
+            .map(drop)
+    }
+}
+
+/// Bytes of a frame and what they must (or must not) be.
+struct Field {
+    base: PayloadBase,
+    offset: u32,
+    is: CmpOp,
+    value: Vec<u8>,
+}
+
+impl Field {
+    fn new(base: PayloadBase, offset: u32, parts: &[&[u8]]) -> Field {
+        Field {
+            base,
+            offset,
+            is: CmpOp::Eq,
+            value: parts.concat(),
+        }
+    }
+
+    /// A frame that is too short for the field does not match the rule.
+    fn add_to(rule: Rule, field: Field) -> Rule {
+        let dreg = Register::R0;
+        rule.expr(Expr::Payload {
+            dreg,
+            base: field.base,
+            offset: field.offset,
+            len: field.value.len() as u32,
+        })
+        .expr(Expr::Cmp {
+            sreg: dreg,
+            op: field.is,
+            data: field.value,
+        })
+    }
+}
+
+/// The frames that pass, one list of conditions each. The type in the Ethernet header is that of the frame as
+/// sent, so tagged frames (VLAN) do not pass.
+fn allowed(address: Ipv4Addr, gateway: Ipv4Addr) -> [Vec<Field>; 3] {
+    use PayloadBase::{LinkLayer, Network};
+    let (own_mac, gateway_mac) = (mac_of(address), mac_of(gateway));
+    let (own_ip, gateway_ip) = (address.octets(), gateway.octets());
+    let ipv4 = vec![
+        Field::new(LinkLayer, 0, &[&gateway_mac, &own_mac, &ETHERTYPE_IPV4]),
+        Field::new(Network, IPV4_SOURCE, &[&own_ip]),
+        // The bridge routes loopback addresses for the sake of node ports; sandboxes have no part in that.
+        Field {
+            is: CmpOp::Neq,
+            ..Field::new(Network, IPV4_DESTINATION, &[&[127]])
+        },
+    ];
+    let request = vec![
+        Field::new(LinkLayer, ETHERNET_SOURCE, &[&own_mac, &ETHERTYPE_ARP]),
+        Field::new(Network, 0, &[&ARP_REQUEST, &own_mac]),
+        Field::new(Network, ARP_SENDER + 6, &[&own_ip]),
+        Field::new(Network, ARP_TARGET_IP, &[&gateway_ip]),
+    ];
+    // The host may have asked from any of its addresses, so the target's is not looked at.
+    let reply = vec![
+        Field::new(LinkLayer, 0, &[&gateway_mac, &own_mac, &ETHERTYPE_ARP]),
+        Field::new(Network, 0, &[&ARP_REPLY, &own_mac]),
+        Field::new(Network, ARP_SENDER + 6, &[&own_ip]),
+    ];
+    [ipv4, request, reply]
+}
