@@ -216,6 +216,7 @@ async fn traffic() {
         pod_cidr: Some("10.244.0.0/16".parse().unwrap()),
         service_cidr: Some("10.96.0.0/12".parse().unwrap()),
         masquerade_from: Some("10.244.0.0/24".parse().unwrap()),
+        host_ports: vec![6443],
         bridge: Some("skiff0".into()),
     };
     let node = Connection::<Route>::new().unwrap();
@@ -390,6 +391,8 @@ async fn traffic() {
         Err(ErrorKind::ConnectionRefused)
     );
 
+    thieves_get_nothing(&config, &mut table, &client, [a, b]).await;
+
     // Somebody else's hands: noticed and repaired.
     remove(&config).await.unwrap();
     table.verify().await.unwrap();
@@ -470,6 +473,53 @@ async fn follows_the_api(config: &ProxyConfig, client: &Pod, a: Ipv4Addr, b: Ipv
     proxy.await.unwrap().unwrap();
     // The rules outlive the loop.
     assert_eq!(client.run(|| ask(CLUSTER_IP, 80)).unwrap().0, b.to_string());
+}
+
+/// A service that names the node's own address, with a port of the node and a node port of another service.
+async fn thieves_get_nothing(config: &ProxyConfig, table: &mut Table, client: &Pod, [a, b]: [Ipv4Addr; 2]) {
+    let node = Ipv4Addr::new(192, 0, 2, 1);
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 6443)).unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let _ = stream.write_all(b"node you");
+        }
+    });
+    let mut services = service(json!({}));
+    let thief = json!({"metadata": {"namespace": "a", "name": "a"}, "spec": {
+        "clusterIP": "10.96.0.66", "externalIPs": [node.to_string(), CLUSTER_IP.to_string()], "ports": [
+            {"name": "api", "port": 6443, "protocol": "TCP"},
+            {"name": "web", "port": 80, "protocol": "TCP"},
+            {"name": "node-port", "port": 30080, "protocol": "TCP"}]}});
+    services.push(Arc::new(serde_json::from_value(thief).unwrap()));
+    let mut all = slices(&[a]);
+    let stolen = json!({
+        "metadata": {"namespace": "a", "name": "a-1", "labels": {"kubernetes.io/service-name": "a"}},
+        "addressType": "IPv4", "endpoints": [{"addresses": [b.to_string()]}],
+        "ports": (["api", "web", "node-port"].map(|name| json!({"name": name, "port": 8080, "protocol": "TCP"}))),
+    });
+    all.push(Arc::new(serde_json::from_value(stolen).unwrap()));
+    let served = |port| {
+        let inside = client.run(move || ask(node, port)).map(|answer| answer.0);
+        assert_eq!(ask(node, port).map(|answer| answer.0), inside, "{port}");
+        inside
+    };
+    for (endpoints, on_80) in [
+        (all.clone(), Ok(b.to_string())),
+        (slices(&[a]), Err(ErrorKind::ConnectionRefused)),
+    ] {
+        table.apply(&plan(config, &services, &endpoints)).await.unwrap();
+        assert_eq!(served(6443), Ok("node".to_string()));
+        assert_eq!(served(30080), Ok(a.to_string()));
+        assert_eq!(
+            client.run(|| ask(CLUSTER_IP, 80)).map(|answer| answer.0),
+            Ok(a.to_string())
+        );
+        // What is nobody else's, it gets.
+        assert_eq!(served(80), on_80);
+    }
+    // A node port without endpoints is refused, and does not fall to another service.
+    table.apply(&plan(config, &services, &all[1..])).await.unwrap();
+    assert_eq!(served(30080), Err(ErrorKind::ConnectionRefused));
 }
 
 /// Without the rules a packet goes out into nothing, so the wait must be short.

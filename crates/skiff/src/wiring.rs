@@ -630,6 +630,7 @@ impl Cluster {
             pod_cidr: Some(self.pod_cidr.parse().map_err(anyhow::Error::msg)?),
             service_cidr: Some(self.service_cidr.parse().map_err(anyhow::Error::msg)?),
             masquerade_from: Some(self.node_pod_cidr()?.parse().map_err(anyhow::Error::msg)?),
+            host_ports: vec![self.bind.port(), self.kubelet_port],
             bridge: Some(self.bridge()),
         })
     }

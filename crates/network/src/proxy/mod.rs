@@ -3,21 +3,24 @@
 
 mod apply;
 mod endpoints;
+mod external;
 mod plan;
 mod ruleset;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use skiff_client::{Client, InformerFactory};
+use skiff_client::{Client, EventRecorder, InformerFactory};
 use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 pub use apply::Table;
 pub use plan::plan;
+use plan::plan_with_refusals;
 pub use ruleset::{Cidr, Ruleset};
 
 /// How often the kernel's table is compared with ours.
@@ -53,6 +56,8 @@ pub struct ProxyConfig {
     pub service_cidr: Option<Cidr>,
     /// The pod addresses of this node, whose traffic is masqueraded when it leaves the cluster.
     pub masquerade_from: Option<Cidr>,
+    /// TCP ports of this machine that no service may take: the API server's and the kubelet's.
+    pub host_ports: Vec<u16>,
     /// The pods' bridge; node ports answer on 127.0.0.1 too when it is known.
     pub bridge: Option<String>,
 }
@@ -77,6 +82,7 @@ impl ProxyConfig {
 pub async fn run(config: ProxyConfig, client: Client, shutdown: CancellationToken) -> Result<(), Error> {
     config.validate()?;
     let mut table = Table::open(&config.table)?;
+    let recorder = EventRecorder::new(client.clone(), "kube-proxy", &config.node_name);
     let factory = InformerFactory::new(client, shutdown.clone());
     let services = factory.informer::<Service>();
     let slices = factory.informer::<EndpointSlice>();
@@ -92,10 +98,20 @@ pub async fn run(config: ProxyConfig, client: Client, shutdown: CancellationToke
     let mut verify = tokio::time::interval(VERIFY_PERIOD);
     verify.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut retry = Duration::ZERO;
+    let mut told = HashSet::new();
     loop {
         let start = std::time::Instant::now();
-        let wanted = plan(&config, &services.list(), &slices.list());
+        let (wanted, refusals) = plan_with_refusals(&config, &services.list(), &slices.list());
         let planned = start.elapsed();
+        let mut refused = HashSet::new();
+        for refusal in refusals {
+            let what = (refusal.service.uid.clone(), refusal.message);
+            if !told.contains(&what) {
+                recorder.event(&refusal.service, "Warning", "ExternalIPRefused", what.1.clone());
+            }
+            refused.insert(what);
+        }
+        told = refused;
         match sync(&mut table, &config, &wanted).await {
             Ok(()) => {
                 retry = Duration::ZERO;

@@ -6,7 +6,7 @@
 //! rest of the connection.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use super::ProxyConfig;
 use super::endpoints::{Index, Target};
+use super::external::{Claims, ExternalIp, Refusal, cluster_ips_of, external_ips};
 use super::ruleset::{
     Base, Chain, Cidr, Hook, Key, KeyKind, Kind, Map, Part, Protocol, Rule, Ruleset, Set, Verdict,
 };
@@ -22,6 +23,7 @@ use super::ruleset::{
 /// The packet mark that asks for masquerading; upstream's bit.
 const MASQUERADE_BIT: u32 = 0x4000;
 
+const HOST_PORTS: &str = "host-ports";
 const SERVICE_IPS: &str = "service-ips";
 const SERVICE_NODEPORTS: &str = "service-nodeports";
 const NO_ENDPOINT_SERVICES: &str = "no-endpoint-services";
@@ -38,20 +40,48 @@ const LOOPBACK: Cidr = Cidr {
     prefix: 8,
 };
 
-/// Services with this label are served by another proxy.
-const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+/// Services with one of these labels, whatever its value, are not for this proxy: another one serves them, or
+/// their users want them as headless.
+const NOT_OURS: [&str; 2] = [
+    "service.kubernetes.io/service-proxy-name",
+    "service.kubernetes.io/headless",
+];
 
 /// The whole table.
 pub fn plan(config: &ProxyConfig, services: &[Arc<Service>], slices: &[Arc<EndpointSlice>]) -> Ruleset {
+    plan_with_refusals(config, services, slices).0
+}
+
+/// The whole table, and what services ask for in vain.
+pub fn plan_with_refusals(
+    config: &ProxyConfig,
+    services: &[Arc<Service>],
+    slices: &[Arc<EndpointSlice>],
+) -> (Ruleset, Vec<Refusal>) {
     let index = Index::new(slices, &config.node_name);
+    // The older one keeps what two services claim.
+    let mut by_age: Vec<&Service> = services.iter().map(Arc::as_ref).collect();
+    by_age.sort_by_key(|service| {
+        let meta = &service.metadata;
+        let created = meta.creation_timestamp.as_ref().map(|time| time.0);
+        (created, &meta.namespace, &meta.name)
+    });
+    let api_servers = index.targets("default", "kubernetes", "https", "TCP").cluster;
+    let mut claims = Claims::new(config, by_age.iter().copied(), api_servers);
     let mut plan = Plan {
         config,
         ruleset: frame(config),
+        external: Vec::new(),
     };
-    for service in services {
+    for service in by_age {
         plan.service(service, &index);
     }
-    plan.ruleset
+    let mut external = std::mem::take(&mut plan.external);
+    external.sort_by_key(|external| external.wanted.origin);
+    for external in external {
+        plan.external(external, &mut claims);
+    }
+    (plan.ruleset, claims.refusals)
 }
 
 fn goto(chain: impl Into<String>) -> Part {
@@ -66,6 +96,7 @@ fn jump(chain: impl Into<String>) -> Part {
 fn frame(config: &ProxyConfig) -> Ruleset {
     let mut ruleset = Ruleset::default();
     for (name, kind) in [
+        (HOST_PORTS, KeyKind::Port),
         (SERVICE_IPS, KeyKind::Service),
         (NO_ENDPOINT_SERVICES, KeyKind::Service),
         (SERVICE_NODEPORTS, KeyKind::Port),
@@ -78,6 +109,11 @@ fn frame(config: &ProxyConfig) -> Ruleset {
                 elements: BTreeMap::new(),
             },
         );
+    }
+    if let Some(map) = ruleset.maps.get_mut(HOST_PORTS) {
+        let ports = config.host_ports.iter();
+        map.elements
+            .extend(ports.map(|port| (Key::Port(Protocol::Tcp, *port), Verdict::Return)));
     }
     ruleset
         .sets
@@ -96,20 +132,25 @@ fn frame(config: &ProxyConfig) -> Ruleset {
             Part::Mark(MASQUERADE_BIT),
         ]);
     }
-    services.push(vec![Part::ServiceMap(SERVICE_IPS.into())]);
+    // On this machine's addresses its own ports come first, then node ports: a service that names such an address
+    // as its external one must not take them away.
+    let host_ports = || vec![Part::DestinationLocal, Part::PortMap(HOST_PORTS.into())];
+    services.push(host_ports());
     services.push(vec![
         Part::DestinationLocal,
         Part::PortMap(SERVICE_NODEPORTS.into()),
     ]);
+    services.push(vec![Part::ServiceMap(SERVICE_IPS.into())]);
     chain(SERVICES, services);
     chain(
         ENDPOINTS_CHECK,
         vec![
-            vec![Part::ServiceMap(NO_ENDPOINT_SERVICES.into())],
+            host_ports(),
             vec![
                 Part::DestinationLocal,
                 Part::PortMap(NO_ENDPOINT_NODEPORTS.into()),
             ],
+            vec![Part::ServiceMap(NO_ENDPOINT_SERVICES.into())],
         ],
     );
     // What still goes to a service's address after translation goes to a port that it has not.
@@ -220,16 +261,30 @@ fn frame(config: &ProxyConfig) -> Ruleset {
 struct Plan<'a> {
     config: &'a ProxyConfig,
     ruleset: Ruleset,
+    /// External addresses wait until all services have what is theirs without asking.
+    external: Vec<External<'a>>,
+}
+
+/// An external address of a service port, and where its traffic would go.
+struct External<'a> {
+    service: &'a Service,
+    wanted: ExternalIp,
+    /// The service port, as in the names of its chains.
+    key: String,
+    protocol: Protocol,
+    port: u16,
+    to: Destination,
 }
 
 /// Where the traffic for one service port is sent: to its endpoints, or away.
+#[derive(Clone)]
 enum Destination {
     Chain(String),
     None(Verdict),
 }
 
-impl Plan<'_> {
-    fn service<'s>(&mut self, service: &'s Service, index: &Index<'s>) {
+impl<'a> Plan<'a> {
+    fn service(&mut self, service: &'a Service, index: &Index<'a>) {
         let (Some(namespace), Some(name), Some(spec)) = (
             service.metadata.namespace.as_deref(),
             service.metadata.name.as_deref(),
@@ -241,13 +296,11 @@ impl Plan<'_> {
             .metadata
             .labels
             .as_ref()
-            .is_some_and(|labels| labels.contains_key(SERVICE_PROXY_NAME));
+            .is_some_and(|labels| NOT_OURS.iter().any(|label| labels.contains_key(*label)));
         if elsewhere || spec.type_.as_deref() == Some("ExternalName") {
             return;
         }
-        let listed = spec.cluster_ips.iter().flatten().chain(spec.cluster_ip.iter());
-        // A headless service's "None" is no address and falls out here.
-        let Some(cluster_ip) = listed.filter_map(|ip| ip.parse::<Ipv4Addr>().ok()).next() else {
+        let Some(cluster_ip) = cluster_ips_of(service).next() else {
             return;
         };
         if let Some(Set::Listed(addresses)) = self.ruleset.sets.get_mut(CLUSTER_IPS) {
@@ -333,27 +386,45 @@ impl Plan<'_> {
                 }
             };
             if let Some(node_port) = node_port {
-                let map = match external {
-                    Destination::Chain(_) => SERVICE_NODEPORTS,
-                    Destination::None(_) => NO_ENDPOINT_NODEPORTS,
+                // In both maps, whether it has endpoints or not: it never goes to a service that has this port on
+                // an external address.
+                let node_port = Key::Port(protocol, node_port);
+                let ended = Destination::None(Verdict::Return);
+                let (served, checked) = match &external {
+                    Destination::Chain(_) => (&external, &ended),
+                    Destination::None(_) => (&ended, &external),
                 };
-                self.add_element(map, Key::Port(protocol, node_port), &external);
+                self.add_element(SERVICE_NODEPORTS, node_port, served);
+                self.add_element(NO_ENDPOINT_NODEPORTS, node_port, checked);
             }
-            for (address, ranges) in external_ips {
-                let map = match external {
-                    Destination::Chain(_) => SERVICE_IPS,
-                    Destination::None(_) => NO_ENDPOINT_SERVICES,
-                };
-                let behind = match (&external, ranges) {
-                    (Destination::Chain(chain), Some(ranges)) => {
-                        Destination::Chain(self.source_ranges(&key, chain, ranges))
-                    }
-                    (Destination::Chain(chain), None) => Destination::Chain(chain.clone()),
-                    (Destination::None(verdict), _) => Destination::None(verdict.clone()),
-                };
-                self.add_element(map, Key::Service(address, protocol, number), &behind);
+            for wanted in external_ips {
+                self.external.push(External {
+                    service,
+                    wanted,
+                    key: key.clone(),
+                    protocol,
+                    port: number,
+                    to: external.clone(),
+                });
             }
         }
+    }
+
+    fn external(&mut self, external: External<'a>, claims: &mut Claims<'a>) {
+        let (protocol, port) = (external.protocol, external.port);
+        if !claims.take(external.service, &external.wanted, protocol, port) {
+            return;
+        }
+        let ExternalIp { address, ranges, .. } = external.wanted;
+        let (map, to) = match (external.to, ranges) {
+            (Destination::Chain(chain), Some(ranges)) => {
+                let firewall = self.source_ranges(&external.key, &chain, ranges);
+                (SERVICE_IPS, Destination::Chain(firewall))
+            }
+            (to @ Destination::Chain(_), None) => (SERVICE_IPS, to),
+            (to @ Destination::None(_), _) => (NO_ENDPOINT_SERVICES, to),
+        };
+        self.add_element(map, Key::Service(address, protocol, port), &to);
     }
 
     /// The chain that picks one of `targets`, if there are any.
@@ -486,47 +557,6 @@ fn port_of(port: &ServicePort) -> Option<(Protocol, u16)> {
         protocol,
         u16::try_from(port.port).ok().filter(|number| *number > 0)?,
     ))
-}
-
-/// External addresses of a service, with the sources that may use them where that is limited.
-fn external_ips(service: &Service) -> Vec<(Ipv4Addr, Option<Vec<Cidr>>)> {
-    let Some(spec) = &service.spec else {
-        return Vec::new();
-    };
-    let mut addresses: Vec<_> = spec
-        .external_ips
-        .iter()
-        .flatten()
-        .filter_map(|ip| Some((ip.parse().ok()?, None)))
-        .collect();
-    if spec.type_.as_deref() != Some("LoadBalancer") {
-        return addresses;
-    }
-    let ranges: Vec<Cidr> = spec
-        .load_balancer_source_ranges
-        .iter()
-        .flatten()
-        .filter_map(|range| range.trim().parse().ok())
-        .collect();
-    let limited = spec
-        .load_balancer_source_ranges
-        .as_ref()
-        .is_some_and(|ranges| !ranges.is_empty());
-    let ingress = service
-        .status
-        .iter()
-        .flat_map(|status| &status.load_balancer)
-        .flat_map(|lb| lb.ingress.iter().flatten());
-    for ingress in ingress {
-        // With `Proxy` the load balancer answers by itself and traffic for its address must reach it.
-        if ingress.ip_mode.as_deref() == Some("Proxy") {
-            continue;
-        }
-        if let Some(Ok(IpAddr::V4(address))) = ingress.ip.as_deref().map(str::parse) {
-            addresses.push((address, limited.then(|| ranges.clone())));
-        }
-    }
-    addresses
 }
 
 /// A name within the kernel's limits that tells a reader whose it is.

@@ -10,6 +10,7 @@ fn config() -> ProxyConfig {
         pod_cidr: Some("10.244.0.0/16".parse().unwrap()),
         service_cidr: Some("10.96.0.0/12".parse().unwrap()),
         masquerade_from: Some("10.244.0.0/24".parse().unwrap()),
+        host_ports: vec![6443],
         bridge: Some("skiff0".into()),
     }
 }
@@ -79,6 +80,8 @@ fn the_frame() {
     let got = plan(&config(), &[], &[]).to_string();
     let expected = "\
 set cluster-ips {  }
+map host-ports
+  tcp . 6443 : return
 map no-endpoint-nodeports
 map no-endpoint-services
 map service-ips
@@ -86,8 +89,9 @@ map service-nodeports
 chain cluster-ips-check
   ip daddr @cluster-ips reject
 chain endpoints-check
-  ip daddr . meta l4proto . th dport vmap @no-endpoint-services
+  fib daddr type local meta l4proto . th dport vmap @host-ports
   fib daddr type local meta l4proto . th dport vmap @no-endpoint-nodeports
+  ip daddr . meta l4proto . th dport vmap @no-endpoint-services
 chain filter-forward filter forward -110
   ct state new jump endpoints-check
   ct state new jump cluster-ips-check
@@ -112,8 +116,9 @@ chain reject-chain
   reject
 chain services
   ip saddr != 10.244.0.0/16 ip daddr @cluster-ips meta mark set mark or 0x4000
-  ip daddr . meta l4proto . th dport vmap @service-ips
+  fib daddr type local meta l4proto . th dport vmap @host-ports
   fib daddr type local meta l4proto . th dport vmap @service-nodeports
+  ip daddr . meta l4proto . th dport vmap @service-ips
 ";
     assert_eq!(got, expected, "got:\n{got}");
 }
@@ -148,7 +153,8 @@ fn no_endpoints_are_refused() {
         "
         set cluster-ips { 10.96.0.10 }
           tcp . 30080 : goto reject-chain
-          10.96.0.10 . tcp . 80 : goto reject-chain",
+          10.96.0.10 . tcp . 80 : goto reject-chain
+          tcp . 30080 : return",
     );
 }
 
@@ -159,6 +165,7 @@ fn a_node_port() {
         &[("10.244.0.5", "here")],
         "
         set cluster-ips { 10.96.0.10 }
+          tcp . 30080 : return
           10.96.0.10 . tcp . 80 : goto service-HASH-ns/web/tcp/http
           tcp . 30080 : goto external-HASH-ns/web/tcp/http
         chain endpoint-HASH-ns/web/tcp/http/10.244.0.5/8080
@@ -181,6 +188,7 @@ fn local_policies() {
         &[("10.244.0.5", "here"), ("10.244.1.6", "there")],
         "
         set cluster-ips { 10.96.0.10 }
+          tcp . 30080 : return
           10.96.0.10 . tcp . 80 : goto local-HASH-ns/web/tcp/http
           tcp . 30080 : goto external-HASH-ns/web/tcp/http
         map service-pick-HASH-ns/web/tcp/http
@@ -262,9 +270,138 @@ fn services_that_have_no_rules() {
         let got = added(&[service(spec.clone())], &[slice(&[("10.244.0.5", "here")])]);
         assert!(!got.contains("chain"), "{spec}: {got}");
     }
-    let mut labelled = (*service(json!({"clusterIP": "10.96.0.10", "ports": ports(None)}))).clone();
-    labelled.metadata.labels = Some([(SERVICE_PROXY_NAME.to_string(), "other".to_string())].into());
-    assert_eq!(added(&[Arc::new(labelled)], &[]), "");
+    for label in [
+        "service.kubernetes.io/service-proxy-name",
+        "service.kubernetes.io/headless",
+    ] {
+        for value in ["", "other"] {
+            let mut labelled = (*service(json!({"clusterIP": "10.96.0.10", "ports": ports(None)}))).clone();
+            labelled.metadata.labels = Some([(label.to_string(), value.to_string())].into());
+            assert_eq!(
+                added(&[Arc::new(labelled)], &[slice(&[("10.244.0.5", "here")])]),
+                ""
+            );
+        }
+    }
+}
+
+/// A service with a name and an age; its endpoint is the pod with the number.
+fn claimant(name: &str, created: &str, spec: Value, pod: u8) -> (Arc<Service>, Arc<EndpointSlice>) {
+    let mut object = (*service(spec)).clone();
+    object.metadata.name = Some(name.into());
+    object.metadata.creation_timestamp = serde_json::from_value(json!(created)).unwrap();
+    let mut endpoints = (*slice(&[(&format!("10.244.0.{pod}"), "here")])).clone();
+    endpoints.metadata.labels = Some([("kubernetes.io/service-name".to_string(), name.to_string())].into());
+    (Arc::new(object), Arc::new(endpoints))
+}
+
+#[test]
+fn nobody_takes_an_address_that_is_anothers() {
+    let external =
+        |ips: &[&str]| json!({"clusterIP": "10.96.0.99", "externalIPs": ips, "ports": ports(None)});
+    let own = |ip: &str| json!({"clusterIP": ip, "ports": ports(None)});
+    let check = |services: &[(Arc<Service>, Arc<EndpointSlice>)], owner: &str, key: &str, why: &[&str]| {
+        let (services, slices): (Vec<_>, Vec<_>) = services.iter().cloned().unzip();
+        let (ruleset, refusals) = plan_with_refusals(&config(), &services, &slices);
+        let owned: Vec<String> = [SERVICE_IPS, NO_ENDPOINT_SERVICES]
+            .iter()
+            .flat_map(|map| &ruleset.maps[*map].elements)
+            .filter(|(found, _)| found.to_string() == key)
+            .map(|(_, verdict)| verdict.to_string())
+            .collect();
+        match owned.as_slice() {
+            [] => assert_eq!(owner, ""),
+            [one] => assert!(
+                !owner.is_empty() && one.contains(owner),
+                "{key}: {one}, not {owner}"
+            ),
+            more => panic!("{key}: {more:?}"),
+        }
+        let told: Vec<String> = refusals.into_iter().map(|refusal| refusal.message).collect();
+        assert_eq!(told, why);
+    };
+    let (old, new) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
+    // A cluster IP, whoever is older, and also on a port that its service does not have.
+    let dns = claimant("dns", new, own("10.96.0.10"), 1);
+    let thief = claimant("thief", old, external(&["10.96.0.10"]), 2);
+    let refused =
+        ["spec.externalIPs: 10.96.0.10:80/tcp is not served: it is the cluster IP of service ns/dns"];
+    check(
+        &[dns.clone(), thief.clone()],
+        "ns/dns",
+        "10.96.0.10 . tcp . 80",
+        &refused,
+    );
+    check(
+        &[thief.clone(), dns.clone()],
+        "ns/dns",
+        "10.96.0.10 . tcp . 80",
+        &refused,
+    );
+    let mut idle = dns.clone();
+    idle.1 = slice(&[]);
+    check(
+        &[thief.clone(), idle],
+        "reject",
+        "10.96.0.10 . tcp . 80",
+        &refused,
+    );
+    let mut elsewhere = (*dns.0).clone();
+    elsewhere.metadata.labels = Some([(NOT_OURS[0].to_string(), "other".to_string())].into());
+    check(
+        &[thief, (Arc::new(elsewhere), dns.1)],
+        "",
+        "10.96.0.10 . tcp . 80",
+        &refused,
+    );
+    // Addresses of the cluster that no service has.
+    for (address, why) in [
+        ("10.97.1.1", "in the service network"),
+        ("10.244.0.1", "in the pod network"),
+        ("127.0.0.1", "not an address that others reach"),
+    ] {
+        let message = format!("spec.externalIPs: {address}:80/tcp is not served: it is {why}");
+        let thief = claimant("thief", old, external(&[address]), 2);
+        check(&[thief], "", &format!("{address} . tcp . 80"), &[&message]);
+    }
+    // The API server, wherever it is.
+    let mut api = (*slice(&[("192.0.2.7", "")])).clone();
+    api.metadata.namespace = Some("default".into());
+    api.metadata.labels = Some([("kubernetes.io/service-name".to_string(), "kubernetes".to_string())].into());
+    api.ports = serde_json::from_value(json!([{"name": "https", "port": 80, "protocol": "TCP"}])).unwrap();
+    let (thief, endpoints) = claimant("thief", old, external(&["192.0.2.7"]), 2);
+    check(
+        &[(thief.clone(), Arc::new(api)), (thief, endpoints)],
+        "",
+        "192.0.2.7 . tcp . 80",
+        &["spec.externalIPs: 192.0.2.7:80/tcp is not served: it is the API server's"; 2],
+    );
+    // Of two that want the same, the older one; a load balancer's comes first.
+    let a = claimant("a", new, external(&["192.0.2.9", "192.0.2.9"]), 1);
+    let b = claimant("b", old, external(&["192.0.2.9"]), 2);
+    check(
+        &[a.clone(), b.clone()],
+        "ns/b",
+        "192.0.2.9 . tcp . 80",
+        &["spec.externalIPs: 192.0.2.9:80/tcp is not served: service ns/b has it already"; 2],
+    );
+    let mut balanced = (*claimant(
+        "lb",
+        new,
+        json!({"clusterIP": "10.96.0.98", "type": "LoadBalancer", "ports": ports(None)}),
+        3,
+    )
+    .0)
+        .clone();
+    balanced.status =
+        serde_json::from_value(json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.9"}]}})).unwrap();
+    let balanced = (Arc::new(balanced), claimant("lb", new, json!({}), 3).1);
+    check(
+        &[b, balanced],
+        "ns/lb",
+        "192.0.2.9 . tcp . 80",
+        &["spec.externalIPs: 192.0.2.9:80/tcp is not served: service ns/lb has it already"],
+    );
 }
 
 #[test]

@@ -47,6 +47,16 @@ pub struct Cidr {
     pub prefix: u8,
 }
 
+impl Cidr {
+    pub fn contains(self, address: Ipv4Addr) -> bool {
+        u32::from(address) & self.mask() == u32::from(self.address)
+    }
+
+    fn mask(self) -> u32 {
+        u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0)
+    }
+}
+
 impl std::str::FromStr for Cidr {
     type Err = String;
 
@@ -59,9 +69,9 @@ impl std::str::FromStr for Cidr {
             .ok()
             .filter(|prefix| *prefix <= 32)
             .ok_or_else(invalid)?;
-        let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+        let cidr = Cidr { address, prefix };
         Ok(Cidr {
-            address: (u32::from(address) & mask).into(),
+            address: (u32::from(address) & cidr.mask()).into(),
             prefix,
         })
     }
