@@ -277,6 +277,7 @@ fn filesystem(
             fstype: fstype.into(),
             options: options.iter().map(|option| option.to_string()).collect(),
         },
+        volume: false,
         readonly,
         nosuid: true,
         nodev,
@@ -293,6 +294,7 @@ fn bind(target: &str, source: &Path, readonly: bool) -> Mount {
     Mount {
         target: target.into(),
         kind,
+        volume: false,
         readonly,
         nosuid: false,
         nodev: false,
@@ -321,6 +323,7 @@ fn mounts(
         Mount {
             target: "/sys/fs/cgroup".into(),
             kind: MountKind::Cgroup,
+            volume: false,
             readonly: !privileged,
             nosuid: true,
             nodev: true,
@@ -405,6 +408,7 @@ fn volume(mount: &cri::Mount) -> Result<Mount, String> {
             propagation,
             recursive_readonly: mount.recursive_read_only,
         },
+        volume: true,
         readonly: mount.readonly,
         nosuid: false,
         nodev: false,

@@ -253,9 +253,15 @@ fn unpack_entry<R: Read>(
     };
     if let Some(special) = special {
         let header = entry.header();
-        let major = header.device_major()?.unwrap_or(0);
-        let minor = header.device_minor()?.unwrap_or(0);
-        rustix::fs::mknodat(parent, name, special, mode, rustix::fs::makedev(major, minor))?;
+        // A pipe has no numbers, and some tools leave the fields empty.
+        let device = if special == FileType::Fifo {
+            0
+        } else {
+            let major = header.device_major()?.unwrap_or(0);
+            let minor = header.device_minor()?.unwrap_or(0);
+            rustix::fs::makedev(major, minor)
+        };
+        rustix::fs::mknodat(parent, name, special, mode, device)?;
         let (uid, gid) = (
             rustix::fs::Uid::from_raw(attributes.uid),
             rustix::fs::Gid::from_raw(attributes.gid),

@@ -7,9 +7,12 @@
 //! in the same `process::become_program`.
 
 pub mod control;
+mod masks;
 mod mounts;
 mod process;
 pub mod spec;
+mod targets;
+mod tree;
 mod users;
 
 use rustix::fs::{Mode, OFlags};
@@ -26,7 +29,7 @@ pub const CONTROL_FD: i32 = 3;
 /// may end at any moment, and a number would then be somebody else's, a process of the host perhaps.
 pub const TARGET_FD: i32 = 4;
 
-pub(crate) use mounts::make_tree_readonly;
+pub(crate) use tree::make_tree_readonly;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InitError {

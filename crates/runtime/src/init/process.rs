@@ -3,43 +3,59 @@
 
 use super::spec::{Capabilities, ProcessSpec, Report};
 use super::users::{self, Identity};
-use super::{Context, InitError, control};
-use rustix::fs::{Mode, OFlags};
+use super::{Context, InitError, control, tree};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::process::{Gid, Uid};
+use rustix::pty::OpenptFlags;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::ffi::CString;
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// A terminal out of the container's own devpts.
+/// A terminal of the container's own devpts.
 pub struct Console {
     pub master: OwnedFd,
-    pub slave_path: String,
+    pub slave: OwnedFd,
+    /// Of the slave, in the devpts.
+    pub name: CString,
 }
 
+/// For a process that joins a container. A volume on /dev may hold anything by these names, so it must be a
+/// devpts.
 pub fn open_terminal() -> Result<Console, InitError> {
-    let master = rustix::fs::open(
-        "/dev/pts/ptmx",
-        OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .context(|| "open /dev/pts/ptmx".into())?;
+    let what = || "open /dev/pts".into();
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let no_links = ResolveFlags::NO_SYMLINKS;
+    let pts = rustix::fs::openat2(CWD, "/dev/pts", flags, Mode::empty(), no_links).context(what)?;
+    if rustix::fs::fstatfs(&pts).context(what)?.f_type != tree::DEVPTS_SUPER_MAGIC {
+        return Err(InitError::Message("/dev/pts is not of type devpts".into()));
+    }
+    open_terminal_in(pts.as_fd())
+}
+
+/// The slave is asked of the master and not looked up by its name.
+pub fn open_terminal_in(pts: BorrowedFd<'_>) -> Result<Console, InitError> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let master =
+        rustix::fs::openat(pts, "ptmx", flags, Mode::empty()).context(|| "open /dev/pts/ptmx".into())?;
     rustix::pty::unlockpt(&master).context(|| "unlock the terminal".into())?;
-    let name = rustix::pty::ptsname(&master, Vec::new()).context(|| "name the terminal".into())?;
-    let slave_path = name.to_string_lossy().into_owned();
-    Ok(Console { master, slave_path })
+    let path = rustix::pty::ptsname(&master, Vec::new()).context(|| "name the terminal".into())?;
+    let name = path
+        .to_bytes()
+        .rsplit(|byte| *byte == b'/')
+        .next()
+        .unwrap_or_default();
+    let name = CString::new(name).map_err(|_| InitError::Message("a terminal without a name".into()))?;
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags).context(|| "open the terminal".into())?;
+    Ok(Console { master, slave, name })
 }
 
 /// Makes the terminal this process' standard streams and controlling terminal.
 pub fn take_terminal(console: Console) -> Result<(), InitError> {
     rustix::process::setsid().context(|| "start a session".into())?;
-    let slave = rustix::fs::open(
-        console.slave_path.as_str(),
-        OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .context(|| "open the terminal".into())?;
+    let slave = console.slave;
     rustix::stdio::dup2_stdin(&slave).context(|| "terminal as stdin".into())?;
     rustix::stdio::dup2_stdout(&slave).context(|| "terminal as stdout".into())?;
     rustix::stdio::dup2_stderr(&slave).context(|| "terminal as stderr".into())?;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub struct InitSpec {
     pub rootfs: Rootfs,
     pub namespaces: Namespaces,
-    /// Mounts in the order in which they are made.
+    /// The runtime's own mounts are made first, volumes after them, both in this order.
     pub mounts: Vec<Mount>,
     pub devices: Vec<Device>,
     pub masked_paths: Vec<String>,
@@ -57,6 +57,9 @@ pub enum PidNamespace {
 pub struct Mount {
     pub target: String,
     pub kind: MountKind,
+    /// Asked for by the pod. The runtime's own mounts come first and follow no link of the image.
+    #[serde(default)]
+    pub volume: bool,
     pub readonly: bool,
     pub nosuid: bool,
     pub nodev: bool,

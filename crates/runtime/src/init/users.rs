@@ -4,6 +4,9 @@
 use super::InitError;
 use super::spec::UserSpec;
 
+/// COMPAT: containerd's limit, and Kubernetes'.
+const MAX_ID: u32 = i32::MAX as u32;
+
 #[derive(Debug, PartialEq, Eq)]
 pub struct Identity {
     pub uid: u32,
@@ -73,6 +76,12 @@ pub fn resolve(spec: &UserSpec, passwd: &str, group: &str) -> Result<Identity, I
     groups.extend(&spec.supplemental_groups);
     groups.sort_unstable();
     groups.dedup();
+    // The highest number means "leave it as it is" to the kernel: the container would stay root.
+    if uid > MAX_ID || groups.iter().any(|group| *group > MAX_ID) {
+        return Err(InitError::Message(format!(
+            "uids and gids must be in range 0-{MAX_ID}"
+        )));
+    }
     Ok(Identity {
         uid,
         gid,
@@ -132,5 +141,11 @@ mod tests {
         check("5000", "600", &[], false, Some((5000, 600, &[600], "/")));
         check("nobody", "", &[], false, None);
         check("web", "nogroup", &[], false, None);
+        check("2147483647", "", &[], false, Some((2_147_483_647, 0, &[0], "/")));
+        for number in ["2147483648", "4294967295", "4294967296", "-1"] {
+            check(number, "", &[], false, None);
+            check("0", number, &[], false, None);
+        }
+        check("0", "", &[u32::MAX], false, None);
     }
 }
