@@ -2,24 +2,43 @@
 //! zstd. Everything is checked before the list of images changes.
 
 use super::config::{ConfigFile, Descriptor, Manifest, choose_platform};
+use super::limits::{self, Budget};
+use super::unpack::{MAX_HEADERS, Metered};
 use super::{
     Error, Image, ImageStore, Progress, ProgressFn, chain_ids, digest_of, expect_digest, hex_of, io_error,
     is_digest, layer_name, normalize, parse_reference, stream,
 };
 use serde::Deserialize;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
 
-/// Manifests and configurations are small; one that is not is no image's.
-const MAX_JSON: u64 = 8 * 1024 * 1024;
+/// An archive of images has a few files a layer.
+const MAX_FILES: usize = 100_000;
 
 impl ImageStore {
     /// Imports every image of an archive and returns their references. Blocking.
     pub fn import(&self, path: &Path, progress: &ProgressFn) -> Result<Vec<String>, Error> {
-        let _busy = self.busy()?;
+        let busy = self.busy()?;
+        let result = self.import_all(path, progress);
+        drop(busy);
+        if result.is_err() {
+            let _ = self.collect_garbage();
+        }
+        result
+    }
+
+    fn import_all(&self, path: &Path, progress: &ProgressFn) -> Result<Vec<String>, Error> {
+        let document_bytes = self.limits.document_bytes;
         let source = if path.is_dir() {
-            Source::directory(path.to_owned())
+            Source {
+                directory: path.to_owned(),
+                temporary: false,
+                links: HashMap::new(),
+                document_bytes,
+            }
         } else {
             let temporary = self.temporary("import");
             std::fs::create_dir(&temporary).map_err(io_error("make a directory"))?;
@@ -27,8 +46,9 @@ impl ImageStore {
                 directory: temporary,
                 temporary: true,
                 links: HashMap::new(),
+                document_bytes,
             };
-            source.extract(path)?
+            source.extract(path, &mut self.budget()?)?
         };
         let stem = path
             .file_name()
@@ -65,14 +85,15 @@ impl ImageStore {
             )));
         }
         let mut size = found.config.len() as u64;
-        let chains = chain_ids(diff_ids)?;
+        let chains = chain_ids(diff_ids, self.limits.layers)?;
+        let mut budget = self.budget()?;
         for ((layer, diff_id), chain) in found.layers.iter().zip(diff_ids).zip(&chains) {
             progress(Progress::Unpacking {
                 digest: diff_id.clone(),
             });
             let path = source.path(&layer.path)?;
             size += std::fs::metadata(&path).map_err(|_| missing(&layer.path))?.len();
-            self.unpack_layer(&path, layer.digest.as_deref(), diff_id, chain)?;
+            self.unpack_layer(&path, layer.digest.as_deref(), diff_id, chain, &mut budget)?;
         }
         let id = digest_of(&found.config);
         self.write_blob(&id, &found.config)?;
@@ -125,6 +146,8 @@ struct Source {
     temporary: bool,
     /// `docker save` of some versions links one layer to another.
     links: HashMap<PathBuf, PathBuf>,
+    /// Manifests and configurations are small; one that is not is no image's.
+    document_bytes: u64,
 }
 
 impl Drop for Source {
@@ -136,20 +159,21 @@ impl Drop for Source {
 }
 
 impl Source {
-    fn directory(directory: PathBuf) -> Source {
-        Source {
-            directory,
-            temporary: false,
-            links: HashMap::new(),
-        }
-    }
-
-    fn extract(mut self, path: &Path) -> Result<Source, Error> {
+    fn extract(mut self, path: &Path, budget: &mut Budget) -> Result<Source, Error> {
         let broken = |error: std::io::Error| Error::Archive(error.to_string());
         let file = File::open(path).map_err(io_error(format!("open {}", path.display())))?;
-        let mut archive = tar::Archive::new(stream::decompress(file).map_err(broken)?);
-        for entry in archive.entries().map_err(broken)? {
+        let mut plain = stream::decompress(file).map_err(broken)?;
+        let headers_left = Rc::new(Cell::new(Some(MAX_HEADERS)));
+        let mut archive = tar::Archive::new(Metered {
+            inner: &mut plain,
+            left: headers_left.clone(),
+        });
+        for (count, entry) in archive.entries().map_err(broken)?.enumerate() {
             let mut entry = entry.map_err(broken)?;
+            headers_left.set(None);
+            if count >= MAX_FILES {
+                return Err(Error::Archive(format!("it holds more than {MAX_FILES} files")));
+            }
             let name = relative(&entry.path().map_err(broken)?)?;
             let kind = entry.header().entry_type();
             if kind.is_file() {
@@ -158,7 +182,7 @@ impl Source {
                     std::fs::create_dir_all(parent).map_err(io_error("make a directory"))?;
                 }
                 let mut file = File::create(&target).map_err(io_error("write a file"))?;
-                std::io::copy(&mut entry, &mut file).map_err(broken)?;
+                limits::copy(&mut entry, &mut file, budget).map_err(broken)?;
             } else if (kind.is_symlink() || kind.is_hard_link())
                 && let Ok(Some(link)) = entry.link_name()
             {
@@ -169,6 +193,8 @@ impl Source {
                 };
                 self.links.insert(name.clone(), resolve(base, &link)?);
             }
+            limits::copy(&mut entry, &mut std::io::sink(), budget).map_err(broken)?;
+            headers_left.set(Some(MAX_HEADERS));
         }
         Ok(self)
     }
@@ -188,7 +214,7 @@ impl Source {
     fn open(&self, name: &str) -> Result<Vec<u8>, Error> {
         let path = self.path(name)?;
         let metadata = std::fs::symlink_metadata(&path).map_err(|_| missing(name))?;
-        if !metadata.is_file() || metadata.len() > MAX_JSON {
+        if !metadata.is_file() || metadata.len() > self.document_bytes {
             return Err(Error::Archive(format!("{name} is not a small file")));
         }
         std::fs::read(&path).map_err(io_error(format!("read {name}")))

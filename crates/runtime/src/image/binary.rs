@@ -69,8 +69,8 @@ impl ImageStore {
         let (diff_id, size) = write_layer(executable, image, temporary)?;
         let body = config_body(image, &diff_id);
         let id = digest_of(&body);
-        let chain = chain_ids(std::slice::from_ref(&diff_id))?;
-        self.unpack_layer(temporary, None, &diff_id, &chain[0])?;
+        let chain = chain_ids(std::slice::from_ref(&diff_id), 1)?;
+        self.unpack_layer(temporary, None, &diff_id, &chain[0], &mut self.budget()?)?;
         self.write_blob(&id, &body)?;
         // There is no registry manifest; the image's own digest stands for it in status fields.
         let parsed = parse_reference(reference)?;

@@ -60,8 +60,6 @@ pub struct Manifest {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    #[serde(default)]
-    pub media_type: String,
     pub digest: String,
     #[serde(default)]
     pub size: u64,

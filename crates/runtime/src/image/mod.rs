@@ -14,15 +14,19 @@
 mod archive;
 mod binary;
 mod config;
+mod limits;
 mod pull;
 mod reference;
+mod registry;
 mod stream;
 mod unpack;
 
 pub use binary::{BinaryImage, save_binary_image};
 pub use config::ImageConfig;
+pub use limits::Limits;
 pub use pull::Credentials;
 
+use limits::Budget;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -52,6 +56,8 @@ pub enum Error {
         message: String,
         not_found: bool,
         unauthorized: bool,
+        /// The next try may go on where this one was cut off.
+        interrupted: bool,
     },
     #[error("image {0:?} not found")]
     NotFound(String),
@@ -115,6 +121,7 @@ struct Index {
 /// every read looks whether the list on disk is still the one in memory.
 pub struct ImageStore {
     root: PathBuf,
+    limits: Limits,
     cached: Mutex<(Option<Stamp>, Arc<Index>)>,
     /// Who pulls what right now: a second pull of a name waits and then finds the layers.
     pulls: Mutex<std::collections::HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
@@ -134,6 +141,7 @@ impl ImageStore {
             .map_err(io_error(format!("open {}", root.display())))?;
         let store = ImageStore {
             root,
+            limits: Limits::default(),
             cached: Mutex::new((None, Arc::default())),
             pulls: Mutex::default(),
         };
@@ -148,6 +156,17 @@ impl ImageStore {
             }
         }
         Ok(store)
+    }
+
+    /// The same store with other limits for what comes into it.
+    pub fn with_limits(mut self, limits: Limits) -> ImageStore {
+        self.limits = limits;
+        self
+    }
+
+    /// For one image or one archive.
+    fn budget(&self) -> Result<Budget, Error> {
+        Budget::new(&self.limits, &self.root).map_err(|error| Error::Archive(error.to_string()))
     }
 
     pub fn layers_directory(&self) -> PathBuf {
@@ -318,6 +337,7 @@ impl ImageStore {
                     }
                 }
                 existing.source = new.source.or(existing.source.take());
+                existing.layers = new.layers;
                 existing.pinned |= new.pinned;
             } else {
                 images.push(new);
@@ -402,23 +422,25 @@ impl ImageStore {
     }
 
     /// Unpacks one layer from a file with its compressed or plain tar. `chain` names it together with
-    /// the layers below. Nothing is left behind on failure.
+    /// the layers below. Nothing is left behind on failure. `budget` is that of the whole image.
     fn unpack_layer(
         &self,
         file: &Path,
         blob: Option<&str>,
         diff_id: &str,
         chain: &str,
-    ) -> Result<u64, Error> {
+        budget: &mut Budget,
+    ) -> Result<(), Error> {
         let target = self.root.join("layers").join(layer_name(chain));
         if target.exists() {
-            return Ok(0);
+            return Ok(());
         }
         let temporary = self.temporary("layer");
         let result = (|| {
             unpack::make_layer_directory(&temporary).map_err(io_error("make a layer"))?;
-            let mut stream = stream::Verified::open(file).map_err(io_error("open a layer"))?;
-            let size = unpack::unpack(&mut stream, &temporary)
+            let mut stream =
+                stream::Verified::open(file, self.limits.unpacked_bytes).map_err(io_error("open a layer"))?;
+            unpack::unpack(&mut stream, &temporary, budget)
                 .map_err(|error| Error::Archive(format!("layer {diff_id}: {error}")))?;
             let (raw, plain) = stream
                 .finish()
@@ -430,7 +452,7 @@ impl ImageStore {
             match std::fs::rename(&temporary, &target) {
                 // Another pull of the same layer was faster.
                 Err(error) if !target.exists() => Err(io_error("keep a layer")(error)),
-                _ => Ok(size),
+                _ => Ok(()),
             }
         })();
         if temporary.exists() {
@@ -475,7 +497,7 @@ pub fn normalize(reference: &str) -> Result<String, Error> {
     })
 }
 
-fn parse_reference(reference: &str) -> Result<oci_client::Reference, Error> {
+fn parse_reference(reference: &str) -> Result<reference::Reference, Error> {
     reference::parse(reference).map_err(|error| Error::Reference(reference.to_owned(), error.to_owned()))
 }
 
@@ -491,9 +513,11 @@ fn hex_of(digest: &str) -> &str {
     digest.strip_prefix("sha256:").unwrap_or(digest)
 }
 
-/// Layers are found by the first 16 hexadecimal digits, so that many fit in one mount's options.
+/// A layer's directory is named by the whole digest of its chain. Earlier versions used 16 digits of it, few
+/// enough to find another layer of that name: those directories serve the images that have them until these
+/// are pulled again.
 fn layer_name(chain: &str) -> String {
-    hex_of(chain).chars().take(16).collect()
+    hex_of(chain).to_owned()
 }
 
 pub(crate) fn digest_of(bytes: &[u8]) -> String {
@@ -523,7 +547,13 @@ fn expect_digest(what: &str, expected: &str, actual: &str) -> Result<(), Error> 
 
 /// The chain of a layer: a digest over itself and all below it. The only way from an image's own words
 /// to layers' names.
-fn chain_ids(diff_ids: &[String]) -> Result<Vec<String>, Error> {
+fn chain_ids(diff_ids: &[String], limit: usize) -> Result<Vec<String>, Error> {
+    if diff_ids.len() > limit {
+        return Err(Error::Archive(format!(
+            "the image has {} layers, more than {limit}",
+            diff_ids.len()
+        )));
+    }
     let mut chain: Vec<String> = Vec::with_capacity(diff_ids.len());
     for diff_id in diff_ids {
         if !is_digest(diff_id) {
@@ -545,7 +575,7 @@ mod tests {
     #[test]
     fn layers_are_named_by_digests_only() {
         let check = |diff_id: &str, expected: bool| {
-            assert_eq!(chain_ids(&[diff_id.to_owned()]).is_ok(), expected, "{diff_id}");
+            assert_eq!(chain_ids(&[diff_id.to_owned()], 1).is_ok(), expected, "{diff_id}");
         };
         let digest = format!("sha256:{}", "0a".repeat(32));
         check(&digest, true);

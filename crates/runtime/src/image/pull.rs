@@ -2,29 +2,21 @@
 //! checked, and unpacked in order; the list of images changes at the very end.
 
 use super::config::{ConfigFile, Descriptor, Manifest, choose_platform};
+use super::reference::Reference;
+use super::registry::{self, Registry};
 use super::{
-    Error, Image, ImageStore, Progress, ProgressFn, chain_ids, digest_of, expect_digest, io_error,
-    layer_name, normalize, parse_reference,
+    Error, Image, ImageStore, Limits, Progress, ProgressFn, chain_ids, digest_of, expect_digest, io_error,
+    is_digest, layer_name, normalize, parse_reference,
 };
-use futures::{StreamExt, TryStreamExt};
-use oci_client::client::{ClientConfig, ClientProtocol};
-use oci_client::errors::OciDistributionError;
-use oci_client::secrets::RegistryAuth;
-use oci_client::{Client, Reference};
+use futures::StreamExt;
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
-const ACCEPTED: &[&str] = &[
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-];
 const PARALLEL_LAYERS: usize = 3;
 const ATTEMPTS: u32 = 4;
-const MAX_MANIFEST: usize = 8 * 1024 * 1024;
 
 /// Credentials as CRI's AuthConfig carries them.
 #[derive(Clone, Default)]
@@ -50,20 +42,6 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-impl Credentials {
-    fn registry_auth(this: Option<&Credentials>) -> RegistryAuth {
-        match this {
-            Some(credentials) if !credentials.username.is_empty() => {
-                RegistryAuth::Basic(credentials.username.clone(), credentials.password.clone())
-            }
-            Some(credentials) if !credentials.registry_token.is_empty() => {
-                RegistryAuth::Bearer(credentials.registry_token.clone())
-            }
-            _ => RegistryAuth::Anonymous,
-        }
-    }
-}
-
 /// Goes with the pull, also when its caller gives up in the middle.
 struct Temporary(PathBuf);
 
@@ -86,15 +64,30 @@ impl ImageStore {
         }
         let name = normalize(reference)?;
         let parsed = parse_reference(&name)?;
-        let auth = Credentials::registry_auth(credentials);
+        let credentials = credentials.cloned().unwrap_or_default();
         let turn = self.pulls.lock().entry(name.clone()).or_default().clone();
         let guard = turn.lock().await;
-        let _busy = self.busy()?;
+        let busy = self.busy()?;
         let temporary = Temporary(self.temporary("pull"));
         std::fs::create_dir(&temporary.0).map_err(io_error("make a directory"))?;
         let result = self
-            .pull_into(&name, &parsed, &auth, &temporary.0, progress)
+            .pull_into(&name, &parsed, credentials, &temporary.0, progress)
             .await;
+        drop(temporary);
+        drop(busy);
+        if let Err(error) = &result
+            && !matches!(
+                error,
+                Error::Pull {
+                    interrupted: true,
+                    ..
+                }
+            )
+        {
+            // Layers that came before the one that was refused are of no use to anybody.
+            let store = self.clone();
+            let _ = tokio::task::spawn_blocking(move || store.collect_garbage()).await;
+        }
         drop(guard);
         drop(turn);
         self.pulls.lock().retain(|_, turn| Arc::strong_count(turn) > 1);
@@ -105,32 +98,30 @@ impl ImageStore {
         self: &Arc<Self>,
         name: &str,
         reference: &Reference,
-        auth: &RegistryAuth,
+        credentials: Credentials,
         temporary: &Path,
         progress: &ProgressFn,
     ) -> Result<String, Error> {
-        let client = client(reference.resolve_registry());
-        let fail = |error: OciDistributionError| pull_error(name, error);
-        let parse = |body: &[u8]| -> Result<Manifest, Error> {
-            serde_json::from_slice(body).map_err(|error| Error::Pull {
-                reference: name.to_owned(),
-                message: format!("manifest: {error}"),
-                not_found: false,
-                unauthorized: false,
-            })
+        let fail = |error: registry::Error| pull_error(name, &error);
+        let refuse = |message: String| Error::Pull {
+            reference: name.to_owned(),
+            message,
+            not_found: false,
+            unauthorized: false,
+            interrupted: false,
         };
-        let (body, _) = retry(|| client.pull_manifest_raw(reference, auth, ACCEPTED))
-            .await
-            .map_err(fail)?;
-        if body.len() > MAX_MANIFEST {
-            return Err(Error::Archive("manifest too large".into()));
-        }
+        let registry = Registry::new(reference, credentials, &self.limits).map_err(fail)?;
+        let parse = |body: &[u8]| -> Result<Manifest, Error> {
+            serde_json::from_slice(body).map_err(|error| refuse(format!("manifest: {error}")))
+        };
+        let asked = reference.digest().or(reference.tag()).unwrap_or("latest");
+        let body = retry(|| registry.manifest(asked)).await.map_err(fail)?;
         let top_digest = digest_of(&body);
         if let Some(asked) = reference.digest() {
             expect_digest("manifest", asked, &top_digest)?;
         }
-        self.write_blob(&top_digest, &body)?;
         let mut manifest = parse(&body)?;
+        let top_body = body;
         if !manifest.manifests.is_empty() {
             let Some(own) = choose_platform(&manifest.manifests) else {
                 return Err(Error::Pull {
@@ -141,34 +132,37 @@ impl ImageStore {
                     ),
                     not_found: true,
                     unauthorized: false,
+                    interrupted: false,
                 });
             };
-            let by_digest = reference.clone_with_digest(own.digest.clone());
-            let (body, _) = retry(|| client.pull_manifest_raw(&by_digest, auth, ACCEPTED))
-                .await
-                .map_err(fail)?;
+            check_digest(&own.digest)?;
+            let body = retry(|| registry.manifest(&own.digest)).await.map_err(fail)?;
             expect_digest("manifest", &own.digest, &digest_of(&body))?;
             manifest = parse(&body)?;
         }
-        let Some(config_descriptor) = manifest.config.clone() else {
+        let Some(described) = manifest.config.clone() else {
             return Err(Error::Unsupported("a manifest without a configuration".into()));
         };
-        // It is read into memory, so its size is not the registry's to choose.
-        if config_descriptor.size == 0 || config_descriptor.size > MAX_MANIFEST as u64 {
-            return Err(Error::Archive(format!(
-                "an image configuration of {} bytes",
-                config_descriptor.size
-            )));
+        check_digest(&described.digest)?;
+        for layer in &manifest.layers {
+            check_digest(&layer.digest)?;
         }
-        let config_path = temporary.join("config");
-        download(&client, reference, &config_descriptor, &config_path, progress)
+        let packed = manifest
+            .layers
+            .iter()
+            .try_fold(0u64, |sum, layer| sum.checked_add(layer.size))
+            .filter(|packed| *packed <= self.limits.packed_bytes)
+            .ok_or_else(|| {
+                refuse(format!(
+                    "its layers are larger than {} bytes",
+                    self.limits.packed_bytes
+                ))
+            })?;
+        let config_body = retry(|| registry.small_blob(&described.digest, described.size))
             .await
             .map_err(fail)?;
-        let config_body = tokio::fs::read(&config_path)
-            .await
-            .map_err(io_error("read the configuration"))?;
         let id = digest_of(&config_body);
-        expect_digest("configuration", &config_descriptor.digest, &id)?;
+        expect_digest("configuration", &described.digest, &id)?;
         let config: ConfigFile = serde_json::from_slice(&config_body)
             .map_err(|error| Error::Archive(format!("image configuration: {error}")))?;
         let diff_ids = config.rootfs.diff_ids.clone();
@@ -177,18 +171,19 @@ impl ImageStore {
                 "configuration and manifest name different numbers of layers".into(),
             ));
         }
-        let chains = chain_ids(&diff_ids)?;
+        let chains = chain_ids(&diff_ids, self.limits.layers)?;
+        let budget = Arc::new(Mutex::new(self.budget()?));
 
         // Layers that are here already are not fetched; the rest come in parallel and are unpacked in
         // order as they arrive.
         let jobs = manifest.layers.iter().cloned().enumerate().map(|(at, layer)| {
             let present = self.layers_directory().join(layer_name(&chains[at])).exists();
-            let (client, path) = (&client, temporary.join(format!("layer-{at}")));
+            let (registry, path) = (&registry, temporary.join(format!("layer-{at}")));
             async move {
                 if present {
-                    return Ok::<Option<PathBuf>, OciDistributionError>(None);
+                    return Ok::<Option<PathBuf>, registry::Error>(None);
                 }
-                download(client, reference, &layer, &path, progress).await?;
+                download(registry, &layer, &path, &self.limits, progress).await?;
                 Ok(Some(path))
             }
         });
@@ -199,9 +194,9 @@ impl ImageStore {
                 digest: manifest.layers[at].digest.clone(),
             });
             let (store, layer) = (self.clone(), manifest.layers[at].digest.clone());
-            let (diff_id, chain) = (diff_ids[at].clone(), chains[at].clone());
+            let (diff_id, chain, budget) = (diff_ids[at].clone(), chains[at].clone(), budget.clone());
             tokio::task::spawn_blocking(move || {
-                let result = store.unpack_layer(&path, Some(&layer), &diff_id, &chain);
+                let result = store.unpack_layer(&path, Some(&layer), &diff_id, &chain, &mut budget.lock());
                 let _ = std::fs::remove_file(&path);
                 result
             })
@@ -210,8 +205,9 @@ impl ImageStore {
         }
         drop(downloads);
 
+        self.write_blob(&top_digest, &top_body)?;
         self.write_blob(&id, &config_body)?;
-        let size = config_body.len() as u64 + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
+        let size = config_body.len() as u64 + packed;
         let repository = format!("{}/{}", reference.registry(), reference.repository());
         let tags = if reference.digest().is_some() {
             Vec::new()
@@ -235,32 +231,23 @@ impl ImageStore {
     }
 }
 
-/// COMPAT: like containerd, plain HTTP is spoken to registries on this machine, HTTPS to all others.
-fn client(registry: &str) -> Client {
-    let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
-    let local = host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    let protocol = if local {
-        ClientProtocol::Http
+/// Digests become parts of addresses and names of files.
+fn check_digest(digest: &str) -> Result<(), Error> {
+    if is_digest(digest) {
+        Ok(())
     } else {
-        ClientProtocol::Https
-    };
-    Client::new(ClientConfig {
-        protocol,
-        connect_timeout: Some(Duration::from_secs(30)),
-        read_timeout: Some(Duration::from_secs(60)),
-        user_agent: concat!("skiff/", env!("CARGO_PKG_VERSION")),
-        ..Default::default()
-    })
+        Err(Error::Archive(format!("{digest:?} is not a sha256 digest")))
+    }
 }
 
 /// Tries again what a second try can mend, with growing pauses.
-async fn retry<T, F: Future<Output = Result<T, OciDistributionError>>>(
+async fn retry<T, F: Future<Output = Result<T, registry::Error>>>(
     mut attempt: impl FnMut() -> F,
-) -> Result<T, OciDistributionError> {
+) -> Result<T, registry::Error> {
     let mut pause = Duration::from_millis(250);
     for _ in 1..ATTEMPTS {
         match attempt().await {
-            Err(error) if transient(&error) => {
+            Err(error) if error.is_transient() => {
                 tracing::warn!(%error, "registry request failed, trying again");
                 tokio::time::sleep(pause).await;
                 pause *= 3;
@@ -271,46 +258,44 @@ async fn retry<T, F: Future<Output = Result<T, OciDistributionError>>>(
     attempt().await
 }
 
-fn transient(error: &OciDistributionError) -> bool {
-    match error {
-        // A refused connection is a wrong address more often than a restart; the kubelet tries again.
-        OciDistributionError::RequestError(error) => !error.is_connect(),
-        OciDistributionError::IoError(_) => true,
-        OciDistributionError::ServerError { code, .. } => *code >= 500 || *code == 429,
-        _ => false,
-    }
-}
-
+/// Brings a layer into a file: not one byte more than its manifest says, and not for ever.
 async fn download(
-    client: &Client,
-    reference: &Reference,
-    descriptor: &Descriptor,
+    registry: &Registry,
+    layer: &Descriptor,
     path: &Path,
+    limits: &Limits,
     progress: &ProgressFn,
-) -> Result<(), OciDistributionError> {
+) -> Result<(), registry::Error> {
     retry(|| async {
-        let oci = oci_client::manifest::OciDescriptor {
-            digest: descriptor.digest.clone(),
-            size: i64::try_from(descriptor.size).unwrap_or(i64::MAX),
-            media_type: descriptor.media_type.clone(),
-            ..Default::default()
-        };
-        let mut stream = client.pull_blob_stream(reference, &oci).await?;
+        let mut response = registry.blob(&layer.digest).await?;
         let mut file = tokio::fs::File::create(path).await?;
         let mut done = 0u64;
-        while let Some(chunk) = stream.stream.try_next().await? {
+        let (mut window, mut arrived) = (tokio::time::Instant::now(), 0u64);
+        loop {
+            let too_slow = |_| registry::Error::TooSlow {
+                what: format!("layer {}", layer.digest),
+                limit: limits.slow_window,
+            };
+            let chunk = tokio::time::timeout_at(window + limits.slow_window, response.chunk())
+                .await
+                .map_err(too_slow)??;
+            let Some(chunk) = chunk else { break };
             done += chunk.len() as u64;
-            if descriptor.size > 0 && done > descriptor.size {
-                return Err(OciDistributionError::GenericError(Some(format!(
-                    "{} is longer than the {} bytes of its manifest",
-                    descriptor.digest, descriptor.size
-                ))));
+            if done > layer.size {
+                return Err(registry::Error::TooLarge {
+                    what: format!("layer {}", layer.digest),
+                    limit: layer.size,
+                });
+            }
+            arrived += chunk.len() as u64;
+            if arrived >= limits.slow_bytes {
+                (window, arrived) = (tokio::time::Instant::now(), 0);
             }
             file.write_all(&chunk).await?;
             progress(Progress::Downloading {
-                digest: descriptor.digest.clone(),
+                digest: layer.digest.clone(),
                 done,
-                total: descriptor.size,
+                total: layer.size,
             });
         }
         file.flush().await?;
@@ -319,31 +304,14 @@ async fn download(
     .await
 }
 
-fn pull_error(reference: &str, error: OciDistributionError) -> Error {
-    let (not_found, unauthorized) = match &error {
-        OciDistributionError::ImageManifestNotFoundError(_) => (true, false),
-        OciDistributionError::UnauthorizedError { .. } | OciDistributionError::AuthenticationFailure(_) => {
-            (false, true)
-        }
-        OciDistributionError::RegistryError { envelope, .. } => {
-            use oci_client::errors::OciErrorCode::{
-                Denied, ManifestUnknown, NameUnknown, NotFound, Unauthorized,
-            };
-            let has = |code| envelope.errors.iter().any(|error| error.code == code);
-            (
-                has(ManifestUnknown) || has(NameUnknown) || has(NotFound),
-                has(Denied) || has(Unauthorized),
-            )
-        }
-        OciDistributionError::ServerError { code, .. } => (*code == 404, *code == 401 || *code == 403),
-        _ => (false, false),
-    };
+fn pull_error(reference: &str, error: &registry::Error) -> Error {
+    let not_found = matches!(error, registry::Error::NotFound);
     // COMPAT: containerd's words, which end up in the pod's events.
     let message = if not_found {
         format!("failed to resolve reference {reference:?}: {reference}: not found")
     } else {
         let mut text = error.to_string();
-        let mut cause = std::error::Error::source(&error);
+        let mut cause = std::error::Error::source(error);
         while let Some(inner) = cause {
             let inner_text = inner.to_string();
             if !text.contains(&inner_text) {
@@ -357,6 +325,7 @@ fn pull_error(reference: &str, error: OciDistributionError) -> Error {
         reference: reference.to_owned(),
         message,
         not_found,
-        unauthorized,
+        unauthorized: matches!(error, registry::Error::Denied(_)),
+        interrupted: error.is_transient(),
     }
 }

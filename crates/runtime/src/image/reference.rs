@@ -1,9 +1,4 @@
 //! Names of images, from text to registry, repository, tag and digest. It asks nobody whether they exist.
-//!
-//! The library that pulls images reads references by an expression whose compiled form takes 7 MiB for as long as
-//! the process lives, which is more than everything else that an idle cluster holds in its heap.
-
-use oci_client::Reference;
 
 const DEFAULT_REGISTRY: &str = "docker.io";
 /// Another name of the same.
@@ -11,6 +6,45 @@ const OLD_REGISTRY: &str = "index.docker.io";
 const DEFAULT_TAG: &str = "latest";
 const LONGEST_NAME: usize = 255;
 const LONGEST_TAG: usize = 128;
+
+/// Where docker.io's registry answers.
+const DEFAULT_API_HOST: &str = "registry-1.docker.io";
+
+/// The parts of an image's name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reference {
+    registry: String,
+    repository: String,
+    tag: Option<String>,
+    digest: Option<String>,
+}
+
+impl Reference {
+    pub fn registry(&self) -> &str {
+        &self.registry
+    }
+
+    /// The host, and perhaps a port, that requests go to.
+    pub fn api_host(&self) -> &str {
+        if self.registry == DEFAULT_REGISTRY {
+            DEFAULT_API_HOST
+        } else {
+            &self.registry
+        }
+    }
+
+    pub fn repository(&self) -> &str {
+        &self.repository
+    }
+
+    pub fn tag(&self) -> Option<&str> {
+        self.tag.as_deref()
+    }
+
+    pub fn digest(&self) -> Option<&str> {
+        self.digest.as_deref()
+    }
+}
 
 /// `[registry/]repository[:tag][@digest]`.
 pub fn parse(text: &str) -> Result<Reference, &'static str> {
@@ -57,16 +91,15 @@ pub fn parse(text: &str) -> Result<Reference, &'static str> {
     if repository.len() > LONGEST_NAME {
         return Err("repository name must not be more than 255 characters");
     }
-    let registry = registry.to_owned();
-    let (tag, digest) = (tag.map(str::to_owned), digest.map(str::to_owned));
-    if let Some(digest) = &digest {
+    if let Some(digest) = digest {
         check_digest(digest)?;
     }
-    Ok(match (tag, digest) {
-        (None, None) => Reference::with_tag(registry, repository, DEFAULT_TAG.to_owned()),
-        (Some(tag), None) => Reference::with_tag(registry, repository, tag),
-        (None, Some(digest)) => Reference::with_digest(registry, repository, digest),
-        (Some(tag), Some(digest)) => Reference::with_tag_and_digest(registry, repository, tag, digest),
+    let tag = tag.or(digest.is_none().then_some(DEFAULT_TAG));
+    Ok(Reference {
+        registry: registry.to_owned(),
+        repository,
+        tag: tag.map(str::to_owned),
+        digest: digest.map(str::to_owned),
     })
 }
 
@@ -143,8 +176,14 @@ mod tests {
     /// The library is the measure.
     fn check(text: &str) {
         let theirs = text
-            .parse::<Reference>()
-            .map_err(|error: oci_client::ParseError| error.to_string());
+            .parse::<oci_spec::distribution::Reference>()
+            .map(|theirs| Reference {
+                registry: theirs.registry().to_owned(),
+                repository: theirs.repository().to_owned(),
+                tag: theirs.tag().map(str::to_owned),
+                digest: theirs.digest().map(str::to_owned),
+            })
+            .map_err(|error| error.to_string());
         assert_eq!(parse(text).map_err(str::to_owned), theirs, "{text:?}");
     }
 

@@ -1,5 +1,6 @@
 //! A layer's bytes, decompressed, with the digest of what came in and of what went out.
 
+use super::limits::Limited;
 use sha2::{Digest, Sha256};
 use std::cell::RefCell;
 use std::fs::File;
@@ -34,19 +35,24 @@ impl<R: Read> Read for Hashing<R> {
 }
 
 pub struct Verified {
-    plain: Hashing<Box<dyn Read>>,
+    plain: Hashing<Limited<Box<dyn Read>>>,
     raw: Rc<RefCell<Sha256>>,
 }
 
 impl Verified {
-    pub fn open(path: &Path) -> io::Result<Verified> {
+    /// `limit` is for the decompressed bytes: a small file can hold any amount of them.
+    pub fn open(path: &Path, limit: u64) -> io::Result<Verified> {
         let raw = Rc::new(RefCell::new(Sha256::new()));
         let file = Hashing {
             inner: File::open(path)?,
             hash: raw.clone(),
         };
         let plain = Hashing {
-            inner: decompress(file)?,
+            inner: Limited {
+                inner: decompress(file)?,
+                left: limit,
+                error: "the layer is too large when it is decompressed",
+            },
             hash: Rc::default(),
         };
         Ok(Verified { plain, raw })

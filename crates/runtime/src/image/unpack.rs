@@ -2,6 +2,7 @@
 //! resolved inside the directory (`openat2(RESOLVE_IN_ROOT)`), so neither `..` nor a symlink of the
 //! layer leads out of it.
 
+use super::limits::Budget;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, XattrFlags};
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -18,13 +19,13 @@ const OPAQUE_MARKER: &[u8] = b".wh..wh..opq";
 
 /// Long names and attributes of one entry. They are kept in memory, and a few bytes of a compressed layer
 /// can unpack to any amount of them.
-const MAX_HEADERS: u64 = 4 * 1024 * 1024;
+pub(super) const MAX_HEADERS: u64 = 4 * 1024 * 1024;
 
 /// Counts what is read between two entries, where there are only headers.
-struct Metered<'a> {
-    inner: &'a mut dyn Read,
+pub(super) struct Metered<'a> {
+    pub(super) inner: &'a mut dyn Read,
     /// `None` while an entry's content is read.
-    left: Rc<Cell<Option<u64>>>,
+    pub(super) left: Rc<Cell<Option<u64>>>,
 }
 
 impl Read for Metered<'_> {
@@ -40,8 +41,11 @@ impl Read for Metered<'_> {
     }
 }
 
-/// Unpacks `stream` (uncompressed) into `directory`; returns the bytes of file content.
-pub fn unpack(stream: &mut dyn Read, directory: &Path) -> io::Result<u64> {
+/// Names of directories are kept until the end, so they have a limit of their own.
+const MAX_DIRECTORY_NAMES: usize = 64 * 1024 * 1024;
+
+/// Unpacks `stream` (uncompressed) into `directory`, paid from `budget`.
+pub(super) fn unpack(stream: &mut dyn Read, directory: &Path, budget: &mut Budget) -> io::Result<()> {
     let root = rustix::fs::open(
         directory,
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -52,16 +56,28 @@ pub fn unpack(stream: &mut dyn Read, directory: &Path) -> io::Result<u64> {
         inner: stream,
         left: headers_left.clone(),
     });
-    let mut total = 0;
     // A directory's times and mode are set last: what is unpacked into it changes the former, and the
     // latter may forbid it.
     let mut directories: Vec<(PathBuf, Attributes)> = Vec::new();
+    let mut directory_names = 0;
     for entry in archive.entries()? {
         let mut entry = entry?;
         headers_left.set(None);
         let path = clean(&entry.path_bytes())?;
-        total += unpack_entry(root.as_fd(), &mut entry, &path, &mut directories)
+        budget.take_file()?;
+        let kept = directories.len();
+        unpack_entry(root.as_fd(), &mut entry, &path, &mut directories, budget)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+        if let Some((_, attributes)) = directories.get(kept) {
+            let attributes = attributes
+                .xattrs
+                .iter()
+                .map(|(name, value)| name.len() + value.len());
+            directory_names += path.as_os_str().len() + attributes.sum::<usize>();
+            if directory_names > MAX_DIRECTORY_NAMES {
+                return Err(io::Error::other("the layer has too many directories"));
+            }
+        }
         // Content of entries that have no use for any.
         io::copy(&mut entry, &mut io::sink())?;
         headers_left.set(Some(MAX_HEADERS));
@@ -73,7 +89,7 @@ pub fn unpack(stream: &mut dyn Read, directory: &Path) -> io::Result<u64> {
             attributes.apply(directory.as_fd())?;
         }
     }
-    Ok(total)
+    Ok(())
 }
 
 fn inside() -> ResolveFlags {
@@ -182,12 +198,13 @@ fn unpack_entry<R: Read>(
     entry: &mut tar::Entry<'_, R>,
     path: &Path,
     directories: &mut Vec<(PathBuf, Attributes)>,
-) -> io::Result<u64> {
+    budget: &mut Budget,
+) -> io::Result<()> {
     let attributes = attributes(entry)?;
     let Some(name) = path.file_name() else {
         // The root itself.
         directories.push((PathBuf::from("/"), attributes));
-        return Ok(0);
+        return Ok(());
     };
     let parent_path = path.parent().unwrap_or(Path::new(""));
     let parent = make_parents(root, parent_path)?;
@@ -197,19 +214,19 @@ fn unpack_entry<R: Read>(
         let open = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::openat2(root, dot_if_empty(parent_path), open, Mode::empty(), inside())?;
         rustix::fs::fsetxattr(&directory, "trusted.overlay.opaque", b"y", XattrFlags::empty())?;
-        return Ok(0);
+        return Ok(());
     }
     if let Some(hidden) = name.as_bytes().strip_prefix(WHITEOUT_PREFIX) {
         if hidden.is_empty() || hidden == b"." || hidden == b".." {
             return Err(io::Error::other("not a whiteout"));
         }
         if hidden.starts_with(WHITEOUT_PREFIX) {
-            return Ok(0); // aufs' own bookkeeping
+            return Ok(()); // aufs' own bookkeeping
         }
         let hidden = OsStr::from_bytes(hidden);
         remove_existing(parent, hidden)?;
         rustix::fs::mknodat(parent, hidden, FileType::CharacterDevice, Mode::empty(), 0)?;
-        return Ok(0);
+        return Ok(());
     }
 
     let kind = entry.header().entry_type();
@@ -226,14 +243,14 @@ fn unpack_entry<R: Read>(
             Err(error) => return Err(error.into()),
         }
         directories.push((path.to_owned(), attributes));
-        return Ok(0);
+        return Ok(());
     }
     remove_existing(parent, name)?;
     if kind.is_symlink() {
         let target = link_target(entry)?;
         rustix::fs::symlinkat(OsStr::from_bytes(&target), parent, name)?;
         attributes.apply_to_link(parent, name)?;
-        return Ok(0);
+        return Ok(());
     }
     if kind.is_hard_link() {
         let target = clean(&link_target(entry)?)?;
@@ -242,7 +259,7 @@ fn unpack_entry<R: Read>(
         };
         let target_parent = open_directory(root, target.parent().unwrap_or(Path::new("")))?;
         rustix::fs::linkat(&target_parent, target_name, parent, name, AtFlags::empty())?;
-        return Ok(0);
+        return Ok(());
     }
     let mode = Mode::from_raw_mode(0o600);
     let special = match kind {
@@ -273,16 +290,15 @@ fn unpack_entry<R: Read>(
             Mode::from_raw_mode(attributes.mode),
             AtFlags::empty(),
         )?;
-        return Ok(0);
+        return Ok(());
     }
     if !kind.is_file() && !kind.is_contiguous() && !kind.is_gnu_sparse() {
-        return Ok(0); // headers of other sorts carry no file
+        return Ok(()); // headers of other sorts carry no file
     }
     let open = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::openat(parent, name, open, mode)?);
-    let size = io::copy(entry, &mut file)?;
-    attributes.apply(file.as_fd())?;
-    Ok(size)
+    super::limits::copy(entry, &mut file, budget)?;
+    attributes.apply(file.as_fd())
 }
 
 fn link_target<R: Read>(entry: &tar::Entry<'_, R>) -> io::Result<Vec<u8>> {
@@ -378,6 +394,11 @@ mod tests {
 
     use tar::EntryType::{Directory, Link, Regular, Symlink};
 
+    fn unpack_all(stream: &mut dyn Read, directory: &Path) -> io::Result<()> {
+        let limits = super::super::limits::Limits::default();
+        unpack(stream, directory, &mut Budget::new(&limits, directory)?)
+    }
+
     #[test]
     fn stays_inside() {
         let outside = tempfile::tempdir().expect("dir");
@@ -386,7 +407,7 @@ mod tests {
         let absolute = outside.path().to_str().expect("utf-8").to_owned();
         let check = |entries: &[(&str, tar::EntryType, &str)]| {
             let layer = tempfile::tempdir().expect("dir");
-            let _ = unpack(&mut archive(entries).as_slice(), layer.path());
+            let _ = unpack_all(&mut archive(entries).as_slice(), layer.path());
             assert_eq!(
                 std::fs::read_to_string(&secret).expect("read"),
                 "secret",
@@ -431,7 +452,7 @@ mod tests {
             bytes.truncate(bytes.len() - 1024);
             bytes.extend(archive(&[("f", Regular, "x")]));
             let layer = tempfile::tempdir().expect("dir");
-            let result = unpack(&mut bytes.as_slice(), layer.path());
+            let result = unpack_all(&mut bytes.as_slice(), layer.path());
             assert_eq!(result.is_ok(), expected, "{length}: {result:?}");
         };
         check(200, true);
@@ -458,7 +479,7 @@ mod tests {
             }
             bytes.truncate(1 + rand::random::<u32>() as usize % bytes.len());
             let layer = tempfile::tempdir().expect("dir");
-            let _ = unpack(&mut bytes.as_slice(), layer.path());
+            let _ = unpack_all(&mut bytes.as_slice(), layer.path());
         }
     }
 
@@ -472,11 +493,11 @@ mod tests {
             ("d/.wh.gone", Regular, ""),
             ("d/f", Regular, "again"),
         ]);
-        let result = unpack(&mut bytes.as_slice(), layer.path());
+        let result = unpack_all(&mut bytes.as_slice(), layer.path());
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        assert_eq!(result.expect("unpacks"), 10);
+        result.expect("unpacks");
         assert_eq!(
             std::fs::read_to_string(layer.path().join("d/f")).expect("read"),
             "again"

@@ -15,7 +15,7 @@ use super::{Context, InitError};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use std::ffi::CString;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// A mount waiting for its place.
@@ -130,12 +130,23 @@ fn prepare(mount: &Mount) -> Result<Prepared<'_>, InitError> {
     })
 }
 
-/// mount(2) is used for the overlay because fsconfig takes values of 256 bytes only.
+/// mount(2) is used for the overlay because fsconfig takes values of 256 bytes only. Its options fit a page,
+/// which names of many layers do not, so they are given as numbers of descriptors.
 fn mount_overlay(rootfs: &Rootfs) -> Result<(), InitError> {
-    std::env::set_current_dir(&rootfs.layers_dir).context(|| "enter the layers".into())?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut layers = Vec::with_capacity(rootfs.lower.len());
+    for name in &rootfs.lower {
+        let path = rootfs.layers_dir.join(name);
+        layers.push(
+            rustix::fs::open(&path, flags, Mode::empty())
+                .context(|| format!("open layer {}", path.display()))?,
+        );
+    }
+    let numbers: Vec<String> = layers.iter().map(|layer| layer.as_raw_fd().to_string()).collect();
+    std::env::set_current_dir("/proc/self/fd").context(|| "enter /proc/self/fd".into())?;
     let data = format!(
         "lowerdir={},upperdir={},workdir={}",
-        rootfs.lower.join(":"),
+        numbers.join(":"),
         rootfs.upper.display(),
         rootfs.work.display()
     );

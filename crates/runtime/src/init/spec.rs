@@ -25,7 +25,7 @@ pub struct InitSpec {
 /// cannot outlive the container.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Rootfs {
-    /// The directory that `lower` is relative to: short names keep many layers within mount(2)'s page.
+    /// The directory that `lower` is relative to.
     pub layers_dir: PathBuf,
     /// Topmost layer first.
     pub lower: Vec<String>,

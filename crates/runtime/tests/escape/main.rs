@@ -9,6 +9,8 @@
 //! | /dev/null, /dev/console or /dev/pts replaced | CVE-2025-31133, CVE-2025-52565 | `mounts::volume_over_dev` |
 //! | masked paths seen after all | CVE-2023-27561 | `mounts::masks_hold` |
 //! | a shared volume changes while it is mounted | CVE-2021-30465, CVE-2024-45310 | `mounts::shared_volume_race` |
+//! | registries, layers and archives without an end or with wrong sizes | CVE-2023-25153 | `registries::hostile_registry`, `registries::bombs` |
+//! | a layer taken for another one | | `registries::whole_digests` |
 //! | subPath | CVE-2017-1002101, CVE-2021-25741 | `volumes::sub_path` of the node |
 //!
 //! Not tried: user namespaces and id-mapped mounts (CVE-2023-25809; refused as not built), SELinux and
@@ -23,6 +25,7 @@ mod environment;
 #[path = "../containers/harness.rs"]
 mod harness;
 mod mounts;
+mod registries;
 mod support;
 
 use harness::{Test, tests};
@@ -34,6 +37,9 @@ const TESTS: &[Test] = tests![
     mounts::volume_over_dev,
     mounts::masks_hold,
     mounts::shared_volume_race,
+    registries::hostile_registry,
+    registries::bombs,
+    registries::whole_digests,
 ];
 
 fn main() {
