@@ -10,4 +10,4 @@ mod pod_security;
 pub use attributes::{Access, Attributes, Operation, Reinvocation, Told, User};
 pub use chain::{Chain, Lister, Plugin};
 pub use configuration::{Choice, pod_security as pod_security_configuration};
-pub use pod_security::Configuration as PodSecurityConfiguration;
+pub use pod_security::{Configuration as PodSecurityConfiguration, check_names as pod_security_checks};

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration};
 use skiff_meta::selector::{Operator, Requirement};
 
+use crate::pods;
 use crate::resources::{
     ResourceList, cpu_request_milli, milli_value, pod_total, request_or_limit_value, value,
 };
+use crate::sysctls::AllowedSysctls;
 
 /// Why not; becomes the reason of a failed pod.
 #[derive(Debug, PartialEq, Eq)]
@@ -17,8 +19,16 @@ pub struct Refusal {
     pub message: String,
 }
 
+const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
 /// The reason of a pod that wants another node.
 pub const NODE_AFFINITY: &str = "NodeAffinity";
+
+/// What of the machine decides whether a pod can be confined as it asks.
+pub struct Confinement<'a> {
+    pub sysctls: &'a AllowedSysctls,
+    pub app_armor: bool,
+}
 
 /// Without a node (it is not registered yet) what depends on it is not looked at.
 pub fn admit(
@@ -26,7 +36,9 @@ pub fn admit(
     others: &[Arc<Pod>],
     allocatable: &ResourceList,
     node: Option<&Node>,
+    confinement: &Confinement<'_>,
 ) -> Result<(), Refusal> {
+    confinement.sysctls.admit(pod)?;
     if pod
         .spec
         .as_ref()
@@ -38,12 +50,21 @@ pub fn admit(
             message: "Failed to admit pod as the OS field doesn't match node OS".to_owned(),
         });
     }
+    app_armor(pod, confinement.app_armor)?;
     enough_room(pod, others, allocatable)?;
     let Some(node) = node else { return Ok(()) };
+    strict_groups(pod, node)?;
     if !wants_node(pod, node) {
         return Err(Refusal {
             reason: NODE_AFFINITY,
             message: "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
+                .to_owned(),
+        });
+    }
+    if !free_ports(pod, others) {
+        return Err(Refusal {
+            reason: "NodePorts",
+            message: "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"
                 .to_owned(),
         });
     }
@@ -59,6 +80,90 @@ pub fn admit(
         });
     }
     Ok(())
+}
+
+/// A profile that cannot be enforced must not be taken for one that is.
+fn app_armor(pod: &Pod, enabled: bool) -> Result<(), Refusal> {
+    if enabled {
+        return Ok(());
+    }
+    let Some(spec) = &pod.spec else { return Ok(()) };
+    let of_containers = pods::all_security_contexts(spec).filter_map(|c| c.app_armor_profile.as_ref());
+    let of_pod = spec.security_context.as_ref();
+    let confined = of_pod
+        .and_then(|c| c.app_armor_profile.as_ref())
+        .into_iter()
+        .chain(of_containers)
+        .any(|profile| profile.type_ != "Unconfined");
+    let annotated = pod
+        .metadata
+        .annotations
+        .iter()
+        .flatten()
+        .any(|(key, value)| key.starts_with(APP_ARMOR_ANNOTATION) && value != "unconfined");
+    if confined || annotated {
+        return Err(Refusal {
+            reason: "AppArmor",
+            message: "Cannot enforce AppArmor: AppArmor is not enabled on the host".to_owned(),
+        });
+    }
+    Ok(())
+}
+
+fn strict_groups(pod: &Pod, node: &Node) -> Result<(), Refusal> {
+    let context = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
+    let features = node.status.as_ref().and_then(|s| s.features.as_ref());
+    if context.and_then(|c| c.supplemental_groups_policy.as_deref()) == Some("Strict")
+        && features.and_then(|f| f.supplemental_groups_policy) != Some(true)
+    {
+        return Err(Refusal {
+            reason: "SupplementalGroupsPolicyNotSupported",
+            message: "SupplementalGroupsPolicy=Strict is not supported in this node".to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// Whether no other pod has one of the pod's host ports.
+fn free_ports(pod: &Pod, others: &[Arc<Pod>]) -> bool {
+    let wanted = host_ports(pod);
+    let any = |ip: &str| matches!(ip, "" | "0.0.0.0" | "::");
+    let clash = |a: &HostPort<'_>, b: &HostPort<'_>| {
+        a.port == b.port && a.protocol == b.protocol && (a.ip == b.ip || any(a.ip) || any(b.ip))
+    };
+    wanted.is_empty()
+        || !others.iter().any(|other| {
+            host_ports(other)
+                .iter()
+                .any(|b| wanted.iter().any(|a| clash(a, b)))
+        })
+}
+
+struct HostPort<'a> {
+    ip: &'a str,
+    protocol: &'a str,
+    port: i32,
+}
+
+fn host_ports(pod: &Pod) -> Vec<HostPort<'_>> {
+    let Some(spec) = &pod.spec else { return Vec::new() };
+    let sidecars = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .filter(|c| c.restart_policy.as_deref() == Some("Always"));
+    spec.containers
+        .iter()
+        .chain(sidecars)
+        .flat_map(|container| container.ports.iter().flatten())
+        .filter_map(|port| {
+            Some(HostPort {
+                ip: port.host_ip.as_deref().unwrap_or_default(),
+                protocol: port.protocol.as_deref().unwrap_or("TCP"),
+                port: port.host_port.filter(|port| *port > 0)?,
+            })
+        })
+        .collect()
 }
 
 /// `nodeSelector` and the required part of the node affinity.
@@ -199,7 +304,17 @@ mod tests {
         .unwrap();
         let check = |new: Pod, others: Vec<Pod>, expected: Option<(&str, &str)>| {
             let others: Vec<Arc<Pod>> = others.into_iter().map(Arc::new).collect();
-            let found = admit(&new, &others, &allocatable, None).err();
+            let found = admit(
+                &new,
+                &others,
+                &allocatable,
+                None,
+                &Confinement {
+                    sysctls: &AllowedSysctls::default(),
+                    app_armor: false,
+                },
+            )
+            .err();
             assert_eq!(found.as_ref().map(|r| (r.reason, r.message.as_str())), expected);
         };
         check(pod("2", "1Gi"), vec![], None);
@@ -256,7 +371,17 @@ mod tests {
             }
             let pod: Pod = serde_json::from_value(json!({"spec": spec})).unwrap();
             let allocatable: ResourceList = serde_json::from_value(json!({"pods": "10"})).unwrap();
-            let found = admit(&pod, &[], &allocatable, Some(&node)).err();
+            let found = admit(
+                &pod,
+                &[],
+                &allocatable,
+                Some(&node),
+                &Confinement {
+                    sysctls: &AllowedSysctls::default(),
+                    app_armor: false,
+                },
+            )
+            .err();
             assert_eq!(found.map(|refusal| refusal.reason), expected, "{pod:?}");
         };
         let term = |term: serde_json::Value| {

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
 
+use crate::sysctls::AllowedSysctls;
+
 /// Makes the CNI configuration list (JSON) for the node's pod CIDRs.
 pub type CniConfig = Arc<dyn Fn(&[String]) -> String + Send + Sync>;
 
@@ -51,6 +53,7 @@ pub struct NodeConfig {
     /// Kept back from pods, in millicores and bytes.
     pub reserved_cpu_milli: i64,
     pub reserved_memory: i64,
+    pub allowed_sysctls: AllowedSysctls,
     /// A container's log is rotated at this size, and this many files of it are kept.
     pub container_log_max_size: u64,
     pub container_log_max_files: usize,
@@ -90,6 +93,7 @@ impl NodeConfig {
             kubelet_version: "v1.36.0".to_owned(),
             reserved_cpu_milli: 0,
             reserved_memory: 0,
+            allowed_sysctls: AllowedSysctls::default(),
             container_log_max_size: 10 << 20,
             container_log_max_files: 5,
         }

@@ -15,7 +15,7 @@ use skiff_cri::v1;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::admission::{self, Refusal};
+use crate::admission::{self, Confinement, Refusal};
 use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
 use crate::config::NodeConfig;
@@ -279,7 +279,11 @@ impl Kubelet {
             .filter(|other| other.uid != state.uid && other.is_admitted() && !other.is_terminal())
             .map(|other| other.pod())
             .collect();
-        admission::admit(&state.pod(), &others, &self.allocatable(), node)?;
+        let confinement = Confinement {
+            sysctls: &self.config.allowed_sysctls,
+            app_armor: self.machine.app_armor,
+        };
+        admission::admit(&state.pod(), &others, &self.allocatable(), node, &confinement)?;
         state.set_admitted();
         Ok(())
     }

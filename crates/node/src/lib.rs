@@ -41,14 +41,18 @@ mod resources;
 mod runtime;
 mod sandbox_config;
 mod security;
+#[cfg(test)]
+mod security_fields;
 mod server;
 mod start;
 mod status;
 mod status_writer;
 mod sync;
+mod sysctls;
 mod termination;
 mod volumes;
 
 pub use config::{CniConfig, NodeConfig};
 pub use kubelet::{Error, run};
 pub use observed::labels::OWNER as OWNER_LABEL;
+pub use sysctls::AllowedSysctls;

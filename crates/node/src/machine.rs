@@ -14,6 +14,8 @@ pub struct Machine {
     pub ephemeral_storage: i64,
     /// Page size in KiB to bytes of such pages.
     pub huge_pages: Vec<(u64, i64)>,
+    /// Whether the kernel enforces AppArmor profiles.
+    pub app_armor: bool,
 }
 
 fn read(path: &str) -> String {
@@ -41,6 +43,8 @@ impl Machine {
             memory: memory_total(&read("/proc/meminfo")),
             ephemeral_storage,
             huge_pages: huge_pages(),
+            app_armor: Path::new("/sys/kernel/security/apparmor").exists()
+                && read("/sys/module/apparmor/parameters/enabled").starts_with('Y'),
         }
     }
 
@@ -201,6 +205,7 @@ mod tests {
     #[test]
     fn what_is_left() {
         let machine = Machine {
+            app_armor: false,
             cpus: 2,
             memory: 1 << 30,
             ephemeral_storage: 1 << 40,

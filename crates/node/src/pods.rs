@@ -1,6 +1,8 @@
 //! Small questions about a pod object that many files ask. Pure.
 
-use k8s_openapi::api::core::v1::{Container, EphemeralContainer, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{
+    Container, EphemeralContainer, ObjectReference, Pod, PodSpec, SecurityContext,
+};
 
 pub fn uid(pod: &Pod) -> &str {
     pod.metadata.uid.as_deref().unwrap_or_default()
@@ -53,6 +55,18 @@ pub fn ephemeral_as_container(ephemeral: &EphemeralContainer) -> Container {
         volume_mounts: e.volume_mounts,
         working_dir: e.working_dir,
     }
+}
+
+/// The security contexts of all containers, of whichever sort.
+pub fn all_security_contexts(spec: &PodSpec) -> impl Iterator<Item = &SecurityContext> {
+    let containers = spec
+        .containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten());
+    let ephemeral = spec.ephemeral_containers.iter().flatten();
+    containers
+        .filter_map(|c| c.security_context.as_ref())
+        .chain(ephemeral.filter_map(|c| c.security_context.as_ref()))
 }
 
 /// The container of that name, of whichever sort.

@@ -13,21 +13,34 @@ use crate::pods;
 use crate::resources::{QUOTA_PERIOD, pod_cgroup_resources};
 use crate::runtime::pod_log_dir;
 use crate::security::sandbox_context;
+use crate::sysctls::normalized;
 
-/// The configuration, and warnings about DNS for events.
+/// The kubelet's words for a runtime that has none.
+pub const NO_USER_NAMESPACES: &str =
+    "can't set `spec.hostUsers: false`, runtime does not support user namespaces";
+
+/// The configuration, and warnings for events: their reasons and messages.
 pub fn sandbox_config(
     pod: &Pod,
     attempt: u32,
     config: &NodeConfig,
     host_dns: &v1::DnsConfig,
     cgroup_parent: String,
-) -> Result<(v1::PodSandboxConfig, Vec<String>), String> {
+) -> Result<(v1::PodSandboxConfig, Vec<(&'static str, String)>), String> {
     let spec = pod.spec.as_ref();
+    // Pod Security allows such a pod more because of this field: without the namespace it must not run.
+    if spec.and_then(|s| s.host_users) == Some(false) {
+        return Err(NO_USER_NAMESPACES.to_owned());
+    }
     let cluster = ClusterDns {
         servers: config.cluster_dns.clone(),
         domain: config.cluster_domain.clone(),
     };
-    let (dns_config, warnings) = pod_dns(pod, &cluster, host_dns);
+    let (dns_config, dns_warnings) = pod_dns(pod, &cluster, host_dns);
+    let mut warnings: Vec<_> = dns_warnings
+        .into_iter()
+        .map(|w| ("DNSConfigForming", w))
+        .collect();
     // A pod on the host's network has the host's name.
     let hostname = if pods::is_host_network(pod) {
         String::new()
@@ -40,7 +53,7 @@ pub fn sandbox_config(
         pods::name(pod),
         pods::uid(pod),
     );
-    let port_mappings = spec
+    let port_mappings: Vec<v1::PortMapping> = spec
         .into_iter()
         .flat_map(|s| &s.containers)
         .flat_map(|c| c.ports.iter().flatten())
@@ -55,13 +68,23 @@ pub fn sandbox_config(
             host_ip: port.host_ip.clone().unwrap_or_default(),
         })
         .collect();
+    // The network that skiff sets up itself maps no ports.
+    let ignored = port_mappings.iter().find(|port| port.host_port > 0);
+    if let Some(port) = ignored.filter(|_| config.cni_config.is_some() && !pods::is_host_network(pod)) {
+        warnings.push((
+            "HostPortNotSupported",
+            format!(
+                "hostPort {} is not opened on the node: the pod network maps no host ports; use a NodePort service or hostNetwork",
+                port.host_port
+            ),
+        ));
+    }
     let sysctls = spec
         .and_then(|s| s.security_context.as_ref())
         .and_then(|c| c.sysctls.as_ref())
         .into_iter()
         .flatten()
-        // Either separator is allowed in the API; runtimes want dots.
-        .map(|s| (s.name.replace('/', "."), s.value.clone()))
+        .map(|s| (normalized(&s.name), s.value.clone()))
         .collect();
     let resources = pod_cgroup_resources(pod);
     let made = v1::PodSandboxConfig {

@@ -140,9 +140,9 @@ impl Kubelet {
             self.cgroups.pod_path(pod),
         ) {
             Ok((config, warnings)) => {
-                for warning in warnings {
+                for (reason, warning) in warnings {
                     self.recorder
-                        .event(&pods::reference(pod), "Warning", "DNSConfigForming", warning);
+                        .event(&pods::reference(pod), "Warning", reason, warning);
                 }
                 config
             }

@@ -102,6 +102,9 @@ pub struct ServerArgs {
     /// Run containers by this CRI runtime instead of the embedded one
     #[arg(long, value_name = "unix://PATH", value_parser = unix_socket)]
     pub container_runtime_endpoint: Option<String>,
+    /// Sysctls that pods may set besides the safe ones; a name may end in *
+    #[arg(long, value_name = "SYSCTL", value_delimiter = ',', value_parser = sysctl)]
+    pub allowed_unsafe_sysctls: Vec<String>,
     /// Record requests as this audit policy says
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub audit_policy_file: Option<PathBuf>,
@@ -320,6 +323,15 @@ fn unix_socket(text: &str) -> Result<String, &'static str> {
     }
 }
 
+/// A sysctl or a pattern of them that pods may be allowed to set.
+fn sysctl(text: &str) -> Result<String, String> {
+    let pattern = text.to_owned();
+    match skiff_node::AllowedSysctls::with_unsafe(std::slice::from_ref(&pattern)) {
+        Ok(_) => Ok(pattern),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -341,6 +353,12 @@ mod tests {
         assert!(
             Cli::try_parse_from(["skiff", "up", "--etcd-certfile", "x"]).is_err(),
             "a certificate needs its key"
+        );
+        let sysctl = |name| Cli::try_parse_from(["skiff", "up", "--allowed-unsafe-sysctls", name]);
+        assert!(sysctl("kernel.msg*,net.core.somaxconn").is_ok());
+        assert!(
+            sysctl("kernel.core_pattern").is_err(),
+            "one for the whole machine"
         );
     }
 

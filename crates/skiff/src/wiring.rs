@@ -479,6 +479,8 @@ impl Wiring<'_> {
         config.cni_conf_dir = Some(cluster.data_dir.join("cni/conf"));
         config.pod_cidrs = vec![cluster.node_pod_cidr()?];
         config.kubelet_version = VERSION.to_owned();
+        config.allowed_sysctls = skiff_node::AllowedSysctls::with_unsafe(&self.args.allowed_unsafe_sysctls)
+            .context("--allowed-unsafe-sysctls")?;
         let named = cluster.clone();
         config.cni_config = Some(Arc::new(move |cidrs| named.cni_conf_list(cidrs)));
         self.supervisor.run("node", move |stop| {

@@ -210,8 +210,8 @@ impl Volumes {
                 .write_files(pod, "projected", &volume.name, payload, true)
                 .await;
         }
-        let what = unsupported(volume);
-        Err(format!("{what} volumes are not supported by this node yet"))
+        let kind = type_name(volume);
+        Err(format!("{kind} volumes are not supported by this node yet"))
     }
 
     async fn projected(
@@ -389,20 +389,12 @@ fn token_owner(pod: &Pod) -> Option<u32> {
     }
 }
 
-fn unsupported(volume: &Volume) -> String {
-    let named: [(&str, bool); 7] = [
-        ("persistentVolumeClaim", volume.persistent_volume_claim.is_some()),
-        ("csi", volume.csi.is_some()),
-        ("ephemeral", volume.ephemeral.is_some()),
-        ("image", volume.image.is_some()),
-        ("nfs", volume.nfs.is_some()),
-        ("iscsi", volume.iscsi.is_some()),
-        ("fc", volume.fc.is_some()),
-    ];
-    match named.iter().find(|(_, present)| *present) {
-        Some((name, _)) => (*name).to_owned(),
-        None => "such".to_owned(),
-    }
+/// The type of a volume by its name in the API.
+fn type_name(volume: &Volume) -> String {
+    let fields = serde_json::to_value(volume).unwrap_or_default();
+    let named = fields.as_object().into_iter().flatten();
+    let mut named = named.map(|(field, _)| field).filter(|field| *field != "name");
+    named.next().cloned().unwrap_or_default()
 }
 
 #[cfg(test)]

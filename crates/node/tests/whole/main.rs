@@ -592,6 +592,51 @@ async fn a_pod_that_does_not_fit_is_refused() {
     life.end().await;
 }
 
+/// What admission allows a pod because of a field must be true on the node, or the pod does not run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_cannot_be_confined_is_refused() {
+    let world = World::new().await;
+    let life = world.start();
+    let container = json!([{"name": "app", "image": "app:1"}]);
+    let refused = [
+        (
+            "sysctl",
+            json!({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}),
+            "SysctlForbidden",
+            "forbidden sysctl: \"kernel.msgmax\" not allowlisted",
+        ),
+        (
+            "apparmor",
+            json!({"securityContext": {"appArmorProfile": {"type": "RuntimeDefault"}}}),
+            "AppArmor",
+            "Cannot enforce AppArmor: AppArmor is not enabled on the host",
+        ),
+    ];
+    let has_app_armor = std::path::Path::new("/sys/kernel/security/apparmor").exists();
+    for (name, spec, reason, message) in refused {
+        if reason == "AppArmor" && has_app_armor {
+            continue;
+        }
+        let mut spec = spec;
+        spec["containers"] = container.clone();
+        world.create(name, spec).await;
+        let failed = |pod: &Value| pod["status"]["phase"] == "Failed";
+        let pod = world.until(name, "refused", failed).await;
+        assert_eq!(pod["status"]["reason"], reason);
+        assert_eq!(pod["status"]["message"], format!("Pod was rejected: {message}"));
+        world.until_event(reason, message).await;
+    }
+    let spec = json!({"hostUsers": false, "containers": [
+        {"name": "app", "image": "app:1", "securityContext": {"procMount": "Unmasked"}}]});
+    world.create("own-users", spec).await;
+    let message = "Failed to create pod sandbox: can't set `spec.hostUsers: false`, runtime does not support user namespaces";
+    world.until_event("FailedCreatePodSandBox", message).await;
+    let pod = world.pods().get("own-users").await.unwrap();
+    assert_eq!(pod.status.unwrap().phase.as_deref(), Some("Pending"));
+    assert!(world.runtime.running().is_empty());
+    life.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_for_another_node_is_refused() {
     let world = World::new().await;

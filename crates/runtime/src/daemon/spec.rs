@@ -115,9 +115,16 @@ fn refuse_unsupported(
         return Err("CDI devices are not supported by this runtime".into());
     }
     if let Some(profile) = &security.apparmor
-        && profile.profile_type == cri::security_profile::ProfileType::Localhost as i32
+        && profile.profile_type != cri::security_profile::ProfileType::Unconfined as i32
     {
         return Err("AppArmor profiles are not supported by this runtime".into());
+    }
+    // COMPAT: like containerd, labels are ignored where the kernel does not enforce them.
+    if let Some(label) = &security.selinux_options
+        && *label != cri::SeLinuxOption::default()
+        && Path::new("/sys/fs/selinux/enforce").exists()
+    {
+        return Err("SELinux labels are not supported by this runtime".into());
     }
     for mount in &config.mounts {
         if mount.image.as_ref().is_some_and(|image| !image.image.is_empty()) {
@@ -443,6 +450,22 @@ mod tests {
 
     fn strings(texts: &[&str]) -> Vec<String> {
         texts.iter().map(|text| text.to_string()).collect()
+    }
+
+    #[test]
+    fn profiles_that_cannot_be_enforced_are_refused() {
+        use cri::security_profile::ProfileType::{Localhost, RuntimeDefault, Unconfined};
+        for (kind, is_refused) in [(RuntimeDefault, true), (Localhost, true), (Unconfined, false)] {
+            let security = cri::LinuxContainerSecurityContext {
+                apparmor: Some(cri::SecurityProfile {
+                    profile_type: kind as i32,
+                    localhost_ref: String::new(),
+                }),
+                ..Default::default()
+            };
+            let result = refuse_unsupported(&cri::ContainerConfig::default(), &security);
+            assert_eq!(result.is_err(), is_refused, "{kind:?}");
+        }
     }
 
     #[test]
