@@ -19,14 +19,17 @@ use crate::sysctls::normalized;
 pub const NO_USER_NAMESPACES: &str =
     "can't set `spec.hostUsers: false`, runtime does not support user namespaces";
 
-/// The configuration, and warnings for events: their reasons and messages.
+/// The reason and the message of an event.
+pub type Warning = (&'static str, String);
+
+/// The configuration, and warnings about it.
 pub fn sandbox_config(
     pod: &Pod,
     attempt: u32,
     config: &NodeConfig,
     host_dns: &v1::DnsConfig,
     cgroup_parent: String,
-) -> Result<(v1::PodSandboxConfig, Vec<(&'static str, String)>), String> {
+) -> Result<(v1::PodSandboxConfig, Vec<Warning>), String> {
     let spec = pod.spec.as_ref();
     // Pod Security allows such a pod more because of this field: without the namespace it must not run.
     if spec.and_then(|s| s.host_users) == Some(false) {

@@ -434,6 +434,28 @@ impl Inner {
         in_time(tokio::time::Instant::now() + ASKED, decided.boxed()).await
     }
 
+    /// Refuses what the user may not do with `verb`, where that is not the verb that was asked about already.
+    // COMPAT: in upstream's shorter words, without what was asked.
+    pub async fn ensure_verb(&self, exchange: &Exchange, verb: &str) -> Result<(), Status> {
+        if exchange.info.verb == verb {
+            return Ok(());
+        }
+        let attributes = Attributes {
+            verb,
+            ..attributes_of(&exchange.info)
+        };
+        let asked = self.authorizer.decide(&exchange.user, &attributes, false);
+        let decided = in_time(tokio::time::Instant::now() + ASKED, asked.boxed()).await;
+        if decided.allowed {
+            return Ok(());
+        }
+        Err(Status::forbidden(
+            &GroupResource::new(attributes.group, attributes.resource),
+            attributes.name,
+            decided.reason,
+        ))
+    }
+
     /// Whether the user may do `verb` with what the request names.
     pub fn authorize_verb(&self, exchange: &Exchange, verb: &str) -> Result<(), Status> {
         let attributes = Attributes {

@@ -12,7 +12,7 @@ use skiff_registry::{ListOptions, ReadAt};
 
 use crate::audit::Level;
 use crate::chain::Exchange;
-use crate::hooks::escalation;
+use crate::hooks::{escalation, param_access};
 use crate::query::Query;
 use crate::server::Inner;
 
@@ -212,7 +212,8 @@ impl Gate for Admission<'_> {
         // Before the object is validated, as upstream's storage does it.
         match object.as_deref() {
             Some(new) => {
-                escalation::check(self.inner, self.identity, self.resource, self.namespace, new, old).await
+                escalation::check(self.inner, self.identity, self.resource, self.namespace, new, old).await?;
+                param_access::check(self.inner, self.identity, self.resource, new, old).await
             }
             None => Ok(()),
         }

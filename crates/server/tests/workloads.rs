@@ -146,6 +146,9 @@ async fn evictions_ask_the_budget() {
         refused.text
     );
     set(1).await;
+    let mut watch = cluster
+        .watch(&format!("{PODS}?watch=true&fieldSelector=metadata.name=p"))
+        .await;
     let evicted = cluster.post(&format!("{PODS}/p/eviction"), eviction).await;
     assert_eq!(evicted.code, 201, "{}", evicted.text);
     assert_eq!(cluster.get(&format!("{PODS}/p")).await.code, 404);
@@ -153,6 +156,37 @@ async fn evictions_ask_the_budget() {
         cluster.get(&format!("{budgets}/b")).await.json["status"]["disruptionsAllowed"],
         0
     );
+    // Its owner can tell that it did not fail.
+    let last = loop {
+        let event = watch.next().await.expect("an event");
+        if event["type"] == "DELETED" {
+            break event["object"].clone();
+        }
+    };
+    let conditions = last["status"]["conditions"].as_array().expect("conditions");
+    let target = conditions.iter().find(|c| c["type"] == "DisruptionTarget");
+    let target = target.expect("the condition DisruptionTarget");
+    assert_eq!(
+        (&target["status"], &target["reason"], &target["message"]),
+        (
+            &json!("True"),
+            &json!("EvictionByEvictionAPI"),
+            &json!("Eviction API: evicting")
+        )
+    );
+    assert!(conditions.iter().any(|c| c["type"] == "Ready"), "{conditions:?}");
+    // A dry run marks nothing, and preconditions are looked at before.
+    cluster.post(PODS, pod("q")).await;
+    for (options, code) in [
+        (json!({"dryRun": ["All"]}), 201),
+        (json!({"preconditions": {"uid": "other"}}), 409),
+    ] {
+        let eviction = json!({"metadata": {"name": "q"}, "deleteOptions": options});
+        let answer = cluster.post(&format!("{PODS}/q/eviction"), eviction).await;
+        assert_eq!(answer.code, code, "{}", answer.text);
+        let kept = cluster.get(&format!("{PODS}/q")).await;
+        assert!(!kept.text.contains("DisruptionTarget"), "{}", kept.text);
+    }
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Eviction: a delete of a pod that asks its disruption budget first.
+//! Eviction: a delete of a pod that asks its disruption budget first, and says in the pod's conditions what it is.
 
 use serde_json::{Value, json};
 use skiff_cache::{ListOptions, ReadAt};
@@ -6,18 +6,113 @@ use skiff_meta::selector::LabelSelector;
 use skiff_meta::status::Cause;
 use skiff_meta::{GroupResource, Status};
 
-use crate::{Context, Open, Part, Registry, object};
+use crate::{Context, DeleteOptions, Deleted, Open, Part, Registry, Resource, object};
+
+/// How often an eviction is tried again when the pod changes meanwhile.
+const ATTEMPTS: usize = 20;
+
+/// What an eviction found out about the pod's budget.
+enum Claim {
+    /// There is none, or it has one disruption less.
+    Granted,
+    /// The pod does not count in its budget because it is not ready, which must still be so when it goes.
+    Unhealthy { budget: String },
+}
 
 impl Registry {
-    /// Takes one disruption out of the budget that covers the pod, or refuses with 429. Pods that no
-    /// longer serve may always go.
-    pub async fn claim_disruption(&self, context: &Context, pod: &Value) -> Result<(), Status> {
-        let phase = object::at_str(pod, &["status", "phase"]);
-        if matches!(phase, "Succeeded" | "Failed" | "Pending") || object::deleting(pod) {
-            return Ok(());
+    /// Deletes the pod if its disruption budget has room for that, and marks it before as disrupted, so that its
+    /// owner does not take the end of it for a failure.
+    pub async fn evict(
+        &self,
+        context: &Context,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+        options: &DeleteOptions,
+    ) -> Result<Deleted, Status> {
+        for attempt in 1.. {
+            let found = self.get(resource, namespace, name, ReadAt::Latest).await?;
+            let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, name))?;
+            let mut options = options.clone();
+            let was_given = options.resource_version.is_some();
+            let mut bind = || {
+                if !was_given {
+                    options.resource_version = Some(object::resource_version(&pod).to_owned());
+                }
+            };
+            let mut unhealthy_in = None;
+            let has_ended = matches!(object::at_str(&pod, &["status", "phase"]), "Succeeded" | "Failed");
+            let is_free = if has_ended || object::deleting(&pod) {
+                true
+            } else if object::at_str(&pod, &["status", "phase"]) == "Pending" {
+                // It may become ready meanwhile, and count.
+                bind();
+                true
+            } else {
+                if let Claim::Unhealthy { budget } = self.claim_disruption(context, &pod).await? {
+                    bind();
+                    unhealthy_in = Some(budget);
+                }
+                false
+            };
+            let result = self.disrupt(context, resource, namespace, name, options).await;
+            match (result, unhealthy_in) {
+                (Err(status), Some(budget)) if status.code == 409 && !was_given => {
+                    return Err(still_processed(&budget));
+                }
+                (Err(status), _) if status.code == 409 && is_free && !was_given && attempt < ATTEMPTS => {}
+                (result, _) => return result,
+            }
         }
+        Err(Status::modified(&resource.group_resource, name))
+    }
+
+    /// Adds the condition DisruptionTarget and deletes the pod.
+    async fn disrupt(
+        &self,
+        context: &Context,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+        mut options: DeleteOptions,
+    ) -> Result<Deleted, Status> {
+        if !context.dry_run {
+            let now = self.now_text();
+            let mut mark = |current: Option<&Value>| {
+                let Some(pod) = current else {
+                    return Err(Status::not_found(&resource.group_resource, name));
+                };
+                check_preconditions(&options, pod, name)?;
+                let mut pod = pod.clone();
+                add_disruption_target(&mut pod, &now);
+                Ok(pod)
+            };
+            // COMPAT: nobody becomes the manager of the condition.
+            let untracked = Context::default();
+            let marked = self
+                .update(
+                    &untracked,
+                    resource,
+                    namespace,
+                    name,
+                    Part::Status,
+                    false,
+                    &mut mark,
+                    &Open,
+                )
+                .await?;
+            if options.resource_version.is_some() {
+                options.resource_version = Some(object::resource_version(&marked.object).to_owned());
+            }
+        }
+        self.delete(context, resource, namespace, name, &options, &Open)
+            .await
+    }
+
+    /// Takes one disruption out of the budget that covers the pod, or refuses with 429.
+    async fn claim_disruption(&self, context: &Context, pod: &Value) -> Result<Claim, Status> {
         let Some(budgets) = self.resources.get("policy", "v1", "poddisruptionbudgets") else {
-            return Ok(());
+            return Ok(Claim::Granted);
         };
         let namespace = object::namespace(pod);
         let options = ListOptions {
@@ -33,7 +128,7 @@ impl Registry {
             }
         }
         let budget = match covering.as_slice() {
-            [] => return Ok(()),
+            [] => return Ok(Claim::Granted),
             [budget] => budget,
             _ => {
                 return Err(Status::failure(
@@ -44,7 +139,9 @@ impl Registry {
             }
         };
         if !ready(pod) && unhealthy_may_go(budget) {
-            return Ok(());
+            return Ok(Claim::Unhealthy {
+                budget: object::name(budget).to_owned(),
+            });
         }
         let pod_name = object::name(pod).to_string();
         let now = self.now_text();
@@ -69,8 +166,56 @@ impl Registry {
             &Open,
         )
         .await?;
-        Ok(())
+        Ok(Claim::Granted)
     }
+}
+
+fn check_preconditions(options: &DeleteOptions, pod: &Value, name: &str) -> Result<(), Status> {
+    let kind = GroupResource::new("", "Pod");
+    let (uid, version) = (object::uid(pod), object::resource_version(pod));
+    if let Some(wanted) = options.uid.as_deref().filter(|wanted| *wanted != uid) {
+        return Err(Status::conflict(
+            &kind,
+            name,
+            format_args!(
+                "the UID in the precondition ({wanted}) does not match the UID in record ({uid}). The object might have been deleted and then recreated"
+            ),
+        ));
+    }
+    let given = options.resource_version.as_deref();
+    if let Some(wanted) = given.filter(|wanted| !wanted.is_empty() && *wanted != version) {
+        return Err(Status::conflict(
+            &kind,
+            name,
+            format_args!(
+                "the ResourceVersion in the precondition ({wanted}) does not match the ResourceVersion in record ({version}). The object might have been modified"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn add_disruption_target(pod: &mut Value, now: &str) {
+    let conditions = object::at(pod, &["status", "conditions"]).and_then(Value::as_array);
+    let mut conditions = conditions.cloned().unwrap_or_default();
+    let mut target = json!({
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API: evicting",
+        "lastProbeTime": null,
+        "lastTransitionTime": now,
+    });
+    match conditions.iter_mut().find(|c| c["type"] == "DisruptionTarget") {
+        Some(existing) => {
+            if existing["status"] == "True" {
+                target["lastTransitionTime"] = existing["lastTransitionTime"].clone();
+            }
+            *existing = target;
+        }
+        None => conditions.push(target),
+    }
+    object::put(pod, &["status", "conditions"], Value::Array(conditions));
 }
 
 fn covers(budget: &Value, pod: &Value) -> bool {
@@ -110,18 +255,7 @@ fn take_one(budget: &Value, pod: &str, now: &str) -> Result<Value, Status> {
             .unwrap_or(0)
     };
     if number("observedGeneration") < object::generation(budget) {
-        let mut status = Status::too_many_requests(
-            "Cannot evict pod as it would violate the pod's disruption budget.",
-            10,
-        );
-        add_cause(
-            &mut status,
-            format!(
-                "The disruption budget {} is still being processed by the server.",
-                object::name(budget)
-            ),
-        );
-        return Err(status);
+        return Err(still_processed(object::name(budget)));
     }
     let allowed = number("disruptionsAllowed");
     if allowed <= 0 {
@@ -144,6 +278,16 @@ fn take_one(budget: &Value, pod: &str, now: &str) -> Result<Value, Status> {
     object::put(&mut budget, &["status", "disruptionsAllowed"], json!(allowed - 1));
     object::put(&mut budget, &["status", "disruptedPods", pod], json!(now));
     Ok(budget)
+}
+
+fn still_processed(budget: &str) -> Status {
+    let mut status = Status::too_many_requests(
+        "Cannot evict pod as it would violate the pod's disruption budget.",
+        10,
+    );
+    let message = format!("The disruption budget {budget} is still being processed by the server.");
+    add_cause(&mut status, message);
+    status
 }
 
 fn add_cause(status: &mut Status, message: String) {

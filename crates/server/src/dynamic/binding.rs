@@ -144,7 +144,7 @@ pub fn params_known(registry: &Registry, kind: Option<&GroupVersionKind>) -> Res
 }
 
 /// The resource of a kind that parametrises policies.
-fn param_resource(registry: &Registry, kind: &GroupVersionKind) -> Option<std::sync::Arc<Resource>> {
+pub fn param_resource(registry: &Registry, kind: &GroupVersionKind) -> Option<std::sync::Arc<Resource>> {
     let is = |resource: &&std::sync::Arc<Resource>| {
         resource.is_stored()
             && resource.facts.group == kind.group

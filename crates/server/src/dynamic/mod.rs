@@ -35,6 +35,8 @@ use skiff_registry::{EventKind, ListOptions, Registry, encode, object};
 use crate::hooks::follow::Follower;
 use crate::server::Inner;
 
+pub use binding::param_resource;
+
 pub const GROUP: &str = "admissionregistration.k8s.io";
 /// The plugin that comes after all of these: what is refused shall not be charged.
 const LAST: &str = "ResourceQuota";

@@ -42,6 +42,8 @@ pub async fn pod_stream(
     body: Body,
 ) -> Result<Answer, Status> {
     check_ports(exchange)?;
+    // A WebSocket is opened with GET. What it does is no less than what a POST does, so it takes no less.
+    inner.ensure_verb(exchange, "create").await?;
     Admission::new(inner, exchange, resource, None)
         .connect(&exchange.query)
         .await?;

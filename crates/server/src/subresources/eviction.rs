@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use http::StatusCode;
-use serde_json::{Value, json};
+use serde_json::json;
 use skiff_meta::{GroupVersionKind, Status};
-use skiff_registry::{DeleteOptions, Open, ReadAt, Resource, object};
+use skiff_registry::{DeleteOptions, Resource, object};
 
 use super::read_body_as;
 use crate::body::{Answer, Body};
@@ -37,18 +37,12 @@ pub async fn create(
     let options = DeleteOptions::from_value(&value)?;
     exchange.context.dry_run |= options.dry_run;
     let namespace = exchange.info.namespace.clone();
-    let found: Option<Value> = inner
-        .registry
-        .get(resource, &namespace, &name, ReadAt::Latest)
-        .await?;
-    let pod = found.ok_or_else(|| Status::not_found(&resource.group_resource, &name))?;
     Admission::new(inner, exchange, resource, Some(&given_options.value))
         .action(&mut eviction)
         .await?;
-    inner.registry.claim_disruption(&exchange.context, &pod).await?;
     let deleted = inner
         .registry
-        .delete(&exchange.context, resource, &namespace, &name, &options, &Open)
+        .evict(&exchange.context, resource, &namespace, &name, &options)
         .await?;
     exchange.made(&deleted.object);
     respond::raw(

@@ -81,7 +81,12 @@ pub async fn update(
     check_name(exchange, &value)?;
     let info = &exchange.info;
     let gate = Admission::new(inner, exchange, resource, Some(&options.value));
-    let mut transform = |_: Option<&Value>| Ok(value.clone());
+    let mut transform = |current: Option<&Value>| {
+        if current.is_none() {
+            inner.authorize_verb(exchange, "create")?;
+        }
+        Ok(value.clone())
+    };
     // COMPAT: the status of what a PUT may create may be put before there is anything.
     let allow_create = resource.rules.allow_create_on_update && matches!(part, Part::Main | Part::Status);
     let updated = inner
