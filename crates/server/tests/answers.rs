@@ -245,6 +245,14 @@ async fn options_of_subresources() {
         ("GET", &format!("{pod}/log"), "", 404, "pods \"none\" not found"),
         ("POST", &format!("{pod}/portforward?ports=x"), "", 400, syntax),
         ("GET", &format!("{pod}/portforward?ports=70000"), "", 400, range),
+        ("GET", &format!("{pod}/portforward?ports=80,x"), "", 400, syntax),
+        (
+            "GET",
+            &format!("{pod}/portforward?ports=80,81"),
+            "",
+            404,
+            "pods \"none\" not found",
+        ),
         (
             "PUT",
             &"/api/v1/namespaces/default/finalize".to_string(),

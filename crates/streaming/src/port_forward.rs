@@ -32,11 +32,13 @@ const WEBSOCKET_PROTOCOLS: &[&str] = &[
     "portforward.k8s.io",
 ];
 
-/// Answers a port-forward request. `pod` names the target in error messages; `connect` opens a
-/// connection to a port of it and is called once a forwarded connection.
+/// Answers a port-forward request. `pod` names the target in error messages; `ports` are those that were agreed on
+/// before, or none if the request's query names them; `connect` opens a connection to a port of the pod and is called
+/// once per forwarded connection.
 pub async fn serve_port_forward<B, C, Fut, IO, E>(
     mut request: Request<B>,
     pod: impl Into<String>,
+    ports: &[i32],
     connect: C,
 ) -> Response<Body>
 where
@@ -49,13 +51,14 @@ where
         Ok(agreed) => agreed,
         Err(refusal) => return *refusal,
     };
-    // Only plain channels name their ports in the request.
+    // Over SPDY each stream names its port; plain channels must know them in advance.
     let ports = match &agreed {
-        Agreed::WebSocket(protocol) if protocol != TUNNEL => match ports(request.uri().query().unwrap_or(""))
-        {
-            Ok(ports) => ports,
-            Err(why) => return refuse(http::StatusCode::BAD_REQUEST, why),
-        },
+        Agreed::WebSocket(protocol) if protocol != TUNNEL => {
+            match channel_ports(ports, request.uri().query().unwrap_or("")) {
+                Ok(ports) => ports,
+                Err(why) => return refuse(http::StatusCode::BAD_REQUEST, why),
+            }
+        }
         _ => Vec::new(),
     };
     let upgrade = hyper::upgrade::on(&mut request);
@@ -72,9 +75,15 @@ where
     response
 }
 
-/// The ports of a query, as one list or many.
-fn ports(query: &str) -> Result<Vec<u16>, String> {
+/// The ports that were agreed on, or else those of the query, as one list or many.
+fn channel_ports(agreed: &[i32], query: &str) -> Result<Vec<u16>, String> {
     let mut ports = Vec::new();
+    for port in agreed {
+        ports.push(parse_port(&port.to_string())?);
+    }
+    if !ports.is_empty() {
+        return limited(ports);
+    }
     for (key, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
         if key == "port" || key == "ports" {
             for port in value.replace("%2C", ",").split(',') {
@@ -82,6 +91,10 @@ fn ports(query: &str) -> Result<Vec<u16>, String> {
             }
         }
     }
+    limited(ports)
+}
+
+fn limited(ports: Vec<u16>) -> Result<Vec<u16>, String> {
     match ports.len() {
         0 => Err("query parameter \"port\" is required".into()),
         // Channels are numbered in one byte, two a port.
@@ -346,7 +359,7 @@ mod tests {
     fn ports_of_queries() {
         fn check(query: &str, expected: Result<&[u16], &str>) {
             assert_eq!(
-                ports(query),
+                channel_ports(&[], query),
                 expected.map(<[u16]>::to_vec).map_err(str::to_string),
                 "{query}"
             );
@@ -355,8 +368,11 @@ mod tests {
         check("port=80,81", Ok(&[80, 81]));
         check("port=0", Err("port \"0\" must be > 0"));
         check("x=1", Err("query parameter \"port\" is required"));
-        assert!(ports("port=70000").is_err());
-        assert!(ports("port=").is_err());
+        assert!(channel_ports(&[], "port=70000").is_err());
+        assert!(channel_ports(&[], "port=").is_err());
+        assert_eq!(channel_ports(&[80, 81], "").unwrap(), [80, 81]);
+        assert!(channel_ports(&[0], "").is_err());
+        assert!(channel_ports(&[1; 129], "").is_err());
     }
 
     /// Echoes in capitals on port 80; refuses other ports.

@@ -38,7 +38,7 @@ async fn answer(request: Request<Incoming>, echo: SocketAddr) -> Result<Response
             skiff_streaming::serve_remote_command(request, options, move |streams| run(query, streams)).await
         }
         Some("/portforward") => {
-            skiff_streaming::serve_port_forward(request, "web", move |port| async move {
+            skiff_streaming::serve_port_forward(request, "web", &[], move |port| async move {
                 match port {
                     80 => TcpStream::connect(echo).await.map_err(|error| error.to_string()),
                     _ => Err("connection refused".to_string()),

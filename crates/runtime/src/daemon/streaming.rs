@@ -175,11 +175,12 @@ impl Daemon {
             }
             Some(Ticket::PortForward(forward)) => {
                 let (daemon, id) = (self.clone(), forward.pod_sandbox_id.clone());
-                skiff_streaming::serve_port_forward(request, forward.pod_sandbox_id, move |port| {
+                let connect = move |port| {
                     let (daemon, id) = (daemon.clone(), id.clone());
                     async move { daemon.connect_in_sandbox(&id, port).await }
-                })
-                .await
+                };
+                skiff_streaming::serve_port_forward(request, forward.pod_sandbox_id, &forward.port, connect)
+                    .await
             }
         }
     }

@@ -605,7 +605,7 @@ pub async fn streaming() {
         .expect("port-forward")
         .into_inner()
         .url;
-    let frames = websocket(&format!("{url}?port=7777"), "v4.channel.k8s.io", &[]).await;
+    let frames = websocket(&url, "v4.channel.k8s.io", &[]).await;
     let text: String = frames
         .iter()
         .filter(|frame| frame.first() == Some(&0))

@@ -14,9 +14,14 @@ use crate::chain::Exchange;
 use crate::gate::Admission;
 use crate::server::Inner;
 
+/// The ports to forward, one or several in a parameter.
+fn ports(exchange: &Exchange) -> impl Iterator<Item = &str> {
+    exchange.query.all("ports").flat_map(|text| text.split(','))
+}
+
 /// Ports come as text.
 fn check_ports(exchange: &Exchange) -> Result<(), Status> {
-    for text in exchange.query.all("ports") {
+    for text in ports(exchange) {
         if text.parse::<u16>().is_ok() {
             continue;
         }
@@ -56,7 +61,7 @@ pub async fn pod_stream(
     let node = object::at_str(&pod, &["spec", "nodeName"]);
     let mut query = Vec::new();
     let path = if info.subresource == "portforward" {
-        for port in exchange.query.all("ports").chain(exchange.query.all("port")) {
+        for port in ports(exchange).chain(exchange.query.all("port")) {
             query.push(format!("port={}", escape(port)));
         }
         format!("/portForward/{}/{}", info.namespace, info.name)
