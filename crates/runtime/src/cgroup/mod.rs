@@ -321,15 +321,21 @@ impl Cgroup {
             return self.processes().is_empty();
         }
         // Whoever cleans up may have been put into the group itself.
+        use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
         let own = std::process::id() as i32;
-        let pids: Vec<i32> = self.processes().into_iter().filter(|pid| *pid != own).collect();
-        for pid in &pids {
-            if *pid > 1 {
-                // SAFETY: kill takes any number; the kernel listed the process in this group just now.
-                unsafe { libc::kill(*pid, libc::SIGKILL) };
+        let others = || self.processes().into_iter().filter(move |pid| *pid != own);
+        let handles: Vec<_> = others()
+            .filter_map(|pid| Some((pid, pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?)))
+            .collect();
+        // Listed once more: a process that ended before its handle was opened may have left its number to
+        // another one, which is not in this group.
+        let still: Vec<i32> = others().collect();
+        for (pid, handle) in handles.iter().filter(|(pid, _)| still.contains(pid)) {
+            if let Err(error) = pidfd_send_signal(handle, Signal::KILL) {
+                tracing::debug!(pid, %error, "cannot kill a process of a cgroup");
             }
         }
-        pids.is_empty()
+        still.is_empty()
     }
 
     /// Removes the group and all below it; processes must be gone. Missing is fine.

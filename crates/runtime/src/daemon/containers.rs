@@ -6,7 +6,7 @@ use super::signals::stop_signal;
 use super::{Daemon, internal, spec};
 use crate::cgroup::{Cgroup, DeviceRule, default_rules};
 use crate::image::Image;
-use crate::init::spec::{InitSpec, PidNamespace};
+use crate::init::spec::InitSpec;
 use crate::shim::protocol::{ContainerState, ExecRequest, StartRequest, frame, read_frame, write_frame};
 use serde::{Deserialize, Serialize};
 use skiff_cri::v1 as cri;
@@ -65,6 +65,7 @@ impl Daemon {
     ) -> Result<String, Status> {
         let sandbox = self.sandbox(sandbox_id)?;
         let sandbox_id = sandbox.get().id;
+        let _life = sandbox.life.read().await;
         if !sandbox.get().ready {
             return Err(Status::failed_precondition(format!(
                 "sandbox {sandbox_id:?} is not ready"
@@ -89,7 +90,9 @@ impl Daemon {
                 Ok(id)
             }
             Err(status) => {
-                let _ = skiff_fs::remove_tree(&directory);
+                if let Err(error) = remove_tree(&directory) {
+                    tracing::warn!(%error, container = %id, "cannot remove half a container");
+                }
                 self.images.release(&id);
                 self.release(&id);
                 Err(status)
@@ -180,6 +183,7 @@ impl Daemon {
         let container = self.container(id)?;
         let record = container.get();
         let sandbox = self.sandbox(&record.sandbox_id)?;
+        let _life = sandbox.life.read().await;
         let _lock = container.lock.lock().await;
         let state = container.current();
         if state.started_at != 0 || state.finished_at != 0 {
@@ -203,6 +207,8 @@ impl Daemon {
             Err(message) => {
                 // COMPAT: a container that could not start has ended with 128 and StartError.
                 container.set_exited(128, message.clone());
+                // A shim that took too long may still be at it.
+                let _ = sandbox.shim().forget(&record.id).await;
                 self.release_cgroup(&record).await;
                 self.publish(
                     &record.id,
@@ -226,7 +232,6 @@ impl Daemon {
         let prepared: Prepared = crate::disk::read_json(&container.directory.join(SPEC))
             .map_err(|error| error.to_string())?
             .ok_or("its specification is gone")?;
-        let mut spec = prepared.spec;
         let config = &record.config.0;
         let linux = config.linux.clone().unwrap_or_default();
         let options = linux
@@ -234,17 +239,12 @@ impl Daemon {
             .unwrap_or_default()
             .namespace_options
             .unwrap_or_default();
+        let mut join_pid_of = None;
         if options.pid() == cri::NamespaceMode::Target {
             let target = self
                 .container(&options.target_id)
                 .map_err(|status| status.message().to_owned())?;
-            if !target.is_running() || target.get().sandbox_id != record.sandbox_id {
-                return Err(format!(
-                    "target container {:?} is not running in this pod",
-                    options.target_id
-                ));
-            }
-            spec.namespaces.pid = PidNamespace::Join(format!("/proc/{}/ns/pid", target.current().pid).into());
+            join_pid_of = Some(target.get().id);
         }
         let cgroup = Cgroup::new(&record.cgroup).map_err(|error| error.to_string())?;
         let rules: Vec<DeviceRule> = prepared.device_rules.into_iter().map(DeviceRule::from).collect();
@@ -261,7 +261,8 @@ impl Daemon {
             log_path: (!record.log_path.is_empty()).then(|| record.log_path.clone().into()),
             stdin: config.stdin,
             stdin_once: config.stdin_once,
-            spec,
+            spec: prepared.spec,
+            join_pid_of,
             oom_file: cgroup.oom_file(),
             kill_file: cgroup.main_procs_file(),
         };
@@ -293,6 +294,8 @@ impl Daemon {
         let Ok(container) = self.container(id) else {
             return Ok(());
         };
+        // A start that is under way ends first: what it started is then stopped.
+        drop(container.lock.lock().await);
         if !container.is_running() {
             return Ok(());
         }
@@ -312,34 +315,37 @@ impl Daemon {
         self.kill_container(&container).await
     }
 
-    pub(super) async fn kill_container(&self, container: &Arc<Container>) -> Result<(), Status> {
+    /// Kills what runs of a container, by its shim or, where that is gone, by its cgroup.
+    pub(super) async fn kill_container(&self, container: &Container) -> Result<(), Status> {
         let record = container.get();
-        if container.is_running() {
-            let shim = self.sandbox(&record.sandbox_id)?.shim();
-            if let Err(error) = shim.signal(&record.id, libc::SIGKILL).await {
-                tracing::debug!(container = %record.id, %error, "the shim cannot kill, the cgroup is killed");
-                if let Ok(group) = Cgroup::new(&record.cgroup) {
-                    super::wait_until_empty(&group).await;
-                }
-            }
-            if !wait_exited(container, KILL_WAIT).await {
-                return Err(Status::deadline_exceeded(format!(
-                    "an error occurs during waiting for container {:?} to be killed",
-                    record.id
-                )));
-            }
+        if !container.is_running() {
+            self.release_cgroup(&record).await;
+            return Ok(());
         }
-        self.release_cgroup(&record).await;
-        Ok(())
+        let shim = self.sandbox(&record.sandbox_id).map(|sandbox| sandbox.shim());
+        let ended = match shim {
+            Ok(shim) => match shim.signal(&record.id, libc::SIGKILL).await {
+                Ok(()) => wait_exited(container, KILL_WAIT).await,
+                Err(error) => {
+                    tracing::debug!(container = %record.id, %error, "the shim cannot kill, the cgroup is killed");
+                    false
+                }
+            },
+            Err(_) => false,
+        };
+        if ended {
+            self.release_cgroup(&record).await;
+            return Ok(());
+        }
+        self.settle(container).await
     }
 
     /// The group goes with the container's end, not with its record.
     async fn release_cgroup(&self, record: &ContainerRecord) {
-        if let Ok(group) = Cgroup::new(&record.cgroup) {
-            super::wait_until_empty(&group).await;
-            if let Err(error) = group.remove() {
-                tracing::warn!(container = %record.id, %error, "cannot remove the container's cgroup");
-            }
+        if let Ok(group) = Cgroup::new(&record.cgroup)
+            && let Err(error) = super::end_group(&group).await
+        {
+            tracing::warn!(container = %record.id, %error, "cannot remove the container's cgroup");
         }
     }
 
@@ -347,14 +353,36 @@ impl Daemon {
         let Ok(container) = self.container(id) else {
             return Ok(());
         };
-        self.kill_container(&container).await?;
+        // A container without a sandbox is left to itself, with nobody to start it.
+        let Ok(sandbox) = self.sandbox(&container.get().sandbox_id) else {
+            self.settle(&container).await?;
+            return self.delete_container(&container).await;
+        };
+        let _life = sandbox.life.read().await;
+        self.remove_container_held(&container, &sandbox).await
+    }
+
+    /// The caller holds the sandbox's `life`.
+    pub(super) async fn remove_container_held(
+        &self,
+        container: &Container,
+        sandbox: &Sandbox,
+    ) -> Result<(), Status> {
         let _lock = container.lock.lock().await;
-        let record = container.get();
-        if let Ok(sandbox) = self.sandbox(&record.sandbox_id)
-            && sandbox.get().ready
-        {
-            let _ = sandbox.shim().forget(&record.id).await;
+        if !self.containers.read().contains_key(&container.record.read().id) {
+            return Ok(());
         }
+        if sandbox.get().ready {
+            // Also ends a start that a daemon before this one asked for.
+            let _ = sandbox.shim().forget(&container.get().id).await;
+        }
+        self.kill_container(container).await?;
+        self.delete_container(container).await
+    }
+
+    /// The last step: nothing of the container runs.
+    async fn delete_container(&self, container: &Container) -> Result<(), Status> {
+        let record = container.get();
         let directory = container.directory.clone();
         // Large layers take a while to delete.
         let removed = tokio::task::spawn_blocking(move || remove_tree(&directory)).await;

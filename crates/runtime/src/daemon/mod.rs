@@ -16,6 +16,7 @@ mod spec;
 mod stats;
 mod status;
 mod streaming;
+mod teardown;
 
 use crate::Config;
 use crate::cgroup::Cgroup;
@@ -44,7 +45,7 @@ pub enum Error {
 
 /// The state that every call works on.
 ///
-/// Lock order: a sandbox's `lock`, then a container's `lock`, then the maps; the maps' locks are never
+/// Lock order: a sandbox's `life`, then a container's `lock`, then the maps; the maps' locks are never
 /// held over an await.
 pub(crate) struct Daemon {
     pub config: Config,
@@ -131,6 +132,7 @@ impl Runtime {
             itself: itself.clone(),
         });
         daemon.recover().await;
+        let sweep = tokio::spawn(daemon.clone().run_sweep());
 
         let _ = std::fs::remove_file(&socket);
         let listener =
@@ -157,7 +159,7 @@ impl Runtime {
         let streaming = tokio::spawn(streaming::serve(daemon.clone(), stream_server));
         Ok(Runtime {
             daemon,
-            tasks: vec![serve, streaming],
+            tasks: vec![serve, streaming, sweep],
             _lock: lock,
         })
     }
@@ -226,8 +228,7 @@ pub async fn cleanup(config: Config) -> Result<(), Error> {
     }
     if let Ok(group) = Cgroup::new(&parent) {
         // Whatever is left in our own cgroups (a shim that hangs) is ours to end.
-        wait_until_empty(&group).await;
-        if let Err(error) = group.remove() {
+        if let Err(error) = end_group(&group).await {
             tracing::warn!(%error, "cannot remove the cgroup");
         }
     }
@@ -246,11 +247,19 @@ pub async fn cleanup(config: Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// Kills what is in a group until it is empty, for at most ten seconds.
-pub(crate) async fn wait_until_empty(group: &Cgroup) {
+/// Kills what is in a group and removes it, for at most ten seconds. On v1 a process that is just joining is in some
+/// hierarchies before it is in the one that is listed, so both are tried again together.
+pub(crate) async fn end_group(group: &Cgroup) -> std::io::Result<()> {
     let mut pause = std::time::Duration::from_millis(1);
     let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(10);
-    while !group.kill() && tokio::time::Instant::now() < deadline {
+    loop {
+        let result = match group.kill() {
+            true => group.remove(),
+            false => Err(std::io::Error::other("its processes do not end")),
+        };
+        if result.is_ok() || tokio::time::Instant::now() > deadline {
+            return result;
+        }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(std::time::Duration::from_millis(100));
     }
@@ -346,7 +355,11 @@ impl Daemon {
                     self.containers.write().insert(id, Arc::new(container));
                 }
                 // Interrupted while it was made.
-                _ => drop(skiff_fs::remove_tree(&directory)),
+                _ => {
+                    if let Err(error) = skiff_fs::remove_tree(&directory) {
+                        tracing::warn!(%error, directory = %directory.display(), "cannot remove half a container");
+                    }
+                }
             }
         }
         for directory in list(&self.config.sandboxes()) {
@@ -365,6 +378,7 @@ impl Daemon {
         }
         let sandboxes: Vec<_> = self.sandboxes.read().values().cloned().collect();
         futures::future::join_all(sandboxes.iter().map(|sandbox| self.meet_shim(sandbox))).await;
+        self.discard_strangers().await;
         self.images
             .retain_leases(|holder| self.containers.read().contains_key(holder));
         // Containers whose sandbox is gone.

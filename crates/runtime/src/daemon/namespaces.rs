@@ -123,7 +123,7 @@ fn loopback_up() -> io::Result<()> {
 
 /// Undoes `create`; what is not there is fine.
 pub fn remove(directory: &Path) -> io::Result<()> {
-    for name in ["net", "ipc", "uts"] {
+    for name in ["net", "ipc", "uts", "pid"] {
         unmount_all(&directory.join(name))?;
     }
     skiff_fs::remove_tree(directory)

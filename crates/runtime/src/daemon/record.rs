@@ -42,24 +42,41 @@ pub struct SandboxRecord {
     pub config: Wire<cri::PodSandboxConfig>,
     pub created_at: i64,
     pub ready: bool,
+    /// Nothing of it is left but this record and its files. A sandbox that is neither ready nor stopped still has
+    /// to be torn down.
+    #[serde(default)]
+    pub stopped: bool,
     pub ips: Vec<String>,
     /// Where containers' cgroups are made.
     pub cgroup_parent: String,
     pub socket: PathBuf,
     #[serde(default)]
     pub shim_pid: i32,
-    /// Holds the pod's shared pid namespace; 0 where there is none.
-    pub pause_pid: i32,
     pub hostname: String,
     pub host_network: bool,
     pub host_ipc: bool,
 }
 
+impl SandboxRecord {
+    fn namespace_options(&self) -> Option<&cri::NamespaceOption> {
+        let linux = self.config.0.linux.as_ref()?;
+        linux.security_context.as_ref()?.namespace_options.as_ref()
+    }
+
+    /// Whether the pod's containers share a pid namespace, held by a pause process.
+    pub fn shared_pid(&self) -> bool {
+        // COMPAT: without options CRI's default is the pod's.
+        self.namespace_options()
+            .is_none_or(|options| options.pid() == cri::NamespaceMode::Pod)
+    }
+}
+
 pub struct Sandbox {
     pub directory: PathBuf,
     pub record: RwLock<SandboxRecord>,
-    /// Stop and remove exclude each other and container starts.
-    pub lock: tokio::sync::Mutex<()>,
+    /// Held for writing by what makes, stops or removes the sandbox, and for reading by what makes, starts or removes
+    /// one of its containers: a stop finds no start half done, and none begins after it.
+    pub life: tokio::sync::RwLock<()>,
 }
 
 impl Sandbox {
@@ -67,7 +84,7 @@ impl Sandbox {
         Sandbox {
             directory,
             record: RwLock::new(record),
-            lock: tokio::sync::Mutex::new(()),
+            life: tokio::sync::RwLock::new(()),
         }
     }
 
@@ -107,6 +124,7 @@ pub struct Container {
     pub directory: PathBuf,
     pub record: RwLock<ContainerRecord>,
     pub state: watch::Sender<ContainerState>,
+    /// Start, stop and remove of this container; after its sandbox's `life`.
     pub lock: tokio::sync::Mutex<()>,
 }
 
@@ -142,6 +160,15 @@ impl Container {
     pub fn is_running(&self) -> bool {
         let state = self.state.borrow();
         state.started_at != 0 && state.finished_at == 0
+    }
+
+    /// Reads what the shim wrote last, which counts more than what was heard of it.
+    pub fn reload(&self) {
+        if let Ok(Some(state)) = crate::disk::read_json::<ContainerState>(&self.directory.join(STATE))
+            && self.current().finished_at == 0
+        {
+            self.state.send_replace(state);
+        }
     }
 
     /// The container ended without a word of the shim, or never started.

@@ -2,7 +2,7 @@
 
 use super::namespaces::{self, Wanted};
 use super::record::{Sandbox, SandboxRecord, Wire, new_id, now_nanos};
-use super::shim_client::{self, ShimClient};
+use super::shim_client::ShimClient;
 use super::spec::{SandboxPaths, refuse_user_namespace};
 use super::{Daemon, internal};
 use crate::cgroup::Cgroup;
@@ -14,7 +14,7 @@ use tonic::Status;
 
 /// COMPAT: containerd's size.
 const SHM_SIZE: &str = "67108864";
-const IFNAME: &str = "eth0";
+pub(super) const IFNAME: &str = "eth0";
 
 pub fn name_of(config: &cri::PodSandboxConfig) -> String {
     let metadata = config.metadata.clone().unwrap_or_default();
@@ -22,6 +22,12 @@ pub fn name_of(config: &cri::PodSandboxConfig) -> String {
         "sandbox/{}_{}_{}_{}",
         metadata.name, metadata.namespace, metadata.uid, metadata.attempt
     )
+}
+
+/// The cgroup of a sandbox's pause process. One a sandbox: an old sandbox of the pod is torn down while its successor
+/// runs.
+pub(super) fn pause_cgroup(record: &SandboxRecord) -> std::io::Result<Cgroup> {
+    Ok(Cgroup::new(&record.cgroup_parent)?.child(&record.id))
 }
 
 impl Daemon {
@@ -62,6 +68,7 @@ impl Daemon {
             config: Wire(config),
             created_at: now_nanos(),
             ready: false,
+            stopped: false,
             ips: Vec::new(),
             cgroup_parent,
             socket: self
@@ -70,35 +77,28 @@ impl Daemon {
                 .join("shim")
                 .join(format!("{}.sock", &id[..13])),
             shim_pid: 0,
-            pause_pid: 0,
             hostname,
             host_network,
             host_ipc: options.ipc() == cri::NamespaceMode::Node,
         };
         let sandbox = Arc::new(Sandbox::new(self.config.sandboxes().join(&id), record));
-        match self
-            .build_sandbox(&sandbox, options.pid() == cri::NamespaceMode::Pod, linux.sysctls)
-            .await
-        {
-            Ok(()) => {}
-            Err(status) => {
-                match self.tear_down(&sandbox).await {
-                    Ok(()) => {
-                        let _ = skiff_fs::remove_tree(&sandbox.directory);
-                        self.release(&id);
-                    }
-                    // COMPAT: like containerd, it is kept as a sandbox that is not ready: the kubelet
-                    // stops and removes it until that works, and nothing is leaked.
-                    Err(error) => {
-                        tracing::warn!(sandbox = %id, error = error.message(), "cannot clean up after a failed sandbox");
-                        self.sandboxes.write().insert(id, sandbox);
-                    }
-                }
-                return Err(status);
-            }
-        }
+        // Listed from the start, as not ready: whoever removes the pod meanwhile finds it, and waits.
+        let life = sandbox.life.write().await;
         self.sandboxes.write().insert(id.clone(), sandbox.clone());
+        if let Err(status) = self.build_sandbox(&sandbox, linux.sysctls).await {
+            let undone = match self.tear_down(&sandbox).await {
+                Ok(()) => self.delete_sandbox(&sandbox),
+                Err(error) => Err(error),
+            };
+            // COMPAT: like containerd, it is kept as a sandbox that is not ready: the kubelet
+            // stops and removes it until that works, and nothing is leaked.
+            if let Err(error) = undone {
+                tracing::warn!(sandbox = %id, error = error.message(), "cannot clean up after a failed sandbox");
+            }
+            return Err(status);
+        }
         self.follow_shim(&sandbox);
+        drop(life);
         self.publish(&id, cri::ContainerEventType::ContainerCreatedEvent, &id);
         self.publish(&id, cri::ContainerEventType::ContainerStartedEvent, &id);
         Ok(id)
@@ -107,7 +107,6 @@ impl Daemon {
     async fn build_sandbox(
         &self,
         sandbox: &Arc<Sandbox>,
-        shared_pid: bool,
         sysctls: std::collections::HashMap<String, String>,
     ) -> Result<(), Status> {
         let record = sandbox.get();
@@ -116,46 +115,36 @@ impl Daemon {
         sandbox.save().map_err(internal("record the sandbox"))?;
         write_files(sandbox).map_err(internal("write the sandbox's files"))?;
 
-        let cgroup = Cgroup::new(&record.cgroup_parent).map_err(internal("cgroup parent"))?;
         let log = sandbox.directory.join("shim.log");
-        let shim = ShimClient::spawn(&self.config.exe, &record.socket, &log);
+        let shims = Cgroup::new(&self.config.cgroup_parent)
+            .map_err(internal("cgroup parent"))?
+            .child("shims")
+            .procs_files();
+        let shim = ShimClient::spawn(&self.config.exe, &record.socket, &log, &shims);
         let network = self.build_network(sandbox, sysctls);
         let (shim, ips) = tokio::join!(shim, network);
         let (shim, pid) = shim.map_err(|error| Status::internal(format!("failed to start shim: {error}")))?;
         sandbox.record.write().shim_pid = pid;
-        self.move_shim(pid);
         let ips = ips?;
-        let mut pause_pid = 0;
-        if shared_pid {
-            cgroup.create().map_err(internal("make the pod's cgroup"))?;
-            let pause = cgroup.child("pause");
-            pause.create().map_err(internal("make the pod's cgroup"))?;
-            pause_pid = shim
-                .start_pause(pause.procs_files())
+        if record.shared_pid() {
+            let cgroup = pause_cgroup(&record).map_err(internal("cgroup parent"))?;
+            cgroup
+                .create()
+                .map_err(internal("make the pause process's cgroup"))?;
+            shim.start_pause(cgroup.procs_files(), self.namespaces_of(&record.id).join("pid"))
                 .await
                 .map_err(|error| Status::internal(format!("failed to share the pid namespace: {error}")))?;
         }
         {
             let mut record = sandbox.record.write();
             record.ips = ips;
-            record.pause_pid = pause_pid;
             record.ready = true;
         }
-        sandbox.save().map_err(internal("record the sandbox"))
-    }
-
-    /// Puts a shim into a cgroup of its own, so that stopping the daemon's service does not take the
-    /// pods with it. In the background: the kernel takes its time over it, and nobody has to wait.
-    fn move_shim(&self, pid: i32) {
-        let Ok(group) = Cgroup::new(&self.config.cgroup_parent).map(|group| group.child("shims")) else {
-            return;
-        };
-        tokio::task::spawn_blocking(move || {
-            for file in group.procs_files() {
-                // Fails when the shim has ended already.
-                let _ = std::fs::write(&file, pid.to_string());
-            }
-        });
+        let saved = sandbox.save().map_err(internal("record the sandbox"));
+        if saved.is_err() {
+            sandbox.record.write().ready = false;
+        }
+        saved
     }
 
     async fn build_network(
@@ -198,7 +187,7 @@ impl Daemon {
         Ok(ips)
     }
 
-    fn attachment(&self, record: &SandboxRecord) -> skiff_cni::Attachment {
+    pub(super) fn attachment(&self, record: &SandboxRecord) -> skiff_cni::Attachment {
         let config = &record.config.0;
         let metadata = config.metadata.clone().unwrap_or_default();
         let mut runtime_config = serde_json::Map::new();
@@ -234,7 +223,7 @@ impl Daemon {
         }
     }
 
-    fn namespaces_of(&self, id: &str) -> PathBuf {
+    pub(super) fn namespaces_of(&self, id: &str) -> PathBuf {
         self.config.run_dir.join("ns").join(id)
     }
 
@@ -246,7 +235,7 @@ impl Daemon {
             net: unless(record.host_network, "net"),
             ipc: unless(record.host_ipc, "ipc"),
             uts: unless(record.host_network, "uts"),
-            pid: (record.pause_pid > 0).then(|| PathBuf::from(format!("/proc/{}/ns/pid", record.pause_pid))),
+            pid: record.shared_pid().then(|| namespaces.join("pid")),
             shm: Some(if record.host_ipc {
                 PathBuf::from("/dev/shm")
             } else {
@@ -261,173 +250,6 @@ impl Daemon {
 
     pub(super) fn netns_path(&self, sandbox: &SandboxRecord) -> Option<PathBuf> {
         (!sandbox.host_network).then(|| self.namespaces_of(&sandbox.id).join("net"))
-    }
-
-    /// Ends every container, then the network and the shim. Stopping twice is fine.
-    pub(super) async fn stop_sandbox(&self, id: &str) -> Result<(), Status> {
-        let Ok(sandbox) = self.sandbox(id) else {
-            return Ok(());
-        };
-        let _lock = sandbox.lock.lock().await;
-        let id = sandbox.get().id;
-        let was_ready = sandbox.get().ready;
-        let containers = self.containers_of(&id);
-        let stopped =
-            futures::future::join_all(containers.iter().map(|container| self.kill_container(container)))
-                .await;
-        stopped.into_iter().collect::<Result<Vec<()>, Status>>()?;
-        // From here on the shim's end is not a loss.
-        sandbox.record.write().ready = false;
-        sandbox.save().map_err(internal("record the sandbox"))?;
-        self.tear_down(&sandbox).await?;
-        if was_ready {
-            self.publish(&id, cri::ContainerEventType::ContainerStoppedEvent, &id);
-        }
-        Ok(())
-    }
-
-    /// Network, namespaces, mounts, shim: all that is not on disk.
-    async fn tear_down(&self, sandbox: &Sandbox) -> Result<(), Status> {
-        let record = sandbox.get();
-        if !record.host_network {
-            match skiff_cni::Network::load(&self.config.cni_conf_dir) {
-                Ok(network) => network.del(&self.attachment(&record)).await.map_err(|error| {
-                    Status::unknown(format!(
-                        "failed to destroy network for sandbox {:?}: {error}",
-                        record.id
-                    ))
-                })?,
-                // Without a network there is nothing that could take the sandbox off it.
-                Err(error) => {
-                    tracing::warn!(sandbox = %record.id, %error, "no network to detach the sandbox from")
-                }
-            }
-        }
-        let shim = sandbox.shim();
-        if shim.shutdown().await.is_err() {
-            // A shim that does not answer: nothing of it may outlive the sandbox.
-            shim_client::kill(record.shim_pid, &record.socket);
-            let _ = std::fs::remove_file(&record.socket);
-        }
-        namespaces::remove(&self.namespaces_of(&record.id)).map_err(internal("remove namespaces"))?;
-        namespaces::unmount_all(&sandbox.directory.join("shm")).map_err(internal("unmount shm"))?;
-        if let Ok(group) = Cgroup::new(&record.cgroup_parent) {
-            let pause = group.child("pause");
-            super::wait_until_empty(&pause).await;
-            let _ = pause.remove();
-        }
-        // The kubelet removes the pod cgroups it made; ours, for sandboxes without a parent, we do.
-        if record
-            .config
-            .0
-            .linux
-            .as_ref()
-            .is_none_or(|linux| linux.cgroup_parent.is_empty())
-            && let Ok(group) = Cgroup::new(&record.cgroup_parent)
-        {
-            let _ = group.remove();
-        }
-        Ok(())
-    }
-
-    pub(super) async fn remove_sandbox(&self, id: &str) -> Result<(), Status> {
-        let Ok(sandbox) = self.sandbox(id) else {
-            return Ok(());
-        };
-        let id = sandbox.get().id;
-        self.stop_sandbox(&id).await?;
-        for container in self.containers_of(&id) {
-            self.remove_container(&container.get().id).await?;
-        }
-        let _lock = sandbox.lock.lock().await;
-        skiff_fs::remove_tree(&sandbox.directory).map_err(internal("remove the sandbox's directory"))?;
-        self.publish(&id, cri::ContainerEventType::ContainerDeletedEvent, &id);
-        self.sandboxes.write().remove(&id);
-        self.release(&id);
-        Ok(())
-    }
-
-    /// A sandbox without a readable record: only its directory's name is known.
-    pub(super) fn discard_sandbox_directory(&self, directory: &Path) {
-        if let Some(id) = directory.file_name() {
-            let _ = namespaces::remove(&self.config.run_dir.join("ns").join(id));
-        }
-        let _ = namespaces::unmount_all(&directory.join("shm"));
-        let _ = skiff_fs::remove_tree(directory);
-    }
-
-    /// After a start: a sandbox whose shim answers goes on, one whose shim is gone is over.
-    pub(super) async fn meet_shim(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
-        let record = sandbox.get();
-        let alive = record.ready && sandbox.shim().ping().await.is_ok();
-        let namespaces = self
-            .netns_path(&record)
-            .is_none_or(|path| namespaces::is_alive(&path));
-        if alive && namespaces {
-            self.follow_shim(sandbox);
-        } else {
-            self.lose_shim(sandbox).await;
-        }
-    }
-
-    /// Follows a shim's events until it ends or the daemon does.
-    pub(super) fn follow_shim(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
-        let (daemon, sandbox) = (self.clone(), sandbox.clone());
-        tokio::spawn(async move {
-            let mut failures = 0;
-            while failures < 3 {
-                match sandbox.shim().subscribe().await {
-                    Ok(mut subscription) => {
-                        failures = 0;
-                        loop {
-                            tokio::select! {
-                                event = subscription.next() => match event {
-                                    Some(event) => daemon.container_changed(&event.id, event.state),
-                                    None => break,
-                                },
-                                () = daemon.shutdown.cancelled() => return,
-                            }
-                        }
-                    }
-                    Err(_) => failures += 1,
-                }
-                if !sandbox.get().ready {
-                    return;
-                }
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-            }
-            if sandbox.get().ready && !daemon.shutdown.is_cancelled() {
-                tracing::warn!(sandbox = %sandbox.get().id, "the shim is gone");
-                daemon.lose_shim(&sandbox).await;
-            }
-        });
-    }
-
-    /// Without its shim a pod's containers have no parent and no log: they are ended.
-    async fn lose_shim(&self, sandbox: &Arc<Sandbox>) {
-        let id = sandbox.get().id;
-        for container in self.containers_of(&id) {
-            let record = container.get();
-            if let Ok(group) = Cgroup::new(&record.cgroup) {
-                super::wait_until_empty(&group).await;
-            }
-            // What the shim wrote last counts more than what was heard of it.
-            if let Ok(Some(state)) = crate::disk::read_json(&container.directory.join(super::record::STATE)) {
-                container.state.send_replace(state);
-            }
-            if container.is_running() {
-                container.set_exited(255, String::new());
-                self.publish(&record.id, cri::ContainerEventType::ContainerStoppedEvent, &id);
-            }
-        }
-        let was_ready = sandbox.get().ready;
-        sandbox.record.write().ready = false;
-        if let Err(error) = sandbox.save() {
-            tracing::warn!(%error, sandbox = %id, "cannot record a sandbox's end");
-        }
-        if was_ready {
-            self.publish(&id, cri::ContainerEventType::ContainerStoppedEvent, &id);
-        }
     }
 }
 

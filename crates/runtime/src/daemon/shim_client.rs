@@ -5,10 +5,12 @@ use crate::shim::protocol::{
     write_message,
 };
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
+use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 
 /// A shim answers at once unless the machine is in deep trouble.
@@ -32,15 +34,55 @@ pub struct ShimClient {
     socket: PathBuf,
 }
 
-/// Ends a shim that does not listen to reason. The pid may be another process' by now, so the command
-/// line must name the socket.
-pub fn kill(pid: i32, socket: &Path) {
-    let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let named = cmdline
-        .split(|byte| *byte == 0)
-        .any(|word| word == socket.as_os_str().as_encoded_bytes());
-    if named && let Some(pid) = rustix::process::Pid::from_raw(pid) {
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+/// Every shim that runs, with the socket it was started for.
+pub fn running() -> Vec<(i32, PathBuf)> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(|pid| Some((pid, socket_of(pid)?)))
+        .collect()
+}
+
+/// The socket of the shim with this pid; `None` for any other process.
+fn socket_of(pid: i32) -> Option<PathBuf> {
+    let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut words = cmdline.split(|byte| *byte == 0).skip(1);
+    if words.next()? != crate::INTERNAL_SHIM.as_bytes() {
+        return None;
+    }
+    Some(PathBuf::from(std::ffi::OsStr::from_bytes(words.next()?)))
+}
+
+/// Kills the shim of a socket and waits until it is gone. `pid` is what it was when it started: by now it may be
+/// another process's, so the handle is opened first and the command line, which names the socket, compared after.
+/// 0: not known, all processes are looked at.
+pub async fn kill(pid: i32, socket: &Path) -> io::Result<()> {
+    use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+    let pid = match pid {
+        0 => running()
+            .into_iter()
+            .find(|(_, own)| own == socket)
+            .map(|(pid, _)| pid),
+        pid => Some(pid),
+    };
+    let Some(process) = pid.and_then(Pid::from_raw) else {
+        return Ok(());
+    };
+    let Ok(handle) = pidfd_open(process, PidfdFlags::NONBLOCK) else {
+        return Ok(());
+    };
+    if pid.and_then(socket_of).as_deref() != Some(socket) {
+        return Ok(());
+    }
+    match pidfd_send_signal(&handle, Signal::KILL) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+        Err(error) => return Err(error.into()),
+    }
+    // SAFETY: the descriptor is owned, and stays open for as long as the `AsyncFd` that owns it.
+    let handle = unsafe { AsyncFd::register(handle) }.map_err(|error| error.into_parts().1)?;
+    match tokio::time::timeout(ANSWER, handle.readable()).await {
+        Ok(ended) => ended.map(drop),
+        Err(_) => Err(io::Error::other("the shim does not end")),
     }
 }
 
@@ -50,11 +92,18 @@ impl ShimClient {
     }
 
     /// Starts a shim that lives on its own; returns it and its pid when it listens.
-    pub async fn spawn(executable: &Path, socket: &Path, log: &Path) -> Result<(ShimClient, i32), Error> {
+    /// `cgroup_procs` are the files by which it joins its cgroup.
+    pub async fn spawn(
+        executable: &Path,
+        socket: &Path,
+        log: &Path,
+        cgroup_procs: &[PathBuf],
+    ) -> Result<(ShimClient, i32), Error> {
         let log = std::fs::File::options().create(true).append(true).open(log)?;
         let mut child = tokio::process::Command::new(executable)
             .arg(crate::INTERNAL_SHIM)
             .arg(socket)
+            .args(cgroup_procs)
             .env_clear()
             .envs(crate::open_files::before())
             .stdin(Stdio::null())
@@ -113,11 +162,13 @@ impl ShimClient {
         }
     }
 
-    pub async fn start_pause(&self, cgroup_procs: Vec<PathBuf>) -> Result<i32, Error> {
-        match self.ask(&Request::Pause { cgroup_procs }).await? {
-            Response::Pid(pid) => Ok(pid),
-            _ => Err(Error::Unexpected),
-        }
+    /// Starts the process that holds the pod's shared pid namespace, which is bound to the file `namespace`.
+    pub async fn start_pause(&self, cgroup_procs: Vec<PathBuf>, namespace: PathBuf) -> Result<(), Error> {
+        self.tell(&Request::Pause {
+            cgroup_procs,
+            namespace: Some(namespace),
+        })
+        .await
     }
 
     pub async fn start(&self, request: StartRequest) -> Result<ContainerState, Error> {

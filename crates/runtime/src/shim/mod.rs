@@ -12,14 +12,15 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// `internal-shim <socket>`: binds the socket, says so with a byte on stdout, and serves
-/// until it is told to end.
+/// `internal-shim <socket> [<cgroup.procs>…]`: binds the socket, says so with a byte on stdout, moves itself into
+/// the cgroup, and serves until it is told to end.
 pub fn main(arguments: &[OsString]) -> i32 {
     let Some(socket) = arguments.first().map(PathBuf::from) else {
         eprintln!("internal-shim needs a socket path");
         return 2;
     };
-    match serve(&socket) {
+    let cgroup = arguments[1..].iter().map(PathBuf::from).collect();
+    match serve(&socket, cgroup) {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("shim: {error}");
@@ -28,7 +29,7 @@ pub fn main(arguments: &[OsString]) -> i32 {
     }
 }
 
-fn serve(socket: &std::path::Path) -> std::io::Result<()> {
+fn serve(socket: &std::path::Path, cgroup: Vec<PathBuf>) -> std::io::Result<()> {
     // A session of its own: signals to the daemon's terminal are not for containers.
     let _ = rustix::process::setsid();
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
@@ -48,8 +49,12 @@ fn serve(socket: &std::path::Path) -> std::io::Result<()> {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
         let mut stdout = std::io::stdout();
-        stdout.write_all(b"R")?;
-        stdout.flush()?;
+        // A daemon that has died since does not know of this shim: then it ends.
+        if let Err(error) = stdout.write_all(b"R").and_then(|()| stdout.flush()) {
+            let _ = std::fs::remove_file(socket);
+            return Err(error);
+        }
+        join_cgroup(cgroup);
         // Whoever waited for that byte may go away now.
         if let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null") {
             let _ = rustix::stdio::dup2_stdout(&null);
@@ -58,4 +63,17 @@ fn serve(socket: &std::path::Path) -> std::io::Result<()> {
         let _ = std::fs::remove_file(socket);
         Ok(())
     })
+}
+
+/// Moves this process out of the daemon's cgroup, so that stopping the daemon's service does not take the pods
+/// along. In a thread for the moment: the kernel takes its time over it, and nobody has to wait.
+fn join_cgroup(procs: Vec<PathBuf>) {
+    std::thread::spawn(move || {
+        for file in procs {
+            // 0 is whoever writes it.
+            if let Err(error) = std::fs::write(&file, "0") {
+                eprintln!("shim: join {}: {error}", file.display());
+            }
+        }
+    });
 }

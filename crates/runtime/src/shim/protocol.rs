@@ -12,12 +12,18 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 pub const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 pub const MAX_FRAME: usize = 1024 * 1024;
 
+/// The id of the process that holds the pod's shared pid namespace, in events. No container is called that.
+pub const PAUSE: &str = "pause";
+
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     Ping,
     /// Start the process that holds the pod's shared pid namespace.
     Pause {
         cgroup_procs: Vec<PathBuf>,
+        /// A file that the namespace is bound to: a name that can never mean another process's namespace.
+        #[serde(default)]
+        namespace: Option<PathBuf>,
     },
     Start(Box<StartRequest>),
     Signal {
@@ -38,13 +44,14 @@ pub enum Request {
     ReopenLog {
         id: String,
     },
-    /// Frames of `Event` follow: first every container known, then each change.
+    /// Frames of `Event` follow: first every container known, then each change. The end of the pause process
+    /// is an event of the id [`PAUSE`].
     Subscribe,
-    /// The container's record is gone; forget it.
+    /// The container's record goes away: end the container, also one that is just being started, and forget it.
     Forget {
         id: String,
     },
-    /// End the shim; refused while a container runs.
+    /// End the shim; refused while a container runs or is being started.
     Shutdown,
 }
 
@@ -61,6 +68,10 @@ pub struct StartRequest {
     pub oom_file: Option<PathBuf>,
     /// A `cgroup.procs` whose processes are killed once the first process ended.
     pub kill_file: Option<PathBuf>,
+    /// The container whose pid namespace is joined, instead of what the spec says. By name: only the shim can
+    /// tell whether the process of that container still is the one with its pid.
+    #[serde(default)]
+    pub join_pid_of: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -4,15 +4,17 @@ use super::io::{AsyncPipe, resize};
 use super::launch::{HelperBinary, Launched, Reaper, launch};
 use super::logs::{LineCutter, LogFile};
 use super::protocol::{
-    ContainerState, Event, ExecRequest, Request, Response, StartRequest, frame, read_frame, read_message,
-    write_frame, write_message,
+    ContainerState, Event, ExecRequest, PAUSE, Request, Response, StartRequest, frame, read_frame,
+    read_message, write_frame, write_message,
 };
-use crate::init::spec::Task;
+use crate::init::TARGET_FD;
+use crate::init::spec::{PidNamespace, Task};
 use bytes::Bytes;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
-use std::path::Path;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -42,8 +44,12 @@ struct Shim {
     reaper: Rc<Reaper>,
     binary: HelperBinary,
     containers: RefCell<HashMap<String, Rc<Container>>>,
+    /// Containers that are being started; the sender goes when that is over.
+    starting: RefCell<HashMap<String, watch::Receiver<()>>>,
     subscribers: RefCell<Vec<mpsc::UnboundedSender<Event>>>,
     pause: std::cell::Cell<i32>,
+    /// How the pause process ended, if it did.
+    pause_ended: RefCell<Option<ContainerState>>,
     shutdown: tokio::sync::Notify,
 }
 
@@ -52,8 +58,10 @@ pub async fn run(listener: UnixListener, binary: HelperBinary) {
         reaper: Rc::default(),
         binary,
         containers: RefCell::default(),
+        starting: RefCell::default(),
         subscribers: RefCell::default(),
         pause: std::cell::Cell::default(),
+        pause_ended: RefCell::default(),
         shutdown: tokio::sync::Notify::new(),
     });
     let reaper = shim.reaper.clone();
@@ -96,7 +104,13 @@ impl Shim {
             Request::Attach { id } => return self.attach(&id, reader, writer).await,
             Request::Subscribe => return self.subscribe(reader, writer).await,
             Request::Ping => Response::Pid(rustix::process::getpid().as_raw_nonzero().get()),
-            Request::Pause { cgroup_procs } => self.start_pause(cgroup_procs).await,
+            Request::Pause {
+                cgroup_procs,
+                namespace,
+            } => match self.start_pause(cgroup_procs, namespace.as_deref()).await {
+                Ok(pid) => Response::Pid(pid),
+                Err(message) => Response::Error(message),
+            },
             Request::Start(request) => match self.start(*request).await {
                 Ok(state) => Response::Started(state),
                 Err(message) => Response::Error(message),
@@ -117,7 +131,7 @@ impl Shim {
                 None => Ok(()),
             }),
             Request::Forget { id } => {
-                self.containers.borrow_mut().remove(&id);
+                self.forget(&id).await;
                 Response::Ok
             }
             Request::Shutdown => {
@@ -126,7 +140,7 @@ impl Shim {
                     .borrow()
                     .values()
                     .any(|container| !*container.exited.borrow());
-                if running {
+                if running || !self.starting.borrow().is_empty() {
                     Response::Error("a container is running".into())
                 } else {
                     write_message(&mut writer, &Response::Ok).await?;
@@ -148,24 +162,86 @@ impl Shim {
         }
     }
 
-    async fn start_pause(&self, cgroup_procs: Vec<std::path::PathBuf>) -> Response {
+    async fn start_pause(
+        self: &Rc<Self>,
+        cgroup_procs: Vec<PathBuf>,
+        namespace: Option<&Path>,
+    ) -> Result<i32, String> {
         if self.pause.get() > 0 {
-            return Response::Pid(self.pause.get());
+            return Err("the pause process was started before".into());
         }
         let task = Task::Pause { cgroup_procs };
-        match launch(&self.reaper, &self.binary, &task, None, false, true).await {
-            Ok(launched) => {
-                self.pause.set(launched.pid);
-                Response::Pid(launched.pid)
-            }
-            Err(message) => Response::Error(message),
+        let launched = launch(&self.reaper, &self.binary, &task, None, false, true).await?;
+        let pid = launched.pid;
+        self.pause.set(pid);
+        if let Some(namespace) = namespace {
+            self.bind_pid_namespace(pid, namespace)
+                .map_err(|error| format!("bind the pid namespace: {error}"))?;
+        }
+        let shim = self.clone();
+        spawn_local(async move {
+            let state = ContainerState {
+                pid,
+                exit_code: launched.exit.await.unwrap_or(255),
+                finished_at: now_nanos(),
+                ..Default::default()
+            };
+            shim.pause_ended.replace(Some(state.clone()));
+            shim.publish(PAUSE, &state);
+        });
+        Ok(pid)
+    }
+
+    /// The pid is the child's own until the next await.
+    fn bind_pid_namespace(&self, pid: i32, path: &Path) -> io::Result<()> {
+        if !self.reaper.holds(pid) {
+            return Err(io::Error::other("the pause process has ended"));
+        }
+        std::fs::File::create(path)?;
+        Ok(rustix::mount::mount_bind(format!("/proc/{pid}/ns/pid"), path)?)
+    }
+
+    async fn forget(&self, id: &str) {
+        let starting = self.starting.borrow().get(id).cloned();
+        if let Some(mut starting) = starting {
+            // The channel carries nothing; it closes when the start is over.
+            let _ = starting.changed().await;
+        }
+        let container = self.containers.borrow().get(id).cloned();
+        if let Some(container) = container {
+            let pid = container.state.borrow().pid;
+            self.kill(pid, libc::SIGKILL);
+            let mut exited = container.exited.clone();
+            let _ = exited.wait_for(|exited| *exited).await;
+            self.containers.borrow_mut().remove(id);
         }
     }
 
     async fn start(self: &Rc<Self>, request: StartRequest) -> Result<ContainerState, String> {
-        if self.containers.borrow().contains_key(&request.id) {
-            return Err(format!("container {} was started before", request.id));
+        let id = request.id.clone();
+        if self.containers.borrow().contains_key(&id) || self.starting.borrow().contains_key(&id) {
+            return Err(format!("container {id} was started before"));
         }
+        let (_over, starting) = watch::channel(());
+        self.starting.borrow_mut().insert(id.clone(), starting);
+        let started = self.start_new(request).await;
+        self.starting.borrow_mut().remove(&id);
+        started
+    }
+
+    /// The pid namespace of a running container, as a descriptor.
+    fn pid_namespace_of(&self, id: &str) -> Result<OwnedFd, String> {
+        let ended = || format!("target container {id:?} is not running in this pod");
+        let container = self.containers.borrow().get(id).cloned().ok_or_else(ended)?;
+        let pid = container.state.borrow().pid;
+        if !self.reaper.holds(pid) {
+            return Err(ended());
+        }
+        let file = std::fs::File::open(format!("/proc/{pid}/ns/pid")).map_err(|_| ended())?;
+        Ok(file.into())
+    }
+
+    async fn start_new(self: &Rc<Self>, mut request: StartRequest) -> Result<ContainerState, String> {
         let log = match &request.log_path {
             Some(path) => {
                 let log =
@@ -175,8 +251,15 @@ impl Shim {
             None => None,
         };
         let terminal = request.spec.process.terminal;
+        let mut target = None;
+        if let Some(id) = &request.join_pid_of {
+            target = Some(self.pid_namespace_of(id)?);
+            let path = format!("/proc/self/fd/{TARGET_FD}");
+            request.spec.namespaces.pid = PidNamespace::Join(path.into());
+        }
         let task = Task::Init(Box::new(request.spec));
-        let launched = launch(&self.reaper, &self.binary, &task, None, request.stdin, terminal).await?;
+        let stdin = request.stdin;
+        let launched = launch(&self.reaper, &self.binary, &task, target, stdin, terminal).await?;
         let Launched {
             pid,
             exit,
@@ -195,7 +278,7 @@ impl Shim {
         };
         write_state(&request.state_path, &state);
 
-        let to_pipe = |fd: Option<std::os::fd::OwnedFd>| -> Option<Rc<AsyncPipe>> {
+        let to_pipe = |fd: Option<OwnedFd>| -> Option<Rc<AsyncPipe>> {
             fd.and_then(|fd| AsyncPipe::new(fd).ok()).map(Rc::new)
         };
         let console = to_pipe(streams.console);
@@ -282,6 +365,12 @@ impl Shim {
     async fn subscribe(&self, mut reader: OwnedReadHalf, mut writer: OwnedWriteHalf) -> io::Result<()> {
         // Unbounded, but a pod has few containers and each sends two events.
         let (sender, mut events) = mpsc::unbounded_channel();
+        if let Some(state) = &*self.pause_ended.borrow() {
+            let _ = sender.send(Event {
+                id: PAUSE.to_owned(),
+                state: state.clone(),
+            });
+        }
         for (id, container) in self.containers.borrow().iter() {
             let _ = sender.send(Event {
                 id: id.clone(),

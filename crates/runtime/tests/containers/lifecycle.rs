@@ -126,7 +126,7 @@ pub async fn a_lost_shim_ends_the_pod() {
         .expect("pid");
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");
     let status = pod.wait(&id).await;
-    assert_eq!(status.exit_code, 255);
+    assert_eq!(status.exit_code, 137);
     eventually("the sandbox is not ready", async || {
         let list = pod
             .client
