@@ -19,8 +19,13 @@ use crate::resources::{
 pub enum Hierarchies {
     /// Pods get no cgroups of their own.
     None,
-    /// Controller to mount point.
-    V1(HashMap<String, PathBuf>),
+    V1 {
+        /// Controller to mount point.
+        controllers: HashMap<String, PathBuf>,
+        /// Every mount point, also of hierarchies without a controller (`name=systemd`) and of v2 beside v1:
+        /// runtimes make cgroups in all of them.
+        mounts: Vec<PathBuf>,
+    },
     V2(PathBuf),
 }
 
@@ -34,6 +39,7 @@ impl Hierarchies {
     fn from_mountinfo(mounts: &str) -> Self {
         let mut v1 = HashMap::new();
         let mut v2 = None;
+        let mut all = Vec::new();
         for line in mounts.lines() {
             let Some((left, right)) = line.split_once(" - ") else {
                 continue;
@@ -42,7 +48,11 @@ impl Hierarchies {
                 continue;
             };
             let mut right = right.split(' ');
-            match right.next() {
+            let kind = right.next();
+            if matches!(kind, Some("cgroup" | "cgroup2")) && !all.contains(&PathBuf::from(point)) {
+                all.push(PathBuf::from(point));
+            }
+            match kind {
                 Some("cgroup2") => v2 = v2.or_else(|| Some(PathBuf::from(point))),
                 Some("cgroup") => {
                     let options = right.nth(1).unwrap_or_default();
@@ -58,7 +68,10 @@ impl Hierarchies {
         }
         match v2 {
             Some(point) if v1.is_empty() => Hierarchies::V2(point),
-            _ => Hierarchies::V1(v1),
+            _ => Hierarchies::V1 {
+                controllers: v1,
+                mounts: all,
+            },
         }
     }
 }
@@ -195,16 +208,11 @@ impl Cgroups {
     }
 
     /// Every distinct mount point.
-    fn mounts(&self) -> Vec<&Path> {
+    fn mounts(&self) -> &[PathBuf] {
         match &self.hierarchies {
-            Hierarchies::None => Vec::new(),
-            Hierarchies::V2(mount) => vec![mount],
-            Hierarchies::V1(map) => {
-                let mut mounts: Vec<&Path> = map.values().map(PathBuf::as_path).collect();
-                mounts.sort();
-                mounts.dedup();
-                mounts
-            }
+            Hierarchies::None => &[],
+            Hierarchies::V2(mount) => std::slice::from_ref(mount),
+            Hierarchies::V1 { mounts, .. } => mounts,
         }
     }
 
@@ -217,7 +225,7 @@ impl Cgroups {
     ) -> io::Result<()> {
         match &self.hierarchies {
             Hierarchies::None => {}
-            Hierarchies::V1(map) => {
+            Hierarchies::V1 { controllers: map, .. } => {
                 for controller in MANAGED_V1 {
                     if let Some(mount) = map.get(controller) {
                         std::fs::create_dir_all(join(mount, path))?;
@@ -319,11 +327,16 @@ mod tests {
 
     #[test]
     fn detection() {
-        let v1 = "30 24 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n31 24 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n32 24 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let v1 = "30 24 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n31 24 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n33 24 0:30 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n32 24 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
         match Hierarchies::from_mountinfo(v1) {
-            Hierarchies::V1(map) => {
-                assert_eq!(map["cpu"], Path::new("/sys/fs/cgroup/cpu,cpuacct"));
-                assert_eq!(map["memory"], Path::new("/sys/fs/cgroup/memory"));
+            Hierarchies::V1 { controllers, mounts } => {
+                assert_eq!(controllers["cpu"], Path::new("/sys/fs/cgroup/cpu,cpuacct"));
+                assert_eq!(controllers["memory"], Path::new("/sys/fs/cgroup/memory"));
+                let expected = ["cpu,cpuacct", "memory", "systemd", "unified"];
+                assert_eq!(
+                    mounts,
+                    expected.map(|name| Path::new("/sys/fs/cgroup").join(name))
+                );
             }
             other => panic!("{other:?}"),
         }
@@ -338,7 +351,11 @@ mod tests {
     fn pods_on_v1() {
         let dir = tempfile::tempdir().unwrap();
         let map = ["cpu", "memory"].map(|c| (c.to_owned(), dir.path().join(c)));
-        let cgroups = Cgroups::with_hierarchies("skiff-t", Hierarchies::V1(HashMap::from(map)));
+        let hierarchies = Hierarchies::V1 {
+            controllers: HashMap::from(map),
+            mounts: ["cpu", "memory", "systemd"].map(|c| dir.path().join(c)).into(),
+        };
+        let cgroups = Cgroups::with_hierarchies("skiff-t", hierarchies);
         cgroups.set_up().unwrap();
         let pod: Pod = serde_json::from_value(json!({"metadata": {"uid": "u1"}, "spec": {"containers": [
             {"name": "a", "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "64Mi"}}}]}})).unwrap();
@@ -356,6 +373,12 @@ mod tests {
         );
         assert_eq!(read("cpu/skiff-t/kubepods/burstable/cpu.shares"), "512");
         assert_eq!(cgroups.pods(), ["u1"]);
+        // What a runtime made where we make nothing.
+        let named = dir.path().join("systemd/skiff-t/kubepods/besteffort/podu2");
+        std::fs::create_dir_all(named.join("c1")).unwrap();
+        assert_eq!(cgroups.pods(), ["u1", "u2"]);
+        cgroups.remove_pod("u2").unwrap();
+        assert!(!named.exists());
     }
 
     #[test]

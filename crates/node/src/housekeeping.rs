@@ -1,7 +1,7 @@
 //! Work by the clock: pods the API does not know are ended, what they left is removed, logs are rotated, disk
 //! limits are looked after.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::images::describe;
 use crate::kubelet::Kubelet;
 use crate::observed::ContainerState;
 
-const ORPHAN_PERIOD: Duration = Duration::from_secs(30);
+const ORPHAN_PERIOD: Duration = Duration::from_secs(10);
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 const LIMIT_PERIOD: Duration = Duration::from_secs(10);
 /// A pod nobody knows gets little time.
@@ -43,6 +43,7 @@ impl Kubelet {
         };
         let on_disk = self.volumes.pods_on_disk();
         let in_cgroups = self.cgroups.pods();
+        let in_logs = logs_by_pod(&self.config.log_dir);
         for (uid, outline) in &outlines {
             if self.is_known(uid) {
                 continue;
@@ -63,6 +64,14 @@ impl Kubelet {
             }
             if let Err(error) = self.remove_traces(&uid, "", "").await {
                 tracing::warn!(uid, error, "cannot remove what a pod left behind");
+            }
+        }
+        for (uid, logs) in in_logs {
+            if outlines.contains_key(&uid) || self.is_known(&uid) {
+                continue;
+            }
+            if let Err(error) = std::fs::remove_dir_all(&logs) {
+                tracing::warn!(%error, logs = %logs.display(), "cannot remove the logs that a pod left behind");
             }
         }
     }
@@ -113,6 +122,20 @@ impl Kubelet {
     }
 }
 
+/// The log directories, each with the uid of its pod: the last part of its name.
+fn logs_by_pod(log_dir: &Path) -> Vec<(String, PathBuf)> {
+    let directories = std::fs::read_dir(log_dir).into_iter().flatten().flatten();
+    directories
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let mut parts = name.rsplitn(3, '_');
+            let uid = parts.next().filter(|uid| !uid.is_empty())?.to_owned();
+            // Another's file is left alone.
+            parts.nth(1).map(|_namespace| (uid, entry.path()))
+        })
+        .collect()
+}
+
 /// Keeps the newest files of one container's log, the current one included.
 fn drop_old_logs(path: &Path, keep: usize) {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else {
@@ -135,6 +158,16 @@ fn drop_old_logs(path: &Path, keep: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn logs_belong_to_pods() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["default_web-1_u1", "lost+found", "a_b", "x_y_"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let found = logs_by_pod(dir.path());
+        assert_eq!(found, [("u1".to_owned(), dir.path().join("default_web-1_u1"))]);
+    }
 
     #[test]
     fn old_logs_go() {

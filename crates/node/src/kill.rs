@@ -148,7 +148,7 @@ impl Kubelet {
             .into_iter()
             .filter_map(Result::err)
             .collect();
-        for sandbox in observed.sandboxes.iter().filter(|s| s.ready) {
+        for sandbox in &observed.sandboxes {
             if let Err(status) = self.runtime.stop_sandbox(&sandbox.id).await {
                 errors.push(format!(
                     "cannot stop the sandbox: {}",

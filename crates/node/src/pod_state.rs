@@ -35,6 +35,9 @@ pub struct PodState {
     gone: AtomicBool,
     /// The runtime may have something of this pod; if not, there is no need to ask.
     in_runtime: AtomicBool,
+    /// Held by what changes the runtime or the disk on the pod's behalf, to its end. The pod's end waits for it: it
+    /// must not take away what something is just being made in.
+    changes: Arc<tokio::sync::Mutex<()>>,
     /// Ends whatever the worker does for a pod that shall live.
     pub terminate: CancellationToken,
     /// Wakes the worker.
@@ -59,6 +62,7 @@ impl PodState {
             admitted: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             in_runtime: AtomicBool::new(in_runtime),
+            changes: Arc::default(),
             terminate: CancellationToken::new(),
             wake: Notify::new(),
             dirty: watch::Sender::new(0),
@@ -176,6 +180,28 @@ impl PodState {
 
     pub fn set_in_runtime(&self) {
         self.in_runtime.store(true, Ordering::SeqCst);
+    }
+
+    /// Runs `change` to its end, also when the pass that wants it is dropped: the runtime would go on with it anyway,
+    /// unseen.
+    pub async fn change<T: Send + 'static>(&self, change: impl Future<Output = T> + Send + 'static) -> T {
+        let held = self.changes.clone().lock_owned().await;
+        let task = tokio::spawn(async move {
+            let result = change.await;
+            drop(held);
+            result
+        });
+        match task.await.map_err(tokio::task::JoinError::try_into_panic) {
+            Ok(result) => result,
+            Err(Ok(panic)) => std::panic::resume_unwind(panic),
+            // The process ends.
+            Err(Err(_)) => std::future::pending().await,
+        }
+    }
+
+    /// Waits for a change whose pass was dropped.
+    pub async fn changes_done(&self) {
+        drop(self.changes.lock().await);
     }
 
     pub fn work(&self) -> Option<Arc<Work>> {

@@ -174,6 +174,8 @@ impl PodWorker {
         let kubelet = &self.kubelet;
         let state = &self.state;
         kubelet.probes.stop_liveness_and_startup(&state.uid);
+        // Something may just be being made by a pass that was dropped.
+        state.changes_done().await;
         if kubelet.observe(state).await.is_err() {
             return Next::Wait(self.retry());
         }
@@ -181,7 +183,8 @@ impl PodWorker {
         kubelet.refresh_status(state);
         let pod = state.pod();
         let observed = state.observed();
-        if observed.is_anything_running() {
+        // Also sandboxes that are not ready: their tear-down may have been cut off, and stopping twice is fine.
+        if observed.is_anything_running() || !observed.sandboxes.is_empty() {
             let grace = pods::grace_period(&pod);
             let evicted = state
                 .failed()
@@ -285,6 +288,9 @@ impl Kubelet {
     pub async fn remove_traces(&self, uid: &str, namespace: &str, name: &str) -> Result<(), String> {
         let describe = |status: skiff_cri::Status| crate::images::describe(&status);
         let observed = self.runtime.observe(uid).await.map_err(describe)?;
+        for sandbox in &observed.sandboxes {
+            self.runtime.stop_sandbox(&sandbox.id).await.map_err(describe)?;
+        }
         for container in &observed.containers {
             self.runtime
                 .remove_container(&container.id)
@@ -292,7 +298,6 @@ impl Kubelet {
                 .map_err(describe)?;
         }
         for sandbox in &observed.sandboxes {
-            self.runtime.stop_sandbox(&sandbox.id).await.map_err(describe)?;
             self.runtime.remove_sandbox(&sandbox.id).await.map_err(describe)?;
         }
         self.volumes.tear_down(uid).await.map_err(|e| e.to_string())?;

@@ -18,6 +18,7 @@ use crate::marks::{self, stage};
 use crate::mounts::{MountInputs, container_mounts};
 use crate::observed::{ContainerState, ObservedContainer, ObservedPod, container_hash};
 use crate::plan::KillReason;
+use crate::pod_state::PodState;
 use crate::pods;
 use crate::runtime::pod_log_dir;
 use crate::security::verify_run_as_non_root;
@@ -25,6 +26,7 @@ use crate::volumes::MountedVolumes;
 
 /// Everything that all containers of one sync share.
 pub struct StartContext<'a> {
+    pub state: &'a PodState,
     pub pod: &'a Pod,
     pub observed: &'a ObservedPod,
     pub sandbox_id: &'a str,
@@ -133,31 +135,38 @@ impl Kubelet {
                 seccomp_root: &self.config.data_dir.join("seccomp").to_string_lossy(),
                 target_container_id,
             });
-            let id = self
-                .runtime
-                .create_container(context.sandbox_id, config, context.sandbox_config.clone())
-                .await
-                .map_err(|status| {
-                    event("Warning", "Failed", format!("Error: {}", status.message()));
-                    error("CreateContainerError", status.message().to_owned())
-                })?;
+            let runtime = self.runtime.clone();
+            let (sandbox, sandbox_config) = (context.sandbox_id.to_owned(), context.sandbox_config.clone());
+            let abandoned = never_started(container, observed).map(|last| last.id.clone());
+            let create = async move {
+                // Its name is taken until it is removed.
+                if let Some(abandoned) = abandoned {
+                    runtime.remove_container(&abandoned).await?;
+                }
+                runtime.create_container(&sandbox, config, sandbox_config).await
+            };
+            let id = context.state.change(create).await.map_err(|status| {
+                event("Warning", "Failed", format!("Error: {}", status.message()));
+                error("CreateContainerError", status.message().to_owned())
+            })?;
             event("Normal", "Created", "Container created".to_owned());
             Ok(id)
         })
         .await;
         let id = created?;
 
-        stage(
-            &format!("start {}", container.name),
-            self.runtime.start_container(&id),
-        )
-        .await
-        .map_err(|status| {
-            // An id in the message would make every event a new one.
-            let message = status.message().replace(&id, &container.name);
-            event("Warning", "Failed", format!("Error: {message}"));
-            error("RunContainerError", status.message().to_owned())
-        })?;
+        let start = {
+            let (runtime, id) = (self.runtime.clone(), id.clone());
+            async move { runtime.start_container(&id).await }
+        };
+        stage(&format!("start {}", container.name), context.state.change(start))
+            .await
+            .map_err(|status| {
+                // An id in the message would make every event a new one.
+                let message = status.message().replace(&id, &container.name);
+                event("Warning", "Failed", format!("Error: {message}"));
+                error("RunContainerError", status.message().to_owned())
+            })?;
         event("Normal", "Started", "Container started".to_owned());
 
         if let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) {
@@ -239,8 +248,11 @@ impl Kubelet {
     }
 
     /// One more than the last instance had; without one, the log files tell how many there were before a
-    /// runtime forgot them.
+    /// runtime forgot them. An instance that never ran is not counted: it is made again.
     fn next_restart_count(&self, pod: &Pod, container: &Container, observed: &ObservedPod) -> i32 {
+        if let Some(last) = never_started(container, observed) {
+            return last.restart_count;
+        }
         if let Some(last) = observed.container(&container.name) {
             return last.restart_count + 1;
         }
@@ -287,6 +299,13 @@ impl Kubelet {
         let service_env = env::service_environment(&services, namespace, links);
         env::environment(pod, container, &sources, &service_env, facts).map_err(|e| e.to_string())
     }
+}
+
+/// The newest instance of a container if it was made but never started: whoever made it was killed before.
+fn never_started<'a>(container: &Container, observed: &'a ObservedPod) -> Option<&'a ObservedContainer> {
+    observed
+        .container(&container.name)
+        .filter(|last| last.state == ContainerState::Created)
 }
 
 /// A time of the runtime on this process's clock.

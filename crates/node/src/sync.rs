@@ -48,8 +48,8 @@ impl Pass {
 }
 
 impl Kubelet {
-    /// Brings the pod closer to its spec. May be dropped at any point: the next pass looks at the runtime
-    /// and goes on from there.
+    /// Brings the pod closer to its spec. May be dropped at any point: what changes the runtime or the disk runs to its
+    /// end, and the next pass waits for that, looks at the runtime and goes on from there.
     pub async fn sync_pod(self: &Arc<Self>, state: &Arc<PodState>) -> Pass {
         let pod = state.pod();
         if let Err(status) = self.observe(state).await {
@@ -67,7 +67,11 @@ impl Kubelet {
             return Pass::Failed;
         }
         let facts = self.node_facts(observed.ips());
-        let mounted = match stage("volumes", self.prepare(&pod, &facts)).await {
+        let prepared = {
+            let (kubelet, pod) = (self.clone(), pod.clone());
+            state.change(async move { kubelet.prepare(&pod, &facts).await })
+        };
+        let mounted = match stage("volumes", prepared).await {
             Ok(mounted) => mounted,
             Err(errors) => {
                 for error in errors {
@@ -173,6 +177,7 @@ impl Kubelet {
         let observed = state.observed();
         let facts = self.node_facts(&pod_ips);
         let context = StartContext {
+            state,
             pod,
             observed: &observed,
             sandbox_id: &sandbox_id,
@@ -215,9 +220,9 @@ impl Kubelet {
             );
             return Err(());
         }
-        let id = self
-            .runtime
-            .run_sandbox(config.clone(), handler)
+        let (runtime, wanted) = (self.runtime.clone(), config.clone());
+        let id = state
+            .change(async move { runtime.run_sandbox(wanted, handler).await })
             .await
             .map_err(|status| {
                 // The pod's own end cancels calls; that is no failure to tell of.
