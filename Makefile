@@ -14,7 +14,7 @@ TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
                   iperf util-linux etcd-server
 
-.PHONY: up down build build-deps test test-deps lint unit e2e conformance clients bench fuzz install clean
+.PHONY: up down build build-deps test test-deps lint unit e2e conformance churn clients bench fuzz install clean
 
 ## up: build the release binary and start a cluster with everything embedded
 up: build
@@ -65,6 +65,11 @@ bench: build
 ## fuzz: every fuzz target for SECONDS=3600, or one with TARGET=name (see fuzz/README.md)
 fuzz: build-deps
 	sh fuzz/run.sh $(or $(SECONDS),3600) $(TARGET)
+
+## churn: pods come and go while parts are killed, for MINUTES=5; SEED=n repeats the choices of a run
+churn: test-deps
+	SKIFF_CHURN_SECONDS=$$(( $(or $(MINUTES),5) * 60 )) SKIFF_CHURN_SEED=$(SEED) \
+	$(CARGO) test --package skiff --test churn -- --nocapture
 
 ## clients: other people's client libraries against a fresh cluster (needs Go, Node.js and Python)
 clients: build

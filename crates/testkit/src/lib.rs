@@ -1,11 +1,13 @@
 //! For tests only: a whole cluster under a name of its own, the real kubectl, images made on the spot, and the
 //! other programs that tests run beside skiff. Everything started here ends when its value is dropped.
 
+mod belongings;
 mod cluster;
 mod external;
 mod image;
 pub mod whole_path;
 
+pub use belongings::{belongings, shims};
 pub use cluster::{Cluster, Kubectl};
 pub use external::{Containerd, Etcd, Registry, free_port};
 pub use image::{BUSYBOX, PAUSE, busybox_archive, pause_archive};
