@@ -190,6 +190,10 @@ impl Daemon {
     pub(super) async fn meet_shim(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         let record = sandbox.get();
         if !record.ready {
+            // How its containers end is heard of for as long as there is a shim to tell.
+            if !record.stopped {
+                self.follow_shim(sandbox);
+            }
             return;
         }
         let bound = self.namespaces_of(&record.id);

@@ -510,6 +510,23 @@ pub fn log_text(path: &str) -> String {
         .collect()
 }
 
+/// The shim of a sandbox, known by the socket on its command line.
+pub fn shim_of(environment: &Environment, sandbox: &str) -> Option<rustix::process::Pid> {
+    let socket = environment
+        .config
+        .run_dir
+        .join("shim")
+        .join(format!("{}.sock", &sandbox[..13]));
+    let shim = std::fs::read_dir("/proc")
+        .expect("proc")
+        .flatten()
+        .find(|entry| {
+            let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&cmdline).contains(&format!("internal-shim\0{}", socket.display()))
+        })?;
+    rustix::process::Pid::from_raw(shim.file_name().to_string_lossy().parse().ok()?)
+}
+
 /// Waits until `condition` holds.
 pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     for _ in 0..2000 {

@@ -1,11 +1,11 @@
 //! Daemons that die, shims that die, and several runtimes at once.
 
-use crate::environment::{Environment, Pod, container_config, eventually, log_text};
+use crate::environment::{Environment, Pod, container_config, eventually, log_text, shim_of};
 use skiff_cri::v1 as cri;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-fn spawn_daemon(environment: &Environment) -> Child {
+pub fn spawn_daemon(environment: &Environment) -> Child {
     let config = &environment.config;
     let mut child = Command::new(std::env::current_exe().expect("exe"))
         .arg("serve")
@@ -108,22 +108,7 @@ pub async fn a_lost_shim_ends_the_pod() {
     let environment = Environment::new().await;
     let mut pod = Pod::run(&environment, "orphan").await;
     let id = pod.start(container_config("main", "exec sleep 1000")).await;
-    // The shim's pid is on its command line's socket.
-    let socket = environment
-        .config
-        .run_dir
-        .join("shim")
-        .join(format!("{}.sock", &pod.id[..13]));
-    let shim = std::fs::read_dir("/proc")
-        .expect("proc")
-        .flatten()
-        .find(|entry| {
-            let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            String::from_utf8_lossy(&cmdline).contains(&format!("internal-shim\0{}", socket.display()))
-        })
-        .expect("the shim runs");
-    let pid = rustix::process::Pid::from_raw(shim.file_name().to_string_lossy().parse().expect("pid"))
-        .expect("pid");
+    let pid = shim_of(&environment, &pod.id).expect("the shim runs");
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");
     let status = pod.wait(&id).await;
     assert_eq!(status.exit_code, 137);

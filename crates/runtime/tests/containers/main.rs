@@ -7,6 +7,7 @@ mod environment;
 mod harness;
 mod images;
 mod lifecycle;
+mod teardown;
 mod websocket;
 
 use harness::{Test, tests};
@@ -25,6 +26,11 @@ const TESTS: &[Test] = tests![
     lifecycle::a_lost_shim_ends_the_pod,
     lifecycle::events,
     lifecycle::side_by_side,
+    teardown::a_stop_and_a_start,
+    teardown::a_tear_down_is_finished_by_the_next_daemon,
+    teardown::a_shim_without_a_sandbox_ends,
+    teardown::a_lost_pause_process_ends_the_pod,
+    teardown::a_successor_is_left_alone,
     images::archives,
     images::pulls,
     images::real_registry,
