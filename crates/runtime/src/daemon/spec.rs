@@ -405,6 +405,7 @@ fn volume(mount: &cri::Mount) -> Result<Mount, String> {
         cri::MountPropagation::PropagationHostToContainer => Propagation::HostToContainer,
         cri::MountPropagation::PropagationBidirectional => Propagation::Bidirectional,
     };
+    check_propagation(&source, propagation)?;
     if mount.recursive_read_only && (!mount.readonly || propagation != Propagation::Private) {
         return Err("recursive read-only mounts must be read-only and without propagation".into());
     }
@@ -421,6 +422,42 @@ fn volume(mount: &cri::Mount) -> Result<Mount, String> {
         nodev: false,
         noexec: false,
     })
+}
+
+/// COMPAT: containerd's check and words. Without it a mount that cannot propagate would silently not.
+fn check_propagation(source: &Path, propagation: Propagation) -> Result<(), String> {
+    let (wanted, what): (&[&str], &str) = match propagation {
+        Propagation::Private => return Ok(()),
+        Propagation::Bidirectional => (&["shared:"], "a shared mount"),
+        Propagation::HostToContainer => (&["shared:", "master:"], "a shared or slave mount"),
+    };
+    let stat = rustix::fs::statx(
+        rustix::fs::CWD,
+        source,
+        rustix::fs::AtFlags::empty(),
+        rustix::fs::StatxFlags::MNT_ID,
+    )
+    .map_err(|error| format!("failed to stat {source:?}: {error}"))?;
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")
+        .map_err(|error| format!("failed to read /proc/self/mountinfo: {error}"))?;
+    let id = stat.stx_mnt_id.to_string();
+    let line = mounts
+        .lines()
+        .find(|line| line.split(' ').next() == Some(id.as_str()))
+        .ok_or_else(|| format!("failed to find the mount of {source:?}"))?;
+    let mut fields = line.split(' ').skip(4);
+    let mount_point = fields.next().unwrap_or_default();
+    let propagates = fields
+        .skip(1)
+        .take_while(|field| *field != "-")
+        .any(|field| wanted.iter().any(|wanted| field.starts_with(wanted)));
+    if propagates {
+        Ok(())
+    } else {
+        Err(format!(
+            "path {source:?} is mounted on {mount_point:?} but it is not {what}"
+        ))
+    }
 }
 
 /// 0 is "not set" in CRI.

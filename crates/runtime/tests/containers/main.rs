@@ -7,6 +7,7 @@ mod environment;
 mod harness;
 mod images;
 mod lifecycle;
+mod propagation;
 mod teardown;
 mod websocket;
 
@@ -31,6 +32,7 @@ const TESTS: &[Test] = tests![
     teardown::a_shim_without_a_sandbox_ends,
     teardown::a_lost_pause_process_ends_the_pod,
     teardown::a_successor_is_left_alone,
+    propagation::scopes,
     images::archives,
     images::pulls,
     images::real_registry,
