@@ -31,6 +31,14 @@ pub struct KubeletAddress {
 }
 
 impl KubeletAddress {
+    /// Whether a client that names this port of the node means its kubelet.
+    ///
+    /// COMPAT: clients take the default for granted, the official suite among them. A node that listens elsewhere
+    /// shares its machine with other clusters, and what then is at the default port is another cluster's.
+    pub fn is_meant_by(&self, port: &str) -> bool {
+        port.is_empty() || port == self.port.to_string() || port == DEFAULT_PORT.to_string()
+    }
+
     pub fn authority(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
@@ -112,5 +120,16 @@ mod tests {
             Some("[fd00::1]:10250".to_string())
         );
         assert_eq!(read_address(&json!({})), None);
+    }
+
+    #[test]
+    fn ports_of_the_kubelet() {
+        let address = KubeletAddress {
+            host: "10.0.0.1".to_string(),
+            port: 7000,
+        };
+        for (port, expected) in [("", true), ("7000", true), ("10250", true), ("9100", false)] {
+            assert_eq!(address.is_meant_by(port), expected, "{port}");
+        }
     }
 }

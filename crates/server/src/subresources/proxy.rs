@@ -164,7 +164,7 @@ async fn node(inner: &Arc<Inner>, id: &Id<'_>) -> Result<Target, Status> {
     if !all_proxyable {
         return Err(Status::bad_request("address not allowed"));
     }
-    if id.port.is_empty() || id.port == address.port.to_string() {
+    if address.is_meant_by(id.port) {
         let client = inner.kubelet.clone().ok_or_else(|| {
             Status::not_built("connections to kubelets without a kubelet client certificate")
         })?;
