@@ -27,7 +27,7 @@ const TESTS: &[Test] = tests![
     lifecycle::a_lost_shim_ends_the_pod,
     lifecycle::events,
     lifecycle::side_by_side,
-    teardown::a_stop_and_a_start,
+    teardown::a_stop_waits_for_a_start,
     teardown::a_tear_down_is_finished_by_the_next_daemon,
     teardown::a_shim_without_a_sandbox_ends,
     teardown::a_lost_pause_process_ends_the_pod,

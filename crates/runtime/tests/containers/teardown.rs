@@ -67,34 +67,42 @@ async fn is_torn_down(environment: &Environment, id: &str) {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// A sandbox is stopped while a container of it starts: whichever comes first, the container does not run.
-pub async fn a_stop_and_a_start() {
+/// A sandbox is stopped while a container of it starts: the start comes to its end, and what it started is killed.
+pub async fn a_stop_waits_for_a_start() {
     let environment = Environment::new().await;
-    let round = async |number: u64| {
-        let mut pod = Pod::run(&environment, &format!("race-{number}")).await;
-        let container_id = pod
-            .create(container_config("main", "exec sleep 1000"))
-            .await
-            .expect("created");
-        let mut client = pod.client.clone();
-        let request = cri::StartContainerRequest {
-            container_id: container_id.clone(),
-        };
-        let start = tokio::spawn(async move { client.start_container(request).await });
-        tokio::time::sleep(Duration::from_millis(3 * number)).await;
-        // As a kubelet does whose pod is deleted.
-        start.abort();
-        let request = cri::StopPodSandboxRequest {
-            pod_sandbox_id: pod.id.clone(),
-        };
-        let stop = tokio::time::timeout(Duration::from_secs(20), pod.client.stop_pod_sandbox(request));
-        stop.await.expect("stops in time").expect("stops");
-        let state = pod.status(&container_id).await.state();
-        assert_ne!(state, cri::ContainerState::ContainerRunning);
-        is_torn_down(&environment, &pod.id).await;
-        pod.remove().await;
+    let mut pod = Pod::run(&environment, "race").await;
+    let container_id = pod
+        .create(container_config("main", "exec sleep 1000"))
+        .await
+        .expect("created");
+    // A start takes as long as the shim is stopped.
+    let shim = shim_of(&environment, &pod.id).expect("the shim runs");
+    kill_process(shim, Signal::STOP).expect("stop");
+    let pause = || tokio::time::sleep(Duration::from_millis(300));
+    let mut client = pod.client.clone();
+    let request = cri::StartContainerRequest {
+        container_id: container_id.clone(),
     };
-    futures::future::join_all((0..12).map(round)).await;
+    let start = tokio::spawn(async move { client.start_container(request).await });
+    pause().await;
+    // As a kubelet does whose pod is deleted.
+    start.abort();
+    let mut client = pod.client.clone();
+    let request = cri::StopPodSandboxRequest {
+        pod_sandbox_id: pod.id.clone(),
+    };
+    let stop = tokio::spawn(async move { client.stop_pod_sandbox(request).await });
+    pause().await;
+    kill_process(shim, Signal::CONT).expect("continue");
+    stop.await.expect("no panic").expect("stops");
+    let status = pod.status(&container_id).await;
+    assert_eq!(
+        (status.state(), status.exit_code),
+        (cri::ContainerState::ContainerExited, 137),
+        "{status:?}"
+    );
+    is_torn_down(&environment, &pod.id).await;
+    pod.remove().await;
     environment.finish().await;
 }
 
