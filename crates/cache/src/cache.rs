@@ -18,6 +18,7 @@ use crate::filter::Filter;
 use crate::snapshot::{self, Page, Scope};
 use crate::state::State;
 use crate::token::{self, Token};
+use crate::unreadable::Unreadable;
 use crate::{
     Config, Error, ListOptions, ListResult, ReadAt, Result, WatchFrom, WatchOptions, Watcher, ingest,
 };
@@ -51,8 +52,7 @@ impl Shared {
         self.moves.send_replace(());
     }
 
-    /// Makes an entry of a stored value. One that cannot be read is logged and left out, as if it were
-    /// not there: it must not take the others away.
+    /// Makes an entry of a stored value. One that cannot be read is logged; the caller must not take it for absent.
     pub fn entry(
         &self,
         key: Arc<str>,
@@ -60,20 +60,43 @@ impl Shared {
         value: Bytes,
         kind: EventKind,
         interner: &mut Interner,
-    ) -> Option<Entry> {
+    ) -> Result<Entry, Unreadable> {
+        self.read(&key, revision, value, kind, interner).map_err(|error| {
+            tracing::error!(%key, revision, %error, "a stored object cannot be read");
+            match error {
+                Error::Malformed(reason) => Unreadable::new(key, revision, &reason),
+                error => Unreadable::new(key, revision, &error),
+            }
+        })
+    }
+
+    pub fn read(
+        &self,
+        key: &Arc<str>,
+        revision: i64,
+        value: Bytes,
+        kind: EventKind,
+        interner: &mut Interner,
+    ) -> Result<Entry> {
+        if skiff_store::is_damaged(&value) {
+            return Err(Error::Malformed(skiff_store::DAMAGED_REASON.to_owned()));
+        }
         let value = match &self.config.decode {
             // Not our code: if it panics over one value, that value alone is lost.
-            Some(decode) => catch_unwind(AssertUnwindSafe(|| decode(&key, revision, value)))
+            Some(decode) => catch_unwind(AssertUnwindSafe(|| decode(key, revision, value)))
                 .unwrap_or_else(|_| Err("decoding it panicked".to_owned()))
-                .map_err(Error::Malformed),
-            None => Ok(value),
+                .map_err(Error::Malformed)?,
+            None => value,
         };
-        let entry =
-            value.and_then(|value| Entry::new(key.clone(), revision, &value, kind, &self.fields, interner));
-        entry
-            .inspect_err(|error| tracing::error!(%key, revision, %error, "leaving out a stored value"))
-            .ok()
+        Entry::new(key.clone(), revision, &value, kind, &self.fields, interner)
     }
+}
+
+fn refuse(unreadable: Vec<Arc<Unreadable>>) -> Result<()> {
+    if unreadable.is_empty() {
+        return Ok(());
+    }
+    Err(Error::UnreadableItems(unreadable))
 }
 
 impl Drop for Cache {
@@ -129,6 +152,16 @@ impl Cache {
         self.len() == 0
     }
 
+    /// Whether the key's newest value cannot be read: the object is there, but cannot be shown.
+    pub fn is_unreadable(&self, key: &str) -> bool {
+        self.shared.state.read().unreadable.contains_key(key)
+    }
+
+    /// How many objects cannot be read.
+    pub fn unreadable(&self) -> usize {
+        self.shared.state.read().unreadable.len()
+    }
+
     /// How many watchers there are.
     pub fn watchers(&self) -> usize {
         self.shared.watchers.read().len()
@@ -146,7 +179,11 @@ impl Cache {
 
     pub async fn get(&self, key: &str, at: ReadAt) -> Result<Option<Arc<Entry>>> {
         self.fresh(at).await?;
-        Ok(self.shared.state.read().entries.get(key).cloned())
+        let state = self.shared.state.read();
+        match state.unreadable.get(key) {
+            Some(value) => Err(Error::Unreadable(value.clone())),
+            None => Ok(state.entries.get(key).cloned()),
+        }
     }
 
     pub async fn list(&self, options: ListOptions) -> Result<ListResult> {
@@ -157,6 +194,7 @@ impl Cache {
             at,
             limit,
             continue_token,
+            skip_unreadable,
         } = options;
         let prefix = &self.shared.config.prefix;
         let mut scope = Scope::new(prefix, namespace.as_deref(), limit);
@@ -187,6 +225,9 @@ impl Cache {
         let (revision, page) = {
             let state = self.shared.state.read();
             let revision = at.unwrap_or_else(|| state.known());
+            if !skip_unreadable {
+                refuse(state.unreadable_in(&scope, &filter, revision))?;
+            }
             let page = (revision >= state.floor.max(compacted))
                 .then(|| snapshot::page(&state, &scope, &filter, revision));
             (revision, page)
@@ -194,7 +235,10 @@ impl Cache {
         let page = match page {
             Some(page) => page,
             // Older than what is remembered here; the store's history may go further back.
-            None => match self.page_from_store(&scope, &filter, revision).await {
+            None => match self
+                .page_from_store(&scope, &filter, revision, skip_unreadable)
+                .await
+            {
                 Err(Error::Store(skiff_store::Error::Compacted { .. })) if continued => {
                     let start_after = scope.start_after.as_deref().unwrap_or_default();
                     let token = token::encode(start_after, &scope.keys, None);
@@ -215,7 +259,13 @@ impl Cache {
     }
 
     /// A page as of an old revision, read from the store.
-    async fn page_from_store(&self, scope: &Scope, filter: &Filter, at: i64) -> Result<Page> {
+    async fn page_from_store(
+        &self,
+        scope: &Scope,
+        filter: &Filter,
+        at: i64,
+        skip_unreadable: bool,
+    ) -> Result<Page> {
         let limit = if scope.limit == 0 { usize::MAX } else { scope.limit };
         let mut after = scope.start_after.clone();
         let mut items: Vec<Arc<Entry>> = Vec::new();
@@ -227,11 +277,13 @@ impl Cache {
                 .await?;
             after = range.items.last().map(|kv| kv.key.to_string());
             for (nth, kv) in range.items.into_iter().enumerate() {
-                let Some(entry) =
+                let read =
                     self.shared
-                        .entry(kv.key, kv.mod_revision, kv.value, EventKind::Added, &mut interner)
-                else {
-                    continue;
+                        .entry(kv.key, kv.mod_revision, kv.value, EventKind::Added, &mut interner);
+                let entry = match read {
+                    Ok(entry) => entry,
+                    Err(_) if skip_unreadable => continue,
+                    Err(value) => return Err(Error::UnreadableItems(vec![Arc::new(value)])),
                 };
                 if !filter.matches(&entry.head) {
                     continue;
@@ -266,6 +318,7 @@ impl Cache {
             deadline,
             initial_events_end,
             reader,
+            skip_unreadable,
         } = options;
         match from {
             WatchFrom::State(at) => self.fresh(at).await?,
@@ -283,6 +336,9 @@ impl Cache {
             match from {
                 WatchFrom::State(_) => {
                     let revision = state.known();
+                    if !skip_unreadable {
+                        refuse(state.unreadable_in(&scope, &filter, revision))?;
+                    }
                     (snapshot::page(&state, &scope, &filter, revision).items, revision)
                 }
                 WatchFrom::Now => (Vec::new(), state.known()),

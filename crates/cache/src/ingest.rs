@@ -29,8 +29,10 @@ pub async fn run(shared: Arc<Shared>, store: Arc<dyn Store>) {
         let followed = AssertUnwindSafe(follow(&shared, &*store, &mut interner, &mut pause)).catch_unwind();
         match followed.await {
             // History went away before the watch stood: list again, there is nothing to wait for.
-            Ok(StoreError::Compacted { .. } | StoreError::Lagged) => continue,
-            Ok(error) => tracing::warn!(%prefix, %error, "cannot follow the store"),
+            Ok(Stopped::Readable | Stopped::Store(StoreError::Compacted { .. } | StoreError::Lagged)) => {
+                continue;
+            }
+            Ok(Stopped::Store(error)) => tracing::warn!(%prefix, %error, "cannot follow the store"),
             Err(_) => tracing::error!(%prefix, "following the store panicked"),
         }
         shared.state.write().position = None;
@@ -39,24 +41,37 @@ pub async fn run(shared: Arc<Shared>, store: Arc<dyn Store>) {
     }
 }
 
+/// Why the store is no longer followed from where it was.
+enum Stopped {
+    Store(StoreError),
+    /// A value that could not be read can be read now.
+    Readable,
+}
+
 /// Lists, then follows until that is no longer possible.
 async fn follow(
     shared: &Shared,
     store: &dyn Store,
     interner: &mut Interner,
     pause: &mut Duration,
-) -> StoreError {
+) -> Stopped {
     let (revision, mut watch) = match list(shared, store, interner).await {
         Ok(listed) => listed,
-        Err(error) => return error,
+        Err(error) => return Stopped::Store(error),
     };
     let mut reached = revision;
+    let mut retry = Retry::new(shared);
     loop {
         *pause = FIRST_PAUSE;
         let limits = &shared.config.limits;
         let error = loop {
             // What a burst left behind must go even if nothing happens after it.
-            let Ok(next) = tokio::time::timeout(limits.age.max(OFTEN), watch.next()).await else {
+            let wait = retry.due_in(shared).min(limits.age.max(OFTEN));
+            let next = tokio::time::timeout(wait, watch.next()).await;
+            if retry.is_due(shared) && retry.any_readable(shared, store, interner).await {
+                return Stopped::Readable;
+            }
+            let Ok(next) = next else {
                 shared.state.write().trim(limits, Instant::now());
                 continue;
             };
@@ -71,11 +86,11 @@ async fn follow(
         // A watch that was too slow goes on where it stopped, if the store still knows.
         shared.state.write().position = None;
         if error != StoreError::Lagged {
-            return error;
+            return Stopped::Store(error);
         }
         watch = match store.watch(&shared.config.prefix, reached + 1).await {
             Ok(watch) => watch,
-            Err(error) => return error,
+            Err(error) => return Stopped::Store(error),
         };
         shared.state.write().position = Some(watch.position());
         shared.moved();
@@ -90,14 +105,16 @@ async fn list(
     let prefix = &shared.config.prefix;
     let range = store.range(prefix, None, 0, None).await?;
     let watch = store.watch(prefix, range.revision + 1).await?;
-    let entries = range
-        .items
-        .into_iter()
-        .filter_map(|kv| shared.entry(kv.key, kv.mod_revision, kv.value, EventKind::Added, interner))
-        .collect();
+    let (mut entries, mut unreadable) = (Vec::with_capacity(range.items.len()), Vec::new());
+    for kv in range.items {
+        match shared.entry(kv.key, kv.mod_revision, kv.value, EventKind::Added, interner) {
+            Ok(entry) => entries.push(entry),
+            Err(value) => unreadable.push(value),
+        }
+    }
     {
         let mut state = shared.state.write();
-        state.replace(entries, range.revision);
+        state.replace(entries, unreadable, range.revision);
         state.position = Some(watch.position());
         shared.dispatched.store(range.revision, Ordering::Release);
     }
@@ -118,25 +135,48 @@ fn take_in(shared: &Shared, interner: &mut Interner, batch: Batch) {
             EventKind::Modified
         };
         let after = match event.value {
-            Some(value) => shared.entry(event.key.clone(), event.revision, value, kind, interner),
-            None => None,
+            Some(value) => shared
+                .entry(event.key.clone(), event.revision, value, kind, interner)
+                .map(Some),
+            None => Ok(None),
         };
         ready.push((event.key, event.revision, after));
     }
-    let (changes, floor, revision) = {
+    let (changes, floor, revision, lost) = {
         let mut state = shared.state.write();
-        let changes: Vec<_> = ready
-            .into_iter()
-            .filter_map(|(key, revision, after)| state.apply(key, revision, after, now))
-            .collect();
+        let mut changes = Vec::with_capacity(ready.len());
+        let mut lost = false;
+        for (key, revision, after) in ready {
+            let after = match after {
+                Ok(after) => after,
+                // The object is still there: no event, until it can be read again or is deleted.
+                Err(value) => {
+                    state.mark_unreadable(value);
+                    continue;
+                }
+            };
+            let deleted = after.is_none();
+            let unreadable = state.unreadable.remove(&key).is_some();
+            match state.apply(key, revision, after, now) {
+                Some(change) => changes.push(change),
+                // COMPAT: a deletion whose object nobody could ever show ends all watches, as upstream: their clients
+                // have to list anew to learn of it.
+                None => lost |= unreadable && deleted,
+            }
+        }
         state.revision = state.revision.max(batch.revision);
+        if lost {
+            state.forget_changes();
+        }
         state.trim(&shared.config.limits, now);
-        (changes, state.floor, state.revision)
+        (changes, state.floor, state.revision, lost)
     };
     // Readers first: they wait for the state, not for the watchers.
     shared.moved();
     let mut wakers = Vec::new();
-    {
+    if lost {
+        shared.watchers.read().end_all();
+    } else {
         let watchers = shared.watchers.read();
         // A reader of several changes is woken when it has them all, one of a single change at once: it is served while
         // the queues of the others are filled.
@@ -151,4 +191,61 @@ fn take_in(shared: &Shared, interner: &mut Interner, batch: Batch) {
     }
     shared.dispatched.store(revision, Ordering::Release);
     wake::wake_all(&mut wakers);
+}
+
+/// When to try unreadable values again, and which.
+struct Retry {
+    at: Instant,
+    /// The last key that was tried.
+    after: String,
+}
+
+/// Values tried at a time.
+const RETRIED: usize = 16;
+
+impl Retry {
+    fn new(shared: &Shared) -> Retry {
+        Retry {
+            at: Instant::now() + shared.config.retry_unreadable,
+            after: String::new(),
+        }
+    }
+
+    fn due_in(&self, shared: &Shared) -> Duration {
+        if shared.state.read().unreadable.is_empty() {
+            return Duration::MAX;
+        }
+        self.at.saturating_duration_since(Instant::now())
+    }
+
+    fn is_due(&self, shared: &Shared) -> bool {
+        Instant::now() >= self.at && !shared.state.read().unreadable.is_empty()
+    }
+
+    /// Tries the next few.
+    async fn any_readable(&mut self, shared: &Shared, store: &dyn Store, interner: &mut Interner) -> bool {
+        self.at = Instant::now() + shared.config.retry_unreadable;
+        let keys: Vec<Arc<str>> = {
+            let state = shared.state.read();
+            let keys = state.unreadable.keys();
+            keys.filter(|key| ***key > *self.after)
+                .take(RETRIED)
+                .cloned()
+                .collect()
+        };
+        self.after = match keys.len() {
+            RETRIED => keys.last().map_or(String::new(), |key| key.to_string()),
+            _ => String::new(),
+        };
+        for key in keys {
+            if let Ok((Some(kv), _)) = store.get(&key).await
+                && shared
+                    .read(&key, kv.mod_revision, kv.value, EventKind::Added, interner)
+                    .is_ok()
+            {
+                return true;
+            }
+        }
+        false
+    }
 }

@@ -27,6 +27,7 @@ mod scan;
 mod snapshot;
 mod state;
 mod token;
+mod unreadable;
 mod wake;
 mod watcher;
 
@@ -35,6 +36,7 @@ pub use entry::{Entry, EventKind, Head, WatchEvent, bookmark_frame, splice_resou
 pub use fields::Field;
 pub use options::{Config, Decode, Limits, ListOptions, ListResult, ReadAt, WatchFrom, WatchOptions};
 pub use token::check as check_continue;
+pub use unreadable::{NAMED_UNREADABLE, Unreadable};
 pub use wake::postpone;
 pub use watcher::Watcher;
 
@@ -66,6 +68,13 @@ pub enum Error {
     NotReady,
     #[error("stored object cannot be read: {0}")]
     Malformed(String),
+    /// 500 of a get.
+    #[error("{0}")]
+    Unreadable(std::sync::Arc<Unreadable>),
+    /// 500 of a list, or of a watch that starts with the state: these cannot be shown. One more than
+    /// [`NAMED_UNREADABLE`]: there are others.
+    #[error("{} stored objects cannot be read", .0.len())]
+    UnreadableItems(Vec<std::sync::Arc<Unreadable>>),
     #[error(transparent)]
     Store(#[from] skiff_store::Error),
 }

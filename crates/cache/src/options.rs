@@ -26,6 +26,8 @@ pub struct Config {
     /// `None`: values are JSON.
     pub decode: Option<Decode>,
     pub limits: Limits,
+    /// How often values that could not be read are tried again: the key that decrypts them may have come back.
+    pub retry_unreadable: Duration,
     /// How often a watcher that allows bookmarks gets one.
     pub bookmark_every: Duration,
 }
@@ -39,6 +41,7 @@ impl Config {
             fields: Vec::new(),
             decode: None,
             limits: Limits::default(),
+            retry_unreadable: Duration::from_secs(5),
             bookmark_every: Duration::from_secs(60),
         }
     }
@@ -97,6 +100,8 @@ pub struct ListOptions {
     pub limit: usize,
     /// From [`ListResult::continue_token`]; with it `at` is not looked at.
     pub continue_token: Option<String>,
+    /// Leaves out what cannot be read instead of failing. Not for clients: they would take it for absent.
+    pub skip_unreadable: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -138,4 +143,6 @@ pub struct WatchOptions {
     /// Watches with the same number are read by one task, such as that of a connection: it is woken when all of them
     /// have their events.
     pub reader: u64,
+    /// As in [`ListOptions`]; goes with [`WatchFrom::State`].
+    pub skip_unreadable: bool,
 }

@@ -39,7 +39,7 @@ impl Scope {
     }
 
     /// Where the keys of this scope begin and end.
-    fn bounds(&self) -> (Bound<&str>, Bound<&str>) {
+    pub fn bounds(&self) -> (Bound<&str>, Bound<&str>) {
         let start = match &self.start_after {
             Some(after) if after.as_str() >= self.keys.as_str() => Bound::Excluded(after.as_str()),
             _ => Bound::Included(self.keys.as_str()),

@@ -13,6 +13,7 @@ use crate::entry::Entry;
 use crate::fields::FieldSet;
 use crate::filter::Change;
 use crate::index::{Index, Keys};
+use crate::unreadable::Unreadable;
 
 /// What all caches of the process together remember. Beyond that each keeps its [`SHARE`] only, so that a client who
 /// writes to many resources cannot make each of them remember the most that one may.
@@ -22,6 +23,8 @@ static HISTORY: AtomicUsize = AtomicUsize::new(0);
 
 pub struct State {
     pub entries: BTreeMap<Arc<str>, Arc<Entry>>,
+    /// Keys whose newest value cannot be read. `entries` may hold an older one.
+    pub unreadable: BTreeMap<Arc<str>, Arc<Unreadable>>,
     /// For each indexed field: the keys by value.
     index: Vec<Index>,
     /// The same for every label.
@@ -41,6 +44,7 @@ impl State {
     pub fn new(fields: Arc<FieldSet>) -> State {
         State {
             entries: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
             index: fields.indexed.iter().map(|_| Index::default()).collect(),
             labels: HashMap::new(),
             ring: VecDeque::new(),
@@ -74,8 +78,11 @@ impl State {
     }
 
     /// Takes the whole state anew, as of `revision`; there are no changes before it.
-    pub fn replace(&mut self, entries: Vec<Entry>, revision: i64) {
+    pub fn replace(&mut self, entries: Vec<Entry>, unreadable: Vec<Unreadable>, revision: i64) {
         let mut new = State::new(self.fields.clone());
+        for value in unreadable {
+            new.mark_unreadable(value);
+        }
         for entry in entries {
             new.put(Arc::new(entry));
         }
@@ -164,6 +171,13 @@ impl State {
         HISTORY.fetch_add(change.weight(), Ordering::Relaxed);
         self.ring.push_back(change.clone());
         Some(change)
+    }
+
+    /// Forgets all changes: watchers of before cannot be told what happened and must read the state anew.
+    pub fn forget_changes(&mut self) {
+        self.ring.clear();
+        self.ring_bytes = 0;
+        self.floor = self.revision;
     }
 
     /// Forgets the changes that `limits` do not keep.

@@ -106,8 +106,8 @@ impl Codec {
     }
 
     /// A value stored at a revision, with that as its version.
-    pub fn decode_at(&self, value: &[u8], revision: i64) -> Result<Value, Status> {
-        let mut object = self.decode(value)?;
+    pub fn decode_at(&self, value: &[u8], revision: i64) -> Result<Value, String> {
+        let mut object = self.read(value)?;
         if self.is_foreign(revision) {
             self.complete(&mut object);
         }

@@ -170,7 +170,7 @@ impl Registry {
             Outcome::Conflict { current, .. } => {
                 let status = Status::already_exists(&resource.group_resource, &name);
                 let deleting = current
-                    .and_then(|current| resource.codec.decode(&current.value).ok())
+                    .and_then(|current| resource.read(&current).ok())
                     .is_some_and(|current| object::deleting(&current));
                 Err(if deleting {
                     errors::prefixed("object is being deleted: ", status)

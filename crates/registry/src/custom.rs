@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde_json::Value;
 use skiff_api::object_meta;
-use skiff_cache::Field;
+use skiff_cache::{Field, Unreadable};
 use skiff_meta::{Status, field};
 use skiff_schema::apply::TypeRef;
 use skiff_store::KeyValue;
@@ -161,15 +161,25 @@ impl Resource {
 
     /// An object as the store has it, in the stored version.
     pub fn decode(&self, found: &KeyValue) -> Result<Value, Status> {
-        match &self.custom {
-            None => self.codec.decode_at(&found.value, found.mod_revision),
-            Some(custom) => {
-                let value = custom
+        self.read(found).map_err(|unreadable| {
+            tracing::error!(%unreadable, "a stored object cannot be read");
+            Status::internal(unreadable)
+        })
+    }
+
+    /// The same; the error is about the stored value and about nothing else.
+    pub(crate) fn read(&self, found: &KeyValue) -> Result<Value, Unreadable> {
+        let decoded = if skiff_store::is_damaged(&found.value) {
+            Err(skiff_store::DAMAGED_REASON.to_owned())
+        } else {
+            match &self.custom {
+                None => self.codec.decode_at(&found.value, found.mod_revision),
+                Some(custom) => custom
                     .read(&found.key, found.value.clone())
-                    .map_err(Status::internal)?;
-                encode::decode_at(&value, found.mod_revision)
+                    .and_then(|value| encode::decode_at(&value, found.mod_revision).map_err(|e| e.message)),
             }
-        }
+        };
+        decoded.map_err(|reason| Unreadable::new(found.key.clone(), found.mod_revision, &reason))
     }
 
     /// Brings objects that were read from the store into the served version.

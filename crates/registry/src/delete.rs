@@ -32,7 +32,12 @@ pub struct DeleteOptions {
     pub orphan_dependents: Option<bool>,
     pub propagation: Option<Propagation>,
     pub dry_run: bool,
+    /// `ignoreStoreReadErrorWithClusterBreakingPotential`: for [`Registry::delete_unreadable`] alone, which needs a
+    /// permission of its own. [`Registry::delete`] does not look at it.
+    pub ignore_read_errors: bool,
 }
+
+const IGNORE_READ_ERRORS: &str = "ignoreStoreReadErrorWithClusterBreakingPotential";
 
 impl DeleteOptions {
     /// Reads the options out of their JSON form, with upstream's checks.
@@ -75,6 +80,23 @@ impl DeleteOptions {
                 &["All"],
             ));
         }
+        let ignore_read_errors = value.get(IGNORE_READ_ERRORS).and_then(Value::as_bool) == Some(true);
+        if ignore_read_errors {
+            let path = field::Path::new(IGNORE_READ_ERRORS);
+            let given = |field: &str| value.get(field).is_some_and(|value| !value.is_null());
+            for (other, given) in [
+                ("dryRun", !dry_run.is_empty()),
+                ("propagationPolicy", given("propagationPolicy")),
+                ("orphanDependents", given("orphanDependents")),
+                ("gracePeriodSeconds", given("gracePeriodSeconds")),
+                ("preconditions", given("preconditions")),
+            ] {
+                if given {
+                    let why = format!("cannot be set together with .{other}");
+                    found.push(field::Error::invalid(&path, true, why));
+                }
+            }
+        }
         if !found.is_empty() {
             return Err(Status::invalid(&kind, "", &found));
         }
@@ -90,7 +112,19 @@ impl DeleteOptions {
             orphan_dependents,
             propagation,
             dry_run: !dry_run.is_empty(),
+            ignore_read_errors,
         })
+    }
+
+    /// Many objects cannot be deleted without reading them.
+    pub fn refuse_ignoring_read_errors(&self) -> Result<(), Status> {
+        if !self.ignore_read_errors {
+            return Ok(());
+        }
+        let why = "is not allowed with DELETECOLLECTION, try again after removing the option";
+        let error = field::Error::invalid(&field::Path::new(IGNORE_READ_ERRORS), true, why);
+        let kind = GroupKind::new("meta.k8s.io", "DeleteOptions");
+        Err(Status::invalid(&kind, "", &[error]))
     }
 }
 
@@ -227,6 +261,58 @@ impl Registry {
                 gone: true,
                 pending: false,
             });
+        }
+        Err(Status::modified(&resource.group_resource, name))
+    }
+
+    /// Removes an object whose stored value cannot be read: no preconditions, no finalizers, no grace, nothing that the
+    /// kind does after a deletion. Admission is asked, with an object that has a name only.
+    pub async fn delete_unreadable(
+        &self,
+        context: &Context,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+        gate: &dyn Gate,
+    ) -> Result<(), Status> {
+        let key = resource.key(namespace, name);
+        let mut admitted = false;
+        for _ in 0..ATTEMPTS {
+            let found = self.read_stored(&key).await?;
+            let Some((found, unreadable)) =
+                found.and_then(|found| resource.read(&found).err().map(|why| (found, why)))
+            else {
+                if admitted {
+                    // Somebody else deleted or repaired it meanwhile.
+                    return Err(Status::modified(&resource.group_resource, name));
+                }
+                // COMPAT: also where nothing is stored.
+                let why =
+                    "is exclusively used to delete corrupt object(s), try again by removing this option";
+                let error = field::Error::invalid(&field::Path::new(IGNORE_READ_ERRORS), true, why);
+                let GroupResource { group, resource } = &resource.group_resource;
+                let kind = GroupKind::new(group.as_str(), resource.as_str());
+                return Err(Status::invalid(&kind, name, &[error]));
+            };
+            if !admitted {
+                let _stage = context.stage("validating-admission");
+                let mut shown =
+                    serde_json::json!({"kind": resource.kind, "apiVersion": resource.api_version});
+                object::set(&mut shown, "name", name);
+                if !namespace.is_empty() {
+                    object::set(&mut shown, "namespace", namespace);
+                }
+                gate.admit(None, Some(&shown)).await?;
+                gate.validate(None, Some(&shown)).await?;
+                admitted = true;
+            }
+            let _stage = context.stage("store");
+            let expect = Expect::Revision(found.mod_revision);
+            let outcome = self.store.write(&key, expect, Op::Delete, None).await;
+            if let Outcome::Done { .. } = outcome.map_err(errors::store)? {
+                tracing::warn!(%unreadable, "an object that cannot be read was deleted on request");
+                return Ok(());
+            }
         }
         Err(Status::modified(&resource.group_resource, name))
     }
@@ -462,6 +548,12 @@ mod tests {
         check(
             json!({"dryRun": ["x"]}),
             "DeleteOptions.meta.k8s.io \"\" is invalid: dryRun: Unsupported value: [\"x\"]: supported values: \"All\"",
+        );
+        check(json!({IGNORE_READ_ERRORS: true, "gracePeriodSeconds": null}), "");
+        check(json!({IGNORE_READ_ERRORS: false, "gracePeriodSeconds": 0}), "");
+        check(
+            json!({IGNORE_READ_ERRORS: true, "gracePeriodSeconds": 0, "preconditions": {}}),
+            "DeleteOptions.meta.k8s.io \"\" is invalid: [ignoreStoreReadErrorWithClusterBreakingPotential: Invalid value: true: cannot be set together with .gracePeriodSeconds, ignoreStoreReadErrorWithClusterBreakingPotential: Invalid value: true: cannot be set together with .preconditions]",
         );
     }
 

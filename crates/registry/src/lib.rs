@@ -38,7 +38,7 @@ pub use custom::{Custom, Findings};
 pub use delete::{DeleteOptions, Deleted, Propagation};
 pub use errors::{expired, is_already_exists, is_not_found, store as store_error};
 pub use hooks::ip_allocator::{BadCidr, Cidr};
-pub use read::cache_error;
+pub use read::{cache_error, list_error};
 pub use resource::{Customs, Orphan, Resource, Resources};
 pub use skiff_cache::{
     Entry, Error as CacheError, EventKind, Field, ListOptions, ListResult, ReadAt, WatchEvent, WatchFrom,

@@ -4,8 +4,11 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use skiff_cache::{Cache, Config, Entry, ListOptions, ListResult, ReadAt, WatchOptions, Watcher};
-use skiff_meta::Status;
+use skiff_cache::{
+    Cache, Config, Entry, ListOptions, ListResult, NAMED_UNREADABLE, ReadAt, WatchOptions, Watcher,
+};
+use skiff_meta::status::{Cause, Details};
+use skiff_meta::{GroupResource, Status};
 
 use crate::{Registry, Resource, encode, hooks};
 
@@ -18,8 +21,43 @@ pub fn cache_error(error: skiff_cache::Error) -> Status {
         Error::TooLarge { requested, current } => Status::resource_version_too_large(requested, current),
         Error::InvalidContinue(_) => Status::bad_request(format!("invalid continue token: {message}")),
         Error::NotReady => Status::too_many_requests(message, 1),
-        Error::Malformed(_) => Status::internal(message),
+        Error::Malformed(_) | Error::Unreadable(_) | Error::UnreadableItems(_) => Status::internal(message),
         Error::Store(error) => crate::errors::store(error),
+    }
+}
+
+/// The same of a list: objects that cannot be read are named, so that they can be deleted.
+pub fn list_error(resource: &GroupResource, error: skiff_cache::Error) -> Status {
+    let skiff_cache::Error::UnreadableItems(items) = error else {
+        return cache_error(error);
+    };
+    let mut causes: Vec<Cause> = items
+        .iter()
+        .take(NAMED_UNREADABLE)
+        .map(|item| Cause {
+            reason: "UnexpectedServerResponse".to_owned(),
+            message: item.to_string(),
+            field: item.key.to_string(),
+        })
+        .collect();
+    if items.len() > NAMED_UNREADABLE {
+        causes.push(Cause {
+            reason: "FieldValueTooMany".to_owned(),
+            message: "too many errors, the list is truncated".to_owned(),
+            ..Cause::default()
+        });
+    }
+    let details = Details {
+        name: "list".to_owned(),
+        group: resource.group.clone(),
+        kind: resource.resource.clone(),
+        causes,
+        ..Details::default()
+    };
+    let message = format!("failed to read one or more {resource} from the storage");
+    Status {
+        details: Some(Box::new(details)),
+        ..Status::failure(500, "StorageReadError", message)
     }
 }
 
@@ -101,10 +139,27 @@ impl Registry {
     }
 
     pub async fn list(&self, resource: &Resource, options: ListOptions) -> Result<ListResult, Status> {
-        self.cache(resource).list(options).await.map_err(cache_error)
+        let listed = self.cache(resource).list(options).await;
+        listed.map_err(|error| list_error(&resource.group_resource, error))
+    }
+
+    /// What of a resource can be read. For the server itself, which has to start although an object is damaged; a
+    /// missing object is not an absent one ([`Registry::is_unreadable`]).
+    pub async fn list_readable(&self, resource: &Resource) -> Result<ListResult, Status> {
+        let options = ListOptions {
+            skip_unreadable: true,
+            ..ListOptions::default()
+        };
+        self.list(resource, options).await
+    }
+
+    /// Whether there is an object that cannot be read under this key, as far as the cache knows.
+    pub fn is_unreadable(&self, resource: &Resource, key: &str) -> bool {
+        self.cache(resource).is_unreadable(key)
     }
 
     pub async fn watch(&self, resource: &Resource, options: WatchOptions) -> Result<Watcher, Status> {
-        self.cache(resource).watch(options).await.map_err(cache_error)
+        let watcher = self.cache(resource).watch(options).await;
+        watcher.map_err(|error| list_error(&resource.group_resource, error))
     }
 }

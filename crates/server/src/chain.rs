@@ -423,9 +423,17 @@ impl Inner {
         annotate("reason", &decided.reason);
     }
 
-    /// Without a webhook nobody waits; the words for the audit log are made only if there is one.
     async fn decide(&self, exchange: &Exchange) -> Decision {
-        let attributes = attributes_of(&exchange.info);
+        self.decide_verb(exchange, &exchange.info.verb).await
+    }
+
+    /// What the authorizers say to `verb` with what the request names. Without a webhook nobody waits; the words for
+    /// the audit log are made only if there is one.
+    pub async fn decide_verb(&self, exchange: &Exchange, verb: &str) -> Decision {
+        let attributes = Attributes {
+            verb,
+            ..attributes_of(&exchange.info)
+        };
         let audited = exchange.context.audited();
         if !audited && let Some(decision) = self.authorizer.known(&exchange.user, &attributes) {
             return decision;

@@ -339,6 +339,9 @@ pub fn delete_options(query: &Query) -> Result<Value, Status> {
     if let Some(policy) = query.get("propagationPolicy") {
         value["propagationPolicy"] = json!(policy);
     }
+    if let Some(ignore) = query.flag("ignoreStoreReadErrorWithClusterBreakingPotential") {
+        value["ignoreStoreReadErrorWithClusterBreakingPotential"] = json!(ignore);
+    }
     let dry_run: Vec<&str> = query.all("dryRun").collect();
     if !dry_run.is_empty() {
         value["dryRun"] = json!(dry_run);

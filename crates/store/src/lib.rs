@@ -40,6 +40,17 @@ pub struct KeyValue {
     pub mod_revision: i64,
 }
 
+/// Stands for a value that is on disk but does not match its checksum. No encoding of an object begins like this, so
+/// whoever decodes it fails; [`is_damaged`] says why.
+const DAMAGED: &[u8] = b"\0skiff-damaged-value";
+/// Why a damaged value cannot be read.
+pub const DAMAGED_REASON: &str = "the stored value does not match its checksum";
+
+/// Whether the store could not read this value: the key exists, its content is lost.
+pub fn is_damaged(value: &[u8]) -> bool {
+    value == DAMAGED
+}
+
 /// What a write asks of the key's present state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {

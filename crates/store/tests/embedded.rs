@@ -101,7 +101,7 @@ async fn data_of_others_is_refused_and_left_alone() {
     drop(newer);
     let error = Embedded::open(dir.path()).map(|_| ()).unwrap_err();
     let expected = format!(
-        "data in {} was written by a newer skiff (format 7, this one knows up to 1); use that version, or another --data-dir",
+        "data in {} was written by a newer skiff (format 7, this one knows up to 2); use that version, or another --data-dir",
         dir.path().display()
     );
     assert_eq!(error.to_string(), expected);

@@ -137,10 +137,14 @@ impl<K: Resource> Shared<K> {
         Ok(Listed { key, kept })
     }
 
-    /// Takes a whole list as the new truth. What it lacks has been deleted while nobody was watching.
-    fn replace(&self, objects: Vec<Listed<K>>) {
+    /// Takes a whole list as the new truth. What it lacks has been deleted while nobody was watching; what was in it and
+    /// could not be decoded (`undecoded`) stays as it was last known.
+    fn replace(&self, objects: Vec<Listed<K>>, undecoded: &[Key]) {
         let handlers = self.handlers.lock();
         let mut gone = self.store.read().keys();
+        for key in undecoded {
+            gone.remove(key);
+        }
         for Listed { key, kept } in objects {
             let raw = match &kept {
                 Kept::Raw(raw) => Some(raw.clone()),

@@ -230,7 +230,7 @@ impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
 
     /// Lists everything, page by page, puts it in the store and answers the list's version.
     async fn list(&self, at: &str) -> Result<String, Error> {
-        let mut objects = Vec::new();
+        let (mut objects, mut undecoded) = (Vec::new(), Vec::new());
         let mut continue_token: Option<String> = None;
         loop {
             let params = ListParams {
@@ -249,10 +249,17 @@ impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
             let list: RawList<'_> = serde_json::from_slice(&bytes)?;
             for item in list.items.unwrap_or_default() {
                 let listed = self.shared.listed(objects.len(), item.get().as_bytes());
-                objects.extend(self.readable(item, listed));
+                match self.readable(item, listed) {
+                    Some(object) => objects.push(object),
+                    None => undecoded.extend(
+                        serde_json::from_str::<kube::core::PartialObjectMeta>(item.get())
+                            .ok()
+                            .map(|object| Key::of(&object)),
+                    ),
+                }
             }
             if list.metadata.continue_token.is_empty() {
-                self.shared.replace(objects);
+                self.shared.replace(objects, &undecoded);
                 return Ok(list.metadata.resource_version);
             }
             continue_token = Some(list.metadata.continue_token);

@@ -55,7 +55,8 @@ async fn lists_in_pages_then_follows_the_watch_and_survives_its_ends() {
     let (started, mut watches) = mpsc::unbounded_channel();
     let lists = Arc::new(Mutex::new(vec![
         // The list after the 410, then the second and first page of the first one.
-        json!({"metadata": {"resourceVersion": "50"}, "items": [config_map("a", "3", "x"), config_map("d", "40", "x")]}),
+        json!({"metadata": {"resourceVersion": "50"}, "items": [config_map("a", "3", "x"), config_map("d", "40", "x"),
+            {"metadata": {"namespace": "default", "name": "f", "resourceVersion": "45"}, "data": 5}]}),
         json!({"metadata": {"resourceVersion": "9"}, "items": [config_map("b", "4", "y"), {"metadata": {"name": 7}}]}),
         json!({"metadata": {"resourceVersion": "9", "continue": "more"}, "items": [config_map("a", "3", "x")]}),
     ]));
@@ -111,6 +112,8 @@ async fn lists_in_pages_then_follows_the_watch_and_survives_its_ends() {
     unreadable["data"] = json!(5);
     send(event("DELETED", unreadable));
     assert_eq!(changes.recv().await.unwrap(), "-e");
+    send(event("ADDED", config_map("f", "17", "x")));
+    assert_eq!(changes.recv().await.unwrap(), "+f@17");
     send(event("BOOKMARK", json!({"metadata": {"resourceVersion": "20"}})));
     // The stream ends: it is resumed from the bookmark.
     feeds.lock().clear();
@@ -122,7 +125,11 @@ async fn lists_in_pages_then_follows_the_watch_and_survives_its_ends() {
     ));
     assert_eq!(changes.recv().await.unwrap(), "+d@40");
     assert!(watches.recv().await.unwrap().contains("resourceVersion=50"));
-    assert!(changes.try_recv().is_err(), "an unchanged object is no change");
+    assert!(
+        changes.try_recv().is_err(),
+        "an unchanged object is no change, one that cannot be decoded is not gone"
+    );
+    assert_eq!(names(informer.list()), vec!["a", "d", "f"]);
 
     let queries: Vec<String> = seen
         .lock()

@@ -224,8 +224,10 @@ impl Registry {
         let Some(stored) = self.read_stored(&resource.key(&namespace, &name)).await? else {
             return self.ensure(value).await;
         };
-        if merge(&resource.codec.decode(&stored.value)?, &value).is_none() {
-            return Ok(());
+        match resource.read(&stored) {
+            Ok(present) if merge(&present, &value).is_none() => return Ok(()),
+            Ok(_) => {}
+            Err(unreadable) => return leave(&unreadable),
         }
         let mut bring = |current: Option<&Value>| match current {
             Some(current) => Ok(merge(current, &value).unwrap_or_else(|| current.clone())),
@@ -261,6 +263,10 @@ impl Registry {
         };
         let namespace = object::namespace(&value).to_string();
         let name = object::name(&value).to_string();
+        let stored = self.read_stored(&resource.key(&namespace, &name)).await?;
+        if let Some(Err(unreadable)) = stored.map(|stored| resource.read(&stored)) {
+            return leave(&unreadable);
+        }
         let context = Context::of_server();
         self.update(
             &context,
@@ -319,6 +325,12 @@ pub fn priorities(group: &str, version: &str) -> (i64, i64) {
         _ => 15,
     };
     (of_group, of_version)
+}
+
+/// The server must start although a bootstrap object is damaged: only a running one can delete it.
+fn leave(unreadable: &skiff_cache::Unreadable) -> Result<(), Status> {
+    tracing::error!(%unreadable, "a bootstrap object cannot be read and is left as it is");
+    Ok(())
 }
 
 fn split(api_version: &str) -> (&str, &str) {

@@ -222,10 +222,11 @@ pub async fn reconcile_services(registry: &Registry) -> Result<(), Status> {
         .map_err(crate::store_error)?;
     let mut services = Vec::with_capacity(found.items.len());
     for item in found.items {
-        match resource.codec.decode(&item.value) {
+        match resource.read(&item) {
             Ok(service) => services.push(service),
-            Err(status) => {
-                tracing::error!(key = %item.key, %status, "cannot read a service: no cluster IP or node port is freed");
+            // The server must start, or the object could not be deleted.
+            Err(unreadable) => {
+                tracing::error!(%unreadable, "cannot read a service: no cluster IP or node port is freed");
                 settled = Default::default();
             }
         }

@@ -12,8 +12,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use skiff_meta::Status;
 use skiff_registry::{
-    Context, Customs, EventKind, ListOptions, Open, Part, ReadAt, Resource, WatchFrom, WatchOptions, encode,
-    object,
+    Context, Customs, EventKind, Open, Part, ReadAt, Resource, WatchFrom, WatchOptions, encode, object,
 };
 
 use super::api_services::ApiServices;
@@ -108,11 +107,7 @@ fn survive(name: &str, outcome: std::thread::Result<()>) {
 
 impl Controller {
     async fn list(&mut self) -> Result<(), Status> {
-        let listed = self
-            .inner
-            .registry
-            .list(&self.definitions, ListOptions::default())
-            .await?;
+        let listed = self.inner.registry.list_readable(&self.definitions).await?;
         self.known.clear();
         for entry in &listed.items {
             let value = encode::decode(&entry.bytes)?;
@@ -179,6 +174,11 @@ impl Controller {
             .installed
             .keys()
             .filter(|name| !self.known.contains_key(*name))
+            // A definition that cannot be read is not gone.
+            .filter(|name| {
+                let key = self.definitions.key("", name);
+                !self.inner.registry.is_unreadable(&self.definitions, &key)
+            })
             .cloned()
             .collect();
         for name in gone {

@@ -30,7 +30,7 @@ use serde_json::Value;
 use skiff_admission::{Attributes, Chain};
 use skiff_auth::Authorizer;
 use skiff_meta::Status;
-use skiff_registry::{EventKind, ListOptions, Registry, encode, object};
+use skiff_registry::{EventKind, Registry, encode, object};
 
 use crate::hooks::follow::Follower;
 use crate::server::Inner;
@@ -142,7 +142,7 @@ async fn follow<T: Send + Sync + 'static>(
         let flat = all.values().flatten().cloned().collect();
         place(dynamic).0.store(Arc::new(flat));
     };
-    let listed = inner.registry.list(&resource, ListOptions::default()).await?;
+    let listed = inner.registry.list_readable(&resource).await?;
     for entry in &listed.items {
         let value = encode::decode(&entry.bytes)?;
         all.insert(object::name(&value).to_owned(), read(&dynamic, &value));

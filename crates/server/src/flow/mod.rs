@@ -163,10 +163,7 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
         let Some(resource) = inner.registry.resources.get(GROUP, "v1", plural).cloned() else {
             continue;
         };
-        let listed = inner
-            .registry
-            .list(&resource, skiff_registry::ListOptions::default())
-            .await?;
+        let listed = inner.registry.list_readable(&resource).await?;
         for entry in &listed.items {
             take_over(inner, plural, &encode::decode(&entry.bytes)?);
         }

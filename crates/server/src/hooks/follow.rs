@@ -85,8 +85,14 @@ impl Follower {
             let Some(entry) = &event.entry else {
                 // The state has been read: what of the known was not in it is gone.
                 if event.initial_events_end {
-                    self.gone
-                        .extend(self.missing.take().into_iter().flatten().map(|(_, entry)| entry));
+                    for (key, entry) in self.missing.take().into_iter().flatten() {
+                        // One that cannot be read now is not gone.
+                        if self.registry.is_unreadable(&self.resource, &key) {
+                            self.known.insert(key, entry);
+                        } else {
+                            self.gone.push(entry);
+                        }
+                    }
                 }
                 self.pass(event.revision);
                 continue;
@@ -128,6 +134,7 @@ impl Follower {
         let options = WatchOptions {
             from,
             initial_events_end: true,
+            skip_unreadable: true,
             ..WatchOptions::default()
         };
         match self.registry.watch(&self.resource, options).await {

@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use skiff_meta::Status;
-use skiff_registry::{
-    Context, DeleteOptions, EventKind, ListOptions, Open, ReadAt, encode, is_not_found, object,
-};
+use skiff_registry::{Context, DeleteOptions, EventKind, Open, ReadAt, encode, is_not_found, object};
 
 use super::follow::Follower;
 use crate::server::Inner;
@@ -26,7 +24,7 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
     };
     // What is there at the start is written before the first request; addresses whose service went away while
     // nobody looked are given back.
-    let listed = inner.registry.list(&resource, ListOptions::default()).await?;
+    let listed = inner.registry.list_readable(&resource).await?;
     let mut held: HashMap<Key, Vec<String>> = HashMap::new();
     for entry in &listed.items {
         let service = encode::decode(&entry.bytes)?;
@@ -129,13 +127,23 @@ async fn drop_unheld(inner: &Arc<Inner>, held: &HashMap<Key, Vec<String>>) -> Re
     let Some(resource) = inner.registry.resources.get(GROUP, "v1", "ipaddresses").cloned() else {
         return Ok(());
     };
-    let listed = inner.registry.list(&resource, ListOptions::default()).await?;
+    let Some(services) = inner.registry.resources.get("", "v1", "services") else {
+        return Ok(());
+    };
+    let listed = inner.registry.list_readable(&resource).await?;
     for entry in &listed.items {
         let present = encode::decode(&entry.bytes)?;
         let parent = &present["spec"]["parentRef"];
         let text = |field: &str| parent[field].as_str().unwrap_or("").to_string();
         let key = (text("namespace"), text("name"));
         let address = object::name(&present);
+        // A service that cannot be read keeps its addresses.
+        if inner
+            .registry
+            .is_unreadable(services, &services.key(&key.0, &key.1))
+        {
+            continue;
+        }
         let is_held = held
             .get(&key)
             .is_some_and(|list| list.iter().any(|known| known == address));

@@ -31,7 +31,7 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
         let Some(resource) = inner.registry.resources.preferred(group, plural).cloned() else {
             continue;
         };
-        let listed = inner.registry.list(&resource, ListOptions::default()).await?;
+        let listed = inner.registry.list_readable(&resource).await?;
         for entry in &listed.items {
             apply(inner, plural, EventKind::Added, entry);
         }

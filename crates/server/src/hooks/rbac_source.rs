@@ -35,10 +35,8 @@ pub async fn bootstrap(inner: &Arc<Inner>) -> Result<(), Status> {
         let Some(resource) = inner.registry.resources.get(GROUP, "v1", plural).cloned() else {
             continue;
         };
-        let listed = inner
-            .registry
-            .list(&resource, skiff_registry::ListOptions::default())
-            .await?;
+        // A role that cannot be read gives nobody anything.
+        let listed = inner.registry.list_readable(&resource).await?;
         let present: Result<Vec<Value>, Status> = listed
             .items
             .iter()

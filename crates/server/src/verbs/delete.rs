@@ -8,7 +8,7 @@ use http::StatusCode;
 use serde_json::Value;
 use skiff_meta::Status;
 use skiff_registry::{
-    Context, DeleteOptions, Deleted, Entry, Resource, cache_error, encode, is_not_found, object,
+    Context, DeleteOptions, Deleted, Entry, Resource, encode, is_not_found, list_error, object,
 };
 
 use crate::body::{self, Answer, Body};
@@ -36,6 +36,9 @@ pub async fn delete(
     {
         exchange.context.warn(warning.to_string());
     }
+    if options.ignore_read_errors {
+        return delete_unreadable(inner, exchange, resource, &value).await;
+    }
     let mut deleted = {
         let gate = Admission::new(inner, exchange, resource, Some(&value));
         let info = &exchange.info;
@@ -54,6 +57,43 @@ pub async fn delete(
     exchange.made(&deleted.object);
     resource.serve_one(&mut deleted.object).await?;
     answer(exchange, resource, deleted, &options)
+}
+
+/// Deletes an object that cannot be read, for those who may. It answers with a `Status`: there is no object to show.
+async fn delete_unreadable(
+    inner: &Arc<Inner>,
+    exchange: &mut Exchange,
+    resource: &Resource,
+    value: &Value,
+) -> Result<Answer, Status> {
+    exchange
+        .context
+        .annotate("apiserver.k8s.io/unsafe-delete-ignore-read-error", String::new());
+    let info = &exchange.info;
+    let verb = "unsafe-delete-ignore-read-errors";
+    let decision = inner.decide_verb(exchange, verb).await;
+    if !decision.allowed {
+        let why = format!("not permitted to do {verb:?}, reason: {}", decision.reason);
+        return Err(Status::forbidden(&resource.group_resource, &info.name, why));
+    }
+    let gate = Admission::new(inner, exchange, resource, Some(value));
+    let deletion =
+        inner
+            .registry
+            .delete_unreadable(&exchange.context, resource, &info.namespace, &info.name, &gate);
+    deletion.await?;
+    let mut status = Status::deleted(&resource.group_resource, &info.name, "");
+    if let Some(details) = status.details.as_mut() {
+        // COMPAT: where there is no object upstream names the kind, and no group.
+        details.group.clear();
+        details.kind.clone_from(&resource.kind);
+    }
+    respond::raw(
+        exchange,
+        &exchange.output(false)?,
+        StatusCode::OK,
+        &status.to_value(),
+    )
 }
 
 fn answer(
@@ -141,8 +181,9 @@ pub async fn delete_collection(
     {
         exchange.context.warn(warning.to_string());
     }
+    options.refuse_ignoring_read_errors()?;
     let (listed, served) = read::listed(inner, resource, read::cache_list(exchange, &list)?).await?;
-    let listed = listed.map_err(cache_error)?;
+    let listed = listed.map_err(|error| list_error(&resource.group_resource, error))?;
     {
         let gate = Admission::new(inner, exchange, resource, Some(&value));
         // Many at a time, so that the store commits them together.

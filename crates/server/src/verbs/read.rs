@@ -7,7 +7,9 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use skiff_meta::Status;
-use skiff_registry::{CacheError, ListResult, ReadAt, Resource, cache_error, check_continue, encode, hooks};
+use skiff_registry::{
+    CacheError, ListResult, ReadAt, Resource, cache_error, check_continue, encode, hooks, list_error,
+};
 
 use crate::body::Answer;
 use crate::chain::Exchange;
@@ -142,6 +144,7 @@ pub fn cache_list(exchange: &Exchange, options: &ListOptions) -> Result<skiff_re
         // COMPAT: what any version may answer, upstream's cache answers whole.
         limit: if version == "0" { 0 } else { options.limit },
         continue_token: (!options.continue_token.is_empty()).then(|| options.continue_token.clone()),
+        skip_unreadable: false,
     })
 }
 
@@ -158,7 +161,7 @@ pub async fn list(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) 
             value["metadata"]["continue"] = json!(token);
             respond::raw(exchange, &output, StatusCode::GONE, &value)
         }
-        Err(error) => Err(cache_error(error)),
+        Err(error) => Err(list_error(&resource.group_resource, error)),
     }
 }
 

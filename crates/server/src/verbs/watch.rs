@@ -70,6 +70,7 @@ pub async fn watch(
         deadline: Some(deadline),
         initial_events_end: options.send_initial_events == Some(true) && options.bookmarks,
         reader: client.map_or(0, |ClientAddress(address)| address.port().into()),
+        skip_unreadable: false,
     };
     let include = match output.transform {
         Transform::Table(_) => IncludeObject::read(&exchange.query)?,

@@ -1,19 +1,21 @@
 //! The data on disk: one SQLite database with a log of versions. It decides nothing; it stores what
 //! the writer decided and gives it back in order.
 //!
-//! Format 1: `kv` has one row a revision (`value` NULL: deleted), `meta` the newest revision whose
-//! history is gone. Rows up to that one are exactly the keys alive then. `user_version` is the format.
+//! `kv` has one row a revision (`value` NULL: deleted), `meta` the newest revision whose history is gone. Rows up to
+//! that one are exactly the keys alive then. `user_version` is the format; format 2 has a checksum in each row, rows of
+//! format 1 are read without one. A row that does not match its checksum makes its key unreadable, never absent.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
 
-use crate::{Error, Result};
+use crate::{DAMAGED, Error, Result};
 
-const FORMAT: i64 = 1;
+const FORMAT: i64 = 2;
 /// `application_id` of the database: "skif".
 const APPLICATION: i64 = 0x736b_6966;
 const FILE: &str = "store.db";
@@ -32,6 +34,67 @@ pub struct Row {
     /// Unix seconds; 0: never.
     pub expires: u64,
 }
+
+impl Row {
+    /// Of everything in the row, so that rot anywhere in it is noticed.
+    fn checksum(&self) -> i64 {
+        let mut hasher = crc32fast::Hasher::new();
+        for number in [self.revision, self.create_revision, self.expires as i64] {
+            hasher.update(&number.to_le_bytes());
+        }
+        hasher.update(&(self.key.len() as u64).to_le_bytes());
+        hasher.update(self.key.as_bytes());
+        hasher.update(&[u8::from(self.value.is_some())]);
+        hasher.update(self.value.as_deref().unwrap_or_default());
+        i64::from(hasher.finalize())
+    }
+}
+
+/// Reads a row whose first columns are `COLUMNS`. One that is not as it was written has [`DAMAGED`] as its value, also
+/// where there seems to be none: what looks like a deletion may have been anything.
+fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Row> {
+    let revision: i64 = row.get(0)?;
+    let mut sound = true;
+    let bytes = |column: ValueRef<'_>| match column {
+        ValueRef::Blob(bytes) | ValueRef::Text(bytes) => Some(Bytes::copy_from_slice(bytes)),
+        _ => None,
+    };
+    let mut number = |column: usize| {
+        let number = row.get_ref(column)?.as_i64();
+        sound &= number.is_ok();
+        Ok::<i64, rusqlite::Error>(number.unwrap_or(0))
+    };
+    let (create_revision, expires) = (number(2)?, number(4)?);
+    let key = bytes(row.get_ref(1)?).unwrap_or_default();
+    let value = match row.get_ref(3)? {
+        ValueRef::Null => None,
+        value => Some(bytes(value).unwrap_or_else(|| DAMAGED.into())),
+    };
+    let mut read = Row {
+        revision,
+        key: String::from_utf8_lossy(&key).into(),
+        create_revision,
+        value,
+        expires: u64::try_from(expires).unwrap_or(0),
+    };
+    sound &= match row.get_ref(5)? {
+        // Written before there were checksums.
+        ValueRef::Null => true,
+        checksum => checksum
+            .as_i64()
+            .is_ok_and(|checksum| checksum == read.checksum()),
+    };
+    if !sound {
+        read.value = Some(Bytes::from_static(DAMAGED));
+        read.expires = 0;
+        if read.create_revision <= 0 || read.create_revision > revision {
+            read.create_revision = revision;
+        }
+    }
+    Ok(read)
+}
+
+const COLUMNS: &str = "revision, key, create_revision, value, expires, checksum";
 
 pub struct Disk {
     connection: Connection,
@@ -150,13 +213,20 @@ impl Disk {
             connection.execute_batch(&format!(
                 "BEGIN IMMEDIATE;
                  CREATE TABLE kv (revision INTEGER PRIMARY KEY, key TEXT NOT NULL,
-                   create_revision INTEGER NOT NULL, value BLOB, expires INTEGER NOT NULL);
+                   create_revision INTEGER NOT NULL, value BLOB, expires INTEGER NOT NULL, checksum INTEGER);
                  CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
                  INSERT INTO meta VALUES ('compacted', 1);
                  PRAGMA application_id = {APPLICATION};
                  PRAGMA user_version = {FORMAT};
                  COMMIT;"
             ))?;
+        } else if format == 1 {
+            connection.execute_batch(
+                "BEGIN IMMEDIATE;
+                 ALTER TABLE kv ADD COLUMN checksum INTEGER;
+                 PRAGMA user_version = 2;
+                 COMMIT;",
+            )?;
         }
         Ok(())
     }
@@ -176,21 +246,14 @@ impl Disk {
             .map_err(|error| translate(&self.dir, error))
     }
 
-    /// All rows in the order of their revisions.
-    pub fn load(&self, mut each: impl FnMut(Row)) -> Result<()> {
+    /// All rows after a revision, in the order of their revisions.
+    pub fn load(&self, after: i64, mut each: impl FnMut(Row)) -> Result<()> {
         let mut load = || {
-            let mut statement = self
-                .connection
-                .prepare("SELECT revision, key, create_revision, value, expires FROM kv ORDER BY revision")?;
-            let mut rows = statement.query([])?;
+            let select = format!("SELECT {COLUMNS} FROM kv WHERE revision > ? ORDER BY revision");
+            let mut statement = self.connection.prepare(&select)?;
+            let mut rows = statement.query([after])?;
             while let Some(row) = rows.next()? {
-                each(Row {
-                    revision: row.get(0)?,
-                    key: row.get_ref(1)?.as_str()?.into(),
-                    create_revision: row.get(2)?,
-                    value: row.get_ref(3)?.as_blob_or_null()?.map(Bytes::copy_from_slice),
-                    expires: u64::try_from(row.get::<_, i64>(4)?).unwrap_or(0),
-                });
+                each(read(row)?);
             }
             Ok(())
         };
@@ -200,14 +263,13 @@ impl Disk {
     /// The values of these revisions; `None` for one that is gone, or was a deletion.
     pub fn values(&self, revisions: &[i64]) -> Result<Vec<Option<Bytes>>> {
         let read = || {
-            let mut select = self
-                .connection
-                .prepare_cached("SELECT value FROM kv WHERE revision = ?")?;
+            let select = format!("SELECT {COLUMNS} FROM kv WHERE revision = ?");
+            let mut select = self.connection.prepare_cached(&select)?;
             let mut values = Vec::with_capacity(revisions.len());
             for revision in revisions {
                 let mut rows = select.query([revision])?;
                 values.push(match rows.next()? {
-                    Some(row) => row.get_ref(0)?.as_blob_or_null()?.map(Bytes::copy_from_slice),
+                    Some(row) => read(row)?.value,
                     None => None,
                 });
             }
@@ -223,7 +285,7 @@ impl Disk {
         let commit = || {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             {
-                let mut insert = transaction.prepare_cached("INSERT INTO kv VALUES (?, ?, ?, ?, ?)")?;
+                let mut insert = transaction.prepare_cached("INSERT INTO kv VALUES (?, ?, ?, ?, ?, ?)")?;
                 for row in rows {
                     let expires = i64::try_from(row.expires).unwrap_or(i64::MAX);
                     insert.execute(params![
@@ -231,7 +293,8 @@ impl Disk {
                         &*row.key,
                         row.create_revision,
                         row.value.as_deref(),
-                        expires
+                        expires,
+                        row.checksum()
                     ])?;
                 }
             }

@@ -21,7 +21,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::hub::Hub;
 pub use crate::hub::Limits;
-use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
+use crate::{DAMAGED_REASON, Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
 use disk::Disk;
 use queue::{Queue, Reply, Request, Waiting, Write, stopped};
 use state::State;
@@ -29,6 +29,9 @@ use writer::Writer;
 
 /// Writes that may wait for the writer thread; more callers wait for a place.
 const WAITING_WRITES: usize = 4096;
+
+/// Damaged values that are named in the log, each.
+const NAMED_DAMAGED: usize = 20;
 
 /// Unix time in seconds. Tests bring their own.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -94,7 +97,14 @@ impl Embedded {
         let mut state = State::new(disk.compacted()?);
         let mut history = Vec::new();
         let mut expiries = Vec::new();
-        disk.load(|row| {
+        let mut damaged = 0;
+        disk.load(0, |row| {
+            if row.value.as_deref().is_some_and(crate::is_damaged) {
+                damaged += 1;
+                if damaged <= NAMED_DAMAGED {
+                    tracing::error!(key = %row.key, revision = row.revision, "{DAMAGED_REASON}");
+                }
+            }
             let recent = row.revision > state.compacted;
             let expires = row.expires;
             let event = state.apply(row);
@@ -105,6 +115,9 @@ impl Embedded {
                 history.push(event);
             }
         })?;
+        if damaged > 0 {
+            tracing::error!(damaged, dir = %options.dir.display(), "stored values are damaged");
+        }
         let now = (options.clock)();
         let hub = Hub::new(state.revision, state.compacted, history, now);
         let shared = Arc::new(Shared {
