@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -65,7 +66,10 @@ impl EventRecorder {
             component: Some(component.to_owned()),
             host: (!host.is_empty()).then(|| host.to_owned()),
         };
-        tokio::spawn(write_events(client, source, occurrences));
+        let occurrences = Arc::new(tokio::sync::Mutex::new(occurrences));
+        tokio::spawn(skiff_supervise::finished("events", move || {
+            write_events(client.clone(), source.clone(), occurrences.clone())
+        }));
         EventRecorder { queue }
     }
 
@@ -282,7 +286,12 @@ fn new_event(source: &EventSource, occurrence: &Occurrence, namespace: String, m
     }
 }
 
-async fn write_events(client: Client, source: EventSource, mut occurrences: mpsc::Receiver<Occurrence>) {
+async fn write_events(
+    client: Client,
+    source: EventSource,
+    occurrences: Arc<tokio::sync::Mutex<mpsc::Receiver<Occurrence>>>,
+) {
+    let mut occurrences = occurrences.lock().await;
     let mut correlator = Correlator::default();
     while let Some(occurrence) = occurrences.recv().await {
         let write = correlator.plan(&source, &occurrence);

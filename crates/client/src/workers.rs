@@ -59,7 +59,14 @@ pub async fn run_workers<T, R, F, E>(
             }
         });
     }
-    while tasks.join_next().await.is_some() {}
+    while let Some(ended) = tasks.join_next().await {
+        // A panic outside of a reconcile: whoever runs the controller starts it again.
+        if let Err(error) = ended
+            && let Ok(panic) = error.try_into_panic()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
 }
 
 async fn work<T, R, F, E>(name: &str, queue: &WorkQueue<T>, taken: Taken<T>, reconcile: &R)
@@ -96,19 +103,15 @@ where
             queue.add_rate_limited(taken.item.clone(), taken.cause.clone());
         }
         Err(panic) => {
-            let message = panic_message(&*panic);
+            let message = skiff_supervise::panic_text(&*panic);
             tracing::error!(controller = name, item = ?taken.item, message, "reconcile panicked");
+            skiff_supervise::failed(
+                "reconcile",
+                &format!("{name} {:?}: panicked: {message}", taken.item),
+            );
             queue.add_rate_limited(taken.item.clone(), taken.cause.clone());
         }
     }
-}
-
-pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }
 
 #[cfg(test)]

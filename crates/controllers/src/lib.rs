@@ -282,12 +282,23 @@ async fn run_all(config: Arc<ControllersConfig>, client: Client, shutdown: Cance
             config: config.clone(),
             shutdown: shutdown.clone(),
         };
-        let name = spec.name;
-        let run = spec.run;
         let stop = shutdown.clone();
         tasks.spawn(async move {
-            tracing::debug!(controller = name, "started");
-            let work = std::panic::AssertUnwindSafe(run(context)).catch_unwind();
+            let start = || {
+                // What a run subscribed to ends with it.
+                let shutdown = context.shutdown.child_token();
+                let end = shutdown.clone().drop_guard();
+                let context = Context {
+                    informers: context.informers.scoped(shutdown.clone()),
+                    shutdown,
+                    ..context.clone()
+                };
+                async move {
+                    let _end = end;
+                    (spec.run)(context).await;
+                }
+            };
+            let work = skiff_supervise::kept(spec.name, stop.clone(), start);
             // Reconciles in progress may end; a controller that still waits for its first list never will.
             let too_long = async {
                 stop.cancelled().await;
@@ -295,9 +306,7 @@ async fn run_all(config: Arc<ControllersConfig>, client: Client, shutdown: Cance
             };
             tokio::select! {
                 _ = too_long => {}
-                outcome = work => if outcome.is_err() {
-                    tracing::error!(controller = name, "ended by a panic");
-                }
+                () = work => {}
             }
         });
     }

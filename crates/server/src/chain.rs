@@ -178,7 +178,7 @@ impl Inner {
                 let gates = self.gates(&mut exchange, request_body, identity, &audit_id, began);
                 let gates = AssertUnwindSafe(gates);
                 gates.catch_unwind().await.unwrap_or_else(|panic| {
-                    let text = panic_text(panic.as_ref());
+                    let text = skiff_supervise::panic_text(panic.as_ref());
                     tracing::error!(panic = text, "a request panicked");
                     panicked = Some(text.to_owned());
                     self.metrics.terminated(&RequestLabels::of(&exchange), 500);
@@ -643,12 +643,4 @@ pub fn forbidden(user: &UserInfo, attributes: &Attributes<'_>, reason: &str) -> 
         attributes.name,
         why,
     )
-}
-
-pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("unknown")
 }

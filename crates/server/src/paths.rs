@@ -97,7 +97,7 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
             Ok(body::answer(StatusCode::OK, "text/plain; charset=utf-8", text))
         }
         ["metrics"] => match inner.component_metrics(exchange.query.text("component")) {
-            Some(registry) => Ok(metrics(inner, registry.text())),
+            Some(registry) => Ok(metrics(inner, registry.text() + &skiff_supervise::metrics())),
             None => Ok(not_found()),
         },
         ["metrics", "slis"] => Ok(metrics(inner, health::slis(inner).await)),

@@ -332,28 +332,39 @@ impl AccessArgs {
     }
 }
 
-fn on_change<F>(path: &Path, shutdown: &CancellationToken, take: impl Fn() -> F + Send + 'static)
+fn on_change<F>(path: &Path, shutdown: &CancellationToken, take: impl Fn() -> F + Send + Sync + 'static)
+where
+    F: Future<Output = Result<(), skiff_auth::BadConfiguration>> + Send + 'static,
+{
+    let path = path.to_owned();
+    // The configuration that is in force.
+    let known = Arc::new(tokio::sync::Mutex::new(std::fs::read(&path).ok()));
+    let take = Arc::new(take);
+    skiff_supervise::keep("configuration-reload", shutdown, move || {
+        let (path, known, take) = (path.clone(), known.clone(), take.clone());
+        async move { follow(&path, &mut *known.lock().await, &*take).await }
+    });
+}
+
+async fn follow<F>(path: &Path, known: &mut Option<Vec<u8>>, take: &(impl Fn() -> F + Send + Sync))
 where
     F: Future<Output = Result<(), skiff_auth::BadConfiguration>> + Send,
 {
-    let (path, shutdown) = (path.to_owned(), shutdown.clone());
-    let mut known = std::fs::read(&path).ok();
-    tokio::spawn(async move {
-        while tokio::time::timeout(LOOK, shutdown.cancelled()).await.is_err() {
-            let now = tokio::fs::read(&path).await.ok();
-            if now == known {
-                continue;
-            }
-            // What fails is tried again: a provider may come back, and a file be mended.
-            match take().await {
-                Ok(()) => {
-                    known = now;
-                    tracing::info!(path = %path.display(), "a new configuration is in force");
-                }
-                Err(why) => tracing::error!(%why, path = %path.display(), "a new configuration is no good"),
-            }
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let now = tokio::fs::read(path).await.ok();
+        if now == *known {
+            continue;
         }
-    });
+        // What fails is tried again: a provider may come back, and a file be mended.
+        match take().await {
+            Ok(()) => {
+                *known = now;
+                tracing::info!(path = %path.display(), "a new configuration is in force");
+            }
+            Err(why) => tracing::error!(%why, path = %path.display(), "a new configuration is no good"),
+        }
+    }
 }
 
 #[cfg(test)]

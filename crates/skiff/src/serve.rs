@@ -99,7 +99,10 @@ async fn run(args: &ServerArgs, reporter: &Reporter) -> Result<()> {
     };
     if started.is_ok() {
         reporter.ready();
-        tokio::spawn(memory::keep_small(supervisor.shutdown.clone()));
+        let stop = supervisor.shutdown.clone();
+        skiff_supervise::keep("memory", &supervisor.shutdown, move || {
+            memory::keep_small(stop.clone())
+        });
         tracing::info!(signal = ended.await, "shutting down");
     }
     supervisor.stop(PATIENCE).await;

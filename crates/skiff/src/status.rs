@@ -3,7 +3,7 @@
 use crate::cli::{ListArgs, Output, StatusArgs};
 use crate::cluster::Cluster;
 use crate::daemon::{client, existing};
-use crate::supervise::ComponentState;
+use crate::supervise::{ComponentState, TASKS_FILE, TaskState};
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams};
@@ -32,6 +32,8 @@ struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     uptime_seconds: Option<u64>,
     components: Vec<ComponentReport>,
+    /// The tasks inside of components that failed since the start, by name.
+    tasks: BTreeMap<String, TaskState>,
     processes: Vec<Process>,
     memory_bytes: u64,
     nodes: Vec<NodeReport>,
@@ -119,6 +121,8 @@ async fn collect(cluster: &Cluster) -> Result<Report> {
             process_memory_bytes: own,
         }
     });
+    let tasks = fs::read(run_dir.join(TASKS_FILE)).ok().filter(|_| pid.is_some());
+    let tasks = tasks.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let (nodes, pods, api_error) = match pid {
         None => Default::default(),
         Some(_) => match ask(cluster).await {
@@ -137,6 +141,7 @@ async fn collect(cluster: &Cluster) -> Result<Report> {
         log_file: cluster.log_file(),
         uptime_seconds: pid.and_then(uptime),
         components: components.collect(),
+        tasks: tasks.unwrap_or_default(),
         memory_bytes: processes.iter().map(|p| p.memory_bytes).sum(),
         processes,
         nodes,
@@ -252,6 +257,18 @@ fn print(report: &Report) {
             component.state.state,
             component.state.message
         );
+    }
+    if !report.tasks.is_empty() {
+        say!("\nTasks that failed and were started again");
+        for (name, task) in &report.tasks {
+            let state = if task.waiting > 0 { "restarting" } else { "running" };
+            let times = if task.failures == 1 { "failure" } else { "failures" };
+            say!(
+                "  {name:<28} {state}, {} {times}, the last: {}",
+                task.failures,
+                task.last_failure
+            );
+        }
     }
     if report.pid.is_some() && report.api_error.is_none() {
         let phases = report

@@ -1,19 +1,24 @@
 //! Keeps components running: one that ends or panics is logged and started again, with a growing pause. Their
-//! states are published in a file that `skiff status` reads.
+//! states, and those of the tasks inside of them that failed (`skiff_supervise`), are published in files that
+//! `skiff status` reads.
 
 use futures::FutureExt;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// A component that ran this long failed for another reason than the last time.
+const GOOD_RUN: Duration = Duration::from_secs(60);
+/// However often tasks fail, their file is not written more often.
+const PUBLISH_EVERY: Duration = Duration::from_millis(500);
 
 /// What a component is doing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +28,20 @@ pub struct ComponentState {
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub message: String,
 }
+
+/// The tasks of one name that failed at least once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskState {
+    pub running: usize,
+    /// Those that wait for their next start.
+    pub waiting: usize,
+    pub failures: u64,
+    pub last_failure: String,
+}
+
+/// Where they are published, beside the components.
+pub const TASKS_FILE: &str = "tasks.json";
 
 pub struct Supervisor {
     pub shutdown: CancellationToken,
@@ -34,12 +53,19 @@ pub struct Supervisor {
 
 impl Supervisor {
     pub fn new(file: PathBuf, shutdown: CancellationToken) -> Arc<Self> {
-        Arc::new(Self {
+        let supervisor = Arc::new(Self {
             shutdown,
             tasks: TaskTracker::new(),
             states: Mutex::default(),
             file,
-        })
+        });
+        let tasks_file = supervisor.file.with_file_name(TASKS_FILE);
+        // That of an earlier process.
+        let _ = std::fs::remove_file(&tasks_file);
+        skiff_supervise::keep("task-states", &supervisor.shutdown, move || {
+            publish_tasks(tasks_file.clone())
+        });
+        supervisor
     }
 
     pub fn set(&self, component: &str, state: &str, message: &str) {
@@ -49,12 +75,7 @@ impl Supervisor {
             message: message.to_owned(),
         };
         states.insert(component.to_owned(), new);
-        let beside = self.file.with_extension("new");
-        let written = serde_json::to_vec(&*states)
-            .map_err(std::io::Error::other)
-            .and_then(|bytes| std::fs::write(&beside, bytes))
-            .and_then(|()| std::fs::rename(&beside, &self.file));
-        if let Err(error) = written {
+        if let Err(error) = publish(&self.file, &*states) {
             tracing::warn!(%error, "cannot publish the state of {component}");
         }
     }
@@ -62,16 +83,17 @@ impl Supervisor {
     /// Runs what `start` makes until the shutdown, again and again if it ends before.
     pub fn run<F>(
         self: &Arc<Self>,
-        component: &str,
+        component: &'static str,
         mut start: impl FnMut(CancellationToken) -> F + Send + 'static,
     ) where
         F: Future<Output = Result<(), String>> + Send + 'static,
     {
-        let (supervisor, component) = (Arc::clone(self), component.to_owned());
-        supervisor.set(&component, "running", "");
+        let supervisor = Arc::clone(self);
+        supervisor.set(component, "running", "");
         self.tasks.spawn(async move {
             let mut pause = FIRST_PAUSE;
             loop {
+                let began = Instant::now();
                 let stop = supervisor.shutdown.child_token();
                 // What the component spawned ends with it.
                 let _end_its_tasks = stop.clone().drop_guard();
@@ -82,23 +104,27 @@ impl Supervisor {
                 let why = match result {
                     Ok(Ok(())) => "ended".to_owned(),
                     Ok(Err(why)) => why,
-                    Err(panic) => format!("panicked: {}", panic_text(&panic)),
+                    Err(panic) => format!("panicked: {}", skiff_supervise::panic_text(&*panic)),
                 };
+                if began.elapsed() >= GOOD_RUN {
+                    pause = FIRST_PAUSE;
+                }
+                skiff_supervise::failed(component, &why);
                 tracing::error!(
                     component,
                     why,
                     pause_ms = pause.as_millis(),
                     "component ended, starting it again"
                 );
-                supervisor.set(&component, "restarting", &why);
+                supervisor.set(component, "restarting", &why);
                 tokio::select! {
                     () = supervisor.shutdown.cancelled() => break,
                     () = tokio::time::sleep(pause) => {}
                 }
                 pause = (pause * 2).min(LONGEST_PAUSE);
-                supervisor.set(&component, "running", "");
+                supervisor.set(component, "running", "");
             }
-            supervisor.set(&component, "stopped", "");
+            supervisor.set(component, "stopped", "");
         });
     }
 
@@ -112,12 +138,39 @@ impl Supervisor {
     }
 }
 
-fn panic_text(panic: &Box<dyn std::any::Any + Send>) -> &str {
-    panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("unknown")
+fn publish(file: &Path, value: &impl Serialize) -> std::io::Result<()> {
+    let beside = file.with_extension("new");
+    let bytes = serde_json::to_vec(value).map_err(std::io::Error::other)?;
+    std::fs::write(&beside, bytes)?;
+    std::fs::rename(&beside, file)
+}
+
+/// Writes the states of the tasks that failed, whenever they change.
+async fn publish_tasks(file: PathBuf) {
+    let mut changes = skiff_supervise::changes();
+    loop {
+        let failed = skiff_supervise::tasks().into_iter();
+        let failed: BTreeMap<&str, TaskState> = failed
+            .filter(|(_, tasks)| tasks.failures > 0)
+            .map(|(name, tasks)| {
+                let state = TaskState {
+                    running: tasks.running,
+                    waiting: tasks.waiting,
+                    failures: tasks.failures,
+                    last_failure: tasks.last_failure,
+                };
+                (name, state)
+            })
+            .collect();
+        if !failed.is_empty()
+            && let Err(error) = publish(&file, &failed)
+        {
+            tracing::warn!(%error, "cannot publish the states of the tasks");
+        }
+        // The sender lives as long as the process.
+        let _ = changes.changed().await;
+        tokio::time::sleep(PUBLISH_EVERY).await;
+    }
 }
 
 #[cfg(test)]
@@ -145,5 +198,29 @@ mod tests {
         supervisor.stop(Duration::from_secs(5)).await;
         let text = std::fs::read_to_string(dir.path().join("components.json")).unwrap();
         assert!(text.contains("stopped"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn tasks_that_failed_are_published() {
+        let dir = tempfile::tempdir().unwrap();
+        let supervisor = Supervisor::new(dir.path().join("components.json"), CancellationToken::new());
+        skiff_supervise::keep("published", &supervisor.shutdown, std::future::pending);
+        let file = dir.path().join(TASKS_FILE);
+        let state = async {
+            loop {
+                skiff_supervise::panic_in("published");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                let text = std::fs::read_to_string(&file).unwrap_or_default();
+                let states: BTreeMap<String, TaskState> = serde_json::from_str(&text).unwrap_or_default();
+                if let Some(state) = states.get("published") {
+                    return state.clone();
+                }
+            }
+        };
+        let state = tokio::time::timeout(Duration::from_secs(60), state)
+            .await
+            .unwrap();
+        assert_eq!(state.last_failure, "panicked: a test said so");
+        supervisor.stop(Duration::from_secs(5)).await;
     }
 }

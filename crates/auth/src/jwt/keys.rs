@@ -62,7 +62,11 @@ impl Keys {
             discovery: discovery.map_or(well_known, str::to_owned),
             state: Mutex::default(),
         });
-        tokio::spawn(discover(Arc::downgrade(&keys)));
+        let looking = Arc::downgrade(&keys);
+        tokio::spawn(skiff_supervise::finished(
+            "identity-provider-discovery",
+            move || discover(looking.clone()),
+        ));
         Ok(keys)
     }
 

@@ -50,7 +50,13 @@ impl<K> Change<K> {
     }
 }
 
-type Handler<K> = Box<dyn Fn(&Change<K>) + Send + Sync>;
+/// A subscriber, until its scope ends.
+struct Handler<K> {
+    scope: CancellationToken,
+    call: Call<K>,
+}
+
+type Call<K> = Box<dyn Fn(&Change<K>) + Send + Sync>;
 
 pub(crate) struct Shared<K> {
     /// Lock order: `handlers` before `store`. Whoever changes the store holds `handlers` meanwhile, so
@@ -205,21 +211,28 @@ fn dispatch<K>(handlers: &[Handler<K>], change: &Change<K>) {
 
 /// A subscriber that panics loses one change, and takes nobody down with it.
 fn call<K>(handler: &Handler<K>, change: &Change<K>) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| handler(change))) {
-        let message = crate::workers::panic_message(&*panic);
+    if handler.scope.is_cancelled() {
+        return;
+    }
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (handler.call)(change))) {
+        let message = skiff_supervise::panic_text(&*panic);
         tracing::error!(message, "an informer's subscriber panicked");
+        skiff_supervise::failed("informer", &format!("a subscriber panicked: {message}"));
     }
 }
 
 /// A shared local copy of all objects of one kind (and selector).
 pub struct Informer<K> {
     shared: Arc<Shared<K>>,
+    /// How long subscribers get changes.
+    scope: CancellationToken,
 }
 
 impl<K> Clone for Informer<K> {
     fn clone(&self) -> Self {
         Informer {
             shared: self.shared.clone(),
+            scope: self.scope.clone(),
         }
     }
 }
@@ -292,7 +305,11 @@ impl<K: Resource + 'static> Informer<K> {
     /// task. The handler must not block and must not subscribe to the same informer.
     pub fn subscribe(&self, handler: impl Fn(&Change<K>) + Send + Sync + 'static) {
         let mut handlers = self.shared.handlers.lock();
-        let handler: Handler<K> = Box::new(handler);
+        handlers.retain(|handler| !handler.scope.is_cancelled());
+        let handler = Handler {
+            scope: self.scope.clone(),
+            call: Box::new(handler),
+        };
         let present = self.shared.store.read().list();
         for new in present.into_iter().filter_map(|kept| self.shared.thaw(kept)) {
             call(&handler, &Change::Applied { old: None, new });
@@ -331,6 +348,8 @@ type SharedInformers = HashMap<(TypeId, String), Box<dyn Any + Send + Sync>>;
 pub struct InformerFactory {
     client: Client,
     shutdown: CancellationToken,
+    /// How long the informers serve whoever got them from here; shared ones live until the shutdown.
+    scope: CancellationToken,
     informers: Arc<Mutex<SharedInformers>>,
 }
 
@@ -338,8 +357,18 @@ impl InformerFactory {
     pub fn new(client: Client, shutdown: CancellationToken) -> Self {
         InformerFactory {
             client,
+            scope: shutdown.clone(),
             shutdown,
             informers: Arc::default(),
+        }
+    }
+
+    /// The same informers for a user that may end before them: subscriptions, and informers that are not shared, end
+    /// with `scope`.
+    pub fn scoped(&self, scope: CancellationToken) -> Self {
+        InformerFactory {
+            scope,
+            ..self.clone()
         }
     }
 
@@ -378,8 +407,12 @@ impl InformerFactory {
     ) -> Informer<PartialObject> {
         let url = <DynamicObject as Resource>::url_path(resource, None);
         let source = Source::new(url, None, None).metadata_only();
-        let informer = self.start(source, graph_only, stop.clone(), vec![Box::new(handler)]);
-        let (shutdown, done) = (self.shutdown.clone(), stop);
+        let handler = Handler {
+            scope: self.scope.clone(),
+            call: Box::new(handler) as _,
+        };
+        let informer = self.start(source, graph_only, stop.clone(), vec![handler]);
+        let (shutdown, done) = (self.scope.clone(), stop);
         tokio::spawn(async move {
             tokio::select! {
                 _ = shutdown.cancelled() => done.cancel(),
@@ -404,7 +437,10 @@ impl InformerFactory {
             .get(&key)
             .and_then(|any| any.downcast_ref::<Informer<K>>())
         {
-            return present.clone();
+            return Informer {
+                shared: present.shared.clone(),
+                scope: self.scope.clone(),
+            };
         }
         let informer = self.start(source, transform, stop, Vec::new());
         informers.insert(key, Box::new(informer.clone()));
@@ -432,14 +468,15 @@ impl InformerFactory {
                 identity_only,
             },
         });
-        let reflector = Reflector::new(self.client.clone(), source, shared.clone());
-        tokio::spawn(async move {
-            tokio::select! {
-                _ = stop.cancelled() => {}
-                _ = reflector.run() => {}
-            }
+        let reflector = Arc::new(Reflector::new(self.client.clone(), source, shared.clone()));
+        skiff_supervise::keep("informer", &stop, move || {
+            let reflector = reflector.clone();
+            async move { reflector.run().await }
         });
-        Informer { shared }
+        Informer {
+            shared,
+            scope: self.scope.clone(),
+        }
     }
 }
 

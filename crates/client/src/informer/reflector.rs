@@ -200,7 +200,7 @@ impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
     }
 
     /// Runs until dropped.
-    pub(super) async fn run(self) {
+    pub(super) async fn run(&self) {
         let mut backoff = FIRST_BACKOFF;
         // Any version will do for the first list; after an expired one only the newest will.
         let mut list_at = "0";

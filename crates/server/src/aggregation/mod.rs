@@ -21,7 +21,7 @@ use skiff_registry::{EventKind, encode};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::hooks::follow::Follower;
+use crate::hooks::follow::{Follower, follow};
 use crate::server::Inner;
 
 pub use discovery::{Group, Groups};
@@ -126,29 +126,27 @@ pub fn start(inner: &Arc<Inner>) {
     let Some(resource) = inner.registry.resources.get(GROUP, "v1", "apiservices").cloned() else {
         return;
     };
-    let inner = inner.clone();
-    tokio::spawn(async move {
-        let mut services_followed = false;
-        let mut follower = Follower::new(&inner, resource);
-        while let Some(event) = follower.next().await {
-            let name = event.entry.head.name.to_string();
-            let value = match event.kind {
-                EventKind::Deleted => None,
-                _ => encode::decode(&event.entry.bytes).ok(),
-            };
-            let known = inner.aggregator.find_named(&name);
-            let remote = value.and_then(|value| Remote::read(&value, &inner.aggregator.identity, known));
-            let Some(remote) = remote else {
-                inner.aggregator.take(&name);
-                inner.metrics.forget_api_service(&name);
-                continue;
-            };
-            if !services_followed {
-                services_followed = true;
-                follow_services(&inner);
-            }
-            attend(&inner, remote);
+    let (own, follower) = (inner.clone(), Follower::new(inner, resource));
+    let mut services_followed = false;
+    follow(&inner.shutdown, "apiservices", follower, move |event| {
+        let inner = &own;
+        let name = event.entry.head.name.to_string();
+        let value = match event.kind {
+            EventKind::Deleted => None,
+            _ => encode::decode(&event.entry.bytes).ok(),
+        };
+        let known = inner.aggregator.find_named(&name);
+        let remote = value.and_then(|value| Remote::read(&value, &inner.aggregator.identity, known));
+        let Some(remote) = remote else {
+            inner.aggregator.take(&name);
+            inner.metrics.forget_api_service(&name);
+            return;
+        };
+        if !services_followed {
+            services_followed = true;
+            follow_services(inner);
         }
+        attend(inner, remote);
     });
 }
 
@@ -185,18 +183,21 @@ fn attend(inner: &Arc<Inner>, remote: Remote) {
     );
     drop(attended);
     let inner = inner.clone();
-    tokio::spawn(async move {
-        tokio::select! {
-            () = look_after(&inner, &name, &wake) => {}
-            () = stop.cancelled() => {}
-        }
+    skiff_supervise::keep("apiservice-availability", &stop, move || {
+        let (inner, name, wake) = (inner.clone(), name.clone(), wake.clone());
+        async move { look_after(&inner, &name, &wake).await }
     });
 }
 
 /// Checks one extension API server again and again, and fetches its documents while it is there.
 async fn look_after(inner: &Arc<Inner>, name: &str, wake: &Notify) {
     let mut failures = 0;
-    while let Some(remote) = inner.aggregator.find_named(name) {
+    loop {
+        let Some(remote) = inner.aggregator.find_named(name) else {
+            // It was just removed, and with it this task.
+            wake.notified().await;
+            continue;
+        };
         let reached = availability::check(inner, &remote).await;
         // The documents are fetched through the same door that requests take.
         let documents = discovery::refresh(&remote, inner).await;
@@ -229,14 +230,11 @@ fn follow_services(inner: &Arc<Inner>) {
         let Some(resource) = inner.registry.resources.get(group, "v1", plural).cloned() else {
             continue;
         };
-        let inner = inner.clone();
-        tokio::spawn(async move {
-            let mut follower = Follower::new(&inner, resource);
-            while let Some(event) = follower.next().await {
-                let head = &event.entry.head;
-                let service = head.label(SERVICE_NAME).unwrap_or(&head.name);
-                inner.aggregator.service_changed(&head.namespace, service);
-            }
+        let (own, follower) = (inner.clone(), Follower::new(inner, resource));
+        follow(&inner.shutdown, "apiservice-endpoints", follower, move |event| {
+            let head = &event.entry.head;
+            let service = head.label(SERVICE_NAME).unwrap_or(&head.name);
+            own.aggregator.service_changed(&head.namespace, service);
         });
     }
 }

@@ -56,6 +56,8 @@ pub(super) struct Controller {
 /// What the condition of a definition says that is not served.
 const NO_ROOM: &str = "too many definitions with different names were made since the server started; it serves this one after a restart";
 
+/// What the controller is called as a supervised task.
+const TASK: &str = "custom-resource-definitions";
 /// Before the controller goes on after it failed.
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
 
@@ -88,10 +90,21 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
         }
     }
     controller.publish();
-    tokio::spawn(async move {
-        while !controller.inner.shutdown.is_cancelled() {
-            survive("all", AssertUnwindSafe(controller.run()).catch_unwind().await);
-            controller.start_over().await;
+    let controller = Arc::new(tokio::sync::Mutex::new(controller));
+    let mut starts = 0;
+    skiff_supervise::keep(TASK, &inner.shutdown, move || {
+        let controller = controller.clone();
+        starts += 1;
+        let again = starts > 1;
+        async move {
+            let mut controller = controller.lock().await;
+            if again {
+                controller.start_over().await;
+            }
+            loop {
+                controller.run().await;
+                controller.start_over().await;
+            }
         }
     });
     Ok(())
@@ -100,8 +113,9 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
 /// A panic ends the reconcile of one definition, never the controller.
 fn survive(name: &str, outcome: std::thread::Result<()>) {
     if let Err(panic) = outcome {
-        let text = crate::chain::panic_text(panic.as_ref());
+        let text = skiff_supervise::panic_text(panic.as_ref());
         tracing::error!(panic = text, name, "a custom resource definition panicked");
+        skiff_supervise::failed(TASK, &format!("{name}: panicked: {text}"));
     }
 }
 
@@ -331,13 +345,11 @@ impl Controller {
             .installed
             .get(&name)
             .and_then(|installed| installed.stored.clone());
-        let task = retire::run(
-            self.inner.clone(),
-            self.definitions.clone(),
-            name,
-            uid.clone(),
-            stored,
-        );
+        let (inner, definitions, of) = (self.inner.clone(), self.definitions.clone(), uid.clone());
+        let task = skiff_supervise::finished("custom-resource-retirement", move || {
+            let (inner, definitions) = (inner.clone(), definitions.clone());
+            retire::run(inner, definitions, name.clone(), of.clone(), stored.clone())
+        });
         self.retiring.insert(uid, tokio::spawn(task));
     }
 

@@ -32,7 +32,7 @@ use skiff_auth::Authorizer;
 use skiff_meta::Status;
 use skiff_registry::{EventKind, Registry, encode, object};
 
-use crate::hooks::follow::Follower;
+use crate::hooks::follow::{self, Follower};
 use crate::server::Inner;
 
 pub use binding::param_resource;
@@ -148,9 +148,12 @@ async fn follow<T: Send + Sync + 'static>(
         all.insert(object::name(&value).to_owned(), read(&dynamic, &value));
     }
     publish(&dynamic, &all);
-    let mut follower = Follower::after(inner, resource, &listed);
-    tokio::spawn(async move {
-        while let Some(event) = follower.next().await {
+    let follower = Follower::after(inner, resource, &listed);
+    follow::follow(
+        &inner.shutdown,
+        "admission-configuration",
+        follower,
+        move |event| {
             let name = event.entry.head.name.to_string();
             match event.kind {
                 EventKind::Deleted => {
@@ -162,12 +165,12 @@ async fn follow<T: Send + Sync + 'static>(
                     }
                     Err(status) => {
                         tracing::error!(%status, name, "a configuration of admission cannot be read");
-                        continue;
+                        return;
                     }
                 },
             }
             publish(&dynamic, &all);
-        }
-    });
+        },
+    );
     Ok(())
 }

@@ -20,7 +20,7 @@ use skiff_registry::{Context, EventKind, Open, Part, encode, fields, object};
 use tokio::sync::Notify;
 
 use crate::body::{self, Answer};
-use crate::hooks::follow::Follower;
+use crate::hooks::follow::{Follower, follow};
 use crate::request_info::RequestInfo;
 use crate::server::Inner;
 use levels::{Admission, Levels};
@@ -46,6 +46,8 @@ pub struct FlowControl {
     known: Mutex<Known>,
     /// Conditions may have to be written.
     changed: Notify,
+    /// An object was deleted, perhaps one that every cluster has.
+    deleted: Notify,
 }
 
 #[derive(Default)]
@@ -167,29 +169,32 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
         for entry in &listed.items {
             take_over(inner, plural, &encode::decode(&entry.bytes)?);
         }
-        let inner = inner.clone();
-        tokio::spawn(async move {
-            let mut follower = Follower::new(&inner, resource);
-            while let Some(event) = follower.next().await {
-                if event.kind == EventKind::Deleted {
-                    inner.flow.take(plural, &event.entry.head.name);
-                    // Those that every cluster has come back.
-                    if let Err(status) = ensure(&inner).await {
-                        tracing::warn!(%status, "the objects of priority and fairness cannot be kept");
-                    }
-                } else if let Ok(value) = encode::decode(&event.entry.bytes) {
-                    take_over(&inner, plural, &value);
-                }
+        let (own, follower) = (inner.clone(), Follower::new(inner, resource));
+        follow(&inner.shutdown, "flow-control", follower, move |event| {
+            if event.kind == EventKind::Deleted {
+                own.flow.take(plural, &event.entry.head.name);
+                own.flow.deleted.notify_one();
+            } else if let Ok(value) = encode::decode(&event.entry.bytes) {
+                take_over(&own, plural, &value);
             }
         });
     }
     write_conditions(inner).await;
-    let inner = inner.clone();
-    tokio::spawn(async move {
-        loop {
-            tokio::select! {
-                () = inner.flow.changed.notified() => write_conditions(&inner).await,
-                () = inner.shutdown.cancelled() => return,
+    let own = inner.clone();
+    skiff_supervise::keep("flow-control-objects", &inner.shutdown, move || {
+        let inner = own.clone();
+        async move {
+            // What a run that failed was about to do is done now.
+            inner.flow.deleted.notify_one();
+            inner.flow.changed.notify_one();
+            loop {
+                tokio::select! {
+                    () = inner.flow.changed.notified() => write_conditions(&inner).await,
+                    // Those that every cluster has come back.
+                    () = inner.flow.deleted.notified() => if let Err(status) = ensure(&inner).await {
+                        tracing::warn!(%status, "cannot restore the objects of priority and fairness");
+                    },
+                }
             }
         }
     });

@@ -2,6 +2,7 @@
 //! change. What falls out of the cache's history is found by comparing with the present state, deletions included.
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +34,38 @@ pub struct Follower {
     gone: Vec<Arc<Entry>>,
 }
 
+/// Hands every event to `handle`, for as long as the server runs. An event whose handling panics is passed over, the
+/// others are not; and whatever else fails, following goes on with the whole state, so that no deletion is missed.
+pub fn follow(
+    shutdown: &CancellationToken,
+    name: &'static str,
+    follower: Follower,
+    handle: impl FnMut(Event) + Send + 'static,
+) {
+    let state = Arc::new(tokio::sync::Mutex::new((follower, handle)));
+    let mut starts = 0;
+    skiff_supervise::keep(name, shutdown, move || {
+        let state = state.clone();
+        starts += 1;
+        let again = starts > 1;
+        async move {
+            let (follower, handle) = &mut *state.lock().await;
+            if again {
+                follower.start_over();
+            }
+            while let Some(event) = follower.next().await {
+                let key = event.entry.key.clone();
+                let handled = std::panic::catch_unwind(AssertUnwindSafe(|| handle(event)));
+                if let Err(panic) = handled {
+                    let why = skiff_supervise::panic_text(&*panic);
+                    tracing::error!(task = name, %key, panic = why, "an object was passed over");
+                    skiff_supervise::failed(name, &format!("{key}: panicked: {why}"));
+                }
+            }
+        }
+    });
+}
+
 impl Follower {
     pub fn new(inner: &Inner, resource: Arc<Resource>) -> Follower {
         Follower::over(inner.registry.clone(), resource, inner.shutdown.clone())
@@ -61,6 +94,11 @@ impl Follower {
             missing: None,
             gone: Vec::new(),
         }
+    }
+
+    /// Reads the whole state again.
+    fn start_over(&mut self) {
+        (self.watcher, self.seen) = (None, None);
     }
 
     /// The next event; `None` when the server ends.
@@ -254,5 +292,34 @@ mod tests {
         let mut seen = vec![brief(&mut follower).await, brief(&mut follower).await];
         seen.sort();
         assert_eq!(seen, ["Deleted a", "Deleted b"]);
+    }
+
+    #[tokio::test]
+    async fn an_event_that_panics_is_passed_over_and_a_new_start_misses_nothing() {
+        let world = World::start().await;
+        let shutdown = CancellationToken::new();
+        let follower = Follower::over(world.registry.clone(), world.resource.clone(), shutdown.clone());
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        follow(&shutdown, "test-follow", follower, move |event| {
+            assert_ne!(&*event.entry.head.name, "bad");
+            let _ = tell.send(format!("{:?} {}", event.kind, event.entry.head.name));
+        });
+        for name in ["a", "bad", "b"] {
+            world.create(name).await;
+        }
+        assert_eq!(told.recv().await.as_deref(), Some("Added a"));
+        assert_eq!(told.recv().await.as_deref(), Some("Added b"));
+        let failures = || skiff_supervise::tasks()["test-follow"].failures;
+        assert_eq!(failures(), 1);
+        skiff_supervise::panic_in("test-follow");
+        while failures() < 2 {
+            tokio::task::yield_now().await;
+        }
+        // While nobody follows.
+        world.delete("a").await;
+        let mut seen = vec![told.recv().await, told.recv().await];
+        seen.sort();
+        assert_eq!(seen, [Some("Added b".to_owned()), Some("Deleted a".to_owned())]);
+        shutdown.cancel();
     }
 }

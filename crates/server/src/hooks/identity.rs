@@ -14,19 +14,19 @@ const RENEW: Duration = Duration::from_secs(10);
 const NAMESPACE: &str = "kube-system";
 
 pub fn start(inner: &Arc<Inner>) {
-    let inner = inner.clone();
-    tokio::spawn(async move {
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let host = host.trim().to_string();
-        let name = name_of(&host);
-        let holder = format!("{name}_{}", uuid::Uuid::new_v4());
-        loop {
-            if let Err(status) = renew(&inner, &host, &name, &holder).await {
-                tracing::warn!(%status, "the lease of the API server cannot be renewed");
-            }
-            tokio::select! {
-                () = tokio::time::sleep(RENEW) => {}
-                () = inner.shutdown.cancelled() => return,
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim().to_string();
+    let name = name_of(&host);
+    let holder = format!("{name}_{}", uuid::Uuid::new_v4());
+    let own = inner.clone();
+    skiff_supervise::keep("identity-lease", &inner.shutdown, move || {
+        let (inner, host, name, holder) = (own.clone(), host.clone(), name.clone(), holder.clone());
+        async move {
+            loop {
+                if let Err(status) = renew(&inner, &host, &name, &holder).await {
+                    tracing::warn!(%status, "the lease of the API server cannot be renewed");
+                }
+                tokio::time::sleep(RENEW).await;
             }
         }
     });

@@ -3,10 +3,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use skiff_meta::Status;
-use skiff_registry::{Context, DeleteOptions, EventKind, Open, ReadAt, encode, is_not_found, object};
+use skiff_registry::{
+    Context, DeleteOptions, EventKind, ListResult, Open, ReadAt, Resource, encode, is_not_found, object,
+};
 
 use super::follow::Follower;
 use crate::server::Inner;
@@ -18,14 +21,29 @@ const ALLOCATOR: &str = "ipallocator.k8s.io";
 /// Namespace and name.
 type Key = (String, String);
 
+/// How long after a failed write everything is compared again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What is there at the start is written before the first request.
 pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
     let Some(resource) = inner.registry.resources.get("", "v1", "services").cloned() else {
         return Ok(());
     };
-    // What is there at the start is written before the first request; addresses whose service went away while
-    // nobody looked are given back.
-    let listed = inner.registry.list_readable(&resource).await?;
-    let mut held: HashMap<Key, Vec<String>> = HashMap::new();
+    let mut compared = Some(compare(inner, &resource).await?);
+    let own = inner.clone();
+    skiff_supervise::keep("ip-addresses", &inner.shutdown, move || {
+        run(own.clone(), resource.clone(), compared.take())
+    });
+    Ok(())
+}
+
+/// The addresses by service.
+type Held = HashMap<Key, Vec<String>>;
+
+/// Writes the objects that are missing, and removes those whose service went away while nobody looked.
+async fn compare(inner: &Arc<Inner>, resource: &Arc<Resource>) -> Result<(ListResult, Held), Status> {
+    let listed = inner.registry.list_readable(resource).await?;
+    let mut held = Held::new();
     for entry in &listed.items {
         let service = encode::decode(&entry.bytes)?;
         let key = key_of(&service);
@@ -36,25 +54,44 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
         held.insert(key, addresses);
     }
     drop_unheld(inner, &held).await?;
-    let inner = inner.clone();
-    tokio::spawn(async move {
-        let mut follower = Follower::after(&inner, resource, &listed);
-        while let Some(event) = follower.next().await {
-            let head = &event.entry.head;
-            let key = (head.namespace.to_string(), head.name.to_string());
-            let now = match event.kind {
-                EventKind::Deleted => Vec::new(),
-                _ => encode::decode(&event.entry.bytes).map_or(Vec::new(), |service| addresses(&service)),
-            };
-            let before = held.remove(&key).unwrap_or_default();
-            if let Err(status) = bring(&inner, &key, &before, &now).await {
-                tracing::warn!(%status, service = key.1, "an IPAddress cannot be written");
+    Ok((listed, held))
+}
+
+/// Follows the services. A write that fails is made up for by comparing everything again.
+async fn run(inner: Arc<Inner>, resource: Arc<Resource>, mut compared: Option<(ListResult, Held)>) {
+    while !inner.shutdown.is_cancelled() {
+        let begun = match compared.take() {
+            Some(begun) => Ok(begun),
+            None => compare(&inner, &resource).await,
+        };
+        let failed = match begun {
+            Ok((listed, held)) => {
+                let follower = Follower::after(&inner, resource.clone(), &listed);
+                follow(&inner, follower, held).await
             }
-            if !now.is_empty() {
-                held.insert(key, now);
-            }
+            Err(status) => Err(status),
+        };
+        if let Err(status) = failed {
+            tracing::warn!(%status, "an IPAddress cannot be written");
+            tokio::time::sleep(RETRY).await;
         }
-    });
+    }
+}
+
+async fn follow(inner: &Arc<Inner>, mut follower: Follower, mut held: Held) -> Result<(), Status> {
+    while let Some(event) = follower.next().await {
+        let head = &event.entry.head;
+        let key = (head.namespace.to_string(), head.name.to_string());
+        let now = match event.kind {
+            EventKind::Deleted => Vec::new(),
+            _ => addresses(&encode::decode(&event.entry.bytes)?),
+        };
+        let before = held.remove(&key).unwrap_or_default();
+        bring(inner, &key, &before, &now).await?;
+        if !now.is_empty() {
+            held.insert(key, now);
+        }
+    }
     Ok(())
 }
 

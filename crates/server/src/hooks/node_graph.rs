@@ -7,7 +7,7 @@ use skiff_meta::Status;
 use skiff_meta::selector::FieldSelector;
 use skiff_registry::{Entry, EventKind, ListOptions, ReadAt, encode};
 
-use super::follow::Follower;
+use super::follow::{Follower, follow};
 use crate::chain::Exchange;
 use crate::server::Inner;
 
@@ -35,12 +35,10 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
         for entry in &listed.items {
             apply(inner, plural, EventKind::Added, entry);
         }
-        let mut follower = Follower::after(inner, resource, &listed);
-        let inner = inner.clone();
-        tokio::spawn(async move {
-            while let Some(event) = follower.next().await {
-                apply(&inner, plural, event.kind, &event.entry);
-            }
+        let follower = Follower::after(inner, resource, &listed);
+        let own = inner.clone();
+        follow(&inner.shutdown, "node-graph", follower, move |event| {
+            apply(&own, plural, event.kind, &event.entry);
         });
     }
     Ok(())

@@ -9,7 +9,7 @@ use skiff_auth::{Authorizer, Lookup};
 use skiff_meta::{Status, time};
 use skiff_registry::{EventKind, ReadAt, Registry, Resource, encode, object};
 
-use super::follow::Follower;
+use super::follow::{Event, Follower, follow};
 use crate::server::Inner;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
@@ -44,27 +44,28 @@ pub async fn bootstrap(inner: &Arc<Inner>) -> Result<(), Status> {
             .collect();
         inner.authorizer.rbac.update(present?.iter().map(Ok));
         let follower = Follower::after(inner, resource.clone(), &listed);
-        tokio::spawn(follow(follower, inner.authorizer.clone(), resource));
+        let authorizer = inner.authorizer.clone();
+        follow(&inner.shutdown, "rbac", follower, move |event| {
+            apply(&authorizer, &resource, &event);
+        });
     }
     Ok(())
 }
 
-/// Follows one of the four resources for as long as the server runs.
-async fn follow(mut follower: Follower, authorizer: Arc<Authorizer>, resource: Arc<Resource>) {
-    while let Some(event) = follower.next().await {
-        let Ok(value) = encode::decode(&event.entry.bytes) else {
-            continue;
-        };
-        if event.kind == EventKind::Deleted {
-            let gone = (
-                resource.kind.as_str(),
-                object::namespace(&value),
-                object::name(&value),
-            );
-            authorizer.rbac.update([Err(gone)]);
-        } else {
-            authorizer.rbac.update([Ok(&value)]);
-        }
+/// One change of an object of the four resources.
+fn apply(authorizer: &Authorizer, resource: &Resource, event: &Event) {
+    let Ok(value) = encode::decode(&event.entry.bytes) else {
+        return;
+    };
+    if event.kind == EventKind::Deleted {
+        let gone = (
+            resource.kind.as_str(),
+            object::namespace(&value),
+            object::name(&value),
+        );
+        authorizer.rbac.update([Err(gone)]);
+    } else {
+        authorizer.rbac.update([Ok(&value)]);
     }
 }
 

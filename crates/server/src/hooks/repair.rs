@@ -16,26 +16,25 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const ALLOCATION_INTERVAL: Duration = Duration::from_secs(180);
 
 pub fn start(inner: &Arc<Inner>) {
-    let inner = inner.clone();
-    tokio::spawn(async move {
-        let mut compared = Instant::now();
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(INTERVAL) => {}
-                () = inner.shutdown.cancelled() => return,
-            }
-            if let Err(status) = repair(&inner).await {
-                tracing::warn!(%status, "cannot restore the bootstrap objects");
-            }
-            let registry = &inner.registry;
-            if compared.elapsed() >= ALLOCATION_INTERVAL || registry.services.has_overdue() {
-                compared = Instant::now();
-                if let Err(status) = reconcile_services(registry).await {
-                    tracing::warn!(%status, "cannot compare the allocated cluster IPs and node ports with the services");
-                }
+    let own = inner.clone();
+    skiff_supervise::keep("bootstrap-repair", &inner.shutdown, move || run(own.clone()));
+}
+
+async fn run(inner: Arc<Inner>) {
+    let mut compared = Instant::now();
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        if let Err(status) = repair(&inner).await {
+            tracing::warn!(%status, "cannot restore the bootstrap objects");
+        }
+        let registry = &inner.registry;
+        if compared.elapsed() >= ALLOCATION_INTERVAL || registry.services.has_overdue() {
+            compared = Instant::now();
+            if let Err(status) = reconcile_services(registry).await {
+                tracing::warn!(%status, "cannot compare the allocated cluster IPs and node ports with the services");
             }
         }
-    });
+    }
 }
 
 pub async fn repair(inner: &Inner) -> Result<(), Status> {

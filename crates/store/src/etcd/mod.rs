@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use tokio::task::AbortHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::hub::{Hub, Limits};
 use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
@@ -81,7 +81,8 @@ impl Options {
 pub struct Etcd {
     shared: Arc<Shared>,
     leases: Leases,
-    tasks: Vec<AbortHandle>,
+    /// Ends the tasks that follow and compact etcd.
+    _tasks: DropGuard,
 }
 
 struct Shared {
@@ -96,12 +97,6 @@ struct Shared {
     current: Arc<Current>,
     /// The newest revision that this process compacted to.
     compacted: AtomicI64,
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(AbortHandle::abort);
-    }
 }
 
 fn now() -> u64 {
@@ -187,14 +182,19 @@ impl Etcd {
             current,
             compacted: AtomicI64::new(0),
         });
-        let mut tasks = vec![tokio::spawn(feed::run(Arc::downgrade(&shared))).abort_handle()];
+        let stop = CancellationToken::new();
+        let fed = Arc::downgrade(&shared);
+        skiff_supervise::keep("etcd-watch", &stop, move || feed::run(fed.clone()));
         if let Some(every) = options.compact_every {
-            tasks.push(tokio::spawn(keep_compact(Arc::downgrade(&shared), every)).abort_handle());
+            let compacted = Arc::downgrade(&shared);
+            skiff_supervise::keep("etcd-compaction", &stop, move || {
+                keep_compact(compacted.clone(), every)
+            });
         }
         Ok(Etcd {
             shared,
             leases: Leases::default(),
-            tasks,
+            _tasks: stop.drop_guard(),
         })
     }
 
