@@ -30,6 +30,8 @@ pub(crate) struct Discovery {
     pub served: Vec<Served>,
     /// Groups and versions that could not be asked, with the reason.
     pub failures: Vec<(String, String)>,
+    /// Why lists of resources were passed over: a server calls their group and version what is none.
+    pub unparsed: Vec<String>,
 }
 
 impl Discovery {
@@ -52,6 +54,13 @@ impl Discovery {
             versions.sort_by_key(|version| Some(&version.group_version) != preferred.as_ref());
             for version in versions {
                 match client.list_api_group_resources(&version.group_version).await {
+                    // COMPAT: upstream believes what the list says of itself.
+                    Ok(list) if list.group_version.matches('/').count() > 1 => {
+                        let told = &list.group_version;
+                        discovery
+                            .unparsed
+                            .push(format!("unexpected GroupVersion string: {told}"));
+                    }
                     Ok(list) => discovery.add(&group.name, &version.version, list.resources),
                     Err(error) => {
                         discovery

@@ -76,6 +76,8 @@ pub(crate) async fn run(context: Context) {
 #[derive(Debug, Default)]
 struct Pass {
     discovery_failures: Vec<(String, String)>,
+    /// Versions that a server told and that are none.
+    parsing_failures: Vec<String>,
     deletion_failures: Vec<String>,
     /// Instances that are still there, by resource.
     remaining: BTreeMap<String, usize>,
@@ -86,6 +88,7 @@ struct Pass {
 impl Pass {
     fn is_clean(&self) -> bool {
         self.discovery_failures.is_empty()
+            && self.parsing_failures.is_empty()
             && self.deletion_failures.is_empty()
             && self.remaining.is_empty()
             && self.finalizers.is_empty()
@@ -119,12 +122,21 @@ fn findings(pass: &Pass) -> Vec<(&'static str, bool, &'static str, String)> {
         );
         ("NamespaceDeletionDiscoveryFailure", true, "DiscoveryFailed", message)
     });
-    findings.push((
-        "NamespaceDeletionGroupVersionParsingFailure",
-        false,
-        "ParsedGroupVersions",
-        "All legacy kube types successfully parsed".into(),
-    ));
+    findings.push(if pass.parsing_failures.is_empty() {
+        (
+            "NamespaceDeletionGroupVersionParsingFailure",
+            false,
+            "ParsedGroupVersions",
+            "All legacy kube types successfully parsed".into(),
+        )
+    } else {
+        (
+            "NamespaceDeletionGroupVersionParsingFailure",
+            true,
+            "GroupVersionParsingFailed",
+            pass.parsing_failures.join(", "),
+        )
+    });
     findings.push(if pass.deletion_failures.is_empty() {
         (
             "NamespaceDeletionContentFailure",
@@ -274,6 +286,7 @@ impl Controller {
         let discovery = Discovery::read(&self.client).await?;
         let mut pass = Pass {
             discovery_failures: discovery.failures.clone(),
+            parsing_failures: discovery.unparsed.clone(),
             ..Default::default()
         };
         let mut served: Vec<&Served> = discovery
@@ -287,7 +300,8 @@ impl Controller {
             if let Err(error) = self.delete_all(namespace, served, &mut pass).await {
                 pass.deletion_failures.push(error_message(&error));
             }
-            if is_pods(served) && !pass.is_clean() {
+            // A group that cannot be discovered does not hold up the others: only pods do.
+            if is_pods(served) && !pass.remaining.is_empty() {
                 break;
             }
         }

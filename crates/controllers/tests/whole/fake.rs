@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::StreamExt;
 use http::{Request, Response};
@@ -55,6 +56,8 @@ struct State {
 
 #[derive(Clone)]
 pub struct Fake {
+    /// Whether there is a group whose server does not answer.
+    pub dead_group: Arc<AtomicBool>,
     state: Arc<Mutex<State>>,
     moved: Arc<watch::Sender<u64>>,
 }
@@ -165,6 +168,7 @@ impl Route {
 impl Fake {
     pub fn new() -> Self {
         Fake {
+            dead_group: Arc::default(),
             state: Arc::default(),
             moved: Arc::new(watch::Sender::new(0)),
         }
@@ -199,8 +203,17 @@ impl Fake {
         let bytes = body.collect().await.unwrap().to_bytes();
         let body: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         let path = parts.uri.path();
-        if let Some(found) = discovery(path) {
+        if let Some(mut found) = discovery(path) {
+            if path == "/apis" && self.dead_group.load(Ordering::Relaxed) {
+                let version = json!({"groupVersion": "dead.example/v1", "version": "v1"});
+                let group =
+                    json!({"name": "dead.example", "versions": [version], "preferredVersion": version});
+                found["groups"].as_array_mut().unwrap().push(group);
+            }
             return answer(200, &found);
+        }
+        if path.starts_with("/apis/dead.example/") {
+            return failure(503, "ServiceUnavailable");
         }
         let Some(mut route) = Route::parse(path) else {
             return failure(404, "NotFound");

@@ -10,6 +10,7 @@ mod fake;
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fake::Fake;
@@ -29,6 +30,7 @@ use skiff_controllers::ControllersConfig;
 use tokio_util::sync::CancellationToken;
 
 struct World {
+    fake: Fake,
     client: Client,
     stop: CancellationToken,
 }
@@ -41,14 +43,15 @@ impl Drop for World {
 
 impl World {
     async fn start() -> World {
-        let client = Fake::new().client();
+        let fake = Fake::new();
+        let client = fake.client();
         let given = client.clone();
         let mut config =
             ControllersConfig::new(Arc::new(move |_| given.clone()), "PEM".into(), "test".into());
         config.cluster_cidrs = vec!["10.244.0.0/16".into()];
         let stop = CancellationToken::new();
         tokio::spawn(skiff_controllers::run(config, stop.clone()));
-        let world = World { client, stop };
+        let world = World { fake, client, stop };
         let node: Node = serde_json::from_value(json!({"metadata": {"name": "n"}, "status": {"conditions": [
             {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]}}))
         .unwrap();
@@ -385,6 +388,86 @@ async fn a_namespace_is_furnished_and_emptied() {
             check(left.is_none(), left)
         })
         .await;
+}
+
+/// One group cannot be discovered: all others are emptied, but the namespace stays until it can.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_group_holds_the_namespace_but_not_its_content() {
+    let world = World::start().await;
+    world.create::<Deployment>(deployment("v1", 1)).await;
+    world.until(async || rolled_out(&world, 1, "v1").await).await;
+    world
+        .create::<ConfigMap>(json!({"metadata": {"name": "m", "namespace": "default"}}))
+        .await;
+    world.fake.dead_group.store(true, Ordering::Relaxed);
+    let namespaces: Api<Namespace> = Api::all(world.client.clone());
+    namespaces
+        .delete("default", &DeleteParams::default())
+        .await
+        .unwrap();
+    world
+        .until(async || {
+            let namespace = namespaces.get("default").await.unwrap();
+            let conditions = namespace.status.unwrap_or_default().conditions.unwrap_or_default();
+            let told = |type_: &str| {
+                let found = conditions.iter().find(|condition| condition.type_ == type_);
+                found.map(|found| (found.status.clone(), found.message.clone().unwrap_or_default()))
+            };
+            let expected = "Discovery failed for some groups, 1 failing: unable to retrieve the complete list of server APIs: dead.example/v1: ServiceUnavailable";
+            let discovery = told("NamespaceDeletionDiscoveryFailure");
+            let content = told("NamespaceContentRemaining").map(|(status, _)| status);
+            let left = world.list::<ConfigMap>().await.len() + world.list::<Deployment>().await.len();
+            check(
+                left == 0
+                    && discovery == Some(("True".to_owned(), expected.to_owned()))
+                    && content.as_deref() == Some("False"),
+                (left, conditions.clone()),
+            )
+        })
+        .await;
+    let held = namespaces.get("default").await.unwrap().spec.unwrap().finalizers;
+    assert_eq!(held, Some(vec!["kubernetes".to_owned()]));
+    world.fake.dead_group.store(false, Ordering::Relaxed);
+    world
+        .until(async || {
+            let left = namespaces.get_opt("default").await.unwrap();
+            check(left.is_none(), left)
+        })
+        .await;
+}
+
+/// Every controller, and what feeds it, panics once: all come back and nothing is missed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn controllers_that_panic_come_back() {
+    let world = World::start().await;
+    world.create::<Deployment>(deployment("v1", 1)).await;
+    world.until(async || rolled_out(&world, 1, "v1").await).await;
+    let before = skiff_supervise::tasks();
+    for name in before.keys() {
+        skiff_supervise::panic_in(name);
+    }
+    world
+        .until(async || {
+            let now = skiff_supervise::tasks();
+            let down: Vec<_> = before
+                .iter()
+                .filter(|(name, before)| {
+                    before.running > 0 && (now[*name].failures == before.failures || now[*name].waiting > 0)
+                })
+                .collect();
+            check(down.is_empty(), down)
+        })
+        .await;
+    for name in ["deployment-controller", "informer", "events"] {
+        assert!(skiff_supervise::tasks().contains_key(name), "{:?}", before.keys());
+    }
+    let change = json!({"spec": {"replicas": 3}});
+    world
+        .api::<Deployment>()
+        .patch("web", &PatchParams::default(), &Patch::Merge(change))
+        .await
+        .unwrap();
+    world.until(async || rolled_out(&world, 3, "v1").await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
