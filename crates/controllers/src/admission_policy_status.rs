@@ -273,7 +273,7 @@ async fn reconcile(client: &Client, policy: &ValidatingAdmissionPolicy) -> Resul
 
 pub(crate) async fn run(context: Context) {
     let policies: Informer<ValidatingAdmissionPolicy> = context.informers.informer();
-    let queue: Arc<WorkQueue> = WorkQueue::new();
+    let queue: Arc<WorkQueue> = context.queue("validatingadmissionpolicy-status");
     let adder = queue.clone();
     policies.subscribe(move |change: &Change<ValidatingAdmissionPolicy>| {
         if let Change::Applied { new, .. } = change {

@@ -33,7 +33,7 @@ pub(crate) async fn run(context: Context) {
         services: context.informers.informer(),
         pods: context.informers.informer(),
         endpoints: context.informers.informer(),
-        queue: WorkQueue::new(),
+        queue: context.queue("endpoint"),
         written: Written::default(),
         context: context.clone(),
     });

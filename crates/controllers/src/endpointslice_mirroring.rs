@@ -163,7 +163,7 @@ pub(crate) async fn run(context: Context) {
         context: context.clone(),
     });
     controller.slices.add_index(BY_SERVICE, by_service);
-    let queue: Arc<WorkQueue> = WorkQueue::new();
+    let queue: Arc<WorkQueue> = context.queue("endpoint_slice_mirroring");
     let adder = queue.clone();
     controller.services.subscribe(move |change: &Change<Service>| {
         let object = change.object();

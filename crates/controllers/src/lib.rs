@@ -29,7 +29,9 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use skiff_client::{Client, EventRecorder, InformerFactory, LeaderElector, Outcome};
+use skiff_client::{
+    Client, ComponentMetrics, EventRecorder, InformerFactory, LeaderElector, Outcome, WorkQueue,
+};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -53,6 +55,8 @@ pub struct ControllersConfig {
     /// Names this contender for the lease. It should stay the same over a restart: then the lease of the
     /// process that was killed is taken over at once.
     pub identity: String,
+    /// What is measured of all controllers together.
+    pub metrics: Arc<ComponentMetrics>,
 }
 
 impl ControllersConfig {
@@ -74,6 +78,7 @@ impl ControllersConfig {
             terminated_pod_gc_threshold: 12_500,
             leader_elect: true,
             identity,
+            metrics: Arc::default(),
         }
     }
 }
@@ -243,6 +248,16 @@ pub(crate) struct Context {
     pub shutdown: CancellationToken,
 }
 
+impl Context {
+    /// A queue under the name that upstream's has in metrics.
+    pub(crate) fn queue<T>(&self, name: &'static str) -> Arc<WorkQueue<T>>
+    where
+        T: Clone + Eq + std::hash::Hash + Send + 'static,
+    {
+        WorkQueue::measured(name, &self.config.metrics)
+    }
+}
+
 /// Why a reconcile failed. All failures are retried with back-off.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -260,7 +275,8 @@ pub async fn run(config: ControllersConfig, shutdown: CancellationToken) {
         return run_all(config, client, shutdown).await;
     }
     while !shutdown.is_cancelled() {
-        let elector = LeaderElector::new("kube-system", "kube-controller-manager", &config.identity);
+        let elector = LeaderElector::new("kube-system", "kube-controller-manager", &config.identity)
+            .measured(config.metrics.clone());
         let (config, manager) = (config.clone(), client.clone());
         let lead = |leading| run_all(config, manager, leading);
         if elector.run(client.clone(), lead, shutdown.clone()).await == Outcome::Shutdown {

@@ -33,7 +33,7 @@ struct Controller {
 pub(crate) async fn run(context: Context) {
     let namespaces: Informer<Namespace> = context.informers.informer();
     let pods: Informer<Pod> = context.informers.informer();
-    let queue: Arc<WorkQueue> = WorkQueue::new();
+    let queue: Arc<WorkQueue> = context.queue("namespace");
     let adder = queue.clone();
     namespaces.subscribe(move |change: &Change<Namespace>| {
         if let Change::Applied { new, .. } = change

@@ -49,7 +49,7 @@ pub(crate) async fn run(context: Context) {
     let controller = Arc::new(Controller {
         client: context.client.clone(),
         quotas: context.informers.informer(),
-        queue: WorkQueue::new(),
+        queue: context.queue("resourcequota_primary"),
         watched: Mutex::default(),
         context: context.clone(),
     });

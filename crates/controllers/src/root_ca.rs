@@ -58,7 +58,7 @@ pub(crate) async fn run(context: Context) {
     let namespaces: Informer<Namespace> = context.informers.informer();
     let field = format!("metadata.name={NAME}");
     let maps: Informer<ConfigMap> = context.informers.filtered(None, Some(&field));
-    let queue: Arc<WorkQueue> = WorkQueue::new();
+    let queue: Arc<WorkQueue> = context.queue("root_ca_cert_publisher");
     let adder = queue.clone();
     namespaces.subscribe(move |change: &Change<Namespace>| {
         if let Change::Applied { new, .. } = change {

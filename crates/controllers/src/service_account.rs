@@ -23,7 +23,7 @@ pub(crate) async fn run(context: Context) {
     let namespaces: Informer<Namespace> = context.informers.informer();
     let field = format!("metadata.name={NAME}");
     let accounts: Informer<ServiceAccount> = context.informers.filtered(None, Some(&field));
-    let queue: Arc<WorkQueue> = WorkQueue::new();
+    let queue: Arc<WorkQueue> = context.queue("serviceaccount");
     let adder = queue.clone();
     namespaces.subscribe(move |change: &Change<Namespace>| {
         if let Change::Applied { new, .. } = change {

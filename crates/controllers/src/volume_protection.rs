@@ -121,7 +121,7 @@ pub(crate) async fn run_claims(context: Context) {
     let claims: Informer<PersistentVolumeClaim> = context.informers.informer();
     let pods: Informer<Pod> = context.informers.informer();
     pods.add_index(BY_CLAIM, by_claim);
-    let queue: Arc<WorkQueue> = WorkQueue::new();
+    let queue: Arc<WorkQueue> = context.queue("pvcprotection");
     add_due(&claims, &queue, CLAIM);
     let adder = queue.clone();
     pods.subscribe(move |change: &Change<Pod>| {
@@ -203,7 +203,7 @@ where
 
 pub(crate) async fn run_volumes(context: Context) {
     let volumes: Informer<PersistentVolume> = context.informers.informer();
-    let queue: Arc<WorkQueue> = WorkQueue::new();
+    let queue: Arc<WorkQueue> = context.queue("pvprotection");
     add_due(&volumes, &queue, VOLUME);
     volumes.synced().await;
     let api: Api<PersistentVolume> = Api::all(context.client.clone());
@@ -281,7 +281,7 @@ pub(crate) async fn run_classes(context: Context) {
     let volumes: Informer<PersistentVolume> = context.informers.informer();
     claims.add_index(BY_CLASS, classes_of_claim);
     volumes.add_index(BY_CLASS, classes_of_volume);
-    let queue: Arc<WorkQueue> = WorkQueue::new();
+    let queue: Arc<WorkQueue> = context.queue("vacprotection");
     add_due(&classes, &queue, CLASS);
     add_left(&claims, &queue, classes_of_claim);
     add_left(&volumes, &queue, classes_of_volume);

@@ -8,6 +8,7 @@
 
 mod cycle;
 mod framework;
+mod metrics;
 mod plugins;
 mod queue;
 mod resources;

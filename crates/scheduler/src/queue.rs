@@ -24,6 +24,8 @@ pub struct Queued {
     /// The pod version that brought it here.
     pub cause: Option<Cause>,
     pub entered_us: i64,
+    /// When it was first tried; 0 until then.
+    pub first_attempt_us: i64,
     /// When it came, or last failed, among all others.
     sequence: u64,
 }
@@ -160,6 +162,15 @@ impl Inner {
     }
 }
 
+/// How many pods wait, and for what.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Pending {
+    pub(crate) active: usize,
+    pub(crate) backoff: usize,
+    pub(crate) unschedulable: usize,
+    pub(crate) gated: usize,
+}
+
 pub struct SchedulingQueue {
     plugins: Vec<Arc<dyn Plugin>>,
     /// A leaf lock.
@@ -197,6 +208,7 @@ impl SchedulingQueue {
             attempts: 0,
             cause,
             entered_us: skiff_trace::now_us(),
+            first_attempt_us: 0,
             sequence: inner.sequence,
         };
         let Some(known) = inner.take(&queued.pod.uid) else {
@@ -208,6 +220,7 @@ impl SchedulingQueue {
         };
         let differs = fits_differ(&known.queued.pod, &queued.pod);
         queued.attempts = known.queued.attempts;
+        queued.first_attempt_us = known.queued.first_attempt_us;
         queued.sequence = known.queued.sequence;
         let woken = match known.state {
             State::InFlight(mut missed) => {
@@ -235,6 +248,20 @@ impl SchedulingQueue {
         self.changed.notify_one();
     }
 
+    pub(crate) fn pending(&self) -> Pending {
+        let mut pending = Pending::default();
+        for entry in self.inner.lock().entries.values() {
+            match entry.state {
+                State::Active => pending.active += 1,
+                State::Backoff(_) => pending.backoff += 1,
+                State::Waiting { .. } => pending.unschedulable += 1,
+                State::Gated => pending.gated += 1,
+                State::InFlight(_) => {}
+            }
+        }
+        pending
+    }
+
     pub fn remove(&self, uid: &str) {
         self.inner.lock().take(uid);
     }
@@ -255,6 +282,9 @@ impl SchedulingQueue {
                 inner.activate_due(Instant::now());
                 let first = inner.active.first().map(|rank| rank.queued.pod.uid.clone());
                 if let Some(mut entry) = first.and_then(|uid| inner.take(&uid)) {
+                    if entry.queued.attempts == 0 {
+                        entry.queued.first_attempt_us = skiff_trace::now_us();
+                    }
                     entry.queued.attempts += 1;
                     entry.state = State::InFlight(Vec::new());
                     let queued = entry.queued.clone();

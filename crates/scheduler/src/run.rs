@@ -2,6 +2,7 @@
 
 use crate::cycle::{Outcome, schedule};
 use crate::framework::{ClusterEvent, Plugin, Rejection};
+use crate::metrics::{AttemptResult, SchedulerMetrics};
 use crate::plugins::default_profile;
 use crate::queue::{Queued, SchedulingQueue};
 use crate::snapshot::{Cache, PodInfo};
@@ -10,21 +11,25 @@ use kube::api::{Api, Patch, PatchParams};
 use parking_lot::Mutex;
 use serde_json::json;
 use skiff_client::{
-    Change, Client, ErrorExt, EventRecorder, InformerFactory, LeaderElector, cause_of, reference,
+    Change, Client, ComponentMetrics, ErrorExt, EventRecorder, InformerFactory, LeaderElector, cause_of,
+    reference,
 };
 use skiff_trace::Work;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct SchedulerConfig {
     /// Pods that name this scheduler are ours.
     pub scheduler_name: String,
     /// With it, the lease `kube-scheduler` decides which of several schedulers works; the value is our identity.
     pub leader_elect: Option<String>,
+    /// What is measured of it.
+    pub metrics: Arc<ComponentMetrics>,
 }
 
 impl Default for SchedulerConfig {
@@ -32,6 +37,7 @@ impl Default for SchedulerConfig {
         Self {
             scheduler_name: DEFAULT_SCHEDULER.to_owned(),
             leader_elect: None,
+            metrics: Arc::default(),
         }
     }
 }
@@ -40,9 +46,10 @@ struct Scheduler {
     client: Client,
     recorder: EventRecorder,
     plugins: Vec<Arc<dyn Plugin>>,
-    queue: SchedulingQueue,
+    queue: Arc<SchedulingQueue>,
     /// A leaf lock.
     cache: Mutex<Cache>,
+    metrics: SchedulerMetrics,
 }
 
 struct BindFailure {
@@ -77,7 +84,8 @@ pub async fn run(config: SchedulerConfig, client: Client, shutdown: Cancellation
     match config.leader_elect.clone() {
         None => lead(config, client, shutdown).await,
         Some(identity) => {
-            let elector = LeaderElector::new("kube-system", "kube-scheduler", &identity);
+            let elector = LeaderElector::new("kube-system", "kube-scheduler", &identity)
+                .measured(config.metrics.clone());
             let work_client = client.clone();
             elector
                 .run(client, move |stop| lead(config, work_client, stop), shutdown)
@@ -88,13 +96,16 @@ pub async fn run(config: SchedulerConfig, client: Client, shutdown: Cancellation
 
 async fn lead(config: SchedulerConfig, client: Client, shutdown: CancellationToken) {
     let plugins = default_profile(client.clone());
+    let registry = &config.metrics.registry;
     let scheduler = Arc::new(Scheduler {
         recorder: EventRecorder::new(client.clone(), &config.scheduler_name, ""),
-        queue: SchedulingQueue::new(plugins.clone()),
+        queue: Arc::new(SchedulingQueue::new(plugins.clone())),
         plugins,
         client: client.clone(),
         cache: Mutex::default(),
+        metrics: SchedulerMetrics::new(registry, &config.scheduler_name),
     });
+    SchedulerMetrics::show_queue(registry, Arc::downgrade(&scheduler.queue));
     let factory = InformerFactory::new(client, shutdown.clone());
     let nodes = factory.informer::<Node>();
     let pods = factory.informer::<Pod>();
@@ -183,6 +194,7 @@ impl Scheduler {
             skiff_trace::now_us() - queued.entered_us,
         );
         let began = skiff_trace::now_us();
+        let started = Instant::now();
         let outcome = {
             let mut cache = self.cache.lock();
             if cache.is_placed(&pod.uid) {
@@ -194,6 +206,7 @@ impl Scheduler {
                 schedule(&pod, cache.nodes(), &self.plugins, &mut start)
             }));
             cache.next_start = start;
+            self.metrics.algorithm(started);
             // Assumed at once: the next cycle must not give the same room away again.
             if let Ok(Outcome::Node(node)) = &decided {
                 cache.assume(&pod, node);
@@ -202,6 +215,7 @@ impl Scheduler {
         };
         let Ok(outcome) = outcome else {
             tracing::error!(pod = %pod.key, "scheduling the pod panicked");
+            self.metrics.attempt(AttemptResult::Error, started);
             self.queue.back_off(&pod.uid);
             return;
         };
@@ -217,7 +231,12 @@ impl Scheduler {
                     };
                     let result = scheduler.bind(&pod, &node).await;
                     binding.done = result.is_ok();
-                    let Err(failure) = result else { return };
+                    let Err(failure) = result else {
+                        scheduler.metrics.attempt(AttemptResult::Scheduled, started);
+                        scheduler.metrics.scheduled(&queued);
+                        return;
+                    };
+                    scheduler.metrics.attempt(AttemptResult::Error, started);
                     tracing::warn!(pod = %pod.key, node, why = failure.message, "binding failed");
                     for plugin in &scheduler.plugins {
                         plugin.unreserve(&pod, &node);
@@ -228,6 +247,7 @@ impl Scheduler {
                     }
                 }
                 Outcome::Nowhere(diagnosis) => {
+                    scheduler.metrics.attempt(AttemptResult::Unschedulable, started);
                     // Parked first: what happens while the report is written must find it parked.
                     scheduler.queue.park(&pod.uid, diagnosis.rejected_by);
                     scheduler.report(&pod, "Unschedulable", &diagnosis.message).await;
@@ -352,10 +372,11 @@ mod tests {
         plugins.push(Arc::new(Clumsy));
         let scheduler = Scheduler {
             recorder: EventRecorder::new(client.clone(), "test", ""),
-            queue: SchedulingQueue::new(plugins.clone()),
+            queue: Arc::new(SchedulingQueue::new(plugins.clone())),
             plugins,
             client,
             cache: Mutex::default(),
+            metrics: SchedulerMetrics::new(&skiff_prometheus::Registry::default(), "test"),
         };
         let node = plain_node("a").node.unwrap();
         scheduler.cache.lock().set_node(node);

@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::Api;
 use skiff_auth::UserInfo;
+use skiff_client::ComponentMetrics;
 use skiff_client::kubeconfig::{self, ClusterEntry};
 use skiff_pki::{FrontProxy, Identity, Pki};
 use skiff_runtime::ImageStore;
@@ -162,13 +163,19 @@ impl Wiring<'_> {
             self.start_controllers(&server, &certificates.ca, node_name);
         }
         if self.runs(Component::Scheduler) {
-            let client = client(
-                UserInfo::new("system:kube-scheduler", [] as [&str; 0]),
+            let metrics = ComponentMetrics::new(VERSION);
+            server.show_metrics("kube-scheduler", metrics.registry.clone());
+            let user = UserInfo::new("system:kube-scheduler", [] as [&str; 0]);
+            let client = skiff_client::in_process_measured(
+                server.service(user),
+                "default",
                 "kube-scheduler",
+                metrics.clone(),
             );
             let leader_elect = Some(self.identity(node_name));
             let config = skiff_scheduler::SchedulerConfig {
                 leader_elect,
+                metrics,
                 ..Default::default()
             };
             self.supervisor.run("scheduler", move |stop| {
@@ -361,18 +368,22 @@ impl Wiring<'_> {
     }
 
     fn start_controllers(&self, server: &Server, ca: &str, node_name: &str) {
-        let server = server.clone();
+        let metrics = ComponentMetrics::new(VERSION);
+        server.show_metrics("kube-controller-manager", metrics.registry.clone());
+        let (server, measured) = (server.clone(), metrics.clone());
         let client_for = Arc::new(move |name: &str| {
             let user = if name == skiff_controllers::MANAGER {
                 UserInfo::new(name, [] as [&str; 0])
             } else {
                 UserInfo::service_account("kube-system", name)
             };
-            skiff_client::in_process_as(server.service(user), "default", "kube-controller-manager")
+            let service = server.service(user);
+            skiff_client::in_process_measured(service, "default", "kube-controller-manager", measured.clone())
         });
         let mut config =
             skiff_controllers::ControllersConfig::new(client_for, ca.to_owned(), self.identity(node_name));
         config.cluster_cidrs = vec![self.cluster.pod_cidr.clone()];
+        config.metrics = metrics;
         self.supervisor.run("controllers", move |stop| {
             let config = config.clone();
             async move {

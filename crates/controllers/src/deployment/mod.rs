@@ -50,7 +50,7 @@ pub(crate) async fn run(context: Context) {
         deployments: context.informers.informer(),
         sets: context.informers.informer(),
         pods: context.informers.informer(),
-        queue: WorkQueue::new(),
+        queue: context.queue("deployment"),
         written: Default::default(),
         written_own: Default::default(),
         complained: Default::default(),

@@ -128,7 +128,7 @@ pub(crate) async fn run(context: Context) {
         pods: context.informers.informer(),
         nodes: context.informers.informer(),
         slices: context.informers.informer(),
-        queue: WorkQueue::new(),
+        queue: context.queue("endpoint_slice"),
         written: Written::default(),
         created: Default::default(),
         context: context.clone(),

@@ -64,7 +64,7 @@ pub(crate) async fn run(context: Context) {
     let collector = Arc::new(Collector {
         graph: Mutex::default(),
         discovery: RwLock::default(),
-        queue: WorkQueue::new(),
+        queue: context.queue("garbage_collector_attempt_to_delete"),
         absent: Mutex::default(),
         context: context.clone(),
     });

@@ -107,7 +107,7 @@ pub(crate) async fn run(context: Context) {
         return context.shutdown.cancelled().await;
     }
     let nodes: Informer<Node> = context.informers.informer();
-    let queue: Arc<WorkQueue> = WorkQueue::new();
+    let queue: Arc<WorkQueue> = context.queue("cidrallocator_node");
     let adder = queue.clone();
     nodes.subscribe(move |change: &Change<Node>| {
         if let Change::Applied { new, .. } = change

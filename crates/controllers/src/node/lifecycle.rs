@@ -65,7 +65,7 @@ pub(crate) async fn run(context: Context) {
     });
     controller.pods.add_index(BY_NODE, by_node);
     let leases: Informer<Lease> = context.informers.namespaced("kube-node-lease", None);
-    let queue: Arc<WorkQueue> = WorkQueue::new();
+    let queue: Arc<WorkQueue> = context.queue("node_lifecycle_controller");
     let watcher = controller.clone();
     leases.subscribe(move |change: &Change<Lease>| {
         if let Change::Applied { new, .. } = change {

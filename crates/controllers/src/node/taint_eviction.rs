@@ -83,7 +83,7 @@ pub(crate) async fn run(context: Context) {
     let nodes: Informer<Node> = context.informers.informer();
     let all_pods: Informer<Pod> = context.informers.informer();
     all_pods.add_index(BY_NODE, by_node);
-    let queue: Arc<WorkQueue> = WorkQueue::new();
+    let queue: Arc<WorkQueue> = context.queue("noexec_taint_pod");
     let (adder, tainted) = (queue.clone(), nodes.clone());
     all_pods.subscribe(move |change: &Change<Pod>| {
         let Change::Applied { old, new } = change else {

@@ -51,7 +51,7 @@ async fn run<W: Workload>(context: Context) {
         pods: context.informers.informer::<Pod>(),
         expectations: Expectations::default(),
         written: Written::default(),
-        queue: WorkQueue::new(),
+        queue: context.queue(W::QUEUE),
         context: context.clone(),
     });
     controller.pods.add_index(BY_CONTROLLER, ownership::by_controller);

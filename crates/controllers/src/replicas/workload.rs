@@ -46,6 +46,9 @@ pub(crate) trait Workload:
     + Sync
     + 'static
 {
+    /// The name of its queue in metrics.
+    const QUEUE: &'static str;
+
     fn replicas(&self) -> i32;
     fn min_ready_seconds(&self) -> i32;
     fn template(&self) -> Option<&PodTemplateSpec>;
@@ -91,6 +94,8 @@ macro_rules! conditions {
 }
 
 impl Workload for ReplicaSet {
+    const QUEUE: &'static str = "replicaset";
+
     fn replicas(&self) -> i32 {
         self.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
     }
@@ -147,6 +152,8 @@ impl Workload for ReplicaSet {
 }
 
 impl Workload for ReplicationController {
+    const QUEUE: &'static str = "replicationmanager";
+
     fn replicas(&self) -> i32 {
         self.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
     }

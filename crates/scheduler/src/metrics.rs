@@ -1,0 +1,129 @@
+//! What is measured of the scheduler, by upstream's names, labels and buckets.
+
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use skiff_prometheus::{Counter, Family, Histogram, Registry, exponential_buckets};
+
+use crate::queue::{Queued, SchedulingQueue};
+
+/// A profile, three results, and attempts up to `15+`.
+const MAX_SERIES: usize = 64;
+
+pub(crate) struct SchedulerMetrics {
+    profile: String,
+    attempts: Arc<Family<Counter>>,
+    attempt_durations: Arc<Family<Histogram>>,
+    algorithm_durations: Arc<Family<Histogram>>,
+    sli_durations: Arc<Family<Histogram>>,
+    attempts_of_pods: Arc<Family<Histogram>>,
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttemptResult {
+    Scheduled,
+    Unschedulable,
+    Error,
+}
+
+impl AttemptResult {
+    fn as_str(self) -> &'static str {
+        match self {
+            AttemptResult::Scheduled => "scheduled",
+            AttemptResult::Unschedulable => "unschedulable",
+            AttemptResult::Error => "error",
+        }
+    }
+}
+
+impl SchedulerMetrics {
+    pub(crate) fn new(registry: &Registry, profile: &str) -> SchedulerMetrics {
+        let of_attempts = exponential_buckets(0.001, 2.0, 15);
+        SchedulerMetrics {
+            profile: profile.to_owned(),
+            attempts: registry.counters(
+                "scheduler_schedule_attempts_total",
+                "Number of attempts to schedule pods, by the result. 'unschedulable' means a pod could not be scheduled, while 'error' means an internal scheduler problem.",
+                &["profile", "result"],
+                MAX_SERIES,
+            ),
+            attempt_durations: registry.histograms(
+                "scheduler_scheduling_attempt_duration_seconds",
+                "Scheduling attempt latency in seconds (scheduling algorithm + binding)",
+                &["profile", "result"],
+                MAX_SERIES,
+                &of_attempts,
+            ),
+            algorithm_durations: registry.histograms(
+                "scheduler_scheduling_algorithm_duration_seconds",
+                "Scheduling algorithm latency in seconds",
+                &[],
+                1,
+                &of_attempts,
+            ),
+            sli_durations: registry.histograms(
+                "scheduler_pod_scheduling_sli_duration_seconds",
+                "E2e latency for a pod being scheduled, from the time the pod enters the scheduling queue and might involve multiple scheduling attempts.",
+                &["attempts"],
+                MAX_SERIES,
+                &exponential_buckets(0.01, 2.0, 20),
+            ),
+            attempts_of_pods: registry.histograms(
+                "scheduler_pod_scheduling_attempts",
+                "Number of attempts to successfully schedule a pod.",
+                &[],
+                1,
+                &exponential_buckets(1.0, 2.0, 5),
+            ),
+        }
+    }
+
+    /// Shows how many pods wait, for as long as the queue lives.
+    pub(crate) fn show_queue(registry: &Registry, queue: Weak<SchedulingQueue>) {
+        registry.read_gauges(
+            "scheduler_pending_pods",
+            "Number of pending pods, by the queue type. 'active' means number of pods in activeQ; 'backoff' means number of pods in backoffQ; 'unschedulable' means number of pods in unschedulablePods that the scheduler attempted to schedule and failed; 'gated' is the number of unschedulable pods that the scheduler never attempted to schedule because they are gated.",
+            &["queue"],
+            move || {
+                let pending = queue.upgrade().map(|queue| queue.pending()).unwrap_or_default();
+                let row = |name: &str, count: usize| (vec![name.to_owned()], count as f64);
+                vec![
+                    row("active", pending.active),
+                    row("backoff", pending.backoff),
+                    row("unschedulable", pending.unschedulable),
+                    row("gated", pending.gated),
+                ]
+            },
+        );
+    }
+
+    pub(crate) fn algorithm(&self, began: Instant) {
+        self.algorithm_durations
+            .with(&[])
+            .observe_duration(began.elapsed());
+    }
+
+    pub(crate) fn attempt(&self, result: AttemptResult, began: Instant) {
+        let labels = [self.profile.as_str(), result.as_str()];
+        self.attempts.with(&labels).inc();
+        self.attempt_durations
+            .with(&labels)
+            .observe_duration(began.elapsed());
+    }
+
+    /// The pod has a node.
+    pub(crate) fn scheduled(&self, queued: &Queued) {
+        let attempts = match queued.attempts {
+            15.. => "15+".to_owned(),
+            attempts => attempts.to_string(),
+        };
+        let since_us = skiff_trace::now_us().saturating_sub(queued.first_attempt_us);
+        self.sli_durations
+            .with(&[&attempts])
+            .observe(since_us as f64 / 1e6);
+        self.attempts_of_pods
+            .with(&[])
+            .observe(f64::from(queued.attempts));
+    }
+}
