@@ -181,3 +181,53 @@ async fn names_that_clients_invent_do_not_grow_the_metrics() {
         last.len()
     );
 }
+
+#[tokio::test]
+async fn requests_that_take_too_long_and_certificates_are_counted() {
+    let cluster = Cluster::start().await;
+    let frames =
+        futures::stream::pending::<Result<http_body::Frame<bytes::Bytes>, std::convert::Infallible>>();
+    let request = http::Request::post(format!("{MAPS}?timeout=50ms"))
+        .header("content-type", "application/json")
+        .body(http_body_util::StreamBody::new(frames))
+        .expect("a request");
+    let answer = tower::ServiceExt::oneshot(cluster.admin(), request).await;
+    assert_eq!(answer.expect("answers").status(), 504);
+    let https = support::Https::open(&cluster).await;
+    let identity = cluster.pki.client("jane", "jane", None).expect("a certificate");
+    let mut stream = https.connect(&cluster, Some(&identity), "http/1.1").await;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let asked = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    stream.write_all(asked).await.expect("is sent");
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer).await;
+    assert!(
+        answer.starts_with(b"HTTP/1.1 200"),
+        "{}",
+        String::from_utf8_lossy(&answer)
+    );
+    https.end().await;
+
+    let text = cluster.get("/metrics").await.text;
+    let labels = [
+        "code=\"504\"",
+        "verb=\"POST\"",
+        "resource=\"configmaps\"",
+        "scope=\"resource\"",
+    ];
+    assert_eq!(
+        value(&text, "apiserver_request_terminations_total", &labels),
+        Some(1.0)
+    );
+    assert!(
+        text.contains("\napiserver_client_certificate_expiration_seconds_count 1\n"),
+        "{text}"
+    );
+    // What is valid for longer than a day is in no bucket below.
+    let day = value(
+        &text,
+        "apiserver_client_certificate_expiration_seconds_bucket",
+        &["le=\"86400\""],
+    );
+    assert_eq!(day, Some(0.0));
+}
