@@ -112,10 +112,6 @@ impl TokenWebhook {
             return Ok(flight.clone());
         }
         if flights.len() >= CALLS {
-            tracing::warn!(
-                calls = CALLS,
-                "the token webhook is too slow: a token is refused unasked"
-            );
             return Err(told("too many tokens are being reviewed"));
         }
         let review = json!({
@@ -200,5 +196,39 @@ impl TokenAuthenticator for TokenWebhook {
 
     fn knows_audiences(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn reviews_under_way_have_a_limit() {
+        // Connections are taken by the kernel, and nobody ever answers.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap();
+        let file = std::env::temp_dir().join(format!("skiff-token-webhook-{}", std::process::id()));
+        let config = format!(
+            r#"{{"clusters": [{{"name": "c", "cluster": {{"server": "https://{address}", "insecure-skip-tls-verify": true}}}}],
+                "users": [{{"name": "u", "user": {{}}}}], "current-context": "x",
+                "contexts": [{{"name": "x", "context": {{"cluster": "c", "user": "u"}}}}]}}"#
+        );
+        std::fs::write(&file, config).unwrap();
+        let webhook = TokenWebhook::load(&file, "v1", Duration::from_secs(60));
+        std::fs::remove_file(&file).unwrap();
+        let webhook = webhook.unwrap();
+        let (mut waiting, mut refused) = (0, 0);
+        for number in 0..CALLS + 50 {
+            // Who asked goes away at once; the call goes on.
+            match webhook.authenticate(&number.to_string(), &[]).now_or_never() {
+                None => waiting += 1,
+                Some(Err(_)) => refused += 1,
+                Some(Ok(_)) => panic!("nobody has answered"),
+            }
+        }
+        assert_eq!((waiting, refused), (CALLS, 50));
+        let again = webhook.authenticate("0", &[]).now_or_never();
+        assert!(again.is_none(), "the same token joins its call");
     }
 }

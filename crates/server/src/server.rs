@@ -29,6 +29,7 @@ use crate::listen::{self, Authorities};
 use crate::metrics::Metrics;
 use crate::service::InProcess;
 use crate::subresources::KubeletClient;
+use crate::verbs::open_watches::OpenWatches;
 use crate::version::Version;
 
 /// The key of service-account tokens.
@@ -146,6 +147,7 @@ pub struct Inner {
     /// Of the components that share this process, by name. Leaf lock.
     component_metrics: Mutex<BTreeMap<&'static str, Arc<skiff_prometheus::Registry>>>,
     pub flow: FlowControl,
+    pub watches: Arc<OpenWatches>,
     pub version: Version,
     pub kubelet: Option<KubeletClient>,
     pub anonymous: Arc<UserInfo>,
@@ -263,6 +265,7 @@ impl Server {
             recorder: config.recorder,
             audit,
             flow: FlowControl::default(),
+            watches: Arc::default(),
             version: config.version,
             kubelet: config.kubelet,
             anonymous: Arc::new(UserInfo::anonymous()),

@@ -240,4 +240,34 @@ mod tests {
         assert_eq!(waits, [0, 0, 0, 100, 200]);
         assert_eq!(throttle.next(now + Duration::from_secs(10)), Duration::ZERO);
     }
+
+    #[tokio::test]
+    async fn what_waits_for_a_silent_server_has_a_limit_in_every_mode() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = silent.local_addr().expect("an address");
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("config");
+        let config = format!(
+            r#"{{"clusters": [{{"name": "c", "cluster": {{"server": "https://{address}", "insecure-skip-tls-verify": true}}}}],
+                "users": [{{"name": "u", "user": {{}}}}], "current-context": "x",
+                "contexts": [{{"name": "x", "context": {{"cluster": "c", "user": "u"}}}}]}}"#
+        );
+        std::fs::write(&file, config).expect("a file");
+        for mode in [Mode::Batch, Mode::Blocking, Mode::BlockingStrict] {
+            let webhook = Webhook::open(WebhookOptions {
+                file: file.clone(),
+                mode,
+                initial_backoff: Duration::from_secs(10),
+                buffer_size: 10_000,
+                max_size: 400,
+                max_wait: Duration::from_secs(30),
+                throttle: None,
+            });
+            let webhook = webhook.expect("opens");
+            // One piece of memory for all lines: what counts is what they would take.
+            let line = Bytes::from(vec![b'x'; 1 << 20]);
+            let taken = (0..100).filter(|_| webhook.send(line.clone())).count();
+            assert_eq!((taken, webhook.failed()), (64, 36), "{mode:?}");
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 pub mod apply;
 pub mod delete;
+pub mod open_watches;
 pub mod patch;
 pub mod read;
 pub mod watch;

@@ -29,6 +29,7 @@ use crate::proxy::ClientAddress;
 use crate::query::ListOptions;
 use crate::server::Inner;
 use crate::table::{self, IncludeObject};
+use crate::verbs::open_watches::OpenWatch;
 use crate::verbs::read;
 
 /// Upstream's `--min-request-timeout`: a watch without a timeout lasts this long, and up to twice that.
@@ -61,6 +62,17 @@ pub async fn watch(
     }
     let select = Select::split(resource, &mut scope.fields);
     let client = exchange.parts.extensions.get::<ClientAddress>();
+    // Components in this process are not counted: theirs are few.
+    let open = match client {
+        None => None,
+        Some(_) => match inner.watches.open(&exchange.user.name) {
+            None => {
+                let why = "too many watches are open, please try again later";
+                return Err(Status::too_many_requests(why, 1));
+            }
+            open => open,
+        },
+    };
     let watch = WatchOptions {
         namespace: scope.namespace,
         labels: scope.labels,
@@ -90,7 +102,7 @@ pub async fn watch(
     let body = match first {
         Ok(watcher) => {
             let counted = inner.metrics.long_running(&RequestLabels::of(exchange));
-            Running::new(inner, watcher, shape, deadline, counted).boxed_unsync()
+            Running::new(inner, watcher, shape, deadline, (counted, open)).boxed_unsync()
         }
         Err(frame) => body::full(frame),
     };
@@ -148,7 +160,7 @@ struct Running {
     /// The frame that is being made.
     making: Option<Making>,
     ended: bool,
-    _counted: Counted,
+    _counted: (Counted, Option<OpenWatch>),
 }
 
 impl Running {
@@ -157,7 +169,7 @@ impl Running {
         watcher: Watcher,
         shape: Shape,
         deadline: Instant,
-        counted: Counted,
+        counted: (Counted, Option<OpenWatch>),
     ) -> Running {
         Running {
             watcher,
