@@ -12,7 +12,7 @@ TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker
 
 # What the stand-ins for the conformance suite's images are made of.
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
-                  iperf util-linux etcd-server
+                  iperf util-linux etcd-server wget
 
 .PHONY: up down build build-deps test test-deps lint unit e2e conformance churn clients bench fuzz install clean
 

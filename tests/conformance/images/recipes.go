@@ -110,6 +110,8 @@ func tools(l *layer) {
 	for _, program := range []string{
 		"/usr/bin/dig", "/usr/bin/nslookup", "/usr/bin/host", "/usr/bin/curl", "/bin/nc.openbsd", "/bin/ss",
 		"/bin/ip", "/usr/bin/ipcs", "/usr/bin/ipcmk", "/usr/bin/getent", "/usr/bin/iperf",
+		// Debian's busybox is built without wget's time limits (-T), which the tests of services ask for.
+		"/usr/bin/wget",
 	} {
 		l.program(program)
 	}

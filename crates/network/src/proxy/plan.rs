@@ -153,14 +153,16 @@ fn frame(config: &ProxyConfig) -> Ruleset {
             vec![Part::ServiceMap(NO_ENDPOINT_SERVICES.into())],
         ],
     );
-    // What still goes to a service's address after translation goes to a port that it has not.
-    chain(
-        CLUSTER_IPS_CHECK,
-        vec![vec![
-            Part::DestinationIn(CLUSTER_IPS.into()),
-            Part::Verdict(Verdict::Reject),
-        ]],
-    );
+    // What still goes to a service's address after translation goes to a port that it has not; the service network
+    // is nowhere else, so what goes to no service's address must not leave the machine.
+    let mut unknown = vec![vec![
+        Part::DestinationIn(CLUSTER_IPS.into()),
+        Part::Verdict(Verdict::Reject),
+    ]];
+    if let Some(services) = config.service_cidr {
+        unknown.push(vec![Part::Destination(services), Part::Verdict(Verdict::Drop)]);
+    }
+    chain(CLUSTER_IPS_CHECK, unknown);
     chain(REJECT, vec![vec![Part::Verdict(Verdict::Reject)]]);
     let mut masquerading = vec![vec![
         Part::Marked(MASQUERADE_BIT),

@@ -88,6 +88,7 @@ map service-ips
 map service-nodeports
 chain cluster-ips-check
   ip daddr @cluster-ips reject
+  ip daddr 10.96.0.0/12 drop
 chain endpoints-check
   fib daddr type local meta l4proto . th dport vmap @host-ports
   fib daddr type local meta l4proto . th dport vmap @no-endpoint-nodeports
