@@ -12,6 +12,9 @@ const MAX_ALIASES: usize = 8;
 /// What we take by UDP, as CoreDNS and most resolvers: it fits into a frame.
 const OWN_PAYLOAD: u16 = 1232;
 
+/// The longest answer by UDP, whatever the question allows: the rest comes by TCP, whose peers are not forged.
+const MAX_PAYLOAD: u16 = 4096;
+
 pub struct Responder<R> {
     pub zone: Zone,
     pub records: R,
@@ -52,7 +55,7 @@ impl<R: Records> Responder<R> {
         let limit = if over_tcp {
             u16::MAX
         } else {
-            question.max_payload()
+            question.max_payload().min(MAX_PAYLOAD)
         };
         fit(answer, usize::from(limit))
     }

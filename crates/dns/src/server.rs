@@ -1,5 +1,8 @@
 //! The sockets: UDP and TCP on one address, a task a question, bounded in number. Pods are not trusted to be
-//! moderate: each kind of work has its own bound, so that none can starve the others.
+//! moderate: each kind of work has its own bound, in all and for one peer, so that none can starve the others.
+//!
+//! The sockets belong to interfaces: an address of this machine can be reached through any of them, and whoever is
+//! outside of the cluster must find no resolver here, nor an amplifier of forged questions.
 
 use crate::cluster::Cluster;
 use crate::forward::Upstream;
@@ -16,21 +19,28 @@ use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// Questions by UDP worked on at once; more wait in the socket's buffer. More than may wait for resolvers, so
 /// that there is always room for questions about the cluster.
 const MAX_IN_FLIGHT: usize = 1024;
+/// Of one peer; more are dropped, as its own resolver asks again.
+const MAX_IN_FLIGHT_OF_PEER: usize = 128;
 /// Connections at once: in all, and of one peer.
 const MAX_CONNECTIONS: usize = 256;
 const MAX_CONNECTIONS_OF_PEER: usize = 16;
 const TCP_IDLE: Duration = Duration::from_secs(10);
+/// How often the interfaces are looked at.
+const INTERFACE_CHECK: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
 pub struct DnsConfig {
     /// May be an address that the host does not have yet, such as the pod bridge's.
     pub bind: SocketAddr,
+    /// Questions are taken from these interfaces only: the pod bridge's, and loopback for those of the host.
+    pub interfaces: Vec<String>,
     /// The cluster domain, `cluster.local`.
     pub domain: String,
     /// Where foreign names go.
@@ -39,49 +49,94 @@ pub struct DnsConfig {
 
 #[derive(Debug, Error)]
 pub enum Error {
-    #[error("cluster DNS cannot listen on {0}: {1}")]
-    Bind(SocketAddr, std::io::Error),
+    #[error("cluster DNS cannot listen on {0} of {1}: {2}")]
+    Bind(SocketAddr, String, std::io::Error),
+    #[error("interface {0} was replaced")]
+    Interface(String),
     #[error("{0:?} is not a DNS domain")]
     Domain(String),
 }
 
-struct Server {
-    responder: Responder<Cluster>,
+struct Server<R> {
+    responder: Responder<R>,
     in_flight: Arc<Semaphore>,
     connections: Arc<Semaphore>,
-    /// A leaf lock.
-    peers: Mutex<HashMap<IpAddr, usize>>,
+    /// Questions by UDP and connections of each peer.
+    asking: Peers,
+    connected: Peers,
 }
 
 /// Serves until `shutdown`. Answers begin once the informers have their first list.
 pub async fn run(config: DnsConfig, client: Client, shutdown: CancellationToken) -> Result<(), Error> {
-    let udp = Arc::new(listen_udp(config.bind).map_err(|e| Error::Bind(config.bind, e))?);
-    let tcp = listen_tcp(config.bind).map_err(|e| Error::Bind(config.bind, e))?;
+    let mut sockets = Vec::new();
+    for interface in &config.interfaces {
+        sockets.push(Sockets::open(config.bind, interface)?);
+    }
     let factory = InformerFactory::new(client, shutdown.clone());
-    let server = Arc::new(Server {
-        responder: Responder {
-            zone: Zone::new(&config.domain).ok_or(Error::Domain(config.domain))?,
-            records: Cluster::new(&factory),
-            upstream: Upstream::new(config.resolvers),
-            turn: AtomicUsize::new(0),
-        },
-        in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
-        connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
-        peers: Mutex::default(),
-    });
+    let server = Arc::new(Server::new(Responder {
+        zone: Zone::new(&config.domain).ok_or(Error::Domain(config.domain))?,
+        records: Cluster::new(&factory),
+        upstream: Upstream::new(config.resolvers),
+        turn: AtomicUsize::new(0),
+    }));
     tokio::select! {
         () = shutdown.cancelled() => return Ok(()),
         () = server.responder.records.synced() => {}
     }
     tokio::select! {
-        () = shutdown.cancelled() => {}
-        () = serve_udp(Arc::clone(&server), udp) => {}
-        () = serve_tcp(server, tcp) => {}
+        () = shutdown.cancelled() => Ok(()),
+        ended = serve(server, sockets) => ended,
     }
-    Ok(())
 }
 
-fn listen(bind: SocketAddr, kind: Type, protocol: Protocol) -> std::io::Result<Socket> {
+/// The sockets of one interface.
+struct Sockets {
+    udp: Arc<UdpSocket>,
+    tcp: TcpListener,
+    interface: String,
+    index: Option<u32>,
+}
+
+impl Sockets {
+    fn open(bind: SocketAddr, interface: &str) -> Result<Sockets, Error> {
+        let failed = |error| Error::Bind(bind, interface.to_owned(), error);
+        Ok(Sockets {
+            index: index_of(interface),
+            udp: Arc::new(listen_udp(bind, interface).map_err(failed)?),
+            tcp: listen_tcp(bind, interface).map_err(failed)?,
+            interface: interface.to_owned(),
+        })
+    }
+}
+
+/// Sockets know their interface by its number: one that is made again is another one to them.
+fn index_of(interface: &str) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/ifindex")).ok()?;
+    text.trim().parse().ok()
+}
+
+async fn serve<R: Records + Send + Sync + 'static>(
+    server: Arc<Server<R>>,
+    sockets: Vec<Sockets>,
+) -> Result<(), Error> {
+    let mut interfaces = Vec::new();
+    let mut tasks = JoinSet::new();
+    for one in sockets {
+        interfaces.push((one.interface, one.index));
+        tasks.spawn(serve_udp(Arc::clone(&server), one.udp));
+        tasks.spawn(serve_tcp(Arc::clone(&server), one.tcp));
+    }
+    loop {
+        tokio::time::sleep(INTERFACE_CHECK).await;
+        for (interface, index) in &interfaces {
+            if index_of(interface) != *index {
+                return Err(Error::Interface(interface.clone()));
+            }
+        }
+    }
+}
+
+fn listen(bind: SocketAddr, interface: &str, kind: Type, protocol: Protocol) -> std::io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(bind), kind, Some(protocol))?;
     socket.set_nonblocking(true)?;
     match bind {
@@ -91,21 +146,22 @@ fn listen(bind: SocketAddr, kind: Type, protocol: Protocol) -> std::io::Result<S
     if kind == Type::STREAM {
         socket.set_reuse_address(true)?;
     }
+    socket.bind_device(Some(interface.as_bytes()))?;
     socket.bind(&bind.into())?;
     Ok(socket)
 }
 
-fn listen_udp(bind: SocketAddr) -> std::io::Result<UdpSocket> {
-    UdpSocket::from_std(listen(bind, Type::DGRAM, Protocol::UDP)?.into())
+fn listen_udp(bind: SocketAddr, interface: &str) -> std::io::Result<UdpSocket> {
+    UdpSocket::from_std(listen(bind, interface, Type::DGRAM, Protocol::UDP)?.into())
 }
 
-fn listen_tcp(bind: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = listen(bind, Type::STREAM, Protocol::TCP)?;
+fn listen_tcp(bind: SocketAddr, interface: &str) -> std::io::Result<TcpListener> {
+    let socket = listen(bind, interface, Type::STREAM, Protocol::TCP)?;
     socket.listen(128)?;
     TcpListener::from_std(socket.into())
 }
 
-async fn serve_udp(server: Arc<Server>, socket: Arc<UdpSocket>) {
+async fn serve_udp<R: Records + Send + Sync + 'static>(server: Arc<Server<R>>, socket: Arc<UdpSocket>) {
     let mut buffer = vec![0; 4096];
     loop {
         let (length, peer) = match socket.recv_from(&mut buffer).await {
@@ -115,6 +171,9 @@ async fn serve_udp(server: Arc<Server>, socket: Arc<UdpSocket>) {
                 tracing::debug!(%error, "receive failed");
                 continue;
             }
+        };
+        let Some(turn) = server.asking.take(peer.ip()) else {
+            continue;
         };
         let Ok(permit) = Arc::clone(&server.in_flight).acquire_owned().await else {
             return;
@@ -128,26 +187,27 @@ async fn serve_udp(server: Arc<Server>, socket: Arc<UdpSocket>) {
             if let Some(answer) = server.responder.respond(&question, false).await {
                 let _ = socket.send_to(&answer, peer).await;
             }
-            drop(permit);
+            drop((permit, turn));
         });
     }
 }
 
-async fn serve_tcp(server: Arc<Server>, listener: TcpListener) {
+async fn serve_tcp<R: Records + Send + Sync + 'static>(server: Arc<Server<R>>, listener: TcpListener) {
     loop {
         let Ok(permit) = Arc::clone(&server.connections).acquire_owned().await else {
             return;
         };
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let Some(place) = Place::take(&server, peer.ip()) else {
+                let Some(turn) = server.connected.take(peer.ip()) else {
                     continue;
                 };
+                let server = Arc::clone(&server);
                 tokio::spawn(async move {
-                    if let Err(error) = converse(&place.server.responder, stream).await {
+                    if let Err(error) = converse(&server.responder, stream).await {
                         tracing::debug!(%error, "connection ended");
                     }
-                    drop((place, permit));
+                    drop((turn, permit));
                 });
             }
             Err(error) => {
@@ -158,35 +218,63 @@ async fn serve_tcp(server: Arc<Server>, listener: TcpListener) {
     }
 }
 
-/// One of the connections that a peer may have.
-struct Place {
-    server: Arc<Server>,
-    peer: IpAddr,
+/// How much each peer has of something that is limited.
+#[derive(Clone)]
+struct Peers {
+    limit: usize,
+    /// A leaf lock.
+    counts: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
-impl Place {
-    fn take(server: &Arc<Server>, peer: IpAddr) -> Option<Place> {
-        let mut peers = server.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = peers.entry(peer).or_default();
-        if *count >= MAX_CONNECTIONS_OF_PEER {
+impl Peers {
+    fn new(limit: usize) -> Peers {
+        Peers {
+            limit,
+            counts: Arc::default(),
+        }
+    }
+
+    /// One more for a peer, if it may have it.
+    fn take(&self, peer: IpAddr) -> Option<Turn> {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(peer).or_default();
+        if *count >= self.limit {
             return None;
         }
         *count += 1;
-        Some(Place {
-            server: Arc::clone(server),
+        Some(Turn {
+            peers: self.clone(),
             peer,
         })
     }
 }
 
-impl Drop for Place {
+/// One of what a peer may have, until it is dropped.
+struct Turn {
+    peers: Peers,
+    peer: IpAddr,
+}
+
+impl Drop for Turn {
     fn drop(&mut self) {
-        let mut peers = self.server.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = peers.get_mut(&self.peer) {
+        let mut counts = self.peers.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.peer) {
             *count -= 1;
             if *count == 0 {
-                peers.remove(&self.peer);
+                counts.remove(&self.peer);
             }
+        }
+    }
+}
+
+impl<R> Server<R> {
+    fn new(responder: Responder<R>) -> Server<R> {
+        Server {
+            responder,
+            in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            asking: Peers::new(MAX_IN_FLIGHT_OF_PEER),
+            connected: Peers::new(MAX_CONNECTIONS_OF_PEER),
         }
     }
 }
@@ -205,5 +293,177 @@ async fn converse<R: Records>(responder: &Responder<R>, mut stream: TcpStream) -
         let mut framed = length.to_be_bytes().to_vec();
         framed.extend(answer);
         timeout(TCP_IDLE, stream.write_all(&framed)).await??;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::zone::{Endpoint, Service};
+    use hickory_proto::op::{Message, Query};
+    use hickory_proto::rr::{Name, RecordType};
+    use std::io::{Read, Write};
+    use std::net::Ipv4Addr;
+    use std::sync::mpsc;
+
+    const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
+    const PORT: u16 = 53;
+
+    struct Nothing;
+
+    impl Records for Nothing {
+        fn namespace_exists(&self, _: &str) -> bool {
+            false
+        }
+
+        fn service(&self, _: &str, _: &str) -> Option<Service> {
+            None
+        }
+
+        fn endpoints(&self, _: &str, _: &str) -> Vec<Endpoint> {
+            Vec::new()
+        }
+
+        fn names_of(&self, _: IpAddr) -> Vec<(String, String, Option<String>)> {
+            Vec::new()
+        }
+    }
+
+    fn server() -> Arc<Server<Nothing>> {
+        Arc::new(Server::new(Responder {
+            zone: Zone::new("cluster.local").unwrap(),
+            records: Nothing,
+            upstream: Upstream::new(Vec::new()),
+            turn: AtomicUsize::new(0),
+        }))
+    }
+
+    fn question() -> Vec<u8> {
+        let mut question = Message::query();
+        let name = Name::from_ascii("cluster.local.").unwrap();
+        question.add_query(Query::query(name, RecordType::A));
+        question.to_vec().unwrap()
+    }
+
+    /// Whether there is an answer, by UDP and by TCP.
+    fn answered() -> [bool; 2] {
+        let (question, limit) = (question(), Duration::from_secs(2));
+        let by_udp = || -> std::io::Result<usize> {
+            let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
+            socket.set_read_timeout(Some(limit))?;
+            socket.connect((ADDRESS, PORT))?;
+            socket.send(&question)?;
+            socket.recv(&mut [0; 512])
+        };
+        let by_tcp = || -> std::io::Result<()> {
+            let mut stream = std::net::TcpStream::connect_timeout(&(ADDRESS, PORT).into(), limit)?;
+            stream.set_read_timeout(Some(limit))?;
+            stream.write_all(&(question.len() as u16).to_be_bytes())?;
+            stream.write_all(&question)?;
+            stream.read_exact(&mut [0; 12])
+        };
+        [by_udp().is_ok(), by_tcp().is_ok()]
+    }
+
+    fn ip(args: &str) {
+        let done = std::process::Command::new("ip")
+            .args(args.split_whitespace())
+            .output();
+        let done = done.unwrap();
+        assert!(
+            done.status.success(),
+            "ip {args}: {}",
+            String::from_utf8_lossy(&done.stderr)
+        );
+    }
+
+    /// Runs `job` in a network namespace of its own; its thread's number comes first.
+    fn in_namespace<T: Send + 'static>(
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> (i32, std::thread::JoinHandle<T>) {
+        let (tell, told) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: only the network namespace of this thread changes.
+            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get())
+                .unwrap();
+            job()
+        });
+        (told.recv().unwrap(), thread)
+    }
+
+    #[test]
+    fn only_the_interfaces_of_the_cluster_are_served() {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped, it needs root");
+            return;
+        }
+        let (_, machine) = in_namespace(|| {
+            ip("link set lo up");
+            ip("link add bridge type bridge");
+            ip("address add 10.1.0.1/24 dev bridge");
+            ip("link set bridge up");
+            // A pod, and somebody outside who takes this machine for a router.
+            let (go, gone) = (mpsc::channel(), mpsc::channel());
+            let neighbour = |address: &'static str, gateway: &'static str, go: mpsc::Receiver<()>| {
+                in_namespace(move || {
+                    go.recv().unwrap();
+                    ip(&format!("address add {address}/24 dev eth0"));
+                    ip("link set eth0 up");
+                    if !gateway.is_empty() {
+                        ip(&format!("route add 10.1.0.0/24 via {gateway}"));
+                    }
+                    answered()
+                })
+            };
+            let (pod, in_pod) = neighbour("10.1.0.2", "", go.1);
+            let (outside, is_outside) = neighbour("192.0.2.2", "192.0.2.1", gone.1);
+            ip(&format!("link add port type veth peer name eth0 netns {pod}"));
+            ip("link set port master bridge up");
+            ip(&format!(
+                "link add uplink type veth peer name eth0 netns {outside}"
+            ));
+            ip("address add 192.0.2.1/24 dev uplink");
+            ip("link set uplink up");
+
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let bind = SocketAddr::from((ADDRESS, PORT));
+                let sockets = ["bridge", "lo"].map(|interface| Sockets::open(bind, interface).unwrap());
+                let asked = tokio::task::spawn_blocking(move || {
+                    go.0.send(()).unwrap();
+                    gone.0.send(()).unwrap();
+                    (in_pod.join().unwrap(), is_outside.join().unwrap())
+                });
+                let ours = tokio::task::spawn_blocking(answered);
+                tokio::select! {
+                    ended = serve(server(), sockets.into()) => panic!("{ended:?}"),
+                    (asked, ours) = async { (asked.await.unwrap(), ours.await.unwrap()) } => {
+                        assert_eq!(asked.0, [true, true], "a pod");
+                        assert_eq!(ours, [true, true], "this machine");
+                        assert_eq!(asked.1, [false, false], "somebody outside");
+                    }
+                }
+            });
+        });
+        machine.join().unwrap();
+    }
+
+    #[test]
+    fn one_peer_does_not_take_the_room_of_others() {
+        let (peers, one, other) = (
+            Peers::new(2),
+            IpAddr::from([10, 0, 0, 1]),
+            IpAddr::from([10, 0, 0, 2]),
+        );
+        let turns = [peers.take(one), peers.take(one)];
+        assert!(turns.iter().all(Option::is_some));
+        assert!(peers.take(one).is_none() && peers.take(other).is_some());
+        drop(turns);
+        assert!(peers.take(one).is_some());
+        assert!(peers.counts.lock().unwrap().is_empty(), "peers are forgotten");
     }
 }

@@ -521,8 +521,11 @@ impl Wiring<'_> {
     fn start_dns(&self, client: Client, gateway: IpAddr) {
         let own = [gateway, self.cluster.service_ip(10).unwrap_or(gateway)];
         let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+        // Without a node there is no bridge, and nobody but this machine to ask.
+        let bridge = self.runs(Component::Node).then(|| self.cluster.bridge());
         let config = skiff_dns::DnsConfig {
             bind: SocketAddr::new(gateway, 53),
+            interfaces: bridge.into_iter().chain(["lo".to_owned()]).collect(),
             domain: self.args.cluster_domain.clone(),
             resolvers: skiff_dns::host_resolvers(&resolv_conf, &own),
         };
