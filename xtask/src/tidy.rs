@@ -17,6 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("descriptions", &[]),
     ("api", &["schema", "cel", "descriptions"]),
     ("store", &["fs", "supervise"]),
+    ("encryption", &["api", "store"]),
     ("cache", &["store", "schema"]),
     ("registry", &["api", "cache", "store"]),
     ("https", &["pki"]),
@@ -57,7 +58,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Nobody else may name the store, not even through another crate.
-const LINKS_STORE: &[&str] = &["cache", "registry", "skiff", "testkit", "fuzz-targets"];
+const LINKS_STORE: &[&str] = &[
+    "encryption",
+    "cache",
+    "registry",
+    "skiff",
+    "testkit",
+    "fuzz-targets",
+];
 
 /// No I/O and no clock here.
 const PURE: &[&str] = &["meta", "schema", "cel", "api"];
@@ -338,7 +346,9 @@ mod tests {
         check(
             "server",
             "[dependencies]\nskiff-store.workspace = true\n",
-            &["crates/server/Cargo.toml: only cache, registry, skiff, testkit, fuzz-targets may link store"],
+            &[
+                "crates/server/Cargo.toml: only encryption, cache, registry, skiff, testkit, fuzz-targets may link store",
+            ],
         );
         check(
             "skiff",

@@ -22,6 +22,9 @@ pub enum Error {
     Io(String),
     #[error("value too large: {0}")]
     TooLarge(String),
+    /// The value cannot be encrypted, so nothing was written.
+    #[error("{0}")]
+    Encryption(String),
     #[error("the store's data is damaged: {0}")]
     Corrupt(String),
     #[error(

@@ -26,7 +26,7 @@ use bytes::Bytes;
 pub use embedded::Embedded;
 pub use error::{Error, Result};
 pub use etcd::Etcd;
-pub use watch::{Batch, Event, Position, Watch};
+pub use watch::{Batch, Event, OpenValues, Opened, Position, Watch};
 
 /// A key with its value, as of some revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -137,4 +137,24 @@ pub trait Store: Send + Sync + 'static {
 
     /// Bytes on disk.
     async fn size(&self) -> Result<u64>;
+
+    /// Whether the value of a key is stored in a form that should be written again, such as encrypted by an old key,
+    /// even if nothing else in it changes.
+    async fn is_stale(&self, _key: &str) -> Result<bool> {
+        Ok(false)
+    }
+}
+
+/// What no object starts with: upstream keeps `k8s:enc:` for encrypted values.
+const UNREADABLE: &[u8] = b"k8s:enc:unreadable:";
+
+/// What stands for a value that is there and cannot be read, such as one whose key of encryption is not at hand.
+pub fn unreadable_value(why: &str) -> Bytes {
+    Bytes::from([UNREADABLE, why.as_bytes()].concat())
+}
+
+/// Why a value cannot be read, if it cannot (see [`unreadable_value`]).
+pub fn unreadable(value: &[u8]) -> Option<String> {
+    let why = value.strip_prefix(UNREADABLE)?;
+    Some(String::from_utf8_lossy(why).into_owned())
 }

@@ -2,6 +2,7 @@
 //! read to be as new as the store.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
@@ -85,13 +86,42 @@ impl Position {
     }
 }
 
+/// A value as its reader wants it.
+pub enum Opened<'a> {
+    Ready(Bytes),
+    /// Somebody else must be asked first.
+    Later(Pin<Box<dyn Future<Output = Bytes> + Send + 'a>>),
+}
+
+/// Makes stored values what their reader wants, such as decrypted.
+pub trait OpenValues: Send + Sync {
+    fn open_value<'a>(&'a self, key: &'a str, stored: Bytes) -> Opened<'a>;
+}
+
+/// A batch whose first events are opened.
+struct Opening {
+    batch: Batch,
+    opened: usize,
+}
+
 /// A subscription. Its queue is bounded; a subscriber that lets it overflow gets [`Error::Lagged`]
 /// after what was queued, and starts again from the revision it reached.
-#[derive(Debug)]
 pub struct Watch {
     replay: VecDeque<Batch>,
     live: mpsc::Receiver<Result<Batch>>,
     position: Arc<Position>,
+    opener: Option<Arc<dyn OpenValues>>,
+    /// Kept here, and not in the future of `next`, so that dropping that future loses no event.
+    opening: Option<Opening>,
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Watch")
+            .field("position", &self.position)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Watch {
@@ -104,6 +134,16 @@ impl Watch {
             replay: replay.into_iter().collect(),
             live,
             position,
+            opener: None,
+            opening: None,
+        }
+    }
+
+    /// The same watch, with every value opened before it is handed out.
+    pub fn opened_by(self, opener: Arc<dyn OpenValues>) -> Watch {
+        Watch {
+            opener: Some(opener),
+            ..self
         }
     }
 
@@ -111,8 +151,33 @@ impl Watch {
         self.position.clone()
     }
 
-    /// The next batch; after an error the watch is over.
+    /// The next batch; after an error the watch is over. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Result<Batch> {
+        if self.opening.is_none() {
+            let batch = self.next_stored().await?;
+            if self.opener.is_none() {
+                return Ok(batch);
+            }
+            self.opening = Some(Opening { batch, opened: 0 });
+        }
+        if let (Some(opener), Some(Opening { batch, opened })) = (&self.opener, &mut self.opening) {
+            while let Some(event) = batch.events.get_mut(*opened) {
+                if let Some(stored) = event.value.clone() {
+                    event.value = Some(match opener.open_value(&event.key, stored) {
+                        Opened::Ready(value) => value,
+                        Opened::Later(value) => value.await,
+                    });
+                }
+                *opened += 1;
+            }
+        }
+        match self.opening.take() {
+            Some(opening) => Ok(opening.batch),
+            None => Err(Error::Unavailable("the store was closed".to_owned())),
+        }
+    }
+
+    async fn next_stored(&mut self) -> Result<Batch> {
         if let Some(batch) = self.replay.pop_front() {
             return Ok(batch);
         }
