@@ -78,8 +78,8 @@ impl Shared {
         kind: EventKind,
         interner: &mut Interner,
     ) -> Result<Entry> {
-        if skiff_store::is_damaged(&value) {
-            return Err(Error::Malformed(skiff_store::DAMAGED_REASON.to_owned()));
+        if let Some(why) = skiff_store::unreadable(&value) {
+            return Err(Error::Malformed(why));
         }
         let value = match &self.config.decode {
             // Not our code: if it panics over one value, that value alone is lost.

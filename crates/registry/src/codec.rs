@@ -77,6 +77,9 @@ impl Codec {
 
     /// A value stored at a revision as the JSON that the cache keeps.
     pub fn to_json(&self, value: Bytes, revision: i64) -> Result<Bytes, String> {
+        if let Some(why) = skiff_store::unreadable(&value) {
+            return Err(why);
+        }
         if self.is_foreign(revision) {
             let mut object = self.read(&value)?;
             self.complete(&mut object);
@@ -117,6 +120,9 @@ impl Codec {
 
     /// A stored object in the storage version.
     fn read(&self, value: &[u8]) -> Result<Value, String> {
+        if let Some(why) = skiff_store::unreadable(value) {
+            return Err(why);
+        }
         let mut object = if value.starts_with(MAGIC) {
             let envelope = protobuf::envelope(value).map_err(|error| error.to_string())?;
             self.open(&envelope)?

@@ -169,8 +169,8 @@ impl Resource {
 
     /// The same; the error is about the stored value and about nothing else.
     pub(crate) fn read(&self, found: &KeyValue) -> Result<Value, Unreadable> {
-        let decoded = if skiff_store::is_damaged(&found.value) {
-            Err(skiff_store::DAMAGED_REASON.to_owned())
+        let decoded = if let Some(why) = skiff_store::unreadable(&found.value) {
+            Err(why)
         } else {
             match &self.custom {
                 None => self.codec.decode_at(&found.value, found.mod_revision),

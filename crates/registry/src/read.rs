@@ -84,7 +84,12 @@ impl Registry {
             }
             Some(custom) => {
                 config = config.fields(custom.fields());
-                config.decode = Some(Arc::new(move |key, _, bytes| custom.read(key, bytes)));
+                config.decode = Some(Arc::new(move |key, _, bytes| {
+                    match skiff_store::unreadable(&bytes) {
+                        Some(why) => Err(why),
+                        None => custom.read(key, bytes),
+                    }
+                }));
             }
         }
         let cache = Cache::start(self.store.clone(), config);
@@ -98,6 +103,18 @@ impl Registry {
         let mut caches = self.caches.lock();
         let older = caches.get(prefix).is_some_and(|(since, _)| *since < revision);
         let dropped = if older { caches.remove(prefix) } else { None };
+        drop(caches);
+        drop(dropped);
+    }
+
+    /// Lets go of the caches of these prefixes: values that could not be read when they were cached may be readable
+    /// now. Watches end, and the next reader starts another cache.
+    pub fn restart_caches(&self, prefixes: &[String]) {
+        let mut caches = self.caches.lock();
+        let dropped: Vec<_> = prefixes
+            .iter()
+            .filter_map(|prefix| caches.remove(prefix))
+            .collect();
         drop(caches);
         drop(dropped);
     }

@@ -77,11 +77,14 @@ impl Registry {
             true => self.stored_current(resource, &key).await?,
             false => self.cached_current(resource, &key).await?,
         };
+        // Whether the stored form is to be written again although nothing changes in the object.
+        let mut rewrite = false;
         for _ in 0..ATTEMPTS {
             let tried = current.as_ref().map(|current| current.revision);
             let attempt = match current.take() {
                 Some(old) => {
-                    self.update_once(context, resource, namespace, name, part, old, transform, gate)
+                    let write = (rewrite, part);
+                    self.update_once(context, resource, namespace, name, write, old, transform, gate)
                         .await
                 }
                 None if !fresh => Ok(Attempt::Unsure),
@@ -111,8 +114,13 @@ impl Registry {
                         current = self.stored_current(resource, &key).await?;
                     }
                     if fresh || current.as_ref().map(|current| current.revision) == tried {
-                        change.commit();
-                        return Ok(updated);
+                        let stale = async { self.store.is_stale(&key).await.map_err(crate::errors::store) };
+                        if context.dry_run || !stale.await? {
+                            change.commit();
+                            return Ok(updated);
+                        }
+                        rewrite = true;
+                        current = self.stored_current(resource, &key).await?;
                     }
                 }
                 Err(status) if fresh => return Err(status),
@@ -136,7 +144,7 @@ impl Registry {
         resource: &Resource,
         namespace: &str,
         name: &str,
-        part: Part,
+        (rewrite, part): (bool, Part),
         current: Current,
         transform: &mut Transform<'_>,
         gate: &dyn Gate,
@@ -239,7 +247,7 @@ impl Registry {
                 Outcome::Conflict { current, .. } => Ok(Attempt::Raced(current_of(resource, current)?)),
             };
         }
-        if new == old {
+        if new == old && !rewrite {
             return Ok(Attempt::Unchanged {
                 updated: Updated {
                     object: old,

@@ -47,12 +47,21 @@ const AT_START: [&str; 31] = [
     "poststarthook/apiservice-openapiv3-controller",
 ];
 
+/// A part of the server that is well or not.
+#[async_trait::async_trait]
+pub trait HealthCheck: Send + Sync {
+    async fn check(&self) -> Result<(), String>;
+}
+
+const KMS: &str = "kms-providers";
+
 /// The names of the checks of `healthz`, `livez` or `readyz`, in order.
-pub fn names(which: &str) -> impl Iterator<Item = &'static str> {
+pub fn names(inner: &Inner, which: &str) -> impl Iterator<Item = &'static str> + use<> {
     let ready = which == "readyz";
     let first: &[&str] = if ready { &READY } else { &ALIVE };
+    let kms: &[&str] = if inner.kms_health.is_some() { &[KMS] } else { &[] };
     let last: &[&str] = if ready { &["shutdown"] } else { &[] };
-    first.iter().chain(&AT_START).chain(last).copied()
+    first.iter().chain(kms).chain(&AT_START).chain(last).copied()
 }
 
 /// `/metrics/slis`: the same checks as a gauge each.
@@ -63,7 +72,7 @@ pub async fn slis(inner: &Arc<Inner>) -> String {
     );
     let mut checks: Vec<(&str, &str)> = ["healthz", "livez", "readyz"]
         .into_iter()
-        .flat_map(|which| names(which).map(move |name| (name, which)))
+        .flat_map(|which| names(inner, which).map(move |name| (name, which)))
         .collect();
     checks.sort_unstable();
     for (name, which) in checks {
@@ -77,7 +86,7 @@ pub async fn slis(inner: &Arc<Inner>) -> String {
 
 pub async fn check(inner: &Arc<Inner>, exchange: &Exchange, parts: &[&str]) -> Answer {
     let which = parts[0];
-    let checks: Vec<&str> = names(which).collect();
+    let checks: Vec<&str> = names(inner, which).collect();
     let single = parts[1..].join("/");
     if !single.is_empty() {
         return match checks.iter().find(|name| **name == single) {
@@ -141,6 +150,10 @@ async fn run(inner: &Inner, name: &str) -> Result<(), String> {
                 Err(_) => Err("the store did not answer in time".to_string()),
             }
         }
+        KMS => match &inner.kms_health {
+            Some(kms) => kms.check().await,
+            None => Ok(()),
+        },
         "informer-sync" if !inner.ready.load(Ordering::Acquire) => Err("not finished".to_string()),
         name if AT_START.contains(&name) && !inner.ready.load(Ordering::Acquire) => {
             Err("not finished".to_string())

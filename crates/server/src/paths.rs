@@ -278,7 +278,7 @@ fn root(inner: &Inner) -> Value {
     }
     for which in ["healthz", "livez", "readyz"] {
         paths.push(format!("/{which}"));
-        paths.extend(health::names(which).map(|name| format!("/{which}/{name}")));
+        paths.extend(health::names(inner, which).map(|name| format!("/{which}/{name}")));
     }
     paths.sort();
     paths.dedup();

@@ -24,6 +24,7 @@ use crate::audit::{AuditConfig, AuditError, Auditor};
 use crate::connections::Limits;
 use crate::dynamic::{self, Dynamic};
 use crate::flow::{self, FlowControl};
+use crate::health::HealthCheck;
 use crate::hooks::{bootstrap_secrets, identity, ip_addresses, node_graph, rbac_source, repair};
 use crate::listen::{self, Authorities};
 use crate::metrics::Metrics;
@@ -107,6 +108,8 @@ pub struct ServerConfig {
     /// What is recorded of requests; none: nothing.
     pub audit: Option<AuditConfig>,
     pub version: Version,
+    /// Whether the KMS plugins are well; none: there are none to look after.
+    pub kms_health: Option<Arc<dyn HealthCheck>>,
     /// Ends watches and the listener.
     pub shutdown: CancellationToken,
 }
@@ -158,6 +161,7 @@ pub struct Inner {
     pub advertise: Advertise,
     /// The authorities of clients and of front proxies.
     pub published: Option<(String, Option<String>)>,
+    pub kms_health: Option<Arc<dyn HealthCheck>>,
     pub ready: AtomicBool,
     pub started: jiff::Timestamp,
     pub shutdown: CancellationToken,
@@ -283,6 +287,7 @@ impl Server {
                 )
             }),
             server_address: SocketAddr::new(config.advertise_address, config.advertise_port).to_string(),
+            kms_health: config.kms_health,
             ready: AtomicBool::new(false),
             started: jiff::Timestamp::now(),
             shutdown: config.shutdown,
@@ -333,6 +338,11 @@ impl Server {
         if let Some(audit) = &self.inner.audit {
             audit.flush().await;
         }
+    }
+
+    /// Reads again what is below these prefixes of the store, whose values could not be read before.
+    pub fn read_again(&self, prefixes: &[String]) {
+        self.inner.registry.restart_caches(prefixes);
     }
 
     /// Who is asked what is allowed, from now on.

@@ -40,17 +40,6 @@ pub struct KeyValue {
     pub mod_revision: i64,
 }
 
-/// Stands for a value that is on disk but does not match its checksum. No encoding of an object begins like this, so
-/// whoever decodes it fails; [`is_damaged`] says why.
-const DAMAGED: &[u8] = b"\0skiff-damaged-value";
-/// Why a damaged value cannot be read.
-pub const DAMAGED_REASON: &str = "the stored value does not match its checksum";
-
-/// Whether the store could not read this value: the key exists, its content is lost.
-pub fn is_damaged(value: &[u8]) -> bool {
-    value == DAMAGED
-}
-
 /// What a write asks of the key's present state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
@@ -145,15 +134,16 @@ pub trait Store: Send + Sync + 'static {
     }
 }
 
-/// What no object starts with: upstream keeps `k8s:enc:` for encrypted values.
-const UNREADABLE: &[u8] = b"k8s:enc:unreadable:";
+/// What an unreadable value begins with; no encoding of an object does.
+const UNREADABLE: &[u8] = b"\0skiff-unreadable:";
 
-/// What stands for a value that is there and cannot be read, such as one whose key of encryption is not at hand.
+/// What stands for a value that is there and cannot be read: one that does not match its checksum, or whose
+/// encryption key is not at hand. Whoever decodes it fails, and [`unreadable`] says why.
 pub fn unreadable_value(why: &str) -> Bytes {
     Bytes::from([UNREADABLE, why.as_bytes()].concat())
 }
 
-/// Why a value cannot be read, if it cannot (see [`unreadable_value`]).
+/// Why a value cannot be read, if it cannot.
 pub fn unreadable(value: &[u8]) -> Option<String> {
     let why = value.strip_prefix(UNREADABLE)?;
     Some(String::from_utf8_lossy(why).into_owned())

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use skiff_store::{Embedded, Expect, Op, Outcome, Store, is_damaged};
+use skiff_store::{Embedded, Expect, Op, Outcome, Store, unreadable};
 
 async fn write(store: &Embedded, key: &str, value: &str) -> i64 {
     let op = Op::Put(Bytes::copy_from_slice(value.as_bytes()));
@@ -48,7 +48,7 @@ async fn a_damaged_row_makes_its_key_unreadable_and_nothing_else() {
         let damaged: Vec<(&str, bool)> = found
             .items
             .iter()
-            .map(|kv| (&*kv.key, is_damaged(&kv.value)))
+            .map(|kv| (&*kv.key, unreadable(&kv.value).is_some()))
             .collect();
         assert_eq!(
             damaged,
@@ -93,7 +93,7 @@ async fn old_values_are_checked_when_they_are_read() {
         found.items[0].value.clone()
     };
     assert_eq!(at(2).await, "1");
-    assert!(is_damaged(&at(3).await));
+    assert!(unreadable(&at(3).await).is_some());
     assert_eq!(at(4).await, "3");
 }
 
@@ -118,5 +118,5 @@ async fn rows_of_before_checksums_are_read() {
     edit(dir.path(), "UPDATE kv SET value = x'00' WHERE key = '/r/b'");
     let store = Embedded::open(dir.path()).unwrap();
     assert_eq!(store.get("/r/a").await.unwrap().0.unwrap().value, "old");
-    assert!(is_damaged(&store.get("/r/b").await.unwrap().0.unwrap().value));
+    assert!(unreadable(&store.get("/r/b").await.unwrap().0.unwrap().value).is_some());
 }

@@ -80,6 +80,7 @@ impl World {
             kubelet: None,
             recorder: Arc::default(),
             audit: None,
+            kms_health: None,
             version: Default::default(),
             shutdown: stop.clone(),
         })

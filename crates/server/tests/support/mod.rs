@@ -214,6 +214,7 @@ impl Cluster {
             kubelet: Some(KubeletClient { tls: kubelet }),
             recorder: Arc::default(),
             audit,
+            kms_health: None,
             version: Version::default(),
             shutdown: shutdown.clone(),
         };

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
 
-use crate::{DAMAGED, Error, Result};
+use crate::{Error, Result, unreadable_value};
 
 const FORMAT: i64 = 2;
 /// `application_id` of the database: "skif".
@@ -50,7 +50,10 @@ impl Row {
     }
 }
 
-/// Reads a row whose first columns are `COLUMNS`. One that is not as it was written has [`DAMAGED`] as its value, also
+/// Why a value cannot be read that rotted on the disk.
+pub(super) const DAMAGED: &str = "the stored value does not match its checksum";
+
+/// Reads a row whose first columns are `COLUMNS`. One that is not as it was written has an unreadable value, also
 /// where there seems to be none: what looks like a deletion may have been anything.
 fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Row> {
     let revision: i64 = row.get(0)?;
@@ -68,7 +71,7 @@ fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Row> {
     let key = bytes(row.get_ref(1)?).unwrap_or_default();
     let value = match row.get_ref(3)? {
         ValueRef::Null => None,
-        value => Some(bytes(value).unwrap_or_else(|| DAMAGED.into())),
+        value => Some(bytes(value).unwrap_or_else(|| unreadable_value(DAMAGED))),
     };
     let mut read = Row {
         revision,
@@ -85,7 +88,7 @@ fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Row> {
             .is_ok_and(|checksum| checksum == read.checksum()),
     };
     if !sound {
-        read.value = Some(Bytes::from_static(DAMAGED));
+        read.value = Some(unreadable_value(DAMAGED));
         read.expires = 0;
         if read.create_revision <= 0 || read.create_revision > revision {
             read.create_revision = revision;

@@ -21,7 +21,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::hub::Hub;
 pub use crate::hub::Limits;
-use crate::{DAMAGED_REASON, Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
+use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
 use disk::Disk;
 use queue::{Queue, Reply, Request, Waiting, Write, stopped};
 use state::State;
@@ -99,10 +99,10 @@ impl Embedded {
         let mut expiries = Vec::new();
         let mut damaged = 0;
         disk.load(0, |row| {
-            if row.value.as_deref().is_some_and(crate::is_damaged) {
+            if row.value.as_deref().and_then(crate::unreadable).is_some() {
                 damaged += 1;
                 if damaged <= NAMED_DAMAGED {
-                    tracing::error!(key = %row.key, revision = row.revision, "{DAMAGED_REASON}");
+                    tracing::error!(key = %row.key, revision = row.revision, "{}", disk::DAMAGED);
                 }
             }
             let recent = row.revision > state.compacted;
