@@ -2,6 +2,7 @@
 
 use crate::access::{AccessArgs, duration};
 use crate::cluster::DEFAULT_NAME;
+use crate::encryption::EncryptionArgs;
 use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
@@ -156,6 +157,8 @@ pub struct ServerArgs {
     /// Calls that may come at once
     #[arg(long, value_name = "COUNT", default_value_t = 15)]
     pub audit_webhook_batch_throttle_burst: u32,
+    #[command(flatten)]
+    pub encryption: EncryptionArgs,
     #[command(flatten)]
     pub access: AccessArgs,
     /// Leave the user's kubeconfig alone

@@ -13,6 +13,7 @@ mod cli;
 mod cluster;
 mod daemon;
 mod demo;
+mod encryption;
 mod image;
 mod logs;
 mod memory;

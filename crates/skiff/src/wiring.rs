@@ -15,6 +15,7 @@ use kube::api::Api;
 use skiff_auth::UserInfo;
 use skiff_client::ComponentMetrics;
 use skiff_client::kubeconfig::{self, ClusterEntry};
+use skiff_encryption::Encrypted;
 use skiff_pki::{FrontProxy, Identity, Pki};
 use skiff_runtime::ImageStore;
 use skiff_server::{AuditConfig, AuditMode, AuditPolicy, AuditWebhookOptions, LogOptions};
@@ -285,6 +286,11 @@ impl Wiring<'_> {
         certificates: &Certificates,
     ) -> Result<Server> {
         let cluster = self.cluster;
+        let encryption = self.args.encryption.open(cluster, self.args, &store).await?;
+        let store = match &encryption {
+            Some(encryption) => Arc::new(Encrypted::new(store, encryption.clone())),
+            None => store,
+        };
         let kubelet_tls = skiff_pki::client_config(&certificates.ca, Some(&certificates.kubelet_client))?;
         let shutdown = self.supervisor.shutdown.clone();
         let issuer = format!("https://kubernetes.default.svc.{}", self.args.cluster_domain);
@@ -322,10 +328,14 @@ impl Wiring<'_> {
                 git_version: VERSION.to_owned(),
                 ..Version::default()
             },
+            kms_health: self.args.encryption.health(encryption.as_ref()),
             shutdown: shutdown.clone(),
         })
         .await?;
         self.args.access.follow(&server, jwt, &issuer, &shutdown)?;
+        if let Some(encryption) = encryption {
+            self.args.encryption.follow(encryption, &server, &shutdown);
+        }
         let addresses = self.listen_addresses(advertise);
         // The first listeners are bound before anything else counts on them.
         let listeners = Arc::new(parking_lot::Mutex::new(Some(listen(&addresses).await?)));

@@ -1,0 +1,167 @@
+//! Encryption at rest: the flags, and the key that an embedded cluster makes for itself.
+//!
+//! That key lies in `<data-dir>/encryption/config.yaml`, apart from the store: whoever gets hold of the store's folder
+//! alone, or of a copy of it, reads no Secret.
+
+use crate::cli::{ServerArgs, file};
+use crate::cluster::Cluster;
+use anyhow::{Context, Result, bail};
+use clap::{ArgAction, Args};
+use skiff_encryption::Encryption;
+use skiff_server::{HealthCheck, Server};
+use skiff_store::Store;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// How often the file of configuration is looked at, and KMS plugins are asked how they are.
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(10);
+/// What a cluster without a configuration encrypts.
+const ENCRYPTED_BY_DEFAULT: &str = "/registry/secrets/";
+
+#[derive(Debug, Clone, Args)]
+pub struct EncryptionArgs {
+    /// EncryptionConfiguration: what is encrypted in the store, and how [default: Secrets, if the store is embedded]
+    #[arg(long, value_name = "FILE", value_parser = file)]
+    pub encryption_provider_config: Option<PathBuf>,
+    /// Take over the encryption configuration when its file changes
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = false, num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", requires = "encryption_provider_config")]
+    pub encryption_provider_config_automatic_reload: bool,
+}
+
+impl EncryptionArgs {
+    /// What is encrypted at rest; `None`: nothing is.
+    pub async fn open(
+        &self,
+        cluster: &Cluster,
+        args: &ServerArgs,
+        store: &Arc<dyn Store>,
+    ) -> Result<Option<Arc<Encryption>>> {
+        if let Some(path) = &self.encryption_provider_config {
+            let encryption = Encryption::load(path).await;
+            return Ok(Some(encryption.context("--encryption-provider-config")?));
+        }
+        if !args.etcd_servers.is_empty() {
+            // Other API servers may share it, and must be able to read it.
+            return Ok(None);
+        }
+        let path = cluster.encryption_config();
+        if !path
+            .try_exists()
+            .with_context(|| format!("cannot look for {}", path.display()))?
+        {
+            let stored = store.range(ENCRYPTED_BY_DEFAULT, None, 0, None).await?;
+            if stored
+                .items
+                .iter()
+                .any(|item| skiff_encryption::is_encrypted(&item.value))
+            {
+                bail!(
+                    "the Secrets of cluster {:?} are encrypted and their key is not there: restore {}, or name the configuration that encrypted them by --encryption-provider-config",
+                    cluster.name,
+                    path.display()
+                );
+            }
+            write_durably(&path, &skiff_encryption::generate()?)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(Some(Encryption::load(&path).await?))
+    }
+
+    /// The health check of KMS plugins. As upstream, it is there with automatic reload even if there are none yet.
+    pub fn health(&self, encryption: Option<&Arc<Encryption>>) -> Option<Arc<dyn HealthCheck>> {
+        let encryption = encryption?;
+        let wanted = self.encryption_provider_config_automatic_reload || encryption.uses_kms();
+        wanted.then(|| Arc::new(KmsHealth(encryption.clone())) as Arc<dyn HealthCheck>)
+    }
+
+    /// Follows the file and the KMS plugins for as long as the server runs.
+    pub fn follow(&self, encryption: Arc<Encryption>, server: &Server, shutdown: &CancellationToken) {
+        let reload = self.encryption_provider_config_automatic_reload;
+        let file = self.encryption_provider_config.clone().filter(|_| reload);
+        if file.is_none() && !encryption.uses_kms() {
+            return;
+        }
+        let (server, shutdown) = (server.clone(), shutdown.clone());
+        tokio::spawn(async move {
+            let read_again = |prefixes: &[String]| server.read_again(prefixes);
+            tokio::select! {
+                () = encryption.follow(file.as_deref(), FOLLOW_INTERVAL, read_again) => {}
+                () = shutdown.cancelled() => {}
+            }
+        });
+    }
+}
+
+struct KmsHealth(Arc<Encryption>);
+
+#[async_trait::async_trait]
+impl HealthCheck for KmsHealth {
+    async fn check(&self) -> Result<(), String> {
+        self.0.check().await
+    }
+}
+
+impl Cluster {
+    /// The encryption configuration that the cluster made for itself.
+    pub fn encryption_config(&self) -> PathBuf {
+        self.data_dir.join("encryption/config.yaml")
+    }
+}
+
+/// Writes a private file so that after a power cut it is whole or not there: a key that is lost when Secrets were
+/// already written by it takes them along.
+fn write_durably(path: &Path, text: &str) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let beside = path.with_extension("new");
+    let mut out = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&beside)?;
+    out.write_all(text.as_bytes())?;
+    out.sync_all()?;
+    fs::rename(&beside, path)?;
+    File::open(folder)?.sync_all()?;
+    // The folder itself may be new.
+    match folder.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_key_is_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("encryption/config.yaml");
+        write_durably(&path, "secret").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "secret");
+    }
+
+    #[test]
+    fn reload_needs_a_file() {
+        use crate::cli::Cli;
+        use clap::Parser;
+        let parse = |flags: &[&str]| Cli::try_parse_from(["skiff", "server"].iter().chain(flags)).is_ok();
+        assert!(!parse(&["--encryption-provider-config-automatic-reload"]));
+        assert!(parse(&[
+            "--encryption-provider-config",
+            "x",
+            "--encryption-provider-config-automatic-reload=true"
+        ]));
+    }
+}

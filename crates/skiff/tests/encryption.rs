@@ -1,0 +1,53 @@
+//! A real cluster encrypts its Secrets by a key of its own, and does not start without that key once it has.
+
+use anyhow::{Context, Result, ensure};
+use skiff_testkit::{Cluster, expect_eq};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
+const WORD: &[u8] = b"c3dvcmRmaXNoIGFuZCBtb3Jl";
+
+/// The files below a folder that hold the word, or what it is the base64 of.
+fn tell(folder: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let bytes = fs::read(entry?.path())?;
+        for part in [WORD, b"swordfish and more"] {
+            if bytes.windows(part.len()).any(|window| window == part) {
+                found.push(String::from_utf8_lossy(part).into_owned());
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[test]
+fn secrets_are_encrypted_by_default() -> Result<()> {
+    let cluster = Cluster::start(SKIFF, &["--components", "api"])?;
+    let kubectl = cluster.kubectl();
+    kubectl.apply(
+        r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"one"},"stringData":{"word":"swordfish and more"}}"#,
+    )?;
+    let folder = Cluster::data_dir(cluster.name());
+    expect_eq(&tell(&folder.join("store"))?, &Vec::new())?;
+    let key = folder.join("encryption/config.yaml");
+    expect_eq(&(fs::metadata(&key)?.permissions().mode() & 0o777), &0o600)?;
+    // After a restart they are read again.
+    cluster.skiff(&["down"])?;
+    cluster.up()?;
+    let read = || kubectl.json(&["get", "secret", "one"]);
+    expect_eq(&read()?["data"]["word"].as_str().map(str::as_bytes), &Some(WORD))?;
+    // Without the key the cluster does not start, and makes no other.
+    cluster.skiff(&["down"])?;
+    let kept = fs::read(&key)?;
+    fs::remove_file(&key)?;
+    let refused = format!("{:#}", cluster.up().err().context("it started without its key")?);
+    ensure!(refused.contains("their key is not there"), "{refused}");
+    ensure!(!key.exists(), "another key was made");
+    fs::write(&key, kept)?;
+    cluster.up()?;
+    expect_eq(&read()?["data"]["word"].as_str().map(str::as_bytes), &Some(WORD))?;
+    Ok(())
+}
