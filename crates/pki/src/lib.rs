@@ -1,32 +1,42 @@
 //! The cluster's keys and certificates: made on first start, kept in one folder with safe modes, renewed when
-//! they near their end. The layout is kubeadm's (`ca.crt`, `ca.key`, `apiserver.crt`, `sa.key`, …).
+//! they near their end or were made under a wrong clock. The layout is kubeadm's (`ca.crt`, `ca.key`, `apiserver.crt`, `sa.key`, …).
 //!
 //! Knows files and X.509, nothing of Kubernetes objects.
 
+mod facts;
+mod live;
+mod renew;
 mod tls;
 
+pub use facts::CertificateFacts;
+pub use live::LiveIdentity;
+pub use renew::{Renewed, Renewer};
 pub use tls::{
     ClientAuthority, asking_server_config, chain, client_config, insecure_client_config,
     pinning_client_config, server_config,
 };
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
 };
 use std::fs;
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
 use thiserror::Error;
 use time::{Duration, OffsetDateTime};
-use x509_parser::prelude::{FromDer, GeneralName, ParsedExtension, X509Certificate};
 
 const CA_YEARS: i64 = 10;
 const LEAF_DAYS: i64 = 365;
-/// A certificate with less left is made anew at start.
-const RENEW_DAYS: i64 = 30;
+/// The names of the authorities: the cluster's own, and that of front proxies.
+const AUTHORITIES: [&str; 2] = ["ca", "front-proxy-ca"];
+
+/// What time it is.
+pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 
 #[derive(Debug, Error)]
 pub enum Error {
@@ -64,6 +74,7 @@ impl std::fmt::Debug for Identity {
 pub struct Pki {
     dir: PathBuf,
     ca: Identity,
+    clock: Clock,
 }
 
 /// What the API server shows to extension API servers when it passes a user's request on.
@@ -72,6 +83,8 @@ pub struct FrontProxy {
     /// PEM of the authority that signs front proxies and nothing else.
     pub ca: String,
     pub identity: Identity,
+    /// The same, as it is renewed.
+    pub live: Arc<LiveIdentity>,
 }
 
 /// The common name of the front proxy's certificate.
@@ -80,6 +93,11 @@ pub const FRONT_PROXY_CLIENT: &str = "front-proxy-client";
 impl Pki {
     /// Opens the folder, making it and the CA if they are not there.
     pub fn open(dir: &Path) -> Result<Self> {
+        Self::open_at(dir, Arc::new(SystemTime::now))
+    }
+
+    /// The same by another clock.
+    pub fn open_at(dir: &Path, clock: Clock) -> Result<Self> {
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -87,14 +105,19 @@ impl Pki {
             .map_err(|e| file(dir, e))?;
         Ok(Self {
             dir: dir.to_owned(),
-            ca: authority(dir, "ca", "kubernetes")?,
+            ca: authority(dir, "ca", "kubernetes", clock().into())?,
+            clock,
         })
+    }
+
+    fn now(&self) -> OffsetDateTime {
+        (self.clock)().into()
     }
 
     /// The front proxy's authority and certificate. An authority of its own: whoever holds a certificate of it may
     /// claim to be anybody.
     pub fn front_proxy(&self) -> Result<FrontProxy> {
-        let ca = authority(&self.dir, "front-proxy-ca", "front-proxy-ca")?;
+        let ca = authority(&self.dir, "front-proxy-ca", "front-proxy-ca", self.now())?;
         let leaf = Leaf {
             common_name: FRONT_PROXY_CLIENT,
             group: None,
@@ -104,6 +127,7 @@ impl Pki {
         let identity = self.leaf_of("front-proxy-ca", &ca, FRONT_PROXY_CLIENT, leaf)?;
         Ok(FrontProxy {
             ca: ca.certificate,
+            live: LiveIdentity::new(FRONT_PROXY_CLIENT, identity.clone())?,
             identity,
         })
     }
@@ -157,17 +181,23 @@ impl Pki {
     }
 
     fn leaf_of(&self, ca_name: &str, ca: &Identity, name: &str, leaf: Leaf<'_>) -> Result<Identity> {
+        let _lock = renew::lock(&self.dir)?;
         if let Some(found) = load(&self.dir, name)?
-            && leaf.is_served_by(&found, ca)
+            && leaf.is_served_by(&found, ca, self.now())
         {
             return Ok(found);
         }
+        self.issue(ca_name, ca, name, &leaf)
+    }
+
+    /// Makes a new key and certificate, and writes them.
+    fn issue(&self, ca_name: &str, ca: &Identity, name: &str, leaf: &Leaf<'_>) -> Result<Identity> {
         let ca_key_path = self.dir.join(format!("{ca_name}.key"));
         let ca_key = KeyPair::from_pem(&ca.key).map_err(|e| unusable(&ca_key_path, e))?;
         let issuer = Issuer::from_ca_cert_pem(&ca.certificate, ca_key)
             .map_err(|e| unusable(&self.dir.join(format!("{ca_name}.crt")), e))?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let certificate = leaf.params()?.signed_by(&key, &issuer)?;
+        let certificate = leaf.params(self.now())?.signed_by(&key, &issuer)?;
         let identity = Identity {
             certificate: certificate.pem(),
             key: key.serialize_pem(),
@@ -186,7 +216,7 @@ struct Leaf<'a> {
 }
 
 impl Leaf<'_> {
-    fn params(&self) -> Result<CertificateParams> {
+    fn params(&self, now: OffsetDateTime) -> Result<CertificateParams> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params
@@ -207,121 +237,56 @@ impl Leaf<'_> {
         ];
         params.extended_key_usages = vec![self.usage.clone()];
         params.use_authority_key_identifier_extension = true;
-        let now = OffsetDateTime::now_utc();
-        // An hour of grace for clocks that are behind.
-        params.not_before = now - Duration::hours(1);
+        params.not_before = valid_from(now);
         params.not_after = now + Duration::days(LEAF_DAYS);
         Ok(params)
     }
 
     /// Whether a certificate on disk still says what is wanted and lasts, has its key beside it (a crash
     /// between the two files leaves a new key with an old certificate) and is of this authority.
-    fn is_served_by(&self, identity: &Identity, ca: &Identity) -> bool {
-        let (Ok((_, pem)), Ok((_, ca_pem))) = (
-            x509_parser::pem::parse_x509_pem(identity.certificate.as_bytes()),
-            x509_parser::pem::parse_x509_pem(ca.certificate.as_bytes()),
-        ) else {
-            return false;
-        };
-        let (Ok((_, certificate)), Ok((_, ca))) = (
-            X509Certificate::from_der(&pem.contents),
-            X509Certificate::from_der(&ca_pem.contents),
+    fn is_served_by(&self, identity: &Identity, ca: &Identity, now: OffsetDateTime) -> bool {
+        let (Ok(facts), Ok(ca)) = (
+            CertificateFacts::parse(&identity.certificate),
+            CertificateFacts::parse(&ca.certificate),
         ) else {
             return false;
         };
         let own_key = KeyPair::from_pem(&identity.key)
-            .is_ok_and(|key| key.subject_public_key_info() == certificate.public_key().raw);
-        if !own_key || issuer_key(&certificate) != own_key_id(&ca) {
-            return false;
-        }
-        let renew_at = (OffsetDateTime::now_utc() + Duration::days(RENEW_DAYS)).unix_timestamp();
-        if certificate.validity().not_after.timestamp() < renew_at {
-            return false;
-        }
-        let subject = certificate.subject();
-        let name = subject.iter_common_name().next().and_then(|cn| cn.as_str().ok());
-        let group = subject.iter_organization().next().and_then(|o| o.as_str().ok());
-        let mut hosts: Vec<String> = Vec::new();
-        if let Ok(Some(names)) = certificate.subject_alternative_name() {
-            hosts.extend(names.value.general_names.iter().filter_map(host_name));
-        }
+            .is_ok_and(|key| key.subject_public_key_info() == facts.public_key);
         let mut wanted = self.hosts.to_vec();
-        hosts.sort();
         wanted.sort();
-        name == Some(self.common_name) && group == self.group && hosts == wanted
+        own_key
+            && facts.was_signed_by(&ca)
+            && !facts.is_due(now.unix_timestamp())
+            && facts.common_name == self.common_name
+            && facts.organization.as_deref() == self.group
+            && facts.hosts == wanted
     }
 }
 
-/// The name of the key that signed a certificate, as the certificate says.
-fn issuer_key<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
-    let parsed = certificate.extensions().iter().map(|e| e.parsed_extension());
-    { parsed }.find_map(|extension| match extension {
-        ParsedExtension::AuthorityKeyIdentifier(authority) => {
-            authority.key_identifier.as_ref().map(|id| id.0)
-        }
-        _ => None,
-    })
+/// An hour of grace for clocks that are behind. A machine without a clock of its own starts in 1970, and verifiers take
+/// no time before that.
+fn valid_from(now: OffsetDateTime) -> OffsetDateTime {
+    (now - Duration::hours(1)).max(OffsetDateTime::UNIX_EPOCH)
 }
 
-/// The name of a certificate's own key.
-fn own_key_id<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
-    let parsed = certificate.extensions().iter().map(|e| e.parsed_extension());
-    { parsed }.find_map(|extension| match extension {
-        ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0),
-        _ => None,
-    })
-}
-
-fn host_name(name: &GeneralName<'_>) -> Option<String> {
-    match name {
-        GeneralName::DNSName(name) => Some((*name).to_owned()),
-        GeneralName::IPAddress(bytes) => match bytes.len() {
-            4 => <[u8; 4]>::try_from(*bytes)
-                .ok()
-                .map(|b| IpAddr::from(b).to_string()),
-            16 => <[u8; 16]>::try_from(*bytes)
-                .ok()
-                .map(|b| IpAddr::from(b).to_string()),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
-/// The authority of this name in a folder, made if it is not there.
-fn authority(dir: &Path, name: &str, common_name: &str) -> Result<Identity> {
+/// The authority of this name in a folder, made if it is not there and renewed if it is due.
+fn authority(dir: &Path, name: &str, common_name: &str, now: OffsetDateTime) -> Result<Identity> {
     let certificate = dir.join(format!("{name}.crt"));
-    match load(dir, name)? {
-        Some(ca) => Ok(ca),
-        // All that the old one signed would be worth nothing; that is not for us to decide.
-        None if certificate.exists() => Err(unusable(&certificate, format!("its key {name}.key is missing"))),
-        None => {
-            let ca = make_ca(common_name)?;
-            save(dir, name, &ca)?;
-            Ok(ca)
-        }
+    if load(dir, name)?.is_some() {
+        return renew::renewed_authority(dir, name, now, false);
     }
-}
-
-fn make_ca(common_name: &str) -> Result<Identity> {
-    let mut params = CertificateParams::default();
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, common_name);
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![
-        KeyUsagePurpose::DigitalSignature,
-        KeyUsagePurpose::KeyEncipherment,
-        KeyUsagePurpose::KeyCertSign,
-    ];
-    let now = OffsetDateTime::now_utc();
-    params.not_before = now - Duration::hours(1);
-    params.not_after = now + Duration::days(CA_YEARS * 365);
+    if certificate.exists() {
+        // All that the old one signed would be worth nothing; that is not for us to decide.
+        return Err(unusable(&certificate, format!("its key {name}.key is missing")));
+    }
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-    let certificate = params.self_signed(&key)?;
-    Ok(Identity {
-        certificate: certificate.pem(),
+    let ca = Identity {
+        certificate: renew::authority_params(common_name, now).self_signed(&key)?.pem(),
         key: key.serialize_pem(),
-    })
+    };
+    save(dir, name, &ca)?;
+    Ok(ca)
 }
 
 fn load(dir: &Path, name: &str) -> Result<Option<Identity>> {
@@ -358,7 +323,11 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
             .open(&beside)?;
         out.write_all(text.as_bytes())?;
         out.sync_all()?;
-        fs::rename(&beside, path)
+        fs::rename(&beside, path)?;
+        match path.parent() {
+            Some(folder) => fs::File::open(folder)?.sync_all(),
+            None => Ok(()),
+        }
     };
     store().map_err(|e| file(path, e))
 }

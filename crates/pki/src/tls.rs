@@ -8,6 +8,7 @@ use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signat
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
 use rustls::{
     CertificateError, CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore,
     ServerConfig, SignatureScheme,
@@ -30,6 +31,11 @@ fn key(pem: &str) -> Result<PrivateKeyDer<'static>> {
     rustls_pemfile::private_key(&mut pem.as_bytes())
         .map_err(tls)?
         .ok_or_else(|| tls("no private key in the PEM"))
+}
+
+/// An identity as handshakes show it.
+pub(crate) fn certified(identity: &Identity) -> Result<CertifiedKey> {
+    CertifiedKey::from_der(chain(&identity.certificate)?, key(&identity.key)?, &provider()).map_err(tls)
 }
 
 fn roots(ca: &str) -> Result<RootCertStore> {
