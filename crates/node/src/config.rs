@@ -26,6 +26,8 @@ pub struct NodeConfig {
     pub server_bind: SocketAddr,
     pub tls_cert_pem: Vec<u8>,
     pub tls_key_pem: Vec<u8>,
+    /// Shown instead of these where it is there: a certificate that is renewed while the server runs.
+    pub tls_resolver: Option<Arc<dyn rustls::server::ResolvesServerCert>>,
     /// Clients of the HTTPS server must show a certificate of this authority.
     pub client_ca_pem: Vec<u8>,
     /// Common names that may use the server, beside members of `system:masters`.
@@ -76,6 +78,7 @@ impl NodeConfig {
             server_bind: SocketAddr::from(([0, 0, 0, 0], 0)),
             tls_cert_pem: Vec::new(),
             tls_key_pem: Vec::new(),
+            tls_resolver: None,
             client_ca_pem: Vec::new(),
             allowed_clients: vec!["kube-apiserver-kubelet-client".to_owned()],
             cluster_dns: Vec::new(),

@@ -159,8 +159,8 @@ pub struct Inner {
     /// `host:port`, as discovery and OpenID show it.
     pub server_address: String,
     pub advertise: Advertise,
-    /// The authorities of clients and of front proxies.
-    pub published: Option<(String, Option<String>)>,
+    /// The authorities of clients and of front proxies. Leaf lock.
+    pub published: parking_lot::Mutex<Option<(String, Option<String>)>>,
     pub kms_health: Option<Arc<dyn HealthCheck>>,
     pub ready: AtomicBool,
     pub started: jiff::Timestamp,
@@ -250,7 +250,7 @@ impl Server {
         let audit = config.audit.map(Auditor::open).transpose()?;
         let metrics = Metrics::new(&config.version.git_version, audit.clone());
         let inner = Arc::new(Inner {
-            aggregator: Aggregator::new(front_proxy.map(|proxy| proxy.identity.clone())),
+            aggregator: Aggregator::new(front_proxy.map(|proxy| proxy.live.clone())),
             authorities: Authorities::new(certificates)?,
             metrics,
             component_metrics: Mutex::default(),
@@ -279,13 +279,13 @@ impl Server {
                 address: config.advertise_address,
                 port: config.advertise_port,
             },
-            published: certificates.map(|certificates| {
+            published: parking_lot::Mutex::new(certificates.map(|certificates| {
                 let proxy = certificates.front_proxy.as_ref();
                 (
                     certificates.client_ca.clone(),
                     proxy.map(|proxy| proxy.ca.clone()),
                 )
-            }),
+            })),
             server_address: SocketAddr::new(config.advertise_address, config.advertise_port).to_string(),
             kms_health: config.kms_health,
             ready: AtomicBool::new(false),
@@ -338,6 +338,17 @@ impl Server {
         if let Some(audit) = &self.inner.audit {
             audit.flush().await;
         }
+    }
+
+    /// Says from now on that client certificates are checked against these certificates of the same authorities. Keys
+    /// and names stay, so nothing changes in how they are checked.
+    pub async fn publish_authorities(
+        &self,
+        client: String,
+        front_proxy: Option<String>,
+    ) -> Result<(), Status> {
+        *self.inner.published.lock() = Some((client, front_proxy));
+        repair::publish(&self.inner).await
     }
 
     /// Reads again what is below these prefixes of the store, whose values could not be read before.

@@ -87,6 +87,9 @@ pub fn tls_config(config: &NodeConfig) -> Result<Arc<rustls::ServerConfig>, Erro
         .with_single_cert(certificates, key)
         .map_err(|e| tls(&e))?;
     server.alpn_protocols = vec![b"http/1.1".to_vec()];
+    if let Some(resolver) = &config.tls_resolver {
+        server.cert_resolver = resolver.clone();
+    }
     Ok(Arc::new(server))
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
-use skiff_pki::Identity;
+use skiff_pki::LiveIdentity;
 use skiff_registry::{EventKind, encode};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -38,7 +38,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(50);
 /// All group versions that are served elsewhere.
 pub struct Aggregator {
     /// What we show to extension API servers. None: they are reached, but cannot tell that it is us.
-    identity: Option<Identity>,
+    identity: Option<Arc<LiveIdentity>>,
     /// By group and version. Read on every request, so it is swapped, not locked.
     remotes: ArcSwap<HashMap<(String, String), Arc<Remote>>>,
     /// The tasks that look after one APIService each, by name. Leaf lock: never held over an await.
@@ -55,7 +55,7 @@ struct Attended {
 }
 
 impl Aggregator {
-    pub fn new(identity: Option<Identity>) -> Aggregator {
+    pub fn new(identity: Option<Arc<LiveIdentity>>) -> Aggregator {
         Aggregator {
             identity,
             remotes: ArcSwap::default(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base64::Engine;
 use parking_lot::Mutex;
 use serde_json::Value;
-use skiff_pki::Identity;
+use skiff_pki::LiveIdentity;
 use skiff_registry::object;
 
 use super::discovery::Fetched;
@@ -34,7 +34,11 @@ pub struct Remote {
 
 impl Remote {
     /// Reads an APIService. None: it is a local one.
-    pub fn read(object: &Value, identity: &Option<Identity>, known: Option<Arc<Remote>>) -> Option<Remote> {
+    pub fn read(
+        object: &Value,
+        identity: &Option<Arc<LiveIdentity>>,
+        known: Option<Arc<Remote>>,
+    ) -> Option<Remote> {
         let spec = object.get("spec")?;
         let service = spec.get("service").filter(|service| service.is_object())?;
         let text =
@@ -102,7 +106,9 @@ impl Remote {
     }
 }
 
-fn tls(remote: &Remote, identity: Option<&Identity>) -> Result<Tls, String> {
+fn tls(remote: &Remote, live: Option<&Arc<LiveIdentity>>) -> Result<Tls, String> {
+    let identity = live.map(|live| live.identity());
+    let identity = identity.as_deref();
     let config = if remote.insecure {
         skiff_pki::insecure_client_config(identity)
     } else {
@@ -117,6 +123,9 @@ fn tls(remote: &Remote, identity: Option<&Identity>) -> Result<Tls, String> {
     };
     let mut config = config.map_err(|error| error.to_string())?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    if let Some(live) = live {
+        config.client_auth_cert_resolver = live.clone();
+    }
     Ok(Tls {
         config: Arc::new(config),
         server_name: format!("{}.{}.svc", remote.service, remote.namespace),

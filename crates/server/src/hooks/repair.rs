@@ -44,11 +44,12 @@ pub async fn repair(inner: &Inner) -> Result<(), Status> {
 
 /// Says in the cluster which authorities client certificates are checked against.
 pub async fn publish(inner: &Inner) -> Result<(), Status> {
-    let Some((client_ca, front_proxy_ca)) = &inner.published else {
+    let published = inner.published.lock().clone();
+    let Some((client_ca, front_proxy_ca)) = published else {
         return Ok(());
     };
     let registry = &inner.registry;
     registry
-        .publish_authorities(client_ca, front_proxy_ca.as_deref())
+        .publish_authorities(&client_ca, front_proxy_ca.as_deref())
         .await
 }
