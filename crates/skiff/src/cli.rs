@@ -37,6 +37,8 @@ pub enum Command {
     Kubeconfig(ClusterArgs),
     /// Show where the time of the last apply went
     Trace(TraceArgs),
+    /// Show when certificates end, and renew them
+    Certs(CertsArgs),
     /// Import, pull, list and remove images of the embedded runtime
     Image(ImageArgs),
     /// Serve HTTP and say which pod this is (the program of the demo image)
@@ -250,6 +252,26 @@ pub struct TraceArgs {
     pub last: Option<usize>,
     #[arg(short, long, value_enum)]
     pub output: Option<Output>,
+}
+
+#[derive(Debug, Args)]
+pub struct CertsArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    #[arg(short, long, value_enum)]
+    pub output: Option<Output>,
+    #[command(subcommand)]
+    pub command: Option<CertsCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum CertsCommand {
+    /// Renew certificates now; a running server takes them over without dropping connections
+    Renew {
+        /// Which ones, such as admin or ca [default: all; authorities only if they are due]
+        #[arg(value_name = "NAME")]
+        names: Vec<String>,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -8,6 +8,8 @@ mod say;
 
 mod access;
 mod addons;
+mod certificates;
+mod certs;
 mod cleanup;
 mod cli;
 mod cluster;
@@ -67,6 +69,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             Ok(())
         }
         Command::Trace(args) => block_on(trace::show(&args))?,
+        Command::Certs(args) => certs::run(&args),
         Command::Image(args) => block_on(image::run(&args))?,
         Command::Demo { port } => block_on(demo::serve(port))?,
         Command::Completion { shell } => {

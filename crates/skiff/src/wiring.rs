@@ -3,6 +3,7 @@
 //! The API server comes first. All others are its clients, each with its own identity, over an in-process
 //! service: no component gets anything but its configuration and a client.
 
+use crate::certificates::Certificates;
 use crate::cli::{Component, ServerArgs};
 use crate::cluster::{Cluster, host_address};
 use crate::progress::{NODE_READY, Reporter};
@@ -14,9 +15,7 @@ use kube::Client;
 use kube::api::Api;
 use skiff_auth::UserInfo;
 use skiff_client::ComponentMetrics;
-use skiff_client::kubeconfig::{self, ClusterEntry};
 use skiff_encryption::Encrypted;
-use skiff_pki::{FrontProxy, Identity, Pki};
 use skiff_runtime::ImageStore;
 use skiff_server::{AuditConfig, AuditMode, AuditPolicy, AuditWebhookOptions, LogOptions};
 use skiff_server::{ClientCertificates, KubeletClient, Server, ServerConfig, ServiceAccountKey, Version};
@@ -27,6 +26,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 /// How often pod interfaces are checked for their guards.
 const GUARD_PERIOD: Duration = Duration::from_secs(10);
@@ -36,17 +36,6 @@ pub struct Wiring<'a> {
     pub cluster: &'a Cluster,
     pub reporter: &'a Reporter,
     pub supervisor: &'a Arc<Supervisor>,
-}
-
-/// The certificates that the components show each other.
-struct Certificates {
-    ca: String,
-    api_server: Identity,
-    kubelet_client: Identity,
-    kubelet: Identity,
-    admin: Identity,
-    front_proxy: FrontProxy,
-    service_account: (String, String),
 }
 
 impl Wiring<'_> {
@@ -66,7 +55,10 @@ impl Wiring<'_> {
             .await?;
         let certificates = self
             .reporter
-            .step("certificates", async { self.certificates(advertise, &node_name) })
+            .step("certificates", async {
+                let node = (node_name.as_str(), self.node_address(gateway));
+                Certificates::open(cluster, &args.cluster_domain, advertise, node).map(Arc::new)
+            })
             .await?;
         // The demo image is made beside the rest: nothing waits for it but the end of the start.
         let (endpoint, images) = self.prepare_node().await?;
@@ -143,7 +135,7 @@ impl Wiring<'_> {
         advertise: IpAddr,
         gateway: IpAddr,
         node_name: &str,
-        certificates: &Certificates,
+        certificates: &Arc<Certificates>,
         endpoint: Option<String>,
     ) -> Result<()> {
         let cluster = self.cluster;
@@ -155,13 +147,15 @@ impl Wiring<'_> {
         let client = |user: UserInfo, agent: &'static str| {
             skiff_client::in_process_as(server.service(user), "default", agent)
         };
-        self.write_kubeconfig(certificates)?;
+        let merge = !self.args.no_kubeconfig_merge;
+        certificates.write_kubeconfig(cluster, merge, true)?;
+        certificates.follow(cluster, merge, &server, self.supervisor.shutdown.clone())?;
         let admin = client(UserInfo::new("kubernetes-admin", ["system:masters"]), "skiff");
         self.reporter
             .step("cluster add-ons", addons::install(&admin, cluster, gateway))
             .await?;
         if self.runs(Component::Controllers) {
-            self.start_controllers(&server, &certificates.ca, node_name);
+            self.start_controllers(&server, certificates.current_ca.subscribe(), node_name);
         }
         if self.runs(Component::Scheduler) {
             let metrics = ComponentMetrics::new(VERSION);
@@ -222,46 +216,6 @@ impl Wiring<'_> {
         format!("{node_name}_{}", self.cluster.name)
     }
 
-    fn certificates(&self, advertise: IpAddr, node_name: &str) -> Result<Certificates> {
-        let pki = Pki::open(&self.cluster.data_dir.join("pki"))?;
-        let domain = &self.args.cluster_domain;
-        let mut hosts = vec![
-            "kubernetes".to_owned(),
-            "kubernetes.default".to_owned(),
-            "kubernetes.default.svc".to_owned(),
-            format!("kubernetes.default.svc.{domain}"),
-            "localhost".to_owned(),
-            node_name.to_owned(),
-        ];
-        let mut addresses = vec![
-            IpAddr::V4(Ipv4Addr::LOCALHOST),
-            self.cluster.service_ip(1)?,
-            advertise,
-            self.cluster.pod_gateway()?,
-            self.cluster.bind.ip(),
-        ];
-        addresses.retain(|ip| !ip.is_unspecified());
-        addresses.sort();
-        addresses.dedup();
-        hosts.extend(addresses.iter().map(IpAddr::to_string));
-        hosts.dedup();
-        let node_address = self.node_address(self.cluster.pod_gateway()?);
-        let node_hosts = vec![node_name.to_owned(), node_address.to_string()];
-        Ok(Certificates {
-            ca: pki.ca_certificate().to_owned(),
-            api_server: pki.serving("apiserver", "kube-apiserver", &hosts)?,
-            kubelet_client: pki.client(
-                "apiserver-kubelet-client",
-                "kube-apiserver-kubelet-client",
-                Some("system:masters"),
-            )?,
-            kubelet: pki.serving("kubelet", &format!("system:node:{node_name}"), &node_hosts)?,
-            admin: pki.client("admin", "kubernetes-admin", Some("system:masters"))?,
-            front_proxy: pki.front_proxy()?,
-            service_account: pki.service_account_keys()?,
-        })
-    }
-
     async fn open_store(&self) -> Result<Arc<dyn Store>> {
         let args = self.args;
         if args.etcd_servers.is_empty() {
@@ -291,7 +245,14 @@ impl Wiring<'_> {
             Some(encryption) => Arc::new(Encrypted::new(store, encryption.clone())),
             None => store,
         };
-        let kubelet_tls = skiff_pki::client_config(&certificates.ca, Some(&certificates.kubelet_client))?;
+        let kubelet_client = certificates.kubelet_client.identity();
+        let mut kubelet_tls = skiff_pki::client_config(&certificates.ca, Some(&kubelet_client))?;
+        kubelet_tls.client_auth_cert_resolver = certificates.kubelet_client.clone();
+        let mut tls = skiff_pki::asking_server_config(
+            &certificates.api_server.identity(),
+            &[certificates.ca.as_str(), certificates.front_proxy.ca.as_str()],
+        )?;
+        tls.cert_resolver = certificates.api_server.clone();
         let shutdown = self.supervisor.shutdown.clone();
         let issuer = format!("https://kubernetes.default.svc.{}", self.args.cluster_domain);
         let authentication = self.args.access.authentication(&issuer)?;
@@ -302,10 +263,7 @@ impl Wiring<'_> {
             node_ports: self.args.service_node_port_range.clone(),
             advertise_address: advertise,
             advertise_port: cluster.bind.port(),
-            tls: Arc::new(skiff_pki::asking_server_config(
-                &certificates.api_server,
-                &[certificates.ca.as_str(), certificates.front_proxy.ca.as_str()],
-            )?),
+            tls: Arc::new(tls),
             client_certificates: Some(ClientCertificates {
                 client_ca: certificates.ca.clone(),
                 front_proxy: Some(certificates.front_proxy.clone()),
@@ -357,27 +315,7 @@ impl Wiring<'_> {
         Ok(server)
     }
 
-    fn write_kubeconfig(&self, certificates: &Certificates) -> Result<()> {
-        let entry = ClusterEntry {
-            name: self.cluster.name.clone(),
-            server: self.cluster.endpoint(),
-            ca_pem: certificates.ca.clone(),
-            client_certificate_pem: certificates.admin.certificate.clone(),
-            client_key_pem: certificates.admin.key.clone(),
-        };
-        kubeconfig::write(&self.cluster.kubeconfig(), &entry)?;
-        if !self.args.no_kubeconfig_merge
-            && let Some(path) = kubeconfig::paths().first()
-        {
-            // The user's file is a convenience: a start does not fail for it.
-            if let Err(error) = kubeconfig::merge(path, &entry, true) {
-                tracing::warn!(%error, "the context is not in the user's kubeconfig");
-            }
-        }
-        Ok(())
-    }
-
-    fn start_controllers(&self, server: &Server, ca: &str, node_name: &str) {
+    fn start_controllers(&self, server: &Server, mut ca: watch::Receiver<String>, node_name: &str) {
         let metrics = ComponentMetrics::new(VERSION);
         server.show_metrics("kube-controller-manager", metrics.registry.clone());
         let (server, measured) = (server.clone(), metrics.clone());
@@ -390,15 +328,29 @@ impl Wiring<'_> {
             let service = server.service(user);
             skiff_client::in_process_measured(service, "default", "kube-controller-manager", measured.clone())
         });
+        let current = ca.borrow_and_update().clone();
         let mut config =
-            skiff_controllers::ControllersConfig::new(client_for, ca.to_owned(), self.identity(node_name));
+            skiff_controllers::ControllersConfig::new(client_for, current, self.identity(node_name));
         config.cluster_cidrs = vec![self.cluster.pod_cidr.clone()];
         config.metrics = metrics;
         self.supervisor.run("controllers", move |stop| {
-            let config = config.clone();
+            let (mut config, mut ca) = (config.clone(), ca.clone());
+            config.root_ca_pem = ca.borrow_and_update().clone();
             async move {
-                skiff_controllers::run(config, stop).await;
-                Ok(())
+                let mut running = std::pin::pin!(skiff_controllers::run(config, stop.clone()));
+                let renewed = async {
+                    if ca.changed().await.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                };
+                tokio::select! {
+                    () = running.as_mut() => Ok(()),
+                    () = renewed => {
+                        stop.cancel();
+                        running.await;
+                        Err("the certificate authority was renewed".to_owned())
+                    }
+                }
             }
         });
     }
@@ -491,8 +443,10 @@ impl Wiring<'_> {
         config.node_ips = vec![address];
         config.log_dir = cluster.data_dir.join("logs");
         config.server_bind = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), cluster.kubelet_port);
-        config.tls_cert_pem = certificates.kubelet.certificate.clone().into_bytes();
-        config.tls_key_pem = certificates.kubelet.key.clone().into_bytes();
+        let identity = certificates.kubelet.identity();
+        config.tls_cert_pem = identity.certificate.clone().into_bytes();
+        config.tls_key_pem = identity.key.clone().into_bytes();
+        config.tls_resolver = Some(certificates.kubelet.clone());
         config.client_ca_pem = certificates.ca.clone().into_bytes();
         config.cluster_dns = vec![cluster.service_ip(10)?];
         config.cluster_domain.clone_from(&self.args.cluster_domain);
