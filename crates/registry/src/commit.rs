@@ -137,6 +137,7 @@ fn is_open(error: &Error) -> bool {
         Error::Compacted { .. }
         | Error::FutureRevision { .. }
         | Error::DiskFull(_)
+        | Error::Encryption(_)
         | Error::TooLarge(_)
         | Error::NewerVersion { .. }
         | Error::InUse(_)
