@@ -184,7 +184,7 @@ async fn read_record(
 async fn open(path: &Path, tail_lines: Option<u64>) -> std::io::Result<BufReader<tokio::fs::File>> {
     let path = path.to_owned();
     let opened = tokio::task::spawn_blocking(move || {
-        let mut file = std::fs::File::open(path)?;
+        let mut file = open_file(&path)?;
         let offset = tail_lines.map_or(Ok(0), |lines| tail_offset(&mut file, lines))?;
         Ok::<_, std::io::Error>((file, offset))
     });
@@ -192,6 +192,19 @@ async fn open(path: &Path, tail_lines: Option<u64>) -> std::io::Result<BufReader
     let mut reader = BufReader::with_capacity(PIECE, tokio::fs::File::from_std(file));
     reader.seek(std::io::SeekFrom::Start(offset)).await?;
     Ok(reader)
+}
+
+/// A container that has the folder of logs as a volume can put a link to any file of the host in the place of
+/// a log, or a pipe that is never written to. A log is neither.
+fn open_file(path: &Path) -> std::io::Result<std::fs::File> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(std::io::Error::other("the log is not a regular file"))
+    }
 }
 
 /// Whether the file was rotated away: another one has its name, with nothing more to come in this one.
@@ -320,6 +333,21 @@ mod tests {
             text.extend_from_slice(&piece);
         }
         String::from_utf8(text).unwrap()
+    }
+
+    #[tokio::test]
+    async fn links_and_pipes_are_no_logs() {
+        let dir = tempfile::tempdir().unwrap();
+        let secret = dir.path().join("secret");
+        std::fs::write(&secret, "2026-01-01T00:00:01Z stdout F secret\n").unwrap();
+        let (link, pipe) = (dir.path().join("0.log"), dir.path().join("1.log"));
+        std::os::unix::fs::symlink(&secret, &link).unwrap();
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        for path in [&link, &pipe, &dir.path().to_owned()] {
+            assert!(open(path, None).await.is_err(), "{}", path.display());
+        }
+        assert!(open(&secret, None).await.is_ok());
     }
 
     #[tokio::test]

@@ -451,8 +451,9 @@ impl Daemon {
         &self,
         request: cri::ExecSyncRequest,
     ) -> Result<cri::ExecSyncResponse, Status> {
-        /// COMPAT: more output than this is cut, as the kubelet expects.
-        const MAX_OUTPUT: usize = 16 * 1024 * 1024;
+        /// COMPAT: more output than this is cut, as the kubelet expects. Both streams must fit in one message
+        /// of 16 MiB.
+        const MAX_OUTPUT: usize = 16 * 1024 * 1024 - 64 * 1024;
         let mut stream = self
             .open_exec(&request.container_id, &request.cmd, false, false, true)
             .await?;
@@ -462,13 +463,14 @@ impl Daemon {
                 let (kind, data) = read_frame(&mut stream)
                     .await
                     .map_err(internal("failed to exec in container"))?;
+                let used = response.stdout.len() + response.stderr.len();
                 let output = match kind {
                     frame::STDOUT => &mut response.stdout,
                     frame::STDERR => &mut response.stderr,
                     frame::EXIT => return Ok::<i32, Status>(exit_code(&data)),
                     _ => continue,
                 };
-                let room = MAX_OUTPUT.saturating_sub(output.len());
+                let room = MAX_OUTPUT.saturating_sub(used);
                 output.extend_from_slice(&data[..data.len().min(room)]);
             }
         };

@@ -244,7 +244,7 @@ fn seccomp_filter(
         ProfileType::Unconfined => return Ok(None),
         ProfileType::RuntimeDefault => seccomp::default::profile(capabilities),
         ProfileType::Localhost => {
-            let body = std::fs::read(&path)
+            let body = read_profile(Path::new(&path))
                 .map_err(|error| format!("failed to load seccomp profile {path:?}: {error}"))?;
             seccomp::Profile::parse(&body).map_err(|error| format!("seccomp profile {path:?}: {error}"))?
         }
@@ -252,6 +252,21 @@ fn seccomp_filter(
     seccomp::compile(&profile)
         .map(Some)
         .map_err(|error| error.to_string())
+}
+
+/// A profile has some tens of kilobytes. What is no file, or has no end, is none.
+fn read_profile(path: &Path) -> std::io::Result<Vec<u8>> {
+    use std::io::Read;
+    const MAX: u64 = 4 * 1024 * 1024;
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?);
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() > MAX {
+        return Err(std::io::Error::other("it is not a small file"));
+    }
+    let mut body = Vec::new();
+    file.take(MAX).read_to_end(&mut body)?;
+    Ok(body)
 }
 
 fn namespaces(security: &cri::LinuxContainerSecurityContext, sandbox: &SandboxPaths) -> Namespaces {

@@ -35,9 +35,21 @@ impl LogFile {
     }
 }
 
+/// A container that has the folder of logs as a volume can put a link to a file of the host there, or a pipe
+/// that nobody reads: neither is written to.
 fn open_append(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
-    File::options().append(true).create(true).mode(0o640).open(path)
+    let file = File::options()
+        .append(true)
+        .create(true)
+        .mode(0o640)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other("the log is not a regular file"))
+    }
 }
 
 /// Cuts a stream into log entries. What follows the last line end is kept for the next chunk.

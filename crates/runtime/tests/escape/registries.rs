@@ -18,8 +18,8 @@ fn store(directory: &Path, patience: Duration) -> Arc<ImageStore> {
     let limits = Limits {
         document_timeout: patience,
         slow_window: patience,
-        unpacked_bytes: 32 << 20,
-        files: 2000,
+        unpacked_bytes: 8 << 20,
+        files: 300,
         ..Limits::default()
     };
     Arc::new(ImageStore::open(directory).expect("store").with_limits(limits))
@@ -285,20 +285,20 @@ pub async fn bombs() {
     let store = store(&directory.path().join("store"), Duration::from_secs(60));
     let trailing = {
         let mut plain = many_files(1);
-        plain.resize(plain.len() + (48 << 20), 0);
+        plain.resize(plain.len() + (12 << 20), 0);
         plain
     };
     for (case, plain, expected) in [
         (
             "gzip-bomb",
-            bomb(48 << 20),
+            bomb(12 << 20),
             "is too large when it is decompressed",
         ),
-        ("file-bomb", many_files(5000), "has more than 2000 files"),
+        ("file-bomb", many_files(1000), "has more than 300 files"),
         (
             "sparse-bomb",
             sparse(1 << 40),
-            "larger than 33554432 bytes when it is unpacked",
+            "larger than 8388608 bytes when it is unpacked",
         ),
         ("trailing-zeros", trailing, "is too large when it is decompressed"),
     ] {
@@ -320,7 +320,7 @@ pub async fn bombs() {
 
     // The archive around the image may be the bomb as well.
     let archive = directory.path().join("bomb.tar.gz");
-    std::fs::write(&archive, gzip(&bomb(48 << 20))).expect("write");
+    std::fs::write(&archive, gzip(&bomb(12 << 20))).expect("write");
     peak();
     let before = peak();
     let error = store.import(&archive, &silent()).expect_err("a bomb").to_string();

@@ -1,6 +1,6 @@
 //! Hostile images, and containers that must not start.
 
-use crate::environment::{Environment, Pod, container_config, gzip, layer, oci_files, write_archive};
+use crate::environment::{Environment, Pod, container_config, layer, oci_files, write_archive};
 use skiff_cri::v1 as cri;
 use std::path::Path;
 use tar::EntryType;
@@ -74,7 +74,7 @@ pub fn image(environment: &Environment, name: &str, entries: &[Entry<'_>]) -> St
     let name = format!("example.com/{name}:1");
     let plain = layer_with(entries);
     let archive = environment.path("hostile.tar");
-    write_archive(&archive, &oci_files(&name, &plain, gzip(&plain)));
+    write_archive(&archive, &oci_files(&name, &plain, plain.clone()));
     let images = environment.runtime.as_ref().expect("started").images();
     images
         .import(&archive, &skiff_runtime::image::silent())
