@@ -5,6 +5,7 @@
     reason = "everything here is a test, though not every function is marked as one"
 )]
 
+mod ends;
 mod runtime;
 
 use std::sync::Arc;

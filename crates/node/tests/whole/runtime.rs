@@ -25,6 +25,8 @@ pub struct Inner {
     /// With the sandbox's id.
     pub containers: HashMap<String, (String, ContainerConfig, ContainerStatus)>,
     pub exec_exit_code: i32,
+    /// Starts never come to an end, as if the runtime was killed over them.
+    pub starts_hang: bool,
     counter: u32,
 }
 
@@ -33,6 +35,9 @@ pub struct FakeRuntime {
     pub inner: Arc<Mutex<Inner>>,
     events: broadcast::Sender<ContainerEventResponse>,
     log_root: Arc<Mutex<HashMap<String, String>>>,
+    /// Sandboxes are made while this is true. Whoever asked may have gone meanwhile.
+    pub sandboxes_open: tokio::sync::watch::Sender<bool>,
+    pub sandboxes_asked: Arc<std::sync::atomic::AtomicUsize>,
 }
 
 fn now() -> i64 {
@@ -45,6 +50,8 @@ impl FakeRuntime {
             inner: Arc::default(),
             events: broadcast::channel(256).0,
             log_root: Arc::default(),
+            sandboxes_open: tokio::sync::watch::Sender::new(true),
+            sandboxes_asked: Arc::default(),
         }
     }
 
@@ -64,6 +71,30 @@ impl FakeRuntime {
             pod_sandbox_status: status,
             ..Default::default()
         });
+    }
+
+    fn make_sandbox(&self, config: PodSandboxConfig) -> String {
+        let mut inner = self.inner.lock();
+        inner.counter += 1;
+        let id = format!("sandbox{}", inner.counter);
+        let status = PodSandboxStatus {
+            id: id.clone(),
+            metadata: config.metadata.clone(),
+            state: PodSandboxState::SandboxReady as i32,
+            created_at: now(),
+            network: Some(PodSandboxNetworkStatus {
+                ip: format!("10.9.0.{}", inner.counter),
+                additional_ips: vec![],
+            }),
+            labels: config.labels.clone(),
+            ..Default::default()
+        };
+        self.log_root
+            .lock()
+            .insert(id.clone(), config.log_directory.clone());
+        inner.sandboxes.insert(id.clone(), (config, status));
+        self.tell(&inner, &id);
+        id
     }
 
     /// Ends a container as if its process did.
@@ -151,27 +182,16 @@ impl RuntimeService for FakeRuntime {
 
     async fn run_pod_sandbox(&self, request: Request<RunPodSandboxRequest>) -> Answer<RunPodSandboxResponse> {
         let config = request.into_inner().config.unwrap_or_default();
-        let mut inner = self.inner.lock();
-        inner.counter += 1;
-        let id = format!("sandbox{}", inner.counter);
-        let status = PodSandboxStatus {
-            id: id.clone(),
-            metadata: config.metadata.clone(),
-            state: PodSandboxState::SandboxReady as i32,
-            created_at: now(),
-            network: Some(PodSandboxNetworkStatus {
-                ip: format!("10.9.0.{}", inner.counter),
-                additional_ips: vec![],
-            }),
-            labels: config.labels.clone(),
-            ..Default::default()
-        };
-        self.log_root
-            .lock()
-            .insert(id.clone(), config.log_directory.clone());
-        inner.sandboxes.insert(id.clone(), (config, status));
-        self.tell(&inner, &id);
-        Ok(Response::new(RunPodSandboxResponse { pod_sandbox_id: id }))
+        self.sandboxes_asked
+            .fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        let runtime = self.clone();
+        let made = tokio::spawn(async move {
+            let mut open = runtime.sandboxes_open.subscribe();
+            open.wait_for(|open| *open).await.unwrap();
+            runtime.make_sandbox(config)
+        });
+        let pod_sandbox_id = made.await.unwrap();
+        Ok(Response::new(RunPodSandboxResponse { pod_sandbox_id }))
     }
 
     async fn stop_pod_sandbox(
@@ -275,6 +295,9 @@ impl RuntimeService for FakeRuntime {
         request: Request<StartContainerRequest>,
     ) -> Answer<StartContainerResponse> {
         let id = request.into_inner().container_id;
+        if self.inner.lock().starts_hang {
+            std::future::pending::<()>().await;
+        }
         let exit = {
             let mut inner = self.inner.lock();
             let (sandbox, config, status) = inner
