@@ -27,11 +27,12 @@ impl Kubelet {
         let mut retry = FIRST_RETRY;
         loop {
             let pause = match self.renew(&api, held.take()).await {
-                Ok(lease) => {
+                Ok(Some(lease)) => {
                     held = Some(lease);
                     retry = FIRST_RETRY;
                     RENEW_PERIOD
                 }
+                Ok(None) => FIRST_RETRY,
                 Err(error) => {
                     tracing::debug!(
                         error = error_message(&error),
@@ -49,7 +50,8 @@ impl Kubelet {
         }
     }
 
-    async fn renew(&self, api: &Api<Lease>, held: Option<Lease>) -> Result<Lease, kube::Error> {
+    /// `None`: the node is not registered yet, and without it the lease would have no owner.
+    async fn renew(&self, api: &Api<Lease>, held: Option<Lease>) -> Result<Option<Lease>, kube::Error> {
         let name = &self.config.node_name;
         let current = match held {
             Some(lease) => Some(lease),
@@ -58,29 +60,26 @@ impl Kubelet {
         let now = Some(MicroTime(Timestamp::now()));
         match current {
             Some(mut lease) => {
+                // It may have been made before the node was.
+                let owners = lease.metadata.owner_references.get_or_insert_default();
+                if owners.is_empty() {
+                    owners.extend(self.node_owner().await?);
+                }
                 let spec = lease.spec.get_or_insert_default();
                 spec.holder_identity = Some(name.clone());
                 spec.lease_duration_seconds = Some(DURATION_SECONDS);
                 spec.renew_time = now;
-                api.replace(name, &PostParams::default(), &lease).await
+                api.replace(name, &PostParams::default(), &lease).await.map(Some)
             }
             None => {
-                // The lease goes with the node; without the node's uid it is made all the same.
-                let node: Option<Node> = Api::<Node>::all(self.client.clone()).get_opt(name).await?;
-                let owner_references = node.and_then(|n| n.metadata.uid).map(|uid| {
-                    vec![OwnerReference {
-                        api_version: "v1".to_owned(),
-                        kind: "Node".to_owned(),
-                        name: name.clone(),
-                        uid,
-                        ..Default::default()
-                    }]
-                });
+                let Some(owner) = self.node_owner().await? else {
+                    return Ok(None);
+                };
                 let lease = Lease {
                     metadata: ObjectMeta {
                         name: Some(name.clone()),
                         namespace: Some(NAMESPACE.to_owned()),
-                        owner_references,
+                        owner_references: Some(vec![owner]),
                         ..Default::default()
                     },
                     spec: Some(LeaseSpec {
@@ -91,10 +90,34 @@ impl Kubelet {
                     }),
                 };
                 match api.create(&PostParams::default(), &lease).await {
-                    Err(error) if error.is_already_exists() => api.get(name).await,
-                    other => other,
+                    Err(error) if error.is_already_exists() => api.get(name).await.map(Some),
+                    other => other.map(Some),
                 }
             }
         }
+    }
+
+    /// The node as owner, so that the lease goes with it. `None` while the node is not registered.
+    async fn node_owner(&self) -> Result<Option<OwnerReference>, kube::Error> {
+        let name = &self.config.node_name;
+        let known = self
+            .node
+            .list()
+            .first()
+            .and_then(|node| node.metadata.uid.clone());
+        let uid = match known {
+            Some(uid) => Some(uid),
+            None => {
+                let node = Api::<Node>::all(self.client.clone()).get_opt(name).await?;
+                node.and_then(|node| node.metadata.uid)
+            }
+        };
+        Ok(uid.map(|uid| OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            name: name.clone(),
+            uid,
+            ..Default::default()
+        }))
     }
 }

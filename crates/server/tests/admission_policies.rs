@@ -74,6 +74,11 @@ async fn policies_refuse_and_warn() {
         refused.json["details"]["causes"][0]["message"],
         &message["configmaps \"a\" is forbidden: ".len()..]
     );
+    // Also where the store would refuse it: it comes after admission.
+    let mut versioned = config_map("a", "12");
+    versioned["metadata"]["resourceVersion"] = json!("5");
+    let refused = cluster.post(CONFIG_MAPS, versioned).await;
+    assert_eq!(refused.json["message"], message);
     assert_eq!(cluster.post(CONFIG_MAPS, config_map("a", "3")).await.code, 201);
     // An update is held to the same, and an error of an expression refuses.
     let grown = cluster

@@ -8,6 +8,7 @@ mod logs;
 mod query;
 mod stats;
 mod streams;
+mod system;
 
 use std::convert::Infallible;
 use std::io;
@@ -148,12 +149,8 @@ async fn connection(
     }
 }
 
-fn text(status: StatusCode, message: impl Into<String>) -> Response<Body> {
-    let mut response = Response::new(
-        Full::new(Bytes::from(message.into()))
-            .map_err(|e| match e {})
-            .boxed_unsync(),
-    );
+fn text(status: StatusCode, message: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(Full::new(message.into()).map_err(|e| match e {}).boxed_unsync());
     *response.status_mut() = status;
     response.headers_mut().insert(
         "content-type",
@@ -208,6 +205,10 @@ async fn handle(
     match parts.as_slice() {
         ["healthz"] => text(StatusCode::OK, "ok"),
         ["pods"] => pod_list(&kubelet),
+        ["runningpods"] => system::running_pods(&kubelet).await,
+        ["logs", rest @ ..] if request.method() == Method::GET => {
+            system::machine_logs(&rest.join("/"), &path).await
+        }
         ["stats", "summary"] => match kubelet.stats_summary().await {
             Ok(summary) => json(&summary),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error),

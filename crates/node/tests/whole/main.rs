@@ -11,6 +11,7 @@ mod runtime;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod, ServiceAccount};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client};
@@ -237,6 +238,21 @@ async fn a_node_and_its_pods() {
     })
     .await
     .unwrap();
+
+    // The heartbeat goes with the node.
+    let leases: Api<Lease> = Api::namespaced(world.client.clone(), "kube-node-lease");
+    let lease = tokio::time::timeout(PATIENCE, async {
+        loop {
+            if let Some(lease) = leases.get_opt(NODE).await.unwrap() {
+                return lease;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    let owners = lease.await.unwrap().metadata.owner_references.unwrap_or_default();
+    let uid = nodes.get(NODE).await.unwrap().metadata.uid.unwrap();
+    assert_eq!(owners.len(), 1);
+    assert_eq!((owners[0].kind.as_str(), &owners[0].uid), ("Node", &uid));
 
     // A pod with an init container, a volume and an environment.
     world.create("web", json!({
@@ -573,6 +589,20 @@ async fn the_server_knows_its_clients() {
         get(&world, port, Some(&api_server), "/healthz").await,
         (200, "ok".to_owned())
     );
+    let (code, list) = get(&world, port, Some(&api_server), "/runningpods/").await;
+    let list: Value = serde_json::from_str(&list).unwrap();
+    assert_eq!((code, &list["kind"]), (200, &json!("PodList")));
+    let pod = &list["items"][0];
+    assert_eq!(
+        (&pod["metadata"]["name"], &pod["spec"]["containers"][0]["name"]),
+        (&json!("talker"), &json!("c"))
+    );
+    let (code, logs) = get(&world, port, Some(&api_server), "/logs/").await;
+    assert!(code == 200 && logs.contains("<pre>"), "{code} {logs}");
+    assert_eq!(get(&world, port, Some(&api_server), "/logs").await.0, 301);
+    assert_eq!(get(&world, port, Some(&stranger), "/logs/").await.0, 403);
+    let outside = "/logs/..%2F..%2Fetc%2Fpasswd";
+    assert_eq!(get(&world, port, Some(&api_server), outside).await.0, 404);
     life.end().await;
 }
 

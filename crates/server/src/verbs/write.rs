@@ -40,18 +40,6 @@ pub async fn create(
     ] {
         metadata.remove(field);
     }
-    // COMPAT: it is the store that refuses a version, and a dry run does not get there.
-    if !options.dry_run
-        && metadata
-            .remove("resourceVersion")
-            .is_some_and(|version| version.as_str().is_some_and(|v| !v.is_empty() && v != "0"))
-    {
-        return Err(Status::failure(
-            500,
-            "",
-            "resourceVersion should not be set on objects to be created",
-        ));
-    }
     crate::crd::check_create(resource, object::name(&value))?;
     requester::fill(resource, &exchange.user, &mut value);
     let namespace = exchange.info.namespace.clone();
