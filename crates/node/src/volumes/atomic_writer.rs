@@ -32,7 +32,8 @@ pub fn write(
         check_path(path)?;
     }
     let old = match std::fs::read_link(target.join(DATA)) {
-        Ok(link) => Some(link),
+        // Only what this file makes: what a link of somebody else's leads to is neither read nor removed.
+        Ok(link) => Some(link).filter(|link| is_own_name(link)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => return Err(e),
     };
@@ -55,6 +56,12 @@ pub fn write(
         skiff_fs::remove_tree(&old_dir)?;
     }
     Ok(true)
+}
+
+/// The name of a directory as `write_new_directory` gives it.
+fn is_own_name(link: &Path) -> bool {
+    let name = link.to_str().unwrap_or_default();
+    name.starts_with("..") && name.len() > 2 && !name.contains('/')
 }
 
 /// A path must stay inside the volume, and names beginning with `..` are ours.
@@ -93,7 +100,18 @@ fn write_new_directory(target: &Path, payload: &Payload) -> io::Result<String> {
         }
     };
     let directory = target.join(&name);
-    std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o755))?;
+    match fill(&directory, payload) {
+        Ok(()) => Ok(name),
+        Err(error) => {
+            // A full disk must not be filled further by each attempt.
+            let _ = skiff_fs::remove_tree(&directory);
+            Err(error)
+        }
+    }
+}
+
+fn fill(directory: &Path, payload: &Payload) -> io::Result<()> {
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755))?;
     for (path, file) in payload {
         let full = directory.join(path);
         if let Some(parent) = full.parent() {
@@ -106,7 +124,7 @@ fn write_new_directory(target: &Path, payload: &Payload) -> io::Result<String> {
             std::os::unix::fs::chown(&full, Some(owner), None)?;
         }
     }
-    Ok(name)
+    Ok(())
 }
 
 /// The files of a volume directory, relative to it.
@@ -238,6 +256,28 @@ mod tests {
                 write(dir.path(), &payload(&[(bad, "x")]), || Ok(())).is_err(),
                 "{bad}"
             );
+        }
+    }
+
+    #[test]
+    fn a_link_of_somebody_else_is_replaced_and_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (volume, host) = (dir.path().join("volume"), dir.path().join("host"));
+        std::fs::create_dir_all(&volume).unwrap();
+        std::fs::create_dir_all(&host).unwrap();
+        std::fs::write(host.join("precious"), "x").unwrap();
+        let file = File {
+            data: b"v".to_vec(),
+            mode: 0o644,
+            owner: None,
+        };
+        let payload = Payload::from([("key".to_owned(), file)]);
+        for link in [host.clone(), PathBuf::from("../host"), PathBuf::from("..")] {
+            let _ = std::fs::remove_file(volume.join(DATA));
+            symlink(&link, volume.join(DATA)).unwrap();
+            assert!(write(&volume, &payload, || Ok(())).unwrap());
+            assert!(host.join("precious").exists(), "{}", link.display());
+            assert_eq!(std::fs::read(volume.join("key")).unwrap(), b"v");
         }
     }
 }
