@@ -1,8 +1,10 @@
 //! The sockets: UDP and TCP on one address, a task a question, bounded in number. Pods are not trusted to be
 //! moderate: each kind of work has its own bound, in all and for one peer, so that none can starve the others.
 //!
-//! The sockets belong to interfaces: an address of this machine can be reached through any of them, and whoever is
-//! outside of the cluster must find no resolver here, nor an amplifier of forged questions.
+//! Who is outside of the cluster gets no answer at all: an address of this machine can be reached through every
+//! interface, and must be neither an open resolver nor an amplifier of forged questions. (Binding to interfaces
+//! will not do: what this machine asks by the service's address comes from an address of another interface, and
+//! the answer would not find back.)
 
 use crate::cluster::Cluster;
 use crate::forward::Upstream;
@@ -11,7 +13,7 @@ use crate::zone::{Records, Zone};
 use skiff_client::{Client, InformerFactory};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,7 +21,6 @@ use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -32,15 +33,13 @@ const MAX_IN_FLIGHT_OF_PEER: usize = 128;
 const MAX_CONNECTIONS: usize = 256;
 const MAX_CONNECTIONS_OF_PEER: usize = 16;
 const TCP_IDLE: Duration = Duration::from_secs(10);
-/// How often the interfaces are looked at.
-const INTERFACE_CHECK: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
 pub struct DnsConfig {
     /// May be an address that the host does not have yet, such as the pod bridge's.
     pub bind: SocketAddr,
-    /// Questions are taken from these interfaces only: the pod bridge's, and loopback for those of the host.
-    pub interfaces: Vec<String>,
+    /// The pods' network; besides pods, only this machine itself is answered.
+    pub pods: PodNetwork,
     /// The cluster domain, `cluster.local`.
     pub domain: String,
     /// Where foreign names go.
@@ -49,10 +48,10 @@ pub struct DnsConfig {
 
 #[derive(Debug, Error)]
 pub enum Error {
-    #[error("cluster DNS cannot listen on {0} of {1}: {2}")]
-    Bind(SocketAddr, String, std::io::Error),
-    #[error("interface {0} was replaced")]
-    Interface(String),
+    #[error("cluster DNS cannot listen on {0}: {1}")]
+    Bind(SocketAddr, std::io::Error),
+    #[error("{0:?} is not an IPv4 network in CIDR notation")]
+    Network(String),
     #[error("{0:?} is not a DNS domain")]
     Domain(String),
 }
@@ -64,79 +63,86 @@ struct Server<R> {
     /// Questions by UDP and connections of each peer.
     asking: Peers,
     connected: Peers,
+    pods: PodNetwork,
+}
+
+/// The addresses that pods can have.
+#[derive(Debug, Clone, Copy)]
+pub struct PodNetwork {
+    address: Ipv4Addr,
+    mask: u32,
+}
+
+impl std::str::FromStr for PodNetwork {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<PodNetwork, Error> {
+        let parse = || {
+            let (address, prefix) = text.split_once('/')?;
+            let prefix: u32 = prefix.parse().ok().filter(|prefix| *prefix <= 32)?;
+            Some(PodNetwork {
+                address: address.parse().ok()?,
+                mask: u32::MAX.checked_shl(32 - prefix).unwrap_or(0),
+            })
+        };
+        parse().ok_or_else(|| Error::Network(text.to_owned()))
+    }
+}
+
+impl PodNetwork {
+    fn contains(self, address: IpAddr) -> bool {
+        let IpAddr::V4(address) = address else {
+            return false;
+        };
+        (u32::from(address) ^ u32::from(self.address)) & self.mask == 0
+    }
+}
+
+/// Whether an address is one of this machine's: what goes to such an address leaves from it. No packet is sent.
+fn is_own(address: IpAddr) -> bool {
+    let any: IpAddr = match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let source = || -> std::io::Result<IpAddr> {
+        let socket = std::net::UdpSocket::bind((any, 0))?;
+        socket.connect((address, 9))?;
+        Ok(socket.local_addr()?.ip())
+    };
+    address.is_loopback() || source().is_ok_and(|source| source == address)
 }
 
 /// Serves until `shutdown`. Answers begin once the informers have their first list.
 pub async fn run(config: DnsConfig, client: Client, shutdown: CancellationToken) -> Result<(), Error> {
-    let mut sockets = Vec::new();
-    for interface in &config.interfaces {
-        sockets.push(Sockets::open(config.bind, interface)?);
-    }
+    let udp = listen_udp(config.bind).map_err(|e| Error::Bind(config.bind, e))?;
+    let tcp = listen_tcp(config.bind).map_err(|e| Error::Bind(config.bind, e))?;
     let factory = InformerFactory::new(client, shutdown.clone());
-    let server = Arc::new(Server::new(Responder {
+    let responder = Responder {
         zone: Zone::new(&config.domain).ok_or(Error::Domain(config.domain))?,
         records: Cluster::new(&factory),
         upstream: Upstream::new(config.resolvers),
         turn: AtomicUsize::new(0),
-    }));
+    };
+    let server = Arc::new(Server::new(responder, config.pods));
     tokio::select! {
         () = shutdown.cancelled() => return Ok(()),
         () = server.responder.records.synced() => {}
     }
     tokio::select! {
-        () = shutdown.cancelled() => Ok(()),
-        ended = serve(server, sockets) => ended,
+        () = shutdown.cancelled() => {}
+        () = serve(server, udp, tcp) => {}
     }
+    Ok(())
 }
 
-/// The sockets of one interface.
-struct Sockets {
-    udp: Arc<UdpSocket>,
-    tcp: TcpListener,
-    interface: String,
-    index: Option<u32>,
+async fn serve<R: Records + Send + Sync + 'static>(server: Arc<Server<R>>, udp: UdpSocket, tcp: TcpListener) {
+    tokio::join!(
+        serve_udp(Arc::clone(&server), Arc::new(udp)),
+        serve_tcp(server, tcp)
+    );
 }
 
-impl Sockets {
-    fn open(bind: SocketAddr, interface: &str) -> Result<Sockets, Error> {
-        let failed = |error| Error::Bind(bind, interface.to_owned(), error);
-        Ok(Sockets {
-            index: index_of(interface),
-            udp: Arc::new(listen_udp(bind, interface).map_err(failed)?),
-            tcp: listen_tcp(bind, interface).map_err(failed)?,
-            interface: interface.to_owned(),
-        })
-    }
-}
-
-/// Sockets know their interface by its number: one that is made again is another one to them.
-fn index_of(interface: &str) -> Option<u32> {
-    let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/ifindex")).ok()?;
-    text.trim().parse().ok()
-}
-
-async fn serve<R: Records + Send + Sync + 'static>(
-    server: Arc<Server<R>>,
-    sockets: Vec<Sockets>,
-) -> Result<(), Error> {
-    let mut interfaces = Vec::new();
-    let mut tasks = JoinSet::new();
-    for one in sockets {
-        interfaces.push((one.interface, one.index));
-        tasks.spawn(serve_udp(Arc::clone(&server), one.udp));
-        tasks.spawn(serve_tcp(Arc::clone(&server), one.tcp));
-    }
-    loop {
-        tokio::time::sleep(INTERFACE_CHECK).await;
-        for (interface, index) in &interfaces {
-            if index_of(interface) != *index {
-                return Err(Error::Interface(interface.clone()));
-            }
-        }
-    }
-}
-
-fn listen(bind: SocketAddr, interface: &str, kind: Type, protocol: Protocol) -> std::io::Result<Socket> {
+fn listen(bind: SocketAddr, kind: Type, protocol: Protocol) -> std::io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(bind), kind, Some(protocol))?;
     socket.set_nonblocking(true)?;
     match bind {
@@ -146,17 +152,16 @@ fn listen(bind: SocketAddr, interface: &str, kind: Type, protocol: Protocol) -> 
     if kind == Type::STREAM {
         socket.set_reuse_address(true)?;
     }
-    socket.bind_device(Some(interface.as_bytes()))?;
     socket.bind(&bind.into())?;
     Ok(socket)
 }
 
-fn listen_udp(bind: SocketAddr, interface: &str) -> std::io::Result<UdpSocket> {
-    UdpSocket::from_std(listen(bind, interface, Type::DGRAM, Protocol::UDP)?.into())
+fn listen_udp(bind: SocketAddr) -> std::io::Result<UdpSocket> {
+    UdpSocket::from_std(listen(bind, Type::DGRAM, Protocol::UDP)?.into())
 }
 
-fn listen_tcp(bind: SocketAddr, interface: &str) -> std::io::Result<TcpListener> {
-    let socket = listen(bind, interface, Type::STREAM, Protocol::TCP)?;
+fn listen_tcp(bind: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = listen(bind, Type::STREAM, Protocol::TCP)?;
     socket.listen(128)?;
     TcpListener::from_std(socket.into())
 }
@@ -172,6 +177,9 @@ async fn serve_udp<R: Records + Send + Sync + 'static>(server: Arc<Server<R>>, s
                 continue;
             }
         };
+        if !server.is_inside(peer.ip()) {
+            continue;
+        }
         let Some(turn) = server.asking.take(peer.ip()) else {
             continue;
         };
@@ -199,6 +207,9 @@ async fn serve_tcp<R: Records + Send + Sync + 'static>(server: Arc<Server<R>>, l
         };
         match listener.accept().await {
             Ok((stream, peer)) => {
+                if !server.is_inside(peer.ip()) {
+                    continue;
+                }
                 let Some(turn) = server.connected.take(peer.ip()) else {
                     continue;
                 };
@@ -268,14 +279,19 @@ impl Drop for Turn {
 }
 
 impl<R> Server<R> {
-    fn new(responder: Responder<R>) -> Server<R> {
+    fn new(responder: Responder<R>, pods: PodNetwork) -> Server<R> {
         Server {
             responder,
+            pods,
             in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
             connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             asking: Peers::new(MAX_IN_FLIGHT_OF_PEER),
             connected: Peers::new(MAX_CONNECTIONS_OF_PEER),
         }
+    }
+
+    fn is_inside(&self, peer: IpAddr) -> bool {
+        self.pods.contains(peer) || is_own(peer)
     }
 }
 
@@ -330,12 +346,13 @@ mod tests {
     }
 
     fn server() -> Arc<Server<Nothing>> {
-        Arc::new(Server::new(Responder {
+        let responder = Responder {
             zone: Zone::new("cluster.local").unwrap(),
             records: Nothing,
             upstream: Upstream::new(Vec::new()),
             turn: AtomicUsize::new(0),
-        }))
+        };
+        Arc::new(Server::new(responder, "10.1.0.0/24".parse().unwrap()))
     }
 
     fn question() -> Vec<u8> {
@@ -345,18 +362,26 @@ mod tests {
         question.to_vec().unwrap()
     }
 
-    /// Whether there is an answer, by UDP and by TCP.
     fn answered() -> [bool; 2] {
+        answered_from("0.0.0.0")
+    }
+
+    /// Whether there is an answer, by UDP and by TCP.
+    fn answered_from(source: &str) -> [bool; 2] {
         let (question, limit) = (question(), Duration::from_secs(2));
         let by_udp = || -> std::io::Result<usize> {
-            let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
+            let socket = std::net::UdpSocket::bind((source, 0))?;
             socket.set_read_timeout(Some(limit))?;
             socket.connect((ADDRESS, PORT))?;
             socket.send(&question)?;
             socket.recv(&mut [0; 512])
         };
         let by_tcp = || -> std::io::Result<()> {
-            let mut stream = std::net::TcpStream::connect_timeout(&(ADDRESS, PORT).into(), limit)?;
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            let source: IpAddr = source.parse().map_err(std::io::Error::other)?;
+            socket.bind(&SocketAddr::new(source, 0).into())?;
+            socket.connect_timeout(&SocketAddr::from((ADDRESS, PORT)).into(), limit)?;
+            let mut stream = std::net::TcpStream::from(socket);
             stream.set_read_timeout(Some(limit))?;
             stream.write_all(&(question.len() as u16).to_be_bytes())?;
             stream.write_all(&question)?;
@@ -393,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_interfaces_of_the_cluster_are_served() {
+    fn only_the_cluster_is_answered() {
         if !rustix::process::geteuid().is_root() {
             println!("skipped, it needs root");
             return;
@@ -432,18 +457,22 @@ mod tests {
                 .unwrap();
             runtime.block_on(async {
                 let bind = SocketAddr::from((ADDRESS, PORT));
-                let sockets = ["bridge", "lo"].map(|interface| Sockets::open(bind, interface).unwrap());
+                let (udp, tcp) = (listen_udp(bind).unwrap(), listen_tcp(bind).unwrap());
                 let asked = tokio::task::spawn_blocking(move || {
                     go.0.send(()).unwrap();
                     gone.0.send(()).unwrap();
                     (in_pod.join().unwrap(), is_outside.join().unwrap())
                 });
-                let ours = tokio::task::spawn_blocking(answered);
+                let ours = tokio::task::spawn_blocking(|| {
+                    // By the bridge's address and by another one of this machine.
+                    let from = ["0.0.0.0", "192.0.2.1", "127.0.0.1"];
+                    from.map(answered_from)
+                });
                 tokio::select! {
-                    ended = serve(server(), sockets.into()) => panic!("{ended:?}"),
+                    () = serve(server(), udp, tcp) => panic!("it ended"),
                     (asked, ours) = async { (asked.await.unwrap(), ours.await.unwrap()) } => {
                         assert_eq!(asked.0, [true, true], "a pod");
-                        assert_eq!(ours, [true, true], "this machine");
+                        assert_eq!(ours, [[true, true]; 3], "this machine");
                         assert_eq!(asked.1, [false, false], "somebody outside");
                     }
                 }

@@ -201,7 +201,7 @@ impl Wiring<'_> {
             self.start_dns(
                 client(UserInfo::service_account("kube-system", "coredns"), "coredns"),
                 gateway,
-            );
+            )?;
         }
         if self.runs(Component::Node) {
             self.reporter
@@ -482,14 +482,12 @@ impl Wiring<'_> {
         Ok(())
     }
 
-    fn start_dns(&self, client: Client, gateway: IpAddr) {
+    fn start_dns(&self, client: Client, gateway: IpAddr) -> Result<()> {
         let own = [gateway, self.cluster.service_ip(10).unwrap_or(gateway)];
         let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
-        // Without a node there is no bridge, and nobody but this machine to ask.
-        let bridge = self.runs(Component::Node).then(|| self.cluster.bridge());
         let config = skiff_dns::DnsConfig {
             bind: SocketAddr::new(gateway, 53),
-            interfaces: bridge.into_iter().chain(["lo".to_owned()]).collect(),
+            pods: self.cluster.pod_cidr.parse()?,
             domain: self.args.cluster_domain.clone(),
             resolvers: skiff_dns::host_resolvers(&resolv_conf, &own),
         };
@@ -501,6 +499,7 @@ impl Wiring<'_> {
                     .map_err(|e| e.to_string())
             }
         });
+        Ok(())
     }
 }
 

@@ -355,6 +355,7 @@ fn nft_rule(table: &str, chain: &str, rule: &Rule) -> NlResult<NftRule> {
             Part::DestinationLocal => nft.match_fib_type(FibFlags::DADDR, RouteType::Local),
             Part::SourceLocal => nft.match_fib_type(FibFlags::SADDR, RouteType::Local),
             Part::InputInterface(name) => nft.match_iif(name),
+            Part::InputInterfaceNot(name) => nft.match_iif_not(name),
             Part::OutputInterfaceNot(name) => nft.match_oif_not(name),
             Part::NewConnection => nft.match_ct_state(CtState::NEW),
             Part::Protocol(protocol) => nft.match_l4proto(protocol.number()),

@@ -239,21 +239,30 @@ fn frame(config: &ProxyConfig) -> Ruleset {
     if let Some(bridge) = &config.bridge {
         // Node ports on 127.0.0.1 need `route_localnet` on the bridge, which would also open the
         // node's own loopback services to pods. Before translation, nothing from a pod may go there.
-        let rule = vec![
+        let mut rules = vec![vec![
             Part::InputInterface(bridge.clone()),
             Part::Destination(LOOPBACK),
             Part::Verdict(Verdict::Drop),
-        ];
+        ]];
+        if let Some(pods) = config.masquerade_from {
+            // Pods of this node come by the bridge. Who comes another way under such an address is none of them.
+            rules.push(vec![
+                Part::InputInterfaceNot(bridge.clone()),
+                Part::InputInterfaceNot("lo".into()),
+                Part::Source(pods),
+                Part::Verdict(Verdict::Drop),
+            ]);
+        }
         let base = Base {
             kind: Kind::Filter,
             hook: Hook::Prerouting,
             priority: -300,
         };
         ruleset.chains.insert(
-            "guard-loopback".into(),
+            "guard-sources".into(),
             Chain {
                 base: Some(base),
-                rules: vec![rule],
+                rules,
             },
         );
     }

@@ -102,8 +102,9 @@ chain filter-output filter output -110
   ct state new jump endpoints-check
 chain filter-output-post-dnat filter output -90
   ct state new jump cluster-ips-check
-chain guard-loopback filter prerouting -300
+chain guard-sources filter prerouting -300
   iifname skiff0 ip daddr 127.0.0.0/8 drop
+  iifname != skiff0 iifname != lo ip saddr 10.244.0.0/24 drop
 chain masquerading
   meta mark & 0x4000 == 0x4000 meta mark set mark and not 0x4000 masquerade fully-random
   ip saddr 10.244.0.0/24 ip daddr != 10.244.0.0/16 ip daddr != 10.96.0.0/12 oifname != skiff0 masquerade fully-random
