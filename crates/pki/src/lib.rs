@@ -21,9 +21,7 @@ use rcgen::{
     PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
 };
 use std::fs;
-use std::io::Write;
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -98,11 +96,7 @@ impl Pki {
 
     /// The same by another clock.
     pub fn open_at(dir: &Path, clock: Clock) -> Result<Self> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(dir)
-            .map_err(|e| file(dir, e))?;
+        skiff_fs::create_folders_durably(dir, 0o700).map_err(|e| file(dir, e))?;
         Ok(Self {
             dir: dir.to_owned(),
             ca: authority(dir, "ca", "kubernetes", clock().into())?,
@@ -311,25 +305,8 @@ fn read(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Writes beside the file and renames, so that a crash leaves the old file or the new one.
 fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
-    let beside = path.with_extension("new");
-    let store = || -> std::io::Result<()> {
-        let _ = fs::remove_file(&beside);
-        let mut out = fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(mode)
-            .open(&beside)?;
-        out.write_all(text.as_bytes())?;
-        out.sync_all()?;
-        fs::rename(&beside, path)?;
-        match path.parent() {
-            Some(folder) => fs::File::open(folder)?.sync_all(),
-            None => Ok(()),
-        }
-    };
-    store().map_err(|e| file(path, e))
+    skiff_fs::write_durably(path, text.as_bytes(), mode).map_err(|e| file(path, e))
 }
 
 fn file(path: &Path, source: std::io::Error) -> Error {

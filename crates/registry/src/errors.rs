@@ -22,6 +22,10 @@ pub fn store(error: skiff_store::Error) -> Status {
             tracing::error!(%detail, "the store's disk is full");
             Status::internal("the store's disk is full")
         }
+        Error::Io(detail) => {
+            tracing::error!(%detail, "the store's disk failed");
+            Status::internal("the store's disk failed")
+        }
         error => {
             tracing::error!(%error, "a store call failed");
             Status::internal(error)

@@ -144,8 +144,8 @@ async fn run(inner: &Inner, name: &str) -> Result<(), String> {
     match name {
         "etcd" | "etcd-readiness" => {
             let limit = std::time::Duration::from_secs(2);
-            match tokio::time::timeout(limit, inner.registry.store().revision()).await {
-                Ok(Ok(_)) => Ok(()),
+            match tokio::time::timeout(limit, inner.registry.store().health()).await {
+                Ok(Ok(())) => Ok(()),
                 Ok(Err(error)) => Err(error.to_string()),
                 Err(_) => Err("the store did not answer in time".to_string()),
             }

@@ -136,7 +136,7 @@ fn remove_cgroup(path: &Path) -> Result<()> {
 }
 
 /// What skiff makes in its data directory.
-const OURS: [&str; 10] = [
+const OURS: [&str; 11] = [
     "admin.kubeconfig",
     "cni",
     "kubelet",
@@ -145,6 +145,7 @@ const OURS: [&str; 10] = [
     "runtime",
     "runtime-endpoint",
     "skiff.log",
+    "skiff.log.1",
     "skiff.pid",
     "store",
 ];
@@ -187,7 +188,12 @@ impl Cluster {
     /// Notes which runtime holds the pods, so that their removal finds them.
     pub fn remember_runtime(&self, endpoint: Option<&str>) -> Result<()> {
         match endpoint {
-            Some(endpoint) => Ok(fs::write(self.runtime_note(), endpoint)?),
+            Some(endpoint) if self.remembered_runtime().as_deref() == Some(endpoint) => Ok(()),
+            Some(endpoint) => Ok(skiff_fs::write_durably(
+                &self.runtime_note(),
+                endpoint.as_bytes(),
+                0o644,
+            )?),
             None => remove_if_there(&self.runtime_note()),
         }
     }

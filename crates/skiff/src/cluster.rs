@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 pub const DEFAULT_NAME: &str = "skiff";
@@ -69,11 +69,7 @@ impl Cluster {
 
     pub(crate) fn find_or_make_in(root: &Path, name: &str, wishes: &Wishes) -> Result<Self> {
         let records = root.join("clusters");
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(&records)
-            .with_context(|| needs_root(&records))?;
+        skiff_fs::create_folders_durably(&records, 0o755).with_context(|| needs_root(&records))?;
         let lock = File::create(records.join(".lock")).with_context(|| needs_root(&records))?;
         flock(&lock, FlockOperation::LockExclusive)?;
         let path = record_path(root, name);
@@ -167,8 +163,12 @@ impl Cluster {
     }
 
     fn write(&self, path: &Path) -> Result<()> {
-        skiff_fs::write_durably(path, &serde_json::to_vec_pretty(self)?, 0o644)
-            .with_context(|| needs_root(path))
+        let record = serde_json::to_vec_pretty(self)?;
+        // A start on a full disk must not need room for what is there already.
+        if fs::read(path).is_ok_and(|present| present == record) {
+            return Ok(());
+        }
+        skiff_fs::write_durably(path, &record, 0o644).with_context(|| needs_root(path))
     }
 
     /// Forgets the cluster: the last step of its deletion.
@@ -309,11 +309,7 @@ fn make_data_dir(dir: &Path) -> Result<()> {
     if dir.exists() && !dir.is_dir() {
         bail!("--data-dir {} is not a folder", dir.display());
     }
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(dir)
-        .with_context(|| needs_root(dir))
+    skiff_fs::create_folders_durably(dir, 0o755).with_context(|| needs_root(dir))
 }
 
 fn check_name(name: &str) -> Result<()> {

@@ -17,6 +17,7 @@ mod daemon;
 mod demo;
 mod encryption;
 mod image;
+mod log;
 mod logs;
 mod memory;
 mod networks;

@@ -5,7 +5,7 @@ use crate::cluster::Cluster;
 use crate::progress::Reporter;
 use crate::supervise::Supervisor;
 use crate::wiring::Wiring;
-use crate::{daemon, memory, preflight};
+use crate::{daemon, log, memory, preflight};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -27,7 +27,7 @@ pub fn main(args: &ServerArgs) -> Result<()> {
     // for containers.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     skiff_runtime::raise_open_files();
-    log_to_stderr();
+    log_to_stderr(args);
     let reporter = Reporter::new(args.report_progress);
     memory::prepare();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -43,12 +43,18 @@ pub fn main(args: &ServerArgs) -> Result<()> {
     result
 }
 
-fn log_to_stderr() {
+fn log_to_stderr(args: &ServerArgs) {
+    // What `skiff up` made, and nobody else writes to.
+    let in_background = std::env::var_os(daemon::BACKGROUND).is_some();
+    let cluster = Cluster::find(&args.cluster.name).ok().flatten();
+    let file = cluster
+        .filter(|_| in_background)
+        .map(|cluster| cluster.log_file());
     let filter = tracing_subscriber::EnvFilter::try_from_env("SKIFF_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(log::Log::new(file))
         .with_ansi(false)
         .init();
 }
@@ -66,8 +72,10 @@ async fn run(args: &ServerArgs, reporter: &Reporter) -> Result<()> {
             cluster.running()?.unwrap_or(0)
         );
     };
-    lock.set_len(0)?;
-    std::io::Write::write_all(&mut lock, std::process::id().to_string().as_bytes())?;
+    // Over the old one and then cut: on a full disk there is no room for another block.
+    let pid = std::process::id().to_string();
+    std::io::Write::write_all(&mut lock, pid.as_bytes())?;
+    lock.set_len(pid.len() as u64)?;
     cluster.remember_runtime(args.container_runtime_endpoint.as_deref())?;
 
     let mut ends = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);

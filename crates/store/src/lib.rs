@@ -124,6 +124,11 @@ pub trait Store: Send + Sync + 'static {
     /// By the time this returns, every [`Watch`] of this store was handed its events up to it.
     async fn revision(&self) -> Result<i64>;
 
+    /// Whether the store works: it can be asked, and the last write reached the disk (or could again).
+    async fn health(&self) -> Result<()> {
+        self.revision().await.map(drop)
+    }
+
     /// Bytes on disk.
     async fn size(&self) -> Result<u64>;
 

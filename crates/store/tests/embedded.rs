@@ -373,7 +373,15 @@ async fn child_on_a_small_file_system() {
     };
     let dir = std::path::Path::new(&dir);
     let store = Embedded::open(dir.join("data")).unwrap();
-    let mut stored = 0;
+    let ballast = fill(&dir.join("ballast"));
+    ballast
+        .set_len(ballast.metadata().unwrap().len() - (6 << 20))
+        .unwrap();
+    let small = |n: i64| format!("/registry/small-{n}");
+    for n in 0..600 {
+        write(&store, &small(n), &"s".repeat(2000)).await;
+    }
+    let mut stored = 600;
     let error = loop {
         let op = Op::Put(Bytes::from(vec![7; 64 << 10]));
         match store
@@ -387,8 +395,46 @@ async fn child_on_a_small_file_system() {
     assert!(matches!(error, Error::DiskFull(_)), "{error}");
     let revision = store.revision().await.unwrap();
     assert_eq!(revision, 1 + stored);
+    // To the last byte, so that nothing fits by chance.
+    let rest = fill(&dir.join("rest"));
+    let put_new = async |store: &Embedded| {
+        let op = Op::Put(Bytes::from(vec![7; 64 << 10]));
+        store.write("/registry/new", Expect::Absent, op, None).await
+    };
+    assert!(matches!(put_new(&store).await, Err(Error::DiskFull(_))));
+    assert!(matches!(store.health().await, Err(Error::DiskFull(_))));
+    // What frees room passes, and so does what marks an object as being deleted; also after a restart.
+    for n in 0..300 {
+        write(&store, &small(n), &"m".repeat(2100)).await;
+        delete(&store, &small(n)).await;
+    }
+    assert!(matches!(put_new(&store).await, Err(Error::DiskFull(_))));
+    assert!(store.health().await.is_err());
+    drop(store);
+    let store = Embedded::open(dir.join("data")).unwrap();
+    for n in 300..600 {
+        delete(&store, &small(n)).await;
+    }
+    assert!(matches!(put_new(&store).await, Err(Error::DiskFull(_))));
+    stored -= 600;
+    let revision = store.revision().await.unwrap();
+    assert_eq!(
+        revision,
+        1 + stored + 600 + 900,
+        "nothing that was refused is there"
+    );
     // Space comes back: writes work again, without a restart and without a gap.
     std::fs::remove_file(dir.join("ballast")).unwrap();
+    std::fs::remove_file(dir.join("rest")).unwrap();
+    drop((ballast, rest));
+    let healed = async {
+        while store.health().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), healed)
+        .await
+        .unwrap();
     for n in 0..4 {
         assert_eq!(
             write(&store, &format!("/registry/late-{n}"), &"x".repeat(64 << 10)).await,
@@ -410,12 +456,18 @@ async fn child_on_a_small_file_system() {
     println!("survived a full disk");
 }
 
+/// A file that takes all the room there is.
+fn fill(path: &std::path::Path) -> std::fs::File {
+    let mut file = std::fs::File::create(path).unwrap();
+    while std::io::Write::write(&mut file, &[7; 4096]).is_ok_and(|count| count > 0) {}
+    file
+}
+
 #[test]
 fn a_file_system_without_space() {
     let dir = tempfile::tempdir().unwrap();
     // In a mount namespace of its own: the mount goes when the process does.
-    let script = "mount -t tmpfs -o size=8m none \"$0\" 2>/dev/null || { echo no mounts here; exit 0; }
-        head -c 2097152 /dev/zero > \"$0/ballast\"
+    let script = "mount -t tmpfs -o size=128m none \"$0\" 2>/dev/null || { echo no mounts here; exit 0; }
         exec \"$1\" --exact child_on_a_small_file_system --nocapture";
     let output = Command::new("unshare")
         .args(["--mount", "sh", "-c", script])

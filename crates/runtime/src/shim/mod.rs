@@ -16,17 +16,22 @@ use std::path::PathBuf;
 /// the cgroup, and serves until it is told to end.
 pub fn main(arguments: &[OsString]) -> i32 {
     let Some(socket) = arguments.first().map(PathBuf::from) else {
-        eprintln!("internal-shim needs a socket path");
+        complain(format_args!("internal-shim needs a socket path"));
         return 2;
     };
     let cgroup = arguments[1..].iter().map(PathBuf::from).collect();
     match serve(&socket, cgroup) {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("shim: {error}");
+            complain(format_args!("shim: {error}"));
             1
         }
     }
+}
+
+/// Tells the log, if that can be written: on a full disk `eprintln!` would panic, and take the pod down.
+fn complain(text: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 fn serve(socket: &std::path::Path, cgroup: Vec<PathBuf>) -> std::io::Result<()> {

@@ -67,7 +67,7 @@ pub async fn run(listener: UnixListener, binary: HelperBinary) {
     let reaper = shim.reaper.clone();
     spawn_local(async move {
         if let Err(error) = reaper.run().await {
-            eprintln!("shim: reaper: {error}");
+            super::complain(format_args!("shim: reaper: {error}"));
         }
     });
     let accepting = shim.clone();
@@ -82,7 +82,7 @@ pub async fn run(listener: UnixListener, binary: HelperBinary) {
                     });
                 }
                 Err(error) => {
-                    eprintln!("shim: accept: {error}");
+                    super::complain(format_args!("shim: accept: {error}"));
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -675,7 +675,7 @@ fn oom_happened(file: &Path) -> bool {
 
 fn write_state(path: &Path, state: &ContainerState) {
     if let Err(error) = crate::disk::write_json(path, state) {
-        eprintln!("shim: record {}: {error}", path.display());
+        super::complain(format_args!("shim: record {}: {error}", path.display()));
     }
 }
 

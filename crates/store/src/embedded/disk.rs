@@ -6,7 +6,7 @@
 //! format 1 are read without one. A row that does not match its checksum makes its key unreadable, never absent.
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -102,14 +102,18 @@ const COLUMNS: &str = "revision, key, create_revision, value, expires, checksum"
 pub struct Disk {
     connection: Connection,
     dir: PathBuf,
+    max_bytes: Option<u64>,
 }
 
 /// Gives the write-ahead log its room at once, filled with zeros: a commit that makes the file longer, or is the first
 /// to write a part of it, takes twice the time of one that does not, because the file system must write its own
 /// journal too. SQLite stops reading the log at the first frame that it did not write. Without the room everything
-/// works as well.
+/// works as well, so a disk with little of it keeps it for data.
 fn reserve_log(dir: &Path) {
     let log = dir.join(format!("{FILE}-wal"));
+    if super::reserve::free(dir) < 8 * LOG {
+        return;
+    }
     let fill = || {
         let log = fs::OpenOptions::new().write(true).open(&log)?;
         let zeros = vec![0; 1 << 20];
@@ -142,12 +146,7 @@ pub fn size(dir: &Path) -> u64 {
 impl Disk {
     pub fn open(dir: &Path) -> Result<Disk> {
         let io = |error: std::io::Error| Error::Io(format!("{}: {error}", dir.display()));
-        let missing: Vec<&Path> = dir.ancestors().take_while(|part| !part.exists()).collect();
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(dir)
-            .map_err(io)?;
+        skiff_fs::create_folders_durably(dir, 0o700).map_err(io)?;
         let file = dir.join(FILE);
         // Secrets are in here. SQLite gives its log the mode of the database.
         fs::OpenOptions::new()
@@ -156,21 +155,13 @@ impl Disk {
             .mode(0o600)
             .open(&file)
             .map_err(io)?;
-        // SQLite makes its own files durable in the directory, but the directories are ours.
-        for made in std::iter::once(dir).chain(missing.iter().filter_map(|made| made.parent())) {
-            let made = if made.as_os_str().is_empty() {
-                Path::new(".")
-            } else {
-                made
-            };
-            fs::File::open(made)
-                .and_then(|made| made.sync_all())
-                .map_err(io)?;
-        }
+        // SQLite syncs the directory for files that it makes; this one was made here.
+        skiff_fs::sync_folder(dir).map_err(io)?;
         let connection = Connection::open(&file).map_err(|error| translate(dir, error))?;
         let disk = Disk {
             connection,
             dir: dir.to_owned(),
+            max_bytes: None,
         };
         disk.prepare().map_err(|error| match error {
             Prepare::Sqlite(error) => translate(dir, error),
@@ -185,6 +176,9 @@ impl Disk {
         // One process only: the state in memory is the truth for reads. This also spares the shared
         // memory file of the log.
         connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+        // Before anything is written. In WAL mode this is FULL; before that it also makes the removal of the rollback
+        // journal durable, which would otherwise come back after a power cut and undo the start of the database.
+        connection.pragma_update(None, "synchronous", "EXTRA")?;
         let number = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         let (format, application) = (number("user_version")?, number("application_id")?);
         let tables: i64 = connection.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0))?;
@@ -209,7 +203,6 @@ impl Disk {
             connection.pragma_update(None, "page_size", PAGE as i64)?;
         }
         connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
-        connection.pragma_update(None, "synchronous", "FULL")?;
         connection.pragma_update(None, "journal_size_limit", 16 << 20)?;
         connection.set_prepared_statement_cache_capacity(16);
         if tables == 0 {
@@ -234,7 +227,35 @@ impl Disk {
         Ok(())
     }
 
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Opens the files anew, after the disk failed under them: descriptors may be good for nothing.
+    pub fn reopen(&mut self) -> Result<()> {
+        let no_tables = Connection::open_in_memory().map_err(|error| translate(&self.dir, error))?;
+        // The present connection holds the lock. Until another stands, commits fail for want of tables.
+        drop(std::mem::replace(&mut self.connection, no_tables));
+        let mut disk = Disk::open(&self.dir)?;
+        if let Some(bytes) = self.max_bytes {
+            disk.limit_size(bytes)?;
+        }
+        *self = disk;
+        Ok(())
+    }
+
+    /// Writes something that nobody reads, through to the disk. It differs each time, or SQLite would not write it.
+    pub fn probe(&mut self) -> Result<()> {
+        let count =
+            "INSERT INTO meta VALUES ('probes', 1) ON CONFLICT (name) DO UPDATE SET value = value + 1";
+        self.connection
+            .execute(count, [])
+            .map(drop)
+            .map_err(|error| translate(&self.dir, error))
+    }
+
     pub fn limit_size(&mut self, bytes: u64) -> Result<()> {
+        self.max_bytes = Some(bytes);
         let pages = i64::try_from(bytes / PAGE).unwrap_or(i64::MAX).max(1);
         self.connection
             .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))

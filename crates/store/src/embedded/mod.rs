@@ -8,11 +8,13 @@
 
 mod disk;
 mod queue;
+mod reserve;
 mod state;
 mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
@@ -23,7 +25,8 @@ use crate::hub::Hub;
 pub use crate::hub::Limits;
 use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
 use disk::Disk;
-use queue::{Queue, Reply, Request, Waiting, Write, stopped};
+use queue::{Queue, Reply, Request, Waiting, Write, stopped, unfinished};
+use reserve::Reserve;
 use state::State;
 use writer::Writer;
 
@@ -74,6 +77,10 @@ pub struct Embedded {
 
 /// What readers and writers share. Lock order: `writer`, `state`, then the hub's.
 struct Shared {
+    /// Why the last write did not reach the disk, if it did not. Leaf lock.
+    trouble: Mutex<Option<Error>>,
+    /// Whoever held the writer panicked: memory may lack what is on disk. Whoever holds it next looks.
+    suspect: AtomicBool,
     /// Whoever has it may write; over a commit, so it is never waited for but by the writer thread.
     writer: Mutex<Writer>,
     /// Written with `writer` only, after a commit.
@@ -120,8 +127,17 @@ impl Embedded {
         }
         let now = (options.clock)();
         let hub = Hub::new(state.revision, state.compacted, history, now);
+        let reserve = Reserve::open(&options.dir);
         let shared = Arc::new(Shared {
-            writer: Mutex::new(Writer::new(disk, options.limits, options.quick, expiries)),
+            trouble: Mutex::default(),
+            suspect: AtomicBool::new(false),
+            writer: Mutex::new(Writer::new(
+                disk,
+                reserve,
+                options.limits,
+                options.quick,
+                expiries,
+            )),
             state: RwLock::new(state),
             hub,
             queue: Queue::default(),
@@ -211,7 +227,14 @@ impl Store for Embedded {
         let place = self.places.clone().acquire_owned().await;
         let (reply, answer) = Reply::new(place.map_err(|_| stopped())?);
         self.shared.queue.push(Request::Write(Waiting { write, reply }))?;
-        answer.await.map_err(|_| stopped())?
+        answer.await.map_err(|_| unfinished())?
+    }
+
+    async fn health(&self) -> Result<()> {
+        match &*self.shared.trouble.lock() {
+            Some(trouble) => Err(trouble.clone()),
+            None => Ok(()),
+        }
     }
 
     async fn watch(&self, prefix: &str, from: i64) -> Result<Watch> {

@@ -31,6 +31,11 @@ pub fn stopped() -> Error {
     Error::Unavailable("the store was closed".to_owned())
 }
 
+/// Whoever made the write panicked over it.
+pub fn unfinished() -> Error {
+    Error::Unavailable("the write was not finished".to_owned())
+}
+
 pub struct Write {
     pub key: Arc<str>,
     pub expect: Expect,
@@ -118,17 +123,6 @@ impl Queue {
     pub fn close(&self) {
         self.inner.lock().closed = true;
         self.arrived.notify_one();
-    }
-
-    /// Closes, and lets go of those who wait.
-    pub fn abandon(&self) {
-        let left = {
-            let mut inner = self.inner.lock();
-            inner.closed = true;
-            self.arrived.notify_one();
-            std::mem::take(&mut inner.requests)
-        };
-        drop(left);
     }
 
     /// Two writes have met.

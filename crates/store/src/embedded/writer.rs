@@ -4,28 +4,40 @@
 //! for all who wait; a caller that is alone may hold it for its own write ([`write_here`]).
 
 use std::collections::{BTreeSet, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 
 use super::Shared;
 use super::disk::{Disk, Row};
-use super::queue::{BATCH, Reply, Request, STALL, Waiting, Write, spare_runtime, stopped};
+use super::queue::{BATCH, Reply, Request, STALL, Waiting, Write, spare_runtime, unfinished};
+use super::reserve::{self, Keep, Reserve};
 use super::state::Version;
 use crate::hub::Limits;
-use crate::{Error, Expect, Op, Outcome, Result};
+use crate::{Error, Event, Expect, Op, Outcome, Result};
 
 /// How often history is looked at while nothing else happens.
 const HOUSEKEEPING: Duration = Duration::from_secs(30);
 
-/// However a holder of the writer ends, callers must not wait: after a panic memory may lack what is on disk.
-struct AbandonOnPanic<'a>(&'a Shared);
+/// While writes fail, the disk is tried this often.
+const PROBE: Duration = Duration::from_secs(1);
+/// What an object may grow by when it is marked as being deleted, or loses a finalizer.
+const BARELY: usize = 512;
+/// A full disk that has this much room again is not full.
+const ROOM: u64 = 4 << 20;
 
-impl Drop for AbandonOnPanic<'_> {
+/// However a holder of the writer ends, others go on: after a panic memory may lack what is on disk, so whoever is next
+/// looks there first.
+struct SuspectOnPanic<'a>(&'a Shared);
+
+impl Drop for SuspectOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.queue.abandon();
+            self.0.suspect.store(true, Ordering::Release);
+            self.0.queue.leave();
         }
     }
 }
@@ -50,10 +62,11 @@ pub fn write_here(shared: &Shared, write: Write) -> std::result::Result<Result<O
         shared.queue.met();
         return Err(write);
     };
-    if !writer.quick() || !shared.queue.enter(runtime) {
+    // Nor is a disk in trouble anything to hold up a caller's thread for.
+    if !writer.quick() || shared.trouble.lock().is_some() || !shared.queue.enter(runtime) {
         return Err(write);
     }
-    let _abandon = AbandonOnPanic(shared);
+    let _suspect = SuspectOnPanic(shared);
     let outcome = writer.write_one(shared, &write);
     shared.queue.leave();
     Ok(outcome)
@@ -61,50 +74,82 @@ pub fn write_here(shared: &Shared, write: Write) -> std::result::Result<Result<O
 
 /// The writer thread.
 pub fn run(shared: &Shared) {
-    let _abandon = AbandonOnPanic(shared);
     let now = || (shared.clock)();
-    let mut looked = now();
-    let mut next_look = looked + HOUSEKEEPING.as_secs();
-    let mut due = next_look;
+    let mut turns = Turns::default();
     loop {
-        // Not less than a second, so that a disk that refuses the expiry does not make this spin.
-        let patience = Duration::from_secs(due.saturating_sub(now()).clamp(1, HOUSEKEEPING.as_secs()));
-        let Some(requests) = shared.queue.take(patience) else {
-            return;
-        };
-        if requests.is_empty() && now() == looked {
-            // Woken only to see how a caller gets on.
-            shared.queue.relieve();
-            continue;
-        }
-        looked = now();
-        let answers = {
-            let mut writer = hold(shared);
-            let _abandon = AbandonOnPanic(shared);
-            writer.serve(shared, requests)
-        };
-        // After the writer was let go: who has an answer may write at once.
-        for (reply, outcome) in answers {
-            reply.send(outcome);
-        }
-        let mut writer = hold(shared);
-        let _abandon = AbandonOnPanic(shared);
-        writer.expire(shared);
-        if writer.crowded() || now() >= next_look {
-            next_look = now() + HOUSEKEEPING.as_secs();
-            if let Err(error) = writer.trim(shared) {
-                tracing::warn!(%error, "cannot compact the store");
+        let turn = catch_unwind(AssertUnwindSafe(|| turn(shared, &mut turns, &now)));
+        match turn {
+            Ok(true) => {}
+            Ok(false) => return,
+            // The requests of this turn are answered with an error. A panic that comes again must not spin.
+            Err(_) => {
+                tracing::error!("the store's writer panicked; it goes on");
+                std::thread::sleep(STALL);
             }
         }
-        due = writer
-            .expiries
-            .first()
-            .map_or(next_look, |(expires, _)| next_look.min(*expires));
     }
+}
+
+/// When the writer thread did what.
+#[derive(Default)]
+struct Turns {
+    /// When it last looked at what is due.
+    looked: Option<u64>,
+    next_look: u64,
+    due: u64,
+}
+
+/// Serves what waits; false when there will be nothing any more.
+fn turn(shared: &Shared, turns: &mut Turns, now: &dyn Fn() -> u64) -> bool {
+    let _suspect = SuspectOnPanic(shared);
+    let looked = *turns.looked.get_or_insert_with(|| {
+        turns.next_look = now() + HOUSEKEEPING.as_secs();
+        turns.due = turns.next_look;
+        now()
+    });
+    // Not less than a second, so that a disk that refuses the expiry does not make this spin.
+    let mut patience = Duration::from_secs(turns.due.saturating_sub(now()).clamp(1, HOUSEKEEPING.as_secs()));
+    if shared.trouble.lock().is_some() {
+        patience = patience.min(PROBE);
+    }
+    let Some(requests) = shared.queue.take(patience) else {
+        return false;
+    };
+    if shared.trouble.lock().is_some() {
+        hold(shared).heal(shared);
+    }
+    if requests.is_empty() && now() == looked {
+        // Woken only to see how a caller gets on.
+        shared.queue.relieve();
+        return true;
+    }
+    turns.looked = Some(now());
+    let answers = hold(shared).serve(shared, requests);
+    // After the writer was let go: who has an answer may write at once.
+    for (reply, outcome) in answers {
+        reply.send(outcome);
+    }
+    let mut writer = hold(shared);
+    writer.expire(shared);
+    if writer.crowded() || now() >= turns.next_look {
+        turns.next_look = now() + HOUSEKEEPING.as_secs();
+        if let Err(error) = writer.trim(shared) {
+            tracing::warn!(%error, "cannot compact the store");
+        }
+    }
+    turns.due = writer
+        .expiries
+        .first()
+        .map_or(turns.next_look, |(expires, _)| turns.next_look.min(*expires));
+    true
 }
 
 pub struct Writer {
     disk: Disk,
+    reserve: Reserve,
+    /// Only what uses the reserve is written, until that is whole again.
+    full: bool,
+    healed: Instant,
     limits: Limits,
     /// One for each key that has a lease.
     expiries: BTreeSet<(u64, Arc<str>)>,
@@ -123,10 +168,19 @@ struct Decided {
 }
 
 impl Writer {
-    pub fn new(disk: Disk, limits: Limits, quick: Duration, expiries: Vec<(u64, Arc<str>)>) -> Writer {
+    pub fn new(
+        disk: Disk,
+        reserve: Reserve,
+        limits: Limits,
+        quick: Duration,
+        expiries: Vec<(u64, Arc<str>)>,
+    ) -> Writer {
         let expiries = expiries.into_iter().collect();
         Writer {
             disk,
+            reserve,
+            full: false,
+            healed: Instant::now(),
             limits,
             expiries,
             events_since_look: 0,
@@ -177,27 +231,127 @@ impl Writer {
     /// Commits the writes together. When that fails they are tried one by one, so that only those fail
     /// which cannot be stored: on a nearly full disk a small one may still fit.
     fn write_all(&mut self, shared: &Shared, writes: &[Write]) -> Vec<Result<Outcome>> {
-        if let [write] = writes {
-            return vec![self.write_one(shared, write)];
+        if !self.full
+            && let [_, _, ..] = writes
+            && self.catch_up(shared).is_ok()
+        {
+            let decided = self.decide(shared, writes);
+            if self.commit(shared, &decided).is_ok() {
+                self.note_success(shared, &decided);
+                return decided.into_iter().map(|decided| Ok(decided.outcome)).collect();
+            }
         }
-        let decided = self.decide(shared, writes);
-        match self.commit(shared, &decided) {
-            Ok(()) => decided.into_iter().map(|decided| Ok(decided.outcome)).collect(),
-            Err(_) => writes.iter().map(|write| self.write_one(shared, write)).collect(),
-        }
+        writes.iter().map(|write| self.write_one(shared, write)).collect()
     }
 
     fn write_one(&mut self, shared: &Shared, write: &Write) -> Result<Outcome> {
+        self.catch_up(shared)?;
+        let keep = may_use_reserve(shared, write);
         let mut decided = self.decide(shared, std::slice::from_ref(write));
-        let committed = self.commit(shared, &decided);
-        match (committed, decided.pop()) {
-            (Ok(()), Some(decided)) => Ok(decided.outcome),
-            (Err(error), _) => {
-                tracing::warn!(key = %write.key, %error, "a write failed");
-                Err(error)
+        let mut committed = match &self.trouble_if_full(shared) {
+            Some(full) if keep.is_none() && decided.iter().any(|decided| decided.row.is_some()) => {
+                Err(full.clone())
             }
-            (Ok(()), None) => Err(stopped()),
+            _ => self.commit(shared, &decided),
+        };
+        while let (Err(Error::DiskFull(_)), Some(keep)) = (&committed, keep) {
+            if !self.reserve.release(keep) {
+                break;
+            }
+            committed = self.commit(shared, &decided);
         }
+        match &committed {
+            Ok(()) => self.note_success(shared, &decided),
+            Err(error) => {
+                tracing::warn!(key = %write.key, %error, "a write failed");
+                note_failure(shared, error);
+            }
+        }
+        committed?;
+        decided
+            .pop()
+            .map(|decided| decided.outcome)
+            .ok_or_else(unfinished)
+    }
+
+    fn note_success(&mut self, shared: &Shared, decided: &[Decided]) {
+        let mut trouble = shared.trouble.lock();
+        if !self.reserve.is_whole() {
+            // From now on until there is room again.
+            self.full = true;
+            trouble.get_or_insert_with(|| Error::DiskFull(self.disk.dir().display().to_string()));
+        } else if !self.full && decided.iter().any(|decided| decided.row.is_some()) {
+            *trouble = None;
+        }
+    }
+
+    fn trouble_if_full(&self, shared: &Shared) -> Option<Error> {
+        let known = shared.trouble.lock().clone();
+        self.full
+            .then(|| known.unwrap_or_else(|| Error::DiskFull(self.disk.dir().display().to_string())))
+    }
+
+    /// Sees whether the disk is well again. What was acknowledged is on it; what was refused is not in memory.
+    fn heal(&mut self, shared: &Shared) {
+        if self.healed.elapsed() < PROBE {
+            return;
+        }
+        self.healed = Instant::now();
+        let Some(trouble) = shared.trouble.lock().clone() else {
+            return;
+        };
+        let healed = match trouble {
+            Error::DiskFull(_) => {
+                self.reserve.refill() && has_room(self.disk.dir()) && self.disk.probe().is_ok()
+            }
+            _ => {
+                shared.suspect.store(true, Ordering::Release);
+                self.disk.probe().or_else(|_| self.disk.reopen()).is_ok()
+                    && self.disk.probe().is_ok()
+                    && self.catch_up(shared).is_ok()
+            }
+        };
+        if healed {
+            tracing::info!("the store's disk works again");
+            self.full = false;
+            *shared.trouble.lock() = None;
+        }
+    }
+
+    /// Brings memory up to the disk, if somebody panicked between the two.
+    fn catch_up(&mut self, shared: &Shared) -> Result<()> {
+        if !shared.suspect.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let mut rows = Vec::new();
+        if let Err(error) = self.disk.load(shared.hub.revision(), |row| rows.push(row)) {
+            shared.suspect.store(true, Ordering::Release);
+            return Err(error);
+        }
+        let Some(last) = rows.last().map(|row| row.revision) else {
+            return Ok(());
+        };
+        let mut events = Vec::with_capacity(rows.len());
+        {
+            let mut state = shared.state.write();
+            for row in rows {
+                if row.expires > 0 {
+                    self.expiries.insert((row.expires, row.key.clone()));
+                }
+                events.push(if row.revision > state.revision {
+                    state.apply(row)
+                } else {
+                    Event {
+                        key: row.key,
+                        revision: row.revision,
+                        create_revision: row.create_revision,
+                        value: row.value,
+                    }
+                });
+            }
+        }
+        shared.hub.publish(events, last, (shared.clock)());
+        Ok(())
     }
 
     /// What each write comes to, each seeing those before it.
@@ -366,9 +520,35 @@ impl Writer {
             let events = shared.hub.events_up_to(revision);
             (state.superseded(&events), events)
         };
-        self.disk.compact(&superseded, revision)?;
+        let mut compacted = self.disk.compact(&superseded, revision);
+        // It makes room.
+        while matches!(compacted, Err(Error::DiskFull(_))) && self.reserve.release(Keep::Nothing) {
+            compacted = self.disk.compact(&superseded, revision);
+        }
+        compacted?;
         shared.state.write().compact(&events, revision);
         shared.hub.forget(revision);
         Ok(())
     }
+}
+
+fn note_failure(shared: &Shared, error: &Error) {
+    // Anything else is the write's own fault.
+    if let Error::DiskFull(_) | Error::Io(_) | Error::Corrupt(_) | Error::InUse(_) = error {
+        *shared.trouble.lock() = Some(error.clone());
+    }
+}
+
+/// Whether a write is let through on a full disk, and how much of the reserve it must leave.
+fn may_use_reserve(shared: &Shared, write: &Write) -> Option<Keep> {
+    let Op::Put(value) = &write.op else {
+        return Some(Keep::Nothing);
+    };
+    let state = shared.state.read();
+    let present = state.version(&write.key)?.1.value.as_ref()?.len();
+    (value.len() <= present + BARELY).then_some(Keep::Half)
+}
+
+fn has_room(dir: &std::path::Path) -> bool {
+    reserve::free(dir) >= ROOM.min(reserve::total(dir) / 8)
 }
