@@ -8,13 +8,13 @@ RELEASE := target/$(TRIPLE)/release/skiff
 BUILD_PACKAGES := gcc g++ make cmake libc6-dev
 # What the tests need: the real parts they claim to work with.
 TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker-registry \
-                  skopeo busybox-static iproute2 nftables util-linux procps
+                  skopeo busybox-static curl iproute2 nftables util-linux procps
 
 # What the stand-ins for the conformance suite's images are made of.
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
                   iperf util-linux etcd-server wget
 
-.PHONY: up down build build-deps test test-deps lint unit e2e conformance churn clients bench fuzz install clean
+.PHONY: up down build build-deps test test-deps lint unit e2e conformance churn clients bench fuzz release install clean
 
 ## up: build the release binary and start a cluster with everything embedded
 up: build
@@ -74,6 +74,11 @@ churn: test-deps
 ## clients: other people's client libraries against a fresh cluster (needs Go, Node.js and Python)
 clients: build
 	sh tests/clients/run.sh $(RELEASE) $(ONLY)
+
+## release: the static binary, a Debian package and checksums, in dist/
+release: build
+	@sh tools/packages.sh dpkg
+	sh tools/release.sh $(RELEASE) dist
 
 install: build
 	install -m 0755 $(RELEASE) /usr/local/bin/skiff

@@ -1,0 +1,197 @@
+//! What README and docs tell people to type: commands exist, flags exist, and the first five minutes work as shown.
+
+use anyhow::{Context, Result, bail, ensure};
+use skiff_testkit::Cluster;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// README and everything in docs/, with the name that an error shows.
+fn pages() -> Result<Vec<(String, String)>> {
+    let mut pages = vec!["README.md".to_owned()];
+    for entry in std::fs::read_dir(root().join("docs"))? {
+        pages.push(format!("docs/{}", entry?.file_name().to_string_lossy()));
+    }
+    pages.retain(|page| page.ends_with(".md"));
+    pages.sort();
+    let read = |page: String| {
+        let text = std::fs::read_to_string(root().join(&page)).with_context(|| page.clone())?;
+        Ok((page, text))
+    };
+    pages.into_iter().map(read).collect()
+}
+
+/// What stands in backquotes, and the lines of code blocks.
+fn code(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut prose = String::new();
+    let mut in_block = false;
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            in_block = !in_block;
+        } else if in_block {
+            found.push(line.trim_start_matches("# ").to_owned());
+        } else {
+            prose.push_str(line);
+            prose.push(' ');
+        }
+    }
+    found.extend(prose.split('`').skip(1).step_by(2).map(str::to_owned));
+    found
+}
+
+fn help(args: &[&str]) -> Result<String> {
+    let output = Command::new(SKIFF).args(args).arg("--help").output()?;
+    ensure!(output.status.success(), "skiff {args:?} --help fails");
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+#[test]
+fn make_targets_exist() -> Result<()> {
+    let makefile = std::fs::read_to_string(root().join("Makefile"))?;
+    let targets: BTreeSet<&str> = makefile
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(target, _)| target)
+        .collect();
+    let mut seen = 0;
+    for (page, text) in pages()? {
+        for code in code(&text) {
+            let Some(rest) = code.strip_prefix("make ") else { continue };
+            let words = rest.split_whitespace().take_while(|word| !word.starts_with('#'));
+            for word in words.filter(|word| !word.contains('=')) {
+                ensure!(targets.contains(word), "{page}: there is no `make {word}`");
+                seen += 1;
+            }
+        }
+    }
+    ensure!(seen > 3, "only {seen} were found, so this proves nothing");
+    Ok(())
+}
+
+#[test]
+fn commands_and_flags_of_skiff_exist() -> Result<()> {
+    let overview = help(&[])?;
+    let is_command = |word: &str| {
+        let line = format!("  {word} ");
+        overview.lines().any(|l| l.starts_with(&line))
+    };
+    let mut seen = BTreeSet::new();
+    for (page, text) in pages()? {
+        for code in code(&text) {
+            let Some(rest) = code.strip_prefix("skiff ") else { continue };
+            let words: Vec<&str> = rest
+                .split_whitespace()
+                .take_while(|word| !word.starts_with('#'))
+                .collect();
+            let Some(command) = words.first() else { continue };
+            // The lists of what is not built name commands, too.
+            if !command.starts_with(|c: char| c.is_ascii_lowercase()) || page == "docs/limits.md" {
+                continue;
+            }
+            ensure!(is_command(command), "{page}: there is no `skiff {command}` ({code})");
+            let flags = words.iter().filter(|word| word.starts_with("--"));
+            let known = help(&[command])?;
+            for flag in flags {
+                let flag = flag.split('=').next().unwrap_or_default().trim_end_matches(']');
+                ensure!(known.contains(flag), "{page}: `skiff {command}` has no {flag}");
+            }
+            seen.insert(command.to_string());
+        }
+    }
+    ensure!(seen.len() > 4, "only {seen:?} were found, so this proves nothing");
+    Ok(())
+}
+
+/// A command that the README shows, and what it says that it prints.
+struct Shown {
+    command: String,
+    output: Vec<String>,
+}
+
+/// The commands after a `#` prompt in the first five minutes.
+fn five_minutes() -> Result<Vec<Shown>> {
+    let readme = std::fs::read_to_string(root().join("README.md"))?;
+    let (_, rest) = readme
+        .split_once("## The first five minutes")
+        .context("the README has no first five minutes")?;
+    let part = rest.split("\n## ").next().unwrap_or_default();
+    let mut shown: Vec<Shown> = Vec::new();
+    let mut in_block = false;
+    for line in part.lines() {
+        if line.starts_with("```") {
+            in_block = !in_block;
+        } else if in_block && let Some(command) = line.strip_prefix("# ") {
+            shown.push(Shown {
+                command: command.to_owned(),
+                output: Vec::new(),
+            });
+        } else if in_block && let Some(last) = shown.last_mut() {
+            last.output.push(line.to_owned());
+        }
+    }
+    Ok(shown)
+}
+
+/// What a line is about: its first word, without what differs from run to run.
+fn sort_of(line: &str) -> Option<String> {
+    let word = line.split_whitespace().next()?;
+    let stable = word.split(|c: char| c.is_ascii_digit() || c == '-').next()?;
+    (!stable.is_empty()).then(|| stable.to_owned())
+}
+
+#[test]
+fn the_first_five_minutes_are_as_the_readme_shows_them() -> Result<()> {
+    let name = Cluster::new_name();
+    let home = tempfile::tempdir()?;
+    let bin = Path::new(SKIFF).parent().context("the binary has no folder")?;
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
+    let run = |command: &str| {
+        Command::new("sh")
+            .args(["-c", command])
+            .current_dir(root())
+            .env("PATH", &path)
+            .env("HOME", home.path())
+            .env("KUBECONFIG", home.path().join("config"))
+            .env("SKIFF_NAME", &name)
+            .output()
+    };
+    let commands = five_minutes()?;
+    ensure!(commands.len() > 6, "only {} commands were found", commands.len());
+    let mut failure = None;
+    for shown in &commands {
+        let output = run(&shown.command)?;
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !output.status.success() {
+            let error = String::from_utf8_lossy(&output.stderr).into_owned();
+            failure = Some(format!("{}: {error}", shown.command));
+            break;
+        }
+        let sorts: BTreeSet<String> = printed.lines().filter_map(sort_of).collect();
+        // How a trace goes on is another thing each time.
+        let lines = if shown.command.contains("trace") { 1 } else { usize::MAX };
+        let missing = shown.output.iter().take(lines).filter_map(|line| sort_of(line));
+        if let Some(missing) = missing.into_iter().find(|sort| !sorts.contains(sort)) {
+            failure = Some(format!("{} prints no {missing:?}:\n{printed}", shown.command));
+            break;
+        }
+        if shown.command.contains("kubectl apply") {
+            // People type slower than a script.
+            run("kubectl rollout status deployment/web --timeout=90s")?;
+        }
+    }
+    let deleted = Command::new(SKIFF)
+        .args(["down", "--delete", "--name", &name])
+        .output()?;
+    ensure!(deleted.status.success(), "{}", String::from_utf8_lossy(&deleted.stderr));
+    match failure {
+        Some(failure) => bail!(failure),
+        None => Ok(()),
+    }
+}
