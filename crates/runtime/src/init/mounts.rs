@@ -207,7 +207,8 @@ fn place_cgroups(
     if let [(name, tree)] = cgroups.as_slice()
         && name.is_empty()
     {
-        set_attributes(tree.as_fd(), flags | readonly, 0, true).context(|| "cgroup mount".into())?;
+        set_attributes(tree.as_fd(), flags | readonly, libc::MS_PRIVATE, true)
+            .context(|| "cgroup mount".into())?;
         attach(tree, &target, path)?;
         cgroups.clear();
         return Ok(());
@@ -215,7 +216,9 @@ fn place_cgroups(
     let tmpfs = new_filesystem("tmpfs", &["mode=755".into()], flags).context(|| "mount tmpfs".into())?;
     attach(&tmpfs, &target, path)?;
     for (name, tree) in cgroups.drain(..) {
-        set_attributes(tree.as_fd(), flags | readonly, 0, true).context(|| "cgroup mount".into())?;
+        // A copy of a shared mount of the host would pass on what a container mounts in it.
+        set_attributes(tree.as_fd(), flags | readonly, libc::MS_PRIVATE, true)
+            .context(|| "cgroup mount".into())?;
         let path = format!("{path}/{name}");
         attach(&tree, &own_directory(root, &path)?, &path)?;
     }

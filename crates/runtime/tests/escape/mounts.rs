@@ -200,6 +200,16 @@ pub async fn masks_hold() {
     let (_, log) = pod.script(container("masked", "", &script)).await;
     assert_eq!(log, "end\n");
 
+    // Nothing that is mounted inside reaches the host, and nothing of the host comes in.
+    let own = directory(&environment, "own");
+    for privileged in [false, true] {
+        let script = "grep -E ' (shared|master):' /proc/self/mountinfo; echo end";
+        let mut config = container(&format!("propagation-{privileged}"), "", script);
+        crate::environment::security(&mut config).privileged = privileged;
+        config.mounts.push(volume("/own", &own));
+        assert_eq!(pod.script(config).await.1, "end\n");
+    }
+
     // Where a path is masked twice, or below a masked one, the upper mask counts.
     let mut config = container("twice", "", "head -c 1 /proc/version; ls /proc/fs; echo end");
     let security = crate::environment::security(&mut config);
