@@ -132,16 +132,20 @@ fn nothing_is_lost_and_nothing_is_left() -> Result<()> {
     expect_eq(runtime.block_on(identities(&pods))?, bystanders)?;
 
     let began = Instant::now();
+    let mut last = String::new();
     let all = DeleteParams::default();
     runtime.block_on(pods.delete_collection(&all, &ListParams::default()))?;
     let left = eventually("nothing is left of any pod", Duration::from_secs(60), || {
         let list = runtime.block_on(pods.list(&ListParams::default()))?;
         let mut left: Vec<String> = list.items.iter().map(describe).collect();
         left.extend(belongings(cluster.name())?.difference(&before).cloned());
+        if let Some(one) = left.first() {
+            last = one.clone();
+        }
         ensure!(left.is_empty(), "{} left:\n{}", left.len(), left.join("\n"));
         Ok(())
     });
-    println!("clean after {:?}", began.elapsed());
+    println!("clean after {:?}; the last to go: {last}", began.elapsed());
     memory("in the end")?;
     left
 }
