@@ -17,7 +17,7 @@ use crate::marks;
 use crate::pod_state::PodState;
 use crate::pods;
 use crate::runtime::pod_log_dir;
-use crate::status::is_terminal;
+use crate::status::{REJECTED, is_terminal};
 use crate::status_writer;
 use crate::sync::Pass;
 
@@ -136,7 +136,7 @@ impl PodWorker {
                     refusal.message.clone(),
                 );
                 self.state
-                    .fail(refusal.reason, format!("Pod was rejected: {}", refusal.message));
+                    .fail(refusal.reason, format!("{REJECTED}{}", refusal.message));
                 return Next::Again;
             }
             self.state.set_admitted();

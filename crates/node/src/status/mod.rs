@@ -32,6 +32,9 @@ pub trait Readiness {
     fn readiness(&self, container_id: &str) -> Option<bool>;
 }
 
+/// How the message of a pod begins that the node did not take.
+pub const REJECTED: &str = "Pod was rejected: ";
+
 /// Everything a status is made of.
 pub struct StatusInput<'a> {
     pub pod: &'a Pod,
@@ -85,7 +88,11 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
         (!pod_ips.is_empty()).then(|| pod_ips.iter().map(|ip| PodIP { ip: ip.clone() }).collect());
     status.pod_ip = pod_ips.first().cloned();
 
-    containers::fill(input, spec, &mut status);
+    // COMPAT: a rejected pod has no containers to tell of, and clients show the pod's own reason.
+    let is_rejected = |message: Option<&String>| message.is_some_and(|m| m.starts_with(REJECTED));
+    if !is_rejected(input.failed.map(|failed| &failed.message)) && !is_rejected(api_status.message.as_ref()) {
+        containers::fill(input, spec, &mut status);
+    }
 
     let has_started = spec.containers.iter().any(|c| {
         input

@@ -656,6 +656,7 @@ async fn a_pod_that_cannot_be_confined_is_refused() {
         let pod = world.until(name, "refused", failed).await;
         assert_eq!(pod["status"]["reason"], reason);
         assert_eq!(pod["status"]["message"], format!("Pod was rejected: {message}"));
+        assert_eq!(pod["status"]["containerStatuses"], Value::Null);
         world.until_event(reason, message).await;
     }
     let spec = json!({"hostUsers": false, "containers": [
