@@ -323,7 +323,19 @@ impl Cache {
         match from {
             WatchFrom::State(at) => self.fresh(at).await?,
             WatchFrom::Now => self.fresh(ReadAt::Latest).await?,
-            WatchFrom::After(_) => self.fresh(ReadAt::Any).await?,
+            WatchFrom::After(revision) => {
+                self.fresh(ReadAt::Any).await?;
+                if revision > self.revision() {
+                    // Nobody was given a version above the store's: it is of a store that was here before.
+                    let current = self.store.revision().await?;
+                    if revision > current {
+                        return Err(Error::TooOld {
+                            requested: revision,
+                            oldest: current,
+                        });
+                    }
+                }
+            }
         }
         let scope = Scope::new(&self.shared.config.prefix, namespace.as_deref(), 0);
         let filter = Filter {

@@ -74,7 +74,12 @@ impl State {
 
     /// Whether everything up to `revision` is in here.
     pub fn has(&self, revision: i64) -> bool {
-        self.position.is_some() && self.known() >= revision
+        // A watch that was dropped vouches for nothing: the store may even be another one, with lower revisions.
+        let vouched = self
+            .position
+            .as_ref()
+            .is_some_and(|position| position.sync_point().1 != i64::MAX);
+        vouched && self.known() >= revision
     }
 
     /// Takes the whole state anew, as of `revision`; there are no changes before it.

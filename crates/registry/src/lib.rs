@@ -86,9 +86,17 @@ impl Registry {
         Ok(registry)
     }
 
+    /// The revision at which this release first wrote to the store; none if the store has no trace of it.
+    pub async fn adopted_at(&self) -> Result<Option<i64>, Status> {
+        Ok(self
+            .read_stored(RELEASE_KEY)
+            .await?
+            .map(|found| found.mod_revision))
+    }
+
     /// Objects that were there before this release first wrote to the store get their defaults when they are read,
     /// as upstream has it. Reading what this release wrote costs nothing more.
-    async fn note_foreign_values(&self) -> Result<(), Status> {
+    pub async fn note_foreign_values(&self) -> Result<(), Status> {
         let (found, _) = self.store.get(RELEASE_KEY).await.map_err(errors::store)?;
         let release = bytes::Bytes::from_static(facts::KUBERNETES_VERSION.as_bytes());
         let since = match found {

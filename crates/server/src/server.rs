@@ -25,7 +25,9 @@ use crate::connections::Limits;
 use crate::dynamic::{self, Dynamic};
 use crate::flow::{self, FlowControl};
 use crate::health::HealthCheck;
-use crate::hooks::{bootstrap_secrets, identity, ip_addresses, node_graph, rbac_source, repair};
+use crate::hooks::{
+    bootstrap_secrets, identity, ip_addresses, node_graph, rbac_source, repair, store_history,
+};
 use crate::listen::{self, Authorities};
 use crate::metrics::Metrics;
 use crate::service::InProcess;
@@ -308,6 +310,9 @@ impl Server {
         dynamic::start(&inner).await.map_err(StartError::Bootstrap)?;
         flow::start(&inner).await.map_err(StartError::Bootstrap)?;
         ip_addresses::start(&inner).await.map_err(StartError::Bootstrap)?;
+        store_history::start(&inner)
+            .await
+            .map_err(StartError::Bootstrap)?;
         identity::start(&inner);
         repair::start(&inner);
         aggregation::start(&inner);

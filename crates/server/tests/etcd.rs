@@ -9,6 +9,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use support::{Cluster, Frames};
@@ -163,4 +164,68 @@ async fn a_write_too_large_goes_without_its_managed_fields() {
     assert_eq!(refused.code, 500, "{:.300}", refused.text);
     let told = refused.json["message"].as_str().unwrap();
     assert!(told.contains("trying to send message larger than max"), "{told}");
+}
+
+/// An etcd that was emptied: the server starts over with what every cluster has, and all clients are told.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_emptied_etcd_is_a_new_start() {
+    let mut members = etcd::Cluster::new(1, None);
+    let cluster = Cluster::on(Arc::new(members.open().await)).await;
+    for n in 0..300 {
+        write(&cluster, &format!("m{n}"), 0).await;
+    }
+    let service =
+        json!({"metadata": {"name": "s"}, "spec": {"clusterIP": "10.96.7.7", "ports": [{"port": 80}]}});
+    let services = "/api/v1/namespaces/default/services";
+    assert_eq!(cluster.post(services, service.clone()).await.code, 201);
+    let version = cluster.get(MAPS).await.json["metadata"]["resourceVersion"].clone();
+    let version: i64 = version.as_str().unwrap().parse().unwrap();
+    let mut watch = cluster
+        .watch(&format!("{MAPS}?watch=1&resourceVersion={version}"))
+        .await;
+    members.kill(0);
+    std::fs::remove_dir_all(members.data(0)).unwrap();
+    members.start(0);
+    // The watch ends; whoever comes back with its version is sent to list again.
+    let ended = tokio::time::timeout(Duration::from_secs(60), watch.next()).await;
+    assert!(ended.expect("the watch ends").is_none());
+    let wait = async {
+        loop {
+            let ready = cluster.get("/readyz").await.code == 200;
+            let role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/view";
+            if ready && cluster.get(role).await.code == 200 && cluster.get(services).await.code == 200 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let waited = tokio::time::timeout(Duration::from_secs(60), wait).await;
+    waited.expect("the server starts over");
+    assert_eq!(cluster.get(&format!("{MAPS}/m1")).await.code, 404);
+    let listed = cluster.get(MAPS).await.json;
+    let now: i64 = listed["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert!(now < version, "{now} {version}");
+    let again = cluster
+        .get(&format!("{MAPS}?watch=1&resourceVersion={version}"))
+        .await;
+    // As an event, as upstream's cache does.
+    let told = (&again.json["type"], &again.json["object"]["reason"]);
+    assert_eq!(told, (&json!("ERROR"), &json!("Expired")), "{}", again.text);
+    // Namespaces are back, and what was allocated is free.
+    let made = async {
+        loop {
+            let reply = cluster.post(services, service.clone()).await;
+            if reply.code == 201 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let made = tokio::time::timeout(Duration::from_secs(60), made).await;
+    made.expect("the address is free again");
+    assert!(write(&cluster, "new", 0).await > now);
 }

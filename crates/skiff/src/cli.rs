@@ -93,6 +93,9 @@ pub struct ServerArgs {
     /// Keep state in this etcd instead of the embedded store
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub etcd_servers: Vec<String>,
+    /// Keep all keys below this prefix in etcd; two clusters on one etcd need two
+    #[arg(long, value_name = "PREFIX", default_value = "/registry")]
+    pub etcd_prefix: String,
     /// CA of the etcd servers
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub etcd_cafile: Option<PathBuf>,

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::Api;
+use sha2::{Digest, Sha256};
 use skiff_auth::UserInfo;
 use skiff_client::ComponentMetrics;
 use skiff_encryption::Encrypted;
@@ -139,7 +140,7 @@ impl Wiring<'_> {
         endpoint: Option<String>,
     ) -> Result<()> {
         let cluster = self.cluster;
-        let store = self.reporter.step("store", self.open_store()).await?;
+        let store = self.reporter.step("store", self.open_store(certificates)).await?;
         let server = self
             .reporter
             .step("API server", self.start_api(store, advertise, certificates))
@@ -216,7 +217,7 @@ impl Wiring<'_> {
         format!("{node_name}_{}", self.cluster.name)
     }
 
-    async fn open_store(&self) -> Result<Arc<dyn Store>> {
+    async fn open_store(&self, certificates: &Certificates) -> Result<Arc<dyn Store>> {
         let args = self.args;
         if args.etcd_servers.is_empty() {
             let dir = self.cluster.data_dir.join("store");
@@ -224,6 +225,13 @@ impl Wiring<'_> {
             return Ok(Arc::new(store));
         }
         let mut options = skiff_store::etcd::Options::new(&args.etcd_servers);
+        options.prefix.clone_from(&args.etcd_prefix);
+        // Whoever has the key of service accounts is of the same cluster.
+        let id = Sha256::digest(certificates.service_account.1.as_bytes());
+        options.owner = Some(skiff_store::etcd::Owner {
+            id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
+            name: self.cluster.name.clone(),
+        });
         options.ca_file.clone_from(&args.etcd_cafile);
         options.cert_file.clone_from(&args.etcd_certfile);
         options.key_file.clone_from(&args.etcd_keyfile);
@@ -407,15 +415,18 @@ impl Wiring<'_> {
         self.supervisor.run("runtime", move |stop| {
             let (running, config) = (runtime.lock().take(), config.clone());
             async move {
-                let running = match running {
+                let mut running = match running {
                     Some(running) => running,
                     None => skiff_runtime::Runtime::start(config)
                         .await
                         .map_err(|e| e.to_string())?,
                 };
-                stop.cancelled().await;
+                let ended = tokio::select! {
+                    () = stop.cancelled() => Ok(()),
+                    why = running.ended() => Err(why),
+                };
                 running.stop().await;
-                Ok(())
+                ended
             }
         });
         Ok((endpoint, images))

@@ -63,7 +63,9 @@ fn make_targets_exist() -> Result<()> {
     let mut seen = 0;
     for (page, text) in pages()? {
         for code in code(&text) {
-            let Some(rest) = code.strip_prefix("make ") else { continue };
+            let Some(rest) = code.strip_prefix("make ") else {
+                continue;
+            };
             let words = rest.split_whitespace().take_while(|word| !word.starts_with('#'));
             for word in words.filter(|word| !word.contains('=')) {
                 ensure!(targets.contains(word), "{page}: there is no `make {word}`");
@@ -85,7 +87,9 @@ fn commands_and_flags_of_skiff_exist() -> Result<()> {
     let mut seen = BTreeSet::new();
     for (page, text) in pages()? {
         for code in code(&text) {
-            let Some(rest) = code.strip_prefix("skiff ") else { continue };
+            let Some(rest) = code.strip_prefix("skiff ") else {
+                continue;
+            };
             let words: Vec<&str> = rest
                 .split_whitespace()
                 .take_while(|word| !word.starts_with('#'))
@@ -95,7 +99,10 @@ fn commands_and_flags_of_skiff_exist() -> Result<()> {
             if !command.starts_with(|c: char| c.is_ascii_lowercase()) || page == "docs/limits.md" {
                 continue;
             }
-            ensure!(is_command(command), "{page}: there is no `skiff {command}` ({code})");
+            ensure!(
+                is_command(command),
+                "{page}: there is no `skiff {command}` ({code})"
+            );
             let flags = words.iter().filter(|word| word.starts_with("--"));
             let known = help(&[command])?;
             for flag in flags {
@@ -175,7 +182,11 @@ fn the_first_five_minutes_are_as_the_readme_shows_them() -> Result<()> {
         }
         let sorts: BTreeSet<String> = printed.lines().filter_map(sort_of).collect();
         // How a trace goes on is another thing each time.
-        let lines = if shown.command.contains("trace") { 1 } else { usize::MAX };
+        let lines = if shown.command.contains("trace") {
+            1
+        } else {
+            usize::MAX
+        };
         let missing = shown.output.iter().take(lines).filter_map(|line| sort_of(line));
         if let Some(missing) = missing.into_iter().find(|sort| !sorts.contains(sort)) {
             failure = Some(format!("{} prints no {missing:?}:\n{printed}", shown.command));
@@ -189,7 +200,11 @@ fn the_first_five_minutes_are_as_the_readme_shows_them() -> Result<()> {
     let deleted = Command::new(SKIFF)
         .args(["down", "--delete", "--name", &name])
         .output()?;
-    ensure!(deleted.status.success(), "{}", String::from_utf8_lossy(&deleted.stderr));
+    ensure!(
+        deleted.status.success(),
+        "{}",
+        String::from_utf8_lossy(&deleted.stderr)
+    );
     match failure {
         Some(failure) => bail!(failure),
         None => Ok(()),

@@ -15,6 +15,28 @@ fn the_whole_path_on_etcd() -> Result<()> {
 }
 
 #[test]
+fn two_clusters_on_one_etcd_do_not_mix() -> Result<()> {
+    let etcd = Etcd::start()?;
+    let flags = ["--components", "api", "--etcd-servers", etcd.endpoint()];
+    let first = Cluster::start(SKIFF, &flags)?;
+    first.kubectl().run(&["create", "configmap", "a"])?;
+    let refused = Cluster::start(SKIFF, &flags).err();
+    let told = refused.map(|error| format!("{error:#}")).unwrap_or_default();
+    let sentence = format!(
+        "belong to another cluster ({:?}): use another --etcd-prefix",
+        first.name()
+    );
+    expect_eq(told.contains(&sentence), true).with_context(|| told)?;
+    let second = Cluster::start(SKIFF, &[&flags[..], &["--etcd-prefix", "/second"]].concat())?;
+    let names = second.kubectl().run(&["get", "configmaps", "-o", "name"])?;
+    expect_eq(names.contains("configmap/a"), false).with_context(|| names)?;
+    // Its own it gets back.
+    first.skiff(&["down"])?;
+    first.up()?;
+    first.kubectl().run(&["get", "configmap", "a"]).map(|_| ())
+}
+
+#[test]
 fn a_store_that_is_away_is_503_and_nothing_is_lost() -> Result<()> {
     let mut etcd = Etcd::start()?;
     let cluster = Cluster::start(SKIFF, &["--etcd-servers", etcd.endpoint()])?;

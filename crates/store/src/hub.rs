@@ -292,6 +292,15 @@ impl Hub {
 
     /// Starts over at `revision` because events before it were missed: every subscriber is told.
     pub fn reset(&self, revision: i64) {
+        self.start_over(revision, false);
+    }
+
+    /// The same where the store is another one than before, whose revisions are lower.
+    pub fn restart(&self, revision: i64) {
+        self.start_over(revision, true);
+    }
+
+    fn start_over(&self, revision: i64, may_go_back: bool) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         inner.ring.clear();
@@ -309,7 +318,11 @@ impl Hub {
             // A full queue is fine too: its reader then finds it closed and starts over likewise.
             let _ = subscriber.queue.try_send(Err(Error::Compacted { revision }));
         }
-        self.revision.fetch_max(revision, Ordering::AcqRel);
+        if may_go_back {
+            self.revision.store(revision, Ordering::Release);
+        } else {
+            self.revision.fetch_max(revision, Ordering::AcqRel);
+        }
         self.moved.notify_waiters();
     }
 }

@@ -301,3 +301,137 @@ async fn tls_with_client_certificates() {
     check(Options::new(Vec::<String>::new()), "names no server").await;
     check(Options::new(["http://a b"]), "etcd server \"http://a b\"").await;
 }
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+/// Waits until the store answers again, and gives its revision.
+async fn back(store: &Etcd) -> i64 {
+    until(async || store.revision().await).await
+}
+
+/// Emptied, and then set back to a former state: both times the store starts over with what is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_that_was_replaced_is_noticed() {
+    let mut cluster = Cluster::new(1, None);
+    let store = cluster.open().await;
+    let mut last = 0;
+    for n in 0..40 {
+        last = write(&store, &format!("/registry/pods/{n}"), "v").await;
+    }
+    let mut watch = store.watch("/registry/pods/", 0).await.unwrap();
+    let position = watch.position();
+    cluster.kill(0);
+    std::fs::remove_dir_all(cluster.data(0)).unwrap();
+    cluster.start(0);
+    let ended = watch.next().await.unwrap_err();
+    assert!(matches!(ended, Error::Compacted { .. }), "{ended}");
+    assert_eq!(
+        position.sync_point().1,
+        i64::MAX,
+        "nothing vouches for what was read"
+    );
+    let now = back(&store).await;
+    assert!(now < last, "{now} {last}");
+    let left = store.range("/registry/pods/", None, 0, None).await.unwrap();
+    assert!(left.items.is_empty());
+    // It goes on as if it were new.
+    let mut watch = store.watch("/registry/pods/", 0).await.unwrap();
+    let first = write(&store, "/registry/pods/a", "1").await;
+    assert_eq!(events_until(&mut watch, first).await.len(), 1);
+
+    // A backup, two more writes, and the backup again.
+    cluster.kill(0);
+    let saved = tempfile::tempdir().unwrap();
+    copy(&cluster.data(0), saved.path());
+    cluster.start(0);
+    back(&store).await;
+    write(&store, "/registry/pods/a", "2").await;
+    let lost = write(&store, "/registry/pods/lost", "1").await;
+    assert_eq!(events_until(&mut watch, lost).await.len(), 2);
+    cluster.kill(0);
+    std::fs::remove_dir_all(cluster.data(0)).unwrap();
+    copy(saved.path(), &cluster.data(0));
+    cluster.start(0);
+    let ended = watch.next().await.unwrap_err();
+    assert!(matches!(ended, Error::Compacted { .. }), "{ended}");
+    assert!(back(&store).await < lost);
+    let left = store.range("/registry/pods/", None, 0, None).await.unwrap();
+    assert_eq!(left.items.len(), 1);
+    assert_eq!(&left.items[0].value[..], b"1");
+    // An etcd that only was away for a while is the same.
+    let mut watch = store.watch("/registry/pods/", 0).await.unwrap();
+    cluster.kill(0);
+    cluster.start(0);
+    back(&store).await;
+    let next = write(&store, "/registry/pods/b", "1").await;
+    assert_eq!(events_until(&mut watch, next).await.len(), 1);
+}
+
+/// Two clusters on one etcd: below one prefix only one, with prefixes of their own they do not see each other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefix_has_one_owner() {
+    let cluster = Cluster::new(1, None);
+    let as_owner = |id: &str, prefix: &str| {
+        let mut options = cluster.options();
+        prefix.clone_into(&mut options.prefix);
+        options.owner = Some(skiff_store::etcd::Owner {
+            id: id.to_owned(),
+            name: format!("the {id}"),
+        });
+        options
+    };
+    // What was there before, as of an upstream API server, is taken over.
+    let nobodys = cluster.open().await;
+    write(&nobodys, "/registry/pods/a", "1").await;
+    let first = Etcd::open(as_owner("first", "/registry")).await.unwrap();
+    let again = Etcd::open(as_owner("first", "registry/")).await;
+    assert!(
+        again.is_ok(),
+        "after a restart, or another API server of the same cluster"
+    );
+    let refused = Etcd::open(as_owner("second", "/registry"))
+        .await
+        .map(|_| ())
+        .unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        format!(
+            "the keys below \"/registry\" in etcd at http://127.0.0.1:{} belong to another cluster (\"the first\"): use another --etcd-prefix, or, if that cluster is gone and this one is to have its objects, delete the key /registry/skiff.io/owner",
+            cluster.members[0].client
+        )
+    );
+    let second = Etcd::open(as_owner("second", "/second")).await.unwrap();
+    let mut watch = second.watch("/registry/pods/", 0).await.unwrap();
+    write(&first, "/registry/pods/b", "1").await;
+    write(&second, "/registry/pods/c", "1").await;
+    let last = write(&second, "/registry/pods/d", "1").await;
+    let keys = |range: skiff_store::RangeResult| -> Vec<String> {
+        range.items.into_iter().map(|kv| kv.key.to_string()).collect()
+    };
+    let of =
+        async |store: &Etcd, limit| keys(store.range("/registry/pods/", None, limit, None).await.unwrap());
+    assert_eq!(of(&first, 0).await, ["/registry/pods/a", "/registry/pods/b"]);
+    assert_eq!(of(&second, 0).await, ["/registry/pods/c", "/registry/pods/d"]);
+    let rest = second
+        .range("/registry/pods/", Some("/registry/pods/c"), 0, None)
+        .await;
+    assert_eq!(keys(rest.unwrap()), ["/registry/pods/d"]);
+    let (found, _) = second.get("/registry/pods/c").await.unwrap();
+    assert_eq!(&*found.unwrap().key, "/registry/pods/c");
+    let events = events_until(&mut watch, last).await;
+    let seen: Vec<&str> = events.iter().map(|event| &*event.key).collect();
+    assert_eq!(seen, ["/registry/pods/c", "/registry/pods/d"]);
+    let (there, _) = nobodys.get("/second/pods/d").await.unwrap();
+    assert!(there.is_some());
+}

@@ -209,7 +209,8 @@ fn take_over(inner: &Inner, plural: &str, value: &Value) {
     }
 }
 
-async fn ensure(inner: &Arc<Inner>) -> Result<(), Status> {
+/// Makes the objects that every cluster has.
+pub async fn ensure(inner: &Arc<Inner>) -> Result<(), Status> {
     let writes = objects::all()
         .into_iter()
         .map(|object| inner.registry.ensure_merged(object, objects::reconcile));

@@ -11,3 +11,4 @@ pub mod param_access;
 pub mod rbac_source;
 pub mod repair;
 pub mod requester;
+pub mod store_history;

@@ -18,6 +18,12 @@ const RESOURCES: [&str; 4] = ["clusterroles", "clusterrolebindings", "roles", "r
 /// Makes the missing bootstrap objects, adds what present ones lack, and lets every stored one take effect
 /// before the first request.
 pub async fn bootstrap(inner: &Arc<Inner>) -> Result<(), Status> {
+    ensure(inner).await?;
+    follow_all(inner).await
+}
+
+/// Makes the missing bootstrap objects, and adds what present ones lack.
+pub async fn ensure(inner: &Arc<Inner>) -> Result<(), Status> {
     let mut objects = skiff_auth::bootstrap_objects();
     skiff_auth::fill_aggregated(&mut objects);
     inner.authorizer.rbac.update(objects.iter().map(Ok));
@@ -31,6 +37,11 @@ pub async fn bootstrap(inner: &Arc<Inner>) -> Result<(), Status> {
             result => result?,
         }
     }
+    Ok(())
+}
+
+/// Lets every stored object take effect, and follows them.
+async fn follow_all(inner: &Arc<Inner>) -> Result<(), Status> {
     for plural in RESOURCES {
         let Some(resource) = inner.registry.resources.get(GROUP, "v1", plural).cloned() else {
             continue;

@@ -8,11 +8,15 @@ use tokio::sync::oneshot;
 use tonic::Status;
 
 use super::client::{Again, Client};
+use super::history::History;
 use super::proto::{RangeRequest, RangeResponse};
-use super::{FORMAT_KEY, RANGE, range_of};
+use super::{RANGE, range_of};
 
 pub struct Current {
     client: Arc<Client>,
+    history: Arc<History>,
+    /// Any key will do.
+    key: String,
     reads: Mutex<Reads>,
 }
 
@@ -23,9 +27,11 @@ struct Reads {
 }
 
 impl Current {
-    pub fn new(client: Arc<Client>) -> Current {
+    pub fn new(client: Arc<Client>, history: Arc<History>, key: String) -> Current {
         Current {
             client,
+            history,
+            key,
             reads: Mutex::default(),
         }
     }
@@ -59,10 +65,17 @@ impl Current {
             // Any linearizable read will do; this one returns no data.
             let request = RangeRequest {
                 count_only: true,
-                ..range_of(FORMAT_KEY)
+                ..range_of(&self.key)
             };
+            let before = self.history.seen();
             let answer: Result<RangeResponse, _> = self.client.call(RANGE, request, Again::Yes).await;
-            let revision = answer.map(|answer| answer.header.unwrap_or_default().revision);
+            let revision = answer.and_then(|answer| {
+                let header = answer.header.unwrap_or_default();
+                let same = self.history.check(&before, &header);
+                let place = &self.client.place;
+                same.map_err(|why| Status::unavailable(format!("{place} was replaced: {why}")))?;
+                Ok(header.revision)
+            });
             for tell in waiting {
                 let _ = tell.send(revision.clone());
             }

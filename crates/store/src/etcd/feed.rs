@@ -2,12 +2,14 @@
 //! stream for all has a use beyond thrift: what was seen of one resource is known of all, so a quiet
 //! resource needs no progress messages to know that it is up to date.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
+use super::place::Place;
 use super::progress;
 use super::proto::{WatchCreateRequest, WatchRequest, WatchResponse, Watching};
 use super::{Shared, now, prefix_end};
@@ -32,11 +34,19 @@ pub async fn run(shared: Weak<Shared>) {
 
 /// Opens the stream after what is known, and publishes what comes until it breaks; why it broke.
 async fn follow(shared: &Arc<Shared>, pause: &mut Duration) -> String {
+    if let Err(error) = shared.current().await
+        && shared.history.broken().is_none()
+    {
+        return error.to_string();
+    }
+    if let Some(why) = shared.history.broken() {
+        return begin_again(shared, &why).await;
+    }
     // Held for as long as the stream is wanted: dropping it ends the request side.
     let (requests, receiver) = mpsc::channel(1);
     let create = WatchCreateRequest {
-        key: Bytes::copy_from_slice(shared.root.as_bytes()),
-        range_end: prefix_end(&shared.root),
+        key: Bytes::copy_from_slice(shared.place.root().as_bytes()),
+        range_end: prefix_end(shared.place.root()),
         start_revision: shared.hub.revision() + 1,
         progress_notify: true,
         fragment: true,
@@ -53,7 +63,11 @@ async fn follow(shared: &Arc<Shared>, pause: &mut Duration) -> String {
     // The parts of one answer that etcd cut up.
     let mut parts: Vec<Event> = Vec::new();
     loop {
-        let response = match stream.message().await {
+        let message = tokio::select! {
+            message = stream.message() => message,
+            () = shared.history.until_broken() => return "etcd was replaced".to_owned(),
+        };
+        let response = match message {
             Ok(Some(response)) => response,
             Ok(None) => return "the stream ended".to_owned(),
             Err(status) => return status.to_string(),
@@ -80,7 +94,7 @@ fn publish(shared: &Shared, response: WatchResponse, parts: &mut Vec<Event>) {
         ..
     } = response;
     let quiet = events.is_empty() && parts.is_empty();
-    parts.extend(events.into_iter().filter_map(event));
+    parts.extend(events.into_iter().filter_map(|one| event(&shared.place, one)));
     if fragment {
         return;
     }
@@ -91,15 +105,16 @@ fn publish(shared: &Shared, response: WatchResponse, parts: &mut Vec<Event>) {
         None if quiet => header.map_or(0, |header| header.revision),
         None => return,
     };
+    shared.history.shown(revision);
     shared.hub.publish(std::mem::take(parts), revision, now());
     if let Some(excess) = shared.hub.excess(&shared.limits, now()) {
         shared.hub.forget(excess);
     }
 }
 
-fn event(event: super::proto::Event) -> Option<Event> {
+fn event(place: &Place, event: super::proto::Event) -> Option<Event> {
     let kv = event.kv?;
-    let key = std::str::from_utf8(&kv.key).ok()?.into();
+    let key = place.inner(std::str::from_utf8(&kv.key).ok()?);
     let deleted = event.kind == 1;
     Some(Event {
         key,
@@ -112,6 +127,26 @@ fn event(event: super::proto::Event) -> Option<Event> {
 /// A value of its own: one cut from an answer would keep the whole answer in memory.
 pub fn detach(value: Bytes) -> Bytes {
     Bytes::copy_from_slice(&value)
+}
+
+/// Under the same address there is another etcd, or a former state of it: everyone must list again.
+async fn begin_again(shared: &Shared, why: &str) -> String {
+    let place = &shared.client.place;
+    // It may even be somebody else's by now.
+    let header = match shared.place.claim(&shared.client).await {
+        Ok(header) => header,
+        Err(error) => {
+            tracing::error!(%place, why, %error, "etcd was replaced, and what is there now cannot be used");
+            return error.to_string();
+        }
+    };
+    let revision = header.revision;
+    tracing::error!(%place, why, revision, "etcd was replaced or restored: starting over with what is there now");
+    shared.compacted.store(0, Ordering::Relaxed);
+    // First the hub: who is told by it must not find the old revision.
+    shared.hub.restart(revision);
+    shared.history.begin(header);
+    format!("starting over at {revision}")
 }
 
 /// What happened since the last event seen is gone: everyone must list again.

@@ -9,7 +9,9 @@
 mod client;
 mod current;
 mod feed;
+mod history;
 mod lease;
+mod place;
 mod progress;
 mod proto;
 
@@ -26,7 +28,10 @@ use crate::hub::{Hub, Limits};
 use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
 use client::{Again, Client, STATUS, translate};
 use current::Current;
+use history::{History, Seen};
 use lease::Leases;
+pub use place::Owner;
+use place::Place;
 use progress::{Asked, Progress};
 use proto::{
     CompactionRequest, CompactionResponse, Compare, CompareTarget, CompareValue, DeleteRangeRequest,
@@ -34,8 +39,6 @@ use proto::{
     StatusResponse, TxnRequest, TxnResponse,
 };
 
-const FORMAT: i64 = 1;
-const FORMAT_KEY: &str = "/skiff/format";
 /// Keys asked for at once, so that no answer gets too large.
 const PAGE: i64 = 1000;
 /// How long `revision()` waits for the watch before it writes a fence: long while etcd is ours alone
@@ -45,6 +48,9 @@ const FENCE_AFTER_SHARED: u64 = 5;
 /// How long it waits before it asks for progress, which costs no write.
 const ASK_AFTER: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What is written to see the watch arrive.
+const FENCE: &str = "/registry/skiff.io/fence";
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const TXN: &str = "/etcdserverpb.KV/Txn";
@@ -57,8 +63,10 @@ pub struct Options {
     pub ca_file: Option<PathBuf>,
     pub cert_file: Option<PathBuf>,
     pub key_file: Option<PathBuf>,
-    /// `--etcd-prefix`: all keys are below it. It is a part of the keys already; here it says what to watch.
+    /// `--etcd-prefix`: all keys are below it.
     pub prefix: String,
+    /// The cluster whose keys they are; none: nobody asks.
+    pub owner: Option<Owner>,
     pub limits: Limits,
     /// `--etcd-compaction-interval`; `None`: etcd compacts itself, or somebody else sees to it.
     pub compact_every: Option<Duration>,
@@ -72,6 +80,7 @@ impl Options {
             cert_file: None,
             key_file: None,
             prefix: "/registry".to_owned(),
+            owner: None,
             limits: Limits::default(),
             compact_every: Some(Duration::from_secs(300)),
         }
@@ -88,8 +97,8 @@ pub struct Etcd {
 struct Shared {
     client: Arc<Client>,
     hub: Hub,
-    /// The prefix with its `/`.
-    root: String,
+    place: Place,
+    history: Arc<History>,
     limits: Limits,
     /// Milliseconds; see [`FENCE_AFTER_ALONE`].
     fence_after: AtomicU64,
@@ -122,11 +131,11 @@ fn bytes(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
-fn key_value(kv: proto::KeyValue) -> Result<KeyValue> {
+fn key_value(place: &Place, kv: proto::KeyValue) -> Result<KeyValue> {
     let key = std::str::from_utf8(&kv.key)
         .map_err(|_| Error::Corrupt(format!("a key in etcd is not text: {:?}", kv.key)))?;
     Ok(KeyValue {
-        key: key.into(),
+        key: place.inner(key),
         value: feed::detach(kv.value),
         create_revision: kv.create_revision,
         mod_revision: kv.mod_revision,
@@ -151,6 +160,25 @@ impl Shared {
         translate(status, 0, self.hub.revision())
     }
 
+    /// What is known before a call, unless etcd is no longer what it was.
+    fn before_call(&self) -> Result<Seen> {
+        match self.history.broken() {
+            Some(why) => Err(self.replaced(&why)),
+            None => Ok(self.history.seen()),
+        }
+    }
+
+    /// The revision of a consistent answer, if it is of the same etcd as before.
+    fn after_call(&self, before: &Seen, header: Option<proto::ResponseHeader>) -> Result<i64> {
+        let header = header.unwrap_or_default();
+        let same = self.history.check(before, &header);
+        same.map_err(|why| self.replaced(&why)).map(|()| header.revision)
+    }
+
+    fn replaced(&self, why: &str) -> Error {
+        Error::Unavailable(format!("{} was replaced: {why}", self.client.place))
+    }
+
     /// The cluster's revision, read consistently.
     async fn current(&self) -> Result<i64> {
         self.current.read().await.map_err(|status| self.error(status))
@@ -168,14 +196,18 @@ impl Etcd {
     /// Connects, checks that the data is of a format that this skiff knows, and starts to follow it.
     pub async fn open(options: Options) -> Result<Etcd> {
         let client = Arc::new(Client::new(&options)?);
-        let current = Arc::new(Current::new(client.clone()));
-        let revision = check_format(&client).await?;
-        let root = format!("{}/", options.prefix.trim_end_matches('/'));
+        let place = Place::new(&options.prefix, options.owner.clone());
+        let header = place.claim(&client).await?;
+        let (history, revision) = (Arc::new(History::default()), header.revision);
+        history.begin(header);
+        let current = Current::new(client.clone(), history.clone(), place.format_key().into_owned());
+        let current = Arc::new(current);
         let hub = Hub::new(revision, revision, Vec::new(), now());
         let shared = Arc::new(Shared {
             client,
             hub,
-            root,
+            place,
+            history,
             limits: options.limits,
             fence_after: AtomicU64::new(FENCE_AFTER_ALONE),
             progress: Progress::default(),
@@ -205,8 +237,9 @@ impl Etcd {
         limit: i64,
         at: Option<i64>,
     ) -> Result<RangeResponse> {
-        let key = match after {
-            Some(after) if after >= prefix => format!("{after}\0"),
+        let prefix = &*self.shared.place.outer(prefix);
+        let key = match after.map(|after| self.shared.place.outer(after)) {
+            Some(after) if *after >= *prefix => format!("{after}\0"),
             _ => prefix.to_owned(),
         };
         let revision = at.unwrap_or(0);
@@ -217,8 +250,12 @@ impl Etcd {
             revision,
             count_only: false,
         };
+        let before = self.shared.before_call()?;
         let answer = self.shared.client.call(RANGE, request, Again::Yes).await;
-        answer.map_err(|status| translate(status, revision, self.shared.hub.revision()))
+        let answer: RangeResponse =
+            answer.map_err(|status| translate(status, revision, self.shared.hub.revision()))?;
+        self.shared.after_call(&before, answer.header)?;
+        Ok(answer)
     }
 
     /// Waits until the watch has shown everything up to `revision`, and sees to it that it will.
@@ -236,8 +273,7 @@ impl Etcd {
         if shared.arrives(revision, fence_after).await {
             return Ok(());
         }
-        let fence = format!("{}skiff.io/fence", shared.root);
-        self.write(&fence, Expect::Any, Op::Put(Bytes::new()), None)
+        self.write(FENCE, Expect::Any, Op::Put(Bytes::new()), None)
             .await?;
         shared.hub.reached(revision).await;
         if !shared.hub.has_event(revision) {
@@ -252,6 +288,7 @@ impl Etcd {
         expect: Expect,
         success: Request,
     ) -> Result<TxnResponse, tonic::Status> {
+        let key = &*self.shared.place.outer(key);
         let compare = |revision: i64| Compare {
             result: 0,
             target: CompareTarget::Mod.into(),
@@ -273,55 +310,6 @@ impl Etcd {
     }
 }
 
-/// Records the format in data that has none; refuses a newer one. The cluster's revision.
-async fn check_format(client: &Client) -> Result<i64> {
-    let put = PutRequest {
-        key: bytes(FORMAT_KEY),
-        value: bytes(&FORMAT.to_string()),
-        ..Default::default()
-    };
-    let absent = Compare {
-        result: 0,
-        target: CompareTarget::Mod.into(),
-        key: bytes(FORMAT_KEY),
-        value: Some(CompareValue::ModRevision(0)),
-    };
-    let request = TxnRequest {
-        compare: vec![absent],
-        success: vec![op(Request::Put(put))],
-        failure: vec![op(Request::Range(range_of(FORMAT_KEY)))],
-    };
-    // Doing it twice does no harm.
-    let answer: TxnResponse = client
-        .call(TXN, request, Again::Yes)
-        .await
-        .map_err(|status| translate(status, 0, 0))?;
-    for response in answer.responses {
-        let Some(Response::Range(range)) = response.response else {
-            continue;
-        };
-        for kv in range.kvs {
-            let text = String::from_utf8_lossy(&kv.value);
-            let Ok(found) = text.trim().parse::<i64>() else {
-                return Err(Error::Corrupt(format!(
-                    "{FORMAT_KEY} in {} is {text:?}",
-                    client.place
-                )));
-            };
-            if found > FORMAT {
-                let place = client.place.clone();
-                return Err(Error::NewerVersion {
-                    place,
-                    found,
-                    known: FORMAT,
-                    flag: "--etcd-servers",
-                });
-            }
-        }
-    }
-    Ok(answer.header.unwrap_or_default().revision)
-}
-
 /// Compacts to where the store was one interval ago, as upstream's API server does. Several servers may
 /// do so at once; the later one is told that it is done already.
 async fn keep_compact(shared: std::sync::Weak<Shared>, every: Duration) {
@@ -329,7 +317,8 @@ async fn keep_compact(shared: std::sync::Weak<Shared>, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
         let Some(shared) = shared.upgrade() else { return };
-        if let Some(revision) = before {
+        let era = shared.history.seen().era;
+        if let Some((_, revision)) = before.filter(|(then, _)| *then == era) {
             let request = CompactionRequest { revision };
             let done: Result<CompactionResponse, _> = shared
                 .client
@@ -343,24 +332,24 @@ async fn keep_compact(shared: std::sync::Weak<Shared>, every: Duration) {
                 }
             };
         }
-        before = shared.current().await.ok();
+        before = shared.current().await.ok().map(|revision| (era, revision));
     }
 }
 
 #[async_trait]
 impl Store for Etcd {
     async fn get(&self, key: &str) -> Result<(Option<KeyValue>, i64)> {
-        let answer: RangeResponse = self
-            .shared
+        let shared = &self.shared;
+        let before = shared.before_call()?;
+        let answer: RangeResponse = shared
             .client
-            .call(RANGE, range_of(key), Again::Yes)
+            .call(RANGE, range_of(&shared.place.outer(key)), Again::Yes)
             .await
-            .map_err(|status| self.shared.error(status))?;
-        let revision = answer.header.unwrap_or_default().revision;
-        Ok((
-            answer.kvs.into_iter().next().map(key_value).transpose()?,
-            revision,
-        ))
+            .map_err(|status| shared.error(status))?;
+        let revision = shared.after_call(&before, answer.header)?;
+        let found = answer.kvs.into_iter().next();
+        let found = found.map(|kv| key_value(&shared.place, kv)).transpose()?;
+        Ok((found, revision))
     }
 
     async fn range(
@@ -383,7 +372,9 @@ impl Store for Etcd {
         let revision = first.header.unwrap_or_default().revision;
         let at = at.unwrap_or(revision);
         let (count, mut more) = (first.count, first.more);
-        let mut items = first.kvs.into_iter().map(key_value).collect::<Result<Vec<_>>>()?;
+        let place = &self.shared.place;
+        let items = first.kvs.into_iter().map(|kv| key_value(place, kv));
+        let mut items = items.collect::<Result<Vec<_>>>()?;
         while more && (items.len() as i64) < limit {
             let left = limit - items.len() as i64;
             let after = items.last().map(|kv| kv.key.clone());
@@ -392,7 +383,7 @@ impl Store for Etcd {
                 .await?;
             more = page.more && !page.kvs.is_empty();
             for kv in page.kvs {
-                items.push(key_value(kv)?);
+                items.push(key_value(place, kv)?);
             }
         }
         Ok(RangeResult {
@@ -404,6 +395,9 @@ impl Store for Etcd {
     }
 
     async fn write(&self, key: &str, expect: Expect, op: Op, lease_seconds: Option<i64>) -> Result<Outcome> {
+        let shared = &self.shared;
+        let before = shared.before_call()?;
+        let outer = shared.place.outer(key);
         let mut tries = 0;
         let answer = loop {
             let mut lease = 0;
@@ -416,13 +410,13 @@ impl Store for Etcd {
             }
             let success = match &op {
                 Op::Put(value) => Request::Put(PutRequest {
-                    key: bytes(key),
+                    key: bytes(&outer),
                     value: value.clone(),
                     lease,
                     prev_kv: true,
                 }),
                 Op::Delete => Request::DeleteRange(DeleteRangeRequest {
-                    key: bytes(key),
+                    key: bytes(&outer),
                     prev_kv: true,
                 }),
             };
@@ -435,7 +429,10 @@ impl Store for Etcd {
                 Err(status) => return Err(self.shared.error(status)),
             }
         };
-        let revision = answer.header.unwrap_or_default().revision;
+        let header = answer.header.unwrap_or_default();
+        let revision = header.revision;
+        // Done is done: if this is another etcd than before, whoever follows it will be told.
+        let _ = shared.history.check(&before, &header);
         let found = answer
             .responses
             .into_iter()
@@ -447,7 +444,7 @@ impl Store for Etcd {
             Some(Response::Range(answer)) => answer.kvs.into_iter().next(),
             None => None,
         };
-        let found = found.map(key_value).transpose()?;
+        let found = found.map(|kv| key_value(&shared.place, kv)).transpose()?;
         Ok(match answer.succeeded {
             true => Outcome::Done {
                 revision,
@@ -461,10 +458,9 @@ impl Store for Etcd {
     }
 
     async fn watch(&self, prefix: &str, from: i64) -> Result<Watch> {
-        if !prefix.starts_with(&self.shared.root) {
-            let root = &self.shared.root;
+        if !prefix.starts_with("/registry/") {
             return Err(Error::Invalid(format!(
-                "cannot watch {prefix}: it is not below {root}"
+                "cannot watch {prefix}: it is not below /registry/"
             )));
         }
         let from = if from <= 0 {

@@ -4,10 +4,15 @@
 use bytes::Bytes;
 use prost::{Enumeration, Message, Oneof};
 
-#[derive(Clone, PartialEq, Message)]
+#[derive(Clone, Copy, PartialEq, Message)]
 pub struct ResponseHeader {
+    /// Made of the first members and their token: an emptied etcd with the same flags has the same one.
+    #[prost(uint64, tag = "1")]
+    pub cluster_id: u64,
     #[prost(int64, tag = "3")]
     pub revision: i64,
+    #[prost(uint64, tag = "4")]
+    pub raft_term: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -122,6 +122,11 @@ impl Cluster {
         child.wait().unwrap();
     }
 
+    /// Where a member that does not run has its data.
+    pub fn data(&self, at: usize) -> PathBuf {
+        self.dir.path().join(format!("m{at}"))
+    }
+
     pub fn options(&self) -> Options {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let endpoints = self

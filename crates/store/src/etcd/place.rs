@@ -1,0 +1,176 @@
+//! Where in etcd the keys are, and whose they are. The rest of skiff knows keys as `/registry/…` and `/skiff/…`; with
+//! another `--etcd-prefix` all of them are below that one. A key beside the objects names the cluster that owns them.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::client::{Again, Client, translate};
+use super::proto::{
+    Compare, CompareTarget, CompareValue, KeyValue, PutRequest, Request, Response, ResponseHeader,
+    TxnRequest, TxnResponse,
+};
+use super::{TXN, bytes, op, range_of};
+use crate::{Error, Result};
+
+const FORMAT: i64 = 1;
+/// Where the registry has its keys.
+const REGISTRY: &str = "/registry/";
+/// Where skiff notes things about the store.
+const NOTES: &str = "/skiff/";
+/// Below the prefix, but of no group that upstream knows: its API server passes it over.
+const OWNER: &str = "/registry/skiff.io/owner";
+
+/// The cluster that owns the keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// The same for all API servers of a cluster, and only for them.
+    pub id: String,
+    /// What people call it.
+    pub name: String,
+}
+
+pub struct Place {
+    /// With its `/`.
+    root: String,
+    owner: Option<Owner>,
+}
+
+impl Place {
+    pub fn new(prefix: &str, owner: Option<Owner>) -> Place {
+        let path = prefix.trim_matches('/');
+        let root = if path.is_empty() {
+            "/".to_owned()
+        } else {
+            format!("/{path}/")
+        };
+        Place { root, owner }
+    }
+
+    /// What all keys of objects begin with.
+    pub fn root(&self) -> &str {
+        &self.root
+    }
+
+    fn is_usual(&self) -> bool {
+        self.root == REGISTRY
+    }
+
+    pub fn outer<'a>(&self, key: &'a str) -> Cow<'a, str> {
+        if self.is_usual() {
+            return Cow::Borrowed(key);
+        }
+        if let Some(rest) = key.strip_prefix(REGISTRY) {
+            return Cow::Owned(format!("{}{rest}", self.root));
+        }
+        match key.strip_prefix(NOTES) {
+            Some(rest) => Cow::Owned(format!("{}skiff.io/{rest}", self.root)),
+            None => Cow::Borrowed(key),
+        }
+    }
+
+    pub fn inner(&self, key: &str) -> Arc<str> {
+        match key.strip_prefix(&self.root) {
+            Some(rest) if !self.is_usual() => format!("{REGISTRY}{rest}").into(),
+            _ => key.into(),
+        }
+    }
+
+    /// What tells which format the data has.
+    pub fn format_key(&self) -> Cow<'static, str> {
+        self.outer("/skiff/format")
+    }
+
+    /// Records the format and the owner in data that has none; refuses a newer format and another owner.
+    pub async fn claim(&self, client: &Client) -> Result<ResponseHeader> {
+        let key = self.format_key();
+        let (found, header) = put_if_absent(client, &key, FORMAT.to_string()).await?;
+        if let Some(kv) = found {
+            let text = String::from_utf8_lossy(&kv.value);
+            let Ok(found) = text.trim().parse::<i64>() else {
+                return Err(Error::Corrupt(format!("{key} in {} is {text:?}", client.place)));
+            };
+            if found > FORMAT {
+                return Err(Error::NewerVersion {
+                    place: client.place.clone(),
+                    found,
+                    known: FORMAT,
+                    flag: "--etcd-servers",
+                });
+            }
+        }
+        let Some(owner) = &self.owner else {
+            return Ok(header);
+        };
+        let key = self.outer(OWNER);
+        let (found, header) = put_if_absent(client, &key, format!("{} {}", owner.id, owner.name)).await?;
+        let Some(kv) = found else { return Ok(header) };
+        let text = String::from_utf8_lossy(&kv.value);
+        let (id, name) = text.split_once(' ').unwrap_or((&text, ""));
+        if id == owner.id {
+            return Ok(header);
+        }
+        let (root, place) = (self.root.trim_end_matches('/'), &client.place);
+        Err(Error::Invalid(format!(
+            "the keys below {root:?} in {place} belong to another cluster ({name:?}): use another --etcd-prefix, or, if that cluster is gone and this one is to have its objects, delete the key {key}"
+        )))
+    }
+}
+
+/// The key as it was, if it was there already. Doing it twice does no harm.
+async fn put_if_absent(
+    client: &Client,
+    key: &str,
+    value: String,
+) -> Result<(Option<KeyValue>, ResponseHeader)> {
+    let put = PutRequest {
+        key: bytes(key),
+        value: Bytes::from(value),
+        ..Default::default()
+    };
+    let absent = Compare {
+        result: 0,
+        target: CompareTarget::Mod.into(),
+        key: bytes(key),
+        value: Some(CompareValue::ModRevision(0)),
+    };
+    let request = TxnRequest {
+        compare: vec![absent],
+        success: vec![op(Request::Put(put))],
+        failure: vec![op(Request::Range(range_of(key)))],
+    };
+    let answer: TxnResponse = client
+        .call(TXN, request, Again::Yes)
+        .await
+        .map_err(|status| translate(status, 0, 0))?;
+    let found = answer.responses.into_iter().find_map(|one| match one.response {
+        Some(Response::Range(range)) => range.kvs.into_iter().next(),
+        _ => None,
+    });
+    Ok((found, answer.header.unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_below_the_prefix() {
+        let check = |prefix: &str, key: &str, expected: &str| {
+            let place = Place::new(prefix, None);
+            assert_eq!(place.outer(key), expected, "{prefix}");
+            if key.starts_with(REGISTRY) {
+                assert_eq!(&*place.inner(expected), key, "{prefix}");
+            }
+        };
+        for prefix in ["/registry", "registry", "/registry/"] {
+            check(prefix, "/registry/pods/a/b", "/registry/pods/a/b");
+            check(prefix, "/skiff/format", "/skiff/format");
+        }
+        check("/a/b", "/registry/pods/a/b", "/a/b/pods/a/b");
+        check("a", "/skiff/format", "/a/skiff.io/format");
+        check("/", "/registry/pods/", "/pods/");
+        check("a", "/elsewhere/x", "/elsewhere/x");
+    }
+}
