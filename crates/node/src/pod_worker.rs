@@ -60,11 +60,10 @@ impl PodWorker {
 
     pub async fn run(mut self) {
         let writer_stop = self.kubelet.shutdown.child_token();
-        let writer = tokio::spawn(status_writer::run(
-            self.kubelet.clone(),
-            self.state.clone(),
-            writer_stop.clone(),
-        ));
+        let (kubelet, state, stop) = (self.kubelet.clone(), self.state.clone(), writer_stop.clone());
+        let writer = tokio::spawn(skiff_supervise::finished("pod-status", move || {
+            status_writer::run(kubelet.clone(), state.clone(), stop.clone())
+        }));
         loop {
             let work = marks::work_of(&self.state.pod());
             let shutdown = self.kubelet.shutdown.clone();

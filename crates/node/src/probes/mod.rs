@@ -104,14 +104,15 @@ impl Probes {
                     wake: Arc::new(Notify::new()),
                     stop: kubelet.shutdown.child_token(),
                 };
-                let task = worker::ProbeWorker::new(
-                    kubelet.clone(),
-                    state.clone(),
-                    container.clone(),
-                    kind,
-                    probe.clone(),
-                );
-                tokio::spawn(task.run(worker.wake.clone(), worker.stop.clone()));
+                let (kubelet, state, container, probe) =
+                    (kubelet.clone(), state.clone(), container.clone(), probe.clone());
+                let (wake, stop) = (worker.wake.clone(), worker.stop.clone());
+                tokio::spawn(skiff_supervise::finished("probe", move || {
+                    let (kubelet, state) = (kubelet.clone(), state.clone());
+                    let task =
+                        worker::ProbeWorker::new(kubelet, state, container.clone(), kind, probe.clone());
+                    task.run(wake.clone(), stop.clone())
+                }));
                 workers.insert(key, worker);
             }
         }

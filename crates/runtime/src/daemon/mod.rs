@@ -173,6 +173,16 @@ impl Runtime {
         self.daemon.images.clone()
     }
 
+    /// Waits until one of its servers ends, which none does by itself; why it did.
+    pub async fn ended(&mut self) -> String {
+        let (ended, nth, _) = futures::future::select_all(&mut self.tasks).await;
+        drop(self.tasks.swap_remove(nth));
+        ended.map_or_else(
+            |error| error.to_string(),
+            |()| "a server of the runtime ended".to_owned(),
+        )
+    }
+
     /// Stops serving. Containers and their shims run on.
     pub async fn stop(mut self) {
         self.daemon.shutdown.cancel();
