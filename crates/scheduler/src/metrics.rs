@@ -127,3 +127,42 @@ impl SchedulerMetrics {
             .observe(f64::from(queued.attempts));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::fixtures::pod;
+    use serde_json::json;
+
+    #[tokio::test]
+    async fn attempts_and_pending_pods_are_shown() {
+        let registry = Registry::default();
+        let metrics = SchedulerMetrics::new(&registry, "default-scheduler");
+        let queue = Arc::new(SchedulingQueue::new(Vec::new()));
+        SchedulerMetrics::show_queue(&registry, Arc::downgrade(&queue));
+        for name in ["a", "b", "c"] {
+            queue.add(Arc::new(pod(name, json!({}))), None);
+        }
+        let began = Instant::now();
+        let (first, second) = (queue.next().await.unwrap(), queue.next().await.unwrap());
+        metrics.algorithm(began);
+        metrics.attempt(AttemptResult::Scheduled, began);
+        metrics.scheduled(&first);
+        metrics.attempt(AttemptResult::Unschedulable, began);
+        queue.park(&second.pod.uid, Vec::new());
+        let text = registry.text();
+        for line in [
+            "scheduler_pending_pods{queue=\"active\"} 1",
+            "scheduler_pending_pods{queue=\"unschedulable\"} 1",
+            "scheduler_schedule_attempts_total{profile=\"default-scheduler\",result=\"scheduled\"} 1",
+            "scheduler_schedule_attempts_total{profile=\"default-scheduler\",result=\"unschedulable\"} 1",
+            "scheduler_scheduling_attempt_duration_seconds_count{profile=\"default-scheduler\",result=\"scheduled\"} 1",
+            "scheduler_scheduling_algorithm_duration_seconds_count 1",
+            "scheduler_pod_scheduling_sli_duration_seconds_count{attempts=\"1\"} 1",
+            "scheduler_pod_scheduling_sli_duration_seconds_bucket{attempts=\"1\",le=\"5242.88\"} 1",
+            "scheduler_pod_scheduling_attempts_bucket{le=\"1\"} 1",
+        ] {
+            assert!(text.lines().any(|shown| shown == line), "{line}\n{text}");
+        }
+    }
+}

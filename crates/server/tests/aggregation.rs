@@ -151,6 +151,19 @@ fn condition(object: &Value) -> (String, String) {
     (text("status"), text("reason"))
 }
 
+/// Waits until the metrics show a line, or no longer show it.
+async fn metrics_show(cluster: &Cluster, line: &str, shown: bool) {
+    let began = Instant::now();
+    loop {
+        let text = cluster.get("/metrics").await.text;
+        if text.lines().any(|present| present == line) == shown {
+            return;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{line}:\n{text}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 #[tokio::test]
 async fn an_extension_api_server() {
     let cluster = Cluster::start().await;
@@ -169,6 +182,8 @@ async fn an_extension_api_server() {
     let found = until(&cluster, &own, |object| condition(object).1 == "ServiceNotFound").await;
     let message = &found["status"]["conditions"][0]["message"];
     assert_eq!(message, "service/api in \"default\" is not present");
+    let unavailable = "aggregator_unavailable_apiservice{name=\"v1.wardle.example.com\"}";
+    metrics_show(&cluster, &format!("{unavailable} 1"), true).await;
     let flunders = "/apis/wardle.example.com/v1/namespaces/default/flunders";
     let reply = cluster.get(flunders).await;
     assert_eq!((reply.code, reply.text.as_str()), (503, "service unavailable\n"));
@@ -185,6 +200,7 @@ async fn an_extension_api_server() {
     })
     .await;
     until(&cluster, flunders, |answer| answer["path"] == flunders).await;
+    metrics_show(&cluster, &format!("{unavailable} 0"), true).await;
 
     let mut jane = UserInfo::new("jane", ["devs", "system:masters"]);
     jane.uid = "u-1".to_string();
@@ -275,9 +291,15 @@ async fn an_extension_api_server() {
     drop(upgraded);
     https.0.end().await;
 
+    let service = "/api/v1/namespaces/default/services/api";
+    let gone = cluster.send("DELETE", service, "application/json", "").await;
+    assert_eq!(gone.code, 200, "{}", gone.text);
+    let lost = "aggregator_unavailable_apiservice_total{name=\"v1.wardle.example.com\",reason=\"ServiceNotFound\"} 1";
+    metrics_show(&cluster, lost, true).await;
     let gone = cluster.send("DELETE", &own, "application/json", "").await;
     assert_eq!(gone.code, 200, "{}", gone.text);
     until(&cluster, flunders, |answer| answer["path"] != flunders).await;
+    metrics_show(&cluster, &format!("{unavailable} 1"), false).await;
 }
 
 /// Requests through the other door, with a connection each.
