@@ -39,6 +39,8 @@ pub enum Command {
     Trace(TraceArgs),
     /// Show when certificates end, and renew them
     Certs(CertsArgs),
+    /// Encrypt Secrets that are stored in the clear or by an old key
+    Secrets(SecretsArgs),
     /// Import, pull, list and remove images of the embedded runtime
     Image(ImageArgs),
     /// Serve HTTP and say which pod this is (the program of the demo image)
@@ -275,6 +277,20 @@ pub enum CertsCommand {
         #[arg(value_name = "NAME")]
         names: Vec<String>,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct SecretsArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    #[command(subcommand)]
+    pub command: SecretsCommand,
+}
+
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub enum SecretsCommand {
+    /// Write every Secret again that the key in use now did not encrypt
+    Reencrypt,
 }
 
 #[derive(Debug, Args)]

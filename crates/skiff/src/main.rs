@@ -23,6 +23,7 @@ mod memory;
 mod networks;
 mod preflight;
 mod progress;
+mod secrets;
 mod serve;
 mod status;
 mod supervise;
@@ -70,6 +71,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             Ok(())
         }
         Command::Trace(args) => block_on(trace::show(&args))?,
+        Command::Secrets(args) => block_on(secrets::run(&args))?,
         Command::Certs(args) => certs::run(&args),
         Command::Image(args) => block_on(image::run(&args))?,
         Command::Demo { port } => block_on(demo::serve(port))?,

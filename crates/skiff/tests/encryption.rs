@@ -23,6 +23,11 @@ fn tell(folder: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
+fn key_of(config: &str) -> Result<String> {
+    let (_, rest) = config.split_once("secret: ").context("a secret")?;
+    Ok(rest.split('}').next().context("its end")?.to_owned())
+}
+
 #[test]
 fn secrets_are_encrypted_by_default() -> Result<()> {
     let cluster = Cluster::start(SKIFF, &["--components", "api"])?;
@@ -39,6 +44,30 @@ fn secrets_are_encrypted_by_default() -> Result<()> {
     cluster.up()?;
     let read = || kubectl.json(&["get", "secret", "one"]);
     expect_eq(&read()?["data"]["word"].as_str().map(str::as_bytes), &Some(WORD))?;
+    // To another key: the new one first, then all is written again, then the old one can go.
+    let rotated = fs::read_to_string(&key)?;
+    let (old, new) = (key_of(&rotated)?, "ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA=");
+    let both = format!("[{{name: key2, secret: {new}}}, {{name: key1, secret: {old}}}]");
+    fs::write(
+        &key,
+        rotated.replace(&format!("[{{name: key1, secret: {old}}}]"), &both),
+    )?;
+    cluster.skiff(&["down"])?;
+    cluster.up()?;
+    let said = cluster.skiff(&["secrets", "reencrypt"])?;
+    expect_eq(
+        said.as_str(),
+        "1 of 1 Secrets were written again, encrypted by the key that is in use now.\n",
+    )?;
+    let said = cluster.skiff(&["secrets", "reencrypt"])?;
+    ensure!(said.starts_with("0 of 1 "), "{said}");
+    cluster.skiff(&["down"])?;
+    fs::write(
+        &key,
+        rotated.replace("name: key1", "name: key2").replace(&old, new),
+    )?;
+    cluster.up()?;
+    expect_eq(read()?["data"]["word"].as_str().map(str::as_bytes), Some(WORD))?;
     // Without the key the cluster does not start, and makes no other.
     cluster.skiff(&["down"])?;
     let kept = fs::read(&key)?;
