@@ -12,7 +12,7 @@ use skiff_registry::{ListOptions, ReadAt};
 
 use crate::audit::Level;
 use crate::chain::Exchange;
-use crate::hooks::{escalation, param_access};
+use crate::hooks::{claim_access, escalation, param_access};
 use crate::query::Query;
 use crate::server::Inner;
 
@@ -22,6 +22,7 @@ pub struct Admission<'a> {
     user: User,
     identity: &'a UserInfo,
     resource: &'a Resource,
+    verb: &'a str,
     subresource: &'a str,
     namespace: &'a str,
     name: &'a str,
@@ -92,6 +93,7 @@ impl<'a> Admission<'a> {
                 extra: user.extra.clone(),
             },
             resource,
+            verb: &exchange.info.verb,
             subresource: &exchange.info.subresource,
             namespace: &exchange.info.namespace,
             name: &exchange.info.name,
@@ -213,6 +215,10 @@ impl Gate for Admission<'_> {
         match object.as_deref() {
             Some(new) => {
                 escalation::check(self.inner, self.identity, self.resource, self.namespace, new, old).await?;
+                if self.subresource == "status" {
+                    claim_access::check(self.inner, self.identity, self.resource, self.verb, new, old)
+                        .await?;
+                }
                 param_access::check(self.inner, self.identity, self.resource, new, old).await
             }
             None => Ok(()),

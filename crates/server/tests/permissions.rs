@@ -165,3 +165,45 @@ async fn parameters_of_policies_must_be_readable_to_their_author() {
     let made = send(&cluster, "author", "POST", &bindings, binding(reference)).await;
     assert_eq!(made.code, 201, "{}", made.text);
 }
+
+#[tokio::test]
+async fn an_allocation_needs_more_than_the_status() {
+    let cluster = Cluster::start().await;
+    let claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
+    let claim = json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests":
+        [{"name": "r", "exactly": {"deviceClassName": "d", "allocationMode": "ExactCount", "count": 1}}]}}});
+    let made = cluster.post(claims, claim).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let rule = |resource: &str, verb: &str| json!([{"apiGroups": ["resource.k8s.io"], "resources": [resource], "verbs": [verb]}]);
+    let status = "resourceclaims/status";
+    let probe = ("update", "resource.k8s.io/resourceclaims:status");
+    grant(&cluster, "writer", rule(status, "update"), probe).await;
+    let uri = format!("{claims}/c/status");
+    let mut allocated = made.json;
+    allocated["status"] = json!({"allocation": {"devices": {"results":
+        [{"request": "r", "driver": "gpu.example.com", "pool": "p", "device": "d"}]}}});
+    let refused = send(&cluster, "writer", "PUT", &uri, allocated.clone()).await;
+    assert_eq!(refused.code, 422, "{}", refused.text);
+    assert_eq!(
+        refused.json["message"],
+        "ResourceClaim.resource.k8s.io \"c\" is invalid: status.allocation: Forbidden: changing status.allocation or status.reservedFor requires resource=\"resourceclaims/binding\", verb=\"update\" permission: resourceclaims.resource.k8s.io is forbidden: User \"writer\" cannot update resource \"resourceclaims/binding\" in API group \"resource.k8s.io\" at the cluster scope"
+    );
+    let binding = json!([{"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/binding", status], "verbs": ["update"]}]);
+    let probe = ("update", "resource.k8s.io/resourceclaims:binding");
+    grant(&cluster, "binder", binding, probe).await;
+    let made = send(&cluster, "binder", "PUT", &uri, allocated).await;
+    assert_eq!(made.code, 200, "{}", made.text);
+    let mut told = made.json;
+    told["status"]["devices"] = json!([{"driver": "gpu.example.com", "pool": "p", "device": "d"}]);
+    let refused = send(&cluster, "binder", "PUT", &uri, told.clone()).await;
+    assert_eq!(refused.code, 422, "{}", refused.text);
+    let message = refused.json["message"].as_str().unwrap_or_default();
+    assert!(message.contains("status.devices: Forbidden: changing status.devices requires resource=\"resourceclaims/driver\", verb=\"[arbitrary-node:update]\" permission:"), "{message}");
+    let driver = json!([{"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/driver"],
+        "resourceNames": ["gpu.example.com"], "verbs": ["arbitrary-node:update"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": [status], "verbs": ["update"]}]);
+    let probe = ("update", "resource.k8s.io/resourceclaims:status");
+    grant(&cluster, "driver", driver, probe).await;
+    let done = send(&cluster, "driver", "PUT", &uri, told).await;
+    assert_eq!(done.code, 200, "{}", done.text);
+}

@@ -2,6 +2,7 @@
 //! `subresources` name kinds.
 
 pub mod bootstrap_secrets;
+pub mod claim_access;
 pub mod escalation;
 pub mod follow;
 pub mod identity;
