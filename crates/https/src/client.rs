@@ -359,6 +359,12 @@ mod tests {
             client.call(call(&place, long)).await.unwrap_err(),
             Failure::TooLarge
         );
+        // One that does not say how long it is, and never ends.
+        let place = answering(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n6\r\nhello!\r\n").await;
+        assert_eq!(
+            client.call(call(&place, long)).await.unwrap_err(),
+            Failure::TooLarge
+        );
         let place = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel").await;
         let short = Duration::from_millis(50);
         assert_eq!(

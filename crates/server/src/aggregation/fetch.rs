@@ -88,3 +88,39 @@ pub async fn get(target: &Target, path: &str, headers: &[(HeaderName, &str)]) ->
     driver.abort();
     fetched
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    /// An extension API server whose document has no end is read up to the limit, and no further.
+    #[tokio::test]
+    async fn documents_are_cut_while_they_are_read() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = [0; 4096];
+            let _ = stream.read(&mut head).await;
+            let _ = stream
+                .write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")
+                .await;
+            let mut sent = 0usize;
+            while stream.write_all(&[b' '; 64 << 10]).await.is_ok() {
+                sent += 64 << 10;
+            }
+            sent
+        });
+        let target = Target {
+            host: "127.0.0.1".to_owned(),
+            port,
+            tls: None,
+        };
+        let refused = get(&target, "/apis", &[]).await.err();
+        assert_eq!(refused.as_deref(), Some("length limit exceeded"));
+        // What the sockets hold comes on top.
+        let sent = server.await.unwrap();
+        assert!(sent < DOCUMENT_LIMIT + (32 << 20), "{sent}");
+    }
+}
