@@ -166,7 +166,7 @@ impl skiff_cri::ImageService for Daemon {
         let containers = self.config.containers();
         let at = containers.clone();
         let (container_bytes, container_inodes) =
-            tokio::task::spawn_blocking(move || super::stats::disk_usage(&at))
+            tokio::task::spawn_blocking(move || crate::usage::disk_usage(&at))
                 .await
                 .map_err(|error| Status::internal(error.to_string()))?;
         Ok(Response::new(cri::ImageFsInfoResponse {

@@ -5,7 +5,6 @@ use super::record::{Container, Sandbox, now_nanos};
 use super::status::matches;
 use crate::cgroup::Cgroup;
 use skiff_cri::v1 as cri;
-use std::path::Path;
 use std::sync::Arc;
 
 fn value(value: u64) -> Option<cri::UInt64Value> {
@@ -34,23 +33,6 @@ fn memory(cgroup: &Cgroup, timestamp: i64) -> Option<cri::MemoryUsage> {
         major_page_faults: value(stats.major_page_faults),
         psi: None,
     })
-}
-
-/// Bytes on disk and inodes below a directory.
-pub(super) fn disk_usage(directory: &Path) -> (u64, u64) {
-    use std::os::unix::fs::MetadataExt;
-    let (mut bytes, mut inodes) = (0, 0);
-    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-        let Ok(metadata) = entry.metadata() else { continue };
-        bytes += metadata.blocks() * 512;
-        inodes += 1;
-        if metadata.is_dir() {
-            let below = disk_usage(&entry.path());
-            bytes += below.0;
-            inodes += below.1;
-        }
-    }
-    (bytes, inodes)
 }
 
 fn interfaces(netns_of: i32) -> Vec<cri::NetworkInterfaceUsage> {
@@ -92,7 +74,7 @@ impl Daemon {
             .ok()
             .filter(|_| container.is_running());
         let upper = container.directory.join("upper");
-        let (bytes, inodes) = disk_usage(&upper);
+        let (bytes, inodes) = crate::usage::disk_usage(&upper);
         let swap = cgroup
             .as_ref()
             .and_then(Cgroup::memory)
