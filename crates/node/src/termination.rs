@@ -49,10 +49,12 @@ pub fn message(status: &ContainerStatus) -> String {
 }
 
 fn read_tail(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    // A volume may be mounted in the file's place: a pipe must not make us wait for a writer.
+    // A volume may be mounted in the file's place, or be where the logs are: a pipe must not make us wait for
+    // a writer, nor a link show a file of the host.
+    let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
     let mut file = File::options()
         .read(true)
-        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .custom_flags(flags.bits().cast_signed())
         .open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("not a regular file"));
@@ -90,6 +92,18 @@ mod tests {
     use super::*;
     use skiff_cri::v1::Mount;
     use std::collections::HashMap;
+
+    #[test]
+    fn links_are_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let secret = dir.path().join("secret");
+        std::fs::write(&secret, "2026-01-01T00:00:00.1Z stdout F secret\n").unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&secret, &link).unwrap();
+        assert!(read_tail(&secret, MAX_FILE).is_ok());
+        assert!(read_tail(&link, MAX_FILE).is_err());
+        assert!(log_tail(&link).is_err());
+    }
 
     #[test]
     fn messages() {
