@@ -70,11 +70,17 @@ pub(super) fn own_directory(root: BorrowedFd<'_>, path: &str) -> Result<OwnedFd,
 }
 
 /// The file that one of the runtime's own files goes on. Images ship /etc/resolv.conf as a link to where
-/// systemd would write it: the link makes room for a file.
+/// systemd would write it: the link makes room for a file. Others have /etc itself elsewhere, which is fine as
+/// long as it is in the image.
 pub(super) fn own_file(root: BorrowedFd<'_>, path: &str) -> Result<OwnedFd, InitError> {
     let (parent, name) = split(path)?;
-    let parent = make_directories_without_links(root, parent)?;
+    let parent = make_directories(root, parent, MAX_LINKS)?;
     let what = || format!("make mount point {path}");
+    if tree::mount_id(parent.as_fd()).context(what)? != tree::mount_id(root).context(what)? {
+        return Err(InitError::Message(format!(
+            "mount point {path} must not lead out of the image"
+        )));
+    }
     match rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => {
             rustix::fs::unlinkat(&parent, name, AtFlags::empty()).context(what)?;
@@ -262,7 +268,8 @@ mod tests {
         own_directory(root.as_fd(), "/new/deep").expect("made");
         assert!(path("new/deep").is_dir());
 
-        std::fs::create_dir(path("etc")).expect("make");
+        std::fs::create_dir(path("real")).expect("make");
+        symlink("real", path("etc")).expect("link");
         std::fs::write(path("victim"), "kept").expect("write");
         symlink("/victim", path("etc/hosts")).expect("link");
         own_file(root.as_fd(), "/etc/hosts").expect("replaced");

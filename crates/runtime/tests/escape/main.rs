@@ -44,6 +44,9 @@ mod mounts;
 mod process;
 mod registries;
 mod support;
+#[allow(dead_code, reason = "shared with the tests of `containers`")]
+#[path = "../containers/websocket.rs"]
+mod websocket;
 
 use harness::{Test, tests};
 

@@ -227,6 +227,26 @@ pub async fn terminals() {
     let (_, log) = pod.script(config).await;
     let lines: Vec<&str> = log.lines().map(str::trim).collect();
     assert_eq!(lines, ["terminal", "console", "0", "ptmx"]);
+
+    // A process that joins has the path only, so what it finds there must be a devpts.
+    let mut config = container("joined", "", "exec sleep 1000");
+    config.mounts.push(volume("/dev/pts", &fake));
+    let request = cri::ExecRequest {
+        container_id: pod.start(config).await,
+        cmd: vec!["echo".into(), "escaped".into()],
+        tty: true,
+        stdin: true,
+        stdout: true,
+        stderr: false,
+    };
+    let url = pod.client.exec(request).await.expect("exec").into_inner().url;
+    let frames = crate::websocket::websocket(&url, "v5.channel.k8s.io", &[]).await;
+    let text: String = frames
+        .iter()
+        .map(|frame| String::from_utf8_lossy(frame))
+        .collect();
+    assert!(text.contains("/dev/pts is not of type devpts"), "{text}");
+    assert!(!text.contains("escaped"), "{text}");
     pod.remove().await;
     environment.finish().await;
 }
