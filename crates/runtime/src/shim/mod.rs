@@ -7,6 +7,7 @@ pub mod launch;
 pub mod logs;
 pub mod protocol;
 mod server;
+mod sessions;
 
 use std::ffi::OsString;
 use std::io::Write;
