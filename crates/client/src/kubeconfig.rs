@@ -211,6 +211,10 @@ fn write_document(path: &Path, document: &Value) -> Result<(), Error> {
     }
     // A link stays a link: its target is replaced.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    // What is there already needs no room on a full disk.
+    if fs::read(&target).is_ok_and(|present| present == text.as_bytes()) {
+        return Ok(());
+    }
     let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = target.with_file_name(name);

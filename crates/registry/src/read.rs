@@ -170,6 +170,21 @@ impl Registry {
         self.list(resource, options).await
     }
 
+    /// How many objects cannot be read, by the prefix that they are stored under; those of resources that somebody read.
+    pub fn unreadable(&self) -> Vec<(String, usize)> {
+        let caches: Vec<(String, Arc<Cache>)> = {
+            let caches = self.caches.lock();
+            let all = caches
+                .iter()
+                .map(|(prefix, (_, cache))| (prefix.clone(), cache.clone()));
+            all.collect()
+        };
+        let counted = caches
+            .into_iter()
+            .map(|(prefix, cache)| (prefix, cache.unreadable()));
+        counted.filter(|(_, count)| *count > 0).collect()
+    }
+
     /// Whether there is an object that cannot be read under this key, as far as the cache knows.
     pub fn is_unreadable(&self, resource: &Resource, key: &str) -> bool {
         self.cache(resource).is_unreadable(key)

@@ -96,10 +96,18 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
             let text = "metrics reset\n";
             Ok(body::answer(StatusCode::OK, "text/plain; charset=utf-8", text))
         }
-        ["metrics"] => match inner.component_metrics(exchange.query.text("component")) {
-            Some(registry) => Ok(metrics(inner, registry.text() + &skiff_supervise::metrics())),
-            None => Ok(not_found()),
-        },
+        ["metrics"] => {
+            let component = exchange.query.text("component");
+            let Some(registry) = inner.component_metrics(component) else {
+                return Ok(not_found());
+            };
+            let mut text = registry.text();
+            if matches!(component, "" | "kube-apiserver") {
+                text.push_str(&skiff_supervise::metrics());
+                text.push_str(&unreadable(inner));
+            }
+            Ok(metrics(inner, text))
+        }
         ["metrics", "slis"] => Ok(metrics(inner, health::slis(inner).await)),
         ["statusz" | "flagz"] if !takes_text(exchange.header(header::ACCEPT)) => Err(Status::not_acceptable(
             "only the following media types are accepted: application/json, application/yaml, text/plain",
@@ -172,6 +180,18 @@ fn takes_text(accept: &str) -> bool {
         || clauses
             .iter()
             .any(|clause| matches!((clause.main, clause.sub), ("text", "plain" | "*") | ("*", "*")))
+}
+
+/// The gauge of stored objects that cannot be read; there is none of those that can.
+fn unreadable(inner: &Inner) -> String {
+    let name = "skiff_unreadable_objects";
+    let mut text = format!(
+        "# HELP {name} Stored objects that cannot be decoded, decrypted or do not match their checksum.\n# TYPE {name} gauge\n"
+    );
+    for (prefix, count) in inner.registry.unreadable() {
+        text.push_str(&format!("{name}{{prefix=\"{prefix}\"}} {count}\n"));
+    }
+    text
 }
 
 fn metrics(inner: &Inner, text: String) -> Answer {

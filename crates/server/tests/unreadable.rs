@@ -83,6 +83,9 @@ async fn reads_fail_and_say_which_object() {
         );
     }
     assert_eq!(cluster.post(MAPS, map("a")).await.code, 409);
+    let metrics = cluster.get("/metrics").await.text;
+    let counted = "skiff_unreadable_objects{prefix=\"/registry/configmaps/\"} 1\n";
+    assert!(metrics.contains(counted), "{metrics}");
     assert_eq!(cluster.delete(MAPS, json!({})).await.code, 500);
     // The other object goes on, and no event told of the first.
     let patch = json!({"data": {"x": "y"}});

@@ -125,8 +125,9 @@ mod tests {
         let file = Some(PathBuf::from(file)).filter(|file| !file.as_os_str().is_empty());
         let log = Log::within(file, 10_000);
         for number in 0..300 {
-            let mut line = log.make_writer();
-            writeln!(line, "line {number:03} {}", "x".repeat(90)).unwrap();
+            // In one piece, as events are.
+            let line = format!("line {number:03} {}\n", "x".repeat(90));
+            log.make_writer().write_all(line.as_bytes()).unwrap();
         }
         std::process::exit(7);
     }
