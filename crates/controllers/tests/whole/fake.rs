@@ -226,6 +226,8 @@ impl Fake {
         match parts.method.as_str() {
             "GET" if query.contains("watch=true") => self.watch(&route, query),
             "GET" if route.name.is_empty() => self.list(&route, query),
+            // One whose stored value is damaged: nobody can say whether it is the owner that is looked for.
+            "GET" if route.name.starts_with("unreadable") => failure(500, "InternalError"),
             "GET" => match self
                 .state
                 .lock()

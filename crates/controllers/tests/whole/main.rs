@@ -517,6 +517,28 @@ async fn a_forged_reference_costs_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_that_cannot_be_read_is_not_gone() {
+    let world = World::start().await;
+    let map = |name: &str, owner: &str| {
+        json!({"metadata": {"name": name, "namespace": "default", "ownerReferences": [
+            {"apiVersion": "v1", "kind": "Pod", "name": owner, "uid": format!("uid-of-{owner}")}]}})
+    };
+    world.create::<ConfigMap>(map("kept", "unreadable")).await;
+    // The collector looks at both, and is done with what came later.
+    for name in ["orphan-1", "orphan-2"] {
+        world.create::<ConfigMap>(map(name, "gone")).await;
+        world
+            .until(async || {
+                let left = world.api::<ConfigMap>().get_opt(name).await.unwrap();
+                check(left.is_none(), left)
+            })
+            .await;
+    }
+    let left = world.api::<ConfigMap>().get_opt("kept").await.unwrap();
+    assert!(left.is_some(), "it was deleted though its owner may live");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ring_of_owners_can_be_deleted_in_the_foreground() {
     let world = World::start().await;
     let map = |name: &str| json!({"metadata": {"name": name, "namespace": "default"}});
