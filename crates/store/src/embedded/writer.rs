@@ -246,19 +246,17 @@ impl Writer {
 
     fn write_one(&mut self, shared: &Shared, write: &Write) -> Result<Outcome> {
         self.catch_up(shared)?;
-        let keep = may_use_reserve(shared, write);
         let mut decided = self.decide(shared, std::slice::from_ref(write));
-        let mut committed = match &self.trouble_if_full(shared) {
-            Some(full) if keep.is_none() && decided.iter().any(|decided| decided.row.is_some()) => {
-                Err(full.clone())
-            }
-            _ => self.commit(shared, &decided),
+        let grows = || decided.iter().any(|decided| decided.row.is_some());
+        let mut committed = if self.full && grows() && may_use_reserve(shared, write).is_none() {
+            Err(self.fullness(shared))
+        } else {
+            self.commit(shared, &decided)
         };
-        while let (Err(Error::DiskFull(_)), Some(keep)) = (&committed, keep) {
-            if !self.reserve.release(keep) {
-                break;
+        if let (Err(Error::DiskFull(_)), Some(keep)) = (&committed, may_use_reserve(shared, write)) {
+            while matches!(committed, Err(Error::DiskFull(_))) && self.reserve.release(keep) {
+                committed = self.commit(shared, &decided);
             }
-            committed = self.commit(shared, &decided);
         }
         match &committed {
             Ok(()) => self.note_success(shared, &decided),
@@ -285,10 +283,9 @@ impl Writer {
         }
     }
 
-    fn trouble_if_full(&self, shared: &Shared) -> Option<Error> {
+    fn fullness(&self, shared: &Shared) -> Error {
         let known = shared.trouble.lock().clone();
-        self.full
-            .then(|| known.unwrap_or_else(|| Error::DiskFull(self.disk.dir().display().to_string())))
+        known.unwrap_or_else(|| Error::DiskFull(self.disk.dir().display().to_string()))
     }
 
     /// Sees whether the disk is well again. What was acknowledged is on it; what was refused is not in memory.
@@ -320,9 +317,10 @@ impl Writer {
 
     /// Brings memory up to the disk, if somebody panicked between the two.
     fn catch_up(&mut self, shared: &Shared) -> Result<()> {
-        if !shared.suspect.swap(false, Ordering::AcqRel) {
+        if !shared.suspect.load(Ordering::Acquire) {
             return Ok(());
         }
+        shared.suspect.store(false, Ordering::Release);
         let mut rows = Vec::new();
         if let Err(error) = self.disk.load(shared.hub.revision(), |row| rows.push(row)) {
             shared.suspect.store(true, Ordering::Release);
