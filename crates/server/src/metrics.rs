@@ -81,7 +81,8 @@ impl RequestLabels {
         let info = &exchange.info;
         let scope = if !info.is_resource {
             ""
-        } else if !info.name.is_empty() || info.verb == "create" {
+        } else if info.parts.len() > 1 || info.verb == "create" {
+            // By the path: a list that selects one name is still a list.
             "resource"
         } else if !info.namespace.is_empty() {
             "namespace"
@@ -90,16 +91,16 @@ impl RequestLabels {
         };
         let subresource = exchange.served.map_or("", |served| served.subresource);
         let verb = match info.verb.as_str() {
-            _ if matches!(subresource, "exec" | "attach" | "portforward" | "proxy") => "CONNECT",
+            _ if matches!(subresource, "exec" | "attach" | "portforward" | "proxy" | "log") => "CONNECT",
             "create" | "post" => "POST",
             "update" | "put" => "PUT",
-            "deletecollection" => "DELETECOLLECTION",
             "list" => "LIST",
             "watch" => "WATCH",
             "get" => "GET",
             "patch" if is_apply(exchange) => "APPLY",
             "patch" => "PATCH",
-            "delete" => "DELETE",
+            // COMPAT: the scope tells that many were deleted.
+            "delete" | "deletecollection" => "DELETE",
             _ => "other",
         };
         RequestLabels {
@@ -265,8 +266,10 @@ impl Metrics {
         }
     }
 
-    /// Counts an answer. Long requests have no duration: they are counted when they begin.
+    /// Counts an answer. Long requests have no duration: they are counted when they begin. Nor have those that came to
+    /// nobody: they would make the server look fast.
     pub fn request(&self, labels: &RequestLabels, code: u16, took: Option<Took>) {
+        let refused = labels.served.is_none() && matches!(code, 401 | 403 | 404 | 429);
         let plain = labels.plain();
         let [component, group, resource, scope, subresource, verb, version] = plain;
         let code = code_text(code);
@@ -284,7 +287,7 @@ impl Metrics {
                 version,
             ])
             .inc();
-        if let Some(took) = took {
+        if let Some(took) = took.filter(|_| !refused) {
             let dry = [
                 component,
                 dry_run,

@@ -49,6 +49,17 @@ async fn requests_are_counted_under_upstreams_labels() {
         .send_as(cluster.admin(), "PATCH", &format!("{MAPS}/one"), &merge, "{}")
         .await;
     assert_eq!(patched.code, 200);
+    let selected = format!("{MAPS}?fieldSelector=metadata.name%3Done");
+    assert_eq!(cluster.get(&selected).await.code, 200);
+    assert_eq!(cluster.delete(MAPS, json!({})).await.code, 200);
+    let nobody = cluster.server.service(UserInfo::anonymous());
+    assert_eq!(
+        cluster
+            .send_as(nobody, "GET", "/api/v1/secrets", &[], "")
+            .await
+            .code,
+        403
+    );
 
     let text = cluster.get("/metrics").await.text;
     let of_maps = |verb: &str, scope: &str, code: &str| {
@@ -66,9 +77,9 @@ async fn requests_are_counted_under_upstreams_labels() {
     };
     // A POST is of one resource, whatever its path; an apply is no PATCH.
     for (verb, scope, code) in [
+        ("DELETE", "namespace", "200"),
         ("POST", "resource", "201"),
         ("POST", "resource", "409"),
-        ("LIST", "namespace", "200"),
         ("LIST", "cluster", "200"),
         ("GET", "resource", "200"),
         ("APPLY", "resource", "200"),
@@ -80,6 +91,21 @@ async fn requests_are_counted_under_upstreams_labels() {
             "{verb} {scope} {code}\n{text}"
         );
     }
+    assert_eq!(
+        of_maps("LIST", "namespace", "200"),
+        Some(2.0),
+        "one selects a name"
+    );
+    let refused = [
+        "code=\"403\"",
+        "verb=\"LIST\"",
+        "scope=\"cluster\"",
+        ",resource=\"\"",
+    ];
+    assert_eq!(value(&text, "apiserver_request_total", &refused), Some(1.0));
+    let refused = ["verb=\"LIST\"", ",resource=\"\""];
+    let took = value(&text, "apiserver_request_sli_duration_seconds_count", &refused);
+    assert_eq!(took, None, "a refusal has no duration");
     for name in [
         "apiserver_request_duration_seconds_count",
         "apiserver_request_sli_duration_seconds_count",
