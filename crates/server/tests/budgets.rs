@@ -70,6 +70,59 @@ async fn what_requests_hold_has_a_budget() {
     bodies_in_flight_have_a_budget().await;
     heads_in_flight_have_a_budget().await;
     marks_of_refused_requests_do_not_grow().await;
+    definitions_that_came_and_went_have_a_budget().await;
+}
+
+/// The last cluster of this process: none after it serves a definition with a new name.
+async fn definitions_that_came_and_went_have_a_budget() {
+    const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    let cluster = Cluster::start().await;
+    let categories: Vec<String> = (0..6_000)
+        .map(|number| format!("x{number}{}", "x".repeat(55)))
+        .collect();
+    let mut last = None;
+    for number in 0..100 {
+        let plural = format!("things{number}");
+        let made = cluster
+            .post(
+                DEFINITIONS,
+                json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+                    "metadata": {"name": format!("{plural}.example.com")},
+                    "spec": {"group": "example.com", "scope": "Cluster",
+                        "names": {"plural": plural, "kind": format!("Thing{number}"), "categories": categories},
+                        "versions": [{"name": "v1", "served": true, "storage": true,
+                            "schema": {"openAPIV3Schema": {"type": "object"}}}]}}),
+            )
+            .await;
+        assert_eq!(made.code, 201, "{plural}");
+        let own = format!("{DEFINITIONS}/{plural}.example.com");
+        let established = loop {
+            let found = cluster.get(&own).await.json;
+            let conditions = found["status"]["conditions"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
+            let established = conditions.into_iter().find(|one| one["type"] == "Established");
+            match established {
+                // It is not, until its names are accepted.
+                Some(one) if one["status"] == "True" || one["reason"] == "NoRoom" => break one,
+                _ => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+            }
+        };
+        let served = format!("/apis/example.com/v1/{plural}");
+        if established["status"] == "True" {
+            assert_eq!(cluster.get(&served).await.code, 200);
+            cluster.delete(&own, json!({})).await;
+        } else {
+            assert_eq!(cluster.get(&served).await.code, 404);
+            last = Some(number);
+            break;
+        }
+    }
+    assert!(
+        last.is_some_and(|number| number > 10),
+        "the budget is never reached: {last:?}"
+    );
 }
 
 async fn heads_in_flight_have_a_budget() {
