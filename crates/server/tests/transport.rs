@@ -251,6 +251,51 @@ async fn logs_and_exec_reach_the_kubelet() {
         (400, Some("address not allowed"))
     );
 
+    for address in ["::ffff:127.0.0.1", "::127.0.0.1", "0.0.0.0", "localhost"] {
+        let kind = if address == "localhost" {
+            "InternalDNS"
+        } else {
+            "InternalIP"
+        };
+        let status = json!({"status": {"addresses": [{"type": kind, "address": address}]}});
+        let patched = cluster
+            .patch("/api/v1/nodes/n/status", "merge-patch", status)
+            .await;
+        assert_eq!(patched.code, 200, "{}", patched.text);
+        let mut uris = vec![format!("/api/v1/nodes/n:{port}/proxy/healthz")];
+        if kind == "InternalIP" {
+            let status = json!({"status": {"podIP": address, "podIPs": [{"ip": address}]}});
+            let patched = cluster
+                .patch(&format!("{pods}/p/status"), "merge-patch", status)
+                .await;
+            let mapped = address.starts_with("::ffff:");
+            assert_eq!(patched.code, if mapped { 422 } else { 200 }, "{}", patched.text);
+            if !mapped {
+                uris.push(format!("{pods}/p:{port}/proxy/healthz"));
+                uris.push(format!("{pods}/https:p:{port}/proxy/healthz"));
+            }
+        }
+        for uri in uris {
+            let proxied = cluster.get(&uri).await;
+            assert_eq!(
+                (proxied.code, proxied.json["message"].as_str()),
+                (400, Some("address not allowed")),
+                "{address}: {uri}"
+            );
+        }
+        // Endpoints that lead there are not accepted in the first place.
+        let endpoints = json!({"metadata": {"name": "p"}, "subsets": [{"addresses": [{"ip": address}], "ports": [{"port": 80}]}]});
+        let made = cluster
+            .post("/api/v1/namespaces/default/endpoints", endpoints)
+            .await;
+        let expected = if address == "::127.0.0.1" { 201 } else { 422 };
+        assert_eq!(made.code, expected, "{address}: {}", made.text);
+    }
+    let loopback = json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}});
+    cluster
+        .patch("/api/v1/nodes/n/status", "merge-patch", loopback)
+        .await;
+
     let https = Https::open(&cluster).await;
     let identity = cluster
         .pki

@@ -101,6 +101,8 @@ pub fn endpoint_ip(at: &Node, errors: &mut Errors) {
     let Some(address) = net::sloppy_ip(at.str()) else {
         return errors.invalid(at, "must be a valid IP address");
     };
+    // An IPv4 address in the clothes of IPv6 is what it is.
+    let address = address.to_canonical();
     let (link_local, link_local_multicast) = match address {
         std::net::IpAddr::V4(v4) => (v4.is_link_local(), v4.octets()[..3] == [224, 0, 0]),
         std::net::IpAddr::V6(v6) => (v6.is_unicast_link_local(), v6.segments()[0] & 0xff0f == 0xff02),

@@ -80,6 +80,8 @@ impl<'a> Index<'a> {
                         .addresses
                         .first()
                         .and_then(|a| a.parse::<Ipv4Addr>().ok())
+                        // The API refuses these; here they would lead into the node itself.
+                        .filter(|address| !address.is_loopback() && !address.is_unspecified())
                     else {
                         continue;
                     };
@@ -176,7 +178,7 @@ mod tests {
             &[],
         );
         check(
-            json!([{"addresses": ["not an address"]}, {"addresses": []}]),
+            json!([{"addresses": ["not an address"]}, {"addresses": []}, {"addresses": ["127.0.0.1"]}, {"addresses": ["0.0.0.0"]}]),
             &[],
             &[],
         );

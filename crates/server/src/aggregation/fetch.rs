@@ -38,6 +38,7 @@ pub async fn target(inner: &Arc<Inner>, remote: &Remote) -> Result<Target, Strin
         .map_err(|status| status.message)?;
     Ok(Target {
         host,
+        addresses: Vec::new(),
         port,
         tls: Some(tls),
     })

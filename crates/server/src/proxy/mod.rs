@@ -2,9 +2,10 @@
 //! sends the request on over a connection of its own, lets upgrades through, and rewrites what the answer says
 //! of its own address. It decides neither where to go nor whether the user may.
 
+pub mod address;
 mod rewrite;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,6 +64,9 @@ pub struct Tls {
 pub struct Target {
     /// A name or an address, without brackets.
     pub host: String,
+    /// The addresses that the host was found to have and that were checked; the name is not looked up again. With
+    /// none, it is looked up when it is connected to.
+    pub addresses: Vec<IpAddr>,
     pub port: u16,
     pub tls: Option<Tls>,
 }
@@ -82,9 +86,14 @@ impl Target {
     /// Opens a connection. The error is worded as Go words it, because clients get to see it.
     pub async fn connect(&self) -> Result<Box<dyn Stream>, String> {
         let dial = async {
-            let stream = TcpStream::connect((self.host.as_str(), self.port))
-                .await
-                .map_err(|error| format!("dial tcp {}: {}", self.authority(), dial_error(&error)))?;
+            let dialled = if self.addresses.is_empty() {
+                TcpStream::connect((self.host.as_str(), self.port)).await
+            } else {
+                let addresses = self.addresses.iter().map(|ip| SocketAddr::new(*ip, self.port));
+                TcpStream::connect(addresses.collect::<Vec<_>>().as_slice()).await
+            };
+            let stream =
+                dialled.map_err(|error| format!("dial tcp {}: {}", self.authority(), dial_error(&error)))?;
             let _ = stream.set_nodelay(true);
             let Some(tls) = &self.tls else {
                 return Ok(Box::new(stream) as Box<dyn Stream>);
@@ -321,5 +330,22 @@ fn send_error(error: &hyper::Error) -> String {
         "EOF".to_string()
     } else {
         error.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_checked_address_is_the_one_that_is_connected_to() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target = Target {
+            host: "name.invalid".to_string(),
+            addresses: vec![IpAddr::from([127, 0, 0, 1])],
+            port: listener.local_addr().unwrap().port(),
+            tls: None,
+        };
+        target.connect().await.map(drop).unwrap();
     }
 }

@@ -13,7 +13,7 @@ use super::kubelet;
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
 use crate::gate::Admission;
-use crate::proxy::{Forwarded, ProxyError, Target, Tls, forward, is_upgrade};
+use crate::proxy::{Forwarded, ProxyError, Target, Tls, address, forward, is_upgrade};
 use crate::server::Inner;
 
 pub async fn proxy(
@@ -138,37 +138,25 @@ fn tls_to(https: bool, host: &str) -> Result<Option<Tls>, Status> {
     }))
 }
 
-/// Addresses that only mean something on this machine are not for clients.
-fn proxyable(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(ip) => {
-            !(ip.is_loopback()
-                || ip.is_unspecified()
-                || ip.is_link_local()
-                || ip.is_multicast()
-                || ip.is_broadcast())
-        }
-        IpAddr::V6(ip) => {
-            let link_local = ip.segments()[0] & 0xffc0 == 0xfe80;
-            !(ip.is_loopback() || ip.is_unspecified() || link_local || ip.is_multicast())
-        }
+/// The address that an object names, if requests may go there.
+fn allowed(address: &str) -> Result<Vec<IpAddr>, Status> {
+    let address: Option<IpAddr> = address.parse().ok();
+    match address.filter(|address| address::is_allowed(*address)) {
+        Some(address) => Ok(vec![address]),
+        None => Err(Status::bad_request("address not allowed")),
     }
 }
 
 async fn node(inner: &Arc<Inner>, id: &Id<'_>) -> Result<Target, Status> {
     let address = kubelet::address_of(inner, id.name).await?;
-    let lookup = tokio::net::lookup_host((address.host.as_str(), address.port)).await;
-    let all_proxyable = lookup
-        .map_err(|error| Status::bad_request(error.to_string()))?
-        .all(|address| proxyable(address.ip()));
-    if !all_proxyable {
-        return Err(Status::bad_request("address not allowed"));
-    }
+    let resolved = address::resolve(&address.host).await;
+    let addresses = resolved.map_err(|error| Status::bad_request(error.to_string()))?;
     if address.is_meant_by(id.port) {
         let client = inner.kubelet.clone().ok_or_else(|| {
             Status::not_built("connections to kubelets without a kubelet client certificate")
         })?;
         return Ok(Target {
+            addresses,
             port: address.port,
             tls: Some(Tls {
                 config: client.tls,
@@ -178,6 +166,7 @@ async fn node(inner: &Arc<Inner>, id: &Id<'_>) -> Result<Target, Status> {
         });
     }
     Ok(Target {
+        addresses,
         port: id.number()?,
         tls: tls_to(id.https, &address.host)?,
         host: address.host,
@@ -203,9 +192,7 @@ async fn pod(
         .map(|port| port.to_string())
         .unwrap_or_default();
     let address = object::at_str(&pod, &["status", "podIP"]);
-    if !address.parse().is_ok_and(proxyable) {
-        return Err(Status::bad_request("address not allowed"));
-    }
+    let addresses = allowed(address)?;
     let port = if id.port.is_empty() {
         first_port.as_str()
     } else {
@@ -213,6 +200,7 @@ async fn pod(
     };
     Ok(Target {
         host: address.to_string(),
+        addresses,
         port: Id { port, ..*id }.number()?,
         tls: tls_to(id.https, address)?,
     })
@@ -271,8 +259,12 @@ async fn service(
         let (address, port) = ready.swap_remove(rand::random_range(0..ready.len()));
         if is_pod(inner, namespace, address).await? {
             let host = address["ip"].as_str().unwrap_or("").to_string();
-            let tls = tls_to(id.https, &host)?;
-            return Ok(Target { host, port, tls });
+            return Ok(Target {
+                addresses: allowed(&host)?,
+                port,
+                tls: tls_to(id.https, &host)?,
+                host,
+            });
         }
     }
     Err(none(&inner_id(id)))
@@ -330,21 +322,5 @@ mod tests {
         check("ftp:web:21", None);
         check("a:b:c:d", None);
         check(":80", None);
-    }
-
-    #[test]
-    fn addresses_of_this_machine_are_refused() {
-        for (address, allowed) in [
-            ("10.0.0.1", true),
-            ("fd00::1", true),
-            ("127.0.0.1", false),
-            ("169.254.169.254", false),
-            ("::1", false),
-            ("fe80::1", false),
-            ("", false),
-            ("0.0.0.0", false),
-        ] {
-            assert_eq!(address.parse().is_ok_and(proxyable), allowed, "{address}");
-        }
     }
 }
