@@ -139,6 +139,7 @@ fn remove_cgroup(path: &Path) -> Result<()> {
 const OURS: [&str; 11] = [
     "admin.kubeconfig",
     "cni",
+    "encryption",
     "kubelet",
     "logs",
     "pki",
