@@ -12,6 +12,7 @@ mod provider;
 mod resources;
 mod store;
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
@@ -51,6 +52,8 @@ struct Transformers {
 /// What is encrypted, and how. Its configuration may change while it is in use.
 pub struct Encryption {
     transformers: ArcSwap<Transformers>,
+    /// What keys of objects begin with where they are stored (`--etcd-prefix`): the authenticated data is the whole key.
+    root: String,
     /// Keys of which values could not be read since the last change, cut to their resource. Leaf lock.
     unread: Mutex<BTreeSet<String>>,
 }
@@ -59,16 +62,38 @@ impl Encryption {
     /// Encrypts as a configuration says. `name` is how errors call it. Must be called within a tokio runtime, in which
     /// KMS plugins are followed.
     pub async fn new(configuration: &str, name: &str) -> Result<Arc<Encryption>, Error> {
+        Encryption::below(resources::ROOT, configuration, name).await
+    }
+
+    pub async fn load(path: &Path) -> Result<Arc<Encryption>, Error> {
+        Encryption::load_below(resources::ROOT, path).await
+    }
+
+    /// The same for a store that keeps the keys `/registry/…` below another prefix, as `--etcd-prefix` says.
+    pub async fn load_below(prefix: &str, path: &Path) -> Result<Arc<Encryption>, Error> {
+        Encryption::below(prefix, &read(path).await?, &path.display().to_string()).await
+    }
+
+    async fn below(prefix: &str, configuration: &str, name: &str) -> Result<Arc<Encryption>, Error> {
         let transformers = Transformers::new(configuration, name)?;
         transformers.start().await;
+        let root = match prefix.trim_matches('/') {
+            "" => "/".to_owned(),
+            path => format!("/{path}/"),
+        };
         Ok(Arc::new(Encryption {
             transformers: ArcSwap::from_pointee(transformers),
+            root,
             unread: Mutex::default(),
         }))
     }
 
-    pub async fn load(path: &Path) -> Result<Arc<Encryption>, Error> {
-        Encryption::new(&read(path).await?, &path.display().to_string()).await
+    /// A key as the store below has it.
+    fn stored_key<'a>(&self, key: &'a str) -> Cow<'a, str> {
+        match key.strip_prefix(resources::ROOT) {
+            Some(rest) if self.root != resources::ROOT => Cow::Owned(format!("{}{rest}", self.root)),
+            _ => Cow::Borrowed(key),
+        }
     }
 
     /// Takes another configuration. One that is wrong, or whose KMS plugins are not well, changes nothing.
@@ -161,21 +186,21 @@ impl Encryption {
     fn open_now(&self, key: &str, stored: &Bytes) -> Option<Result<Plain, String>> {
         match self.providers(key) {
             None => Some(provider::read_plain(stored)),
-            Some(providers) => providers.open_now(key, stored),
+            Some(providers) => providers.open_now(&self.stored_key(key), stored),
         }
     }
 
     async fn open(&self, key: &str, stored: &Bytes) -> Result<Plain, String> {
         match self.providers(key) {
             None => provider::read_plain(stored),
-            Some(providers) => providers.open(key, stored).await,
+            Some(providers) => providers.open(&self.stored_key(key), stored).await,
         }
     }
 
     fn seal(&self, key: &str, plain: Bytes) -> Result<Bytes, String> {
         match self.providers(key) {
             None => Ok(plain),
-            Some(providers) => providers.seal(key, plain),
+            Some(providers) => providers.seal(&self.stored_key(key), plain),
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use skiff_api::facts;
 
-const ROOT: &str = "/registry/";
+pub(crate) const ROOT: &str = "/registry/";
 
 /// The group and the plural name of built-in resources by the key below the root. A resource that several groups
 /// serve is the one of the group that it is stored in.

@@ -379,6 +379,28 @@ async fn a_kms_plugin_is_asked_once_per_seed() {
     following.abort();
 }
 
+/// With `--etcd-prefix` the key that a value is bound to is the one that etcd has.
+#[tokio::test]
+async fn another_prefix_is_part_of_what_is_authenticated() {
+    let stores = Stores::new();
+    let file = stores.folder.path().join("config.yaml");
+    std::fs::write(&file, config("secrets", &[keys("aesgcm", &[("a", A)])])).expect("a file");
+    let usual = Encrypted::new(
+        stores.plain.clone(),
+        Encryption::load(&file).await.expect("usual"),
+    );
+    let same = Encryption::load_below("registry", &file).await.expect("the same");
+    let same = Encrypted::new(stores.plain.clone(), same);
+    let other = Encryption::load_below("/other", &file).await.expect("another");
+    let other = Encrypted::new(stores.plain.clone(), other);
+    put(&other, KEY, "one").await;
+    assert_eq!(get(&other, KEY).await, "one");
+    assert!(unreadable(&get(&usual, KEY).await).is_some());
+    put(&usual, KEY, "one").await;
+    assert_eq!(get(&same, KEY).await, "one");
+    assert!(unreadable(&get(&other, KEY).await).is_some());
+}
+
 #[tokio::test]
 async fn a_changed_file_is_taken_over() {
     let stores = Stores::new();

@@ -7,12 +7,14 @@ use crate::cli::{ServerArgs, file};
 use crate::cluster::Cluster;
 use anyhow::{Context, Result, bail};
 use clap::{ArgAction, Args};
+use futures::FutureExt;
 use skiff_encryption::Encryption;
 use skiff_server::{HealthCheck, Server};
 use skiff_store::Store;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,10 +91,18 @@ impl EncryptionArgs {
         }
         let (server, shutdown) = (server.clone(), shutdown.clone());
         tokio::spawn(async move {
-            let read_again = |prefixes: &[String]| server.read_again(prefixes);
-            tokio::select! {
-                () = encryption.follow(file.as_deref(), FOLLOW_INTERVAL, read_again) => {}
-                () = shutdown.cancelled() => {}
+            while !shutdown.is_cancelled() {
+                let read_again = |prefixes: &[String]| server.read_again(prefixes);
+                let following = encryption.follow(file.as_deref(), FOLLOW_INTERVAL, read_again);
+                tokio::select! {
+                    ended = AssertUnwindSafe(following).catch_unwind() => {
+                        if ended.is_err() {
+                            tracing::error!("following the encryption configuration panicked, starting it again");
+                        }
+                        tokio::time::sleep(FOLLOW_INTERVAL).await;
+                    }
+                    () = shutdown.cancelled() => {}
+                }
             }
         });
     }

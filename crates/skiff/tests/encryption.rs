@@ -78,5 +78,8 @@ fn secrets_are_encrypted_by_default() -> Result<()> {
     fs::write(&key, kept)?;
     cluster.up()?;
     expect_eq(&read()?["data"]["word"].as_str().map(str::as_bytes), &Some(WORD))?;
+    // The key goes with the cluster.
+    drop(cluster);
+    ensure!(!folder.exists(), "{} was left behind", folder.display());
     Ok(())
 }
