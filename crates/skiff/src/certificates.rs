@@ -121,7 +121,7 @@ impl Certificates {
             self.admin.clone(),
             self.front_proxy.live.clone(),
         ];
-        let mut renewer = Renewer::new(Pki::open(&self.folder)?, identities);
+        let mut renewer = Some(Renewer::new(Pki::open(&self.folder)?, identities.clone()));
         let (certificates, cluster, server) = (self.clone(), cluster.clone(), server.clone());
         tokio::spawn(async move {
             let mut unfinished = false;
@@ -129,32 +129,39 @@ impl Certificates {
                 .await
                 .is_err()
             {
+                let (known, folder, all) = (renewer.take(), certificates.folder.clone(), identities.clone());
                 let renewal = tokio::task::spawn_blocking(move || {
-                    let outcome = renewer.renew();
-                    (renewer, outcome)
-                });
-                let renewed = match renewal.await {
-                    Ok((back, (renewed, failure))) => {
-                        renewer = back;
-                        if let Some(error) = failure {
-                            tracing::error!(%error, "cannot renew all certificates");
-                        }
-                        renewed
+                    let mut renewer = match known {
+                        Some(known) => known,
+                        None => Renewer::new(Pki::open(&folder)?, all),
+                    };
+                    let (renewed, failure) = renewer.renew();
+                    if let Some(error) = failure {
+                        tracing::error!(%error, "cannot renew all certificates");
                     }
+                    let authorities = renewer.authority_certificates().to_vec();
+                    Ok::<_, skiff_pki::Error>((renewer, renewed, authorities))
+                });
+                let done = match renewal.await {
+                    Ok(done) => done.map_err(|error| error.to_string()),
+                    Err(panicked) => Err(panicked.to_string()),
+                };
+                let (back, renewed, authorities) = match done {
+                    Ok(done) => done,
                     Err(error) => {
-                        tracing::error!(%error, "certificates are not renewed any more");
-                        return;
+                        tracing::error!(error, "cannot renew certificates; trying again");
+                        unfinished = true;
+                        continue;
                     }
                 };
+                renewer = Some(back);
                 if renewed.is_empty() && !unfinished {
                     continue;
                 }
                 if !renewed.is_empty() {
                     tracing::info!(certificates = ?renewed.certificates, authorities = renewed.authorities, "certificates were renewed");
                 }
-                let authorities =
-                    (renewed.authorities || unfinished).then(|| renewer.authority_certificates());
-                let published = certificates.publish(&cluster, merge, &server, authorities).await;
+                let published = certificates.publish(&cluster, merge, &server, &authorities).await;
                 unfinished = published.is_err();
                 if let Err(error) = published {
                     tracing::error!(
@@ -173,9 +180,9 @@ impl Certificates {
         cluster: &Cluster,
         merge: bool,
         server: &Server,
-        authorities: Option<&[Option<String>]>,
+        authorities: &[Option<String>],
     ) -> Result<()> {
-        if let Some([Some(ca), front_proxy]) = authorities {
+        if let [Some(ca), front_proxy] = authorities {
             // Those who hold it start again only when it did change.
             self.current_ca.send_if_modified(|current| {
                 let changed = current != ca;
