@@ -136,7 +136,7 @@ fn remove_cgroup(path: &Path) -> Result<()> {
 }
 
 /// What skiff makes in its data directory.
-const OURS: [&str; 11] = [
+const OURS: [&str; 12] = [
     "admin.kubeconfig",
     "cni",
     "encryption",
