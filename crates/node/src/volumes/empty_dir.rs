@@ -30,22 +30,39 @@ pub fn set_up(path: &Path, memory: bool, size_limit: Option<i64>, mode: u32) -> 
     Ok(())
 }
 
-/// Bytes on disk below a path, links not followed. What goes away meanwhile does not count.
+/// Bytes on disk below a path, links not followed. What goes away meanwhile does not count. The container may
+/// put a link in the place of a directory at any moment, so each is opened inside the volume.
 pub fn usage(path: &Path) -> u64 {
-    use std::os::unix::fs::MetadataExt;
-    let mut pending = vec![path.to_owned()];
+    use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, open, openat2, statat};
+    use std::os::unix::ffi::OsStrExt;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(root) = open(path, flags, Mode::empty()) else {
+        return 0;
+    };
+    let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let mut pending = vec![std::path::PathBuf::from(".")];
     let mut total = 0u64;
     // A file with many names is one file.
     let mut seen = std::collections::HashSet::new();
-    while let Some(directory) = pending.pop() {
-        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-            let Ok(metadata) = entry.metadata() else { continue };
-            if metadata.is_dir() {
-                pending.push(entry.path());
-            } else if metadata.nlink() > 1 && !seen.insert(metadata.ino()) {
+    while let Some(relative) = pending.pop() {
+        let Ok(directory) = openat2(&root, &relative, flags, Mode::empty(), inside) else {
+            continue;
+        };
+        for entry in Dir::read_from(&directory).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
-            total = total.saturating_add(metadata.blocks().saturating_mul(512));
+            let Ok(stat) = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
+                continue;
+            };
+            if FileType::from_raw_mode(stat.st_mode).is_dir() {
+                pending.push(relative.join(std::ffi::OsStr::from_bytes(name.to_bytes())));
+            } else if stat.st_nlink > 1 && !seen.insert(stat.st_ino) {
+                continue;
+            }
+            let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
+            total = total.saturating_add(blocks.saturating_mul(512));
         }
     }
     total

@@ -180,4 +180,35 @@ mod tests {
         assert!(volume.path().join("new/deep").is_dir());
         assert!(outside.path().read_dir().unwrap().next().is_none());
     }
+
+    /// A container that shares the volume turns a directory into a link and back while it is opened.
+    #[test]
+    fn a_directory_that_becomes_a_link() {
+        let outside = tempfile::tempdir().unwrap();
+        let volume = tempfile::tempdir().unwrap();
+        let (real, link) = (volume.path().join("a"), volume.path().join("link"));
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(outside.path(), &link).unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let mut reached = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let exchange = rustix::fs::RenameFlags::EXCHANGE;
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    rustix::fs::renameat_with(CWD, &real, CWD, &link, exchange).unwrap();
+                }
+            });
+            for round in 0..2000 {
+                if let Ok(fd) = open_inside(volume.path(), &format!("a/{}", round % 5)) {
+                    reached.push(std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())));
+                }
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert!(outside.path().read_dir().unwrap().next().is_none());
+        for at in reached {
+            let at = at.unwrap();
+            assert!(at.starts_with(volume.path()), "{}", at.display());
+        }
+    }
 }
