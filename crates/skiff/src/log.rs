@@ -41,7 +41,7 @@ impl Log {
     fn put(&self, line: &[u8]) {
         let dropped = self.dropped.swap(0, Ordering::Relaxed);
         let written = if dropped > 0 {
-            write(format!("{dropped} lines of the log could not be written\n").as_bytes()) && write(line)
+            write(format!("\n{dropped} lines of the log could not be written\n").as_bytes()) && write(line)
         } else {
             write(line)
         };

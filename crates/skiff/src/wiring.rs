@@ -432,12 +432,15 @@ impl Wiring<'_> {
         Ok((endpoint, images))
     }
 
-    /// Makes the demo image of this binary, unless it is there.
+    /// Makes the demo image of this binary, unless it is there. A cluster works without it: on a full disk it must start.
     async fn pack_demo(&self, images: Arc<ImageStore>) -> Result<()> {
         let exe = std::env::current_exe()?;
-        tokio::task::spawn_blocking(move || images.add_binary_image(image::DEMO, &exe, &image::demo()))
-            .await?
-            .context("the demo image cannot be made")?;
+        let packed =
+            tokio::task::spawn_blocking(move || images.add_binary_image(image::DEMO, &exe, &image::demo()))
+                .await?;
+        if let Err(error) = packed {
+            tracing::warn!(%error, "the demo image cannot be made");
+        }
         Ok(())
     }
 
