@@ -171,7 +171,8 @@ impl Cgroups {
         }
     }
 
-    /// Removes the pod's cgroup and whatever is left below it, in every hierarchy.
+    /// Removes the pod's cgroup and whatever is left below it, in every hierarchy. For a pod whose containers have
+    /// ended: a process that is still in there belongs to nobody, and is killed before the next attempt.
     pub fn remove_pod(&self, uid: &str) -> io::Result<()> {
         let total = {
             let mut burstable = self.burstable.lock();
@@ -183,7 +184,11 @@ impl Cgroups {
         for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
             let relative = format!("{}/pod{uid}", self.class_path(class));
             for mount in self.mounts() {
-                remove_tree(&join(mount, &relative))?;
+                let directory = join(mount, &relative);
+                if let Err(error) = remove_tree(&directory) {
+                    kill_processes(&directory);
+                    return Err(error);
+                }
             }
         }
         Ok(())
@@ -299,6 +304,37 @@ fn shares_to_weight(shares: i64) -> i64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
 }
 
+/// SIGKILL to every process in a cgroup and below.
+fn kill_processes(directory: &Path) {
+    use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+    let mut listed = Vec::new();
+    processes(directory, &mut listed);
+    let handles: Vec<_> = listed
+        .into_iter()
+        .filter_map(|pid| Some((pid, pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?)))
+        .collect();
+    // Listed once more: a process that ended before its handle was opened may have left its number to another one,
+    // which is not in this cgroup.
+    let mut still = Vec::new();
+    processes(directory, &mut still);
+    for (pid, handle) in handles.iter().filter(|(pid, _)| still.contains(pid)) {
+        tracing::warn!(pid, cgroup = %directory.display(), "killing a process that an ended pod left behind");
+        if let Err(error) = pidfd_send_signal(handle, Signal::KILL) {
+            tracing::debug!(pid, %error, "cannot kill a process of a cgroup");
+        }
+    }
+}
+
+fn processes(directory: &Path, pids: &mut Vec<i32>) {
+    let listed = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+    pids.extend(listed.lines().filter_map(|line| line.parse::<i32>().ok()));
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            processes(&entry.path(), pids);
+        }
+    }
+}
+
 /// A cgroup directory cannot be emptied, only removed from its leaves up.
 fn remove_tree(directory: &Path) -> io::Result<()> {
     let entries = match std::fs::read_dir(directory) {
@@ -379,6 +415,52 @@ mod tests {
         assert_eq!(cgroups.pods(), ["u1", "u2"]);
         cgroups.remove_pod("u2").unwrap();
         assert!(!named.exists());
+    }
+
+    #[test]
+    fn a_process_left_behind_does_not_keep_the_cgroup() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let root = format!("skiff-test-{}", std::process::id());
+        let cgroups = Cgroups::new(&root, true).unwrap();
+        cgroups.set_up().unwrap();
+        let pod: Pod = serde_json::from_value(
+            json!({"metadata": {"uid": "u1"}, "spec": {"containers": [{"name": "a"}]}}),
+        )
+        .unwrap();
+        cgroups.create_pod(&pod).unwrap();
+        let mut left = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let directories: Vec<PathBuf> = cgroups
+            .mounts()
+            .iter()
+            .map(|mount| join(mount, &cgroups.pod_path(&pod)))
+            .filter(|directory| directory.exists())
+            .collect();
+        assert!(!directories.is_empty());
+        for directory in &directories {
+            std::fs::create_dir(directory.join("c1")).unwrap();
+            std::fs::write(directory.join("c1/cgroup.procs"), left.id().to_string()).unwrap();
+        }
+        let mut removed = Err(io::Error::other("not tried"));
+        for _ in 0..2000 {
+            removed = cgroups.remove_pod("u1");
+            // A zombie is in its cgroup until somebody waits for it.
+            if removed.is_ok() && left.try_wait().unwrap().is_some() {
+                break;
+            }
+            let _ = left.try_wait();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let ended = left.try_wait().unwrap();
+        let _ = left.kill();
+        let _ = left.wait();
+        for mount in cgroups.mounts() {
+            let _ = remove_tree(&join(mount, &root));
+        }
+        removed.unwrap();
+        assert!(ended.is_some());
     }
 
     #[test]

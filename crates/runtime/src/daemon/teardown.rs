@@ -35,7 +35,7 @@ impl Daemon {
 
     /// The caller holds the sandbox's `life` for writing.
     async fn stop_held(&self, sandbox: &Sandbox) -> Result<(), Status> {
-        let was_ready = self.set_not_ready(sandbox)?;
+        let was_ready = self.set_not_ready(sandbox);
         let stopped = self.tear_down(sandbox).await;
         if was_ready {
             let id = sandbox.get().id;
@@ -45,12 +45,12 @@ impl Daemon {
     }
 
     /// Returns whether it was ready.
-    fn set_not_ready(&self, sandbox: &Sandbox) -> Result<bool, Status> {
+    fn set_not_ready(&self, sandbox: &Sandbox) -> bool {
         let was_ready = std::mem::replace(&mut sandbox.record.write().ready, false);
         if was_ready {
-            sandbox.save().map_err(internal("record the sandbox"))?;
+            save(sandbox);
         }
-        Ok(was_ready)
+        was_ready
     }
 
     /// Containers, shim, network, namespaces, mounts, cgroups: all that is not on disk. The caller holds the
@@ -88,9 +88,7 @@ impl Daemon {
         namespaces::unmount_all(&sandbox.directory.join("shm")).map_err(internal("unmount shm"))?;
         self.remove_cgroups(&record).await?;
         sandbox.record.write().stopped = true;
-        if sandbox.directory.exists() {
-            sandbox.save().map_err(internal("record the sandbox"))?;
-        }
+        save(sandbox);
         Ok(())
     }
 
@@ -205,9 +203,7 @@ impl Daemon {
         }
         tracing::warn!(sandbox = %record.id, "the shim of a sandbox is gone");
         // Only what clients must not see any more; the sweep does the rest, which may take its time.
-        if let Err(error) = self.set_not_ready(sandbox) {
-            tracing::warn!(sandbox = %record.id, error = error.message(), "cannot record a sandbox's end");
-        }
+        self.set_not_ready(sandbox);
         if let Err(error) = shim_client::kill(record.shim_pid, &record.socket).await {
             tracing::warn!(sandbox = %record.id, %error, "cannot kill a shim");
         }
@@ -345,5 +341,15 @@ impl Daemon {
                 tracing::warn!(%error, "cannot free the addresses of sandboxes that are gone");
             }
         }
+    }
+}
+
+/// Records how far the end of a sandbox has come. A full disk must not keep pods from ending: where the record is older
+/// than what was done, the next daemon finds no shim, or does a step again.
+fn save(sandbox: &Sandbox) {
+    if sandbox.directory.exists()
+        && let Err(error) = sandbox.save()
+    {
+        tracing::warn!(sandbox = %sandbox.get().id, %error, "cannot record the end of a sandbox");
     }
 }
