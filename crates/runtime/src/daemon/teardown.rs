@@ -8,7 +8,7 @@ use super::sandboxes::{IFNAME, pause_cgroup};
 use super::{Daemon, end_group, internal, namespaces, shim_client};
 use crate::cgroup::Cgroup;
 use crate::shim::protocol::PAUSE;
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use skiff_cri::v1 as cri;
 use std::path::Path;
 use std::sync::Arc;
@@ -268,7 +268,10 @@ impl Daemon {
     /// Finishes what was left half done, now and then.
     pub(super) async fn run_sweep(self: Arc<Self>) {
         loop {
-            self.sweep().await;
+            let sweep = std::panic::AssertUnwindSafe(self.sweep()).catch_unwind();
+            if sweep.await.is_err() {
+                tracing::error!("a sweep over sandboxes panicked");
+            }
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
                 () = tokio::time::sleep(SWEEP) => {}
