@@ -4,6 +4,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -79,7 +80,16 @@ impl Log {
         let writer = shared.clone();
         std::thread::Builder::new()
             .name("audit-log".to_owned())
-            .spawn(move || write_all(&mut target, &queue, &writer))?;
+            .spawn(move || {
+                // A panic costs the lines of one batch, not the log.
+                while let Err(panic) =
+                    catch_unwind(AssertUnwindSafe(|| write_all(&mut target, &queue, &writer)))
+                {
+                    let why = skiff_supervise::panic_text(&*panic);
+                    tracing::error!(panic = why, "writing the audit log panicked");
+                    skiff_supervise::failed("audit-log", &format!("panicked: {why}"));
+                }
+            })?;
         Ok(Log { lines, shared, mode })
     }
 

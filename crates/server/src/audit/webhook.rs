@@ -70,7 +70,10 @@ impl Webhook {
         let mode = options.mode;
         let queue = (mode == Mode::Batch).then(|| {
             let (sender, queue) = mpsc::channel(options.buffer_size.max(1));
-            tokio::spawn(gather(shared.clone(), queue, options));
+            let (shared, queue) = (shared.clone(), Arc::new(tokio::sync::Mutex::new(queue)));
+            tokio::spawn(skiff_supervise::finished("audit-webhook", move || {
+                gather(shared.clone(), queue.clone(), options.clone())
+            }));
             sender
         });
         Ok(Webhook { shared, mode, queue })
@@ -158,7 +161,12 @@ impl Shared {
 }
 
 /// Gathers events into lists, and sends each on its own.
-async fn gather(shared: Arc<Shared>, mut queue: mpsc::Receiver<Item>, options: WebhookOptions) {
+async fn gather(
+    shared: Arc<Shared>,
+    queue: Arc<tokio::sync::Mutex<mpsc::Receiver<Item>>>,
+    options: WebhookOptions,
+) {
+    let mut queue = queue.lock().await;
     let calls = Arc::new(Semaphore::new(CALLS));
     let mut throttle = options.throttle.map(|(rate, burst)| Throttle::new(rate, burst));
     let mut ended = false;
