@@ -34,6 +34,7 @@ fn services_up_down_and_up_again() -> Result<()> {
     kubectl.run(&["wait", "--for=condition=Ready", "pod", "--all", "--timeout=90s"])?;
     is_up(&kubectl, "one", one)?;
     is_up(&kubectl, "two", two)?;
+    the_node_resolves(&kubectl)?;
 
     // Down with its pods; the other one stays, and a third does not inherit its address.
     kubectl.run(&["delete", "service,deployment", "one", "--wait=false"])?;
@@ -135,6 +136,26 @@ fn ask(address: IpAddr) -> Result<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
+}
+
+/// Cluster DNS answers the node at the service's address, where the question comes from another of its addresses.
+fn the_node_resolves(kubectl: &Kubectl) -> Result<()> {
+    let dns = kubectl.json(&["get", "service", "kube-dns", "-n", "kube-system"])?;
+    let address = dns["spec"]["clusterIP"].as_str().context("clusterIP")?;
+    let question = b"\x12\x34\x01\x00\0\x01\0\0\0\0\0\0\x07cluster\x05local\0\0\x01\0\x01";
+    let socket = UdpSocket::bind(("0.0.0.0", 0))?;
+    socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+    socket.connect((address, 53))?;
+    eventually("DNS answers the node", PATIENCE, || {
+        socket.send(question)?;
+        let mut answer = [0; 512];
+        let length = socket.recv(&mut answer)?;
+        ensure!(
+            length >= question.len() && answer[..2] == question[..2],
+            "{answer:?}"
+        );
+        Ok(())
+    })
 }
 
 /// A service that names another's address as its own is told so, and gets nothing.
