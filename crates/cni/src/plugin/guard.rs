@@ -11,7 +11,8 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
 use nlink::netlink::nftables::{
-    BaseChain, Chain, CmpOp, Expr, Family, FilterHook, PayloadBase, Policy, Priority, Register, Rule,
+    BaseChain, Chain, CmpOp, Expr, Family, FilterHook, NFT_MSG_NEWTABLE, PayloadBase, Policy, Priority,
+    RawMessage, Register, Rule,
 };
 use nlink::netlink::{Connection, Nftables};
 
@@ -21,6 +22,9 @@ const FAMILY: Family = Family::Netdev;
 
 /// Before every other chain of the hook: what is forged is nobody's business.
 const PRIORITY: Priority = Priority::Custom(-500);
+
+const NLM_F_CREATE: u16 = 0x400;
+const NFTA_TABLE_NAME: u16 = 1;
 
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_ARP: [u8; 2] = [0x08, 0x06];
@@ -51,10 +55,21 @@ impl<'a> Guard<'a> {
 
     /// Makes the table; having it is fine. A kernel without ingress hooks fails here.
     pub(super) async fn ensure_table(&self) -> nlink::Result<()> {
-        match self.connection.add_table(self.table, FAMILY).await {
-            Err(error) if error.is_already_exists() => Ok(()),
-            done => done,
-        }
+        let transaction = self.connection.transaction().raw(self.table_message());
+        transaction.commit(&self.connection).await
+    }
+
+    /// Creates the table or leaves it as it is. A transaction that failed because it exists would cost a grace
+    /// period of the kernel, some milliseconds a pod.
+    fn table_message(&self) -> RawMessage {
+        let length = 4 + self.table.len() + 1;
+        let mut name = (length as u16).to_ne_bytes().to_vec();
+        name.extend(NFTA_TABLE_NAME.to_ne_bytes());
+        name.extend(self.table.as_bytes());
+        name.resize(length.next_multiple_of(4), 0);
+        RawMessage::new(NFT_MSG_NEWTABLE, FAMILY)
+            .flags(NLM_F_CREATE)
+            .attrs(name)
     }
 
     /// Limits the host end to what the sandbox with this address may send, in one step: there is no moment
@@ -65,15 +80,15 @@ impl<'a> Guard<'a> {
         address: Ipv4Addr,
         gateway: Ipv4Addr,
     ) -> nlink::Result<()> {
-        // Whoever flushes the host's rules takes the table too.
-        self.ensure_table().await?;
         let base = BaseChain::filter(FilterHook::ingress([host_ifname]), PRIORITY).policy(Policy::Drop);
         let chain = Chain::new(self.table, host_ifname)?.family(FAMILY).base(base);
-        let mut transaction =
-            self.connection
-                .transaction()
-                .update_chain(chain)
-                .flush_chain(self.table, host_ifname, FAMILY);
+        let mut transaction = self
+            .connection
+            .transaction()
+            // Whoever flushes the host's rules takes the table too.
+            .raw(self.table_message())
+            .update_chain(chain)
+            .flush_chain(self.table, host_ifname, FAMILY);
         for fields in allowed(address, gateway) {
             let rule = Rule::new(self.table, host_ifname).family(FAMILY);
             let rule = fields.into_iter().fold(rule, Field::add_to);
