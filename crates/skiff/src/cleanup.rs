@@ -136,7 +136,7 @@ fn remove_cgroup(path: &Path) -> Result<()> {
 }
 
 /// What skiff makes in its data directory.
-const OURS: [&str; 12] = [
+const OURS: &[&str] = &[
     "admin.kubeconfig",
     "cni",
     "encryption",
