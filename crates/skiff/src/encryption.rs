@@ -45,7 +45,11 @@ impl EncryptionArgs {
         store: &Arc<dyn Store>,
     ) -> Result<Option<Arc<Encryption>>> {
         if let Some(path) = &self.encryption_provider_config {
-            let encryption = Encryption::load(path).await;
+            // What is authenticated is the key as the store has it, and the embedded one has no other prefix.
+            let encryption = match args.etcd_servers.is_empty() {
+                true => Encryption::load(path).await,
+                false => Encryption::load_below(&args.etcd_prefix, path).await,
+            };
             return Ok(Some(encryption.context("--encryption-provider-config")?));
         }
         if !args.etcd_servers.is_empty() {
