@@ -91,7 +91,7 @@ mod tests {
         let (bytes, inodes) = disk_usage(dir.path());
         assert_eq!(bytes, 8192);
         assert!(inodes > DEPTH + 5, "{inodes}");
-        crate::removal::remove_tree(&dir.path().join("d")).expect("works");
-        crate::removal::remove_tree(&wide).expect("works");
+        skiff_fs::remove_tree(&dir.path().join("d")).expect("works");
+        skiff_fs::remove_tree(&wide).expect("works");
     }
 }
