@@ -195,3 +195,39 @@ async fn health_tells_of_kms_plugins() {
     let without = Cluster::start().await;
     assert_eq!(without.get("/healthz/kms-providers").await.code, 404);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_whose_key_is_missing_is_an_error_and_not_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(Embedded::open(folder.path().join("store")).unwrap());
+    let file = folder.path().join("config.yaml");
+    let right = generate().unwrap();
+    let first = start(&store, &right).await;
+    let secret = json!({"metadata": {"name": "one"}, "stringData": {"word": "swordfish"}});
+    assert_eq!(first.post(SECRETS, secret).await.code, 201);
+    drop(first);
+    std::fs::write(&file, generate().unwrap()).unwrap();
+    let encryption = Encryption::load(&file).await.unwrap();
+    let cluster = Cluster::on(Arc::new(Encrypted::new(store.clone(), encryption.clone()))).await;
+    let one = format!("{SECRETS}/one");
+    let read = cluster.get(&one).await;
+    assert_eq!(read.code, 500, "{}", read.text);
+    assert_eq!(cluster.get(SECRETS).await.code, 500);
+    let replaced = json!({"metadata": {"name": "one"}, "stringData": {"word": "other"}});
+    assert_eq!(cluster.put(&one, replaced).await.code, 500);
+    assert!(
+        skiff_encryption::is_encrypted(&raw(&store, KEY).await),
+        "it is still there"
+    );
+    // The right key comes back.
+    std::fs::write(&file, right).unwrap();
+    encryption.reload(&file).await.unwrap();
+    cluster.server.read_again(&["/registry/secrets/".to_owned()]);
+    let read = cluster.get(&one).await;
+    assert_eq!(
+        read.json["data"]["word"],
+        STANDARD.encode("swordfish"),
+        "{}",
+        read.text
+    );
+}
