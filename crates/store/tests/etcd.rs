@@ -320,6 +320,13 @@ async fn back(store: &Etcd) -> i64 {
     until(async || store.revision().await).await
 }
 
+/// The watch is told to start over.
+async fn ended(watch: &mut skiff_store::Watch) {
+    let next = tokio::time::timeout(std::time::Duration::from_secs(60), watch.next()).await;
+    let error = next.expect("the watch ends").unwrap_err();
+    assert!(matches!(error, Error::Compacted { .. }), "{error}");
+}
+
 /// Emptied, and then set back to a former state: both times the store starts over with what is there.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_etcd_that_was_replaced_is_noticed() {
@@ -334,8 +341,7 @@ async fn an_etcd_that_was_replaced_is_noticed() {
     cluster.kill(0);
     std::fs::remove_dir_all(cluster.data(0)).unwrap();
     cluster.start(0);
-    let ended = watch.next().await.unwrap_err();
-    assert!(matches!(ended, Error::Compacted { .. }), "{ended}");
+    ended(&mut watch).await;
     assert_eq!(
         position.sync_point().1,
         i64::MAX,
@@ -363,8 +369,7 @@ async fn an_etcd_that_was_replaced_is_noticed() {
     std::fs::remove_dir_all(cluster.data(0)).unwrap();
     copy(saved.path(), &cluster.data(0));
     cluster.start(0);
-    let ended = watch.next().await.unwrap_err();
-    assert!(matches!(ended, Error::Compacted { .. }), "{ended}");
+    ended(&mut watch).await;
     assert!(back(&store).await < lost);
     let left = store.range("/registry/pods/", None, 0, None).await.unwrap();
     assert_eq!(left.items.len(), 1);
