@@ -66,17 +66,20 @@ impl Certificates {
         hosts.extend(addresses.iter().map(IpAddr::to_string));
         hosts.dedup();
         let node_hosts = vec![node_name.to_owned(), node_address.to_string()];
-        let masters = Some("system:masters");
         let serving = |name: &str, user: &str, hosts: &[String]| {
             LiveIdentity::new(name, pki.serving(name, user, hosts)?)
         };
-        let client = |name: &str, user: &str| LiveIdentity::new(name, pki.client(name, user, masters)?);
+        let client = |name: &str, user: &str, group: Option<&str>| {
+            LiveIdentity::new(name, pki.client(name, user, group)?)
+        };
         Ok(Certificates {
             ca: pki.ca_certificate().to_owned(),
             api_server: serving("apiserver", "kube-apiserver", &hosts)?,
-            kubelet_client: client("apiserver-kubelet-client", "kube-apiserver-kubelet-client")?,
+            // In no group: a node whose status names the API server's own address must not make the API server a
+            // cluster administrator at itself. Kubelets know this client by its name.
+            kubelet_client: client("apiserver-kubelet-client", "kube-apiserver-kubelet-client", None)?,
             kubelet: serving("kubelet", &format!("system:node:{node_name}"), &node_hosts)?,
-            admin: client("admin", "kubernetes-admin")?,
+            admin: client("admin", "kubernetes-admin", Some("system:masters"))?,
             front_proxy: pki.front_proxy()?,
             service_account: pki.service_account_keys()?,
             current_ca: watch::Sender::new(pki.ca_certificate().to_owned()),

@@ -115,6 +115,7 @@ mod tests {
         });
         let target = Target {
             host: "127.0.0.1".to_owned(),
+            addresses: Vec::new(),
             port,
             tls: None,
         };
