@@ -109,6 +109,10 @@ impl Store for Encrypted {
         self.store.revision().await
     }
 
+    async fn health(&self) -> Result<()> {
+        self.store.health().await
+    }
+
     async fn size(&self) -> Result<u64> {
         self.store.size().await
     }

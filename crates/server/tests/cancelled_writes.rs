@@ -273,6 +273,14 @@ impl Store for Lossy {
         self.inner.revision().await
     }
 
+    async fn health(&self) -> skiff_store::Result<()> {
+        self.inner.health().await
+    }
+
+    async fn is_stale(&self, key: &str) -> skiff_store::Result<bool> {
+        self.inner.is_stale(key).await
+    }
+
     async fn size(&self) -> skiff_store::Result<u64> {
         self.inner.size().await
     }

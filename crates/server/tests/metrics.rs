@@ -198,7 +198,8 @@ async fn names_that_clients_invent_do_not_grow_the_metrics() {
         !last.contains("xxxx") && !last.contains("no1"),
         "a name that a client invented"
     );
-    let lines = |text: &str| text.lines().count();
+    // Supervised tasks are counted by process, and so are those of the servers of other tests.
+    let lines = |text: &str| text.lines().filter(|line| !line.contains("skiff_task")).count();
     assert_eq!(lines(&first), lines(&last), "series were added");
     assert!(
         last.len() < first.len() + 1_000,

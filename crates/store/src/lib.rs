@@ -92,6 +92,7 @@ pub struct RangeResult {
     pub count: i64,
 }
 
+/// No method has a default: one that a wrapper forgot to pass on would answer for the store within.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// The newest state of one key, and the store's revision.
@@ -125,18 +126,14 @@ pub trait Store: Send + Sync + 'static {
     async fn revision(&self) -> Result<i64>;
 
     /// Whether the store works: it can be asked, and the last write reached the disk (or could again).
-    async fn health(&self) -> Result<()> {
-        self.revision().await.map(drop)
-    }
+    async fn health(&self) -> Result<()>;
 
     /// Bytes on disk.
     async fn size(&self) -> Result<u64>;
 
     /// Whether the value of a key is stored in a form that should be written again, such as encrypted by an old key,
     /// even if nothing else in it changes.
-    async fn is_stale(&self, _key: &str) -> Result<bool> {
-        Ok(false)
-    }
+    async fn is_stale(&self, key: &str) -> Result<bool>;
 }
 
 /// What an unreadable value begins with; no encoding of an object does.

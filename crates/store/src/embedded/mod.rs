@@ -255,6 +255,10 @@ impl Store for Embedded {
         Ok(self.shared.hub.revision())
     }
 
+    async fn is_stale(&self, _key: &str) -> Result<bool> {
+        Ok(false)
+    }
+
     async fn size(&self) -> Result<u64> {
         Ok(disk::size(&self.dir))
     }

@@ -502,6 +502,14 @@ impl Store for Etcd {
         }
     }
 
+    async fn health(&self) -> Result<()> {
+        self.revision().await.map(drop)
+    }
+
+    async fn is_stale(&self, _key: &str) -> Result<bool> {
+        Ok(false)
+    }
+
     async fn size(&self) -> Result<u64> {
         let answer: StatusResponse = self
             .shared
