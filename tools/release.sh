@@ -17,6 +17,7 @@ mkdir -p "$out"
 install -m 0755 "$binary" "$out/skiff-$version-linux-amd64"
 
 tree=$(mktemp -d)
+chmod 0755 "$tree"
 trap 'rm -rf "$tree"' EXIT
 install -D -m 0755 "$binary" "$tree/usr/bin/skiff"
 install -D -m 0644 "$root/packaging/skiff.service" "$tree/lib/systemd/system/skiff.service"
