@@ -11,9 +11,6 @@ use futures::FutureExt;
 use skiff_encryption::Encryption;
 use skiff_server::{HealthCheck, Server};
 use skiff_store::Store;
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -132,28 +129,14 @@ impl Cluster {
 /// already written by it takes them along.
 fn write_durably(path: &Path, text: &str) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    let beside = path.with_extension("new");
-    let mut out = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&beside)?;
-    out.write_all(text.as_bytes())?;
-    out.sync_all()?;
-    fs::rename(&beside, path)?;
-    File::open(folder)?.sync_all()?;
-    // The folder itself may be new.
-    match folder.parent() {
-        Some(parent) => File::open(parent)?.sync_all(),
-        None => Ok(()),
-    }
+    skiff_fs::create_folders_durably(folder, 0o700)?;
+    skiff_fs::write_durably(path, text.as_bytes(), 0o600)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]

@@ -139,10 +139,8 @@ impl Supervisor {
 }
 
 fn publish(file: &Path, value: &impl Serialize) -> std::io::Result<()> {
-    let beside = file.with_extension("new");
     let bytes = serde_json::to_vec(value).map_err(std::io::Error::other)?;
-    std::fs::write(&beside, bytes)?;
-    std::fs::rename(&beside, file)
+    skiff_fs::write_atomically(file, &bytes, 0o600)
 }
 
 /// Writes the states of the tasks that failed, whenever they change.
