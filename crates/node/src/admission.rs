@@ -1,6 +1,7 @@
 //! Whether the node takes a pod: the operating system and the node it wants, enough room, and taints that it
 //! must tolerate. The scheduler has looked at most of that; pods also come past it. Pure.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration};
@@ -187,20 +188,25 @@ fn wants_node(pod: &Pod, node: &Node) -> bool {
                 .required_during_scheduling_ignored_during_execution
                 .as_ref()
         });
-    let field = |key: &str| {
-        (key == "metadata.name")
-            .then_some(node.metadata.name.as_deref())
-            .flatten()
-    };
-    let matches = |term: &NodeSelectorTerm| {
-        let expressions = term.match_expressions.as_deref().unwrap_or_default();
-        let fields = term.match_fields.as_deref().unwrap_or_default();
-        // A term that asks for nothing matches nothing.
-        !(expressions.is_empty() && fields.is_empty())
-            && expressions.iter().all(|wanted| holds(wanted, label(&wanted.key)))
-            && fields.iter().all(|wanted| holds(wanted, field(&wanted.key)))
-    };
+    let name = node.metadata.name.as_deref();
+    let matches = |term: &NodeSelectorTerm| term_matches(term, node.metadata.labels.as_ref(), name);
     selected && required.is_none_or(|selector| selector.node_selector_terms.iter().any(matches))
+}
+
+/// Whether a node with these labels and this name is one that the term selects.
+pub fn term_matches(
+    term: &NodeSelectorTerm,
+    labels: Option<&BTreeMap<String, String>>,
+    name: Option<&str>,
+) -> bool {
+    let label = |key: &str| labels?.get(key).map(String::as_str);
+    let field = |key: &str| (key == "metadata.name").then_some(name).flatten();
+    let expressions = term.match_expressions.as_deref().unwrap_or_default();
+    let fields = term.match_fields.as_deref().unwrap_or_default();
+    // A term that asks for nothing matches nothing.
+    !(expressions.is_empty() && fields.is_empty())
+        && expressions.iter().all(|wanted| holds(wanted, label(&wanted.key)))
+        && fields.iter().all(|wanted| holds(wanted, field(&wanted.key)))
 }
 
 fn holds(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
