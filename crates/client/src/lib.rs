@@ -1,9 +1,10 @@
-//! How components reach the API: clients in one process or across the network, informers, the work
-//! queue, leader election, the event recorder and kubeconfig files.
+//! How components reach the API: clients in one process or across the network, informers, the reconcile
+//! runtime with its work queue, leader election, the event recorder and kubeconfig files.
 //!
 //! Nothing here knows a controller's business, and nothing here reaches state by any way other than
 //! the API: an in-process client goes through the same chain as a remote one.
 
+mod controller;
 mod events;
 mod informer;
 pub mod kubeconfig;
@@ -12,10 +13,12 @@ mod marks;
 mod metrics;
 mod queue;
 mod workers;
+mod writes;
 
 #[cfg(test)]
 mod fake;
 
+pub use controller::{Controller, Reconcile, run_workers};
 pub use events::{EventRecorder, reference};
 pub use informer::{Change, Informer, InformerFactory, PartialObject};
 pub use kube::Client;
@@ -24,7 +27,7 @@ pub use marks::{cause_of, in_process, in_process_as, in_process_measured, with_m
 pub use metrics::ComponentMetrics;
 pub use queue::{Taken, WorkQueue};
 pub use skiff_trace::{COMPLETE, Cause, note, stage};
-pub use workers::{Action, run_workers};
+pub use workers::Action;
 
 use std::path::Path;
 

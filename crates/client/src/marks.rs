@@ -4,7 +4,9 @@
 //! in the caller's task; therefore the trace layer is called inside that future and never in `call`, where
 //! the caller's task-locals are out of reach.
 
+use bytes::Bytes;
 use http::{Request, Response};
+use http_body_util::{BodyExt, Either, Full};
 use kube::Client;
 use kube::client::Body;
 use skiff_trace::{Cause, TraceHeaders};
@@ -13,6 +15,7 @@ use std::time::Instant;
 use tower::{BoxError, Layer, Service, ServiceExt};
 
 use crate::metrics::ComponentMetrics;
+use crate::writes;
 
 /// The cause that an observed object makes.
 pub fn cause_of<K: kube::Resource<DynamicType = ()>>(object: &K) -> Cause {
@@ -91,9 +94,31 @@ where
     let marked = TraceHeaders.layer(service);
     let in_callers_task = tower::service_fn(move |request: Request<Body>| {
         let marked = marked.clone();
-        async move { marked.oneshot(request).await }
+        async move {
+            let written = writes::wanted(request.method()).then(|| request.uri().path().to_owned());
+            // On the heap: the whole chain of the server may be inside, and reconciles nest deep already.
+            let answer = Box::pin(marked.oneshot(request))
+                .await
+                .map_err(Into::<BoxError>::into)?;
+            match written {
+                Some(path) if answer.status().is_success() => note_write(&path, answer).await,
+                _ => Ok(answer.map(Either::Left)),
+            }
+        }
     });
     Client::new(in_callers_task, default_namespace)
+}
+
+/// Reads the answer to a write, notes what the write did, and answers it unchanged.
+async fn note_write<B>(path: &str, answer: Response<B>) -> Result<Response<Either<B, Full<Bytes>>>, BoxError>
+where
+    B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let (parts, body) = answer.into_parts();
+    let bytes = body.collect().await.map_err(Into::into)?.to_bytes();
+    writes::note(path, &bytes);
+    Ok(Response::from_parts(parts, Either::Right(Full::new(bytes))))
 }
 
 /// Wraps a client so that its writes carry the marks of the work that makes them.

@@ -10,7 +10,6 @@ mod discovery;
 mod endpoints;
 mod endpointslice;
 mod endpointslice_mirroring;
-mod expectations;
 mod garbage_collector;
 mod namespace;
 mod node;
@@ -30,7 +29,8 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use skiff_client::{
-    Client, ComponentMetrics, EventRecorder, InformerFactory, LeaderElector, Outcome, WorkQueue,
+    Client, ComponentMetrics, Controller, EventRecorder, InformerFactory, LeaderElector, Outcome, Reconcile,
+    WorkQueue,
 };
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -255,6 +255,20 @@ impl Context {
         T: Clone + Eq + std::hash::Hash + Send + 'static,
     {
         WorkQueue::measured(name, &self.config.metrics)
+    }
+
+    /// A controller over a queue of that name; declare what wakes it, then run it.
+    pub(crate) fn controller<R: Reconcile>(&self, queue: &'static str, reconciler: Arc<R>) -> Controller<R> {
+        self.controller_over(self.queue(queue), reconciler)
+    }
+
+    /// For a reconciler that adds to its own queue.
+    pub(crate) fn controller_over<R: Reconcile>(
+        &self,
+        queue: Arc<WorkQueue<R::Key>>,
+        reconciler: Arc<R>,
+    ) -> Controller<R> {
+        Controller::new(self.name, queue, self.shutdown.clone(), reconciler)
     }
 }
 

@@ -1,9 +1,16 @@
 //! Controller references: who controls an object, and the claims by which a controller adopts matching
 //! orphans and releases what no longer matches.
 
+use std::fmt::Debug;
+use std::sync::Arc;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::Resource;
+use kube::api::{Patch, PatchParams};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use skiff_client::{Change, ErrorExt, Key};
 
 pub(crate) fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
     meta.owner_references
@@ -25,7 +32,7 @@ pub(crate) fn controller_reference<K: Resource<DynamicType = ()>>(owner: &K) -> 
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
+enum Claim {
     Mine,
     /// Controlled by nobody and matching.
     Adopt,
@@ -35,7 +42,7 @@ pub(crate) enum Claim {
 }
 
 /// What an owner may do with an object. An owner that is being deleted takes and gives nothing.
-pub(crate) fn claim(object: &ObjectMeta, owner: &ObjectMeta, matches: bool) -> Claim {
+fn claim(object: &ObjectMeta, owner: &ObjectMeta, matches: bool) -> Claim {
     let owner_ends = owner.deletion_timestamp.is_some();
     match controller_of(object) {
         Some(reference) if owner.uid.as_deref() == Some(reference.uid.as_str()) => {
@@ -54,12 +61,119 @@ pub(crate) fn claim(object: &ObjectMeta, owner: &ObjectMeta, matches: bool) -> C
 }
 
 /// A strategic merge patch; the uid makes it fail on another object of the same name.
-pub(crate) fn adopt_patch(reference: &OwnerReference, object: &ObjectMeta) -> Value {
+fn adopt_patch(reference: &OwnerReference, object: &ObjectMeta) -> Value {
     json!({"metadata": {"ownerReferences": [reference], "uid": object.uid}})
 }
 
-pub(crate) fn release_patch(owner: &ObjectMeta, object: &ObjectMeta) -> Value {
+fn release_patch(owner: &ObjectMeta, object: &ObjectMeta) -> Value {
     json!({"metadata": {"ownerReferences": [{"$patch": "delete", "uid": owner.uid}], "uid": object.uid}})
+}
+
+/// The objects out of `candidates` that `owner` controls, after it has adopted the orphans that it selects and
+/// `may_adopt` lets it, and has released what it no longer selects.
+pub(crate) async fn claim_all<O, K>(
+    client: &kube::Client,
+    owner: &O,
+    candidates: Vec<Arc<K>>,
+    selects: impl Fn(&K) -> bool,
+    may_adopt: impl Fn(&K) -> bool,
+) -> Result<Vec<Arc<K>>, kube::Error>
+where
+    O: Owner,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+{
+    let namespace = owner.meta().namespace.as_deref().unwrap_or_default();
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    let mut claimed = Vec::new();
+    let mut alive = None;
+    for object in candidates {
+        let patch = match claim(object.meta(), owner.meta(), selects(&object)) {
+            Claim::Mine => {
+                claimed.push(object);
+                continue;
+            }
+            Claim::Foreign => continue,
+            Claim::Adopt if !may_adopt(&object) => continue,
+            Claim::Adopt => {
+                // The copy may not show yet that the owner is being deleted.
+                if alive.is_none() {
+                    alive = Some(is_alive(client, owner).await?);
+                }
+                if alive == Some(false) {
+                    continue;
+                }
+                adopt_patch(&controller_reference(owner), object.meta())
+            }
+            Claim::Release => release_patch(owner.meta(), object.meta()),
+        };
+        let adopting = controller_of(object.meta()).is_none();
+        let name = object.meta().name.as_deref().unwrap_or_default();
+        let patched = api
+            .patch(name, &PatchParams::default(), &Patch::Strategic(patch))
+            .await;
+        match patched {
+            Ok(patched) if adopting => claimed.push(Arc::new(patched)),
+            Ok(_) => {}
+            Err(error) if error.is_not_found() => {}
+            // It was replaced by another of its name, or changed hands.
+            Err(kube::Error::Api(status)) if status.is_invalid() || status.is_conflict() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(claimed)
+}
+
+/// A kind that controls others: what can be read back from the API to see whether it still lives.
+pub(crate) trait Owner:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug
+{
+}
+
+impl<O> Owner for O where
+    O: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug
+{
+}
+
+/// Asks the API, not a copy, whether the owner is there and not being deleted.
+pub(crate) async fn is_alive<O: Owner>(client: &kube::Client, owner: &O) -> Result<bool, kube::Error> {
+    let meta = owner.meta();
+    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    let api: Api<O> = Api::namespaced(client.clone(), namespace);
+    let live = api.get_opt(meta.name.as_deref().unwrap_or_default()).await?;
+    Ok(live.is_some_and(|live| live.meta().uid == meta.uid && live.meta().deletion_timestamp.is_none()))
+}
+
+/// The key of the `O` that controls an object, whether or not it exists.
+pub(crate) fn controlled_by<O: Resource<DynamicType = ()>>(object: &ObjectMeta) -> Option<Key> {
+    let owner = controller_of(object)?;
+    let ours = owner.kind == O::kind(&()) && owner.api_version == O::api_version(&());
+    ours.then(|| Key::new(object.namespace.clone().unwrap_or_default(), owner.name.clone()))
+}
+
+/// Whom the change of an object that an `O` may control concerns: its controller, and the one before if that
+/// changed. An object without a controller concerns whoever `adopters` names, if its labels or owners changed.
+pub(crate) fn owners_of_change<O, K>(change: &Change<K>, adopters: impl Fn(&K) -> Vec<Key>) -> Vec<Key>
+where
+    O: Resource<DynamicType = ()>,
+    K: Resource,
+{
+    let new = change.object();
+    let after = controlled_by::<O>(new.meta());
+    let mut keys: Vec<Key> = after.iter().cloned().collect();
+    if let Change::Applied { old: Some(old), .. } = change {
+        let before = controlled_by::<O>(old.meta());
+        keys.extend(before.filter(|before| after.as_ref() != Some(before)));
+    }
+    if let Change::Applied { old, new } = change
+        && controller_of(new.meta()).is_none()
+        && old.as_ref().is_none_or(|old| {
+            old.meta().labels != new.meta().labels
+                || old.meta().owner_references != new.meta().owner_references
+        })
+    {
+        keys.extend(adopters(new));
+    }
+    keys
 }
 
 /// Index values: objects by the uid of their controller, orphans by their namespace.
@@ -79,7 +193,7 @@ pub(crate) const BY_CONTROLLER: &str = "controller";
 pub(crate) fn candidates<K: Resource + 'static>(
     informer: &skiff_client::Informer<K>,
     owner: &ObjectMeta,
-) -> Vec<std::sync::Arc<K>> {
+) -> Vec<Arc<K>> {
     let mut found = informer.by_index(BY_CONTROLLER, owner.uid.as_deref().unwrap_or_default());
     let orphans = format!("orphans/{}", owner.namespace.as_deref().unwrap_or_default());
     found.extend(informer.by_index(BY_CONTROLLER, &orphans));

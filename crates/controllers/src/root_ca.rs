@@ -7,7 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::Api;
 use kube::api::PostParams;
-use skiff_client::{Action, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, run_workers};
+use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile};
 
 use crate::service_account::is_active;
 use crate::{Context, Error, is_namespace_terminating};
@@ -54,49 +54,45 @@ fn plan(namespace: &str, present: Option<&ConfigMap>, root_ca: &str) -> Plan {
     Plan::Update(Box::new(wanted))
 }
 
+struct RootCaPublisher {
+    context: Context,
+    namespaces: Informer<Namespace>,
+    maps: Informer<ConfigMap>,
+}
+
 pub(crate) async fn run(context: Context) {
-    let namespaces: Informer<Namespace> = context.informers.informer();
     let field = format!("metadata.name={NAME}");
-    let maps: Informer<ConfigMap> = context.informers.filtered(None, Some(&field));
-    let queue: Arc<WorkQueue> = context.queue("root_ca_cert_publisher");
-    let adder = queue.clone();
-    namespaces.subscribe(move |change: &Change<Namespace>| {
-        if let Change::Applied { new, .. } = change {
-            adder.add(Key::of(&**new), Some(cause_of(&**new)));
+    let reconciler = Arc::new(RootCaPublisher {
+        namespaces: context.informers.informer(),
+        maps: context.informers.filtered(None, Some(&field)),
+        context: context.clone(),
+    });
+    let namespace_of = |_: &RootCaPublisher, change: &Change<ConfigMap>| {
+        let namespace = change.object().metadata.namespace.clone();
+        [Key::new("", namespace.unwrap_or_default())]
+    };
+    context
+        .controller("root_ca_cert_publisher", reconciler)
+        .owns(|r| &r.namespaces)
+        .watches(|r| &r.maps, namespace_of)
+        .run()
+        .await;
+}
+
+impl Reconcile for RootCaPublisher {
+    type Key = Key;
+    type Error = Error;
+
+    async fn reconcile(&self, key: Key) -> Result<Action, Error> {
+        let namespace = self.namespaces.get("", &key.name);
+        if !namespace.is_some_and(|namespace| is_active(&namespace)) {
+            return Ok(Action::Done);
         }
-    });
-    let adder = queue.clone();
-    maps.subscribe(move |change: &Change<ConfigMap>| {
-        let map = change.object();
-        let namespace = map.metadata.namespace.clone().unwrap_or_default();
-        adder.add(Key::new("", namespace), Some(cause_of(&**map)));
-    });
-    namespaces.synced().await;
-    maps.synced().await;
-    let (client, config) = (context.client.clone(), context.config.clone());
-    run_workers(
-        context.name,
-        1,
-        queue,
-        context.shutdown.clone(),
-        move |key: Key| {
-            let active = namespaces
-                .get("", &key.name)
-                .is_some_and(|namespace| is_active(&namespace));
-            let plan = if active {
-                plan(
-                    &key.name,
-                    maps.get(&key.name, NAME).as_deref(),
-                    &config.root_ca_pem,
-                )
-            } else {
-                Plan::Nothing
-            };
-            let api: Api<ConfigMap> = Api::namespaced(client.clone(), &key.name);
-            async move { write(&api, plan).await }
-        },
-    )
-    .await;
+        let present = self.maps.get(&key.name, NAME);
+        let plan = plan(&key.name, present.as_deref(), &self.context.config.root_ca_pem);
+        let api: Api<ConfigMap> = Api::namespaced(self.context.client.clone(), &key.name);
+        write(&api, plan).await
+    }
 }
 
 async fn write(api: &Api<ConfigMap>, plan: Plan) -> Result<Action, Error> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use kube::Api;
 use kube::api::PostParams;
-use skiff_client::{Action, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, run_workers};
+use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile};
 
 use crate::{Context, Error, is_namespace_terminating};
 
@@ -19,48 +19,49 @@ pub(crate) fn is_active(namespace: &Namespace) -> bool {
     namespace.metadata.deletion_timestamp.is_none() && phase != Some("Terminating")
 }
 
+struct ServiceAccounts {
+    client: kube::Client,
+    namespaces: Informer<Namespace>,
+    accounts: Informer<ServiceAccount>,
+}
+
 pub(crate) async fn run(context: Context) {
-    let namespaces: Informer<Namespace> = context.informers.informer();
     let field = format!("metadata.name={NAME}");
-    let accounts: Informer<ServiceAccount> = context.informers.filtered(None, Some(&field));
-    let queue: Arc<WorkQueue> = context.queue("serviceaccount");
-    let adder = queue.clone();
-    namespaces.subscribe(move |change: &Change<Namespace>| {
-        if let Change::Applied { new, .. } = change {
-            adder.add(Key::of(&**new), Some(cause_of(&**new)));
-        }
+    let reconciler = Arc::new(ServiceAccounts {
+        client: context.client.clone(),
+        namespaces: context.informers.informer(),
+        accounts: context.informers.filtered(None, Some(&field)),
     });
-    let adder = queue.clone();
-    accounts.subscribe(move |change: &Change<ServiceAccount>| {
-        if let Change::Deleted { last } = change {
-            let namespace = last.metadata.namespace.clone().unwrap_or_default();
-            adder.add(Key::new("", namespace), Some(cause_of(&**last)));
+    context
+        .controller("serviceaccount", reconciler)
+        .owns(|r| &r.namespaces)
+        .watches(|r| &r.accounts, |_, change| deleted_from(change))
+        .run()
+        .await;
+}
+
+/// The namespace that has lost an object: it gets another one.
+pub(crate) fn deleted_from<K: kube::Resource>(change: &Change<K>) -> Option<Key> {
+    let Change::Deleted { last } = change else {
+        return None;
+    };
+    Some(Key::new("", last.meta().namespace.clone().unwrap_or_default()))
+}
+
+impl Reconcile for ServiceAccounts {
+    type Key = Key;
+    type Error = Error;
+
+    async fn reconcile(&self, key: Key) -> Result<Action, Error> {
+        let namespace = self.namespaces.get("", &key.name);
+        let wanted = namespace.is_some_and(|namespace| is_active(&namespace))
+            && self.accounts.get(&key.name, NAME).is_none();
+        if wanted {
+            create(&self.client, &key.name).await
+        } else {
+            Ok(Action::Done)
         }
-    });
-    namespaces.synced().await;
-    accounts.synced().await;
-    let client = context.client.clone();
-    run_workers(
-        context.name,
-        1,
-        queue,
-        context.shutdown.clone(),
-        move |key: Key| {
-            let wanted = namespaces
-                .get("", &key.name)
-                .is_some_and(|namespace| is_active(&namespace))
-                && accounts.get(&key.name, NAME).is_none();
-            let client = client.clone();
-            async move {
-                if wanted {
-                    create(&client, &key.name).await
-                } else {
-                    Ok(Action::Done)
-                }
-            }
-        },
-    )
-    .await;
+    }
 }
 
 async fn create(client: &kube::Client, namespace: &str) -> Result<Action, Error> {

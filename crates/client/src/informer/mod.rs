@@ -14,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::{Client, Resource};
@@ -26,6 +27,8 @@ use reflector::{Reflector, Source};
 use store::{Kept, Store};
 
 use crate::Key;
+use crate::controller::Follow;
+use crate::writes::{Effect, Write};
 
 /// How many objects of a kind are kept decoded: more than a node runs pods.
 const DECODED: usize = 512;
@@ -64,6 +67,11 @@ pub(crate) struct Shared<K> {
     handlers: Mutex<Vec<Handler<K>>>,
     store: RwLock<Store<K>>,
     synced: watch::Sender<bool>,
+    /// The revision up to which the copy shows everything. Raised after the subscribers were called.
+    progress: watch::Sender<u64>,
+    /// Resource and group; `None` if a selector leaves objects out, because then no event tells of a write
+    /// to one of those.
+    complete: Option<String>,
     form: Form<K>,
 }
 
@@ -98,6 +106,13 @@ impl<K: Resource> Shared<K> {
 
     fn thaw_all(&self, kept: Vec<Kept<K>>) -> Vec<Arc<K>> {
         kept.into_iter().filter_map(|kept| self.thaw(kept)).collect()
+    }
+
+    /// Everything up to `version` is in the copy.
+    fn reached(&self, version: &str) {
+        let Ok(version) = version.parse() else { return };
+        // A new list may be older than what was watched before; whoever waits has to see it pass again.
+        self.progress.send_replace(version);
     }
 
     /// `raw` is the object's JSON. It may be part of a larger memory, if that lives as long anyway.
@@ -318,6 +333,29 @@ impl<K: Resource + 'static> Informer<K> {
     }
 }
 
+impl<K: Resource + Send + Sync + 'static> Follow for Informer<K> {
+    fn synced(&self) -> BoxFuture<'_, ()> {
+        Box::pin(Informer::synced(self))
+    }
+
+    fn shows(&self, write: &Write) -> bool {
+        if self.shared.complete.as_ref() != Some(&write.resource) {
+            return true;
+        }
+        match &write.effect {
+            Effect::Revision(revision) => *self.shared.progress.borrow() >= *revision,
+            Effect::Gone { key, uid } => {
+                let present = self.get(&key.namespace, &key.name);
+                present.is_none_or(|present| present.meta().uid.as_ref() != Some(uid))
+            }
+        }
+    }
+
+    fn progress(&self) -> watch::Receiver<u64> {
+        self.shared.progress.subscribe()
+    }
+}
+
 #[derive(serde::Deserialize)]
 struct Labelled {
     metadata: Labels,
@@ -462,6 +500,8 @@ impl InformerFactory {
             handlers: Mutex::new(handlers),
             store: RwLock::new(Store::new(if identity_only { 0 } else { DECODED })),
             synced: watch::Sender::new(false),
+            progress: watch::Sender::new(0),
+            complete: source.complete_resource(),
             form: Form {
                 decode: |raw| serde_json::from_slice(raw),
                 transform,

@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 use super::Shared;
 use crate::Key;
+use crate::writes::Target;
 
 const PAGE: u32 = 500;
 const METADATA_LIST: &str =
@@ -63,6 +64,14 @@ impl Source {
 
     pub(super) fn is_metadata_only(&self) -> bool {
         self.metadata_only
+    }
+
+    /// Resource and group of a source without selectors.
+    pub(super) fn complete_resource(&self) -> Option<String> {
+        let selected = self.label_selector.is_some() || self.field_selector.is_some();
+        let target = Target::parse(&self.url).filter(|_| !selected)?;
+        // One namespace of a kind is a selection too.
+        target.is_cluster_wide().then_some(target.resource)
     }
 
     pub(super) fn identity(&self) -> String {
@@ -260,6 +269,7 @@ impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
             }
             if list.metadata.continue_token.is_empty() {
                 self.shared.replace(objects, &undecoded);
+                self.shared.reached(&list.metadata.resource_version);
                 return Ok(list.metadata.resource_version);
             }
             continue_token = Some(list.metadata.continue_token);
@@ -355,6 +365,7 @@ impl<K: Resource + DeserializeOwned + Send + Sync + 'static> Reflector<K> {
             }
             other => tracing::debug!(url = self.source.url, event = other, "unknown watch event"),
         }
+        self.shared.reached(version);
         Ok(())
     }
 

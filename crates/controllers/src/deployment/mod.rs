@@ -16,142 +16,52 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use parking_lot::Mutex;
-use skiff_client::{
-    Action, COMPLETE, Cause, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, note, reference,
-    run_workers, stage,
-};
+use skiff_client::{Action, COMPLETE, Change, ErrorExt, Informer, Key, Reconcile, note, reference, stage};
 
-use crate::ownership::{self, BY_CONTROLLER, Claim};
-use crate::{
-    Context, Error, Written, error_message, is_namespace_terminating, pods, selector, wait_for_copy,
-};
+use crate::ownership::{self, BY_CONTROLLER};
+use crate::{Context, Error, error_message, is_namespace_terminating, pods, selector};
 use plan::{Observed, Plan, Write};
 
 /// So many deployments are remembered; then all are forgotten.
 const MAX_COMPLAINED: usize = 4096;
 
-struct Controller {
+struct Deployments {
     context: Context,
     deployments: Informer<Deployment>,
     sets: Informer<ReplicaSet>,
     pods: Informer<Pod>,
-    queue: Arc<WorkQueue>,
-    /// ReplicaSets that we wrote, and Deployments.
-    written: Written,
-    written_own: Written,
     /// Serves only to say once, not at each look, that a selector takes everything.
     complained: Mutex<std::collections::HashSet<String>>,
 }
 
 pub(crate) async fn run(context: Context) {
-    let controller = Arc::new(Controller {
+    let reconciler = Arc::new(Deployments {
         deployments: context.informers.informer(),
         sets: context.informers.informer(),
         pods: context.informers.informer(),
-        queue: context.queue("deployment"),
-        written: Default::default(),
-        written_own: Default::default(),
         complained: Default::default(),
         context: context.clone(),
     });
-    controller.sets.add_index(BY_CONTROLLER, ownership::by_controller);
-    controller.pods.add_index(BY_CONTROLLER, ownership::by_controller);
-    let queue = controller.queue.clone();
-    controller
-        .deployments
-        .subscribe(move |change: &Change<Deployment>| {
-            let object = change.object();
-            queue.add(Key::of(&**object), Some(cause_of(&**object)));
-        });
-    let watcher = controller.clone();
-    controller
-        .sets
-        .subscribe(move |change| watcher.set_changed(change));
-    let watcher = controller.clone();
-    controller
-        .pods
-        .subscribe(move |change| watcher.pod_changed(change));
-    controller.deployments.synced().await;
-    controller.sets.synced().await;
-    controller.pods.synced().await;
-    let queue = controller.queue.clone();
-    run_workers(context.name, 5, queue, context.shutdown.clone(), move |key| {
-        let controller = controller.clone();
-        async move { controller.reconcile(key).await }
-    })
-    .await;
+    reconciler.sets.add_index(BY_CONTROLLER, ownership::by_controller);
+    reconciler.pods.add_index(BY_CONTROLLER, ownership::by_controller);
+    context
+        .controller("deployment", reconciler)
+        .workers(5)
+        .owns(|r| &r.deployments)
+        .watches(|r| &r.sets, Deployments::woken_by_set)
+        .watches(|r| &r.pods, Deployments::woken_by_pod)
+        .run()
+        .await;
 }
 
-impl Controller {
-    fn owner_of(&self, set: &ReplicaSet) -> Option<Key> {
-        let owner = ownership::controller_of(&set.metadata)?;
-        let ours = owner.kind == "Deployment" && owner.api_version == "apps/v1";
-        ours.then(|| {
-            Key::new(
-                set.metadata.namespace.clone().unwrap_or_default(),
-                owner.name.clone(),
-            )
-        })
-    }
-
-    fn set_changed(&self, change: &Change<ReplicaSet>) {
-        let set = change.object();
-        let cause = Some(cause_of(&**set));
-        if let Change::Deleted { last } = change {
-            self.written.forget(&Key::of(&**last));
-        }
-        if let Change::Applied { old: Some(old), .. } = change
-            && let Some(before) = self.owner_of(old)
-            && self.owner_of(set).as_ref() != Some(&before)
-        {
-            self.queue.add(before, cause.clone());
-        }
-        match self.owner_of(set) {
-            Some(owner) => self.queue.add(owner, cause),
-            None if ownership::controller_of(&set.metadata).is_none() => self.wake_adopters(set, cause),
-            None => {}
-        }
-    }
-
-    fn wake_adopters(&self, set: &ReplicaSet, cause: Option<Cause>) {
-        for deployment in self
-            .deployments
-            .list_namespaced(set.metadata.namespace.as_deref().unwrap_or_default())
-        {
-            let selected = deployment.spec.as_ref().is_some_and(|spec| {
-                !selector::is_empty(&spec.selector)
-                    && selector::matches(&spec.selector, set.metadata.labels.as_ref())
-            });
-            if selected {
-                self.queue.add(Key::of(&*deployment), cause.clone());
-            }
-        }
-    }
-
-    /// Only a Recreate rollout waits for pods to be gone; everything else shows in the ReplicaSets.
-    fn pod_changed(&self, change: &Change<Pod>) {
-        let pod = change.object();
-        let gone = matches!(change, Change::Deleted { .. }) || pods::is_terminal(pod);
-        if !gone {
-            return;
-        }
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let owner = ownership::controller_of(&pod.metadata).filter(|owner| owner.kind == "ReplicaSet");
-        let set = owner.and_then(|owner| self.sets.get(namespace, &owner.name));
-        let Some(key) = set.and_then(|set| self.owner_of(&set)) else {
-            return;
-        };
-        let deployment = self.deployments.get(&key.namespace, &key.name);
-        if deployment.is_some_and(|deployment| !scaling::is_rolling(&deployment)) {
-            self.queue.add(key, Some(cause_of(&**pod)));
-        }
-    }
+impl Reconcile for Deployments {
+    type Key = Key;
+    type Error = Error;
 
     async fn reconcile(&self, key: Key) -> Result<Action, Error> {
         let Some(deployment) = self.deployments.get(&key.namespace, &key.name) else {
-            self.written_own.forget(&key);
             return Ok(Action::Done);
         };
         if deployment
@@ -162,22 +72,10 @@ impl Controller {
             self.complain(&deployment);
             return Ok(Action::Done);
         }
-        if !self
-            .written_own
-            .is_seen(&key, deployment.metadata.resource_version.as_deref())
-        {
-            return wait_for_copy();
-        }
-        let sets = self.claim(&deployment).await?;
-        // A copy that lacks our own last write would plan that write again.
-        for set in &sets {
-            if !self
-                .written
-                .is_seen(&Key::of(&**set), set.metadata.resource_version.as_deref())
-            {
-                return wait_for_copy();
-            }
-        }
+        let candidates = ownership::candidates(&self.sets, &deployment.metadata);
+        let selects = |set: &ReplicaSet| selects(&deployment, set);
+        let client = &self.context.client;
+        let sets = ownership::claim_all(client, &*deployment, candidates, selects, |_| true).await?;
         let observed = Observed {
             sets_with_pods: self.sets_with_pods(&sets),
             sets: sets.iter().map(|set| (**set).clone()).collect(),
@@ -186,6 +84,36 @@ impl Controller {
         };
         let plan = plan::plan(observed);
         stage("write", self.write(&key, &deployment, plan)).await
+    }
+}
+
+fn selects(deployment: &Deployment, set: &ReplicaSet) -> bool {
+    deployment.spec.as_ref().is_some_and(|spec| {
+        !selector::is_empty(&spec.selector) && selector::matches(&spec.selector, set.metadata.labels.as_ref())
+    })
+}
+
+impl Deployments {
+    fn woken_by_set(&self, change: &Change<ReplicaSet>) -> Vec<Key> {
+        ownership::owners_of_change::<Deployment, ReplicaSet>(change, |set| {
+            let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+            let deployments = self.deployments.list_namespaced(namespace);
+            let adopters = deployments.iter().filter(|deployment| selects(deployment, set));
+            adopters.map(|deployment| Key::of(&**deployment)).collect()
+        })
+    }
+
+    /// Only a Recreate rollout waits for pods to be gone; everything else shows in the ReplicaSets.
+    fn woken_by_pod(&self, change: &Change<Pod>) -> Option<Key> {
+        let pod = change.object();
+        if matches!(change, Change::Applied { .. }) && !pods::is_terminal(pod) {
+            return None;
+        }
+        let set = ownership::controlled_by::<ReplicaSet>(&pod.metadata)?;
+        let set = self.sets.get(&set.namespace, &set.name)?;
+        let key = ownership::controlled_by::<Deployment>(&set.metadata)?;
+        let deployment = self.deployments.get(&key.namespace, &key.name)?;
+        (!scaling::is_rolling(&deployment)).then_some(key)
     }
 
     fn complain(&self, deployment: &Deployment) {
@@ -215,50 +143,6 @@ impl Controller {
         .collect()
     }
 
-    async fn claim(&self, deployment: &Deployment) -> Result<Vec<Arc<ReplicaSet>>, Error> {
-        let meta = &deployment.metadata;
-        let namespace = meta.namespace.as_deref().unwrap_or_default();
-        let api: Api<ReplicaSet> = Api::namespaced(self.context.client.clone(), namespace);
-        let mut claimed = Vec::new();
-        for set in ownership::candidates(&self.sets, meta) {
-            let selected = deployment
-                .spec
-                .as_ref()
-                .is_some_and(|spec| selector::matches(&spec.selector, set.metadata.labels.as_ref()));
-            let (patch, adopting) = match ownership::claim(&set.metadata, meta, selected) {
-                Claim::Mine => {
-                    claimed.push(set);
-                    continue;
-                }
-                Claim::Foreign => continue,
-                Claim::Adopt => {
-                    let live: Api<Deployment> = Api::namespaced(self.context.client.clone(), namespace);
-                    let live = live.get_opt(meta.name.as_deref().unwrap_or_default()).await?;
-                    let alive = live.is_some_and(|live| {
-                        live.metadata.uid == meta.uid && live.metadata.deletion_timestamp.is_none()
-                    });
-                    if !alive {
-                        continue;
-                    }
-                    let owner = ownership::controller_reference(deployment);
-                    (ownership::adopt_patch(&owner, &set.metadata), true)
-                }
-                Claim::Release => (ownership::release_patch(meta, &set.metadata), false),
-            };
-            let name = set.metadata.name.as_deref().unwrap_or_default();
-            match api
-                .patch(name, &PatchParams::default(), &Patch::Strategic(patch))
-                .await
-            {
-                Ok(patched) if adopting => claimed.push(Arc::new(patched)),
-                Ok(_) => {}
-                Err(error) if error.is_not_found() => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(claimed)
-    }
-
     async fn write(&self, key: &Key, deployment: &Deployment, plan: Plan) -> Result<Action, Error> {
         let api: Api<ReplicaSet> = Api::namespaced(self.context.client.clone(), &key.namespace);
         let about = reference(deployment);
@@ -271,9 +155,7 @@ impl Controller {
                 }
                 Write::Update(set) => {
                     let name = set.metadata.name.as_deref().unwrap_or_default();
-                    let updated = api.replace(name, &PostParams::default(), set).await?;
-                    self.written
-                        .note(&Key::of(&updated), updated.metadata.resource_version.as_deref());
+                    api.replace(name, &PostParams::default(), set).await?;
                 }
                 Write::Delete(name) => match api.delete(name, &DeleteParams::default()).await {
                     Ok(_) => {}
@@ -308,11 +190,7 @@ impl Controller {
         let name = set.metadata.name.as_deref().unwrap_or_default();
         let key = Key::of(deployment);
         match api.create(&PostParams::default(), set).await {
-            Ok(created) => {
-                self.written
-                    .note(&Key::of(&created), created.metadata.resource_version.as_deref());
-                Ok(true)
-            }
+            Ok(_) => Ok(true),
             Err(error) if error.is_already_exists() => {
                 let Some(live) = api.get_opt(name).await? else {
                     return Err(error.into());
@@ -388,7 +266,7 @@ impl Controller {
         {
             note(COMPLETE);
         }
-        let mut live = match api
+        let live = match api
             .replace_status(&key.name, &PostParams::default(), &updated)
             .await
         {
@@ -404,10 +282,8 @@ impl Controller {
                 .annotations
                 .get_or_insert_default()
                 .insert(revision::REVISION.into(), wanted.unwrap_or_default());
-            live = api.replace(&key.name, &PostParams::default(), &annotated).await?;
+            api.replace(&key.name, &PostParams::default(), &annotated).await?;
         }
-        self.written_own
-            .note(key, live.metadata.resource_version.as_deref());
         Ok(())
     }
 }

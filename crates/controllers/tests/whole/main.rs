@@ -6,7 +6,9 @@
     reason = "everything here is a test, though not every function is marked as one"
 )]
 
+mod cluster;
 mod fake;
+mod replicas;
 
 use std::fmt::Debug;
 use std::sync::Arc;

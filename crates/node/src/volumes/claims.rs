@@ -4,11 +4,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, Volume};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::persistent::{self, Mount};
 use super::{MountedVolume, SetUpError, Volumes, blocking, fs_group};
-use crate::admission::term_matches;
 use crate::field_ref::NodeFacts;
 use crate::pods;
 
@@ -254,8 +254,15 @@ fn check_node(pv: &PersistentVolume, facts: &NodeFacts) -> Result<(), String> {
     let Some(labels) = &facts.labels else {
         return Err("the labels of the node are not known yet".to_owned());
     };
-    let mut terms = required.node_selector_terms.iter();
-    if terms.any(|term| term_matches(term, Some(labels), None)) {
+    // COMPAT: only the labels count, not the name, as in upstream's kubelet.
+    let node = Node {
+        metadata: ObjectMeta {
+            labels: Some(labels.clone()),
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    if skiff_pods::affinity::node_selector_matches(required, &node) {
         return Ok(());
     }
     Err("no matching NodeSelectorTerms".to_owned())
