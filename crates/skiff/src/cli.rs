@@ -41,6 +41,8 @@ pub enum Command {
     Certs(CertsArgs),
     /// Encrypt Secrets that are stored in the clear or by an old key
     Secrets(SecretsArgs),
+    /// Simulate nodes whose pods run without a machine, to test at scale
+    Sim(SimArgs),
     /// Import, pull, list and remove images of the embedded runtime
     Image(ImageArgs),
     /// Serve HTTP and say which pod this is (the program of the demo image)
@@ -291,6 +293,35 @@ pub struct SecretsArgs {
 pub enum SecretsCommand {
     /// Write every Secret again that the key in use now did not encrypt
     Reencrypt,
+}
+
+#[derive(Debug, Args)]
+pub struct SimArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Another cluster than skiff's own: a kubeconfig file
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    #[command(subcommand)]
+    pub command: SimCommand,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum SimCommand {
+    /// Create nodes and play their kubelets until interrupted
+    Nodes {
+        /// How many nodes of the usual shape
+        #[arg(required_unless_present = "file", conflicts_with = "file")]
+        count: Option<usize>,
+        /// Shapes, zones and taints of nodes, and the stages of pods
+        #[arg(short, long, value_name = "FILE")]
+        file: Option<PathBuf>,
+        /// How often a node renews its lease, in seconds
+        #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=30))]
+        lease_interval: u64,
+    },
+    /// Remove every simulated node, with the pods bound to it
+    Remove,
 }
 
 #[derive(Debug, Args)]
