@@ -58,6 +58,8 @@ pub struct Controller<R: Reconcile> {
     workers: usize,
     informers: Vec<Box<dyn Follow>>,
     ticks: Vec<Tick<R>>,
+    /// Work starts when all of these have ended.
+    ready: Vec<BoxFuture<'static, ()>>,
 }
 
 /// Keys that are due at each period, whatever changes.
@@ -81,6 +83,7 @@ impl<R: Reconcile> Controller<R> {
             workers: 1,
             informers: Vec::new(),
             ticks: Vec::new(),
+            ready: Vec::new(),
         }
     }
 
@@ -129,12 +132,18 @@ impl<R: Reconcile> Controller<R> {
         self
     }
 
+    /// Work does not start before `ready` has ended, whatever is queued.
+    pub fn starts_after(mut self, ready: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.ready.push(Box::pin(ready));
+        self
+    }
+
     /// Works until the shutdown, then lets the reconciles in progress end.
     pub async fn run(self) {
         let informers: Arc<[Box<dyn Follow>]> = self.informers.into();
         let synced = join_all(informers.iter().map(|informer| informer.synced()));
         tokio::select! {
-            _ = synced => {}
+            _ = async { (synced.await, join_all(self.ready).await) } => {}
             () = self.shutdown.cancelled() => return,
         }
         let mut tasks = JoinSet::new();
@@ -223,40 +232,6 @@ fn hold<T: Clone + Debug + Eq + Hash + Send + Sync + 'static>(
         }
         drop(taken);
     });
-}
-
-/// Workers over a queue for controllers that are not declared with [`Controller`] yet.
-pub async fn run_workers<T, R, F, E>(
-    name: &str,
-    workers: usize,
-    queue: Arc<WorkQueue<T>>,
-    shutdown: CancellationToken,
-    reconcile: R,
-) where
-    T: Clone + Debug + Eq + Hash + Send + Sync + 'static,
-    R: Fn(T) -> F + Send + Sync + 'static,
-    F: Future<Output = Result<Action, E>> + Send + 'static,
-    E: Display + Send + 'static,
-{
-    struct Function<R, T, E>(R, std::marker::PhantomData<fn(T) -> E>);
-    impl<T, R, F, E> Reconcile for Function<R, T, E>
-    where
-        T: Clone + Debug + Eq + Hash + Send + Sync + 'static,
-        R: Fn(T) -> F + Send + Sync + 'static,
-        F: Future<Output = Result<Action, E>> + Send + 'static,
-        E: Display + Send + 'static,
-    {
-        type Key = T;
-        type Error = E;
-        async fn reconcile(&self, key: T) -> Result<Action, E> {
-            (self.0)(key).await
-        }
-    }
-    let reconciler = Arc::new(Function(reconcile, std::marker::PhantomData));
-    Controller::new(name, queue, shutdown, reconciler)
-        .workers(workers)
-        .run()
-        .await;
 }
 
 #[cfg(test)]

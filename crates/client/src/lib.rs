@@ -18,7 +18,7 @@ mod writes;
 #[cfg(test)]
 mod fake;
 
-pub use controller::{Controller, Reconcile, run_workers};
+pub use controller::{Controller, Reconcile};
 pub use events::{EventRecorder, reference};
 pub use informer::{Change, Informer, InformerFactory, PartialObject};
 pub use kube::Client;

@@ -13,7 +13,7 @@ use kube::{Api, Client};
 use serde_json::{Map, Value, json};
 use skiff_cel::admission::Environment;
 use skiff_cel::{DeclType, Schema};
-use skiff_client::{Action, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, run_workers};
+use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile};
 
 use crate::{Context, Error};
 
@@ -218,7 +218,7 @@ fn warnings(
     found
 }
 
-async fn reconcile(client: &Client, policy: &ValidatingAdmissionPolicy) -> Result<Action, Error> {
+async fn check_types(client: &Client, policy: &ValidatingAdmissionPolicy) -> Result<Action, Error> {
     let (name, spec) = (
         policy.metadata.name.clone().unwrap_or_default(),
         policy.spec.as_ref(),
@@ -271,33 +271,33 @@ async fn reconcile(client: &Client, policy: &ValidatingAdmissionPolicy) -> Resul
     }
 }
 
+struct Policies {
+    client: Client,
+    policies: Informer<ValidatingAdmissionPolicy>,
+}
+
 pub(crate) async fn run(context: Context) {
-    let policies: Informer<ValidatingAdmissionPolicy> = context.informers.informer();
-    let queue: Arc<WorkQueue> = context.queue("validatingadmissionpolicy-status");
-    let adder = queue.clone();
-    policies.subscribe(move |change: &Change<ValidatingAdmissionPolicy>| {
-        if let Change::Applied { new, .. } = change {
-            adder.add(Key::of(&**new), Some(cause_of(&**new)));
-        }
+    let reconciler = Arc::new(Policies {
+        client: context.client.clone(),
+        policies: context.informers.informer(),
     });
-    policies.synced().await;
-    let client = context.client.clone();
-    run_workers(
-        context.name,
-        1,
-        queue,
-        context.shutdown.clone(),
-        move |key: Key| {
-            let (policy, client) = (policies.get("", &key.name), client.clone());
-            async move {
-                match policy {
-                    Some(policy) => reconcile(&client, &policy).await,
-                    None => Ok(Action::Done),
-                }
-            }
-        },
-    )
-    .await;
+    context
+        .controller("validatingadmissionpolicy-status", reconciler)
+        .owns(|r| &r.policies)
+        .run()
+        .await;
+}
+
+impl Reconcile for Policies {
+    type Key = Key;
+    type Error = Error;
+
+    async fn reconcile(&self, key: Key) -> Result<Action, Error> {
+        match self.policies.get("", &key.name) {
+            Some(policy) => check_types(&self.client, &policy).await,
+            None => Ok(Action::Done),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,66 +6,44 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
-use skiff_client::{Action, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, reference, run_workers};
+use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile, reference};
 
 use crate::endpointslice::plan::{
     HEADLESS, find_port, hostname, is_headless, pod_addresses, should_be_in_endpoints, target_reference,
 };
-use crate::endpointslice::{selects_pods, wake_services};
+use crate::endpointslice::selectors::{Selectors, selects_pods};
 use crate::selector::matches_map;
-use crate::{Context, Error, Written, error_message, is_namespace_terminating, pods, wait_for_copy};
+use crate::{Context, Error, error_message, is_namespace_terminating, pods};
 
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
 const MAX_ADDRESSES: usize = 1000;
 
-struct Controller {
+struct EndpointsOfServices {
     context: Context,
     services: Informer<Service>,
     pods: Informer<Pod>,
     endpoints: Informer<Endpoints>,
-    queue: Arc<WorkQueue>,
-    written: Written,
+    selectors: Selectors,
 }
 
 pub(crate) async fn run(context: Context) {
-    let controller = Arc::new(Controller {
+    let reconciler = Arc::new(EndpointsOfServices {
         services: context.informers.informer(),
         pods: context.informers.informer(),
         endpoints: context.informers.informer(),
-        queue: context.queue("endpoint"),
-        written: Written::default(),
+        selectors: Selectors::default(),
         context: context.clone(),
     });
-    let queue = controller.queue.clone();
-    controller.services.subscribe(move |change: &Change<Service>| {
-        let object = change.object();
-        queue.add(Key::of(&**object), Some(cause_of(&**object)));
-    });
-    controller.services.synced().await;
-    let watcher = controller.clone();
-    controller.pods.subscribe(move |change| {
-        let cause = Some(cause_of(&**change.object()));
-        wake_services(&watcher.services, &watcher.queue, change, cause);
-    });
-    let watcher = controller.clone();
-    controller.endpoints.subscribe(move |change: &Change<Endpoints>| {
-        let endpoints = change.object();
-        let key = Key::of(&**endpoints);
-        if matches!(change, Change::Deleted { .. }) {
-            watcher.written.forget(&key);
-        }
+    context
+        .controller("endpoint", reconciler)
+        .workers(5)
+        .watches(|r| &r.services, |r, change| r.selectors.follow(change))
+        .watches(|r| &r.pods, |r, change| r.selectors.woken_by_pod(change))
         // Endpoints that were there before are looked at too: their Service may be gone.
-        watcher.queue.add(key, Some(cause_of(&**endpoints)));
-    });
-    controller.pods.synced().await;
-    controller.endpoints.synced().await;
-    let queue = controller.queue.clone();
-    run_workers(context.name, 5, queue, context.shutdown.clone(), move |key| {
-        let controller = controller.clone();
-        async move { controller.reconcile(key).await }
-    })
-    .await;
+        .owns(|r| &r.endpoints)
+        .run()
+        .await;
 }
 
 /// What the Endpoints of a Service should be. `present` keeps annotations that others set.
@@ -159,17 +137,13 @@ pub(crate) fn plan(service: &Service, selected: &[Arc<Pod>], present: Option<&En
     endpoints
 }
 
-impl Controller {
+impl Reconcile for EndpointsOfServices {
+    type Key = Key;
+    type Error = Error;
+
     async fn reconcile(&self, key: Key) -> Result<Action, Error> {
         let api: Api<Endpoints> = Api::namespaced(self.context.client.clone(), &key.namespace);
         let present = self.endpoints.get(&key.namespace, &key.name);
-        if let Some(present) = &present
-            && !self
-                .written
-                .is_seen(&key, present.metadata.resource_version.as_deref())
-        {
-            return wait_for_copy();
-        }
         let Some(service) = self.services.get(&key.namespace, &key.name) else {
             let ours = present.is_some_and(|present| {
                 present
@@ -205,10 +179,7 @@ impl Controller {
             None => api.create(&PostParams::default(), &wanted).await,
         };
         match write {
-            Ok(live) => {
-                self.written.note(&key, live.metadata.resource_version.as_deref());
-                Ok(Action::Done)
-            }
+            Ok(_) => Ok(Action::Done),
             Err(error) if is_namespace_terminating(&error) => Ok(Action::Done),
             Err(error) => {
                 let (reason, verb) = match present {

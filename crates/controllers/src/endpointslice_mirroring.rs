@@ -8,11 +8,11 @@ use k8s_openapi::api::core::v1::{EndpointAddress, Endpoints, Service};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
-use skiff_client::{Action, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, run_workers};
+use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile};
 
 use crate::endpointslice::plan::{MANAGED_BY, SERVICE_NAME};
 use crate::ownership::controller_reference;
-use crate::{Context, Error, Written, is_namespace_terminating, wait_for_copy};
+use crate::{Context, Error, is_namespace_terminating};
 
 const CONTROLLER: &str = "endpointslicemirroring-controller.k8s.io";
 const SKIP: &str = "endpointslice.kubernetes.io/skip-mirror";
@@ -146,64 +146,35 @@ fn by_service(slice: &EndpointSlice) -> Vec<String> {
     service_of(slice).map(|key| key.to_string()).into_iter().collect()
 }
 
-struct Controller {
+struct MirroredSlices {
     context: Context,
     services: Informer<Service>,
     endpoints: Informer<Endpoints>,
     slices: Informer<EndpointSlice>,
-    written: Written,
 }
 
 pub(crate) async fn run(context: Context) {
-    let controller = Arc::new(Controller {
+    let reconciler = Arc::new(MirroredSlices {
         services: context.informers.informer(),
         endpoints: context.informers.informer(),
         slices: context.informers.informer(),
-        written: Written::default(),
         context: context.clone(),
     });
-    controller.slices.add_index(BY_SERVICE, by_service);
-    let queue: Arc<WorkQueue> = context.queue("endpoint_slice_mirroring");
-    let adder = queue.clone();
-    controller.services.subscribe(move |change: &Change<Service>| {
-        let object = change.object();
-        adder.add(Key::of(&**object), Some(cause_of(&**object)));
-    });
-    let adder = queue.clone();
-    controller.endpoints.subscribe(move |change: &Change<Endpoints>| {
-        let object = change.object();
-        adder.add(Key::of(&**object), Some(cause_of(&**object)));
-    });
-    let (watcher, adder) = (controller.clone(), queue.clone());
-    controller
-        .slices
-        .subscribe(move |change: &Change<EndpointSlice>| {
-            let slice = change.object();
-            if let Some(service) = service_of(slice) {
-                if matches!(change, Change::Deleted { .. }) {
-                    watcher.written.forget(&Key::of(&**slice));
-                }
-                adder.add(service, Some(cause_of(&**slice)));
-            }
-        });
-    controller.services.synced().await;
-    controller.endpoints.synced().await;
-    controller.slices.synced().await;
-    // One worker: a slice that was made is in the copy before the next look, or its Endpoints wait for it.
-    run_workers(
-        context.name,
-        1,
-        queue,
-        context.shutdown.clone(),
-        move |key: Key| {
-            let controller = controller.clone();
-            async move { controller.reconcile(key).await }
-        },
-    )
-    .await;
+    reconciler.slices.add_index(BY_SERVICE, by_service);
+    context
+        .controller("endpoint_slice_mirroring", reconciler)
+        .workers(5)
+        .owns(|r| &r.services)
+        .owns(|r| &r.endpoints)
+        .watches(|r| &r.slices, |_, change| service_of(change.object()))
+        .run()
+        .await;
 }
 
-impl Controller {
+impl Reconcile for MirroredSlices {
+    type Key = Key;
+    type Error = Error;
+
     async fn reconcile(&self, key: Key) -> Result<Action, Error> {
         let service = self.services.get(&key.namespace, &key.name);
         let endpoints = self.endpoints.get(&key.namespace, &key.name);
@@ -212,28 +183,18 @@ impl Controller {
         if mirrored.is_none() && existing.is_empty() {
             return Ok(Action::Done);
         }
-        for slice in &existing {
-            if !self
-                .written
-                .is_seen(&Key::of(&**slice), slice.metadata.resource_version.as_deref())
-            {
-                return wait_for_copy();
-            }
-        }
         let plan = plan(mirrored.as_deref(), &existing);
         let api: Api<EndpointSlice> = Api::namespaced(self.context.client.clone(), &key.namespace);
         for slice in &plan.create {
             match api.create(&PostParams::default(), slice).await {
-                Ok(created) => self.await_in_copy(&Key::of(&created)).await,
+                Ok(_) => {}
                 Err(error) if is_namespace_terminating(&error) => return Ok(Action::Done),
                 Err(error) => return Err(error.into()),
             }
         }
         for slice in &plan.update {
             let name = slice.metadata.name.as_deref().unwrap_or_default();
-            let updated = api.replace(name, &PostParams::default(), slice).await?;
-            self.written
-                .note(&Key::of(&updated), updated.metadata.resource_version.as_deref());
+            api.replace(name, &PostParams::default(), slice).await?;
         }
         for name in &plan.delete {
             match api.delete(name, &DeleteParams::default()).await {
@@ -243,16 +204,6 @@ impl Controller {
             }
         }
         Ok(Action::Done)
-    }
-
-    /// Waits until the copy shows a new slice, a second at most: without it the slice would be made twice.
-    async fn await_in_copy(&self, slice: &Key) {
-        for _ in 0..100 {
-            if self.slices.get(&slice.namespace, &slice.name).is_some() {
-                return;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
     }
 }
 

@@ -27,7 +27,6 @@ mod selector;
 mod service_account;
 mod tokens;
 mod volume_protection;
-mod written;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +43,6 @@ use tokio_util::sync::CancellationToken;
 pub use csr::{CertificateOrder, CertificateSigner, SignError};
 pub use selection::{ControllerSelection, SelectionError, controller_names};
 pub use tokens::TokenSigner;
-pub(crate) use written::Written;
 
 /// What the wiring gives. `client_for` gets a name out of [`service_accounts`] or
 /// [`MANAGER`] and answers a client with that identity.
@@ -54,6 +52,8 @@ pub struct ControllersConfig {
     pub root_ca_pem: String,
     /// Pod networks are cut from these, one of each for a node. Empty: nodes get none.
     pub cluster_cidrs: Vec<String>,
+    /// Nodes get nothing of these, should they overlap with the cluster's networks.
+    pub service_cidrs: Vec<String>,
     pub node_cidr_mask_ipv4: u8,
     pub node_cidr_mask_ipv6: u8,
     pub node_monitor_period: Duration,
@@ -89,10 +89,11 @@ impl ControllersConfig {
             client_for,
             root_ca_pem,
             cluster_cidrs: Vec::new(),
+            service_cidrs: Vec::new(),
             node_cidr_mask_ipv4: 24,
             node_cidr_mask_ipv6: 64,
             node_monitor_period: Duration::from_secs(5),
-            node_monitor_grace_period: Duration::from_secs(40),
+            node_monitor_grace_period: Duration::from_secs(50),
             node_startup_grace_period: Duration::from_secs(60),
             terminated_pod_gc_threshold: 12_500,
             certificate_signer: None,
@@ -439,10 +440,4 @@ pub(crate) fn is_namespace_terminating(error: &kube::Error) -> bool {
 
 pub(crate) fn seconds_until(at: jiff::Timestamp, now: jiff::Timestamp) -> Duration {
     Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)
-}
-
-/// The answer of a reconcile whose local copy does not show its own last write yet. That write's event
-/// wakes it again; the delay is only there in case the event is lost with its object.
-pub(crate) fn wait_for_copy() -> Result<skiff_client::Action, Error> {
-    Ok(skiff_client::Action::RequeueAfter(Duration::from_secs(1)))
 }

@@ -14,7 +14,7 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, Client};
 use parking_lot::Mutex;
-use skiff_client::{Action, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, run_workers};
+use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile};
 
 use crate::discovery::{Discovery, Served};
 use crate::{Context, Error, error_message};
@@ -23,53 +23,33 @@ const FINALIZER: &str = "kubernetes";
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(15);
 
-struct Controller {
+struct Namespaces {
     client: Client,
     namespaces: Informer<Namespace>,
+    pods: Informer<Pod>,
     /// How long to wait before the next look at a namespace that is not empty yet.
     waits: Mutex<BTreeMap<String, Duration>>,
 }
 
 pub(crate) async fn run(context: Context) {
-    let namespaces: Informer<Namespace> = context.informers.informer();
-    let pods: Informer<Pod> = context.informers.informer();
-    let queue: Arc<WorkQueue> = context.queue("namespace");
-    let adder = queue.clone();
-    namespaces.subscribe(move |change: &Change<Namespace>| {
-        if let Change::Applied { new, .. } = change
-            && new.metadata.deletion_timestamp.is_some()
-        {
-            adder.add(Key::of(&**new), Some(cause_of(&**new)));
-        }
-    });
-    namespaces.synced().await;
-    let controller = Arc::new(Controller {
+    let reconciler = Arc::new(Namespaces {
         client: context.client.clone(),
-        namespaces,
+        namespaces: context.informers.informer(),
+        pods: context.informers.informer(),
         waits: Mutex::default(),
     });
-    // Pods are what a namespace waits for most; their end is known at once.
-    let (watcher, adder) = (controller.clone(), queue.clone());
-    pods.subscribe(move |change: &Change<Pod>| {
-        if let Change::Deleted { last } = change {
-            let name = last.metadata.namespace.as_deref().unwrap_or_default();
-            let namespace = watcher.namespaces.get("", name);
-            if namespace.is_some_and(|namespace| namespace.metadata.deletion_timestamp.is_some()) {
-                adder.add(Key::new("", name), Some(cause_of(&**last)));
-            }
-        }
-    });
-    run_workers(
-        context.name,
-        10,
-        queue,
-        context.shutdown.clone(),
-        move |key: Key| {
-            let controller = controller.clone();
-            async move { controller.reconcile(key).await }
-        },
-    )
-    .await;
+    context
+        .controller("namespace", reconciler)
+        .workers(10)
+        .watches(|r| &r.namespaces, |_, change| woken_by_namespace(change))
+        .watches(|r| &r.pods, Namespaces::woken_by_pod)
+        .run()
+        .await;
+}
+
+fn woken_by_namespace(change: &Change<Namespace>) -> Option<Key> {
+    let deleting = change.object().metadata.deletion_timestamp.is_some();
+    (deleting && matches!(change, Change::Applied { .. })).then(|| Key::of(&**change.object()))
 }
 
 /// What a pass over the content found.
@@ -224,7 +204,10 @@ fn set_conditions(conditions: &mut Vec<NamespaceCondition>, pass: &Pass, now: Ti
     changed
 }
 
-impl Controller {
+impl Reconcile for Namespaces {
+    type Key = Key;
+    type Error = Error;
+
     async fn reconcile(&self, key: Key) -> Result<Action, Error> {
         // Asked of the server: the copy may still show the end of a namespace whose name is taken again, and
         // what is in the new one is none of its business.
@@ -280,6 +263,19 @@ impl Controller {
             Err(error) if error.is_not_found() => Ok(Action::Done),
             Err(error) => Err(error.into()),
         }
+    }
+
+}
+
+impl Namespaces {
+    /// Pods are what a namespace waits for most; their end is known at once.
+    fn woken_by_pod(&self, change: &Change<Pod>) -> Option<Key> {
+        let Change::Deleted { last } = change else {
+            return None;
+        };
+        let name = last.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = self.namespaces.get("", name)?;
+        namespace.metadata.deletion_timestamp.is_some().then(|| Key::new("", name))
     }
 
     async fn delete_content(&self, namespace: &str) -> Result<Pass, Error> {
@@ -377,8 +373,10 @@ mod tests {
         let client = skiff_client::in_process(service, "default");
         let stop = tokio_util::sync::CancellationToken::new();
         stop.cancel();
-        let controller = Controller {
-            namespaces: skiff_client::InformerFactory::new(client.clone(), stop).informer(),
+        let informers = skiff_client::InformerFactory::new(client.clone(), stop);
+        let controller = Namespaces {
+            namespaces: informers.informer(),
+            pods: informers.informer(),
             client,
             waits: Mutex::default(),
         };

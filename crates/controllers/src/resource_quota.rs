@@ -13,14 +13,12 @@ use kube::Client;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use skiff_api::core::quota_usage::{Amounts, amounts, concerned, counted_by, in_scope, usage};
-use skiff_client::{
-    Action, Change, ErrorExt, Informer, Key, PartialObject, WorkQueue, cause_of, run_workers,
-};
+use skiff_client::{Action, Change, ErrorExt, Informer, Key, PartialObject, Reconcile, WorkQueue};
 use skiff_meta::quantity::Quantity;
 use tokio_util::sync::CancellationToken;
 
 use crate::discovery::{Discovery, Served};
-use crate::{Context, Error};
+use crate::{Context, Error, pods};
 
 /// Upstream's resync period.
 const RESYNC: Duration = Duration::from_secs(300);
@@ -36,78 +34,61 @@ struct Watched {
     _informer: Informer<PartialObject>,
 }
 
-struct Controller {
+struct Quotas {
     client: Client,
     context: Context,
-    quotas: Informer<ResourceQuota>,
-    queue: Arc<WorkQueue>,
+    pods: Informer<Pod>,
+    services: Informer<Service>,
+    replenish: Replenish,
     /// What is watched only because a quota counts it, by group and resource.
     watched: Mutex<BTreeMap<Counted, Watched>>,
 }
 
+/// Brings the quotas to the queue that count what was freed.
+#[derive(Clone)]
+struct Replenish {
+    quotas: Informer<ResourceQuota>,
+    queue: Arc<WorkQueue>,
+}
+
+impl Replenish {
+    /// Something of this sort went: the quotas that count it are counted anew.
+    fn freed(&self, namespace: Option<&str>, group: &str, resource: &str) {
+        for quota in self.quotas.list_namespaced(namespace.unwrap_or_default()) {
+            let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
+            let counts = |entry: &String| counted_by(entry) == Some((group, resource));
+            if hard.is_some_and(|hard| hard.keys().any(counts)) {
+                self.queue.add_after(Key::of(&*quota), GATHER, None);
+            }
+        }
+    }
+}
+
 pub(crate) async fn run(context: Context) {
-    let controller = Arc::new(Controller {
+    let queue = context.queue("resourcequota_primary");
+    let reconciler = Arc::new(Quotas {
         client: context.client.clone(),
-        quotas: context.informers.informer(),
-        queue: context.queue("resourcequota_primary"),
+        pods: context.informers.informer(),
+        services: context.informers.informer(),
+        replenish: Replenish {
+            quotas: context.informers.informer(),
+            queue: queue.clone(),
+        },
         watched: Mutex::default(),
         context: context.clone(),
     });
-    let own = controller.clone();
-    controller
-        .quotas
-        .subscribe(move |change: &Change<ResourceQuota>| {
-            let quota = change.object();
-            match change {
-                Change::Applied { old, .. } if old.is_some() && is_current(quota) => {}
-                Change::Applied { .. } => own.queue.add(Key::of(&**quota), Some(cause_of(&**quota))),
-                Change::Deleted { .. } => {
-                    own.queue.add(Key::of(&**quota), Some(cause_of(&**quota)));
-                    // A quota counts as an object too.
-                    own.replenish(quota.metadata.namespace.as_deref(), "", "resourcequotas");
-                }
-            }
-        });
-    let own = controller.clone();
-    let pods: Informer<Pod> = context.informers.informer();
-    pods.subscribe(move |change: &Change<Pod>| {
-        let ended = |pod: &Pod| {
-            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-            matches!(phase, Some("Succeeded" | "Failed"))
-        };
-        let frees = match change {
-            Change::Applied { old, new } => old.as_ref().is_some_and(|old| !ended(old) && ended(new)),
-            _ => true,
-        };
-        if frees {
-            own.replenish(change.object().metadata.namespace.as_deref(), "", "pods");
-        }
-    });
-    let own = controller.clone();
-    let services: Informer<Service> = context.informers.informer();
-    services.subscribe(move |change: &Change<Service>| {
-        let kind = |service: &Service| service.spec.as_ref().and_then(|spec| spec.type_.clone());
-        let frees = match change {
-            Change::Applied { old, new } => old.as_ref().is_some_and(|old| kind(old) != kind(new)),
-            _ => true,
-        };
-        if frees {
-            own.replenish(change.object().metadata.namespace.as_deref(), "", "services");
-        }
-    });
-    controller.quotas.synced().await;
-    let own = controller.clone();
-    run_workers(
-        context.name,
-        WORKERS,
-        controller.queue.clone(),
-        context.shutdown.clone(),
-        move |key: Key| {
-            let controller = own.clone();
-            async move { controller.reconcile(&key).await }
-        },
-    )
-    .await;
+    context
+        .controller_over(queue, reconciler)
+        .workers(WORKERS)
+        .watches(|r| &r.replenish.quotas, Quotas::woken_by_quota)
+        .watches(|r| &r.pods, Quotas::woken_by_pod)
+        .watches(|r| &r.services, Quotas::woken_by_service)
+        .every(RESYNC, |r| {
+            let quotas = r.replenish.quotas.list();
+            quotas.iter().map(|quota| Key::of(&**quota)).collect()
+        })
+        .run()
+        .await;
 }
 
 /// Whether the status speaks of the limits that the quota has.
@@ -122,21 +103,56 @@ fn is_current(quota: &ResourceQuota) -> bool {
     status.hard.unwrap_or_default() == hard && used.keys().eq(hard.keys())
 }
 
-impl Controller {
-    /// Something of this sort went: the quotas that count it are counted anew.
-    fn replenish(&self, namespace: Option<&str>, group: &str, resource: &str) {
-        for quota in self.quotas.list_namespaced(namespace.unwrap_or_default()) {
-            let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
-            let counts = |entry: &String| counted_by(entry) == Some((group, resource));
-            if hard.is_some_and(|hard| hard.keys().any(counts)) {
-                self.queue.add_after(Key::of(&*quota), GATHER, None);
+impl Quotas {
+    fn woken_by_quota(&self, change: &Change<ResourceQuota>) -> Option<Key> {
+        let quota = change.object();
+        match change {
+            Change::Applied { old, .. } if old.is_some() && is_current(quota) => return None,
+            Change::Applied { .. } => {}
+            // A quota counts as an object too.
+            Change::Deleted { .. } => {
+                self.replenish
+                    .freed(quota.metadata.namespace.as_deref(), "", "resourcequotas");
             }
         }
+        Some(Key::of(&**quota))
     }
 
-    async fn reconcile(self: &Arc<Self>, key: &Key) -> Result<Action, Error> {
+    fn woken_by_pod(&self, change: &Change<Pod>) -> Option<Key> {
+        let frees = match change {
+            Change::Applied { old, new } => {
+                pods::is_terminal(new) && old.as_ref().is_some_and(|old| !pods::is_terminal(old))
+            }
+            Change::Deleted { .. } => true,
+        };
+        if frees {
+            self.replenish
+                .freed(change.object().metadata.namespace.as_deref(), "", "pods");
+        }
+        None
+    }
+
+    fn woken_by_service(&self, change: &Change<Service>) -> Option<Key> {
+        let kind = |service: &Service| service.spec.as_ref().and_then(|spec| spec.type_.clone());
+        let frees = match change {
+            Change::Applied { old, new } => old.as_ref().is_some_and(|old| kind(old) != kind(new)),
+            Change::Deleted { .. } => true,
+        };
+        if frees {
+            self.replenish
+                .freed(change.object().metadata.namespace.as_deref(), "", "services");
+        }
+        None
+    }
+}
+
+impl Reconcile for Quotas {
+    type Key = Key;
+    type Error = Error;
+
+    async fn reconcile(&self, key: Key) -> Result<Action, Error> {
         let path = format!("/api/v1/namespaces/{}/resourcequotas", key.namespace);
-        let Some(quota) = self.quotas.get(&key.namespace, &key.name) else {
+        let Some(quota) = self.replenish.quotas.get(&key.namespace, &key.name) else {
             self.watch_what_counts(None);
             return Ok(Action::Done);
         };
@@ -156,7 +172,7 @@ impl Controller {
         if amounts(&quota["status"]["hard"]) == hard
             && amounts(&quota["status"]["used"]) == amounts(&status["used"])
         {
-            return Ok(Action::RequeueAfter(RESYNC));
+            return Ok(Action::Done);
         }
         quota["status"] = status;
         quota["apiVersion"] = json!("v1");
@@ -167,12 +183,15 @@ impl Controller {
             .body(body)
             .map_err(|error| Error::Other(error.to_string()))?;
         match self.client.request::<Value>(request).await {
-            Ok(_) => Ok(Action::RequeueAfter(RESYNC)),
+            Ok(_) => Ok(Action::Done),
             Err(error) if error.is_not_found() => Ok(Action::Done),
             Err(error) => Err(error.into()),
         }
     }
 
+}
+
+impl Quotas {
     /// What is used of each limit, from a live list of each resource that counts.
     async fn count(
         &self,
@@ -218,9 +237,9 @@ impl Controller {
     }
 
     /// Watches the deletions of what some quota counts, and of nothing else. Pods and services are watched anyway.
-    fn watch_what_counts(self: &Arc<Self>, discovery: Option<&Discovery>) {
+    fn watch_what_counts(&self, discovery: Option<&Discovery>) {
         let mut wanted = BTreeSet::new();
-        for quota in self.quotas.list() {
+        for quota in self.replenish.quotas.list() {
             let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
             let entries = hard.into_iter().flat_map(BTreeMap::keys);
             wanted.extend(entries.filter_map(|entry| counted_by(entry)).map(owned));
@@ -244,10 +263,10 @@ impl Controller {
                 continue;
             };
             let stop = CancellationToken::new();
-            let (own, (group, plural)) = (self.clone(), counted.clone());
+            let (replenish, (group, plural)) = (self.replenish.clone(), counted.clone());
             let follow = move |change: &Change<PartialObject>| {
                 if !matches!(change, Change::Applied { .. }) {
-                    own.replenish(change.object().metadata.namespace.as_deref(), &group, &plural);
+                    replenish.freed(change.object().metadata.namespace.as_deref(), &group, &plural);
                 }
             };
             let informer = self

@@ -9,10 +9,10 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{ListParams, PostParams};
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use skiff_client::{Action, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, run_workers};
+use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile};
 
 use crate::{Context, Error};
 
@@ -117,119 +117,108 @@ fn by_claim(pod: &Pod) -> Vec<String> {
     claims.map(|claim| format!("{namespace}/{claim}")).collect()
 }
 
-pub(crate) async fn run_claims(context: Context) {
-    let claims: Informer<PersistentVolumeClaim> = context.informers.informer();
-    let pods: Informer<Pod> = context.informers.informer();
-    pods.add_index(BY_CLAIM, by_claim);
-    let queue: Arc<WorkQueue> = context.queue("pvcprotection");
-    add_due(&claims, &queue, CLAIM);
-    let adder = queue.clone();
-    pods.subscribe(move |change: &Change<Pod>| {
-        let add = |pod: &Pod| {
-            for claim in claims_of(pod) {
-                adder.add(
-                    Key::new(pod.namespace().unwrap_or_default(), claim),
-                    Some(cause_of(pod)),
-                );
-            }
-        };
-        match change {
-            Change::Deleted { last } => add(last),
-            Change::Applied { old, new } => {
-                if lets_go(new) {
-                    add(new);
-                }
-                // Another pod of the same name hides that the first is gone.
-                if let Some(old) = old
-                    && old.metadata.uid != new.metadata.uid
-                {
-                    add(old);
-                }
-            }
-        }
-    });
-    claims.synced().await;
-    pods.synced().await;
-    let client = context.client.clone();
-    run_workers(
-        context.name,
-        4,
-        queue,
-        context.shutdown.clone(),
-        move |key: Key| {
-            let claim = claims.get(&key.namespace, &key.name);
-            let users = pods.by_index(BY_CLAIM, &format!("{}/{}", key.namespace, key.name));
-            let client = client.clone();
-            async move {
-                let Some(claim) = claim else {
-                    return Ok(Action::Done);
-                };
-                let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &key.namespace);
-                match due(&claim.metadata, CLAIM) {
-                    Due::Nothing => return Ok(Action::Done),
-                    Due::Add => return write(&api, &*claim, CLAIM, true).await,
-                    Due::RemoveIfUnused => {}
-                }
-                if users.iter().any(|pod| uses(pod, &claim)) {
-                    return Ok(Action::Done);
-                }
-                // A pod may have come that the copy does not show yet.
-                let live: Api<Pod> = Api::namespaced(client, &key.namespace);
-                let live = live.list(&ListParams::default()).await?;
-                if live.items.iter().any(|pod| uses(pod, &claim)) {
-                    return Ok(Action::Done);
-                }
-                write(&api, &*claim, CLAIM, false).await
-            }
-        },
-    )
-    .await;
+/// The object itself, if something is due for it.
+fn woken_if_due<K: Resource>(change: &Change<K>, finalizer: &str) -> Option<Key> {
+    let Change::Applied { new, .. } = change else {
+        return None;
+    };
+    (due(new.meta(), finalizer) != Due::Nothing).then(|| Key::of(&**new))
 }
 
-/// Brings objects that something is due for to the queue.
-fn add_due<K>(informer: &Informer<K>, queue: &Arc<WorkQueue>, finalizer: &'static str)
-where
-    K: Resource<DynamicType = (), Scope: Send> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-{
-    let adder = queue.clone();
-    informer.subscribe(move |change: &Change<K>| {
-        if let Change::Applied { new, .. } = change
-            && due(new.meta(), finalizer) != Due::Nothing
-        {
-            adder.add(Key::of(&**new), Some(cause_of(&**new)));
-        }
+struct Claims {
+    client: Client,
+    claims: Informer<PersistentVolumeClaim>,
+    pods: Informer<Pod>,
+}
+
+pub(crate) async fn run_claims(context: Context) {
+    let reconciler = Arc::new(Claims {
+        client: context.client.clone(),
+        claims: context.informers.informer(),
+        pods: context.informers.informer(),
     });
+    reconciler.pods.add_index(BY_CLAIM, by_claim);
+    context
+        .controller("pvcprotection", reconciler)
+        .workers(4)
+        .watches(|r| &r.claims, |_, change| woken_if_due(change, CLAIM))
+        .watches(|r| &r.pods, |_, change| claims_let_go(change))
+        .run()
+        .await;
+}
+
+/// The claims that a pod may have stopped using.
+fn claims_let_go(change: &Change<Pod>) -> Vec<Key> {
+    let pod = change.object();
+    if matches!(change, Change::Applied { .. }) && !lets_go(pod) {
+        return Vec::new();
+    }
+    let namespace = pod.namespace().unwrap_or_default();
+    let claims = claims_of(pod).into_iter();
+    claims.map(|claim| Key::new(namespace.clone(), claim)).collect()
+}
+
+impl Reconcile for Claims {
+    type Key = Key;
+    type Error = Error;
+
+    async fn reconcile(&self, key: Key) -> Result<Action, Error> {
+        let Some(claim) = self.claims.get(&key.namespace, &key.name) else {
+            return Ok(Action::Done);
+        };
+        let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), &key.namespace);
+        match due(&claim.metadata, CLAIM) {
+            Due::Nothing => return Ok(Action::Done),
+            Due::Add => return write(&api, &*claim, CLAIM, true).await,
+            Due::RemoveIfUnused => {}
+        }
+        let users = self.pods.by_index(BY_CLAIM, &key.to_string());
+        if users.iter().any(|pod| uses(pod, &claim)) {
+            return Ok(Action::Done);
+        }
+        // A pod may have come that the copy does not show yet.
+        let live: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        let live = live.list(&ListParams::default()).await?;
+        if live.items.iter().any(|pod| uses(pod, &claim)) {
+            return Ok(Action::Done);
+        }
+        write(&api, &*claim, CLAIM, false).await
+    }
+}
+
+struct Volumes {
+    client: Client,
+    volumes: Informer<PersistentVolume>,
 }
 
 pub(crate) async fn run_volumes(context: Context) {
-    let volumes: Informer<PersistentVolume> = context.informers.informer();
-    let queue: Arc<WorkQueue> = context.queue("pvprotection");
-    add_due(&volumes, &queue, VOLUME);
-    volumes.synced().await;
-    let api: Api<PersistentVolume> = Api::all(context.client.clone());
-    run_workers(
-        context.name,
-        1,
-        queue,
-        context.shutdown.clone(),
-        move |key: Key| {
-            let (volume, api) = (volumes.get("", &key.name), api.clone());
-            async move {
-                let Some(volume) = volume else {
-                    return Ok(Action::Done);
-                };
-                let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
-                match due(&volume.metadata, VOLUME) {
-                    Due::Add => write(&api, &*volume, VOLUME, true).await,
-                    Due::RemoveIfUnused if phase != Some("Bound") => {
-                        write(&api, &*volume, VOLUME, false).await
-                    }
-                    _ => Ok(Action::Done),
-                }
-            }
-        },
-    )
-    .await;
+    let reconciler = Arc::new(Volumes {
+        client: context.client.clone(),
+        volumes: context.informers.informer(),
+    });
+    context
+        .controller("pvprotection", reconciler)
+        .watches(|r| &r.volumes, |_, change| woken_if_due(change, VOLUME))
+        .run()
+        .await;
+}
+
+impl Reconcile for Volumes {
+    type Key = Key;
+    type Error = Error;
+
+    async fn reconcile(&self, key: Key) -> Result<Action, Error> {
+        let Some(volume) = self.volumes.get("", &key.name) else {
+            return Ok(Action::Done);
+        };
+        let api: Api<PersistentVolume> = Api::all(self.client.clone());
+        let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+        match due(&volume.metadata, VOLUME) {
+            Due::Add => write(&api, &*volume, VOLUME, true).await,
+            Due::RemoveIfUnused if phase != Some("Bound") => write(&api, &*volume, VOLUME, false).await,
+            _ => Ok(Action::Done),
+        }
+    }
 }
 
 const BY_CLASS: &str = "volume-protection/class";
@@ -257,60 +246,59 @@ fn classes_of_volume(volume: &PersistentVolume) -> Vec<String> {
     name.into_iter().filter(|name| !name.is_empty()).collect()
 }
 
-/// Brings classes to the queue that an object no longer names.
-fn add_left<K>(informer: &Informer<K>, queue: &Arc<WorkQueue>, classes: fn(&K) -> Vec<String>)
-where
-    K: Resource<DynamicType = (), Scope: Send> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-{
-    let adder = queue.clone();
-    informer.subscribe(move |change: &Change<K>| {
-        let (before, now) = match change {
-            Change::Deleted { last } => (classes(last), Vec::new()),
-            Change::Applied { old: Some(old), new } => (classes(old), classes(new)),
-            Change::Applied { old: None, .. } => return,
-        };
-        for class in before.into_iter().filter(|class| !now.contains(class)) {
-            adder.add(Key::new("", class), Some(cause_of(&**change.object())));
-        }
-    });
+/// The classes that an object named before and names no longer.
+fn classes_let_go<K>(change: &Change<K>, classes: fn(&K) -> Vec<String>) -> Vec<Key> {
+    let (before, now) = match change {
+        Change::Deleted { last } => (classes(last), Vec::new()),
+        Change::Applied { old: Some(old), new } => (classes(old), classes(new)),
+        Change::Applied { old: None, .. } => return Vec::new(),
+    };
+    let left = before.into_iter().filter(|class| !now.contains(class));
+    left.map(|class| Key::new("", class)).collect()
+}
+
+struct Classes {
+    client: Client,
+    classes: Informer<VolumeAttributesClass>,
+    claims: Informer<PersistentVolumeClaim>,
+    volumes: Informer<PersistentVolume>,
 }
 
 pub(crate) async fn run_classes(context: Context) {
-    let classes: Informer<VolumeAttributesClass> = context.informers.informer();
-    let claims: Informer<PersistentVolumeClaim> = context.informers.informer();
-    let volumes: Informer<PersistentVolume> = context.informers.informer();
-    claims.add_index(BY_CLASS, classes_of_claim);
-    volumes.add_index(BY_CLASS, classes_of_volume);
-    let queue: Arc<WorkQueue> = context.queue("vacprotection");
-    add_due(&classes, &queue, CLASS);
-    add_left(&claims, &queue, classes_of_claim);
-    add_left(&volumes, &queue, classes_of_volume);
-    classes.synced().await;
-    claims.synced().await;
-    volumes.synced().await;
-    let api: Api<VolumeAttributesClass> = Api::all(context.client.clone());
-    run_workers(
-        context.name,
-        1,
-        queue,
-        context.shutdown.clone(),
-        move |key: Key| {
-            let (class, api) = (classes.get("", &key.name), api.clone());
-            let used = !claims.by_index(BY_CLASS, &key.name).is_empty()
-                || !volumes.by_index(BY_CLASS, &key.name).is_empty();
-            async move {
-                let Some(class) = class else {
-                    return Ok(Action::Done);
-                };
-                match due(&class.metadata, CLASS) {
-                    Due::Add => write(&api, &*class, CLASS, true).await,
-                    Due::RemoveIfUnused if !used => write(&api, &*class, CLASS, false).await,
-                    _ => Ok(Action::Done),
-                }
-            }
-        },
-    )
-    .await;
+    let reconciler = Arc::new(Classes {
+        client: context.client.clone(),
+        classes: context.informers.informer(),
+        claims: context.informers.informer(),
+        volumes: context.informers.informer(),
+    });
+    reconciler.claims.add_index(BY_CLASS, classes_of_claim);
+    reconciler.volumes.add_index(BY_CLASS, classes_of_volume);
+    context
+        .controller("vacprotection", reconciler)
+        .watches(|r| &r.classes, |_, change| woken_if_due(change, CLASS))
+        .watches(|r| &r.claims, |_, change| classes_let_go(change, classes_of_claim))
+        .watches(|r| &r.volumes, |_, change| classes_let_go(change, classes_of_volume))
+        .run()
+        .await;
+}
+
+impl Reconcile for Classes {
+    type Key = Key;
+    type Error = Error;
+
+    async fn reconcile(&self, key: Key) -> Result<Action, Error> {
+        let Some(class) = self.classes.get("", &key.name) else {
+            return Ok(Action::Done);
+        };
+        let used = !self.claims.by_index(BY_CLASS, &key.name).is_empty()
+            || !self.volumes.by_index(BY_CLASS, &key.name).is_empty();
+        let api: Api<VolumeAttributesClass> = Api::all(self.client.clone());
+        match due(&class.metadata, CLASS) {
+            Due::Add => write(&api, &*class, CLASS, true).await,
+            Due::RemoveIfUnused if !used => write(&api, &*class, CLASS, false).await,
+            _ => Ok(Action::Done),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -340,6 +340,7 @@ impl Wiring<'_> {
         let mut config =
             skiff_controllers::ControllersConfig::new(client_for, current, self.identity(node_name));
         config.cluster_cidrs = vec![self.cluster.pod_cidr.clone()];
+        config.service_cidrs = vec![self.cluster.service_cidr.clone()];
         config.metrics = metrics;
         config.certificate_signer = Some(Arc::new(crate::certificates::Signer::new(self.cluster)));
         self.supervisor.run("controllers", move |stop| {

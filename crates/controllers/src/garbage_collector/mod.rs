@@ -16,7 +16,8 @@ use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, PropagationPoli
 use kube::core::DynamicObject;
 use parking_lot::{Mutex, RwLock};
 use serde_json::json;
-use skiff_client::{Action, Cause, Change, ErrorExt, Informer, PartialObject, WorkQueue, run_workers};
+use skiff_client::{Action, Cause, Change, ErrorExt, Informer, PartialObject, Reconcile, WorkQueue};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::discovery::{Discovery, Served};
@@ -68,52 +69,78 @@ pub(crate) async fn run(context: Context) {
         absent: Mutex::default(),
         context: context.clone(),
     });
-    let mut monitors = BTreeMap::new();
-    // The first read fails while the server's own roles are being made; then soon again, not in 30 s.
-    while !collector.sync_monitors(&mut monitors).await {
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
-    let first_lists = futures::future::join_all(monitors.values().map(|monitor| monitor.informer.synced()));
-    let _not_all_in_time = tokio::time::timeout(RESYNC, first_lists).await;
-    let (own, queue) = (collector.clone(), collector.queue.clone());
-    let workers = run_workers(
-        context.name,
-        WORKERS,
-        queue,
-        context.shutdown.clone(),
-        move |work: Work| {
-            let collector = own.clone();
-            async move {
-                match work {
-                    Work::Delete(uid) => collector.attempt_to_delete(&uid).await,
-                    Work::Orphan(uid) => collector.attempt_to_orphan(&uid).await,
-                }
-            }
-        },
-    );
-    let resync = async {
-        loop {
-            tokio::time::sleep(RESYNC).await;
-            collector.sync_monitors(&mut monitors).await;
+    let monitors = Arc::new(Monitors {
+        collector: collector.clone(),
+        monitors: Mutex::default(),
+        in_sync: watch::Sender::new(false),
+    });
+    let mut in_sync = monitors.in_sync.subscribe();
+    let follow = context
+        .controller("garbage_collector_monitors", monitors)
+        .every(RESYNC, |_| vec![SyncMonitors])
+        .run();
+    let collect = context
+        .controller_over(collector.queue.clone(), collector)
+        .workers(WORKERS)
+        // A graph that lacks dependents would let owners go before them.
+        .starts_after(async move {
+            let _ = in_sync.wait_for(|in_sync| *in_sync).await;
+        })
+        .run();
+    tokio::join!(follow, collect);
+}
+
+/// Sees to it that every deletable resource has a monitor that feeds the graph.
+struct Monitors {
+    collector: Arc<Collector>,
+    monitors: Mutex<BTreeMap<String, Monitor>>,
+    /// True once the first lists are in.
+    in_sync: watch::Sender<bool>,
+}
+
+/// The one item of the queue of [`Monitors`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct SyncMonitors;
+
+impl Reconcile for Monitors {
+    type Key = SyncMonitors;
+    type Error = Error;
+
+    /// The first read fails while the server's own roles are being made; then it is soon tried again.
+    async fn reconcile(&self, _: SyncMonitors) -> Result<Action, Error> {
+        let discovery = Discovery::read(&self.collector.context.client).await?;
+        if discovery.served.is_empty() {
+            return Err(Error::Other("the server serves no resource".into()));
         }
-    };
-    tokio::select! {
-        _ = workers => {}
-        _ = resync => {}
+        self.follow(discovery);
+        if !*self.in_sync.borrow() {
+            let informers: Vec<Informer<PartialObject>> = {
+                let monitors = self.monitors.lock();
+                monitors.values().map(|monitor| monitor.informer.clone()).collect()
+            };
+            let first_lists = futures::future::join_all(informers.iter().map(Informer::synced));
+            let _not_all_in_time = tokio::time::timeout(RESYNC, first_lists).await;
+            self.in_sync.send_replace(true);
+        }
+        Ok(Action::Done)
     }
 }
 
-impl Collector {
-    /// Starts and stops monitors so that every deletable resource has one; false if discovery failed.
-    async fn sync_monitors(self: &Arc<Self>, monitors: &mut BTreeMap<String, Monitor>) -> bool {
-        let discovery = match Discovery::read(&self.context.client).await {
-            Ok(discovery) if !discovery.served.is_empty() => discovery,
-            Ok(_) => return false,
-            Err(error) => {
-                tracing::debug!(%error, "the garbage collector cannot read discovery");
-                return false;
-            }
-        };
+impl Reconcile for Collector {
+    type Key = Work;
+    type Error = Error;
+
+    async fn reconcile(&self, work: Work) -> Result<Action, Error> {
+        match work {
+            Work::Delete(uid) => self.attempt_to_delete(&uid).await,
+            Work::Orphan(uid) => self.attempt_to_orphan(&uid).await,
+        }
+    }
+}
+
+impl Monitors {
+    /// Starts and stops monitors.
+    fn follow(&self, discovery: Discovery) {
         let wanted: BTreeMap<String, &Served> = discovery
             .served
             .iter()
@@ -123,6 +150,7 @@ impl Collector {
             .map(|served| (served.group_resource(), served))
             .collect();
         let complete = discovery.failures.is_empty();
+        let mut monitors = self.monitors.lock();
         monitors.retain(|name, monitor| {
             let same = wanted
                 .get(name)
@@ -133,7 +161,7 @@ impl Collector {
             }
             monitor.stop.cancel();
             for object in monitor.informer.list() {
-                self.gone(&object, None);
+                self.collector.gone(&object, None);
             }
             false
         });
@@ -142,13 +170,14 @@ impl Collector {
                 .entry(name)
                 .or_insert_with(|| self.monitor(served.clone()));
         }
-        *self.discovery.write() = Arc::new(discovery);
-        true
+        drop(monitors);
+        *self.collector.discovery.write() = Arc::new(discovery);
     }
 
-    fn monitor(self: &Arc<Self>, served: Served) -> Monitor {
+    fn monitor(&self, served: Served) -> Monitor {
         let stop = CancellationToken::new();
-        let (collector, resource, name) = (self.clone(), served.resource.clone(), served.group_resource());
+        let collector = self.collector.clone();
+        let (resource, name) = (served.resource.clone(), served.group_resource());
         let cause_of = move |object: &PartialObject| {
             let text = |text: &Option<String>| text.clone().unwrap_or_default();
             Some(Cause {
@@ -159,28 +188,25 @@ impl Collector {
             })
         };
         let follow = move |change: &Change<PartialObject>| match change {
-            Change::Applied { old, new } => {
+            Change::Applied { new, .. } => {
                 let cause = cause_of(new);
-                // An object that was deleted and made again between two looks has two lives.
-                if let Some(old) = old.as_ref().filter(|old| old.metadata.uid != new.metadata.uid) {
-                    collector.gone(old, cause.clone());
-                }
                 let object = Object::new(&new.metadata, &resource.api_version, &resource.kind);
                 let work = collector.graph.lock().apply(object);
                 collector.enqueue(work, cause);
             }
             Change::Deleted { last } => collector.gone(last, cause_of(last)),
         };
-        let informer = self
-            .context
-            .informers
-            .metadata(&served.resource, stop.clone(), follow);
+        let informers = &self.collector.context.informers;
+        let informer = informers.metadata(&served.resource, stop.clone(), follow);
         Monitor {
             served,
             informer,
             stop,
         }
     }
+}
+
+impl Collector {
 
     fn gone(&self, object: &PartialObject, cause: Option<Cause>) {
         let uid = object.metadata.uid.as_deref().unwrap_or_default();

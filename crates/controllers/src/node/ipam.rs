@@ -1,76 +1,181 @@
 //! Node IPAM: each node gets a pod network of its own out of each cluster network.
+//!
+//! Which networks are taken is kept in memory, by the nodes' events and by what is handed out here: no node makes a
+//! look at all others necessary.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
+use parking_lot::Mutex;
 use serde_json::json;
-use skiff_client::{Action, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, run_workers};
+use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile};
 
 use super::node_reference;
-use crate::{Context, Error, Written};
+use crate::{Context, Error};
 
-/// A cluster network, and how large a part of it a node gets.
+const WORKERS: usize = 30;
+/// COMPAT: upstream takes no IPv6 network that has more parts than this many bits can count.
+const MAX_IPV6_BITS: u8 = 16;
+
+/// An address block: its first address, the bits of an address, and the length of its prefix.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Network {
+struct Block {
     base: u128,
     bits: u8,
     prefix: u8,
-    node_prefix: u8,
 }
 
-impl Network {
-    fn parse(text: &str, mask_ipv4: u8, mask_ipv6: u8) -> Option<Network> {
+impl Block {
+    fn parse(text: &str) -> Option<Block> {
         let (address, prefix) = text.split_once('/')?;
         let prefix: u8 = prefix.parse().ok()?;
-        let (base, bits, node_prefix) = match address.parse::<IpAddr>().ok()? {
-            IpAddr::V4(ip) => (u128::from(u32::from(ip)), 32, mask_ipv4),
-            IpAddr::V6(ip) => (u128::from(ip), 128, mask_ipv6),
+        let (address, bits) = match address.parse::<IpAddr>().ok()? {
+            IpAddr::V4(ip) => (u128::from(u32::from(ip)), 32),
+            IpAddr::V6(ip) => (u128::from(ip), 128),
         };
-        // A cluster network smaller than a node's would hold no node at all.
-        if prefix > bits || node_prefix > bits || node_prefix < prefix {
-            return None;
-        }
-        let host_bits = u32::from(bits - prefix);
-        let base = if host_bits >= 128 {
-            0
-        } else {
-            base >> host_bits << host_bits
-        };
-        Some(Network {
-            base,
+        let host_bits = u32::from(u8::checked_sub(bits, prefix)?);
+        let base = address.checked_shr(host_bits).unwrap_or(0);
+        Some(Block {
+            base: base.checked_shl(host_bits).unwrap_or(0),
             bits,
             prefix,
+        })
+    }
+}
+
+/// A cluster network, and which parts of it nodes have.
+struct Pool {
+    block: Block,
+    node_prefix: u8,
+    /// How many nodes have a part, by its number. Two have the same only if somebody wrote it into them.
+    used: HashMap<u64, u32>,
+    /// Where the search for a free part starts: a part that was given back is not given out again at once.
+    next: u64,
+}
+
+impl Pool {
+    fn parse(text: &str, mask_ipv4: u8, mask_ipv6: u8) -> Option<Pool> {
+        let block = Block::parse(text)?;
+        let node_prefix = if block.bits == 32 { mask_ipv4 } else { mask_ipv6 };
+        // A cluster network smaller than a node's would hold no node at all.
+        let parts = node_prefix.checked_sub(block.prefix)?;
+        let too_many = block.bits == 128 && parts > MAX_IPV6_BITS;
+        (node_prefix <= block.bits && !too_many).then(|| Pool {
+            block,
             node_prefix,
+            used: HashMap::new(),
+            next: 0,
         })
     }
 
-    fn subnets(&self) -> u128 {
-        1u128
-            .checked_shl(u32::from(self.node_prefix - self.prefix))
-            .unwrap_or(u128::MAX)
+    /// How many parts there are.
+    fn len(&self) -> u64 {
+        1 << (self.node_prefix - self.block.prefix)
     }
 
-    fn subnet(&self, index: u128) -> String {
-        let step = u32::from(self.bits - self.node_prefix);
-        let address = self.base | index.checked_shl(step).unwrap_or(0);
-        let ip = match self.bits {
+    fn part(&self, number: u64) -> String {
+        let step = u32::from(self.block.bits - self.node_prefix);
+        let address = self.block.base | u128::from(number).checked_shl(step).unwrap_or(0);
+        let ip = match self.block.bits {
             32 => IpAddr::V4(Ipv4Addr::from(address as u32)),
             _ => IpAddr::V6(Ipv6Addr::from(address)),
         };
         format!("{ip}/{}", self.node_prefix)
     }
 
-    fn first_free(&self, taken: &HashSet<String>) -> Option<String> {
-        // No more than `taken` can be in the way.
-        let tries = self.subnets().min(taken.len() as u128 + 1);
-        (0..tries)
-            .map(|index| self.subnet(index))
-            .find(|subnet| !taken.contains(subnet))
+    /// The parts that a network touches: several if it is larger than a node's.
+    fn parts_of(&self, cidr: &str) -> Option<RangeInclusive<u64>> {
+        let other = Block::parse(cidr).filter(|other| other.bits == self.block.bits)?;
+        let shared = u32::from(self.block.bits - self.block.prefix.min(other.prefix));
+        if (self.block.base ^ other.base).checked_shr(shared).unwrap_or(0) != 0 {
+            return None;
+        }
+        if other.prefix <= self.block.prefix {
+            return Some(0..=self.len() - 1);
+        }
+        let step = u32::from(self.block.bits - self.node_prefix);
+        let first = (other.base - self.block.base).checked_shr(step).unwrap_or(0);
+        let more = self.node_prefix.saturating_sub(other.prefix);
+        let first = u64::try_from(first).ok()?;
+        Some(first..=first + ((1 << more) - 1))
+    }
+
+    fn take(&mut self, cidr: &str) {
+        for number in self.parts_of(cidr).into_iter().flatten() {
+            *self.used.entry(number).or_default() += 1;
+        }
+    }
+
+    fn release(&mut self, cidr: &str) {
+        for number in self.parts_of(cidr).into_iter().flatten() {
+            if let Some(count) = self.used.get_mut(&number) {
+                *count -= 1;
+                if *count == 0 {
+                    self.used.remove(&number);
+                }
+            }
+        }
+    }
+
+    /// Takes the next free part.
+    fn take_next(&mut self) -> Option<String> {
+        // No more than what is used can be in the way.
+        let tries = self.len().min(self.used.len() as u64 + 1);
+        let mut numbers = (self.next..self.next + tries).map(|number| number % self.len());
+        let free = numbers.find(|number| !self.used.contains_key(number))?;
+        self.next = (free + 1) % self.len();
+        self.used.insert(free, 1);
+        Some(self.part(free))
+    }
+}
+
+/// All pools, and what each node has of them.
+struct Networks {
+    pools: Vec<Pool>,
+    /// What a node has, or will have as soon as the write of it has reached the server.
+    held: HashMap<String, Vec<String>>,
+}
+
+impl Networks {
+    fn hold(&mut self, node: &str, cidrs: Vec<String>) {
+        if self.held.get(node) == Some(&cidrs) {
+            return;
+        }
+        self.release(node);
+        for pool in &mut self.pools {
+            cidrs.iter().for_each(|cidr| pool.take(cidr));
+        }
+        self.held.insert(node.to_owned(), cidrs);
+    }
+
+    fn release(&mut self, node: &str) {
+        let held = self.held.remove(node).unwrap_or_default();
+        for pool in &mut self.pools {
+            held.iter().for_each(|cidr| pool.release(cidr));
+        }
+    }
+
+    /// One part of each pool for a node: the same ones again if they were handed out to it before. `None` if a pool has
+    /// nothing left.
+    fn assign(&mut self, node: &str) -> Option<Vec<String>> {
+        if let Some(held) = self.held.get(node) {
+            return Some(held.clone());
+        }
+        let mut cidrs = Vec::new();
+        for pool in &mut self.pools {
+            cidrs.extend(pool.take_next());
+        }
+        let complete = cidrs.len() == self.pools.len();
+        self.held.insert(node.to_owned(), cidrs.clone());
+        if !complete {
+            self.release(node);
+        }
+        complete.then_some(cidrs)
     }
 }
 
@@ -87,99 +192,110 @@ fn cidrs_of(node: &Node) -> Vec<String> {
     }
 }
 
+struct NodeNetworks {
+    context: Context,
+    nodes: Informer<Node>,
+    networks: Mutex<Networks>,
+}
+
 pub(crate) async fn run(context: Context) {
     let config = context.config.clone();
-    let networks: Vec<Network> = config
+    let mut pools: Vec<Pool> = config
         .cluster_cidrs
         .iter()
         .filter_map(|text| {
-            let network = Network::parse(text, config.node_cidr_mask_ipv4, config.node_cidr_mask_ipv6);
-            if network.is_none() {
-                tracing::error!(
-                    cidr = text,
-                    "not a cluster network that nodes can share: left out"
-                );
+            let pool = Pool::parse(text, config.node_cidr_mask_ipv4, config.node_cidr_mask_ipv6);
+            if pool.is_none() {
+                tracing::error!(cidr = text, "the cluster network cannot be divided among nodes: left out");
             }
-            network
+            pool
         })
         .collect();
-    if networks.is_empty() {
+    if pools.is_empty() {
         return context.shutdown.cancelled().await;
     }
-    let nodes: Informer<Node> = context.informers.informer();
-    let queue: Arc<WorkQueue> = context.queue("cidrallocator_node");
-    let adder = queue.clone();
-    nodes.subscribe(move |change: &Change<Node>| {
-        if let Change::Applied { new, .. } = change
-            && cidrs_of(new).is_empty()
-        {
-            adder.add(Key::of(&**new), Some(cause_of(&**new)));
-        }
+    for pool in &mut pools {
+        config.service_cidrs.iter().for_each(|cidr| pool.take(cidr));
+    }
+    let reconciler = Arc::new(NodeNetworks {
+        nodes: context.informers.informer(),
+        networks: Mutex::new(Networks {
+            pools,
+            held: HashMap::new(),
+        }),
+        context: context.clone(),
     });
-    nodes.synced().await;
-    let (written, networks) = (Arc::new(Written::default()), Arc::new(networks));
-    let own = context.clone();
-    // One worker: two would hand out the same network.
-    run_workers(
-        context.name,
-        1,
-        queue,
-        context.shutdown.clone(),
-        move |key: Key| {
-            let (context, nodes) = (own.clone(), nodes.clone());
-            let (written, networks) = (written.clone(), networks.clone());
-            async move { reconcile(&context, &nodes, &networks, &written, &key).await }
-        },
-    )
-    .await;
+    // What is taken must be known before anything is handed out: work starts when all nodes have been seen.
+    context
+        .controller("cidrallocator_node", reconciler)
+        .workers(WORKERS)
+        .watches(|r| &r.nodes, NodeNetworks::woken_by_node)
+        .run()
+        .await;
 }
 
-async fn reconcile(
-    context: &Context,
-    nodes: &Informer<Node>,
-    networks: &[Network],
-    written: &Written,
-    key: &Key,
-) -> Result<Action, Error> {
-    let all = nodes.list();
-    // All of our own assignments must be in the copy before the next one.
-    for node in &all {
-        if !written.is_seen(&Key::of(&**node), node.metadata.resource_version.as_deref()) {
-            // Nodes that have a network wake nobody here, so look again soon.
-            return Ok(Action::RequeueAfter(Duration::from_millis(20)));
+impl NodeNetworks {
+    fn woken_by_node(&self, change: &Change<Node>) -> Option<Key> {
+        let node = change.object();
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        if matches!(change, Change::Deleted { .. }) {
+            self.networks.lock().release(name);
+            return None;
         }
+        let cidrs = cidrs_of(node);
+        if cidrs.is_empty() {
+            // What was handed out to it may be on its way: it stays its own.
+            return node
+                .metadata
+                .deletion_timestamp
+                .is_none()
+                .then(|| Key::of(&**node));
+        }
+        self.networks.lock().hold(name, cidrs);
+        None
     }
-    let Some(node) = nodes.get("", &key.name).filter(|node| cidrs_of(node).is_empty()) else {
-        return Ok(Action::Done);
-    };
-    let taken: HashSet<String> = all.iter().flat_map(|node| cidrs_of(node)).collect();
-    let free: Option<Vec<String>> = networks
-        .iter()
-        .map(|network| network.first_free(&taken))
-        .collect();
-    let Some(cidrs) = free else {
-        let message = format!("Node {} status is now: CIDRNotAvailable", key.name);
-        context
-            .events
-            .event(&node_reference(&key.name), "Normal", "CIDRNotAvailable", message);
-        return Err(Error::Other(format!(
-            "no pod network is left for node {}",
-            key.name
-        )));
-    };
-    let api: Api<Node> = Api::all(context.client.clone());
-    let patch = json!({"metadata": {"uid": node.metadata.uid},
-        "spec": {"podCIDR": cidrs.first(), "podCIDRs": cidrs}});
-    match api
-        .patch(&key.name, &PatchParams::default(), &Patch::Merge(patch))
-        .await
-    {
-        Ok(patched) => {
-            written.note(key, patched.metadata.resource_version.as_deref());
-            Ok(Action::Done)
+}
+
+impl Reconcile for NodeNetworks {
+    type Key = Key;
+    type Error = Error;
+
+    async fn reconcile(&self, key: Key) -> Result<Action, Error> {
+        let node = self.nodes.get("", &key.name);
+        let Some(node) = node.filter(|node| cidrs_of(node).is_empty()) else {
+            return Ok(Action::Done);
+        };
+        let assigned = self.networks.lock().assign(&key.name);
+        let Some(cidrs) = assigned else {
+            let message = format!("Node {} status is now: CIDRNotAvailable", key.name);
+            self.context
+                .events
+                .event(&node_reference(&key.name), "Normal", "CIDRNotAvailable", message);
+            return Err(Error::Other(format!(
+                "no pod network is left for node {}",
+                key.name
+            )));
+        };
+        let api: Api<Node> = Api::all(self.context.client.clone());
+        let patch = json!({"metadata": {"uid": node.metadata.uid},
+            "spec": {"podCIDR": cidrs.first(), "podCIDRs": cidrs}});
+        match api
+            .patch(&key.name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+        {
+            Ok(_) => Ok(Action::Done),
+            Err(error) if error.is_not_found() => Ok(Action::Done),
+            Err(error) => {
+                let message = format!("Node {} status is now: CIDRAssignmentFailed", key.name);
+                self.context.events.event(
+                    &node_reference(&key.name),
+                    "Normal",
+                    "CIDRAssignmentFailed",
+                    message,
+                );
+                Err(error.into())
+            }
         }
-        Err(error) if error.is_not_found() => Ok(Action::Done),
-        Err(error) => Err(error.into()),
     }
 }
 
@@ -187,12 +303,19 @@ async fn reconcile(
 mod tests {
     use super::*;
 
+    fn networks(cidrs: &[&str]) -> Networks {
+        Networks {
+            pools: cidrs.iter().map(|text| Pool::parse(text, 24, 64).unwrap()).collect(),
+            held: HashMap::new(),
+        }
+    }
+
     #[test]
     fn networks_are_cut_in_order() {
         let check = |cidr: &str, taken: &[&str], expected: Option<&str>| {
-            let taken = taken.iter().map(|text| (*text).to_owned()).collect();
-            let network = Network::parse(cidr, 24, 64).unwrap();
-            assert_eq!(network.first_free(&taken).as_deref(), expected, "{cidr}");
+            let mut pool = Pool::parse(cidr, 24, 64).unwrap();
+            taken.iter().for_each(|cidr| pool.take(cidr));
+            assert_eq!(pool.take_next().as_deref(), expected, "{cidr} {taken:?}");
         };
         check("10.244.0.0/16", &[], Some("10.244.0.0/24"));
         check(
@@ -200,10 +323,35 @@ mod tests {
             &["10.244.0.0/24", "10.244.2.0/24"],
             Some("10.244.1.0/24"),
         );
+        // Larger, smaller and foreign networks.
+        check("10.244.0.0/16", &["10.244.0.0/22"], Some("10.244.4.0/24"));
+        check("10.244.0.0/16", &["10.244.0.128/26"], Some("10.244.1.0/24"));
+        check("10.244.0.0/16", &["10.245.0.0/24", "fd00::/64"], Some("10.244.0.0/24"));
+        check("10.244.0.0/16", &["10.0.0.0/8"], None);
         check("10.244.7.0/24", &["10.244.7.0/24"], None);
         check("fd00:10::/48", &["fd00:10::/64"], Some("fd00:10:0:1::/64"));
-        assert_eq!(Network::parse("10.0.0.0/25", 24, 64), None);
-        assert_eq!(Network::parse("10.0.0.0/33", 24, 64), None);
-        assert_eq!(Network::parse("ten", 24, 64), None);
+        for bad in ["10.0.0.0/25", "10.0.0.0/33", "fd00::/40", "ten"] {
+            assert!(Pool::parse(bad, 24, 64).is_none(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_network_is_handed_out_once() {
+        let mut both = networks(&["10.0.0.0/23", "fd00::/63"]);
+        let first = vec!["10.0.0.0/24".to_owned(), "fd00::/64".to_owned()];
+        let second = vec!["10.0.1.0/24".to_owned(), "fd00:0:0:1::/64".to_owned()];
+        assert_eq!(both.assign("a").as_ref(), Some(&first));
+        assert_eq!(both.assign("a").as_ref(), Some(&first), "the write was lost");
+        assert_eq!(both.assign("b").as_ref(), Some(&second));
+        assert_eq!(both.assign("c"), None);
+        // The node's event confirms what it has, or tells what somebody else gave it.
+        both.hold("a", first.clone());
+        both.hold("b", vec!["10.0.1.0/24".to_owned()]);
+        assert_eq!(both.assign("c"), None, "nothing is kept of a part of an assignment");
+        assert_eq!(both.pools[1].used.len(), 1);
+        both.release("a");
+        both.release("b");
+        assert!(both.pools.iter().all(|pool| pool.used.is_empty()));
+        assert_eq!(both.assign("c").as_ref(), Some(&first));
     }
 }

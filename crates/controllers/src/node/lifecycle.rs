@@ -16,7 +16,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use parking_lot::Mutex;
 use serde_json::json;
-use skiff_client::{Action, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, reference, run_workers};
+use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile, reference};
 use tokio::time::Instant;
 
 use super::{BY_NODE, by_node, condition, node_reference};
@@ -49,48 +49,31 @@ struct Heard {
     was_ready: bool,
 }
 
-struct Controller {
+struct Nodes {
     context: Context,
     nodes: Informer<Node>,
     pods: Informer<Pod>,
+    leases: Informer<Lease>,
     heard: Mutex<HashMap<String, Heard>>,
 }
 
 pub(crate) async fn run(context: Context) {
-    let controller = Arc::new(Controller {
+    let reconciler = Arc::new(Nodes {
         nodes: context.informers.informer(),
         pods: context.informers.informer(),
+        leases: context.informers.namespaced("kube-node-lease", None),
         heard: Mutex::default(),
         context: context.clone(),
     });
-    controller.pods.add_index(BY_NODE, by_node);
-    let leases: Informer<Lease> = context.informers.namespaced("kube-node-lease", None);
-    let queue: Arc<WorkQueue> = context.queue("node_lifecycle_controller");
-    let watcher = controller.clone();
-    leases.subscribe(move |change: &Change<Lease>| {
-        if let Change::Applied { new, .. } = change {
-            watcher.lease_seen(new);
-        }
-    });
-    let (watcher, adder) = (controller.clone(), queue.clone());
-    controller.nodes.subscribe(move |change: &Change<Node>| {
-        watcher.node_seen(change);
-        let node = change.object();
-        adder.add(Key::of(&**node), Some(cause_of(&**node)));
-    });
-    controller.nodes.synced().await;
-    controller.pods.synced().await;
-    run_workers(
-        context.name,
-        4,
-        queue,
-        context.shutdown.clone(),
-        move |key: Key| {
-            let controller = controller.clone();
-            async move { controller.reconcile(&key.name).await }
-        },
-    )
-    .await;
+    reconciler.pods.add_index(BY_NODE, by_node);
+    context
+        .controller("node_lifecycle_controller", reconciler)
+        .workers(8)
+        .watches(|r| &r.leases, Nodes::woken_by_lease)
+        .watches(|r| &r.nodes, Nodes::woken_by_node)
+        .reads(|r| &r.pods)
+        .run()
+        .await;
 }
 
 /// The taints a node should have: those of others as they are, ours by its conditions.
@@ -179,16 +162,26 @@ fn silent_conditions(node: &Node, now: Timestamp) -> Vec<NodeCondition> {
     changed
 }
 
-impl Controller {
-    fn lease_seen(&self, lease: &Lease) {
-        let Some(name) = &lease.metadata.name else { return };
+impl Nodes {
+    /// A renewed lease is a sign of life; what follows from silence is seen when the grace is over.
+    fn woken_by_lease(&self, change: &Change<Lease>) -> Option<Key> {
+        let Change::Applied { new: lease, .. } = change else {
+            return None;
+        };
+        let name = lease.metadata.name.clone()?;
         let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.clone());
         let mut all = self.heard.lock();
-        let heard = all.entry(name.clone()).or_default();
+        let heard = all.entry(name).or_default();
         if heard.renewed != renewed {
             heard.renewed = renewed;
             heard.at = Some(Instant::now());
         }
+        None
+    }
+
+    fn woken_by_node(&self, change: &Change<Node>) -> [Key; 1] {
+        self.node_seen(change);
+        [Key::of(&**change.object())]
     }
 
     fn node_seen(&self, change: &Change<Node>) {
@@ -219,7 +212,14 @@ impl Controller {
         }
     }
 
-    async fn reconcile(&self, name: &str) -> Result<Action, Error> {
+}
+
+impl Reconcile for Nodes {
+    type Key = Key;
+    type Error = Error;
+
+    async fn reconcile(&self, key: Key) -> Result<Action, Error> {
+        let name = key.name.as_str();
         let Some(node) = self.nodes.get("", name) else {
             return Ok(Action::Done);
         };
@@ -258,6 +258,9 @@ impl Controller {
         Ok(Action::RequeueAfter(wait))
     }
 
+}
+
+impl Nodes {
     async fn write_taints(
         &self,
         api: &Api<Node>,

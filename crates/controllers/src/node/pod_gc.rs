@@ -10,12 +10,13 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use parking_lot::Mutex;
 use serde_json::json;
-use skiff_client::{ErrorExt, Informer};
+use skiff_client::{Action, ErrorExt, Informer, Reconcile};
 use tokio::time::Instant;
 
 use super::{BY_NODE, by_node};
-use crate::{Context, pods};
+use crate::{Context, Error, pods};
 
 const PERIOD: Duration = Duration::from_secs(20);
 /// A node that has just gone may come back with its pods.
@@ -100,54 +101,82 @@ fn plan(all: &[Arc<Pod>], gone: &HashSet<String>, threshold: usize) -> Vec<(Arc<
     removals
 }
 
+struct PodGarbage {
+    context: Context,
+    nodes: Informer<Node>,
+    pods: Informer<Pod>,
+    missing_since: Mutex<HashMap<String, Instant>>,
+}
+
+/// The one item of the queue: a pass over all pods that may have to go.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Pass;
+
 pub(crate) async fn run(context: Context) {
-    let nodes: Informer<Node> = context.informers.informer();
-    let all_pods: Informer<Pod> = context.informers.informer();
-    all_pods.add_index(BY_NODE, by_node);
-    all_pods.add_index(BY_END, by_end);
-    nodes.synced().await;
-    all_pods.synced().await;
-    let mut missing_since: HashMap<String, Instant> = HashMap::new();
-    let mut ticks = tokio::time::interval(PERIOD);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = context.shutdown.cancelled() => return,
-            _ = ticks.tick() => {}
-        }
-        let named = all_pods.index_values(BY_NODE);
-        let gone = nodes_gone(&context, &nodes, &named, &mut missing_since).await;
-        let all = candidates(&all_pods, &gone);
-        for (pod, why) in plan(&all, &gone, context.config.terminated_pod_gc_threshold) {
-            if let Err(error) = remove(&context, &pod, why).await {
+    let reconciler = Arc::new(PodGarbage {
+        nodes: context.informers.informer(),
+        pods: context.informers.informer(),
+        missing_since: Mutex::default(),
+        context: context.clone(),
+    });
+    reconciler.pods.add_index(BY_NODE, by_node);
+    reconciler.pods.add_index(BY_END, by_end);
+    context
+        .controller("orphaned_pods_nodes", reconciler)
+        .reads(|r| &r.nodes)
+        .reads(|r| &r.pods)
+        .every(PERIOD, |_| vec![Pass])
+        .run()
+        .await;
+}
+
+impl Reconcile for PodGarbage {
+    type Key = Pass;
+    type Error = Error;
+
+    async fn reconcile(&self, _: Pass) -> Result<Action, Error> {
+        let named = self.pods.index_values(BY_NODE);
+        let gone = self.nodes_gone(&named).await;
+        let all = candidates(&self.pods, &gone);
+        for (pod, why) in plan(&all, &gone, self.context.config.terminated_pod_gc_threshold) {
+            // One pod that cannot be removed does not keep the others; the next pass tries again.
+            if let Err(error) = remove(&self.context, &pod, why).await {
                 tracing::debug!(%error, pod = ?pod.metadata.name, "cannot remove the pod");
             }
         }
+        Ok(Action::Done)
     }
 }
 
-/// Nodes that pods name, that were missing long enough, and that the server does not know either.
-async fn nodes_gone(
-    context: &Context,
-    nodes: &Informer<Node>,
-    named: &[String],
-    missing_since: &mut HashMap<String, Instant>,
-) -> HashSet<String> {
-    let missing: HashSet<&str> = named
-        .iter()
-        .map(String::as_str)
-        .filter(|name| !name.is_empty() && nodes.get("", name).is_none())
-        .collect();
-    missing_since.retain(|name, _| missing.contains(name.as_str()));
-    let api: Api<Node> = Api::all(context.client.clone());
-    let mut gone = HashSet::new();
-    for name in missing {
-        let since = missing_since.entry(name.to_owned()).or_insert_with(Instant::now);
-        if since.elapsed() >= QUARANTINE && matches!(api.get_opt(name).await, Ok(None)) {
-            gone.insert(name.to_owned());
+impl PodGarbage {
+    /// Nodes that pods name, that were missing long enough, and that the server does not know either.
+    async fn nodes_gone(&self, named: &[String]) -> HashSet<String> {
+        let missing: HashSet<&str> = named
+            .iter()
+            .map(String::as_str)
+            .filter(|name| !name.is_empty() && self.nodes.get("", name).is_none())
+            .collect();
+        let overdue: Vec<&str> = {
+            let mut since = self.missing_since.lock();
+            since.retain(|name, _| missing.contains(name.as_str()));
+            let mut overdue = Vec::new();
+            for name in missing {
+                let first = *since.entry(name.to_owned()).or_insert_with(Instant::now);
+                if first.elapsed() >= QUARANTINE {
+                    overdue.push(name);
+                }
+            }
+            overdue
+        };
+        let api: Api<Node> = Api::all(self.context.client.clone());
+        let mut gone = HashSet::new();
+        for name in overdue {
+            if matches!(api.get_opt(name).await, Ok(None)) {
+                gone.insert(name.to_owned());
+            }
         }
+        gone
     }
-    gone
 }
 
 async fn remove(context: &Context, pod: &Pod, why: Why) -> Result<(), kube::Error> {

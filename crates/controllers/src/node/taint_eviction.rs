@@ -1,7 +1,7 @@
 //! The taint eviction controller: a pod that does not tolerate a NoExecute taint of its node is deleted,
 //! at once or when the time of its toleration is over.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -11,7 +11,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use parking_lot::Mutex;
 use serde_json::json;
-use skiff_client::{Action, Change, ErrorExt, Informer, Key, WorkQueue, cause_of, reference, run_workers};
+use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile, reference};
 
 use super::{BY_NODE, by_node};
 use crate::{Context, Error, pods, seconds_until};
@@ -79,63 +79,71 @@ fn no_execute(node: &Node) -> Vec<Taint> {
         .collect()
 }
 
+struct TaintedPods {
+    context: Context,
+    nodes: Informer<Node>,
+    pods: Informer<Pod>,
+    /// The nodes that have a NoExecute taint: an event of a pod elsewhere costs nothing.
+    tainted: Mutex<HashSet<String>>,
+    noticed: Noticed,
+}
+
 pub(crate) async fn run(context: Context) {
-    let nodes: Informer<Node> = context.informers.informer();
-    let all_pods: Informer<Pod> = context.informers.informer();
-    all_pods.add_index(BY_NODE, by_node);
-    let queue: Arc<WorkQueue> = context.queue("noexec_taint_pod");
-    let (adder, tainted) = (queue.clone(), nodes.clone());
-    all_pods.subscribe(move |change: &Change<Pod>| {
-        let Change::Applied { old, new } = change else {
-            return;
-        };
-        let relevant = |pod: &Pod| {
-            let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.clone());
-            (pods::node_name(pod).to_owned(), tolerations)
-        };
-        let unchanged = old.as_ref().is_some_and(|old| relevant(old) == relevant(new));
-        let on_tainted = tainted
-            .get("", pods::node_name(new))
-            .is_some_and(|node| !no_execute(&node).is_empty());
-        if !unchanged && on_tainted {
-            adder.add(Key::of(&**new), Some(cause_of(&**new)));
-        }
+    let reconciler = Arc::new(TaintedPods {
+        nodes: context.informers.informer(),
+        pods: context.informers.informer(),
+        tainted: Mutex::default(),
+        noticed: Noticed::default(),
+        context: context.clone(),
     });
-    let (adder, on_node) = (queue.clone(), all_pods.clone());
-    nodes.subscribe(move |change: &Change<Node>| {
+    reconciler.pods.add_index(BY_NODE, by_node);
+    context
+        .controller("noexec_taint_pod", reconciler)
+        .workers(8)
+        .watches(|r| &r.nodes, TaintedPods::woken_by_node)
+        .watches(|r| &r.pods, TaintedPods::woken_by_pod)
+        .run()
+        .await;
+}
+
+impl TaintedPods {
+    fn woken_by_pod(&self, change: &Change<Pod>) -> Option<Key> {
+        let pod = change.object();
+        let key = Key::of(&**pod);
         let Change::Applied { old, new } = change else {
-            return;
+            return self.noticed.forget(&key).then_some(key);
         };
-        let before = old.as_ref().map(|old| no_execute(old)).unwrap_or_default();
-        let taints = no_execute(new);
-        if taints == before {
-            return;
+        if !self.tainted.lock().contains(pods::node_name(new)) {
+            return None;
         }
-        for pod in on_node.by_index(BY_NODE, new.metadata.name.as_deref().unwrap_or_default()) {
-            adder.add(Key::of(&*pod), Some(cause_of(&**new)));
-        }
-    });
-    nodes.synced().await;
-    all_pods.synced().await;
-    // Pods that came in before their nodes.
-    for node in nodes.list().iter().filter(|node| !no_execute(node).is_empty()) {
-        for pod in all_pods.by_index(BY_NODE, node.metadata.name.as_deref().unwrap_or_default()) {
-            queue.add(Key::of(&*pod), None);
-        }
+        let tolerations = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.tolerations.clone());
+        let unchanged = old.as_ref().is_some_and(|old| {
+            pods::node_name(old) == pods::node_name(new) && tolerations(old) == tolerations(new)
+        });
+        (!unchanged).then_some(key)
     }
-    let (own, noticed) = (context.clone(), Arc::new(Noticed::default()));
-    run_workers(
-        context.name,
-        8,
-        queue,
-        context.shutdown.clone(),
-        move |key: Key| {
-            let (context, nodes, all_pods) = (own.clone(), nodes.clone(), all_pods.clone());
-            let noticed = noticed.clone();
-            async move { reconcile(&context, &nodes, &all_pods, &noticed, &key).await }
-        },
-    )
-    .await;
+
+    fn woken_by_node(&self, change: &Change<Node>) -> Vec<Key> {
+        let name = change.object().metadata.name.clone().unwrap_or_default();
+        let Change::Applied { old, new } = change else {
+            self.tainted.lock().remove(&name);
+            return Vec::new();
+        };
+        let taints = no_execute(new);
+        let was_tainted = if taints.is_empty() {
+            self.tainted.lock().remove(&name)
+        } else {
+            !self.tainted.lock().insert(name.clone())
+        };
+        if taints.is_empty() && !was_tainted {
+            return Vec::new();
+        }
+        if was_tainted && old.as_ref().is_some_and(|old| no_execute(old) == taints) {
+            return Vec::new();
+        }
+        let pods = self.pods.by_index(BY_NODE, &name);
+        pods.iter().map(|pod| Key::of(&**pod)).collect()
+    }
 }
 
 /// Since when pods are known to stand on a tainted node, with their uids.
@@ -160,43 +168,42 @@ impl Noticed {
     }
 }
 
-async fn reconcile(
-    context: &Context,
-    nodes: &Informer<Node>,
-    all_pods: &Informer<Pod>,
-    noticed: &Noticed,
-    key: &Key,
-) -> Result<Action, Error> {
-    let pod = all_pods.get(&key.namespace, &key.name);
-    let Some(pod) = pod.filter(|pod| pod.metadata.deletion_timestamp.is_none()) else {
-        noticed.forget(key);
-        return Ok(Action::Done);
-    };
-    let Some(node) = nodes.get("", pods::node_name(&pod)) else {
-        noticed.forget(key);
-        return Ok(Action::Done);
-    };
-    let tolerations = pod
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.tolerations.clone())
-        .unwrap_or_default();
-    let now = Timestamp::now();
-    let since = noticed.since(key, pod.metadata.uid.as_ref(), now);
-    match plan(&no_execute(&node), &tolerations, since, now) {
-        Evict::Never => {
-            if noticed.forget(key) && since != now {
-                let message = format!("Cancelling deletion of Pod {key}");
-                let about = reference(&*pod);
-                context
-                    .events
-                    .event(&about, "Normal", "TaintManagerEviction", message);
+impl Reconcile for TaintedPods {
+    type Key = Key;
+    type Error = Error;
+
+    async fn reconcile(&self, key: Key) -> Result<Action, Error> {
+        let pod = self.pods.get(&key.namespace, &key.name);
+        let Some(pod) = pod.filter(|pod| pod.metadata.deletion_timestamp.is_none()) else {
+            self.noticed.forget(&key);
+            return Ok(Action::Done);
+        };
+        let Some(node) = self.nodes.get("", pods::node_name(&pod)) else {
+            self.noticed.forget(&key);
+            return Ok(Action::Done);
+        };
+        let tolerations = pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.tolerations.clone())
+            .unwrap_or_default();
+        let now = Timestamp::now();
+        let since = self.noticed.since(&key, pod.metadata.uid.as_ref(), now);
+        match plan(&no_execute(&node), &tolerations, since, now) {
+            Evict::Never => {
+                if self.noticed.forget(&key) && since != now {
+                    let message = format!("Cancelling deletion of Pod {key}");
+                    let about = reference(&*pod);
+                    self.context
+                        .events
+                        .event(&about, "Normal", "TaintManagerEviction", message);
+                }
+                Ok(Action::Done)
             }
-            Ok(Action::Done)
+            // Looked at anew then: the taint may be gone.
+            Evict::At(at) if at > now => Ok(Action::RequeueAfter(seconds_until(at, now))),
+            Evict::At(_) => evict(&self.context, &pod, &key, now).await,
         }
-        // Looked at anew then: the taint may be gone.
-        Evict::At(at) if at > now => Ok(Action::RequeueAfter(seconds_until(at, now))),
-        Evict::At(_) => evict(context, &pod, key, now).await,
     }
 }
 
