@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use skiff_admission::Chain;
 use skiff_auth::{
     Anonymous, Authenticator, Authorizer, BootstrapTokens, Impersonations, JwtAuthenticators, Mode,
-    RequestHeader, TokenAuthenticator, TokenFile, TokenIssuer, TokenVerifier, TokenWebhook, Tokens, UserInfo,
+    LegacyTokens, RequestHeader, TokenAuthenticator, TokenFile, TokenIssuer, TokenVerifier, TokenWebhook, Tokens, UserInfo,
 };
 use skiff_meta::Status;
 use skiff_registry::hooks::bootstrap::Advertise;
@@ -26,7 +26,7 @@ use crate::dynamic::{self, Dynamic};
 use crate::flow::{self, FlowControl};
 use crate::health::HealthCheck;
 use crate::hooks::{
-    bootstrap_secrets, identity, ip_addresses, node_graph, rbac_source, repair, store_history,
+    bootstrap_secrets, identity, ip_addresses, legacy_tokens, node_graph, rbac_source, repair, store_history,
 };
 use crate::listen::{self, Authorities};
 use crate::metrics::Metrics;
@@ -206,9 +206,11 @@ impl Server {
                 }
             })
             .unwrap_or_default();
-        let (mut service_accounts, mut issuer) = (None, None);
+        let (mut service_accounts, mut issuer, mut legacy) = (None, None, None);
         if let Some(key) = config.service_account {
             let lookup = Arc::new(rbac_source::UidLookup(registry.clone()));
+            let secrets = Arc::new(legacy_tokens::TokenSecrets(registry.clone()));
+            legacy = Some(LegacyTokens::new(&key.public_key, secrets, lookup.clone())?);
             service_accounts = Some(TokenVerifier::new(
                 &key.public_key,
                 key.issuer.clone(),
@@ -224,6 +226,9 @@ impl Server {
         }
         let authentication = config.authentication;
         let mut others: Vec<Box<dyn TokenAuthenticator>> = Vec::new();
+        if let Some(legacy) = legacy {
+            others.push(Box::new(legacy));
+        }
         if let Some(file) = authentication.token_file {
             others.push(Box::new(file));
         }
@@ -304,6 +309,8 @@ impl Server {
         rbac_source::bootstrap(&inner)
             .await
             .map_err(StartError::Bootstrap)?;
+        let tracking = legacy_tokens::start_tracking(&inner.registry);
+        tracking.await.map_err(StartError::Bootstrap)?;
         crate::crd::start(&inner).await.map_err(StartError::Bootstrap)?;
         repair::publish(&inner).await.map_err(StartError::Bootstrap)?;
         node_graph::start(&inner).await.map_err(StartError::Bootstrap)?;

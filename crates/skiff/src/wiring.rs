@@ -342,6 +342,7 @@ impl Wiring<'_> {
         config.cluster_cidrs = vec![self.cluster.pod_cidr.clone()];
         config.service_cidrs = vec![self.cluster.service_cidr.clone()];
         config.metrics = metrics;
+        config.certificate_signer = Some(Arc::new(crate::certificates::Signer::new(self.cluster)));
         self.supervisor.run("controllers", move |stop| {
             let (mut config, mut ca) = (config.clone(), ca.clone());
             config.root_ca_pem = ca.borrow_and_update().clone();
