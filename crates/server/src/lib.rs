@@ -40,6 +40,7 @@ mod status_page;
 mod streams;
 mod subresources;
 mod table;
+mod trace_report;
 mod verbs;
 mod version;
 mod warnings;

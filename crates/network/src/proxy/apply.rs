@@ -56,10 +56,10 @@ impl Table {
         })
     }
 
-    /// Makes the kernel's table equal to `wanted`.
-    pub async fn apply(&mut self, wanted: &Ruleset) -> Result<(), Error> {
+    /// Makes the kernel's table equal to `wanted`; false if it was already.
+    pub async fn apply(&mut self, wanted: &Ruleset) -> Result<bool, Error> {
         if self.applied.as_ref() == Some(wanted) {
-            return Ok(());
+            return Ok(false);
         }
         // Taken out: after an error the next attempt starts from scratch.
         let before = self.applied.take();
@@ -83,7 +83,7 @@ impl Table {
             self.forget_udp(before, wanted).await;
         }
         self.applied = Some(wanted.clone());
-        Ok(())
+        Ok(true)
     }
 
     /// Looks whether somebody else has emptied or removed the table; the next `apply` then restores it.
