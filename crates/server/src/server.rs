@@ -296,16 +296,16 @@ impl Server {
             tls: config.tls,
             registry,
         });
-        inner
-            .registry
-            .bootstrap(inner.advertise)
-            .await
-            .map_err(StartError::Bootstrap)?;
-        rbac_source::bootstrap(&inner)
-            .await
-            .map_err(StartError::Bootstrap)?;
+        // Concurrently: each write waits for the disk, and the store commits together what waits for it.
+        futures::try_join!(
+            inner.registry.bootstrap(inner.advertise),
+            rbac_source::ensure(&inner),
+            repair::publish(&inner),
+            flow::ensure(&inner),
+        )
+        .map_err(StartError::Bootstrap)?;
+        rbac_source::start(&inner).await.map_err(StartError::Bootstrap)?;
         crate::crd::start(&inner).await.map_err(StartError::Bootstrap)?;
-        repair::publish(&inner).await.map_err(StartError::Bootstrap)?;
         node_graph::start(&inner).await.map_err(StartError::Bootstrap)?;
         dynamic::start(&inner).await.map_err(StartError::Bootstrap)?;
         flow::start(&inner).await.map_err(StartError::Bootstrap)?;

@@ -158,9 +158,8 @@ pub fn come_back() -> Answer {
     answer
 }
 
-/// Makes the first objects, lets what is stored take effect before the first request, and follows both resources.
+/// Lets what is stored take effect before the first request, and follows both resources.
 pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
-    ensure(inner).await?;
     for plural in [LEVELS, SCHEMAS] {
         let Some(resource) = inner.registry.resources.get(GROUP, "v1", plural).cloned() else {
             continue;
