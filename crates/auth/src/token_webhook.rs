@@ -159,7 +159,7 @@ impl Asked {
             Err(failure) => Err(self.endpoint.explain(&failure)),
         };
         let document = document.map_err(|why| {
-            tracing::error!(why, "the webhook of tokens cannot be asked");
+            tracing::error!(why, "the token webhook cannot be reached");
             AuthError::Told(why)
         })?;
         let review: Review =

@@ -153,7 +153,7 @@ impl Registry {
             if self.read_stored(&key).await?.is_some() {
                 return Err(Status::already_exists(&resource.group_resource, &name));
             }
-            // COMPAT: nobody but the store looks at the version of a new object.
+            // COMPAT: only the store checks the resourceVersion of a new object.
             if let Some(version) = given.as_ref().and_then(Value::as_str) {
                 object::set(&mut object, "resourceVersion", version);
             }
@@ -259,7 +259,7 @@ pub fn generate_name(prefix: &str) -> String {
     name
 }
 
-/// Removes owner references that are given twice, and tells the client.
+/// Removes duplicate owner references, with a warning to the client.
 pub fn dedup_owner_references(context: &Context, object: &mut Value, after_admission: bool) {
     let Some(list) = object
         .get_mut("metadata")

@@ -1,6 +1,6 @@
-//! Update: a compare-and-swap loop around one attempt. The first attempt works on what the cache
-//! holds; whatever goes wrong with that is tried again on the store's own state before the client
-//! hears of it.
+//! Update: a compare-and-swap loop around one attempt. The first attempt starts from the cached
+//! object; if it fails, it is repeated on the state read from the store before an error is
+//! returned.
 
 use serde_json::Value;
 use skiff_meta::{Status, field};
@@ -71,7 +71,7 @@ impl Registry {
         gate: &dyn Gate,
     ) -> Result<Updated, Status> {
         let key = resource.key(namespace, name);
-        // A dry run writes nothing, so that no store would tell that the cache was behind.
+        // A dry run writes nothing, so no failed compare-and-swap would show that the cache is stale.
         let mut fresh = context.dry_run;
         let mut current = match fresh {
             true => self.stored_current(resource, &key).await?,
@@ -126,7 +126,7 @@ impl Registry {
                 Err(status) if fresh => return Err(status),
                 Err(status) => {
                     current = self.stored_current(resource, &key).await?;
-                    // What the cache holds was not stale: nobody need be asked twice.
+                    // The cached object was current: there is nothing to read again.
                     if current.as_ref().map(|current| current.revision) == tried {
                         return Err(status);
                     }
@@ -172,7 +172,7 @@ impl Registry {
         let change;
         {
             let _stage = context.stage("prepare");
-            // What a strategy resets is not the record of who wrote.
+            // Fields that a strategy resets do not appear in managedFields.
             let managed = fields::take(&mut new);
             change = match part {
                 Part::Main => resource.hook.begin_update(&mut new, &old, context)?,
@@ -232,7 +232,7 @@ impl Registry {
                 op: Op::Delete,
                 lease_seconds: None,
             };
-            // The object goes with what it had; what the update took for it is of no use.
+            // The object is removed in its stored form; what the update allocated for it is released.
             let change = resource.hook.begin_delete(&old).instead_of(change);
             let outcome = self.commits.write(write, change).await;
             return match outcome.map_err(|failed| crate::errors::store(failed.error))? {
@@ -282,7 +282,7 @@ impl Registry {
         }
     }
 
-    /// Whether this update takes the last hold on an object that is being deleted.
+    /// Whether this update removes the last finalizer of an object that is being deleted.
     fn emptied(&self, resource: &Resource, new: &Value, old: &Value) -> bool {
         object::finalizers(new).is_empty()
             && object::deleting(old)
@@ -290,7 +290,7 @@ impl Registry {
             && resource.hook.may_delete_on_update(new)
     }
 
-    /// What the namespace of an object lacks for it.
+    /// What the object refers to and its namespace does not have.
     pub(crate) async fn lacks(
         &self,
         resource: &Resource,
@@ -355,7 +355,7 @@ fn check_uid(
         return Ok(());
     }
     let mut key = resource.key(namespace, name);
-    // COMPAT: a dry run is told the key as it is called above the store.
+    // COMPAT: the message of a dry run has the key without the store's prefix.
     if dry_run {
         key = key.trim_start_matches("/registry").to_string();
     }

@@ -170,7 +170,11 @@ impl Hook {
                 attributes
                     .told
                     .annotate(&format!("failed-open.{}", place.key()), self.name.clone());
-                tracing::warn!(webhook = self.name, why, "a webhook failed and is passed over");
+                tracing::warn!(
+                    webhook = self.name,
+                    why,
+                    "the webhook failed and its failurePolicy is Ignore"
+                );
                 Ok(())
             }
             Failure::Call(why) => Err(Status::internal(format_args!(
