@@ -371,7 +371,7 @@ impl Inner {
         };
         // Decisions that need a webhook are requested between two passes; the second pass finds them in `told`.
         let mut told: Vec<(OwnedAttributes, Decision)> = Vec::new();
-        let until = tokio::time::Instant::now() + ASKED;
+        let until = tokio::time::Instant::now() + AUTHORIZATION_TIMEOUT;
         loop {
             let unknown: Mutex<Option<OwnedAttributes>> = Mutex::default();
             let check = |attributes: &Attributes<'_>, refused: Option<&str>| {
@@ -439,7 +439,11 @@ impl Inner {
             return decision;
         }
         let decided = self.authorizer.decide(&exchange.user, &attributes, audited);
-        in_time(tokio::time::Instant::now() + ASKED, decided.boxed()).await
+        in_time(
+            tokio::time::Instant::now() + AUTHORIZATION_TIMEOUT,
+            decided.boxed(),
+        )
+        .await
     }
 
     /// Authorizes `verb` in addition to the verb of the request, which is authorized already.
@@ -453,7 +457,7 @@ impl Inner {
             ..attributes_of(&exchange.info)
         };
         let asked = self.authorizer.decide(&exchange.user, &attributes, false);
-        let decided = in_time(tokio::time::Instant::now() + ASKED, asked.boxed()).await;
+        let decided = in_time(tokio::time::Instant::now() + AUTHORIZATION_TIMEOUT, asked.boxed()).await;
         if decided.allowed {
             return Ok(());
         }
@@ -613,8 +617,8 @@ fn audit_id(parts: &Parts) -> String {
         .map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_string)
 }
 
-/// What webhooks of authorization may take of a request, all tries together.
-const ASKED: Duration = Duration::from_secs(60);
+/// How long the authorization webhooks may take for one request, all calls together.
+const AUTHORIZATION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A decision that is not made in time is a denial.
 async fn in_time(until: tokio::time::Instant, decision: impl Future<Output = Decision>) -> Decision {
