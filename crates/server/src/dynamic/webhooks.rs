@@ -149,11 +149,11 @@ impl Hook {
         let answer = review::answer(version, &uid, mutating, &answered)
             .map_err(|why| Failure::Call(format!("received invalid webhook response: {why}")))?;
         for warning in &answer.warnings {
-            attributes.told.warn(warning.clone());
+            attributes.recorder.warn(warning.clone());
         }
         for (key, value) in &answer.audit_annotations {
             let key = format!("{}/{key}", self.name);
-            attributes.told.annotate(&key, value.clone());
+            attributes.recorder.annotate(&key, value.clone());
         }
         if answer.allowed {
             Ok(answer)
@@ -168,7 +168,7 @@ impl Hook {
             Failure::Final(status) => Err(status),
             Failure::Call(why) if self.ignores_failure => {
                 attributes
-                    .told
+                    .recorder
                     .annotate(&format!("failed-open.{}", place.key()), self.name.clone());
                 tracing::warn!(
                     webhook = self.name,
@@ -245,7 +245,7 @@ impl Place {
             #[serde(skip_serializing_if = "Option::is_none")]
             patch_type: Option<&'static str>,
         }
-        if !attributes.told.audited() {
+        if !attributes.recorder.audited() {
             return;
         }
         let mut done = Done {
@@ -256,9 +256,9 @@ impl Place {
             patch_type: None,
         };
         let text = serde_json::to_string(&done).unwrap_or_default();
-        attributes.told.annotate(&self.key(), text);
+        attributes.recorder.annotate(&self.key(), text);
         if let Some(patch) = patch
-            && attributes.told.audits_objects()
+            && attributes.recorder.audits_objects()
         {
             done.mutated = None;
             done.patch = serde_json::from_slice(patch).ok();
@@ -268,7 +268,7 @@ impl Place {
                 ..*self
             };
             let text = serde_json::to_string(&done).unwrap_or_default();
-            attributes.told.annotate(&patched.key(), text);
+            attributes.recorder.annotate(&patched.key(), text);
         }
     }
 }
@@ -332,7 +332,7 @@ impl Plugin for Mutating {
             }
             let began = Instant::now();
             let answered = hook.call(attributes, &resource, &versioned, true).await;
-            attributes.told.webhook_took(began.elapsed());
+            attributes.recorder.webhook_took(began.elapsed());
             let patched = answered.and_then(|answer| Ok((hook.patched(&versioned, &answer)?, answer.patch)));
             let changed = match patched {
                 Ok((None, _)) => {
@@ -414,7 +414,7 @@ impl Plugin for Validating {
                 outcome = judged;
             }
         }
-        attributes.told.webhook_took(began.elapsed());
+        attributes.recorder.webhook_took(began.elapsed());
         outcome
     }
 }
