@@ -11,7 +11,7 @@ use skiff_store::{Expect, Op, Outcome};
 use crate::commit::Write;
 use crate::fields::{self, Tracking};
 use crate::hooks::Change;
-use crate::update::Part;
+use crate::update::WriteScope;
 use crate::{Context, Gate, Registry, Resource, errors, object};
 
 /// How often a generated name is drawn again when it is taken.
@@ -123,7 +123,9 @@ impl Registry {
         {
             let _stage = context.stage("validate");
             let mut found = resource.check_create(&object);
-            let lacks = self.lacks(resource, namespace, &object, None, Part::Main).await?;
+            let lacks = self
+                .lacks(resource, namespace, &object, None, WriteScope::Main)
+                .await?;
             found.splice(0..0, lacks);
             if !found.is_empty() {
                 return Err(Status::invalid(

@@ -19,7 +19,7 @@ pub type Transform<'a> = dyn FnMut(Option<&Value>) -> Result<Value, Status> + Se
 
 /// Which rules a write follows: what it may touch and how it is checked.
 #[derive(Clone, Copy)]
-pub enum Part {
+pub enum WriteScope {
     Main,
     Status,
     /// A subresource with rules of its own.
@@ -65,7 +65,7 @@ impl Registry {
         resource: &Resource,
         namespace: &str,
         name: &str,
-        part: Part,
+        part: WriteScope,
         allow_create: bool,
         transform: &mut Transform<'_>,
         gate: &dyn Gate,
@@ -144,7 +144,7 @@ impl Registry {
         resource: &Resource,
         namespace: &str,
         name: &str,
-        (rewrite, part): (bool, Part),
+        (rewrite, part): (bool, WriteScope),
         current: Current,
         transform: &mut Transform<'_>,
         gate: &dyn Gate,
@@ -175,13 +175,13 @@ impl Registry {
             // Fields that a strategy resets do not appear in managedFields.
             let managed = fields::take(&mut new);
             change = match part {
-                Part::Main => resource.hook.begin_update(&mut new, &old, context)?,
+                WriteScope::Main => resource.hook.begin_update(&mut new, &old, context)?,
                 _ => crate::hooks::Change::none(),
             };
             match part {
-                Part::Main => resource.begin_update(&mut new, &old),
-                Part::Status => resource.begin_status_update(&mut new, &old),
-                Part::Other { prepare, .. } => {
+                WriteScope::Main => resource.begin_update(&mut new, &old),
+                WriteScope::Status => resource.begin_status_update(&mut new, &old),
+                WriteScope::Other { prepare, .. } => {
                     keep_system_fields(&mut new, &old);
                     prepare(&mut new, &old);
                 }
@@ -200,7 +200,7 @@ impl Registry {
             if !found.errors.is_empty() {
                 return Err(Status::invalid(&resource.group_kind, name, &found.errors));
             }
-            if matches!(part, Part::Main) {
+            if matches!(part, WriteScope::Main) {
                 for warning in resource.warnings(&new, Some(&old)) {
                     context.warn(warning);
                 }
@@ -297,7 +297,7 @@ impl Registry {
         namespace: &str,
         new: &Value,
         old: Option<&Value>,
-        part: Part,
+        part: WriteScope,
     ) -> Result<Option<field::Error>, Status> {
         let Some(needed) = resource.hook.needs(new, old, part) else {
             return Ok(None);

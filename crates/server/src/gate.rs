@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use skiff_admission::{Access, AdmissionRecorder, Attributes, Lister, Operation, Reinvocation, User};
 use skiff_auth::UserInfo;
 use skiff_meta::{GroupVersion, Status, names};
-use skiff_registry::{Context, Gate, Open, Part, Registry, Resource, encode, object};
+use skiff_registry::{Context, Gate, Open, Registry, Resource, WriteScope, encode, object};
 use skiff_registry::{ListOptions, ReadAt};
 
 use crate::audit::Level;
@@ -318,7 +318,7 @@ impl Lister for CacheLister<'_> {
                 resource,
                 &namespace,
                 &name,
-                Part::Status,
+                WriteScope::Status,
                 false,
                 &mut transform,
                 &Open,

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use skiff_meta::Status;
 
-use crate::{Context, Open, Part, Registry, errors, object};
+use crate::{Context, Open, Registry, WriteScope, errors, object};
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
@@ -130,7 +130,7 @@ impl Registry {
             &resource,
             "",
             "kubernetes",
-            Part::Status,
+            WriteScope::Status,
             false,
             &mut mark,
             &Open,
@@ -250,7 +250,7 @@ impl Registry {
             &resource,
             &namespace,
             &name,
-            Part::Main,
+            WriteScope::Main,
             false,
             &mut bring,
             &Open,
@@ -285,7 +285,7 @@ impl Registry {
             &resource,
             &namespace,
             &name,
-            Part::Main,
+            WriteScope::Main,
             true,
             &mut bring,
             &Open,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 use skiff_meta::Status;
-use skiff_registry::{Context, Open, Part, object};
+use skiff_registry::{Context, Open, WriteScope, object};
 
 use super::{Remote, fetch, resolve};
 use crate::server::Inner;
@@ -153,7 +153,7 @@ async fn write(inner: &Arc<Inner>, name: &str, verdict: &Verdict) -> Result<bool
             &resource,
             "",
             name,
-            Part::Status,
+            WriteScope::Status,
             false,
             &mut set,
             &Open,

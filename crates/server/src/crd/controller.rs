@@ -12,7 +12,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use skiff_meta::Status;
 use skiff_registry::{
-    Context, Customs, EventKind, Open, Part, ReadAt, Resource, WatchFrom, WatchOptions, encode, object,
+    Context, Customs, EventKind, Open, ReadAt, Resource, WatchFrom, WatchOptions, WriteScope, encode, object,
 };
 
 use super::api_services::ApiServices;
@@ -329,7 +329,15 @@ impl Controller {
         uid: &str,
         change: &mut (dyn FnMut(Value) -> Value + Send),
     ) -> Result<Value, Status> {
-        write(&self.inner, &self.definitions, name, uid, Part::Status, change).await
+        write(
+            &self.inner,
+            &self.definitions,
+            name,
+            uid,
+            WriteScope::Status,
+            change,
+        )
+        .await
     }
 
     fn retire(&mut self, definition: &Value) {
@@ -470,11 +478,11 @@ pub(super) async fn write(
     definitions: &Resource,
     name: &str,
     uid: &str,
-    part: Part,
+    part: WriteScope,
     change: &mut (dyn FnMut(Value) -> Value + Send),
 ) -> Result<Value, Status> {
     let context = match part {
-        Part::Status => Context::of_server_status(),
+        WriteScope::Status => Context::of_server_status(),
         _ => Context::default(),
     };
     let mut transform = |current: Option<&Value>| {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::Value;
 use skiff_meta::{Status, field};
 use skiff_registry::{
-    Context, DeleteOptions, ListOptions, Open, Part, ReadAt, Resource, WatchFrom, WatchOptions, is_not_found,
-    object,
+    Context, DeleteOptions, ListOptions, Open, ReadAt, Resource, WatchFrom, WatchOptions, WriteScope,
+    is_not_found, object,
 };
 
 use super::CLEANUP_FINALIZER;
@@ -69,11 +69,11 @@ async fn attempt(
             "InstanceDeletionInProgress",
             "CustomResource deletion is in progress".to_owned(),
         );
-        write(inner, definitions, name, uid, Part::Status, &mut mark).await?;
+        write(inner, definitions, name, uid, WriteScope::Status, &mut mark).await?;
         if let Err(status) = empty(inner, stored).await {
             let message = format!("could not list instances: {}", status.message);
             let mut mark = terminating("InstanceDeletionFailed", message);
-            write(inner, definitions, name, uid, Part::Status, &mut mark).await?;
+            write(inner, definitions, name, uid, WriteScope::Status, &mut mark).await?;
             return Err(status);
         }
     }
@@ -88,7 +88,7 @@ async fn attempt(
         object::set(&mut definition, "finalizers", finalizers);
         definition
     };
-    let part = Part::Other {
+    let part = WriteScope::Other {
         prepare: |_: &mut Value, _: &Value| {},
         validate: |_: &Value, _: &Value| Vec::<field::Error>::new(),
     };

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use skiff_auth::UserInfo;
 use skiff_meta::Status;
-use skiff_registry::{Context, EventKind, Open, Part, encode, fields, object};
+use skiff_registry::{Context, EventKind, Open, WriteScope, encode, fields, object};
 use tokio::sync::Notify;
 
 use crate::body::{self, Answer};
@@ -258,7 +258,16 @@ async fn write_conditions(inner: &Arc<Inner>) {
             let context = Context::default();
             let written = inner
                 .registry
-                .update(&context, resource, "", name, Part::Status, false, &mut set, &Open)
+                .update(
+                    &context,
+                    resource,
+                    "",
+                    name,
+                    WriteScope::Status,
+                    false,
+                    &mut set,
+                    &Open,
+                )
                 .await;
             if let Err(status) = written
                 && status.code != 404

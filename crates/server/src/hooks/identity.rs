@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use skiff_meta::Status;
-use skiff_registry::{Context, Open, Part};
+use skiff_registry::{Context, Open, WriteScope};
 
 use crate::server::Inner;
 
@@ -86,7 +86,7 @@ async fn renew(inner: &Arc<Inner>, host: &str, name: &str, holder: &str) -> Resu
             &resource,
             NAMESPACE,
             name,
-            Part::Main,
+            WriteScope::Main,
             true,
             &mut set,
             &Open,
