@@ -163,7 +163,12 @@ impl Hook {
     }
 
     /// What a failure means for the request.
-    fn judge(&self, attributes: &Attributes<'_>, place: &Place, failure: Failure) -> Result<(), Status> {
+    fn judge(
+        &self,
+        attributes: &Attributes<'_>,
+        place: &WebhookPosition,
+        failure: Failure,
+    ) -> Result<(), Status> {
         match failure {
             Failure::Final(status) => Err(status),
             Failure::Call(why) if self.ignores_failure => {
@@ -216,13 +221,13 @@ impl Hook {
 }
 
 /// Where in admission a webhook was asked: what its annotations are called by.
-struct Place {
+struct WebhookPosition {
     sort: &'static str,
     round: usize,
     index: usize,
 }
 
-impl Place {
+impl WebhookPosition {
     fn key(&self) -> String {
         format!(
             "{}.webhook.admission.k8s.io/round_{}_index_{}",
@@ -263,7 +268,7 @@ impl Place {
             done.mutated = None;
             done.patch = serde_json::from_slice(patch).ok();
             done.patch_type = Some("JSONPatch");
-            let patched = Place {
+            let patched = WebhookPosition {
                 sort: "patch",
                 ..*self
             };
@@ -319,7 +324,7 @@ impl Plugin for Mutating {
             attributes.reinvocation.require();
         }
         for (index, hook) in hooks.iter().enumerate() {
-            let place = Place {
+            let place = WebhookPosition {
                 sort: "mutation",
                 round: usize::from(attributes.reinvocation.again),
                 index,
@@ -389,7 +394,7 @@ impl Plugin for Validating {
         let mut asked = Vec::new();
         for (index, hook) in hooks.iter().enumerate() {
             if let Some((resource, versioned)) = hook.wants(&self.0, attributes).await? {
-                let place = Place {
+                let place = WebhookPosition {
                     sort: "validating",
                     round: 0,
                     index,
