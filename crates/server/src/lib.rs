@@ -45,7 +45,7 @@ mod verbs;
 mod version;
 mod warnings;
 mod webhook_client;
-mod webhook_place;
+mod webhook_target;
 
 pub use audit::{
     AuditConfig, AuditError, LogOptions, Mode as AuditMode, Policy as AuditPolicy,
