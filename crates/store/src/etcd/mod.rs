@@ -32,7 +32,7 @@ use history::{History, Seen};
 use key_prefix::KeyPrefix;
 pub use key_prefix::Owner;
 use lease::Leases;
-use progress::{Asked, Progress};
+use progress::{Progress, ProgressRequest};
 use proto::{
     CompactionRequest, CompactionResponse, Compare, CompareTarget, CompareValue, DeleteRangeRequest,
     PutRequest, PutResponse, RangeRequest, RangeResponse, Request, RequestOp, Response, StatusRequest,
@@ -264,7 +264,7 @@ impl Etcd {
         if shared.arrives(revision, ASK_AFTER).await {
             return Ok(());
         }
-        while shared.progress.ask() != Asked::Unsound {
+        while shared.progress.ask() != ProgressRequest::Unsound {
             if shared.arrives(revision, progress::AGAIN).await {
                 return Ok(());
             }
