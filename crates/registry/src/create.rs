@@ -123,10 +123,10 @@ impl Registry {
         {
             let _stage = context.stage("validate");
             let mut found = resource.check_create(&object);
-            let lacks = self
-                .lacks(resource, namespace, &object, None, WriteScope::Main)
+            let missing_dependency = self
+                .missing_dependency(resource, namespace, &object, None, WriteScope::Main)
                 .await?;
-            found.splice(0..0, lacks);
+            found.splice(0..0, missing_dependency);
             if !found.is_empty() {
                 return Err(Status::invalid(
                     &resource.group_kind,

@@ -192,8 +192,10 @@ impl Registry {
         {
             let _stage = context.stage("validate");
             let mut found = resource.check_update(&new, &old, &part);
-            let lacks = self.lacks(resource, namespace, &new, Some(&old), part).await?;
-            found.errors.splice(0..0, lacks);
+            let missing_dependency = self
+                .missing_dependency(resource, namespace, &new, Some(&old), part)
+                .await?;
+            found.errors.splice(0..0, missing_dependency);
             for warning in found.warnings {
                 context.warn(warning);
             }
@@ -291,7 +293,7 @@ impl Registry {
     }
 
     /// What the object refers to and its namespace does not have.
-    pub(crate) async fn lacks(
+    pub(crate) async fn missing_dependency(
         &self,
         resource: &Resource,
         namespace: &str,

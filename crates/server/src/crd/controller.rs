@@ -86,7 +86,7 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
                     tracing::error!(%error, name, "cannot serve a custom resource definition");
                 }
             });
-            survive(object::name(&definition), std::panic::catch_unwind(install));
+            report_panic(object::name(&definition), std::panic::catch_unwind(install));
         }
     }
     controller.publish();
@@ -111,7 +111,7 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
 }
 
 /// A panic ends the reconcile of one definition, never the controller.
-fn survive(name: &str, outcome: std::thread::Result<()>) {
+fn report_panic(name: &str, outcome: std::thread::Result<()>) {
     if let Err(panic) = outcome {
         let text = skiff_supervise::panic_text(panic.as_ref());
         tracing::error!(panic = text, name, "a custom resource definition panicked");
@@ -247,7 +247,7 @@ impl Controller {
     /// Brings one definition to where it should be.
     async fn reconcile(&mut self, name: &str) {
         let outcome = AssertUnwindSafe(self.reconcile_one(name)).catch_unwind().await;
-        survive(name, outcome);
+        report_panic(name, outcome);
     }
 
     async fn reconcile_one(&mut self, name: &str) {

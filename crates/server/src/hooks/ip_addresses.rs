@@ -87,7 +87,7 @@ async fn follow(inner: &Arc<Inner>, mut follower: Follower, mut held: Held) -> R
             _ => addresses(&encode::decode(&event.entry.bytes)?),
         };
         let before = held.remove(&key).unwrap_or_default();
-        bring(inner, &key, &before, &now).await?;
+        sync_addresses(inner, &key, &before, &now).await?;
         if !now.is_empty() {
             held.insert(key, now);
         }
@@ -113,7 +113,12 @@ fn addresses(service: &Value) -> Vec<String> {
         .collect()
 }
 
-async fn bring(inner: &Arc<Inner>, key: &Key, before: &[String], now: &[String]) -> Result<(), Status> {
+async fn sync_addresses(
+    inner: &Arc<Inner>,
+    key: &Key,
+    before: &[String],
+    now: &[String],
+) -> Result<(), Status> {
     for address in now.iter().filter(|address| !before.contains(address)) {
         ensure(inner, key, address).await?;
     }
