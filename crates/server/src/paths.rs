@@ -109,6 +109,7 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange, request_body: Body) 
             if matches!(component, "" | "kube-apiserver") {
                 text.push_str(&skiff_supervise::metrics());
                 text.push_str(&unreadable(inner));
+                text.push_str(&inner.flow.metrics());
             }
             Ok(metrics(inner, text))
         }

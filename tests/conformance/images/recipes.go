@@ -115,6 +115,8 @@ func tools(l *layer) {
 		"/bin/ip", "/usr/bin/ipcs", "/usr/bin/ipcmk", "/usr/bin/getent", "/usr/bin/iperf",
 		// Debian's busybox is built without wget's time limits (-T), which the tests of services ask for.
 		"/usr/bin/wget",
+		// Debian's busybox has no printenv either.
+		"/usr/bin/printenv",
 	} {
 		l.program(program)
 	}
