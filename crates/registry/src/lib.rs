@@ -44,7 +44,7 @@ pub use skiff_cache::{
     Entry, Error as CacheError, EventKind, Field, ListOptions, ListResult, ReadAt, WatchEvent, WatchFrom,
     WatchOptions, Watcher, bookmark_frame, check_continue, postpone,
 };
-pub use update::{Part, Transform, Updated};
+pub use update::{Transform, Updated, WriteScope};
 
 use hooks::services::Services;
 

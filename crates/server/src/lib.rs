@@ -40,11 +40,12 @@ mod status_page;
 mod streams;
 mod subresources;
 mod table;
+mod trace_report;
 mod verbs;
 mod version;
 mod warnings;
 mod webhook_client;
-mod webhook_place;
+mod webhook_target;
 
 pub use audit::{
     AuditConfig, AuditError, LogOptions, Mode as AuditMode, Policy as AuditPolicy,

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use skiff_admission::Chain;
 use skiff_auth::{
-    Anonymous, Authenticator, Authorizer, BootstrapTokens, Impersonations, JwtAuthenticators, Mode,
-    LegacyTokens, RequestHeader, TokenAuthenticator, TokenFile, TokenIssuer, TokenVerifier, TokenWebhook, Tokens, UserInfo,
+    Anonymous, Authenticator, Authorizer, BootstrapTokens, Impersonations, JwtAuthenticators, LegacyTokens,
+    Mode, RequestHeader, TokenAuthenticator, TokenFile, TokenIssuer, TokenVerifier, TokenWebhook, Tokens,
+    UserInfo,
 };
 use skiff_meta::Status;
 use skiff_registry::hooks::bootstrap::Advertise;
@@ -301,18 +302,17 @@ impl Server {
             tls: config.tls,
             registry,
         });
-        inner
-            .registry
-            .bootstrap(inner.advertise)
-            .await
-            .map_err(StartError::Bootstrap)?;
-        rbac_source::bootstrap(&inner)
-            .await
-            .map_err(StartError::Bootstrap)?;
-        let tracking = legacy_tokens::start_tracking(&inner.registry);
-        tracking.await.map_err(StartError::Bootstrap)?;
+        // Concurrently: each write waits for the disk, and the store commits together what waits for it.
+        futures::try_join!(
+            inner.registry.bootstrap(inner.advertise),
+            rbac_source::ensure(&inner),
+            repair::publish(&inner),
+            flow::ensure(&inner),
+            legacy_tokens::start_tracking(&inner.registry),
+        )
+        .map_err(StartError::Bootstrap)?;
+        rbac_source::start(&inner).await.map_err(StartError::Bootstrap)?;
         crate::crd::start(&inner).await.map_err(StartError::Bootstrap)?;
-        repair::publish(&inner).await.map_err(StartError::Bootstrap)?;
         node_graph::start(&inner).await.map_err(StartError::Bootstrap)?;
         dynamic::start(&inner).await.map_err(StartError::Bootstrap)?;
         flow::start(&inner).await.map_err(StartError::Bootstrap)?;

@@ -1,5 +1,5 @@
-//! What a cluster needs beside its components: the `kube-dns` service in front of the embedded DNS, and the
-//! role that lets DNS read. Made at every start, so that an upgrade brings them up to date.
+//! What a cluster needs beside its components: the `kube-dns` service in front of the embedded DNS, the
+//! role that lets DNS read, and the one that lets the service proxy report to the trace. Made at every start, so that an upgrade brings them up to date.
 
 use crate::cluster::Cluster;
 use anyhow::{Context, Result};
@@ -43,6 +43,21 @@ fn objects(cluster_ip: IpAddr, dns: IpAddr) -> Vec<(&'static str, Value)> {
                 "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "system:coredns"},
                 "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:coredns"},
                 "subjects": [{"kind": "ServiceAccount", "name": "coredns", "namespace": "kube-system"}],
+            }),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "skiff:trace-reporter"},
+                "rules": [{"nonResourceURLs": ["/debug/skiff/trace"], "verbs": ["post"]}],
+            }),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "skiff:trace-reporter"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "skiff:trace-reporter"},
+                "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "system:kube-proxy"}],
             }),
         ),
         (

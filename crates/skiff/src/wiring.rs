@@ -566,7 +566,7 @@ fn audit(args: &ServerArgs) -> Result<Option<AuditConfig>> {
     let text = fs::read_to_string(file)
         .with_context(|| format!("the audit policy {} cannot be read", file.display()))?;
     let policy = AuditPolicy::parse(&text)
-        .map_err(|why| anyhow::anyhow!("the audit policy {} is no good: {why}", file.display()))?;
+        .map_err(|why| anyhow::anyhow!("the audit policy {} is invalid: {why}", file.display()))?;
     let mode = |text: &str| match text {
         "batch" => AuditMode::Batch,
         "blocking-strict" => AuditMode::BlockingStrict,

@@ -6,7 +6,7 @@ use skiff_meta::selector::LabelSelector;
 use skiff_meta::status::Cause;
 use skiff_meta::{GroupResource, Status};
 
-use crate::{Context, DeleteOptions, Deleted, Open, Part, Registry, Resource, object};
+use crate::{Context, DeleteOptions, Deleted, Open, Registry, Resource, WriteScope, object};
 
 /// How often an eviction is tried again when the pod changes meanwhile.
 const ATTEMPTS: usize = 20;
@@ -98,7 +98,7 @@ impl Registry {
                     resource,
                     namespace,
                     name,
-                    Part::Status,
+                    WriteScope::Status,
                     false,
                     &mut mark,
                     &Open,
@@ -163,7 +163,7 @@ impl Registry {
             budgets,
             namespace,
             &name,
-            Part::Status,
+            WriteScope::Status,
             false,
             &mut claim,
             &Open,

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use skiff_auth::LegacySecrets;
 use skiff_meta::Status;
-use skiff_registry::{Context, Open, Part, ReadAt, Registry, encode, object};
+use skiff_registry::{Context, Open, ReadAt, Registry, WriteScope, encode, object};
 
 pub struct TokenSecrets(pub Arc<Registry>);
 
@@ -40,7 +40,16 @@ impl LegacySecrets for TokenSecrets {
         let context = Context::of_server();
         let written = self
             .0
-            .update(&context, &secrets, namespace, name, Part::Main, false, &mut set, &Open)
+            .update(
+                &context,
+                &secrets,
+                namespace,
+                name,
+                WriteScope::Main,
+                false,
+                &mut set,
+                &Open,
+            )
             .await;
         if let Err(status) = written {
             tracing::warn!(%status, namespace, name, "cannot label the token's Secret with the day of its use");
