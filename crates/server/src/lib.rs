@@ -54,6 +54,7 @@ pub use audit::{
 pub use body::{Answer, Body, BoxError};
 pub use connections::Limits;
 pub use health::HealthCheck;
+pub use proxy::LocalApi;
 pub use request_info::RequestInfo;
 pub use server::{Authentication, ClientCertificates, Server, ServerConfig, ServiceAccountKey, StartError};
 pub use service::InProcess;

@@ -31,6 +31,7 @@ use crate::hooks::{
 };
 use crate::listen::{self, Authorities};
 use crate::metrics::Metrics;
+use crate::proxy::LocalApi;
 use crate::service::InProcess;
 use crate::subresources::KubeletClient;
 use crate::verbs::open_watches::OpenWatches;
@@ -371,6 +372,12 @@ impl Server {
     /// Who is asked what is allowed, from now on.
     pub fn change_authorization(&self, modes: Vec<Mode>) -> Result<(), skiff_auth::BadConfiguration> {
         self.inner.authorizer.change_modes(modes)
+    }
+
+    /// Serves a group version by another API server of this process, unless its APIService names a service. Requests
+    /// pass the whole chain before they get there.
+    pub async fn serve_locally(&self, group: &str, version: &str, api: LocalApi) -> Result<(), Status> {
+        aggregation::serve_locally(&self.inner, group, version, api).await
     }
 
     /// Shows the metrics of a component in this process at `/metrics?component=NAME`.
