@@ -5,12 +5,14 @@
 //! another.
 
 mod admission_policy_status;
+mod cronjob;
 mod deployment;
 mod discovery;
 mod endpoints;
 mod endpointslice;
 mod endpointslice_mirroring;
 mod garbage_collector;
+mod job;
 mod namespace;
 mod node;
 mod ownership;
@@ -20,6 +22,7 @@ mod resource_quota;
 mod root_ca;
 mod selector;
 mod service_account;
+mod ttl_after_finished;
 mod volume_protection;
 mod written;
 
@@ -126,6 +129,19 @@ const CONTROLLERS: &[Spec] = &[
         "replication-controller",
         "replication-controller",
         replicas::run_replication_controllers
+    ),
+    controller!("job-controller", "job-controller", "job-controller", job::run),
+    controller!(
+        "cronjob-controller",
+        "cronjob-controller",
+        "cronjob-controller",
+        cronjob::run
+    ),
+    controller!(
+        "ttl-after-finished-controller",
+        "ttl-after-finished-controller",
+        "ttl-after-finished-controller",
+        ttl_after_finished::run
     ),
     controller!(
         "endpointslice-controller",

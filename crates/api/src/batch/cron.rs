@@ -127,7 +127,9 @@ fn whole_seconds(at: Timestamp) -> Option<Timestamp> {
 fn next(bits: &[u64; 5], after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
     let [minutes, hours, days, months, weekdays] = *bits;
     let has = |set: u64, value: i8| set & (1 << value) != 0;
-    let mut at = whole_seconds(after)?.checked_add(SignedDuration::from_secs(1)).ok()?;
+    let mut at = whole_seconds(after)?
+        .checked_add(SignedDuration::from_secs(1))
+        .ok()?;
     let last_year = zone.to_datetime(at).year().checked_add(MAX_YEARS)?;
     loop {
         let local = zone.to_datetime(at);
@@ -143,7 +145,10 @@ fn next(bits: &[u64; 5], after: Timestamp, zone: &TimeZone) -> Option<Timestamp>
             day || weekday
         };
         let (minute, second) = (i64::from(local.minute()), i64::from(local.second()));
-        let midnight = |date| zone.to_timestamp(DateTime::from_parts(date, Time::midnight())).ok();
+        let midnight = |date| {
+            zone.to_timestamp(DateTime::from_parts(date, Time::midnight()))
+                .ok()
+        };
         let skipped = if !has(months, date.month()) {
             midnight(date.last_of_month().tomorrow().ok()?)?
         } else if !day_matches {
@@ -205,7 +210,11 @@ fn fields(spec: &str) -> Result<[u64; 5], String> {
 }
 
 fn number_or_name(text: &str, bounds: &Bounds) -> Result<u64, String> {
-    match bounds.names.iter().position(|name| name.eq_ignore_ascii_case(text)) {
+    match bounds
+        .names
+        .iter()
+        .position(|name| name.eq_ignore_ascii_case(text))
+    {
         Some(position) => Ok(position as u64 + bounds.min),
         None => number(text),
     }
@@ -213,7 +222,9 @@ fn number_or_name(text: &str, bounds: &Bounds) -> Result<u64, String> {
 
 fn number(text: &str) -> Result<u64, String> {
     match text.parse::<i64>() {
-        Ok(number) => u64::try_from(number).map_err(|_| format!("negative number ({number}) not allowed: {text}")),
+        Ok(number) => {
+            u64::try_from(number).map_err(|_| format!("negative number ({number}) not allowed: {text}"))
+        }
         Err(error) => {
             use std::num::IntErrorKind::{NegOverflow, PosOverflow};
             let why = match error.kind() {
@@ -221,7 +232,9 @@ fn number(text: &str) -> Result<u64, String> {
                 _ => "invalid syntax",
             };
             let quoted = duration::quote(text);
-            Err(format!("failed to parse int from {text}: strconv.Atoi: parsing {quoted}: {why}"))
+            Err(format!(
+                "failed to parse int from {text}: strconv.Atoi: parsing {quoted}: {why}"
+            ))
         }
     }
 }
@@ -258,13 +271,19 @@ fn range(expression: &str, bounds: &Bounds) -> Result<u64, String> {
     };
     let (min, max) = (bounds.min, bounds.max);
     if start < min {
-        return Err(format!("beginning of range ({start}) below minimum ({min}): {expression}"));
+        return Err(format!(
+            "beginning of range ({start}) below minimum ({min}): {expression}"
+        ));
     }
     if end > max {
-        return Err(format!("end of range ({end}) above maximum ({max}): {expression}"));
+        return Err(format!(
+            "end of range ({end}) above maximum ({max}): {expression}"
+        ));
     }
     if start > end {
-        return Err(format!("beginning of range ({start}) beyond end of range ({end}): {expression}"));
+        return Err(format!(
+            "beginning of range ({start}) beyond end of range ({end}): {expression}"
+        ));
     }
     if step == 0 {
         return Err(format!("step of range should be a positive number: {expression}"));
@@ -284,7 +303,14 @@ mod tests {
 
     #[test]
     fn complaints() {
-        for good in ["* * * * *", "*/5 0-6 1,15 jan-mar mon", "@daily", "@every 1h", "? * * * ?", "0,,1 * * * *"] {
+        for good in [
+            "* * * * *",
+            "*/5 0-6 1,15 jan-mar mon",
+            "@daily",
+            "@every 1h",
+            "? * * * ?",
+            "0,,1 * * * *",
+        ] {
             assert!(Schedule::parse(good).is_ok(), "{good}");
         }
         for (bad, why) in [
@@ -329,36 +355,128 @@ mod tests {
     #[test]
     fn the_next_time() {
         let check = |spec: &str, zone_name: &str, after: &str, expected: &str| {
-            let next = Schedule::parse(spec).unwrap().next(after.parse().unwrap(), &zone(zone_name));
+            let next = Schedule::parse(spec)
+                .unwrap()
+                .next(after.parse().unwrap(), &zone(zone_name));
             let shown = next.map_or("never".to_owned(), |next| next.to_string());
             assert_eq!(shown, expected, "{spec} {zone_name} {after}");
         };
         check("* * * * *", "UTC", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z");
-        check("* * * * *", "UTC", "2026-01-01T00:00:59.9Z", "2026-01-01T00:01:00Z");
-        check("*/15 * * * *", "UTC", "2026-01-01T00:45:00Z", "2026-01-01T01:00:00Z");
-        check("5/20 * * * *", "UTC", "2026-01-01T00:25:00Z", "2026-01-01T00:45:00Z");
-        check("0 9-17/4 * * mon-fri", "UTC", "2026-01-02T17:00:00Z", "2026-01-05T09:00:00Z");
-        check("30 6 1 */3 *", "UTC", "2026-01-02T00:00:00Z", "2026-04-01T06:30:00Z");
+        check(
+            "* * * * *",
+            "UTC",
+            "2026-01-01T00:00:59.9Z",
+            "2026-01-01T00:01:00Z",
+        );
+        check(
+            "*/15 * * * *",
+            "UTC",
+            "2026-01-01T00:45:00Z",
+            "2026-01-01T01:00:00Z",
+        );
+        check(
+            "5/20 * * * *",
+            "UTC",
+            "2026-01-01T00:25:00Z",
+            "2026-01-01T00:45:00Z",
+        );
+        check(
+            "0 9-17/4 * * mon-fri",
+            "UTC",
+            "2026-01-02T17:00:00Z",
+            "2026-01-05T09:00:00Z",
+        );
+        check(
+            "30 6 1 */3 *",
+            "UTC",
+            "2026-01-02T00:00:00Z",
+            "2026-04-01T06:30:00Z",
+        );
         // Both days given: either one will do. One of them `*`: both must hold.
-        check("0 0 13 * fri", "UTC", "2026-01-10T00:00:00Z", "2026-01-13T00:00:00Z");
-        check("0 0 */2 * fri", "UTC", "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
-        check("0 0 * * fri", "UTC", "2026-01-10T00:00:00Z", "2026-01-16T00:00:00Z");
-        check("0 0 29 2 *", "UTC", "2026-01-01T00:00:00Z", "2028-02-29T00:00:00Z");
+        check(
+            "0 0 13 * fri",
+            "UTC",
+            "2026-01-10T00:00:00Z",
+            "2026-01-13T00:00:00Z",
+        );
+        check(
+            "0 0 */2 * fri",
+            "UTC",
+            "2026-01-01T00:00:00Z",
+            "2026-01-02T00:00:00Z",
+        );
+        check(
+            "0 0 * * fri",
+            "UTC",
+            "2026-01-10T00:00:00Z",
+            "2026-01-16T00:00:00Z",
+        );
+        check(
+            "0 0 29 2 *",
+            "UTC",
+            "2026-01-01T00:00:00Z",
+            "2028-02-29T00:00:00Z",
+        );
         check("0 0 31 2 *", "UTC", "2026-01-01T00:00:00Z", "never");
         check(", * * * *", "UTC", "2026-01-01T00:00:00Z", "never");
         check("@yearly", "UTC", "2026-01-01T00:00:00Z", "2027-01-01T00:00:00Z");
         check("@weekly", "UTC", "2026-01-01T00:00:00Z", "2026-01-04T00:00:00Z");
         check("@hourly", "UTC", "2026-01-01T00:00:01Z", "2026-01-01T01:00:00Z");
-        check("@every 90s", "UTC", "2026-01-01T00:00:00.5Z", "2026-01-01T00:01:30Z");
-        check("@every 1ms", "UTC", "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z");
-        check("0 9 * * *", "Berlin", "2026-01-01T00:00:00Z", "2026-01-01T08:00:00Z");
-        check("0 9 * * *", "Berlin", "2026-07-01T00:00:00Z", "2026-07-01T07:00:00Z");
-        check("0 9 * * *", "New York", "2026-07-01T00:00:00Z", "2026-07-01T13:00:00Z");
+        check(
+            "@every 90s",
+            "UTC",
+            "2026-01-01T00:00:00.5Z",
+            "2026-01-01T00:01:30Z",
+        );
+        check(
+            "@every 1ms",
+            "UTC",
+            "2026-01-01T00:00:00Z",
+            "2026-01-01T00:00:01Z",
+        );
+        check(
+            "0 9 * * *",
+            "Berlin",
+            "2026-01-01T00:00:00Z",
+            "2026-01-01T08:00:00Z",
+        );
+        check(
+            "0 9 * * *",
+            "Berlin",
+            "2026-07-01T00:00:00Z",
+            "2026-07-01T07:00:00Z",
+        );
+        check(
+            "0 9 * * *",
+            "New York",
+            "2026-07-01T00:00:00Z",
+            "2026-07-01T13:00:00Z",
+        );
         // 02:30 does not exist on the day the clocks go forward, and comes twice when they go back.
-        check("30 2 * * *", "Berlin", "2026-03-28T12:00:00Z", "2026-03-30T00:30:00Z");
-        check("30 2 * * *", "Berlin", "2026-10-24T12:00:00Z", "2026-10-25T00:30:00Z");
-        check("30 2 * * *", "Berlin", "2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z");
-        check("30 2 * * *", "Berlin", "2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z");
+        check(
+            "30 2 * * *",
+            "Berlin",
+            "2026-03-28T12:00:00Z",
+            "2026-03-30T00:30:00Z",
+        );
+        check(
+            "30 2 * * *",
+            "Berlin",
+            "2026-10-24T12:00:00Z",
+            "2026-10-25T00:30:00Z",
+        );
+        check(
+            "30 2 * * *",
+            "Berlin",
+            "2026-10-25T00:30:00Z",
+            "2026-10-25T01:30:00Z",
+        );
+        check(
+            "30 2 * * *",
+            "Berlin",
+            "2026-10-25T01:30:00Z",
+            "2026-10-26T01:30:00Z",
+        );
     }
 
     /// The search finds what stepping through all times finds.
@@ -373,7 +491,11 @@ mod tests {
                 stepped = Some(next);
                 at = schedule.next(next, &zone);
             }
-            assert_eq!(schedule.latest(after, until, &zone), stepped, "{spec} {zone_name} {until}");
+            assert_eq!(
+                schedule.latest(after, until, &zone),
+                stepped,
+                "{spec} {zone_name} {until}"
+            );
         };
         for until in [
             "2026-10-24T22:59:30Z",
@@ -383,7 +505,14 @@ mod tests {
             "2026-10-26T00:00:00.5Z",
             "2026-11-30T00:00:00Z",
         ] {
-            for spec in ["30 2 * * *", "*/7 1-5 * * *", "0 0 25 * sun", "0 0 1 1 *", "@every 61s", "@hourly"] {
+            for spec in [
+                "30 2 * * *",
+                "*/7 1-5 * * *",
+                "0 0 25 * sun",
+                "0 0 1 1 *",
+                "@every 61s",
+                "@hourly",
+            ] {
                 check(spec, "Berlin", "2026-10-23T10:00:30.25Z", until);
                 check(spec, "UTC", "2026-10-24T22:59:00Z", until);
             }
@@ -396,7 +525,12 @@ mod tests {
         let (after, until): (Timestamp, Timestamp) = (after.parse().unwrap(), until.parse().unwrap());
         let started = std::time::Instant::now();
         for spec in ["@every 1s", "* * * * *", "* * * 1-6 *"] {
-            assert!(Schedule::parse(spec).unwrap().latest(after, until, &TimeZone::UTC).is_some());
+            assert!(
+                Schedule::parse(spec)
+                    .unwrap()
+                    .latest(after, until, &TimeZone::UTC)
+                    .is_some()
+            );
         }
         assert!(started.elapsed().as_secs() < 2);
     }
