@@ -6,6 +6,7 @@
 
 mod admission_policy_status;
 mod cluster_role_aggregation;
+mod cronjob;
 mod csr;
 mod deployment;
 mod discovery;
@@ -14,6 +15,7 @@ mod endpoints;
 mod endpointslice;
 mod endpointslice_mirroring;
 mod garbage_collector;
+mod job;
 mod namespace;
 mod node;
 mod ownership;
@@ -26,6 +28,7 @@ mod selection;
 mod selector;
 mod service_account;
 mod tokens;
+mod ttl_after_finished;
 mod volume_protection;
 
 use std::sync::Arc;
@@ -151,6 +154,19 @@ const CONTROLLERS: &[Spec] = &[
         "replication-controller",
         "replication-controller",
         replicas::run_replication_controllers
+    ),
+    controller!("job-controller", "job-controller", "job-controller", job::run),
+    controller!(
+        "cronjob-controller",
+        "cronjob-controller",
+        "cronjob-controller",
+        cronjob::run
+    ),
+    controller!(
+        "ttl-after-finished-controller",
+        "ttl-after-finished-controller",
+        "ttl-after-finished-controller",
+        ttl_after_finished::run
     ),
     controller!(
         "endpointslice-controller",
@@ -382,7 +398,10 @@ pub async fn run(config: ControllersConfig, shutdown: CancellationToken) {
 async fn run_all(config: Arc<ControllersConfig>, client: Client, shutdown: CancellationToken) {
     let informers = InformerFactory::new(client, shutdown.clone());
     let mut tasks = JoinSet::new();
-    for spec in CONTROLLERS.iter().filter(|spec| config.controllers.enables(spec.name)) {
+    for spec in CONTROLLERS
+        .iter()
+        .filter(|spec| config.controllers.enables(spec.name))
+    {
         let own = (config.client_for)(spec.service_account);
         let context = Context {
             name: spec.name,

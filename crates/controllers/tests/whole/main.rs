@@ -8,6 +8,7 @@
 
 mod cluster;
 mod fake;
+mod jobs;
 mod replicas;
 
 use std::fmt::Debug;
