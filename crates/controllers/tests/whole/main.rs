@@ -10,6 +10,7 @@ mod cluster;
 mod fake;
 mod jobs;
 mod replicas;
+mod restarts;
 
 use std::fmt::Debug;
 use std::sync::Arc;
