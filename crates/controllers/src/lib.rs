@@ -5,12 +5,14 @@
 //! another.
 
 mod admission_policy_status;
+mod daemonset;
 mod deployment;
 mod discovery;
 mod endpoints;
 mod endpointslice;
 mod endpointslice_mirroring;
 mod garbage_collector;
+mod history;
 mod namespace;
 mod node;
 mod ownership;
@@ -20,6 +22,7 @@ mod resource_quota;
 mod root_ca;
 mod selector;
 mod service_account;
+mod statefulset;
 mod volume_protection;
 mod written;
 
@@ -126,6 +129,18 @@ const CONTROLLERS: &[Spec] = &[
         "replication-controller",
         "replication-controller",
         replicas::run_replication_controllers
+    ),
+    controller!(
+        "statefulset-controller",
+        "statefulset-controller",
+        "statefulset-controller",
+        statefulset::run
+    ),
+    controller!(
+        "daemonset-controller",
+        "daemon-set-controller",
+        "daemonset-controller",
+        daemonset::run
     ),
     controller!(
         "endpointslice-controller",

@@ -7,8 +7,10 @@
 )]
 
 mod cluster;
+mod daemonset;
 mod fake;
 mod replicas;
+mod statefulset;
 
 use std::fmt::Debug;
 use std::sync::Arc;
