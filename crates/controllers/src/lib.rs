@@ -8,6 +8,7 @@ mod admission_policy_status;
 mod cluster_role_aggregation;
 mod cronjob;
 mod csr;
+mod daemonset;
 mod deployment;
 mod discovery;
 mod disruption;
@@ -15,6 +16,7 @@ mod endpoints;
 mod endpointslice;
 mod endpointslice_mirroring;
 mod garbage_collector;
+mod history;
 mod job;
 mod namespace;
 mod node;
@@ -27,6 +29,7 @@ mod scale;
 mod selection;
 mod selector;
 mod service_account;
+mod statefulset;
 mod tokens;
 mod ttl_after_finished;
 mod volume_protection;
@@ -167,6 +170,18 @@ const CONTROLLERS: &[Spec] = &[
         "ttl-after-finished-controller",
         "ttl-after-finished-controller",
         ttl_after_finished::run
+    ),
+    controller!(
+        "statefulset-controller",
+        "statefulset-controller",
+        "statefulset-controller",
+        statefulset::run
+    ),
+    controller!(
+        "daemonset-controller",
+        "daemon-set-controller",
+        "daemonset-controller",
+        daemonset::run
     ),
     controller!(
         "endpointslice-controller",

@@ -7,10 +7,12 @@
 )]
 
 mod cluster;
+mod daemonset;
 mod fake;
 mod jobs;
 mod replicas;
 mod restarts;
+mod statefulset;
 
 use std::fmt::Debug;
 use std::sync::Arc;
