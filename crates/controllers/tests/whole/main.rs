@@ -9,6 +9,7 @@
 mod cluster;
 mod fake;
 mod replicas;
+mod volumes;
 
 use std::fmt::Debug;
 use std::sync::Arc;
