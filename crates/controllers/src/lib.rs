@@ -10,6 +10,7 @@ mod cronjob;
 mod csr;
 mod daemonset;
 mod deployment;
+mod device_taint_eviction;
 mod discovery;
 mod disruption;
 mod endpoints;
@@ -23,6 +24,7 @@ mod node;
 mod ownership;
 mod pods;
 mod replicas;
+mod resource_claim;
 mod resource_quota;
 mod root_ca;
 mod scale;
@@ -32,6 +34,7 @@ mod service_account;
 mod statefulset;
 mod tokens;
 mod ttl_after_finished;
+mod volume;
 mod volume_protection;
 
 use std::sync::Arc;
@@ -254,6 +257,42 @@ const CONTROLLERS: &[Spec] = &[
         "pod-garbage-collector",
         "pod-garbage-collector",
         node::pod_gc::run
+    ),
+    controller!(
+        "resourceclaim-controller",
+        "resource-claim-controller",
+        "resource_claim",
+        resource_claim::run
+    ),
+    controller!(
+        "device-taint-eviction-controller",
+        "device-taint-eviction-controller",
+        "device-taint-eviction-controller",
+        device_taint_eviction::run
+    ),
+    controller!(
+        "persistentvolume-binder-controller",
+        "persistent-volume-binder",
+        "persistentvolume-controller",
+        volume::binder::run
+    ),
+    controller!(
+        "persistentvolume-expander-controller",
+        "expand-controller",
+        "volume_expand",
+        volume::expander::run
+    ),
+    controller!(
+        "persistentvolume-attach-detach-controller",
+        "attachdetach-controller",
+        "attachdetach-controller",
+        volume::attach_detach::run
+    ),
+    controller!(
+        "ephemeral-volume-controller",
+        "ephemeral-volume-controller",
+        "ephemeral_volume",
+        volume::ephemeral::run
     ),
     controller!(
         "persistentvolumeclaim-protection-controller",

@@ -1,5 +1,6 @@
-//! What a cluster needs beside its components: the `kube-dns` service in front of the embedded DNS, the
-//! role that lets DNS read, and the one that lets the service proxy report to the trace. Made at every start, so that an upgrade brings them up to date.
+//! What a cluster needs beside its components: the `kube-dns` service in front of the embedded DNS, the roles of DNS, of
+//! the provisioner of local volumes, and of the service proxy, which reports to the trace. Made at every start, so that an
+//! upgrade brings them up to date. The StorageClass is made once: users may change or delete it.
 
 use crate::cluster::Cluster;
 use anyhow::{Context, Result};
@@ -21,6 +22,7 @@ fn objects(cluster_ip: IpAddr, dns: IpAddr) -> Vec<(&'static str, Value)> {
             })
             .collect()
     };
+    let provisioner = "system:local-volume-provisioner";
     let labels = json!({"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true", "kubernetes.io/name": "CoreDNS"});
     vec![
         (
@@ -79,7 +81,90 @@ fn objects(cluster_ip: IpAddr, dns: IpAddr) -> Vec<(&'static str, Value)> {
                 "ports": ports(false),
             }),
         ),
+        (
+            "/api/v1/namespaces/kube-system/serviceaccounts",
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": LOCAL_VOLUMES, "namespace": "kube-system"}}),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": provisioner},
+                "rules": [
+                    {"apiGroups": [""], "resources": ["persistentvolumes"], "verbs": ["get", "list", "watch", "create", "update", "delete"]},
+                    {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["get", "list", "watch", "update"]},
+                    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
+                    {"apiGroups": ["storage.k8s.io"], "resources": ["storageclasses"], "verbs": ["get", "list", "watch"]},
+                    {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]},
+                ],
+            }),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": provisioner},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": provisioner},
+                "subjects": [{"kind": "ServiceAccount", "name": LOCAL_VOLUMES, "namespace": "kube-system"}],
+            }),
+        ),
     ]
+}
+
+/// The service account of the provisioner of local volumes.
+pub const LOCAL_VOLUMES: &str = "local-volume-provisioner";
+
+const CLASSES: &str = "/apis/storage.k8s.io/v1/storageclasses";
+/// Remembers what was made once.
+const MADE: &str = "/api/v1/namespaces/kube-system/configmaps/skiff-addons";
+const MADE_CLASS: &str = "storageclass-local";
+
+fn storage_class() -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+        "metadata": {"name": "local", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+        "provisioner": skiff_node::LOCAL_PROVISIONER, "reclaimPolicy": "Delete", "volumeBindingMode": "WaitForFirstConsumer",
+    })
+}
+
+/// Makes the default StorageClass of a new cluster. Not again after a user deleted it, and not beside another default.
+async fn install_storage_class(client: &Client) -> Result<()> {
+    let get =
+        |path: &str| -> Result<http::Request<Vec<u8>>> { Ok(http::Request::get(path).body(Vec::new())?) };
+    let made = match client.request::<Value>(get(MADE)?).await {
+        Ok(made) => made,
+        Err(kube::Error::Api(status)) if status.code == 404 => Value::Null,
+        Err(error) => return Err(error.into()),
+    };
+    if !made["data"][MADE_CLASS].is_null() {
+        return Ok(());
+    }
+    let classes: Value = client.request(get(CLASSES)?).await?;
+    let mut classes = classes["items"].as_array().into_iter().flatten();
+    let is_default = |class: &Value| {
+        let annotations = &class["metadata"]["annotations"];
+        annotations["storageclass.kubernetes.io/is-default-class"] == "true"
+    };
+    if !classes.any(is_default) {
+        let request = http::Request::post(CLASSES)
+            .header("content-type", "application/json")
+            .body(serde_json::to_vec(&storage_class())?)?;
+        match client.request::<Value>(request).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            other => {
+                other?;
+            }
+        }
+    }
+    let made = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "skiff-addons", "namespace": "kube-system"},
+        "data": {MADE_CLASS: "made once; delete this entry to get the class again at the next start"},
+    });
+    put(
+        client,
+        "/api/v1/namespaces/kube-system/configmaps",
+        "skiff-addons",
+        &made,
+    )
+    .await
 }
 
 pub async fn install(client: &Client, cluster: &Cluster, dns: IpAddr) -> Result<()> {
@@ -89,7 +174,9 @@ pub async fn install(client: &Client, cluster: &Cluster, dns: IpAddr) -> Result<
             .await
             .with_context(|| format!("{path}/{name}"))?;
     }
-    Ok(())
+    install_storage_class(client)
+        .await
+        .context("the default StorageClass")
 }
 
 /// Creates the object, or brings the one that is there up to date.

@@ -197,6 +197,8 @@ impl Wiring<'_> {
                 endpoint,
                 certificates,
             )?;
+            let provisioner = UserInfo::service_account("kube-system", addons::LOCAL_VOLUMES);
+            self.start_local_volumes(client(provisioner, "local-volumes"), node_name);
         }
         if self.runs(Component::Dns) {
             self.start_dns(
@@ -483,6 +485,22 @@ impl Wiring<'_> {
             }
         });
         Ok(())
+    }
+
+    fn start_local_volumes(&self, client: Client, node_name: &str) {
+        let data_dir = &self.cluster.data_dir;
+        let config = skiff_node::LocalVolumesConfig {
+            node_name: node_name.to_owned(),
+            root: data_dir.join("volumes"),
+            pods: data_dir.join("kubelet/pods"),
+        };
+        self.supervisor.run("local-volumes", move |stop| {
+            let (config, client) = (config.clone(), client.clone());
+            async move {
+                skiff_node::run_local_volumes(config, client, stop).await;
+                Ok(())
+            }
+        });
     }
 
     fn start_proxy(&self, client: Client, node_name: &str) -> Result<()> {

@@ -13,6 +13,7 @@ mod jobs;
 mod replicas;
 mod restarts;
 mod statefulset;
+mod volumes;
 
 use std::fmt::Debug;
 use std::sync::Arc;
