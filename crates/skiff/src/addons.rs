@@ -1,5 +1,5 @@
 //! What a cluster needs beside its components: the `kube-dns` service in front of the embedded DNS, and the
-//! role that lets DNS read. Made at every start, so that an upgrade brings them up to date.
+//! roles that let DNS read and the API server use kubelets. Made at every start, so that an upgrade brings them up to date.
 
 use crate::cluster::Cluster;
 use anyhow::{Context, Result};
@@ -67,8 +67,23 @@ fn objects(cluster_ip: IpAddr, dns: IpAddr) -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// The API server's identity towards kubelets, which ask what it may do like anybody's.
+fn kubelet_access() -> (&'static str, Value) {
+    (
+        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+            "metadata": {"name": "system:kube-apiserver-kubelet-client"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:kubelet-api-admin"},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "kube-apiserver-kubelet-client"}],
+        }),
+    )
+}
+
 pub async fn install(client: &Client, cluster: &Cluster, dns: IpAddr) -> Result<()> {
-    for (path, object) in objects(cluster.service_ip(10)?, dns) {
+    let mut objects = objects(cluster.service_ip(10)?, dns);
+    objects.push(kubelet_access());
+    for (path, object) in objects {
         let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         put(client, path, &name, &object)
             .await
