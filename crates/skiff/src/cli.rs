@@ -186,16 +186,18 @@ pub enum Component {
     Node,
     Proxy,
     Dns,
+    Metrics,
 }
 
 impl Component {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Api,
         Self::Controllers,
         Self::Scheduler,
         Self::Node,
         Self::Proxy,
         Self::Dns,
+        Self::Metrics,
     ];
 }
 

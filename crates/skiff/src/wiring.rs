@@ -19,7 +19,9 @@ use skiff_client::ComponentMetrics;
 use skiff_encryption::Encrypted;
 use skiff_runtime::ImageStore;
 use skiff_server::{AuditConfig, AuditMode, AuditPolicy, AuditWebhookOptions, LogOptions};
-use skiff_server::{ClientCertificates, KubeletClient, Server, ServerConfig, ServiceAccountKey, Version};
+use skiff_server::{
+    ClientCertificates, KubeletClient, LocalApi, Server, ServerConfig, ServiceAccountKey, Version,
+};
 use skiff_store::Store;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -153,7 +155,10 @@ impl Wiring<'_> {
         certificates.follow(cluster, merge, &server, self.supervisor.shutdown.clone())?;
         let admin = client(UserInfo::new("kubernetes-admin", ["system:masters"]), "skiff");
         self.reporter
-            .step("cluster add-ons", addons::install(&admin, cluster, gateway))
+            .step(
+                "cluster add-ons",
+                addons::install(&admin, cluster, gateway, self.runs(Component::Metrics)),
+            )
             .await?;
         if self.runs(Component::Controllers) {
             self.start_controllers(&server, certificates.current_ca.subscribe(), node_name);
@@ -205,6 +210,10 @@ impl Wiring<'_> {
                 client(UserInfo::service_account("kube-system", "coredns"), "coredns"),
                 gateway,
             )?;
+        }
+        if self.runs(Component::Metrics) {
+            self.start_metrics(&server, certificates.current_ca.subscribe())
+                .await?;
         }
         if self.runs(Component::Node) {
             self.reporter
@@ -511,6 +520,32 @@ impl Wiring<'_> {
                 skiff_network::proxy::run(config, client, stop)
                     .await
                     .map_err(|e| e.to_string())
+            }
+        });
+        Ok(())
+    }
+
+    /// The Metrics API: behind the API server like an aggregated one, and a client of it like any component.
+    async fn start_metrics(&self, server: &Server, ca: watch::Receiver<String>) -> Result<()> {
+        let api = skiff_metrics::MetricsApi::default();
+        let handler = api.clone();
+        let local = LocalApi::new(move |request| {
+            let api = handler.clone();
+            async move { api.answer(&request.into_parts().0) }
+        });
+        server
+            .serve_locally(skiff_metrics::GROUP, skiff_metrics::VERSION, local)
+            .await?;
+        let user = UserInfo::service_account(skiff_metrics::NAMESPACE, skiff_metrics::SERVICE_ACCOUNT);
+        let config = skiff_metrics::MetricsConfig {
+            client: skiff_client::in_process_as(server.service(user), "default", "skiff-metrics"),
+            ca,
+        };
+        self.supervisor.run("metrics", move |stop| {
+            let (config, api) = (config.clone(), api.clone());
+            async move {
+                skiff_metrics::run(config, api, stop).await;
+                Ok(())
             }
         });
         Ok(())
