@@ -296,11 +296,11 @@ fn pods_that_ask_for_what_is_not_built_are_told_so() -> Result<()> {
             message: "csi",
         },
         Unbuilt {
-            page: "The embedded runtime refuses user namespaces, image volumes",
+            page: "Others end in a FailedMount event",
             name: "image-volume",
             spec: volume(json!({"image": {"reference": BUSYBOX}})),
-            reason: "Failed",
-            message: "image volume",
+            reason: "FailedMount",
+            message: "image volumes are not supported by this node",
         },
         Unbuilt {
             page: "A pod with `hostUsers: false` is not started (FailedCreatePodSandBox)",
