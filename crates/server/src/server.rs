@@ -304,13 +304,16 @@ impl Server {
             registry,
         });
         // Concurrently: each write waits for the disk, and the store commits together what waits for it.
-        futures::try_join!(
-            inner.registry.bootstrap(inner.advertise),
-            rbac_source::ensure(&inner),
-            repair::publish(&inner),
-            flow::ensure(&inner),
-            legacy_tokens::start_tracking(&inner.registry),
-        )
+        skiff_registry::together(async {
+            futures::try_join!(
+                inner.registry.bootstrap(inner.advertise),
+                rbac_source::ensure(&inner),
+                repair::publish(&inner),
+                flow::ensure(&inner),
+                legacy_tokens::start_tracking(&inner.registry),
+            )
+        })
+        .await
         .map_err(StartError::Bootstrap)?;
         rbac_source::start(&inner).await.map_err(StartError::Bootstrap)?;
         crate::crd::start(&inner).await.map_err(StartError::Bootstrap)?;

@@ -273,7 +273,7 @@ async fn write_conditions(inner: &Arc<Inner>) {
             }
         }
     });
-    futures::future::join_all(writes).await;
+    skiff_registry::together(futures::future::join_all(writes)).await;
 }
 
 /// What the server applies to a FlowSchema: the one condition, and nothing else.
