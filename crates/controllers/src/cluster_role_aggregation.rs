@@ -111,16 +111,20 @@ mod tests {
     #[test]
     fn rules_come_from_the_selected_roles() {
         let rule = |resource: &str| json!({"apiGroups": [""], "resources": [resource], "verbs": ["get"]});
-        let part = |name: &str, label: &str, rules: Value| role(json!({"metadata": {"name": name, "labels": {label: "true"}}, "rules": rules}));
+        let part = |name: &str, label: &str, rules: Value| {
+            role(json!({"metadata": {"name": name, "labels": {label: "true"}}, "rules": rules}))
+        };
         let all = |present: Value| {
             vec![
                 part("b", "one", json!([rule("pods"), rule("secrets")])),
                 part("a", "one", json!([rule("pods")])),
                 part("c", "two", json!([rule("nodes")])),
                 part("d", "other", json!([rule("events")])),
-                role(json!({"metadata": {"name": "sum", "labels": {"one": "true"}}, "rules": present,
+                role(
+                    json!({"metadata": {"name": "sum", "labels": {"one": "true"}}, "rules": present,
                     "aggregationRule": {"clusterRoleSelectors": [
-                        {"matchLabels": {"two": "true"}}, {"matchLabels": {"one": "true"}}]}})),
+                        {"matchLabels": {"two": "true"}}, {"matchLabels": {"one": "true"}}]}}),
+                ),
             ]
         };
         let check = |present: Value, expected: Option<Value>| {

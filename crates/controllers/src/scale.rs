@@ -24,12 +24,17 @@ pub(crate) enum ScaleError {
 
 impl ScaleError {
     pub(crate) fn is_not_found(&self) -> bool {
-        matches!(self, ScaleError::Api(error) if error.is_not_found())
+        matches!(self, ScaleError::Api(error) if is_absent(error))
     }
 
     pub(crate) fn is_conflict(&self) -> bool {
         matches!(self, ScaleError::Api(error) if error.is_conflict())
     }
+}
+
+/// Also where nobody serves the path, and the answer is no Status.
+pub(crate) fn is_absent(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
 }
 
 /// Group and version of an `apiVersion`; the core group is empty.
@@ -67,7 +72,7 @@ fn segment(text: &str) -> Result<String, ScaleError> {
     }
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+        if byte.is_ascii_alphanumeric() || b"-._~*".contains(&byte) {
             encoded.push(char::from(byte));
         } else {
             encoded.push_str(&format!("%{byte:02X}"));
@@ -86,7 +91,11 @@ pub(crate) fn path(segments: &[&str]) -> Result<String, ScaleError> {
     Ok(path)
 }
 
-pub(crate) fn request(method: http::Method, path: &str, body: Vec<u8>) -> Result<http::Request<Vec<u8>>, kube::Error> {
+pub(crate) fn request(
+    method: http::Method,
+    path: &str,
+    body: Vec<u8>,
+) -> Result<http::Request<Vec<u8>>, kube::Error> {
     let mut request = http::Request::builder().method(method).uri(path);
     if !body.is_empty() {
         request = request.header(http::header::CONTENT_TYPE, "application/json");
@@ -155,24 +164,47 @@ impl ScaleTarget {
     pub(crate) async fn has_scale(&self, client: &Client) -> Result<bool, ScaleError> {
         let name = format!("{}/scale", self.plural);
         let list = resources(client, &self.group, &self.version).await?;
-        Ok(list
-            .resources
-            .iter()
-            .any(|one| one.name == name && one.kind == "Scale" && one.group.as_deref() == Some("autoscaling")))
+        Ok(list.resources.iter().any(|one| {
+            one.name == name && one.kind == "Scale" && one.group.as_deref() == Some("autoscaling")
+        }))
     }
 
     fn scale_path(&self, namespace: &str, name: &str) -> Result<String, ScaleError> {
         if self.group.is_empty() {
-            path(&["api", &self.version, "namespaces", namespace, &self.plural, name, "scale"])
+            path(&[
+                "api",
+                &self.version,
+                "namespaces",
+                namespace,
+                &self.plural,
+                name,
+                "scale",
+            ])
         } else {
             let group = &self.group;
-            path(&["apis", group, &self.version, "namespaces", namespace, &self.plural, name, "scale"])
+            path(&[
+                "apis",
+                group,
+                &self.version,
+                "namespaces",
+                namespace,
+                &self.plural,
+                name,
+                "scale",
+            ])
         }
     }
 
-    pub(crate) async fn get(&self, client: &Client, namespace: &str, name: &str) -> Result<Scale, ScaleError> {
+    pub(crate) async fn get(
+        &self,
+        client: &Client,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Scale, ScaleError> {
         let path = self.scale_path(namespace, name)?;
-        Ok(client.request(request(http::Method::GET, &path, Vec::new())?).await?)
+        Ok(client
+            .request(request(http::Method::GET, &path, Vec::new())?)
+            .await?)
     }
 
     pub(crate) async fn update(&self, client: &Client, scale: &Scale) -> Result<Scale, ScaleError> {
@@ -188,10 +220,12 @@ async fn versions(client: &Client, group: &str) -> Result<Vec<String>, ScaleErro
         return Ok(vec!["v1".to_owned()]);
     }
     let path = path(&["apis", group])?;
-    let answer: Result<APIGroup, _> = client.request(request(http::Method::GET, &path, Vec::new())?).await;
+    let answer: Result<APIGroup, _> = client
+        .request(request(http::Method::GET, &path, Vec::new())?)
+        .await;
     let found = match answer {
         Ok(found) => found,
-        Err(error) if error.is_not_found() => return Ok(Vec::new()),
+        Err(error) if is_absent(&error) => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
     };
     let preferred = found.preferred_version.map(|preferred| preferred.version);
@@ -206,7 +240,9 @@ async fn resources(client: &Client, group: &str, version: &str) -> Result<APIRes
     } else {
         path(&["apis", group, version])?
     };
-    Ok(client.request(request(http::Method::GET, &path, Vec::new())?).await?)
+    Ok(client
+        .request(request(http::Method::GET, &path, Vec::new())?)
+        .await?)
 }
 
 #[cfg(test)]

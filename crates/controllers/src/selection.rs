@@ -22,7 +22,10 @@ const KNOWN: &[(&str, &str)] = &[
     ("garbage-collector-controller", "garbagecollector"),
     ("horizontal-pod-autoscaler-controller", "horizontalpodautoscaling"),
     ("job-controller", "job"),
-    ("kube-apiserver-serving-clustertrustbundle-publisher-controller", ""),
+    (
+        "kube-apiserver-serving-clustertrustbundle-publisher-controller",
+        "",
+    ),
     (
         "legacy-serviceaccount-token-cleaner-controller",
         "legacy-service-account-token-cleaner",
@@ -33,7 +36,10 @@ const KNOWN: &[(&str, &str)] = &[
     ("node-route-controller", "route"),
     ("persistentvolume-attach-detach-controller", "attachdetach"),
     ("persistentvolume-binder-controller", "persistentvolume-binder"),
-    ("persistentvolume-expander-controller", "persistentvolume-expander"),
+    (
+        "persistentvolume-expander-controller",
+        "persistentvolume-expander",
+    ),
     ("persistentvolume-protection-controller", "pv-protection"),
     ("persistentvolumeclaim-protection-controller", "pvc-protection"),
     ("pod-garbage-collector-controller", "podgc"),
@@ -44,7 +50,10 @@ const KNOWN: &[(&str, &str)] = &[
     ("resourceclaim-controller", "resource-claim-controller"),
     ("resourcepoolstatusrequest-controller", ""),
     ("resourcequota-controller", "resourcequota"),
-    ("root-ca-certificate-publisher-controller", "root-ca-cert-publisher"),
+    (
+        "root-ca-certificate-publisher-controller",
+        "root-ca-cert-publisher",
+    ),
     ("selinux-warning-controller", ""),
     ("service-cidr-controller", ""),
     ("service-lb-controller", "service"),
@@ -52,7 +61,10 @@ const KNOWN: &[(&str, &str)] = &[
     ("serviceaccount-token-controller", "serviceaccount-token"),
     ("statefulset-controller", "statefulset"),
     ("storage-version-migrator-controller", "svm"),
-    ("storageversion-garbage-collector-controller", "storage-version-gc"),
+    (
+        "storageversion-garbage-collector-controller",
+        "storage-version-gc",
+    ),
     ("taint-eviction-controller", ""),
     ("token-cleaner-controller", "tokencleaner"),
     ("ttl-after-finished-controller", "ttl-after-finished"),
@@ -138,7 +150,11 @@ impl ControllerSelection {
 pub fn controller_names() -> (Vec<&'static str>, Vec<&'static str>) {
     let mut all: Vec<&str> = CONTROLLERS.iter().map(|spec| spec.name).collect();
     all.sort_unstable();
-    let off = all.iter().copied().filter(|name| OFF_BY_DEFAULT.contains(name)).collect();
+    let off = all
+        .iter()
+        .copied()
+        .filter(|name| OFF_BY_DEFAULT.contains(name))
+        .collect();
     (all, off)
 }
 
@@ -156,7 +172,11 @@ mod tests {
         check(&["*"], "token-cleaner-controller", false);
         check(&["*", "tokencleaner"], "token-cleaner-controller", true);
         check(&["*", "-deployment"], "deployment-controller", false);
-        check(&["*", "-deployment", "deployment-controller"], "deployment-controller", false);
+        check(
+            &["*", "-deployment", "deployment-controller"],
+            "deployment-controller",
+            false,
+        );
         check(&["*", "-deployment"], "replicaset-controller", true);
         check(&["deployment"], "deployment-controller", true);
         check(&["deployment"], "replicaset-controller", false);
@@ -168,12 +188,18 @@ mod tests {
     #[test]
     fn names_that_are_refused() {
         let check = |name: &str, expected: &str| {
-            assert_eq!(ControllerSelection::parse(&[name]).unwrap_err().to_string(), expected);
+            assert_eq!(
+                ControllerSelection::parse(&[name]).unwrap_err().to_string(),
+                expected
+            );
         };
         check("foo", "\"foo\" is not in the list of known controllers");
         check("-foo", "\"foo\" is not in the list of known controllers");
         let error = ControllerSelection::parse(&["svm"]).unwrap_err();
-        assert_eq!(error, SelectionError::NotBuilt("storage-version-migrator-controller".into()));
+        assert_eq!(
+            error,
+            SelectionError::NotBuilt("storage-version-migrator-controller".into())
+        );
     }
 
     #[test]

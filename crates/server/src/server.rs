@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use skiff_admission::Chain;
 use skiff_auth::{
-    Anonymous, Authenticator, Authorizer, BootstrapTokens, Impersonations, JwtAuthenticators, Mode,
-    LegacyTokens, RequestHeader, TokenAuthenticator, TokenFile, TokenIssuer, TokenVerifier, TokenWebhook, Tokens, UserInfo,
+    Anonymous, Authenticator, Authorizer, BootstrapTokens, Impersonations, JwtAuthenticators, LegacyTokens,
+    Mode, RequestHeader, TokenAuthenticator, TokenFile, TokenIssuer, TokenVerifier, TokenWebhook, Tokens,
+    UserInfo,
 };
 use skiff_meta::Status;
 use skiff_registry::hooks::bootstrap::Advertise;

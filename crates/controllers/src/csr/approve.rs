@@ -3,16 +3,14 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
-};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
 use kube::Api;
 use kube::api::PostParams;
 use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile};
 
 use super::request::{Request, check_kubelet_client};
-use super::{KUBELET_CLIENT, condition, is_issued};
+use super::{KUBELET_CLIENT, is_issued};
 use crate::{Context, Error};
 
 /// The subresource that the requester must be allowed to create, and what the approval then says.
@@ -41,8 +39,14 @@ fn permissions(object: &CertificateSigningRequest, request: &Request) -> Vec<Per
 }
 
 fn is_decided(object: &CertificateSigningRequest) -> bool {
-    let conditions = object.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    is_issued(object) || conditions.into_iter().any(|one| ["Approved", "Denied"].contains(&one.type_.as_str()))
+    let conditions = object
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    is_issued(object)
+        || conditions
+            .into_iter()
+            .any(|one| ["Approved", "Denied"].contains(&one.type_.as_str()))
 }
 
 fn review(object: &CertificateSigningRequest, subresource: &str) -> SubjectAccessReview {
@@ -122,7 +126,11 @@ impl Reconcile for Approver {
 impl Approver {
     async fn approve(&self, object: &CertificateSigningRequest, message: &str) -> Result<Action, Error> {
         let mut approved = object.clone();
-        let conditions = approved.status.get_or_insert_default().conditions.get_or_insert_default();
+        let conditions = approved
+            .status
+            .get_or_insert_default()
+            .conditions
+            .get_or_insert_default();
         conditions.push(CertificateSigningRequestCondition {
             type_: "Approved".into(),
             status: "True".into(),
@@ -132,7 +140,10 @@ impl Approver {
         });
         let api: Api<CertificateSigningRequest> = Api::all(self.context.client.clone());
         let name = object.metadata.name.as_deref().unwrap_or_default();
-        match api.replace_subresource("approval", name, &PostParams::default(), &approved).await {
+        match api
+            .replace_subresource("approval", name, &PostParams::default(), &approved)
+            .await
+        {
             Ok(_) => Ok(Action::Done),
             Err(error) if error.is_not_found() => Ok(Action::Done),
             Err(error) => Err(error.into()),
@@ -161,13 +172,34 @@ mod tests {
             assert_eq!(permissions(&object(spec, json!({})), &request), expected);
         };
         let usages = json!(["digital signature", "client auth"]);
-        check(json!({"signerName": KUBELET_CLIENT, "usages": usages, "username": "system:node:n"}), &[SELF, ANY]);
-        check(json!({"signerName": KUBELET_CLIENT, "usages": usages, "username": "system:bootstrap:x"}), &[ANY]);
-        check(json!({"signerName": KUBELET_CLIENT, "usages": ["server auth"], "username": "system:node:n"}), &[]);
-        check(json!({"signerName": "kubernetes.io/kubelet-serving", "usages": usages, "username": "system:node:n"}), &[]);
-        let review = review(&object(json!({"signerName": "s", "username": "u", "groups": ["g"]}), json!({})), "nodeclient");
+        check(
+            json!({"signerName": KUBELET_CLIENT, "usages": usages, "username": "system:node:n"}),
+            &[SELF, ANY],
+        );
+        check(
+            json!({"signerName": KUBELET_CLIENT, "usages": usages, "username": "system:bootstrap:x"}),
+            &[ANY],
+        );
+        check(
+            json!({"signerName": KUBELET_CLIENT, "usages": ["server auth"], "username": "system:node:n"}),
+            &[],
+        );
+        check(
+            json!({"signerName": "kubernetes.io/kubelet-serving", "usages": usages, "username": "system:node:n"}),
+            &[],
+        );
+        let review = review(
+            &object(
+                json!({"signerName": "s", "username": "u", "groups": ["g"]}),
+                json!({}),
+            ),
+            "nodeclient",
+        );
         assert_eq!(review.spec.user.as_deref(), Some("u"));
-        assert_eq!(review.spec.resource_attributes.unwrap().subresource.as_deref(), Some("nodeclient"));
+        assert_eq!(
+            review.spec.resource_attributes.unwrap().subresource.as_deref(),
+            Some("nodeclient")
+        );
     }
 
     #[test]
@@ -177,10 +209,19 @@ mod tests {
             assert_eq!(is_decided(&object), expected);
         };
         check(json!({}), false);
-        check(json!({"conditions": [{"type": "Failed", "status": "True"}]}), false);
-        check(json!({"conditions": [{"type": "Denied", "status": "True"}]}), true);
+        check(
+            json!({"conditions": [{"type": "Failed", "status": "True"}]}),
+            false,
+        );
+        check(
+            json!({"conditions": [{"type": "Denied", "status": "True"}]}),
+            true,
+        );
         check(json!({"certificate": "AAAA"}), true);
-        let approved = object(json!({"signerName": "s"}), json!({"conditions": [{"type": "Approved", "status": ""}]}));
-        assert_eq!(condition(&approved, "Approved"), Some(true));
+        let approved = object(
+            json!({"signerName": "s"}),
+            json!({"conditions": [{"type": "Approved", "status": ""}]}),
+        );
+        assert_eq!(super::super::condition(&approved, "Approved"), Some(true));
     }
 }

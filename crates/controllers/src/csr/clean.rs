@@ -23,8 +23,12 @@ fn is_older(time: Option<&Time>, than: SignedDuration, now: Timestamp) -> bool {
 }
 
 fn has_expired(request: &CertificateSigningRequest, now: Timestamp) -> bool {
-    let certificate = request.status.as_ref().and_then(|status| status.certificate.as_ref());
-    let Some(Ok((_, pem))) = certificate.map(|certificate| x509_parser::pem::parse_x509_pem(&certificate.0)) else {
+    let certificate = request
+        .status
+        .as_ref()
+        .and_then(|status| status.certificate.as_ref());
+    let Some(Ok((_, pem))) = certificate.map(|certificate| x509_parser::pem::parse_x509_pem(&certificate.0))
+    else {
         return false;
     };
     pem.parse_x509()
@@ -32,7 +36,10 @@ fn has_expired(request: &CertificateSigningRequest, now: Timestamp) -> bool {
 }
 
 fn is_over(request: &CertificateSigningRequest, now: Timestamp) -> bool {
-    let conditions = request.status.as_ref().and_then(|status| status.conditions.as_deref());
+    let conditions = request
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_deref());
     let conditions = conditions.unwrap_or_default();
     if conditions.is_empty() {
         return is_older(request.metadata.creation_timestamp.as_ref(), PENDING, now);
@@ -61,7 +68,9 @@ pub(crate) async fn run(context: Context) {
     context
         .controller("csrcleaner", reconciler)
         .reads(|r| &r.requests)
-        .every(INTERVAL, |r| r.requests.list().iter().map(|one| Key::of(&**one)).collect())
+        .every(INTERVAL, |r| {
+            r.requests.list().iter().map(|one| Key::of(&**one)).collect()
+        })
         .run()
         .await;
 }
@@ -100,9 +109,15 @@ mod tests {
             let object: CertificateSigningRequest = serde_json::from_value(object).unwrap();
             assert_eq!(is_over(&object, now), expected, "{status}");
         };
-        let condition = |type_: &str, at: &str, certificate: &str| json!({"certificate": certificate,
-            "conditions": [{"type": type_, "status": "True", "lastUpdateTime": at}]});
-        let (young, hours, old) = ("2026-01-02T11:30:00Z", "2026-01-02T10:00:00Z", "2026-01-01T11:00:00Z");
+        let condition = |type_: &str, at: &str, certificate: &str| {
+            json!({"certificate": certificate,
+            "conditions": [{"type": type_, "status": "True", "lastUpdateTime": at}]})
+        };
+        let (young, hours, old) = (
+            "2026-01-02T11:30:00Z",
+            "2026-01-02T10:00:00Z",
+            "2026-01-01T11:00:00Z",
+        );
         check(hours, json!({}), false);
         check(old, json!({}), true);
         check(old, condition("Denied", young, ""), false);

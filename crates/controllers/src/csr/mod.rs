@@ -54,6 +54,9 @@ fn condition(request: &CertificateSigningRequest, type_: &str) -> Option<bool> {
 }
 
 fn is_issued(request: &CertificateSigningRequest) -> bool {
-    let certificate = request.status.as_ref().and_then(|status| status.certificate.as_ref());
+    let certificate = request
+        .status
+        .as_ref()
+        .and_then(|status| status.certificate.as_ref());
     certificate.is_some_and(|certificate| !certificate.0.is_empty())
 }

@@ -109,7 +109,9 @@ fn subject(
             continue;
         }
         // What cannot be read cannot be judged, and is not signed.
-        let value = attribute.as_str().map_err(|error| RequestError::Malformed(error.to_string()))?;
+        let value = attribute
+            .as_str()
+            .map_err(|error| RequestError::Malformed(error.to_string()))?;
         if [COMMON_NAME, SERIAL_NUMBER].contains(&kind) {
             // COMPAT: the last one counts.
             found.retain(|(other, _)| *other != kind);
@@ -200,8 +202,10 @@ mod tests {
     use super::*;
 
     fn request(organizations: &[&str], name: &str) -> Request {
-        let mut subject: Vec<(u8, String)> =
-            organizations.iter().map(|one| (ORGANIZATION, (*one).to_owned())).collect();
+        let mut subject: Vec<(u8, String)> = organizations
+            .iter()
+            .map(|one| (ORGANIZATION, (*one).to_owned()))
+            .collect();
         subject.push((COMMON_NAME, name.to_owned()));
         Request {
             subject,
@@ -229,7 +233,11 @@ mod tests {
         let masters = request(&["system:nodes", "system:masters"], "system:node:n");
         check(&masters, &all, Err("subject organization is not system:nodes"));
         let other = request(&["system:nodes"], "jane");
-        check(&other, &all, Err("subject common name does not begin with system:node:"));
+        check(
+            &other,
+            &all,
+            Err("subject common name does not begin with system:node:"),
+        );
         let mut named = node.clone();
         named.addresses.push([192, 0, 2, 1].into());
         check(&named, &all, Err("IP subjectAltNames are not allowed"));
@@ -249,7 +257,11 @@ mod tests {
         node.dns_names.push("n".into());
         check(&node, &all, Ok(()));
         check(&node, &["digital signature", "server auth"], Ok(()));
-        check(&node, &["client auth"], Err("usages did not match [digital signature key encipherment server auth]"));
+        check(
+            &node,
+            &["client auth"],
+            Err("usages did not match [digital signature key encipherment server auth]"),
+        );
         node.uris.push("x:y".into());
         check(&node, &all, Err("URI subjectAltNames are not allowed"));
     }
@@ -257,12 +269,21 @@ mod tests {
     #[test]
     fn client_usages() {
         let check = |names: &[&str], expected: Result<(), &str>| {
-            assert_eq!(check_client_usages(&usages(names)), expected.map_err(str::to_owned));
+            assert_eq!(
+                check_client_usages(&usages(names)),
+                expected.map_err(str::to_owned)
+            );
         };
         check(&["client auth"], Ok(()));
         check(&["client auth", "key encipherment"], Ok(()));
-        check(&["digital signature"], Err("missing required usage for client certificate: client auth"));
-        check(&["client auth", "server auth"], Err("invalid usage for client certificate: server auth"));
+        check(
+            &["digital signature"],
+            Err("missing required usage for client certificate: client auth"),
+        );
+        check(
+            &["client auth", "server auth"],
+            Err("invalid usage for client certificate: server auth"),
+        );
     }
 
     #[test]

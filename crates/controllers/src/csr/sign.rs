@@ -60,7 +60,11 @@ enum Plan {
 fn plan(object: &CertificateSigningRequest, max_seconds: i64, now: i64) -> Result<Plan, Error> {
     let approved = condition(object, "Approved").is_some() && condition(object, "Denied").is_none();
     let spec = &object.spec;
-    if is_issued(object) || !approved || condition(object, "Failed") == Some(true) || !is_ours(&spec.signer_name) {
+    if is_issued(object)
+        || !approved
+        || condition(object, "Failed") == Some(true)
+        || !is_ours(&spec.signer_name)
+    {
         return Ok(Plan::Nothing);
     }
     let request = Request::parse(&spec.request.0).map_err(|error| {
@@ -146,7 +150,10 @@ impl Reconcile for Signing {
             }
         }
         let api: Api<CertificateSigningRequest> = Api::all(self.context.client.clone());
-        match api.replace_status(&key.name, &PostParams::default(), &updated).await {
+        match api
+            .replace_status(&key.name, &PostParams::default(), &updated)
+            .await
+        {
             Ok(_) => Ok(Action::Done),
             Err(error) if error.is_not_found() => Ok(Action::Done),
             Err(error) => Err(error.into()),
@@ -182,9 +189,18 @@ mod tests {
         let seen = |signer: &str, names: &[&str]| super::check(signer, &request, &usages(names));
         assert_eq!(seen("example.com/own", &["client auth"]), None);
         assert_eq!(seen("kubernetes.io/legacy-unknown", &["cert sign"]), Some(Ok(())));
-        assert_eq!(seen("kubernetes.io/kube-apiserver-client", &["client auth"]), Some(Ok(())));
-        assert!(matches!(seen("kubernetes.io/kube-apiserver-client", &["cert sign"]), Some(Err(_))));
-        assert!(matches!(seen("kubernetes.io/kubelet-serving", &["server auth"]), Some(Err(_))));
+        assert_eq!(
+            seen("kubernetes.io/kube-apiserver-client", &["client auth"]),
+            Some(Ok(()))
+        );
+        assert!(matches!(
+            seen("kubernetes.io/kube-apiserver-client", &["cert sign"]),
+            Some(Err(_))
+        ));
+        assert!(matches!(
+            seen("kubernetes.io/kubelet-serving", &["server auth"]),
+            Some(Err(_))
+        ));
     }
 
     #[test]
@@ -197,8 +213,10 @@ mod tests {
             assert_eq!(matches!(planned, Ok(Plan::Nothing)), nothing, "{planned:?}");
         };
         let condition = |types: &[&str]| {
-            let conditions: Vec<Value> =
-                types.iter().map(|type_| json!({"type": type_, "status": "True"})).collect();
+            let conditions: Vec<Value> = types
+                .iter()
+                .map(|type_| json!({"type": type_, "status": "True"}))
+                .collect();
             json!({"conditions": conditions})
         };
         check(KUBELET_CLIENT, json!({}), true);

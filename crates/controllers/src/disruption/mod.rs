@@ -63,10 +63,13 @@ pub(crate) async fn run(context: Context) {
     });
     let targets = context
         .controller("stale_pod_disruption", targets)
-        .watches(|r| &r.pods, |_, change| {
-            let stale = matches!(change, Change::Applied { new, .. } if plan::stale_at(new).is_some());
-            stale.then(|| Key::of(&**change.object()))
-        })
+        .watches(
+            |r| &r.pods,
+            |_, change| {
+                let stale = matches!(change, Change::Applied { new, .. } if plan::stale_at(new).is_some());
+                stale.then(|| Key::of(&**change.object()))
+            },
+        )
         .run();
     futures::join!(budgets, targets);
 }
@@ -88,7 +91,10 @@ impl Reconcile for StaleTargets {
         }
         let api: Api<Pod> = Api::namespaced(self.context.client.clone(), &key.namespace);
         let reset = plan::without_target(&pod, now);
-        match api.replace_status(&key.name, &PostParams::default(), &reset).await {
+        match api
+            .replace_status(&key.name, &PostParams::default(), &reset)
+            .await
+        {
             Err(error) if !error.is_not_found() => Err(error.into()),
             _ => Ok(Action::Done),
         }
@@ -126,7 +132,9 @@ impl Budgets {
     /// The budgets that select the pod, with the labels it has or had.
     fn woken_by_pod(&self, change: &Change<Pod>) -> Vec<Key> {
         let pod = change.object();
-        let budgets = self.budgets.list_namespaced(pod.metadata.namespace.as_deref().unwrap_or_default());
+        let budgets = self
+            .budgets
+            .list_namespaced(pod.metadata.namespace.as_deref().unwrap_or_default());
         let selecting = |pod: &Pod| {
             let selecting = budgets.iter().filter(|budget| selects(budget, pod));
             selecting.map(|budget| Key::of(&**budget)).collect::<Vec<Key>>()
@@ -140,7 +148,9 @@ impl Budgets {
                 first.name
             );
             let about = reference(&**pod);
-            self.context.events.event(&about, "Warning", "MultiplePodDisruptionBudgets", message);
+            self.context
+                .events
+                .event(&about, "Warning", "MultiplePodDisruptionBudgets", message);
         }
         if let Change::Applied { old: Some(old), new } = change
             && old.metadata.labels != new.metadata.labels
@@ -154,7 +164,9 @@ impl Budgets {
         let namespace = budget.metadata.namespace.as_deref().unwrap_or_default();
         let wanted = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
         let pods = match wanted {
-            Some(wanted) => self.pods.list_labelled(namespace, |labels| selector::matches(wanted, labels)),
+            Some(wanted) => self
+                .pods
+                .list_labelled(namespace, |labels| selector::matches(wanted, labels)),
             None => Vec::new(),
         };
         let about = reference(budget);
@@ -168,7 +180,7 @@ impl Budgets {
             events.event(&about, "Warning", "CalculateExpectedPodCountFailed", message);
         })?;
         if !unmanaged.is_empty() {
-            let selector = plan::selector_text(wanted);
+            let selector = selector::go_text(wanted);
             let message = format!(
                 "Pods selected by this PodDisruptionBudget (selector: {selector}) were found to be unmanaged. As a result, the status of the PDB cannot be calculated correctly, which may result in undefined behavior. To account for these pods please set \".spec.minAvailable\" field of the PDB to an integer value."
             );
@@ -202,7 +214,8 @@ impl Budgets {
         let mut updated = budget.clone();
         updated.status = Some(status);
         let name = budget.name_any();
-        api.replace_status(&name, &PostParams::default(), &updated).await?;
+        api.replace_status(&name, &PostParams::default(), &updated)
+            .await?;
         Ok(())
     }
 
@@ -238,17 +251,22 @@ impl Budgets {
                 Some(found) => Some(found),
                 None => self.any_scale(owner, namespace).await?,
             };
-            let (uid, scale) = found.ok_or_else(|| {
-                Error::Other(format!("found no controllers for pod {:?}", pod.name_any()))
-            })?;
+            let (uid, scale) = found
+                .ok_or_else(|| Error::Other(format!("found no controllers for pod {:?}", pod.name_any())))?;
             scales.insert(uid, scale);
         }
-        let sum = scales.values().fold(0i32, |sum, scale| sum.saturating_add(*scale));
+        let sum = scales
+            .values()
+            .fold(0i32, |sum, scale| sum.saturating_add(*scale));
         Ok((sum, unmanaged))
     }
 
     /// From the copies of the built-in workloads. A ReplicaSet of a Deployment counts as that Deployment.
-    fn workload_scale(&self, owner: &OwnerReference, namespace: &str) -> Result<Option<(String, i32)>, Error> {
+    fn workload_scale(
+        &self,
+        owner: &OwnerReference,
+        namespace: &str,
+    ) -> Result<Option<(String, i32)>, Error> {
         let (group, _) = parse_group_version(&owner.api_version).map_err(other)?;
         let scale = |replicas: Option<i32>| Some((owner.uid.clone(), replicas.unwrap_or(1)));
         let is_it = |uid: &Option<String>| uid.as_deref() == Some(owner.uid.as_str());
@@ -268,7 +286,8 @@ impl Budgets {
                 let Some(set) = found.filter(|found| is_it(&found.metadata.uid)) else {
                     return Ok(None);
                 };
-                let Some(above) = controller_of(&set.metadata).filter(|above| above.kind == "Deployment") else {
+                let Some(above) = controller_of(&set.metadata).filter(|above| above.kind == "Deployment")
+                else {
                     return Ok(scale(set.spec.as_ref().and_then(|spec| spec.replicas)));
                 };
                 let (group, _) = parse_group_version(&above.api_version).map_err(other)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::pods;
@@ -41,11 +41,7 @@ fn scaled(value: &IntOrString, total: i32) -> Result<i32, String> {
 }
 
 /// The expected pods and how many of them must be healthy.
-pub(super) fn expected(
-    budget: &PodDisruptionBudget,
-    pods: usize,
-    scale: i32,
-) -> Result<(i32, i32), String> {
+pub(super) fn expected(budget: &PodDisruptionBudget, pods: usize, scale: i32) -> Result<(i32, i32), String> {
     let Some(spec) = &budget.spec else {
         return Ok((0, 0));
     };
@@ -70,11 +66,17 @@ pub(super) struct Disrupted {
 
 pub(super) fn disrupted(budget: &PodDisruptionBudget, pods: &[Arc<Pod>], now: Timestamp) -> Disrupted {
     let mut result = Disrupted::default();
-    let told = budget.status.as_ref().and_then(|status| status.disrupted_pods.as_ref());
+    let told = budget
+        .status
+        .as_ref()
+        .and_then(|status| status.disrupted_pods.as_ref());
     let Some(told) = told else {
         return result;
     };
-    for pod in pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+    for pod in pods
+        .iter()
+        .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+    {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let Some(since) = told.get(name) else { continue };
         let until = since.0.saturating_add(DELETION_TIMEOUT).unwrap_or(Timestamp::MAX);
@@ -91,13 +93,14 @@ pub(super) fn disrupted(budget: &PodDisruptionBudget, pods: &[Arc<Pod>], now: Ti
 fn healthy(pods: &[Arc<Pod>], disrupted: &Disrupted, now: Timestamp) -> i32 {
     let is_leaving = |pod: &Pod| {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
-        disrupted.pods.get(name).is_some_and(|since| {
-            since.0.saturating_add(DELETION_TIMEOUT).unwrap_or(Timestamp::MAX) > now
-        })
+        disrupted
+            .pods
+            .get(name)
+            .is_some_and(|since| since.0.saturating_add(DELETION_TIMEOUT).unwrap_or(Timestamp::MAX) > now)
     };
-    let counted = pods.iter().filter(|pod| {
-        pod.metadata.deletion_timestamp.is_none() && !is_leaving(pod) && pods::is_ready(pod)
-    });
+    let counted = pods
+        .iter()
+        .filter(|pod| pod.metadata.deletion_timestamp.is_none() && !is_leaving(pod) && pods::is_ready(pod));
     i32::try_from(counted.count()).unwrap_or(i32::MAX)
 }
 
@@ -156,9 +159,9 @@ pub(super) fn status(
     };
     let condition = allowed_condition(&wanted, now);
     let found = present.conditions.iter().flatten();
-    let told = found.filter(|one| one.type_ == condition.type_).any(|one| {
-        one.status == condition.status && one.reason == condition.reason
-    });
+    let told = found
+        .filter(|one| one.type_ == condition.type_)
+        .any(|one| one.status == condition.status && one.reason == condition.reason);
     let empty_as_none = |pods: &Option<BTreeMap<String, Time>>| pods.clone().filter(|pods| !pods.is_empty());
     let same = told
         && present.current_healthy.unwrap_or(0) == wanted.current_healthy.unwrap_or(0)
@@ -205,8 +208,15 @@ pub(super) fn stale_at(pod: &Pod) -> Option<Timestamp> {
     if found.status != "True" || found.reason.as_deref() == Some("TerminationByKubelet") {
         return None;
     }
-    let since = found.last_transition_time.as_ref().map_or(Timestamp::MIN, |time| time.0);
-    Some(since.saturating_add(STALE_CONDITION_TIMEOUT).unwrap_or(Timestamp::MAX))
+    let since = found
+        .last_transition_time
+        .as_ref()
+        .map_or(Timestamp::MIN, |time| time.0);
+    Some(
+        since
+            .saturating_add(STALE_CONDITION_TIMEOUT)
+            .unwrap_or(Timestamp::MAX),
+    )
 }
 
 /// The pod with a DisruptionTarget condition that is false.
@@ -219,33 +229,18 @@ pub(super) fn without_target(pod: &Pod, now: Timestamp) -> Pod {
         last_transition_time: Some(Time(now)),
         ..Default::default()
     };
-    let conditions = pod.status.get_or_insert_default().conditions.get_or_insert_default();
-    for condition in conditions.iter_mut().filter(|one| one.type_ == "DisruptionTarget") {
+    let conditions = pod
+        .status
+        .get_or_insert_default()
+        .conditions
+        .get_or_insert_default();
+    for condition in conditions
+        .iter_mut()
+        .filter(|one| one.type_ == "DisruptionTarget")
+    {
         *condition = wanted.clone();
     }
     pod
-}
-
-/// A selector as upstream's events print one.
-pub(super) fn selector_text(selector: Option<&LabelSelector>) -> String {
-    let Some(selector) = selector else {
-        return "nil".into();
-    };
-    let labels = selector.match_labels.iter().flatten();
-    let labels: String = labels.map(|(key, value)| format!("{key}: {value},")).collect();
-    let expressions = selector.match_expressions.iter().flatten();
-    let expressions: String = expressions
-        .map(|one| {
-            let values = one.values.as_deref().unwrap_or_default().join(" ");
-            format!(
-                "LabelSelectorRequirement{{Key:{},Operator:{},Values:[{values}],}},",
-                one.key, one.operator
-            )
-        })
-        .collect();
-    format!(
-        "&LabelSelector{{MatchLabels:map[string]string{{{labels}}},MatchExpressions:[]LabelSelectorRequirement{{{expressions}}},}}"
-    )
 }
 
 #[cfg(test)]
@@ -274,7 +269,11 @@ mod tests {
     fn expected_and_desired() {
         let check = |spec: Value, pods: usize, scale: i32, expected_: Result<(i32, i32), &str>| {
             let made = expected(&budget(spec.clone(), json!(null)), pods, scale);
-            assert_eq!(made.as_ref().map_err(String::as_str), expected_.as_ref().map_err(|e| *e), "{spec}");
+            assert_eq!(
+                made.as_ref().map_err(String::as_str),
+                expected_.as_ref().map_err(|e| *e),
+                "{spec}"
+            );
         };
         check(json!({"minAvailable": 3}), 5, 0, Ok((5, 3)));
         check(json!({"minAvailable": "28%"}), 5, 5, Ok((5, 2)));
@@ -296,8 +295,11 @@ mod tests {
     #[test]
     fn the_status_says_what_may_go() {
         let check = |pods: &[Arc<Pod>], expected: (i32, i32), told: Value, result: (i32, i32, &str)| {
-            let budget = budget(json!({"minAvailable": 1}), json!({"currentHealthy": 0, "desiredHealthy": 0,
-                "disruptionsAllowed": 0, "expectedPods": 0, "disruptedPods": told}));
+            let budget = budget(
+                json!({"minAvailable": 1}),
+                json!({"currentHealthy": 0, "desiredHealthy": 0,
+                "disruptionsAllowed": 0, "expectedPods": 0, "disruptedPods": told}),
+            );
             let disrupted = disrupted(&budget, pods, now());
             let status = status(&budget, pods, expected, &disrupted, now()).unwrap();
             let reason = status.conditions.as_ref().unwrap()[0].reason.clone();
@@ -312,14 +314,33 @@ mod tests {
             budget.status = Some(status);
             assert_eq!(super::status(&budget, pods, expected, &disrupted, now()), None);
         };
-        let three = [pod("a", true, false), pod("b", true, false), pod("c", false, false)];
+        let three = [
+            pod("a", true, false),
+            pod("b", true, false),
+            pod("c", false, false),
+        ];
         check(&three, (3, 1), json!(null), (2, 1, "SufficientPods"));
         check(&three, (3, 2), json!(null), (2, 0, "InsufficientPods"));
         check(&three, (0, 0), json!(null), (2, 0, "InsufficientPods"));
-        check(&[pod("a", true, true)], (1, 0), json!(null), (0, 0, "InsufficientPods"));
+        check(
+            &[pod("a", true, true)],
+            (1, 0),
+            json!(null),
+            (0, 0, "InsufficientPods"),
+        );
         // One was granted an eviction a minute ago.
-        check(&three, (3, 1), json!({"a": "2026-01-01T00:09:00Z"}), (1, 0, "InsufficientPods"));
-        check(&three, (3, 1), json!({"a": "2026-01-01T00:01:00Z"}), (2, 1, "SufficientPods"));
+        check(
+            &three,
+            (3, 1),
+            json!({"a": "2026-01-01T00:09:00Z"}),
+            (1, 0, "InsufficientPods"),
+        );
+        check(
+            &three,
+            (3, 1),
+            json!({"a": "2026-01-01T00:01:00Z"}),
+            (2, 1, "SufficientPods"),
+        );
     }
 
     #[test]
@@ -327,7 +348,11 @@ mod tests {
         let told = json!({"currentHealthy": 0, "desiredHealthy": 0, "disruptionsAllowed": 0, "expectedPods": 0,
             "disruptedPods": {"a": "2026-01-01T00:09:00Z", "b": "2026-01-01T00:07:59Z",
                 "gone": "2026-01-01T00:09:00Z", "ending": "2026-01-01T00:09:00Z"}});
-        let pods = [pod("a", true, false), pod("b", true, false), pod("ending", true, true)];
+        let pods = [
+            pod("a", true, false),
+            pod("b", true, false),
+            pod("ending", true, true),
+        ];
         let result = disrupted(&budget(json!({}), told), &pods, now());
         assert_eq!(result.pods.keys().collect::<Vec<_>>(), vec!["a"]);
         assert_eq!(result.not_deleted, vec!["b"]);
@@ -336,12 +361,16 @@ mod tests {
 
     #[test]
     fn what_cannot_be_calculated_allows_nothing() {
-        let present = json!({"currentHealthy": 3, "desiredHealthy": 1, "disruptionsAllowed": 2, "expectedPods": 3});
+        let present =
+            json!({"currentHealthy": 3, "desiredHealthy": 1, "disruptionsAllowed": 2, "expectedPods": 3});
         let mut budget = budget(json!({}), present);
         let status = failed(&budget, "why", now()).unwrap();
         assert_eq!(status.disruptions_allowed, Some(0));
         let condition = &status.conditions.as_ref().unwrap()[0];
-        assert_eq!((condition.reason.as_str(), condition.message.as_str()), ("SyncFailed", "why"));
+        assert_eq!(
+            (condition.reason.as_str(), condition.message.as_str()),
+            ("SyncFailed", "why")
+        );
         budget.status = Some(status);
         assert_eq!(failed(&budget, "why", now()), None);
     }
@@ -358,24 +387,24 @@ mod tests {
             }
             let pod: Pod = serde_json::from_value(value).unwrap();
             assert_eq!(stale_at(&pod), expected.map(|at| at.parse().unwrap()), "{patch}");
-            let condition = without_target(&pod, now()).status.unwrap().conditions.unwrap().remove(0);
+            let condition = without_target(&pod, now())
+                .status
+                .unwrap()
+                .conditions
+                .unwrap()
+                .remove(0);
             assert_eq!(condition.observed_generation, Some(4));
             assert_eq!((condition.status.as_str(), condition.reason), ("False", None));
         };
         check(json!({}), Some("2026-01-01T00:02:00Z"));
         check(json!({"/status/phase": "Failed"}), None);
-        check(json!({"/metadata/deletionTimestamp": "2026-01-01T00:00:00Z"}), None);
-        check(json!({"/status/conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]}), None);
-    }
-
-    #[test]
-    fn a_selector_in_an_event() {
-        let selector = serde_json::from_value(json!({"matchLabels": {"a": "b"}, "matchExpressions": [
-            {"key": "k", "operator": "In", "values": ["x", "y"]}]}))
-        .unwrap();
-        assert_eq!(
-            selector_text(Some(&selector)),
-            "&LabelSelector{MatchLabels:map[string]string{a: b,},MatchExpressions:[]LabelSelectorRequirement{LabelSelectorRequirement{Key:k,Operator:In,Values:[x y],},},}"
+        check(
+            json!({"/metadata/deletionTimestamp": "2026-01-01T00:00:00Z"}),
+            None,
+        );
+        check(
+            json!({"/status/conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]}),
+            None,
         );
     }
 }

@@ -25,15 +25,22 @@ fn expiration(secret: &Secret) -> Option<Timestamp> {
 
 /// Id and secret of a token that may sign `cluster-info` now.
 pub(super) fn signing_token(secret: &Secret, now: Timestamp) -> Option<(&str, &str)> {
-    let name = secret.metadata.name.as_deref()?.strip_prefix("bootstrap-token-")?;
+    let name = secret
+        .metadata
+        .name
+        .as_deref()?
+        .strip_prefix("bootstrap-token-")?;
     let well_formed = |text: &str, length: usize| {
-        text.len() == length && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+        text.len() == length
+            && text
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
     };
     let (id, key) = (text(secret, "token-id"), text(secret, "token-secret"));
     let good = well_formed(name, 6)
         && id == name
         && !key.is_empty()
-        && expiration(secret).is_none_or(|at| at >= now)
+        && expiration(secret).is_none_or(|at| at > now)
         && text(secret, "usage-bootstrap-signing") == "true";
     good.then_some((id, key))
 }
@@ -50,10 +57,13 @@ pub(crate) async fn run_cleaner(context: Context) {
     });
     context
         .controller("token_cleaner", reconciler)
-        .watches(|r| &r.secrets, |_, change| {
-            let key = Key::of(&**change.object());
-            (key.namespace == NAMESPACE).then_some(key)
-        })
+        .watches(
+            |r| &r.secrets,
+            |_, change| {
+                let key = Key::of(&**change.object());
+                (key.namespace == NAMESPACE).then_some(key)
+            },
+        )
         .run()
         .await;
 }
@@ -78,7 +88,10 @@ impl Reconcile for Cleaner {
             uid: secret.metadata.uid.clone(),
             resource_version: None,
         };
-        match api.delete(&key.name, &DeleteParams::default().preconditions(preconditions)).await {
+        match api
+            .delete(&key.name, &DeleteParams::default().preconditions(preconditions))
+            .await
+        {
             Ok(_) => Ok(Action::Done),
             Err(error) if error.is_conflict() || error.is_not_found() => Ok(Action::Done),
             Err(error) => Err(error.into()),
@@ -96,7 +109,9 @@ mod tests {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let check = |name: &str, patch: Value, expected: bool| {
             let mut data = json!({"token-id": "abcdef", "token-secret": "0123456789abcdef", "usage-bootstrap-signing": "true"});
-            data.as_object_mut().unwrap().extend(patch.as_object().unwrap().clone());
+            data.as_object_mut()
+                .unwrap()
+                .extend(patch.as_object().unwrap().clone());
             let encoded: serde_json::Map<String, Value> = data
                 .as_object()
                 .unwrap()
@@ -111,10 +126,22 @@ mod tests {
             assert_eq!(signing_token(&secret, now).is_some(), expected, "{name} {patch}");
         };
         check("bootstrap-token-abcdef", json!({}), true);
-        check("bootstrap-token-abcdef", json!({"expiration": "2026-02-01T00:00:00Z"}), true);
-        check("bootstrap-token-abcdef", json!({"expiration": "2025-02-01T00:00:00Z"}), false);
+        check(
+            "bootstrap-token-abcdef",
+            json!({"expiration": "2026-02-01T00:00:00Z"}),
+            true,
+        );
+        check(
+            "bootstrap-token-abcdef",
+            json!({"expiration": "2025-02-01T00:00:00Z"}),
+            false,
+        );
         check("bootstrap-token-abcdef", json!({"expiration": "never"}), false);
-        check("bootstrap-token-abcdef", json!({"usage-bootstrap-signing": "false"}), false);
+        check(
+            "bootstrap-token-abcdef",
+            json!({"usage-bootstrap-signing": "false"}),
+            false,
+        );
         check("bootstrap-token-abcdef", json!({"token-secret": ""}), false);
         check("bootstrap-token-fedcba", json!({}), false);
         check("other", json!({}), false);

@@ -36,9 +36,14 @@ fn plan(map: &ConfigMap, tokens: &[Arc<Secret>], now: Timestamp) -> Option<BTree
     let content = present.get("kubeconfig")?;
     let mut wanted = present.clone();
     wanted.retain(|key, _| !key.starts_with(SIGNATURE_PREFIX));
-    for (id, secret) in tokens.iter().filter_map(|token| bootstrap::signing_token(token, now)) {
+    for (id, secret) in tokens
+        .iter()
+        .filter_map(|token| bootstrap::signing_token(token, now))
+    {
         let key = format!("{SIGNATURE_PREFIX}{id}");
-        wanted.entry(key).or_insert_with(|| signature(content, id, secret));
+        wanted
+            .entry(key)
+            .or_insert_with(|| signature(content, id, secret));
     }
     (wanted != *present).then_some(wanted)
 }
@@ -51,18 +56,26 @@ struct Signer {
 
 pub(crate) async fn run(context: Context) {
     let reconciler = Arc::new(Signer {
-        maps: context.informers.filtered(None, Some(&format!("metadata.name={MAP}"))),
-        secrets: context.informers.filtered(None, Some(&format!("type={}", bootstrap::TYPE))),
+        maps: context
+            .informers
+            .filtered(None, Some(&format!("metadata.name={MAP}"))),
+        secrets: context
+            .informers
+            .filtered(None, Some(&format!("type={}", bootstrap::TYPE))),
         context: context.clone(),
     });
     let map = || Key::new(MAP_NAMESPACE, MAP);
-    let in_namespace = |change: &Change<Secret>| change.object().metadata.namespace.as_deref() == Some(NAMESPACE);
+    let in_namespace =
+        |change: &Change<Secret>| change.object().metadata.namespace.as_deref() == Some(NAMESPACE);
     context
         .controller("bootstrap_signer_queue", reconciler)
-        .watches(|r| &r.maps, move |_, change| {
-            let ours = change.object().metadata.namespace.as_deref() == Some(MAP_NAMESPACE);
-            ours.then(map)
-        })
+        .watches(
+            |r| &r.maps,
+            move |_, change| {
+                let ours = change.object().metadata.namespace.as_deref() == Some(MAP_NAMESPACE);
+                ours.then(map)
+            },
+        )
         .watches(|r| &r.secrets, move |_, change| in_namespace(change).then(map))
         .run()
         .await;
@@ -98,7 +111,11 @@ mod tests {
     use k8s_openapi::ByteString;
 
     fn token(id: &str) -> Arc<Secret> {
-        let data = [("token-id", id), ("token-secret", "my-secret"), ("usage-bootstrap-signing", "true")];
+        let data = [
+            ("token-id", id),
+            ("token-secret", "my-secret"),
+            ("usage-bootstrap-signing", "true"),
+        ];
         let data = data.map(|(key, value)| (key.to_owned(), ByteString(value.as_bytes().to_vec())));
         let mut secret = Secret {
             data: Some(BTreeMap::from(data)),
@@ -119,14 +136,21 @@ mod tests {
         map.data = Some(signed);
         assert_eq!(plan(&map, &[token("abcdef"), token("ghijkl")], now), None);
         let fewer = plan(&map, &[token("abcdef")], now).unwrap();
-        assert_eq!(fewer.keys().collect::<Vec<_>>(), ["jws-kubeconfig-abcdef", "kubeconfig"]);
+        assert_eq!(
+            fewer.keys().collect::<Vec<_>>(),
+            ["jws-kubeconfig-abcdef", "kubeconfig"]
+        );
     }
 
     /// The value of upstream's own test.
     #[test]
     fn a_known_signature() {
         assert_eq!(
-            signature("Hello from the other side. I must have called a thousand times.", "joshua", "my voice is my passcode"),
+            signature(
+                "Hello from the other side. I must have called a thousand times.",
+                "joshua",
+                "my voice is my passcode"
+            ),
             "eyJhbGciOiJIUzI1NiIsImtpZCI6Impvc2h1YSJ9..VShe2taLd-YTrmWuRkcL_8QTNDHYxQIEBsAYYiIj1_8"
         );
     }

@@ -41,8 +41,16 @@ fn plan(secret: &Secret, unused: SignedDuration, now: Timestamp) -> Plan {
         return Plan::Keep;
     };
     let meta = &secret.metadata;
-    let label = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
-    let is_young = meta.creation_timestamp.as_ref().is_none_or(|created| created.0 >= limit);
+    let label = |key: &str| {
+        meta.labels
+            .as_ref()
+            .and_then(|labels| labels.get(key))
+            .map(String::as_str)
+    };
+    let is_young = meta
+        .creation_timestamp
+        .as_ref()
+        .is_none_or(|created| created.0 >= limit);
     if is_young || meta.deletion_timestamp.is_some() {
         return Plan::Keep;
     }
@@ -61,8 +69,9 @@ fn plan(secret: &Secret, unused: SignedDuration, now: Timestamp) -> Plan {
 /// Whether uses are recorded for long enough to know that a token was not used. The first day may be half a day.
 fn is_tracked(since: Option<&str>, unused: SignedDuration, now: Timestamp) -> Result<bool, String> {
     let since = since.ok_or("configMap does not have since label")?;
-    let day: jiff::civil::Date =
-        since.parse().map_err(|error| format!("error parsing trackedSince time: {error}"))?;
+    let day: jiff::civil::Date = since
+        .parse()
+        .map_err(|error| format!("error parsing trackedSince time: {error}"))?;
     let start = day
         .tomorrow()
         .and_then(|day| day.to_zoned(jiff::tz::TimeZone::UTC))
@@ -78,7 +87,9 @@ fn secret_names(value: &Value, names: &mut HashSet<String>) {
             for (key, value) in map {
                 let name = match key.as_str() {
                     "secretName" => value.as_str(),
-                    "secret" | "secretRef" | "secretKeyRef" | "nodePublishSecretRef" => value["name"].as_str(),
+                    "secret" | "secretRef" | "secretKeyRef" | "nodePublishSecretRef" => {
+                        value["name"].as_str()
+                    }
                     "imagePullSecrets" => {
                         let all = value.as_array().into_iter().flatten();
                         names.extend(all.filter_map(|one| one["name"].as_str()).map(str::to_owned));
@@ -124,9 +135,14 @@ pub(crate) async fn run(context: Context) {
 impl Cleaner {
     fn namespaces(&self) -> Vec<Key> {
         let secrets = self.secrets.list();
-        let namespaces: HashSet<String> =
-            secrets.iter().filter_map(|secret| secret.metadata.namespace.clone()).collect();
-        namespaces.into_iter().map(|namespace| Key::new("", namespace)).collect()
+        let namespaces: HashSet<String> = secrets
+            .iter()
+            .filter_map(|secret| secret.metadata.namespace.clone())
+            .collect();
+        namespaces
+            .into_iter()
+            .map(|namespace| Key::new("", namespace))
+            .collect()
     }
 
     fn is_automatic(&self, secret: &Secret) -> bool {
@@ -157,9 +173,17 @@ impl Cleaner {
         let outcome = match plan {
             Plan::Keep => return Ok(()),
             Plan::MarkInvalid(since) => {
-                tracing::info!(namespace, name, since, "Mark the auto-generated service account token as invalid");
-                let patch = json!({"metadata": {"uid": secret.metadata.uid, "labels": {INVALID_SINCE: since}}});
-                let patched = api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+                tracing::info!(
+                    namespace,
+                    name,
+                    since,
+                    "Mark the auto-generated service account token as invalid"
+                );
+                let patch =
+                    json!({"metadata": {"uid": secret.metadata.uid, "labels": {INVALID_SINCE: since}}});
+                let patched = api
+                    .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+                    .await;
                 patched.map(drop)
             }
             Plan::Delete => {
@@ -200,7 +224,12 @@ impl Reconcile for Cleaner {
                 continue;
             }
             let mounted = mounted.get_or_insert_with(|| self.mounted(&key.name));
-            if !secret.metadata.name.as_ref().is_some_and(|name| mounted.contains(name)) {
+            if !secret
+                .metadata
+                .name
+                .as_ref()
+                .is_some_and(|name| mounted.contains(name))
+            {
                 self.write(&secret, plan).await?;
             }
         }
@@ -219,7 +248,11 @@ mod tests {
         let now: Timestamp = "2026-06-15T10:00:00Z".parse().unwrap();
         let check = |created: &str, labels: Value, expected: Plan| {
             let secret = json!({"metadata": {"name": "s", "creationTimestamp": created, "labels": labels}});
-            assert_eq!(plan(&serde_json::from_value(secret).unwrap(), YEAR, now), expected, "{labels}");
+            assert_eq!(
+                plan(&serde_json::from_value(secret).unwrap(), YEAR, now),
+                expected,
+                "{labels}"
+            );
         };
         let (old, young) = ("2020-01-01T00:00:00Z", "2026-01-01T00:00:00Z");
         let mark = || Plan::MarkInvalid("2026-06-15".into());
@@ -231,7 +264,11 @@ mod tests {
         check(old, json!({INVALID_SINCE: "2025-06-14"}), Plan::Delete);
         check(old, json!({INVALID_SINCE: "2025-06-16"}), Plan::Keep);
         check(old, json!({INVALID_SINCE: "x"}), mark());
-        check(old, json!({INVALID_SINCE: "2024-01-01", LAST_USED: "2026-06-01"}), Plan::Keep);
+        check(
+            old,
+            json!({INVALID_SINCE: "2024-01-01", LAST_USED: "2026-06-01"}),
+            Plan::Keep,
+        );
     }
 
     #[test]

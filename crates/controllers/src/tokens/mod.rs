@@ -20,7 +20,9 @@ const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
 
 fn annotation<'a>(secret: &'a Secret, key: &str) -> &'a str {
     let annotations = secret.metadata.annotations.as_ref();
-    annotations.and_then(|all| all.get(key)).map_or("", String::as_str)
+    annotations
+        .and_then(|all| all.get(key))
+        .map_or("", String::as_str)
 }
 
 fn data<'a>(secret: &'a Secret, key: &str) -> &'a [u8] {

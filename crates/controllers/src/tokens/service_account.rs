@@ -81,14 +81,23 @@ fn filled(
         put("ca.crt", root_ca);
     }
     if lacks.namespace {
-        put("namespace", secret.metadata.namespace.as_deref().unwrap_or_default());
+        put(
+            "namespace",
+            secret.metadata.namespace.as_deref().unwrap_or_default(),
+        );
     }
     if lacks.token {
         put("token", &token(&claims(account, secret))?);
     }
     let annotations = filled.metadata.annotations.get_or_insert_default();
-    annotations.insert(ACCOUNT_NAME.into(), account.metadata.name.clone().unwrap_or_default());
-    annotations.insert(ACCOUNT_UID.into(), account.metadata.uid.clone().unwrap_or_default());
+    annotations.insert(
+        ACCOUNT_NAME.into(),
+        account.metadata.name.clone().unwrap_or_default(),
+    );
+    annotations.insert(
+        ACCOUNT_UID.into(),
+        account.metadata.uid.clone().unwrap_or_default(),
+    );
     Ok(filled)
 }
 
@@ -110,7 +119,10 @@ fn by_account(secret: &Secret) -> Vec<String> {
     let namespace = secret.metadata.namespace.as_deref().unwrap_or_default();
     let name = annotation(secret, ACCOUNT_NAME);
     let is_token = secret.type_.as_deref() == Some(ACCOUNT_TOKEN) && !name.is_empty();
-    is_token.then(|| format!("{namespace}/{name}")).into_iter().collect()
+    is_token
+        .then(|| format!("{namespace}/{name}"))
+        .into_iter()
+        .collect()
 }
 
 pub(crate) async fn run(context: Context) {
@@ -130,10 +142,13 @@ pub(crate) async fn run(context: Context) {
     context
         .controller("serviceaccount_tokens_service", reconciler)
         .workers(5)
-        .watches(|r| &r.secrets, |_, change| {
-            let key = SecretKey::of(change.object());
-            (!key.account.is_empty()).then_some(key)
-        })
+        .watches(
+            |r| &r.secrets,
+            |_, change| {
+                let key = SecretKey::of(change.object());
+                (!key.account.is_empty()).then_some(key)
+            },
+        )
         .watches(|r| &r.accounts, Tokens::woken_by_account)
         .run()
         .await;
@@ -161,7 +176,9 @@ impl Tokens {
         }
         let api: Api<ServiceAccount> = Api::namespaced(self.context.client.clone(), &key.namespace);
         let found = api.get_opt(&key.account).await?;
-        Ok(found.filter(|found| is_same(&key.account_uid, found)).map(Arc::new))
+        Ok(found
+            .filter(|found| is_same(&key.account_uid, found))
+            .map(Arc::new))
     }
 
     async fn fill(&self, secret: &Secret, account: &ServiceAccount) -> Result<Action, Error> {
@@ -251,16 +268,29 @@ mod tests {
     #[test]
     fn what_is_missing_is_filled_in() {
         let account: ServiceAccount =
-            serde_json::from_value(json!({"metadata": {"name": "web", "namespace": "ns", "uid": "u1"}})).unwrap();
+            serde_json::from_value(json!({"metadata": {"name": "web", "namespace": "ns", "uid": "u1"}}))
+                .unwrap();
         let check = |present: Value, expected: Option<(bool, bool, bool)>| {
             let lacking = lacks(&secret(present), "CA");
-            assert_eq!(lacking.map(|lacks| (lacks.ca, lacks.namespace, lacks.token)), expected);
+            assert_eq!(
+                lacking.map(|lacks| (lacks.ca, lacks.namespace, lacks.token)),
+                expected
+            );
         };
         // "CA", "ns" and "T".
         check(json!({}), Some((true, true, true)));
-        check(json!({"ca.crt": "Q0E=", "namespace": "bnM=", "token": "VA=="}), None);
-        check(json!({"ca.crt": "VA==", "namespace": "bnM=", "token": "VA=="}), Some((true, false, false)));
-        check(json!({"ca.crt": "Q0E=", "namespace": "bnM="}), Some((false, false, true)));
+        check(
+            json!({"ca.crt": "Q0E=", "namespace": "bnM=", "token": "VA=="}),
+            None,
+        );
+        check(
+            json!({"ca.crt": "VA==", "namespace": "bnM=", "token": "VA=="}),
+            Some((true, false, false)),
+        );
+        check(
+            json!({"ca.crt": "Q0E=", "namespace": "bnM="}),
+            Some((false, false, true)),
+        );
         let empty = secret(json!({"kept": "VA=="}));
         let made = filled(&empty, &account, &lacks(&empty, "CA").unwrap(), "CA", |claims| {
             assert_eq!(claims["sub"], "system:serviceaccount:ns:web");

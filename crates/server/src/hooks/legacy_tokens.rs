@@ -40,7 +40,16 @@ impl LegacySecrets for TokenSecrets {
         let context = Context::of_server();
         let written = self
             .0
-            .update(&context, &secrets, namespace, name, Part::Main, false, &mut set, &Open)
+            .update(
+                &context,
+                &secrets,
+                namespace,
+                name,
+                Part::Main,
+                false,
+                &mut set,
+                &Open,
+            )
             .await;
         if let Err(status) = written {
             tracing::warn!(%status, namespace, name, "cannot label the token's Secret with the day of its use");
