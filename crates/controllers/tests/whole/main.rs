@@ -7,6 +7,7 @@
 )]
 
 mod cluster;
+mod cluster_loops;
 mod daemonset;
 mod fake;
 mod jobs;
