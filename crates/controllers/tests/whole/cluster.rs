@@ -96,6 +96,14 @@ impl Cluster {
 
     /// Starts the controllers; the answer ends them again. `change` adjusts upstream's defaults.
     pub fn run_controllers(&self, change: impl FnOnce(&mut ControllersConfig)) -> CancellationToken {
+        self.start_controllers(change).0
+    }
+
+    /// As [`Cluster::run_controllers`]; aborting the task is as if the process were killed.
+    pub fn start_controllers(
+        &self,
+        change: impl FnOnce(&mut ControllersConfig),
+    ) -> (CancellationToken, tokio::task::JoinHandle<()>) {
         let server = self.server.clone();
         let client_for = Arc::new(move |name: &str| {
             let user = if name == skiff_controllers::MANAGER {
@@ -109,8 +117,8 @@ impl Cluster {
         config.cluster_cidrs = vec!["10.244.0.0/16".into()];
         change(&mut config);
         let stop = self.stop.child_token();
-        tokio::spawn(skiff_controllers::run(config, stop.clone()));
-        stop
+        let task = tokio::spawn(skiff_controllers::run(config, stop.clone()));
+        (stop, task)
     }
 
     /// A ready node. Its lease is fresh for as long as a test lasts.
