@@ -33,7 +33,10 @@ fn slices_by_pool(slice: &ResourceSlice) -> Vec<String> {
 fn results(
     claim: &ResourceClaim,
 ) -> impl Iterator<Item = &k8s_openapi::api::resource::v1::DeviceRequestAllocationResult> {
-    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let allocation = claim
+        .status
+        .as_ref()
+        .and_then(|status| status.allocation.as_ref());
     let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
     devices
         .into_iter()
@@ -49,9 +52,21 @@ fn claims_by_pool(claim: &ResourceClaim) -> Vec<String> {
 
 /// The claims that a pod uses: the name, and whether it must belong to the pod.
 fn claims_of(pod: &Pod) -> Vec<(String, bool)> {
-    let statuses = pod.status.iter().flat_map(|s| s.resource_claim_statuses.iter().flatten());
-    let made = |entry: &str| statuses.clone().find(|status| status.name == entry)?.resource_claim_name.clone();
-    let entries = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+    let statuses = pod
+        .status
+        .iter()
+        .flat_map(|s| s.resource_claim_statuses.iter().flatten());
+    let made = |entry: &str| {
+        statuses
+            .clone()
+            .find(|status| status.name == entry)?
+            .resource_claim_name
+            .clone()
+    };
+    let entries = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.resource_claims.iter().flatten());
     entries
         .filter_map(|entry| match &entry.resource_claim_name {
             Some(name) => Some((name.clone(), false)),
@@ -90,7 +105,11 @@ fn taint_time(taint: &DeviceTaint, tolerations: &[DeviceToleration], now: Timest
     if tolerated.contains(&None) {
         return None;
     }
-    let seconds = tolerated.into_iter().flatten().map(|seconds| seconds.max(0)).min();
+    let seconds = tolerated
+        .into_iter()
+        .flatten()
+        .map(|seconds| seconds.max(0))
+        .min();
     let wait = Duration::from_secs(u64::try_from(seconds.unwrap_or(0)).unwrap_or(0));
     Some(added.checked_add(wait).unwrap_or(Timestamp::MAX))
 }
@@ -293,8 +312,10 @@ mod tests {
             let device: Device = serde_json::from_value(json!({"name": "d", "taints": [
                 {"key": "broken", "value": "yes", "effect": effect, "timeAdded": at(100).to_string()}]}))
             .unwrap();
-            let claim: ResourceClaim = serde_json::from_value(json!({"metadata": {}, "spec": {}, "status": {"allocation": {"devices": {"results": [
-                {"request": "r", "driver": "x", "pool": "p", "device": "d", "tolerations": tolerations}]}}}}))
+            let claim: ResourceClaim = serde_json::from_value(
+                json!({"metadata": {}, "spec": {}, "status": {"allocation": {"devices": {"results": [
+                {"request": "r", "driver": "x", "pool": "p", "device": "d", "tolerations": tolerations}]}}}}),
+            )
             .unwrap();
             let found = claim_time(&claim, |_, _, name| (name == "d").then_some(&device), at(900));
             assert_eq!(found, expected.map(at), "{tolerations}");
@@ -302,11 +323,31 @@ mod tests {
         let toleration = |operator: &str, value: &str, effect: &str, seconds: Value| json!({"key": "broken", "operator": operator, "value": value, "effect": effect, "tolerationSeconds": seconds});
         check("NoExecute", json!([]), Some(100));
         check("NoSchedule", json!([]), None);
-        check("NoExecute", json!([toleration("Equal", "yes", "NoExecute", Value::Null)]), None);
-        check("NoExecute", json!([toleration("Equal", "no", "NoExecute", Value::Null)]), Some(100));
-        check("NoExecute", json!([toleration("Exists", "", "NoSchedule", Value::Null)]), Some(100));
-        check("NoExecute", json!([toleration("Exists", "", "NoExecute", json!(60))]), Some(160));
-        check("NoExecute", json!([toleration("Exists", "", "NoExecute", json!(-5))]), Some(100));
+        check(
+            "NoExecute",
+            json!([toleration("Equal", "yes", "NoExecute", Value::Null)]),
+            None,
+        );
+        check(
+            "NoExecute",
+            json!([toleration("Equal", "no", "NoExecute", Value::Null)]),
+            Some(100),
+        );
+        check(
+            "NoExecute",
+            json!([toleration("Exists", "", "NoSchedule", Value::Null)]),
+            Some(100),
+        );
+        check(
+            "NoExecute",
+            json!([toleration("Exists", "", "NoExecute", json!(60))]),
+            Some(160),
+        );
+        check(
+            "NoExecute",
+            json!([toleration("Exists", "", "NoExecute", json!(-5))]),
+            Some(100),
+        );
         check(
             "NoExecute",
             json!([

@@ -188,7 +188,6 @@ impl Reconcile for Quotas {
             Err(error) => Err(error.into()),
         }
     }
-
 }
 
 impl Quotas {

@@ -276,8 +276,14 @@ pub(crate) async fn run_classes(context: Context) {
     context
         .controller("vacprotection", reconciler)
         .watches(|r| &r.classes, |_, change| woken_if_due(change, CLASS))
-        .watches(|r| &r.claims, |_, change| classes_let_go(change, classes_of_claim))
-        .watches(|r| &r.volumes, |_, change| classes_let_go(change, classes_of_volume))
+        .watches(
+            |r| &r.claims,
+            |_, change| classes_let_go(change, classes_of_claim),
+        )
+        .watches(
+            |r| &r.volumes,
+            |_, change| classes_let_go(change, classes_of_volume),
+        )
         .run()
         .await;
 }

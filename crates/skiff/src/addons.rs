@@ -112,7 +112,8 @@ fn storage_class() -> Value {
 
 /// Makes the default StorageClass of a new cluster. Not again after a user deleted it, and not beside another default.
 async fn install_storage_class(client: &Client) -> Result<()> {
-    let get = |path: &str| -> Result<http::Request<Vec<u8>>> { Ok(http::Request::get(path).body(Vec::new())?) };
+    let get =
+        |path: &str| -> Result<http::Request<Vec<u8>>> { Ok(http::Request::get(path).body(Vec::new())?) };
     let made = match client.request::<Value>(get(MADE)?).await {
         Ok(made) => made,
         Err(kube::Error::Api(status)) if status.code == 404 => Value::Null,

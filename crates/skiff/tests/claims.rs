@@ -57,12 +57,22 @@ fn a_claim_just_works() -> Result<()> {
             "spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"10Mi"}}}}"#,
     )?;
     let mounted = r#""persistentVolumeClaim":{"claimName":"data"}"#;
-    run(&kubectl, "writer", "data", mounted, "echo kept > /data/file && id -G")?;
+    run(
+        &kubectl,
+        "writer",
+        "data",
+        mounted,
+        "echo kept > /data/file && id -G",
+    )?;
     let bound = kubectl.json(&["get", "pvc", "data"])?;
     expect_eq(bound["status"]["phase"].as_str(), Some("Bound"))?;
     expect_eq(bound["spec"]["storageClassName"].as_str(), Some("local"))?;
     let path = directory(&kubectl, "data")?;
-    ensure!(path.starts_with(Cluster::data_dir(cluster.name())), "{}", path.display());
+    ensure!(
+        path.starts_with(Cluster::data_dir(cluster.name())),
+        "{}",
+        path.display()
+    );
     expect_eq(std::fs::read_to_string(path.join("file"))?.as_str(), "kept\n")?;
 
     // Another pod, later: the data is there.

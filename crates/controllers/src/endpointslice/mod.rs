@@ -95,7 +95,9 @@ impl EndpointSlices {
         }
         let name = new.metadata.name.as_deref().unwrap_or_default();
         let pods = self.pods.by_index(BY_NODE, name);
-        pods.iter().flat_map(|pod| self.selectors.services_of(pod)).collect()
+        pods.iter()
+            .flat_map(|pod| self.selectors.services_of(pod))
+            .collect()
     }
 
     async fn write(&self, key: &Key, plan: &plan::Plan) -> Result<(), Error> {

@@ -211,7 +211,6 @@ impl Nodes {
             heard.at = Some(Instant::now());
         }
     }
-
 }
 
 impl Reconcile for Nodes {
@@ -257,7 +256,6 @@ impl Reconcile for Nodes {
         let wait = grace.saturating_sub(silent_for).max(config.node_monitor_period);
         Ok(Action::RequeueAfter(wait))
     }
-
 }
 
 impl Nodes {

@@ -164,8 +164,11 @@ impl ResourceClaims {
         let Some(template) = &entry.resource_claim_template_name else {
             return Ok(None);
         };
-        let of_pod = self.claims.by_index(CLAIMS_BY_POD, &pod.uid().unwrap_or_default());
-        let is_for = |claim: &&Arc<ResourceClaim>| claim.annotations().get(plan::POD_CLAIM) == Some(&entry.name);
+        let of_pod = self
+            .claims
+            .by_index(CLAIMS_BY_POD, &pod.uid().unwrap_or_default());
+        let is_for =
+            |claim: &&Arc<ResourceClaim>| claim.annotations().get(plan::POD_CLAIM) == Some(&entry.name);
         if let Some(claim) = of_pod.iter().find(is_for) {
             return Ok(Some(claim.name_any()));
         }
@@ -216,7 +219,10 @@ impl ResourceClaims {
             return Ok(Action::Done);
         };
         let mut gone = Vec::new();
-        for consumer in plan::reserved(&claim).iter().filter(|consumer| plan::is_pod(consumer)) {
+        for consumer in plan::reserved(&claim)
+            .iter()
+            .filter(|consumer| plan::is_pod(consumer))
+        {
             if self.is_gone(&key.namespace, consumer).await? {
                 gone.push(consumer.uid.clone());
             }
@@ -232,7 +238,9 @@ impl ResourceClaims {
                 .await?;
         }
         if release.remove_finalizer {
-            latest.finalizers_mut().retain(|finalizer| finalizer != plan::FINALIZER);
+            latest
+                .finalizers_mut()
+                .retain(|finalizer| finalizer != plan::FINALIZER);
             api.replace(&key.name, &PostParams::default(), &latest).await?;
         }
         // The garbage collector deletes it with its pod; a pod that is done may stay for long.
@@ -252,7 +260,11 @@ impl ResourceClaims {
 
     /// Whether a pod does not use its claim any more. One that the copy does not show is asked for: the scheduler may
     /// have reserved the claim for a pod that is new.
-    async fn is_gone(&self, namespace: &str, consumer: &ResourceClaimConsumerReference) -> Result<bool, Error> {
+    async fn is_gone(
+        &self,
+        namespace: &str,
+        consumer: &ResourceClaimConsumerReference,
+    ) -> Result<bool, Error> {
         if let Some(pod) = self.pods.get(namespace, &consumer.name) {
             return Ok(pod.uid().as_ref() != Some(&consumer.uid) || plan::is_done(&pod));
         }

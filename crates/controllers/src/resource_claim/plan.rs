@@ -1,9 +1,7 @@
 //! Which claims a pod lacks, who still uses a claim, and what is to be written about it. Pure.
 
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
-use k8s_openapi::api::resource::v1::{
-    ResourceClaim, ResourceClaimConsumerReference, ResourceClaimTemplate,
-};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference, ResourceClaimTemplate};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::ResourceExt;
 
@@ -26,7 +24,10 @@ pub(super) fn name<'a>(pod: &'a Pod, entry: &'a PodResourceClaim) -> Named<'a> {
     if let Some(name) = &entry.resource_claim_name {
         return Named::ByUser(name);
     }
-    let statuses = pod.status.iter().flat_map(|s| s.resource_claim_statuses.iter().flatten());
+    let statuses = pod
+        .status
+        .iter()
+        .flat_map(|s| s.resource_claim_statuses.iter().flatten());
     match { statuses }.find(|status| status.name == entry.name) {
         None => Named::NotMadeYet,
         Some(status) => match status.resource_claim_name.as_deref() {
@@ -37,7 +38,9 @@ pub(super) fn name<'a>(pod: &'a Pod, entry: &'a PodResourceClaim) -> Named<'a> {
 }
 
 pub(super) fn entries(pod: &Pod) -> impl Iterator<Item = &PodResourceClaim> {
-    pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten())
+    pod.spec
+        .iter()
+        .flat_map(|spec| spec.resource_claims.iter().flatten())
 }
 
 /// All names of claims that the pod uses, as far as they are known.
@@ -46,7 +49,10 @@ pub(super) fn claim_names(pod: &Pod) -> Vec<String> {
         Named::ByUser(name) | Named::Made(name) => Some(name.to_owned()),
         Named::NotNeeded | Named::NotMadeYet => None,
     });
-    let extended = pod.status.as_ref().and_then(|s| s.extended_resource_claim_status.as_ref());
+    let extended = pod
+        .status
+        .as_ref()
+        .and_then(|s| s.extended_resource_claim_status.as_ref());
     named
         .chain(extended.map(|extended| extended.resource_claim_name.clone()))
         .collect()
@@ -121,7 +127,9 @@ pub(super) fn remaining(
 
 pub(super) fn reserved(claim: &ResourceClaim) -> &[ResourceClaimConsumerReference] {
     let status = claim.status.as_ref();
-    status.and_then(|status| status.reserved_for.as_deref()).unwrap_or_default()
+    status
+        .and_then(|status| status.reserved_for.as_deref())
+        .unwrap_or_default()
 }
 
 pub(super) fn is_pod(consumer: &ResourceClaimConsumerReference) -> bool {
@@ -129,7 +137,10 @@ pub(super) fn is_pod(consumer: &ResourceClaimConsumerReference) -> bool {
 }
 
 fn is_allocated(claim: &ResourceClaim) -> bool {
-    claim.status.as_ref().is_some_and(|status| status.allocation.is_some())
+    claim
+        .status
+        .as_ref()
+        .is_some_and(|status| status.allocation.is_some())
 }
 
 /// Writes about a claim whose consumers are known, in this order.
@@ -194,8 +205,7 @@ pub(super) fn reserve(claim: &ResourceClaim, pod: &Pod) -> Option<ResourceClaim>
 /// The pod that a claim was made for: name and uid.
 pub(super) fn owning_pod(claim: &ResourceClaim) -> Option<(&str, &str)> {
     let mut owners = claim.owner_references().iter();
-    let owner = owners.find(|owner| {
-        owner.controller == Some(true) && owner.api_version == "v1" && owner.kind == "Pod"
-    })?;
+    let owner = owners
+        .find(|owner| owner.controller == Some(true) && owner.api_version == "v1" && owner.kind == "Pod")?;
     Some((&owner.name, &owner.uid))
 }

@@ -35,7 +35,10 @@ fn entries_are_named_by_users_or_by_the_status() {
         json!([{"name": "own", "resourceClaimName": "p-own-x"}]),
         [Named::Made("p-own-x"), Named::ByUser("user")],
     );
-    check(json!([{"name": "own"}]), [Named::NotNeeded, Named::ByUser("user")]);
+    check(
+        json!([{"name": "own"}]),
+        [Named::NotNeeded, Named::ByUser("user")],
+    );
 }
 
 #[test]
@@ -58,7 +61,10 @@ fn claims_are_made_from_templates() {
     );
     let mut long = pod.clone();
     long.metadata.name = Some("p".repeat(100));
-    let made = claim_from(&long, entry, &template).metadata.generate_name.unwrap();
+    let made = claim_from(&long, entry, &template)
+        .metadata
+        .generate_name
+        .unwrap();
     assert!(made.len() <= 58 && made.starts_with("ppp"), "{made}");
 }
 
@@ -108,7 +114,8 @@ fn pods_past_the_scheduler_get_their_reservation() {
 fn pods_that_are_done() {
     let check = |spec: Value, metadata: Value, phase: &str, expected: bool| {
         let pod: Pod =
-            serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": {"phase": phase}})).unwrap();
+            serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": {"phase": phase}}))
+                .unwrap();
         assert_eq!(is_done(&pod), expected);
     };
     let placed = || json!({"containers": [], "nodeName": "n"});

@@ -32,10 +32,11 @@ fn woken(change: &Change<PersistentVolumeClaim>) -> Option<Key> {
     let Change::Applied { old, new } = change else {
         return None;
     };
-    let given = |claim: &PersistentVolumeClaim| storage(claim.status.as_ref().and_then(|s| s.capacity.as_ref()));
-    let grew = old.as_ref().is_none_or(|old| {
-        requested_storage(new) > requested_storage(old) || given(new) > given(old)
-    });
+    let given =
+        |claim: &PersistentVolumeClaim| storage(claim.status.as_ref().and_then(|s| s.capacity.as_ref()));
+    let grew = old
+        .as_ref()
+        .is_none_or(|old| requested_storage(new) > requested_storage(old) || given(new) > given(old));
     (grew && claim_phase(new) == "Bound" && wants_more(new)).then(|| Key::of(&**new))
 }
 
@@ -86,9 +87,10 @@ mod tests {
                 "status": {"phase": phase, "capacity": {"storage": given}}});
             Arc::new(serde_json::from_value(claim).unwrap())
         };
-        let check = |old: Option<Arc<PersistentVolumeClaim>>, new: Arc<PersistentVolumeClaim>, expected: bool| {
-            assert_eq!(woken(&Change::Applied { old, new }).is_some(), expected);
-        };
+        let check =
+            |old: Option<Arc<PersistentVolumeClaim>>, new: Arc<PersistentVolumeClaim>, expected: bool| {
+                assert_eq!(woken(&Change::Applied { old, new }).is_some(), expected);
+            };
         let settled = claim("Bound", "1Gi", "1Gi");
         check(None, settled.clone(), false);
         check(Some(settled.clone()), claim("Bound", "2Gi", "1Gi"), true);
@@ -96,6 +98,10 @@ mod tests {
         check(None, claim("Pending", "2Gi", "1Gi"), false);
         let waiting = claim("Bound", "2Gi", "1Gi");
         check(Some(waiting.clone()), waiting, false);
-        check(Some(claim("Bound", "2Gi", "1Gi")), claim("Bound", "2Gi", "2Gi"), false);
+        check(
+            Some(claim("Bound", "2Gi", "1Gi")),
+            claim("Bound", "2Gi", "2Gi"),
+            false,
+        );
     }
 }

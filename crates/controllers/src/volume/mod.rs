@@ -60,8 +60,11 @@ pub(crate) fn class_of_volume(volume: &PersistentVolume) -> &str {
 pub(crate) fn default_class<'a>(
     classes: impl IntoIterator<Item = &'a StorageClass>,
 ) -> Option<&'a StorageClass> {
-    let is_default =
-        |class: &&StorageClass| DEFAULT_CLASS.iter().any(|name| annotation(&class.metadata, name) == Some("true"));
+    let is_default = |class: &&StorageClass| {
+        DEFAULT_CLASS
+            .iter()
+            .any(|name| annotation(&class.metadata, name) == Some("true"))
+    };
     classes.into_iter().filter(is_default).min_by_key(|class| {
         let created = class.metadata.creation_timestamp.as_ref().map(|time| time.0);
         (std::cmp::Reverse(created), class.name_any())
@@ -88,18 +91,23 @@ pub(crate) fn capacity(volume: &PersistentVolume) -> Quantity {
 
 pub(crate) fn claim_phase(claim: &PersistentVolumeClaim) -> &str {
     let status = claim.status.as_ref();
-    status.and_then(|status| status.phase.as_deref()).unwrap_or_default()
+    status
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or_default()
 }
 
 pub(crate) fn volume_phase(volume: &PersistentVolume) -> &str {
     let status = volume.status.as_ref();
-    status.and_then(|status| status.phase.as_deref()).unwrap_or_default()
+    status
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or_default()
 }
 
 /// The volume that a claim names; empty if it names none.
 pub(crate) fn volume_name(claim: &PersistentVolumeClaim) -> &str {
     let spec = claim.spec.as_ref();
-    spec.and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default()
+    spec.and_then(|spec| spec.volume_name.as_deref())
+        .unwrap_or_default()
 }
 
 pub(crate) fn claim_ref(volume: &PersistentVolume) -> Option<&ObjectReference> {

@@ -7,6 +7,7 @@
 )]
 
 mod cluster;
+mod devices;
 mod fake;
 mod replicas;
 mod volumes;

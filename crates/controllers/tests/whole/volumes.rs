@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, check};
 
 async fn create_volume(cluster: &Cluster, name: &str, size: &str, extra: Value) {
-    let mut spec = json!({"capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/x"}});
+    let mut spec =
+        json!({"capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/x"}});
     for (key, value) in extra.as_object().unwrap() {
         spec[key] = value.clone();
     }
@@ -104,12 +105,23 @@ async fn claims_and_volumes_find_each_other() {
     bound_to(&cluster, "first", "fits").await;
     create_claim(&cluster, "owner", json!({"storageClassName": ""})).await;
     bound_to(&cluster, "owner", "reserved").await;
-    create_claim(&cluster, "named", json!({"storageClassName": "", "volumeName": "large"})).await;
+    create_claim(
+        &cluster,
+        "named",
+        json!({"storageClassName": "", "volumeName": "large"}),
+    )
+    .await;
     bound_to(&cluster, "named", "large").await;
 
     // A claim that comes before its volume.
     create_claim(&cluster, "early", json!({"storageClassName": ""})).await;
-    event(&cluster, "early", "FailedBinding", "no persistent volumes available").await;
+    event(
+        &cluster,
+        "early",
+        "FailedBinding",
+        "no persistent volumes available",
+    )
+    .await;
     create_volume(&cluster, "late", "1Gi", json!({})).await;
     bound_to(&cluster, "early", "late").await;
 
@@ -136,7 +148,13 @@ async fn claims_and_volumes_find_each_other() {
         .unwrap();
     claims.delete("owner", &DeleteParams::default()).await.unwrap();
     phase_of(&cluster, "reserved", "Failed").await;
-    event(&cluster, "reserved", "VolumeFailedDelete", "no deletable volume plugin matched").await;
+    event(
+        &cluster,
+        "reserved",
+        "VolumeFailedDelete",
+        "no deletable volume plugin matched",
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -175,23 +193,34 @@ async fn classes_decide_who_makes_the_volume_and_when() {
         "storageclass.storage.k8s.io \"nope\" not found",
     )
     .await;
-    create_class(&cluster, "slow", json!({"volumeBindingMode": "WaitForFirstConsumer"})).await;
+    create_class(
+        &cluster,
+        "slow",
+        json!({"volumeBindingMode": "WaitForFirstConsumer"}),
+    )
+    .await;
     create_claim(&cluster, "later", json!({"storageClassName": "slow"})).await;
-    event(&cluster, "later", "WaitForFirstConsumer", "waiting for first consumer").await;
+    event(
+        &cluster,
+        "later",
+        "WaitForFirstConsumer",
+        "waiting for first consumer",
+    )
+    .await;
     let provisioner = async |name: &str| {
         cluster
             .until("the provisioner is asked", async || {
                 let claim = cluster.api::<PersistentVolumeClaim>().get(name).await.unwrap();
                 let annotations = claim.metadata.annotations.unwrap_or_default();
-                let asked = annotations.get("volume.kubernetes.io/storage-provisioner").cloned();
+                let asked = annotations
+                    .get("volume.kubernetes.io/storage-provisioner")
+                    .cloned();
                 check(asked.as_deref() == Some("example.com/p"), annotations)
             })
             .await;
     };
     let selected = json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}});
-    cluster
-        .patch::<PersistentVolumeClaim>("later", selected)
-        .await;
+    cluster.patch::<PersistentVolumeClaim>("later", selected).await;
     provisioner("later").await;
     event(
         &cluster,
@@ -232,8 +261,15 @@ async fn ephemeral_claims_belong_to_their_pods() {
     cluster
         .until("the claim is made", async || {
             let claim = claims.get_opt("fresh-v").await.unwrap();
-            let owners = claim.and_then(|claim| claim.metadata.owner_references).unwrap_or_default();
-            check(owners.iter().any(|owner| Some(&owner.uid) == made.metadata.uid.as_ref()), owners)
+            let owners = claim
+                .and_then(|claim| claim.metadata.owner_references)
+                .unwrap_or_default();
+            check(
+                owners
+                    .iter()
+                    .any(|owner| Some(&owner.uid) == made.metadata.uid.as_ref()),
+                owners,
+            )
         })
         .await;
     cluster.create::<Pod>(pod("taken")).await;
@@ -280,7 +316,10 @@ async fn csi_volumes_are_attached_and_detached() {
         .await;
     let attachment = one().await.unwrap();
     assert_eq!(attachment.spec.attacher, "d.example.com");
-    assert_eq!(attachment.spec.source.persistent_volume_name.as_deref(), Some("disk"));
+    assert_eq!(
+        attachment.spec.source.persistent_volume_name.as_deref(),
+        Some("disk")
+    );
     let name = attachment.metadata.name.unwrap();
     let attached = Patch::Merge(json!({"status": {"attached": true}}));
     attachments
@@ -298,7 +337,13 @@ async fn csi_volumes_are_attached_and_detached() {
             .await;
     };
     reported(true).await;
-    event(&cluster, "p", "SuccessfulAttachVolume", "AttachVolume.Attach succeeded for volume \"disk\"").await;
+    event(
+        &cluster,
+        "p",
+        "SuccessfulAttachVolume",
+        "AttachVolume.Attach succeeded for volume \"disk\"",
+    )
+    .await;
     // While the node uses it, it stays, though the pod is gone.
     let in_use = |volumes: Value| Patch::Merge(json!({"status": {"volumesInUse": volumes}}));
     nodes
@@ -314,7 +359,9 @@ async fn csi_volumes_are_attached_and_detached() {
         .await
         .unwrap();
     cluster
-        .until("the attachment is gone", async || check(one().await.is_none(), ()))
+        .until("the attachment is gone", async || {
+            check(one().await.is_none(), ())
+        })
         .await;
     reported(false).await;
 }

@@ -34,7 +34,8 @@ const ATTACHMENTS_BY_VOLUME: &str = "attach/of-volume";
 
 fn node_name(pod: &Pod) -> &str {
     let spec = pod.spec.as_ref();
-    spec.and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
+    spec.and_then(|spec| spec.node_name.as_deref())
+        .unwrap_or_default()
 }
 
 fn by_node(pod: &Pod) -> Vec<String> {
@@ -210,7 +211,8 @@ impl AttachDetach {
                 let Some(volume) = self.bound_volume(&namespace, &name) else {
                     continue;
                 };
-                let Some((driver, handle)) = csi(&volume).filter(|(driver, _)| self.needs_attachment(driver)) else {
+                let Some((driver, handle)) = csi(&volume).filter(|(driver, _)| self.needs_attachment(driver))
+                else {
                     continue;
                 };
                 let entry = wanted
@@ -288,7 +290,10 @@ impl AttachDetach {
             let users = pods
                 .iter()
                 .filter(|pod| nodes.contains(&node_name(pod)) && !is_terminated(pod));
-            elsewhere.insert(wanted.unique.clone(), users.map(|pod| reference(&**pod)).collect());
+            elsewhere.insert(
+                wanted.unique.clone(),
+                users.map(|pod| reference(&**pod)).collect(),
+            );
         }
         elsewhere
     }
@@ -322,7 +327,10 @@ impl AttachDetach {
             {
                 continue;
             }
-            match attachments.delete(&detach.attachment, &DeleteParams::default()).await {
+            match attachments
+                .delete(&detach.attachment, &DeleteParams::default())
+                .await
+            {
                 Err(error) if !error.is_not_found() => return Err(error.into()),
                 _ => {}
             }

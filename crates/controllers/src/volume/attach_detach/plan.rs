@@ -132,7 +132,10 @@ pub(super) fn plan(observed: Observed<'_>, now: Timestamp) -> Plan {
                 let status = present.attachment.status.as_ref();
                 let error = status.and_then(|status| status.attach_error.as_ref());
                 if let Some(error) = error.and_then(|error| error.message.as_ref()) {
-                    let message = format!("AttachVolume.Attach failed for volume {:?} : {error}", wanted.volume);
+                    let message = format!(
+                        "AttachVolume.Attach failed for volume {:?} : {error}",
+                        wanted.volume
+                    );
                     plan.note(wanted, "Warning", "FailedAttachVolume", &message);
                 }
             }

@@ -28,7 +28,8 @@ fn wanted(shared: bool) -> Wanted {
 }
 
 fn node(status: Value, taints: Value) -> Node {
-    serde_json::from_value(json!({"metadata": {"name": "n"}, "spec": {"taints": taints}, "status": status})).unwrap()
+    serde_json::from_value(json!({"metadata": {"name": "n"}, "spec": {"taints": taints}, "status": status}))
+        .unwrap()
 }
 
 fn present(metadata: Value, status: Value) -> Vec<Present> {
@@ -42,7 +43,9 @@ fn present(metadata: Value, status: Value) -> Vec<Present> {
 }
 
 fn planned(node: &Node, wanted: Vec<Wanted>, present: Vec<Present>, since: &[(&str, i64)]) -> Plan {
-    let since = since.iter().map(|(name, second)| ((*name).to_owned(), at(*second)));
+    let since = since
+        .iter()
+        .map(|(name, second)| ((*name).to_owned(), at(*second)));
     plan(
         Observed {
             node_name: "n",
@@ -77,7 +80,12 @@ fn a_volume_is_attached_and_reported() {
             "spec": {"attacher": "d", "nodeName": "n", "source": {"persistentVolumeName": "v"}}}])
     );
     assert_eq!((made.attached, made.notes), (None, Vec::new()));
-    let waiting = planned(&bare, vec![wanted(false)], present(json!({}), json!({"attached": false})), &[]);
+    let waiting = planned(
+        &bare,
+        vec![wanted(false)],
+        present(json!({}), json!({"attached": false})),
+        &[],
+    );
     assert_eq!(waiting, Plan::default());
     let attached = present(json!({}), json!({"attached": true}));
     let reported = planned(&bare, vec![wanted(false)], attached.clone(), &[]);
@@ -93,9 +101,18 @@ fn a_volume_is_attached_and_reported() {
             "AttachVolume.Attach succeeded for volume \"v\" "
         )]
     );
-    let known = node(json!({"volumesAttached": [{"name": IN_USE, "devicePath": ""}]}), json!([]));
-    assert_eq!(planned(&known, vec![wanted(false)], attached, &[]), Plan::default());
-    let failed = present(json!({}), json!({"attached": false, "attachError": {"message": "no quota"}}));
+    let known = node(
+        json!({"volumesAttached": [{"name": IN_USE, "devicePath": ""}]}),
+        json!([]),
+    );
+    assert_eq!(
+        planned(&known, vec![wanted(false)], attached, &[]),
+        Plan::default()
+    );
+    let failed = present(
+        json!({}),
+        json!({"attached": false, "attachError": {"message": "no quota"}}),
+    );
     assert_eq!(
         planned(&bare, vec![wanted(false)], failed, &[]).notes,
         [note(
@@ -147,12 +164,16 @@ fn a_volume_for_one_node_waits_for_the_other() {
     check(
         false,
         vec![pod("ns", "q"), pod("other", "r")],
-        Some("Multi-Attach error for volume \"v\" Volume is already used by pod(s) q and 1 pod(s) in different namespaces"),
+        Some(
+            "Multi-Attach error for volume \"v\" Volume is already used by pod(s) q and 1 pod(s) in different namespaces",
+        ),
     );
     check(
         false,
         vec![pod("other", "r")],
-        Some("Multi-Attach error for volume \"v\" Volume is already used by 1 pod(s) in different namespaces"),
+        Some(
+            "Multi-Attach error for volume \"v\" Volume is already used by 1 pod(s) in different namespaces",
+        ),
     );
 }
 
@@ -172,14 +193,27 @@ fn what_no_pod_needs_is_detached_when_the_node_lets_go() {
         }]
     };
     // Told to the node first: the list is empty in the same plan.
-    let free = planned(&node(status("True", false), json!([])), Vec::new(), attached(), &[]);
+    let free = planned(
+        &node(status("True", false), json!([])),
+        Vec::new(),
+        attached(),
+        &[],
+    );
     assert_eq!((free.detach, free.attached), (detach(false), Some(Vec::new())));
-    let used = planned(&node(status("True", true), json!([])), Vec::new(), attached(), &[("csi-1", 1)]);
+    let used = planned(
+        &node(status("True", true), json!([])),
+        Vec::new(),
+        attached(),
+        &[("csi-1", 1)],
+    );
     assert_eq!((used.detach, used.attached, used.again), (Vec::new(), None, None));
     let unready = node(status("False", true), json!([]));
     let waiting = planned(&unready, Vec::new(), attached(), &[("csi-1", 900)]);
     assert_eq!(waiting.again, Some(Duration::from_secs(260)));
-    assert_eq!(waiting.unneeded_since, BTreeMap::from([("csi-1".to_owned(), at(900))]));
+    assert_eq!(
+        waiting.unneeded_since,
+        BTreeMap::from([("csi-1".to_owned(), at(900))])
+    );
     let expired = planned(&unready, Vec::new(), attached(), &[("csi-1", 640)]);
     assert_eq!(expired.detach, detach(true));
     let out = json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]);

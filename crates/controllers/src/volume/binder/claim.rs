@@ -35,7 +35,9 @@ pub(super) enum Plan {
     Wait(Option<Note>),
     AssignClass(String),
     /// Somebody else makes the volume.
-    Provision { provisioner: String },
+    Provision {
+        provisioner: String,
+    },
     /// No class or no provisioner of that name. The phase stays as it is.
     CannotProvision(Note),
     Lost(Note),
@@ -92,14 +94,21 @@ fn waiting_for_consumer(pods: &[Arc<Pod>]) -> Note {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
         !is_terminated(pod) && node.unwrap_or_default().is_empty()
     };
-    let mut names: Vec<String> = pods.iter().filter(unscheduled).map(|pod| pod.name_any()).collect();
+    let mut names: Vec<String> = pods
+        .iter()
+        .filter(unscheduled)
+        .map(|pod| pod.name_any())
+        .collect();
     names.sort();
     match names.as_slice() {
         [] => normal(
             "WaitForFirstConsumer",
             "waiting for first consumer to be created before binding",
         ),
-        [one] => normal("WaitForPodScheduled", format!("waiting for pod {one} to be scheduled")),
+        [one] => normal(
+            "WaitForPodScheduled",
+            format!("waiting for pod {one} to be scheduled"),
+        ),
         many => normal(
             "WaitForPodScheduled",
             format!("waiting for pods {} to be scheduled", many.join(",")),

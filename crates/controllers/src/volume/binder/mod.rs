@@ -88,7 +88,11 @@ fn unsettled(volume: &PersistentVolume) -> Vec<String> {
         "Released" => policy != Some("Retain"),
         _ => false,
     };
-    if due { vec![UNSETTLED.to_owned()] } else { Vec::new() }
+    if due {
+        vec![UNSETTLED.to_owned()]
+    } else {
+        Vec::new()
+    }
 }
 
 fn became_available(change: &Change<PersistentVolume>) -> bool {
@@ -175,7 +179,9 @@ impl Binder {
             if class.is_empty() {
                 claims.extend(self.claims.by_index(UNBOUND_BY_CLASS, ANY_CLASS));
             }
-            let fitting = claims.iter().filter(|claim| matching::check(volume, claim).is_ok());
+            let fitting = claims
+                .iter()
+                .filter(|claim| matching::check(volume, claim).is_ok());
             keys.extend(fitting.take(CLAIMS_PER_VOLUME).map(|claim| Key::of(&**claim)));
         }
         keys

@@ -96,7 +96,9 @@ pub(super) fn claim_status(
                     new.capacity
                         .get_or_insert_default()
                         .insert("storage".to_owned(), before);
-                } else if storage(present.as_ref()) != storage(old.capacity.as_ref()) || old.capacity.is_none() {
+                } else if storage(present.as_ref()) != storage(old.capacity.as_ref())
+                    || old.capacity.is_none()
+                {
                     new.capacity = present;
                 }
                 if phase == "Bound" && matches!(claim_phase(claim), "Pending" | "") {

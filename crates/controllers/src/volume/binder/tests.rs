@@ -71,14 +71,23 @@ fn the_best_volume_is_found() {
         let found = matching::find(&claim(json!({}), spec), volumes, delayed);
         assert_eq!(found.map(|volume| volume.name_any()).as_deref(), expected);
     };
-    let sizes = [volume("small", gib(1)), volume("large", gib(50)), volume("fits", gib(6))];
+    let sizes = [
+        volume("small", gib(1)),
+        volume("large", gib(50)),
+        volume("fits", gib(6)),
+    ];
     check(json!({}), &sizes, false, Some("fits"));
     check(json!({}), &sizes, true, None);
     check(json!({"storageClassName": "fast"}), &sizes, false, None);
     check(json!({"accessModes": ["ReadWriteMany"]}), &sizes, false, None);
     check(json!({"volumeMode": "Block"}), &sizes, false, None);
     check(json!({"volumeAttributesClassName": "gold"}), &sizes, false, None);
-    check(json!({"selector": {"matchLabels": {"a": "b"}}}), &sizes, false, None);
+    check(
+        json!({"selector": {"matchLabels": {"a": "b"}}}),
+        &sizes,
+        false,
+        None,
+    );
     let labelled = [volume_with(
         "labelled",
         json!({"labels": {"a": "b"}}),
@@ -104,13 +113,17 @@ fn the_best_volume_is_found() {
         Some("both"),
     );
     // Reserved for this claim: taken at once, and in every phase. For another: never.
-    let reserved =
-        |name: &str, uid: &str| json!({"claimRef": {"name": name, "namespace": "ns", "uid": uid}, "capacity": {"storage": "90Gi"}});
+    let reserved = |name: &str, uid: &str| json!({"claimRef": {"name": name, "namespace": "ns", "uid": uid}, "capacity": {"storage": "90Gi"}});
     let prebound = [volume("free", gib(5)), volume("mine", reserved("c", ""))];
     check(json!({}), &prebound, false, Some("mine"));
     check(json!({}), &prebound, true, Some("mine"));
     check(json!({}), &[volume("theirs", reserved("d", ""))], false, None);
-    check(json!({}), &[volume("old", reserved("c", "other-uid"))], false, None);
+    check(
+        json!({}),
+        &[volume("old", reserved("c", "other-uid"))],
+        false,
+        None,
+    );
     let unfit = [
         volume_with("released", json!({}), json!({}), "Released"),
         volume_with(
@@ -197,7 +210,8 @@ fn claims_without_a_volume_are_told_why() {
             "no volume plugin matched name: kubernetes.io/no-provisioner",
         )),
     );
-    let delayed = |pods: &[(&str, &str, &str)]| Around {
+    let delayed = |pods: &[(&str, &str, &str)]| {
+        Around {
         pods: pods
             .iter()
             .map(|(name, node, phase)| {
@@ -206,6 +220,7 @@ fn claims_without_a_volume_are_told_why() {
             })
             .collect(),
         ..of_class(json!({"volumeBindingMode": "WaitForFirstConsumer"}))
+    }
     };
     check(
         named.clone(),
@@ -259,7 +274,10 @@ fn claims_that_name_a_volume() {
             claim::Plan::Wait(Some(note))
         );
     };
-    check_mismatch(json!({"capacity": {"storage": "1Gi"}}), "requested PV is too small");
+    check_mismatch(
+        json!({"capacity": {"storage": "1Gi"}}),
+        "requested PV is too small",
+    );
     check_mismatch(
         json!({"storageClassName": "x"}),
         "storageClassName does not match",
@@ -273,17 +291,19 @@ fn claims_that_name_a_volume() {
         json!({"accessModes": ["ReadOnlyMany"]}),
         "incompatible accessMode",
     );
-    let taken = || volume("v", json!({"claimRef": {"name": "d", "namespace": "ns", "uid": "du"}}));
+    let taken = || {
+        volume(
+            "v",
+            json!({"claimRef": {"name": "d", "namespace": "ns", "uid": "du"}}),
+        )
+    };
     let note = || {
         warning(
             "FailedBinding",
             "volume \"v\" already bound to a different claim.",
         )
     };
-    assert_eq!(
-        plan(&named(), with(taken())),
-        claim::Plan::Wait(Some(note()))
-    );
+    assert_eq!(plan(&named(), with(taken())), claim::Plan::Wait(Some(note())));
     let by_controller = claim(
         json!({"annotations": {"pv.kubernetes.io/bound-by-controller": "yes"}}),
         json!({"volumeName": "v"}),
@@ -325,7 +345,10 @@ fn bound_claims_stay_bound_or_are_lost() {
         )
     );
     assert_eq!(
-        plan(&bound("v"), with(json!({"claimRef": {"name": "c", "namespace": "ns", "uid": "other"}}))),
+        plan(
+            &bound("v"),
+            with(json!({"claimRef": {"name": "c", "namespace": "ns", "uid": "other"}}))
+        ),
         lost(
             "ClaimMisbound",
             "Two claims are bound to the same volume, this one is bound incorrectly"
@@ -346,7 +369,10 @@ fn a_binding_is_written_in_four_steps_and_only_once() {
         serde_json::to_value(claim_ref(&reserved)).unwrap(),
         json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": "c", "namespace": "ns", "uid": "cu", "resourceVersion": "3"})
     );
-    assert!(has_annotation(&reserved.metadata, super::super::BOUND_BY_CONTROLLER));
+    assert!(has_annotation(
+        &reserved.metadata,
+        super::super::BOUND_BY_CONTROLLER
+    ));
     assert_eq!(steps::volume_to_claim(&reserved, &wanted), None);
     let in_phase = steps::in_phase(&reserved, "Bound", "").unwrap();
     assert_eq!(steps::in_phase(&in_phase, "Bound", ""), None);
@@ -364,7 +390,10 @@ fn a_binding_is_written_in_four_steps_and_only_once() {
     assert_eq!(steps::claim_status(&done, "Bound", Some(&in_phase)), None);
     // Lost: nothing of the volume is left.
     let lost = steps::claim_status(&done, "Lost", None).unwrap();
-    assert_eq!(serde_json::to_value(&lost.status).unwrap(), json!({"phase": "Lost"}));
+    assert_eq!(
+        serde_json::to_value(&lost.status).unwrap(),
+        json!({"phase": "Lost"})
+    );
 }
 
 #[test]
@@ -382,7 +411,10 @@ fn reservations_of_users_outlive_the_binding() {
         super::super::BOUND_BY_CONTROLLER
     ));
     let free = steps::unbound(&reserved);
-    assert_eq!(claim_ref(&free).map(|r| (r.name.as_deref(), r.uid.as_deref())), Some((Some("c"), None)));
+    assert_eq!(
+        claim_ref(&free).map(|r| (r.name.as_deref(), r.uid.as_deref())),
+        Some((Some("c"), None))
+    );
     let by_controller = steps::volume_to_claim(&volume("v", json!({})), &wanted).unwrap();
     let free = steps::unbound(&by_controller);
     assert_eq!(claim_ref(&free), None);
@@ -392,15 +424,12 @@ fn reservations_of_users_outlive_the_binding() {
 #[test]
 fn volumes_follow_their_claims() {
     let bound_to = |uid: &str| json!({"claimRef": {"name": "c", "namespace": "ns", "uid": uid}});
-    let check = |volume: Arc<PersistentVolume>, claim: Option<&PersistentVolumeClaim>, expected: volume::Plan| {
-        assert_eq!(volume::plan(&volume, claim), expected);
-    };
+    let check =
+        |volume: Arc<PersistentVolume>, claim: Option<&PersistentVolumeClaim>, expected: volume::Plan| {
+            assert_eq!(volume::plan(&volume, claim), expected);
+        };
     check(volume("v", json!({})), None, volume::Plan::Phase("Available"));
-    check(
-        volume("v", bound_to("")),
-        None,
-        volume::Plan::Phase("Available"),
-    );
+    check(volume("v", bound_to("")), None, volume::Plan::Phase("Available"));
     let named = |name: &str| claim(json!({}), json!({"volumeName": name}));
     check(
         volume("v", bound_to("cu")),
@@ -473,10 +502,7 @@ fn released_volumes_are_reclaimed_by_policy() {
         json!({}),
         policy("Recycle"),
         &["ns/a".to_owned(), "ns/b".to_owned()],
-        volume::Reclaim::InUse(normal(
-            "VolumeFailedRecycle",
-            "Volume is used by pods: ns/a,ns/b",
-        )),
+        volume::Reclaim::InUse(normal("VolumeFailedRecycle", "Volume is used by pods: ns/a,ns/b")),
     );
     check(
         json!({}),
@@ -488,7 +514,12 @@ fn released_volumes_are_reclaimed_by_policy() {
         ),
     );
     let by = |name: &str| json!({"annotations": {"pv.kubernetes.io/provisioned-by": name}});
-    check(by("skiff.io/local"), policy("Delete"), &[], volume::Reclaim::Leave);
+    check(
+        by("skiff.io/local"),
+        policy("Delete"),
+        &[],
+        volume::Reclaim::Leave,
+    );
     check(
         by("kubernetes.io/rbd"),
         policy("Delete"),
@@ -500,7 +531,10 @@ fn released_volumes_are_reclaimed_by_policy() {
     );
     check(
         json!({}),
-        merged(policy("Delete"), json!({"csi": {"driver": "d", "volumeHandle": "h"}})),
+        merged(
+            policy("Delete"),
+            json!({"csi": {"driver": "d", "volumeHandle": "h"}}),
+        ),
         &[],
         volume::Reclaim::Leave,
     );
@@ -530,6 +564,9 @@ fn the_default_class_is_the_newest() {
         of("a", "2026-02-01T00:00:00Z", "true"),
         of("d", "2026-03-01T00:00:00Z", "false"),
     ];
-    assert_eq!(default_class(&classes).map(|class| class.name_any()).as_deref(), Some("a"));
+    assert_eq!(
+        default_class(&classes).map(|class| class.name_any()).as_deref(),
+        Some("a")
+    );
     assert!(default_class(&classes[3..]).is_none());
 }

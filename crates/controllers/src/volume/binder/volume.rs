@@ -5,7 +5,9 @@ use kube::ResourceExt;
 
 use super::matching::modes_match;
 use super::{Note, warning};
-use crate::volume::{MIGRATED_TO, PROVISIONED_BY, annotation, claim_ref, has_annotation, volume_name, volume_phase};
+use crate::volume::{
+    MIGRATED_TO, PROVISIONED_BY, annotation, claim_ref, has_annotation, volume_name, volume_phase,
+};
 
 #[derive(Debug, PartialEq)]
 pub(super) enum Plan {
