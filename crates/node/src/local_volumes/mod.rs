@@ -230,7 +230,7 @@ impl LocalVolumes {
                 if self.is_mounted(name).await? {
                     return Ok(Action::RequeueAfter(STILL_MOUNTED));
                 }
-                if let Err(error) = disk(&directory, |directory| skiff_fs::remove_tree(directory)).await {
+                if let Err(error) = disk(&directory, skiff_fs::remove_tree).await {
                     let event = (reference(&*volume), error.to_string());
                     self.recorder
                         .event(&event.0, "Warning", "VolumeFailedDelete", event.1);
@@ -351,5 +351,24 @@ impl Reconcile for LocalVolumes {
             Item::Volume(name) => self.sync_volume(&name).await,
             Item::Sweep => self.sweep().await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn directories_are_open_inside_of_a_closed_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("volumes");
+        let volume = root.join("pvc-1");
+        make_directory(&root, &volume).unwrap();
+        std::fs::write(volume.join("kept"), "x").unwrap();
+        make_directory(&root, &volume).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        assert_eq!((mode(&root), mode(&volume)), (0o700, 0o777));
+        assert!(volume.join("kept").exists());
     }
 }

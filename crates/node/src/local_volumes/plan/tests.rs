@@ -1,3 +1,5 @@
+//! The plans of the provisioner.
+
 use super::*;
 use serde_json::{Value, json};
 
