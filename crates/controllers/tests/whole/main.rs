@@ -9,6 +9,7 @@
 mod cluster;
 mod cluster_loops;
 mod daemonset;
+mod devices;
 mod fake;
 mod jobs;
 mod replicas;
