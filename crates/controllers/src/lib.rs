@@ -34,6 +34,8 @@ use skiff_client::{
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+pub use node::lifecycle::EvictionRates;
+
 /// What the wiring gives. `client_for` gets a name out of [`service_accounts`] or
 /// [`MANAGER`] and answers a client with that identity.
 #[derive(Clone)]
@@ -49,6 +51,7 @@ pub struct ControllersConfig {
     pub node_monitor_period: Duration,
     pub node_monitor_grace_period: Duration,
     pub node_startup_grace_period: Duration,
+    pub eviction_rates: EvictionRates,
     pub terminated_pod_gc_threshold: usize,
     pub leader_elect: bool,
     /// Names this contender for the lease. It should stay the same over a restart: then the lease of the
@@ -75,6 +78,12 @@ impl ControllersConfig {
             node_monitor_period: Duration::from_secs(5),
             node_monitor_grace_period: Duration::from_secs(50),
             node_startup_grace_period: Duration::from_secs(60),
+            eviction_rates: EvictionRates {
+                primary: 0.1,
+                secondary: 0.01,
+                large_cluster_threshold: 50,
+                unhealthy_zone_threshold: 0.55,
+            },
             terminated_pod_gc_threshold: 12_500,
             leader_elect: true,
             identity,

@@ -270,7 +270,7 @@ impl Reconcile for NodeNetworks {
             let message = format!("Node {} status is now: CIDRNotAvailable", key.name);
             self.context
                 .events
-                .event(&node_reference(&key.name), "Normal", "CIDRNotAvailable", message);
+                .event(&node_reference(&node), "Normal", "CIDRNotAvailable", message);
             return Err(Error::Other(format!(
                 "no pod network is left for node {}",
                 key.name
@@ -288,7 +288,7 @@ impl Reconcile for NodeNetworks {
             Err(error) => {
                 let message = format!("Node {} status is now: CIDRAssignmentFailed", key.name);
                 self.context.events.event(
-                    &node_reference(&key.name),
+                    &node_reference(&node),
                     "Normal",
                     "CIDRAssignmentFailed",
                     message,
