@@ -1,71 +1,11 @@
-//! What controllers ask of a pod: is it active, ready, available; which of several should go first.
+//! What controllers ask of a pod: its state, and which of several should go first.
 
 use std::cmp::Ordering;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::core::v1::Pod;
 
-pub(crate) fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
-    pod.status
-        .as_ref()?
-        .conditions
-        .as_ref()?
-        .iter()
-        .find(|condition| condition.type_ == type_)
-}
-
-pub(crate) fn phase(pod: &Pod) -> &str {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        .unwrap_or("")
-}
-
-pub(crate) fn node_name(pod: &Pod) -> &str {
-    pod.spec
-        .as_ref()
-        .and_then(|spec| spec.node_name.as_deref())
-        .unwrap_or("")
-}
-
-pub(crate) fn is_terminal(pod: &Pod) -> bool {
-    matches!(phase(pod), "Succeeded" | "Failed")
-}
-
-pub(crate) fn is_active(pod: &Pod) -> bool {
-    !is_terminal(pod) && pod.metadata.deletion_timestamp.is_none()
-}
-
-pub(crate) fn is_terminating(pod: &Pod) -> bool {
-    !is_terminal(pod) && pod.metadata.deletion_timestamp.is_some()
-}
-
-pub(crate) fn is_ready(pod: &Pod) -> bool {
-    condition(pod, "Ready").is_some_and(|condition| condition.status == "True")
-}
-
-fn ready_since(pod: &Pod) -> Option<Timestamp> {
-    let ready = condition(pod, "Ready").filter(|condition| condition.status == "True")?;
-    ready.last_transition_time.as_ref().map(|time| time.0)
-}
-
-/// When the pod will have been ready for `min_ready_seconds`; `None` if it is not ready.
-pub(crate) fn available_at(pod: &Pod, min_ready_seconds: i32) -> Option<Timestamp> {
-    if !is_ready(pod) {
-        return None;
-    }
-    if min_ready_seconds <= 0 {
-        return Some(Timestamp::MIN);
-    }
-    let since = ready_since(pod)?;
-    since
-        .checked_add(jiff::SignedDuration::from_secs(min_ready_seconds.into()))
-        .ok()
-}
-
-pub(crate) fn is_available(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> bool {
-    available_at(pod, min_ready_seconds).is_some_and(|at| at <= now)
-}
+pub(crate) use skiff_pods::state::*;
 
 fn deletion_cost(pod: &Pod) -> i32 {
     let annotations = pod.metadata.annotations.as_ref();
@@ -183,26 +123,5 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn availability_waits_for_min_ready_seconds() {
-        let check = |pod: &Pod, min: i32, now: &str, expected: bool| {
-            assert_eq!(
-                is_available(pod, min, now.parse().unwrap()),
-                expected,
-                "{min} {now}"
-            );
-        };
-        let ready = pod("a", json!({}));
-        check(&ready, 0, "2026-01-01T00:00:10Z", true);
-        check(&ready, 5, "2026-01-01T00:00:14Z", false);
-        check(&ready, 5, "2026-01-01T00:00:15Z", true);
-        check(
-            &pod("b", json!({"/status/conditions/0/status": "False"})),
-            0,
-            "2026-01-01T00:00:15Z",
-            false,
-        );
     }
 }

@@ -3,13 +3,12 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration};
-use skiff_meta::selector::{Operator, Requirement};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use skiff_pods::requests::{Resources, pod_requests};
+use skiff_pods::{affinity, taints};
 
 use crate::pods;
-use crate::resources::{
-    ResourceList, cpu_request_milli, milli_value, pod_total, request_or_limit_value, value,
-};
+use crate::resources::{ResourceList, milli_value, value};
 use crate::sysctls::AllowedSysctls;
 
 /// Why not; becomes the reason of a failed pod.
@@ -54,7 +53,7 @@ pub fn admit(
     enough_room(pod, others, allocatable)?;
     let Some(node) = node else { return Ok(()) };
     strict_groups(pod, node)?;
-    if !wants_node(pod, node) {
+    if !{ pod.spec.as_ref() }.is_none_or(|spec| affinity::required_affinity_matches(spec, node)) {
         return Err(Refusal {
             reason: NODE_AFFINITY,
             message: "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
@@ -68,11 +67,14 @@ pub fn admit(
                 .to_owned(),
         });
     }
-    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref());
     let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref());
-    let tolerations = tolerations.unwrap_or_default();
-    let no_execute = taints.filter(|taint| taint.effect == "NoExecute");
-    if { no_execute }.any(|taint| !tolerations.iter().any(|toleration| tolerates(toleration, taint))) {
+    let untolerated = taints::find_untolerated(
+        taints.unwrap_or_default(),
+        tolerations.unwrap_or_default(),
+        |taint| taint.effect == "NoExecute",
+    );
+    if untolerated.is_some() {
         return Err(Refusal {
             reason: "TaintToleration",
             message: "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate"
@@ -166,79 +168,10 @@ fn host_ports(pod: &Pod) -> Vec<HostPort<'_>> {
         .collect()
 }
 
-/// `nodeSelector` and the required part of the node affinity.
-fn wants_node(pod: &Pod, node: &Node) -> bool {
-    let Some(spec) = &pod.spec else { return true };
-    let label = |key: &str| {
-        let labels = node.metadata.labels.as_ref()?;
-        labels.get(key).map(String::as_str)
-    };
-    let selected = spec
-        .node_selector
-        .iter()
-        .flatten()
-        .all(|(key, value)| label(key) == Some(value));
-    let required = spec
-        .affinity
-        .as_ref()
-        .and_then(|affinity| affinity.node_affinity.as_ref())
-        .and_then(|affinity| {
-            affinity
-                .required_during_scheduling_ignored_during_execution
-                .as_ref()
-        });
-    let field = |key: &str| {
-        (key == "metadata.name")
-            .then_some(node.metadata.name.as_deref())
-            .flatten()
-    };
-    let matches = |term: &NodeSelectorTerm| {
-        let expressions = term.match_expressions.as_deref().unwrap_or_default();
-        let fields = term.match_fields.as_deref().unwrap_or_default();
-        // A term that asks for nothing matches nothing.
-        !(expressions.is_empty() && fields.is_empty())
-            && expressions.iter().all(|wanted| holds(wanted, label(&wanted.key)))
-            && fields.iter().all(|wanted| holds(wanted, field(&wanted.key)))
-    };
-    selected && required.is_none_or(|selector| selector.node_selector_terms.iter().any(matches))
-}
-
-fn holds(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
-    let operator = match wanted.operator.as_str() {
-        "In" => Operator::In,
-        "NotIn" => Operator::NotIn,
-        "Exists" => Operator::Exists,
-        "DoesNotExist" => Operator::DoesNotExist,
-        "Gt" => Operator::GreaterThan,
-        "Lt" => Operator::LessThan,
-        _ => return false,
-    };
-    Requirement {
-        key: wanted.key.clone(),
-        operator,
-        values: wanted.values.iter().flatten().cloned().collect(),
-    }
-    .matches(value)
-}
-
-fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    let (key, effect) = (text(&toleration.key), text(&toleration.effect));
-    if !(effect.is_empty() || effect == taint.effect) || !(key.is_empty() || key == taint.key) {
-        return false;
-    }
-    match toleration.operator.as_deref().unwrap_or_default() {
-        "" | "Equal" => !key.is_empty() && text(&toleration.value) == text(&taint.value),
-        "Exists" => true,
-        _ => false,
-    }
-}
-
 fn enough_room(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Result<(), Refusal> {
-    let sum = |measure: &dyn Fn(&Pod) -> i64| -> i64 { others.iter().map(|other| measure(other)).sum() };
-    let cpu = |pod: &Pod| pod_total(pod, "cpu", cpu_request_milli);
-    let memory = |pod: &Pod| pod_total(pod, "memory", request_or_limit_value);
-    let storage = |pod: &Pod| pod_total(pod, "ephemeral-storage", request_or_limit_value);
+    let wanted = pod_requests(pod);
+    let mut taken = Resources::default();
+    others.iter().for_each(|other| taken.add(&pod_requests(other)));
     let capacity =
         |name: &str, measure: fn(&k8s_openapi::apimachinery::pkg::api::resource::Quantity) -> i64| {
             allocatable.get(name).map_or(0, measure)
@@ -254,22 +187,22 @@ fn enough_room(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Re
         (
             "OutOfcpu",
             "cpu",
-            cpu(pod),
-            sum(&cpu),
+            wanted.milli_cpu,
+            taken.milli_cpu,
             capacity("cpu", milli_value),
         ),
         (
             "OutOfmemory",
             "memory",
-            memory(pod),
-            sum(&memory),
+            wanted.memory,
+            taken.memory,
             capacity("memory", value),
         ),
         (
             "OutOfephemeral-storage",
             "ephemeral-storage",
-            storage(pod),
-            sum(&storage),
+            wanted.ephemeral_storage,
+            taken.ephemeral_storage,
             capacity("ephemeral-storage", value),
         ),
     ];

@@ -15,6 +15,8 @@ pub struct NodeFacts {
     pub allocatable_cpu_milli: i64,
     pub allocatable_memory: i64,
     pub allocatable_ephemeral_storage: i64,
+    /// The node's labels; `None` until the Node object is known.
+    pub labels: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

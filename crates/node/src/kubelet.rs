@@ -117,7 +117,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     let kubelet = Arc::new(Kubelet {
         machine: Machine::detect(&config.data_dir),
         images: Images::new(runtime.clone(), recorder.clone(), config.max_parallel_image_pulls),
-        volumes: Volumes::new(&config.data_dir, objects.clone()),
+        volumes: Volumes::new(&config.data_dir, objects.clone()).with_recorder(recorder.clone()),
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
         runtime_status: Mutex::default(),
@@ -409,6 +409,11 @@ impl Kubelet {
             allocatable_cpu_milli: allocatable.get("cpu").map_or(0, milli_value),
             allocatable_memory: allocatable.get("memory").map_or(0, value),
             allocatable_ephemeral_storage: allocatable.get("ephemeral-storage").map_or(0, value),
+            labels: self
+                .node
+                .list()
+                .first()
+                .map(|node| node.metadata.labels.clone().unwrap_or_default()),
         }
     }
 

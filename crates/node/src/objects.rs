@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::{ConfigMap, Secret, ServiceAccount};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, PersistentVolume, PersistentVolumeClaim, Secret, ServiceAccount,
+};
 use kube::api::PostParams;
 use kube::{Api, Client};
 
@@ -14,6 +16,9 @@ use kube::{Api, Client};
 pub trait Objects: Send + Sync {
     async fn config_map(&self, namespace: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String>;
     async fn secret(&self, namespace: &str, name: &str) -> Result<Option<Arc<Secret>>, String>;
+    /// A missing claim is an error too: the user is told what the API said.
+    async fn claim(&self, namespace: &str, name: &str) -> Result<PersistentVolumeClaim, String>;
+    async fn persistent_volume(&self, name: &str) -> Result<PersistentVolume, String>;
     async fn token(
         &self,
         namespace: &str,
@@ -62,6 +67,16 @@ impl Objects for ApiObjects {
                 .get_opt(name)
                 .await,
         )
+    }
+
+    async fn claim(&self, namespace: &str, name: &str) -> Result<PersistentVolumeClaim, String> {
+        let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
+        api.get(name).await.map_err(|e| error_message(&e))
+    }
+
+    async fn persistent_volume(&self, name: &str) -> Result<PersistentVolume, String> {
+        let api: Api<PersistentVolume> = Api::all(self.client.clone());
+        api.get(name).await.map_err(|e| error_message(&e))
     }
 
     async fn token(

@@ -1,5 +1,7 @@
 //! Small questions about a pod object that many files ask. Pure.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1::{
     Container, EphemeralContainer, ObjectReference, Pod, PodSpec, SecurityContext,
 };
@@ -67,6 +69,42 @@ pub fn all_security_contexts(spec: &PodSpec) -> impl Iterator<Item = &SecurityCo
     containers
         .filter_map(|c| c.security_context.as_ref())
         .chain(ephemeral.filter_map(|c| c.security_context.as_ref()))
+}
+
+/// The names of the volumes that a container mounts or takes as a device. Others are not mounted on the node.
+pub fn used_volumes(pod: &Pod) -> BTreeSet<&str> {
+    let mut used = BTreeSet::new();
+    let Some(spec) = &pod.spec else { return used };
+    for container in spec
+        .containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten())
+    {
+        used.extend(container.volume_mounts.iter().flatten().map(|m| m.name.as_str()));
+        used.extend(container.volume_devices.iter().flatten().map(|d| d.name.as_str()));
+    }
+    for container in spec.ephemeral_containers.iter().flatten() {
+        used.extend(container.volume_mounts.iter().flatten().map(|m| m.name.as_str()));
+        used.extend(container.volume_devices.iter().flatten().map(|d| d.name.as_str()));
+    }
+    used
+}
+
+/// Whether a container takes the volume as a block device.
+pub fn is_device(pod: &Pod, volume: &str) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let mut devices = spec
+        .containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten())
+        .flat_map(|container| container.volume_devices.iter().flatten())
+        .chain(
+            spec.ephemeral_containers
+                .iter()
+                .flatten()
+                .flat_map(|container| container.volume_devices.iter().flatten()),
+        );
+    devices.any(|device| device.name == volume)
 }
 
 /// The container of that name, of whichever sort.

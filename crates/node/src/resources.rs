@@ -65,42 +65,10 @@ impl QosClass {
 
 /// The pod's QoS class: as the API server recorded it, else computed the same way.
 pub fn qos_class(pod: &Pod) -> QosClass {
-    match pod.status.as_ref().and_then(|s| s.qos_class.as_deref()) {
-        Some("Guaranteed") => return QosClass::Guaranteed,
-        Some("Burstable") => return QosClass::Burstable,
-        Some("BestEffort") => return QosClass::BestEffort,
-        _ => {}
-    }
-    let Some(spec) = &pod.spec else {
-        return QosClass::BestEffort;
-    };
-    let mut any = false;
-    let mut guaranteed = true;
-    let pod_level = spec
-        .resources
-        .as_ref()
-        .filter(|r| r.requests.is_some() || r.limits.is_some());
-    let all: Vec<Option<&ResourceRequirements>> = match pod_level {
-        Some(resources) => vec![Some(resources)],
-        None => spec
-            .containers
-            .iter()
-            .chain(spec.init_containers.iter().flatten())
-            .map(|c| c.resources.as_ref())
-            .collect(),
-    };
-    for resources in all {
-        for name in ["cpu", "memory"] {
-            let requested = request(resources, name).map_or(0, milli_value);
-            let limited = limit(resources, name).map_or(0, milli_value);
-            any |= requested > 0 || limited > 0;
-            guaranteed &= limited > 0 && (requested == limited || request(resources, name).is_none());
-        }
-    }
-    match (any, guaranteed) {
-        (false, _) => QosClass::BestEffort,
-        (true, true) => QosClass::Guaranteed,
-        (true, false) => QosClass::Burstable,
+    match skiff_pods::qos::of(pod) {
+        skiff_pods::qos::GUARANTEED => QosClass::Guaranteed,
+        skiff_pods::qos::BURSTABLE => QosClass::Burstable,
+        _ => QosClass::BestEffort,
     }
 }
 
@@ -169,12 +137,6 @@ pub fn limit_milli(resources: Option<&ResourceRequirements>, name: &str) -> i64 
 
 pub fn limit_value(resources: Option<&ResourceRequirements>, name: &str) -> i64 {
     limit(resources, name).map_or(0, value)
-}
-
-pub fn request_or_limit_value(resources: Option<&ResourceRequirements>, name: &str) -> i64 {
-    request(resources, name)
-        .or_else(|| limit(resources, name))
-        .map_or(0, value)
 }
 
 /// What is written into a pod's own cgroup. `None` leaves the kernel's default.

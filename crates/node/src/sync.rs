@@ -20,7 +20,7 @@ use crate::resources::is_sidecar;
 use crate::sandbox_config::sandbox_config;
 use crate::start::{StartContext, StartError};
 use crate::status::WaitingReason;
-use crate::volumes::MountedVolumes;
+use crate::volumes::{MountedVolumes, event_messages};
 
 /// How a pass ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Kubelet {
         self.volumes
             .set_up(pod, facts)
             .await
-            .map_err(|errors| errors.into_iter().map(|e| e.to_string()).collect())
+            .map_err(|errors| event_messages(&errors))
     }
 
     async fn act(

@@ -2,26 +2,31 @@
 //! One file a type. What is not built is refused with a sentence; nothing is silently left out.
 
 pub mod atomic_writer;
+mod claims;
 mod downward_api;
 mod empty_dir;
 mod host_path;
 mod keyed;
+mod local;
 mod ownership;
+mod persistent;
 pub mod sub_path;
 mod tokens;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, ProjectedVolumeSource, Volume};
+use parking_lot::Mutex;
 
 use crate::field_ref::NodeFacts;
 use crate::objects::Objects;
 use crate::pods;
 use crate::resources::{limit_value, pod_total, value};
 use atomic_writer::{File, Payload};
+use skiff_client::EventRecorder;
 use skiff_fs::{remove_tree, unmount_below};
 use tokens::Tokens;
 
@@ -34,12 +39,67 @@ pub struct MountedVolume {
 
 pub type MountedVolumes = HashMap<String, MountedVolume>;
 
-/// One volume that could not be made; becomes a FailedMount event.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("MountVolume.SetUp failed for volume {volume:?} : {message}")]
+/// One volume of a pod that could not be mounted. `volume` is its name in the pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeError {
     pub volume: String,
-    pub message: String,
+    pub cause: SetUpError,
+}
+
+/// Why a volume could not be mounted, in the two forms in which upstream reports it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SetUpError {
+    /// A step of mounting failed. `name` is the name of the PersistentVolume if there is one.
+    #[error("{step} failed for volume {name:?} : {message}")]
+    Step {
+        step: &'static str,
+        name: String,
+        message: String,
+    },
+    /// It is not known yet, or not allowed, what to mount: the claim is not bound, for example.
+    #[error("{0}")]
+    Unprocessed(String),
+}
+
+impl SetUpError {
+    fn set_up(name: &str, message: String) -> Self {
+        Self::step("MountVolume.SetUp", name, message)
+    }
+
+    fn step(step: &'static str, name: &str, message: String) -> Self {
+        SetUpError::Step {
+            step,
+            name: name.to_owned(),
+            message,
+        }
+    }
+}
+
+/// The messages of the FailedMount events: one for each volume whose mounting failed, and one for all those of which
+/// it is not known what to mount.
+pub fn event_messages(errors: &[VolumeError]) -> Vec<String> {
+    let mut messages = Vec::new();
+    let (mut unmounted, mut unprocessed, mut causes) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+    for error in errors {
+        unmounted.insert(error.volume.as_str());
+        match &error.cause {
+            SetUpError::Step { .. } => messages.push(error.cause.to_string()),
+            SetUpError::Unprocessed(cause) => {
+                unprocessed.insert(error.volume.as_str());
+                causes.push(cause.as_str());
+            }
+        }
+    }
+    if !causes.is_empty() {
+        let list = |names: BTreeSet<&str>| names.into_iter().collect::<Vec<_>>().join(" ");
+        messages.push(format!(
+            "Unable to attach or mount volumes: unmounted volumes=[{}], unattached volumes=[], failed to process volumes=[{}]: {}",
+            list(unmounted),
+            list(unprocessed),
+            causes.join("; ")
+        ));
+    }
+    messages
 }
 
 pub struct Volumes {
@@ -47,6 +107,9 @@ pub struct Volumes {
     root: PathBuf,
     objects: Arc<dyn Objects>,
     tokens: Tokens,
+    recorder: Option<EventRecorder>,
+    /// The PersistentVolumes that pods of this node have mounted.
+    claimed: Mutex<claims::Claimed>,
     /// Off in unit tests, which must not mount.
     memory_backed: bool,
 }
@@ -57,7 +120,23 @@ impl Volumes {
             root: data_dir.join("pods"),
             objects,
             tokens: Tokens::default(),
+            recorder: None,
+            claimed: Mutex::default(),
             memory_backed: true,
+        }
+    }
+
+    /// Where warnings about volumes that are mounted all the same go.
+    pub fn with_recorder(self, recorder: EventRecorder) -> Self {
+        Volumes {
+            recorder: Some(recorder),
+            ..self
+        }
+    }
+
+    fn warn(&self, pod: &Pod, reason: &str, message: String) {
+        if let Some(recorder) = &self.recorder {
+            recorder.event(&pods::reference(pod), "Warning", reason, message);
         }
     }
 
@@ -88,23 +167,25 @@ impl Volumes {
 
     /// Makes or refreshes all volumes of the pod that a container mounts. Safe to repeat.
     pub async fn set_up(&self, pod: &Pod, facts: &NodeFacts) -> Result<MountedVolumes, Vec<VolumeError>> {
-        let volumes = pod
+        let used = pods::used_volumes(pod);
+        let volumes: Vec<&Volume> = pod
             .spec
-            .as_ref()
-            .and_then(|s| s.volumes.as_deref())
-            .unwrap_or_default();
+            .iter()
+            .flat_map(|spec| spec.volumes.iter().flatten())
+            .filter(|volume| used.contains(volume.name.as_str()))
+            .collect();
         let results =
             futures::future::join_all(volumes.iter().map(|volume| self.set_up_one(pod, volume, facts))).await;
         let mut mounted = MountedVolumes::new();
         let mut errors = Vec::new();
-        for (volume, result) in volumes.iter().zip(results) {
+        for (volume, result) in volumes.into_iter().zip(results) {
             match result {
                 Ok(one) => {
                     mounted.insert(volume.name.clone(), one);
                 }
-                Err(message) => errors.push(VolumeError {
+                Err(cause) => errors.push(VolumeError {
                     volume: volume.name.clone(),
-                    message,
+                    cause,
                 }),
             }
         }
@@ -116,6 +197,21 @@ impl Volumes {
     }
 
     async fn set_up_one(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+        facts: &NodeFacts,
+    ) -> Result<MountedVolume, SetUpError> {
+        if let Some(reference) = claims::reference(pod, volume) {
+            return self.set_up_claim(pod, volume, reference, facts).await;
+        }
+        self.set_up_own(pod, volume, facts)
+            .await
+            .map_err(|message| SetUpError::set_up(&volume.name, message))
+    }
+
+    /// A volume that the pod describes itself.
+    async fn set_up_own(
         &self,
         pod: &Pod,
         volume: &Volume,
@@ -326,9 +422,12 @@ impl Volumes {
             for part in ["volume-subpaths", "volumes", "plugins"] {
                 remove_tree(&pod_dir.join(part))?;
             }
-            Ok(())
+            io::Result::Ok(())
         })
-        .await
+        .await?;
+        // Only now: until here another pod must not take a volume that is for one pod alone.
+        self.claimed.lock().forget(uid);
+        Ok(())
     }
 
     /// Removes what is left of a pod's directory; its volumes are gone by now.

@@ -3,7 +3,7 @@
 use super::*;
 use async_trait::async_trait;
 use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Secret};
 use parking_lot::Mutex;
 use serde_json::json;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,6 +23,12 @@ impl Objects for Scripted {
     async fn secret(&self, _: &str, name: &str) -> Result<Option<Arc<Secret>>, String> {
         Ok((name == "sec")
             .then(|| Arc::new(serde_json::from_value(json!({"data": {"pw": "c2VjcmV0"}})).unwrap())))
+    }
+    async fn claim(&self, _: &str, name: &str) -> Result<PersistentVolumeClaim, String> {
+        Err(format!("persistentvolumeclaims \"{name}\" not found"))
+    }
+    async fn persistent_volume(&self, name: &str) -> Result<PersistentVolume, String> {
+        Err(format!("persistentvolumes \"{name}\" not found"))
     }
     async fn token(&self, _: &str, _: &str, request: TokenRequest) -> Result<TokenRequest, String> {
         let count = self.tokens.fetch_add(1, Ordering::SeqCst);
@@ -44,9 +50,13 @@ fn volumes(dir: &Path, objects: Arc<Scripted>) -> Volumes {
 }
 
 fn pod(volumes: serde_json::Value) -> Pod {
+    let names = volumes.as_array().unwrap().iter().map(|volume| &volume["name"]);
+    let mounts: Vec<_> = names
+        .map(|name| json!({"name": name, "mountPath": "/x"}))
+        .collect();
     serde_json::from_value(
         json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u1", "labels": {"app": "web"}},
-        "spec": {"containers": [], "volumes": volumes}}),
+        "spec": {"containers": [{"name": "c", "volumeMounts": mounts}], "volumes": volumes}}),
     )
     .unwrap()
 }
@@ -101,7 +111,7 @@ async fn what_is_missing_is_named() {
             .set_up(&pod(json!([volume])), &NodeFacts::default())
             .await
             .unwrap_err();
-        assert_eq!(errors[0].to_string(), expected);
+        assert_eq!(event_messages(&errors), [expected]);
     };
     check(
         json!({"name": "v", "configMap": {"name": "no"}}),
@@ -113,8 +123,14 @@ async fn what_is_missing_is_named() {
         "MountVolume.SetUp failed for volume \"v\" : secret \"no\" not found",
     )
     .await;
+    check(
+        json!({"name": "v", "nfs": {"server": "s", "path": "/"}}),
+        "MountVolume.SetUp failed for volume \"v\" : nfs volumes are not supported by this node yet",
+    )
+    .await;
     check(json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}}),
-        "MountVolume.SetUp failed for volume \"v\" : persistentVolumeClaim volumes are not supported by this node yet").await;
+        "Unable to attach or mount volumes: unmounted volumes=[v], unattached volumes=[], failed to process volumes=[v]: \
+         error processing PVC ns/c: failed to fetch PVC from API server: persistentvolumeclaims \"c\" not found").await;
     check(json!({"name": "v", "projected": {"sources": [{"secret": {"name": "no"}}, {"configMap": {"name": "no"}}]}}),
         "MountVolume.SetUp failed for volume \"v\" : [secret \"no\" not found, configmap \"no\" not found]").await;
     assert!(

@@ -7,9 +7,10 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 use skiff_meta::Status;
-use skiff_registry::{Context, Open, Part, object};
+use skiff_registry::object;
 
 use super::{Remote, fetch, resolve};
+use crate::hooks::loopback::Loopback;
 use crate::server::Inner;
 
 const ATTEMPTS: usize = 5;
@@ -121,45 +122,19 @@ async fn attempt(inner: &Arc<Inner>, remote: &Arc<Remote>) -> Result<(), String>
     }
 }
 
-/// Writes the condition. True: the APIService was available before.
+/// Writes the condition, if it is news. True: the APIService was available before.
 async fn write(inner: &Arc<Inner>, name: &str, verdict: &Verdict) -> Result<bool, Status> {
-    let registry = &inner.registry;
-    let Some(resource) = registry.resources.get(super::GROUP, "v1", "apiservices").cloned() else {
-        return Ok(false);
-    };
     let mut was_available = false;
-    let now = skiff_meta::time::format_seconds(registry.now());
-    let mut set = |current: Option<&Value>| {
-        let mut current = current.cloned().unwrap_or_default();
-        set_condition(&mut current, verdict, &now);
-        Ok(current)
-    };
-    // Nothing to say is not said: most checks find what the one before found.
-    if let Some(current) = registry
-        .get(&resource, "", name, skiff_registry::ReadAt::Any)
-        .await?
-    {
+    let now = skiff_meta::time::format_seconds(inner.registry.now());
+    let set = |mut current: Value| {
         was_available = is_available(&current);
-        let mut wanted = current.clone();
-        set_condition(&mut wanted, verdict, &now);
-        if wanted == current {
-            return Ok(was_available);
-        }
-    }
-    let context = Context::of_server_status();
-    registry
-        .update(
-            &context,
-            &resource,
-            "",
-            name,
-            Part::Status,
-            false,
-            &mut set,
-            &Open,
-        )
-        .await
-        .map(|_| was_available)
+        let before = current.clone();
+        set_condition(&mut current, verdict, &now);
+        Ok((current != before).then_some(current))
+    };
+    let path = format!("/apis/{}/v1/apiservices/{name}", super::GROUP);
+    Loopback::new(inner).update(&path, "status", set).await?;
+    Ok(was_available)
 }
 
 fn is_available(object: &Value) -> bool {

@@ -1,12 +1,16 @@
 //! The APIServices of custom groups: one a group version, local, made and removed with the resources.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use serde_json::json;
 use skiff_meta::Status;
-use skiff_registry::{Context, DeleteOptions, Open, is_not_found};
+use skiff_registry::object;
 
+use crate::hooks::loopback::Loopback;
 use crate::server::Inner;
+
+const API_SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 
 /// What was told so far.
 #[derive(Default)]
@@ -16,7 +20,7 @@ pub struct ApiServices {
 
 impl ApiServices {
     /// Makes the APIServices be those of the served group versions.
-    pub async fn sync(&mut self, inner: &Inner) {
+    pub async fn sync(&mut self, inner: &Arc<Inner>) {
         let customs = inner.registry.resources.customs();
         let builtin = |group: &str, version: &str| inner.registry.resources.has_group_version(group, version);
         let mut served: Vec<(&'static str, &'static str)> = customs
@@ -43,7 +47,6 @@ impl ApiServices {
         for (group, version) in &self.known {
             if !wanted.contains(&(*group, *version))
                 && let Err(status) = remove(inner, group, version).await
-                && !is_not_found(&status)
             {
                 tracing::warn!(%status, group, version, "cannot remove an APIService");
             }
@@ -52,27 +55,19 @@ impl ApiServices {
     }
 }
 
-async fn create(inner: &Inner, group: &str, version: &str) -> Result<(), Status> {
+async fn create(inner: &Arc<Inner>, group: &str, version: &str) -> Result<(), Status> {
     let object = json!({"kind": "APIService", "apiVersion": "apiregistration.k8s.io/v1",
         "metadata": {"name": format!("{version}.{group}"),
             "labels": {"kube-aggregator.kubernetes.io/automanaged": "true"}},
         "spec": {"group": group, "version": version, "groupPriorityMinimum": 1000, "versionPriority": 100}});
-    inner.registry.ensure(object).await
+    Loopback::new(inner).ensure(API_SERVICES, &object).await
 }
 
-async fn remove(inner: &Inner, group: &str, version: &str) -> Result<(), Status> {
-    let Some(resource) = inner
-        .registry
-        .resources
-        .get("apiregistration.k8s.io", "v1", "apiservices")
-    else {
-        return Ok(());
-    };
-    let name = format!("{version}.{group}");
-    let options = DeleteOptions::default();
-    let deleted = inner
-        .registry
-        .delete(&Context::default(), resource, "", &name, &options, &Open)
-        .await;
-    deleted.map(drop)
+async fn remove(inner: &Arc<Inner>, group: &str, version: &str) -> Result<(), Status> {
+    let loopback = Loopback::new(inner);
+    let path = format!("{API_SERVICES}/{version}.{group}");
+    match loopback.get(&path).await? {
+        Some(present) => loopback.delete(&path, object::uid(&present)).await,
+        None => Ok(()),
+    }
 }

@@ -11,15 +11,14 @@ use futures::FutureExt;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use skiff_meta::Status;
-use skiff_registry::{
-    Context, Customs, EventKind, Open, Part, ReadAt, Resource, WatchFrom, WatchOptions, encode, object,
-};
+use skiff_registry::{Customs, EventKind, ReadAt, Resource, WatchFrom, WatchOptions, encode, object};
 
 use super::api_services::ApiServices;
 use super::convert::Webhook;
 use super::definition::{Definition, Names, condition};
 use super::names::{self, Taken};
 use super::{CLEANUP_FINALIZER, CustomVersion, GROUP, PLURAL, facts, retire};
+use crate::hooks::loopback::Loopback;
 use crate::server::Inner;
 
 /// What a definition brought into service.
@@ -329,7 +328,7 @@ impl Controller {
         uid: &str,
         change: &mut (dyn FnMut(Value) -> Value + Send),
     ) -> Result<Value, Status> {
-        write(&self.inner, &self.definitions, name, uid, Part::Status, change).await
+        write(&self.inner, &self.definitions, name, uid, change).await
     }
 
     fn retire(&mut self, definition: &Value) {
@@ -464,39 +463,23 @@ impl Controller {
     }
 }
 
-/// Changes a definition, if it is still the one with this uid.
+/// Changes the status of a definition, if it is still the one with this uid.
 pub(super) async fn write(
-    inner: &Inner,
+    inner: &Arc<Inner>,
     definitions: &Resource,
     name: &str,
     uid: &str,
-    part: Part,
     change: &mut (dyn FnMut(Value) -> Value + Send),
 ) -> Result<Value, Status> {
-    let context = match part {
-        Part::Status => Context::of_server_status(),
-        _ => Context::default(),
+    let path = format!("/apis/{GROUP}/v1/{PLURAL}/{name}");
+    let changed = |current: Value| {
+        if object::uid(&current) == uid {
+            Ok(Some(change(current)))
+        } else {
+            Err(Status::not_found(&definitions.group_resource, name))
+        }
     };
-    let mut transform = |current: Option<&Value>| {
-        let current = current
-            .filter(|current| object::uid(current) == uid)
-            .ok_or_else(|| Status::not_found(&definitions.group_resource, name))?;
-        Ok(change(current.clone()))
-    };
-    let updated = inner
-        .registry
-        .update(
-            &context,
-            definitions,
-            "",
-            name,
-            part,
-            false,
-            &mut transform,
-            &Open,
-        )
-        .await?;
-    Ok(updated.object)
+    Loopback::new(inner).update(&path, "status", changed).await
 }
 
 /// Reads one definition as it is now.

@@ -43,7 +43,7 @@ pub async fn run(
 }
 
 async fn attempt(
-    inner: &Inner,
+    inner: &Arc<Inner>,
     definitions: &Resource,
     name: &str,
     uid: &str,
@@ -69,11 +69,11 @@ async fn attempt(
             "InstanceDeletionInProgress",
             "CustomResource deletion is in progress".to_owned(),
         );
-        write(inner, definitions, name, uid, Part::Status, &mut mark).await?;
+        write(inner, definitions, name, uid, &mut mark).await?;
         if let Err(status) = empty(inner, stored).await {
             let message = format!("could not list instances: {}", status.message);
             let mut mark = terminating("InstanceDeletionFailed", message);
-            write(inner, definitions, name, uid, Part::Status, &mut mark).await?;
+            write(inner, definitions, name, uid, &mut mark).await?;
             return Err(status);
         }
     }
@@ -81,18 +81,38 @@ async fn attempt(
         return Ok(());
     }
     let done = terminating("InstanceDeletionCompleted", "removed all instances".to_owned());
-    let mut finish = |definition: Value| {
+    let finish = |definition: Value| {
         let mut definition = done(definition);
         let mut finalizers = object::finalizers(&definition);
         finalizers.retain(|finalizer| finalizer != CLEANUP_FINALIZER);
         object::set(&mut definition, "finalizers", finalizers);
         definition
     };
+    // By the registry, as upstream's finalizer works on the storage: a definition that no longer passes the rules of
+    // today must be able to go.
     let part = Part::Other {
         prepare: |_: &mut Value, _: &Value| {},
         validate: |_: &Value, _: &Value| Vec::<field::Error>::new(),
     };
-    write(inner, definitions, name, uid, part, &mut finish)
+    let mut transform = |current: Option<&Value>| {
+        let current = current
+            .filter(|current| object::uid(current) == uid)
+            .ok_or_else(|| Status::not_found(&definitions.group_resource, name))?;
+        Ok(finish(current.clone()))
+    };
+    let context = Context::default();
+    let registry = &inner.registry;
+    registry
+        .update(
+            &context,
+            definitions,
+            "",
+            name,
+            part,
+            false,
+            &mut transform,
+            &Open,
+        )
         .await
         .map(drop)
 }

@@ -16,11 +16,12 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use skiff_auth::UserInfo;
 use skiff_meta::Status;
-use skiff_registry::{Context, EventKind, Open, Part, encode, fields, object};
+use skiff_registry::{EventKind, encode, object};
 use tokio::sync::Notify;
 
 use crate::body::{self, Answer};
 use crate::hooks::follow::{Follower, follow};
+use crate::hooks::loopback::Loopback;
 use crate::request_info::RequestInfo;
 use crate::server::Inner;
 use levels::{Admission, Levels};
@@ -245,21 +246,11 @@ async fn write_conditions(inner: &Arc<Inner>) {
             if !set_dangling(&mut present.clone(), level, *dangling, now) {
                 return;
             }
-            let mut set = |current: Option<&Value>| {
-                let mut wanted = current.cloned().unwrap_or_default();
-                set_dangling(&mut wanted, level, *dangling, now);
-                let config = condition_alone(&wanted);
-                let outcome =
-                    inner
-                        .registry
-                        .apply_fields(resource, "status", current, &config, FIELD_MANAGER, true)?;
-                fields::put(&mut wanted, outcome.managed);
-                Ok(wanted)
-            };
-            let context = Context::default();
-            let written = inner
-                .registry
-                .update(&context, resource, "", name, Part::Status, false, &mut set, &Open)
+            let mut wanted = present;
+            set_dangling(&mut wanted, level, *dangling, now);
+            let path = format!("/apis/{GROUP}/v1/{SCHEMAS}/{name}/status");
+            let written = Loopback::new(inner)
+                .apply(&path, FIELD_MANAGER, &condition_alone(&wanted))
                 .await;
             if let Err(status) = written
                 && status.code != 404

@@ -6,12 +6,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use skiff_meta::Status;
-use skiff_registry::{Context, Open, Part};
 
+use crate::hooks::loopback::Loopback;
 use crate::server::Inner;
 
 const RENEW: Duration = Duration::from_secs(10);
-const NAMESPACE: &str = "kube-system";
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 
 pub fn start(inner: &Arc<Inner>) {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -21,9 +21,10 @@ pub fn start(inner: &Arc<Inner>) {
     let own = inner.clone();
     skiff_supervise::keep("identity-lease", &inner.shutdown, move || {
         let (inner, host, name, holder) = (own.clone(), host.clone(), name.clone(), holder.clone());
+        let loopback = Loopback::new(&inner);
         async move {
             loop {
-                if let Err(status) = renew(&inner, &host, &name, &holder).await {
+                if let Err(status) = renew(&loopback, &inner, &host, &name, &holder).await {
                     tracing::warn!(%status, "the lease of the API server cannot be renewed");
                 }
                 tokio::time::sleep(RENEW).await;
@@ -57,42 +58,35 @@ fn name_of(host: &str) -> String {
     name
 }
 
-async fn renew(inner: &Arc<Inner>, host: &str, name: &str, holder: &str) -> Result<(), Status> {
-    let registry = &inner.registry;
-    let Some(resource) = registry
-        .resources
-        .get("coordination.k8s.io", "v1", "leases")
-        .cloned()
-    else {
-        return Ok(());
-    };
-    let now = registry.now().strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string();
-    let mut set = |current: Option<&Value>| {
-        let mut lease = current.cloned().unwrap_or_else(|| {
-            json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-                "metadata": {"name": name, "namespace": NAMESPACE}})
-        });
+async fn renew(
+    loopback: &Loopback,
+    inner: &Inner,
+    host: &str,
+    name: &str,
+    holder: &str,
+) -> Result<(), Status> {
+    let now = inner
+        .registry
+        .now()
+        .strftime("%Y-%m-%dT%H:%M:%S.%6fZ")
+        .to_string();
+    let set = |mut lease: Value| {
         lease["metadata"]["labels"]["apiserver.kubernetes.io/identity"] = json!("kube-apiserver");
         lease["metadata"]["labels"]["kubernetes.io/hostname"] = json!(host);
         lease["metadata"]["annotations"]["kubernetes.io/peer-advertise-address"] =
             json!(inner.server_address);
         lease["spec"] = json!({"holderIdentity": holder, "leaseDurationSeconds": 3600, "renewTime": now});
-        Ok(lease)
+        lease
     };
-    let context = Context::default();
-    registry
-        .update(
-            &context,
-            &resource,
-            NAMESPACE,
-            name,
-            Part::Main,
-            true,
-            &mut set,
-            &Open,
-        )
-        .await
-        .map(drop)
+    let path = format!("{LEASES}/{name}");
+    match loopback.update(&path, "", |lease| Ok(Some(set(lease)))).await {
+        Err(status) if status.code == 404 => {
+            let lease =
+                json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}});
+            loopback.ensure(LEASES, &set(lease)).await
+        }
+        result => result.map(drop),
+    }
 }
 
 #[cfg(test)]

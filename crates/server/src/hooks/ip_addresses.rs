@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use skiff_meta::Status;
-use skiff_registry::{
-    Context, DeleteOptions, EventKind, ListResult, Open, ReadAt, Resource, encode, is_not_found, object,
-};
+use skiff_registry::{EventKind, ListResult, Resource, encode, object};
 
 use super::follow::Follower;
+use super::loopback::Loopback;
 use crate::server::Inner;
 
 const GROUP: &str = "networking.k8s.io";
+const IP_ADDRESSES: &str = "/apis/networking.k8s.io/v1/ipaddresses";
 const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
 const ALLOCATOR: &str = "ipallocator.k8s.io";
 
@@ -87,7 +87,7 @@ async fn follow(inner: &Arc<Inner>, mut follower: Follower, mut held: Held) -> R
             _ => addresses(&encode::decode(&event.entry.bytes)?),
         };
         let before = held.remove(&key).unwrap_or_default();
-        bring(inner, &key, &before, &now).await?;
+        write_difference(inner, &key, &before, &now).await?;
         if !now.is_empty() {
             held.insert(key, now);
         }
@@ -113,7 +113,12 @@ fn addresses(service: &Value) -> Vec<String> {
         .collect()
 }
 
-async fn bring(inner: &Arc<Inner>, key: &Key, before: &[String], now: &[String]) -> Result<(), Status> {
+async fn write_difference(
+    inner: &Arc<Inner>,
+    key: &Key,
+    before: &[String],
+    now: &[String],
+) -> Result<(), Status> {
     for address in now.iter().filter(|address| !before.contains(address)) {
         ensure(inner, key, address).await?;
     }
@@ -130,16 +135,14 @@ async fn ensure(inner: &Arc<Inner>, (namespace, name): &Key, address: &str) -> R
         "metadata": {"name": address, "labels": {
             "ipaddress.kubernetes.io/ip-family": family, MANAGED_BY: ALLOCATOR}},
         "spec": {"parentRef": parent}});
-    inner.registry.ensure(wanted).await
+    Loopback::new(inner).ensure(IP_ADDRESSES, &wanted).await
 }
 
 /// Removes the object of an address, if it is still this service's.
 async fn remove(inner: &Arc<Inner>, (namespace, name): &Key, address: &str) -> Result<(), Status> {
-    let registry = &inner.registry;
-    let Some(resource) = registry.resources.get(GROUP, "v1", "ipaddresses").cloned() else {
-        return Ok(());
-    };
-    let Some(present) = registry.get(&resource, "", address, ReadAt::Latest).await? else {
+    let loopback = Loopback::new(inner);
+    let path = format!("{IP_ADDRESSES}/{address}");
+    let Some(present) = loopback.get(&path).await? else {
         return Ok(());
     };
     let parent = &present["spec"]["parentRef"];
@@ -147,17 +150,7 @@ async fn remove(inner: &Arc<Inner>, (namespace, name): &Key, address: &str) -> R
     if !ours || present["metadata"]["labels"][MANAGED_BY] != ALLOCATOR {
         return Ok(());
     }
-    let options = DeleteOptions {
-        uid: Some(object::uid(&present).to_string()),
-        ..DeleteOptions::default()
-    };
-    match registry
-        .delete(&Context::default(), &resource, "", address, &options, &Open)
-        .await
-    {
-        Err(status) if is_not_found(&status) => Ok(()),
-        result => result.map(drop),
-    }
+    loopback.delete(&path, object::uid(&present)).await
 }
 
 async fn drop_unheld(inner: &Arc<Inner>, held: &HashMap<Key, Vec<String>>) -> Result<(), Status> {

@@ -1,0 +1,217 @@
+//! `local` PersistentVolumes: a directory of the node, bound into the pod's directory. It must exist: an empty directory
+//! in its place would look like lost data. Partitions that are to be mounted first are refused.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use rustix::mount::{MountFlags, mount_bind, mount_remount};
+
+use super::SetUpError;
+use super::claims::FOR_ONE_POD;
+use super::ownership;
+use super::persistent::{Mount, PersistentPlugin, Ready};
+
+const PLUGIN: &str = "local-volume";
+
+pub(super) struct Local;
+
+impl PersistentPlugin for Local {
+    fn supports_mount_options(&self) -> bool {
+        true
+    }
+
+    fn set_up(&self, pv: &PersistentVolume, mount: &Mount) -> Result<Ready, SetUpError> {
+        let step = |step, message: String| SetUpError::step(step, &mount.name, message);
+        let local = pv.spec.as_ref().and_then(|spec| spec.local.as_ref());
+        let source = local.map(|local| local.path.as_str()).unwrap_or_default();
+        let source =
+            check_source(source).map_err(|message| step("MountVolume.NewMounter initialization", message))?;
+        let flags = flags_of(&mount.options, mount.read_only)
+            .map_err(|message| step("MountVolume.MountOptionSupport check", message))?;
+        let set_up = |message: String| step("MountVolume.SetUp", message);
+        // What other pods have is read from the disk: this process may not have mounted it.
+        let elsewhere = mounted_elsewhere(mount).map_err(|error| set_up(error.to_string()))?;
+        if elsewhere && mount.for_one_pod {
+            return Err(set_up(FOR_ONE_POD.to_owned()));
+        }
+        let target = mount.directory_of(&mount.uid, PLUGIN);
+        let warning = bind(&source, &target, mount, flags, elsewhere).map_err(|e| set_up(e.to_string()))?;
+        Ok(Ready {
+            path: target,
+            warning,
+        })
+    }
+}
+
+fn check_source(path: &str) -> Result<PathBuf, String> {
+    let source = Path::new(path);
+    if source.components().any(|c| c == std::path::Component::ParentDir) {
+        return Err(format!("invalid path: {path} must not contain '..'"));
+    }
+    match std::fs::metadata(source) {
+        Ok(metadata) if metadata.is_dir() => Ok(source.to_path_buf()),
+        Ok(metadata) if std::os::unix::fs::FileTypeExt::is_block_device(&metadata.file_type()) => {
+            Err("block devices with a filesystem are not supported by this node".to_owned())
+        }
+        Ok(_) => Err("only directory and block device are supported".to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(format!("path {path:?} does not exist")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What a bind mount can be given; filesystem options are not among it, and are refused.
+fn flags_of(options: &[String], read_only: bool) -> Result<MountFlags, String> {
+    let mut flags = MountFlags::empty();
+    for option in options {
+        let (set, flag) = match option.as_str() {
+            "ro" => (true, MountFlags::RDONLY),
+            "rw" => (false, MountFlags::RDONLY),
+            "nosuid" => (true, MountFlags::NOSUID),
+            "suid" => (false, MountFlags::NOSUID),
+            "nodev" => (true, MountFlags::NODEV),
+            "dev" => (false, MountFlags::NODEV),
+            "noexec" => (true, MountFlags::NOEXEC),
+            "exec" => (false, MountFlags::NOEXEC),
+            "noatime" => (true, MountFlags::NOATIME),
+            "atime" => (false, MountFlags::NOATIME),
+            "nodiratime" => (true, MountFlags::NODIRATIME),
+            "diratime" => (false, MountFlags::NODIRATIME),
+            "relatime" => (true, MountFlags::RELATIME),
+            "defaults" | "bind" => continue,
+            other => {
+                return Err(format!(
+                    "mount option {other:?} is not supported for local volumes"
+                ));
+            }
+        };
+        flags.set(flag, set);
+    }
+    flags.set(
+        MountFlags::RDONLY,
+        flags.contains(MountFlags::RDONLY) || read_only,
+    );
+    Ok(flags)
+}
+
+/// Whether another pod of this node has the volume.
+fn mounted_elsewhere(mount: &Mount) -> io::Result<bool> {
+    for entry in std::fs::read_dir(&mount.root)? {
+        let uid = entry?.file_name();
+        let Some(uid) = uid.to_str().filter(|uid| *uid != mount.uid) else {
+            continue;
+        };
+        if is_mount_point(&mount.directory_of(uid, PLUGIN))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether something is mounted there. A bind within one filesystem shows in the kernel's table only.
+fn is_mount_point(path: &Path) -> io::Result<bool> {
+    let Some(parent) = path.parent() else {
+        return Ok(true);
+    };
+    let resolved = match path.canonicalize() {
+        Ok(resolved) => resolved,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    Ok(skiff_fs::mounts_below(parent)?.contains(&resolved))
+}
+
+/// Binds the directory, once. Returns a warning for the user if a pod that shares the volume has another group.
+fn bind(
+    source: &Path,
+    target: &Path,
+    mount: &Mount,
+    flags: MountFlags,
+    elsewhere: bool,
+) -> io::Result<Option<String>> {
+    if is_mount_point(target)? {
+        return Ok(None);
+    }
+    std::fs::create_dir_all(target)?;
+    mount_bind(source, target)?;
+    let finished = finish(target, mount, flags, elsewhere);
+    if finished.is_err() {
+        // The next attempt begins anew.
+        let _ = rustix::mount::unmount(target, rustix::mount::UnmountFlags::DETACH);
+    }
+    finished
+}
+
+fn finish(target: &Path, mount: &Mount, flags: MountFlags, elsewhere: bool) -> io::Result<Option<String>> {
+    let read_only = flags.contains(MountFlags::RDONLY);
+    let mut warning = None;
+    if let Some(group) = mount.fs_group.filter(|_| elsewhere) {
+        let present = i64::from(std::fs::metadata(target)?.gid());
+        if present != group {
+            warning = Some(format!(
+                "The requested fsGroup is {group}, but the volume {} has GID {present}. The volume may not be shareable.",
+                mount.name
+            ));
+        }
+    } else if !read_only {
+        ownership::apply(
+            target,
+            mount.fs_group,
+            mount.fs_group_change_policy.as_deref(),
+            false,
+        )?;
+    }
+    if !flags.is_empty() {
+        mount_remount(target, MountFlags::BIND | flags, c"")?;
+    }
+    Ok(warning)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options() {
+        let check = |options: &[&str], read_only: bool, expected: Result<MountFlags, &str>| {
+            let options: Vec<String> = options.iter().map(|o| (*o).to_owned()).collect();
+            assert_eq!(flags_of(&options, read_only), expected.map_err(str::to_owned));
+        };
+        check(&[], false, Ok(MountFlags::empty()));
+        check(&[], true, Ok(MountFlags::RDONLY));
+        check(&["rw"], true, Ok(MountFlags::RDONLY));
+        check(&["ro", "rw"], false, Ok(MountFlags::empty()));
+        check(
+            &["nosuid", "noatime"],
+            false,
+            Ok(MountFlags::NOSUID | MountFlags::NOATIME),
+        );
+        check(
+            &["discard"],
+            false,
+            Err("mount option \"discard\" is not supported for local volumes"),
+        );
+    }
+
+    #[test]
+    fn sources() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("f");
+        std::fs::write(&file, "x").unwrap();
+        let check = |path: &Path, expected: Result<(), String>| {
+            assert_eq!(check_source(&path.to_string_lossy()).map(|_| ()), expected);
+        };
+        check(dir.path(), Ok(()));
+        check(
+            &file,
+            Err("only directory and block device are supported".to_owned()),
+        );
+        let missing = dir.path().join("none");
+        check(&missing, Err(format!("path {missing:?} does not exist")));
+        check(
+            Path::new("/a/../b"),
+            Err("invalid path: /a/../b must not contain '..'".to_owned()),
+        );
+    }
+}
