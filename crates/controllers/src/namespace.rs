@@ -264,7 +264,6 @@ impl Reconcile for Namespaces {
             Err(error) => Err(error.into()),
         }
     }
-
 }
 
 impl Namespaces {
@@ -275,7 +274,11 @@ impl Namespaces {
         };
         let name = last.metadata.namespace.as_deref().unwrap_or_default();
         let namespace = self.namespaces.get("", name)?;
-        namespace.metadata.deletion_timestamp.is_some().then(|| Key::new("", name))
+        namespace
+            .metadata
+            .deletion_timestamp
+            .is_some()
+            .then(|| Key::new("", name))
     }
 
     async fn delete_content(&self, namespace: &str) -> Result<Pass, Error> {

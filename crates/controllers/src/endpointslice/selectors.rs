@@ -133,7 +133,8 @@ mod tests {
 
     fn service(name: &str, spec: Value) -> Arc<Service> {
         Arc::new(
-            serde_json::from_value(json!({"metadata": {"namespace": "ns", "name": name}, "spec": spec})).unwrap(),
+            serde_json::from_value(json!({"metadata": {"namespace": "ns", "name": name}, "spec": spec}))
+                .unwrap(),
         )
     }
 
@@ -160,7 +161,10 @@ mod tests {
         }
         put("all", json!({"selector": {"tier": "front"}}));
         put("none", json!({"selector": {}}));
-        put("external", json!({"type": "ExternalName", "selector": {"tier": "front"}}));
+        put(
+            "external",
+            json!({"type": "ExternalName", "selector": {"tier": "front"}}),
+        );
         check("ns", json!({"app": "app-7", "tier": "front"}), &["all", "app-7"]);
         check("ns", json!({"app": "app-7"}), &[]);
         check("ns", json!({"app": "app-7", "tier": "back"}), &[]);

@@ -116,7 +116,10 @@ impl Reconcile for Monitors {
         if !*self.in_sync.borrow() {
             let informers: Vec<Informer<PartialObject>> = {
                 let monitors = self.monitors.lock();
-                monitors.values().map(|monitor| monitor.informer.clone()).collect()
+                monitors
+                    .values()
+                    .map(|monitor| monitor.informer.clone())
+                    .collect()
             };
             let first_lists = futures::future::join_all(informers.iter().map(Informer::synced));
             let _not_all_in_time = tokio::time::timeout(RESYNC, first_lists).await;
@@ -207,7 +210,6 @@ impl Monitors {
 }
 
 impl Collector {
-
     fn gone(&self, object: &PartialObject, cause: Option<Cause>) {
         let uid = object.metadata.uid.as_deref().unwrap_or_default();
         let work = self.graph.lock().remove(uid);

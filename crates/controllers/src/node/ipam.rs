@@ -206,7 +206,10 @@ pub(crate) async fn run(context: Context) {
         .filter_map(|text| {
             let pool = Pool::parse(text, config.node_cidr_mask_ipv4, config.node_cidr_mask_ipv6);
             if pool.is_none() {
-                tracing::error!(cidr = text, "the cluster network cannot be divided among nodes: left out");
+                tracing::error!(
+                    cidr = text,
+                    "the cluster network cannot be divided among nodes: left out"
+                );
             }
             pool
         })
@@ -287,12 +290,9 @@ impl Reconcile for NodeNetworks {
             Err(error) if error.is_not_found() => Ok(Action::Done),
             Err(error) => {
                 let message = format!("Node {} status is now: CIDRAssignmentFailed", key.name);
-                self.context.events.event(
-                    &node_reference(&node),
-                    "Normal",
-                    "CIDRAssignmentFailed",
-                    message,
-                );
+                self.context
+                    .events
+                    .event(&node_reference(&node), "Normal", "CIDRAssignmentFailed", message);
                 Err(error.into())
             }
         }
@@ -305,7 +305,10 @@ mod tests {
 
     fn networks(cidrs: &[&str]) -> Networks {
         Networks {
-            pools: cidrs.iter().map(|text| Pool::parse(text, 24, 64).unwrap()).collect(),
+            pools: cidrs
+                .iter()
+                .map(|text| Pool::parse(text, 24, 64).unwrap())
+                .collect(),
             held: HashMap::new(),
         }
     }
@@ -326,7 +329,11 @@ mod tests {
         // Larger, smaller and foreign networks.
         check("10.244.0.0/16", &["10.244.0.0/22"], Some("10.244.4.0/24"));
         check("10.244.0.0/16", &["10.244.0.128/26"], Some("10.244.1.0/24"));
-        check("10.244.0.0/16", &["10.245.0.0/24", "fd00::/64"], Some("10.244.0.0/24"));
+        check(
+            "10.244.0.0/16",
+            &["10.245.0.0/24", "fd00::/64"],
+            Some("10.244.0.0/24"),
+        );
         check("10.244.0.0/16", &["10.0.0.0/8"], None);
         check("10.244.7.0/24", &["10.244.7.0/24"], None);
         check("fd00:10::/48", &["fd00:10::/64"], Some("fd00:10:0:1::/64"));
@@ -347,7 +354,11 @@ mod tests {
         // The node's event confirms what it has, or tells what somebody else gave it.
         both.hold("a", first.clone());
         both.hold("b", vec!["10.0.1.0/24".to_owned()]);
-        assert_eq!(both.assign("c"), None, "nothing is kept of a part of an assignment");
+        assert_eq!(
+            both.assign("c"),
+            None,
+            "nothing is kept of a part of an assignment"
+        );
         assert_eq!(both.pools[1].used.len(), 1);
         both.release("a");
         both.release("b");

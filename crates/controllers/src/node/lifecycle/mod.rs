@@ -127,7 +127,9 @@ impl Nodes {
 
     fn hear(&self, name: &str, node: &Node) {
         let ready = condition(node, "Ready");
-        let heartbeat = ready.and_then(|ready| ready.last_heartbeat_time.as_ref()).map(|time| time.0);
+        let heartbeat = ready
+            .and_then(|ready| ready.last_heartbeat_time.as_ref())
+            .map(|time| time.0);
         let mut all = self.heard.lock();
         let heard = all.entry(name.to_owned()).or_default();
         // A kubelet that has never reported is silent since its node was made.
@@ -152,7 +154,10 @@ impl Nodes {
             tracing::info!("nodes are ready again: evictions go on");
             // It may have been us who heard nothing: every node gets its grace again.
             let now = Instant::now();
-            self.heard.lock().values_mut().for_each(|heard| heard.at = Some(now));
+            self.heard
+                .lock()
+                .values_mut()
+                .for_each(|heard| heard.at = Some(now));
         }
         true
     }
@@ -243,7 +248,8 @@ impl Nodes {
         }
         let created = node.metadata.creation_timestamp.as_ref();
         let age = created.map(|created| now.duration_since(created.0));
-        age.and_then(|age| Duration::try_from(age).ok()).unwrap_or_default()
+        age.and_then(|age| Duration::try_from(age).ok())
+            .unwrap_or_default()
     }
 
     /// Whether the node may be given the taint that evicts its pods; `wait` becomes shorter if that has to wait.

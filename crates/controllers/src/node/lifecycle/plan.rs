@@ -78,7 +78,11 @@ pub(super) fn plan_taints(node: &Node, no_execute: NoExecute, now: Timestamp) ->
         NoExecute::Hold => is_evicted(node),
         NoExecute::Remove => false,
     };
-    wanted.extend(eviction_taint(node).filter(|_| may_have).map(|key| (key, "NoExecute")));
+    wanted.extend(
+        eviction_taint(node)
+            .filter(|_| may_have)
+            .map(|key| (key, "NoExecute")),
+    );
     if node
         .spec
         .as_ref()
@@ -250,12 +254,18 @@ mod tests {
             assert_eq!(got, expected, "{labels}");
         };
         check(json!({}), &[]);
-        check(json!({"kubernetes.io/os": "linux"}), &[("beta.kubernetes.io/os", "linux")]);
+        check(
+            json!({"kubernetes.io/os": "linux"}),
+            &[("beta.kubernetes.io/os", "linux")],
+        );
         check(
             json!({"kubernetes.io/arch": "arm64", "beta.kubernetes.io/arch": "amd64"}),
             &[("beta.kubernetes.io/arch", "arm64")],
         );
-        check(json!({"kubernetes.io/os": "linux", "beta.kubernetes.io/os": "linux"}), &[]);
+        check(
+            json!({"kubernetes.io/os": "linux", "beta.kubernetes.io/os": "linux"}),
+            &[],
+        );
     }
 
     #[test]

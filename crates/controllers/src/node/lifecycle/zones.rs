@@ -134,7 +134,8 @@ impl Zones {
             *zone.count(member.ready) -= 1;
         }
         // A zone that has lost its nodes is forgotten, but for the time of its last taint while that matters.
-        self.zones.retain(|_, zone| zone.len() > 0 || zone.last_taint.is_some());
+        self.zones
+            .retain(|_, zone| zone.len() > 0 || zone.last_taint.is_some());
     }
 
     /// True if no zone has a ready node: then it is us who are cut off.
@@ -175,7 +176,11 @@ impl Zones {
 
 impl Zone {
     fn count(&mut self, ready: bool) -> &mut usize {
-        if ready { &mut self.ready } else { &mut self.not_ready }
+        if ready {
+            &mut self.ready
+        } else {
+            &mut self.not_ready
+        }
     }
 }
 
@@ -217,7 +222,11 @@ mod tests {
         let check = |ready: usize, not_ready: usize, state: ZoneState, rate: f64| {
             let zones = zones(ready, not_ready);
             let zone = &zones.zones[&key("a")];
-            assert_eq!((zone.state(&RATES), zone.rate(&RATES)), (state, rate), "{ready} {not_ready}");
+            assert_eq!(
+                (zone.state(&RATES), zone.rate(&RATES)),
+                (state, rate),
+                "{ready} {not_ready}"
+            );
         };
         check(3, 1, ZoneState::Normal, 0.1);
         check(1, 2, ZoneState::Normal, 0.1);
@@ -233,13 +242,23 @@ mod tests {
         let now = Instant::now();
         assert_eq!(zones.may_taint(&key("a"), now), Ok(()));
         let soon = now + Duration::from_secs(4);
-        assert_eq!(zones.may_taint(&key("a"), soon), Err(Some(Duration::from_secs(6))));
-        assert_eq!(zones.may_taint(&key("b"), soon), Ok(()), "each zone has its own rate");
+        assert_eq!(
+            zones.may_taint(&key("a"), soon),
+            Err(Some(Duration::from_secs(6)))
+        );
+        assert_eq!(
+            zones.may_taint(&key("b"), soon),
+            Ok(()),
+            "each zone has its own rate"
+        );
         assert_eq!(zones.may_taint(&key("a"), now + Duration::from_secs(10)), Ok(()));
         for number in 0..2 {
             zones.set(&node(&format!("a{number}"), "a", false));
         }
-        assert_eq!(zones.may_taint(&key("a"), now + Duration::from_secs(60)), Err(None));
+        assert_eq!(
+            zones.may_taint(&key("a"), now + Duration::from_secs(60)),
+            Err(None)
+        );
     }
 
     #[test]
@@ -251,7 +270,12 @@ mod tests {
         zones.set(&node("b", "b", false));
         assert!(zones.all_disrupted());
         let mut excluded = node("c", "c", true);
-        excluded.metadata.labels.as_mut().unwrap().insert(EXCLUDED.into(), String::new());
+        excluded
+            .metadata
+            .labels
+            .as_mut()
+            .unwrap()
+            .insert(EXCLUDED.into(), String::new());
         zones.set(&excluded);
         assert!(zones.all_disrupted());
         // A node that moves is counted where it is now.
