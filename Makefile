@@ -14,7 +14,7 @@ TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
                   iperf util-linux etcd-server wget
 
-.PHONY: up down build build-deps test test-deps lint unit e2e conformance churn clients bench fuzz release install clean
+.PHONY: up down build build-deps test test-deps lint unit e2e conformance churn restarts clients bench fuzz release install clean
 
 ## up: build the release binary and start a cluster with everything embedded
 up: build
@@ -70,6 +70,11 @@ fuzz: build-deps
 churn: test-deps
 	SKIFF_CHURN_SECONDS=$$(( $(or $(MINUTES),5) * 60 )) SKIFF_CHURN_SEED=$(SEED) \
 	$(CARGO) test --package skiff --test churn -- --nocapture
+
+## restarts: controller managers are killed under load KILLS=100 times; SEED=n repeats the choices of a run
+restarts:
+	SKIFF_RESTARTS=$(or $(KILLS),100) SKIFF_SEED=$(or $(SEED),1) \
+	$(CARGO) test --package skiff-controllers --test whole restarts -- --nocapture
 
 ## clients: other people's client libraries against a fresh cluster (needs Go, Node.js and Python)
 clients: build

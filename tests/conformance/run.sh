@@ -38,7 +38,7 @@ export CGO_ENABLED=0
 stamp="-X k8s.io/component-base/version.gitVersion=$version -X k8s.io/component-base/version.gitMajor=1"
 stamp="$stamp -X k8s.io/component-base/version.gitMinor=$(echo "$version" | cut -d. -f2)"
 build() { go build -buildvcs=false -ldflags "-s -w $stamp" -o "$out/" "$@"; }
-build ./images ./report ./pause github.com/onsi/ginkgo/v2/ginkgo k8s.io/kubernetes/cmd/kubectl \
+build ./images ./report ./pause ./sh ./coredns github.com/onsi/ginkgo/v2/ginkgo k8s.io/kubernetes/cmd/kubectl \
     k8s.io/kubernetes/test/images/agnhost k8s.io/kubernetes/test/images/nonewprivs \
     k8s.io/kubernetes/test/images/regression-issue-74839 k8s.io/sample-apiserver
 go test -c -buildvcs=false -ldflags "-s -w $stamp" -o "$out/e2e.test" k8s.io/kubernetes/test/e2e

@@ -51,7 +51,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("network", &["client"]),
     ("dns", &["client"]),
     ("ingress", &["client"]),
-    ("metrics", &["client"]),
+    ("metrics", &["client", "https"]),
     ("kubectl", &["client"]),
     ("skiff", &["*"]),
     ("testkit", &["*"]),

@@ -37,7 +37,7 @@ pub struct User {
 }
 
 /// Where plugins leave what the client should know, and what the audit log should.
-pub trait Told: Send + Sync {
+pub trait AdmissionRecorder: Send + Sync {
     /// A `Warning` header.
     fn warn(&self, text: String);
 
@@ -113,7 +113,7 @@ pub struct Attributes<'a> {
     pub dry_run: bool,
     /// CreateOptions, UpdateOptions or DeleteOptions.
     pub options: Option<&'a Value>,
-    pub told: &'a dyn Told,
+    pub recorder: &'a dyn AdmissionRecorder,
     pub access: &'a dyn Access,
     pub reinvocation: Reinvocation,
 }

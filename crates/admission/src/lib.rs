@@ -7,7 +7,7 @@ mod configuration;
 pub mod plugins;
 mod pod_security;
 
-pub use attributes::{Access, Attributes, Operation, Reinvocation, Told, User};
+pub use attributes::{Access, AdmissionRecorder, Attributes, Operation, Reinvocation, User};
 pub use chain::{Chain, Lister, Plugin};
 pub use configuration::{Choice, pod_security as pod_security_configuration};
 pub use pod_security::{Configuration as PodSecurityConfiguration, check_names as pod_security_checks};

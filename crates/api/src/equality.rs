@@ -1,5 +1,5 @@
-//! Whether two values of a field are the same to upstream, which compares Go's structs: a pointer to nothing set is
-//! not no pointer, and whether an empty list is no list depends on who compares.
+//! Whether upstream, which compares Go structs, takes two values of a field for equal: `Some(empty)` differs from `None`,
+//! as `*T` pointing at a zero value differs from nil. Whether an empty list equals an absent one depends on the caller.
 
 use serde_json::{Map, Value};
 use skiff_schema::{Field, Schema, Shape, Special};

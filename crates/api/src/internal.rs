@@ -96,8 +96,8 @@ pub fn show_values(group: &str, kind: &str, errors: &mut [field::Error]) {
     }
 }
 
-/// Whether two values of a type are equal to upstream: a list or map that is empty is one that is absent, but a
-/// pointer to nothing set is not no pointer.
+/// Whether upstream takes two values of a type for equal: an empty list or map equals an absent one, but `Some(empty)`
+/// differs from `None`, as `*T` pointing at a zero value differs from nil.
 pub fn equal(name: &str, a: &Value, b: &Value) -> bool {
     match TYPES.get_key_value(name) {
         Some((name, _)) => equal_structures(name, a, b),

@@ -68,7 +68,7 @@ pub fn identify(headers: &mut HeaderMap, user: &UserInfo) {
             http::HeaderName::from_bytes(name.as_bytes()),
             http::HeaderValue::from_bytes(value.as_bytes()),
         ) else {
-            return tracing::warn!(name, "a user's attribute does not fit into a header");
+            return tracing::warn!(name, "a user attribute cannot be sent as a header");
         };
         headers.append(name, value);
     };

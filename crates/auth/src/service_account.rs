@@ -151,11 +151,16 @@ impl TokenIssuer {
                 node: request.node,
             },
         };
+        let token = self.sign(&claims)?;
+        Ok(TokenSpec { token, audiences })
+    }
+
+    /// A token that says what the caller wants it to.
+    pub fn sign(&self, claims: &impl Serialize) -> Result<String, AuthError> {
         let mut header = Header::new(Algorithm::ES256);
         header.typ = None;
         header.kid = Some(self.key_id.clone());
-        let token = encode(&header, &claims, &self.key).map_err(|e| AuthError::Token(e.to_string()))?;
-        Ok(TokenSpec { token, audiences })
+        encode(&header, claims, &self.key).map_err(|e| AuthError::Token(e.to_string()))
     }
 }
 

@@ -53,14 +53,14 @@ type Verdict = Result<Option<Authenticated>, AuthError>;
 type Flight = Shared<BoxFuture<'static, Verdict>>;
 
 pub struct TokenWebhook {
-    asked: Arc<Asked>,
+    asked: Arc<ReviewClient>,
     ttl: Duration,
     /// Calls under way. Leaf lock: never held over an await.
     flights: Arc<Mutex<HashMap<Key, Flight>>>,
     verdicts: Arc<Expiring<Option<Authenticated>>>,
 }
 
-struct Asked {
+struct ReviewClient {
     endpoint: Endpoint,
     version: String,
     backoff: Backoff,
@@ -95,7 +95,7 @@ impl TokenWebhook {
     /// `version` of the review: `v1` or `v1beta1`. A `ttl` of zero keeps nothing.
     pub fn load(file: &Path, version: &str, ttl: Duration) -> Result<TokenWebhook, BadKubeconfig> {
         Ok(TokenWebhook {
-            asked: Arc::new(Asked {
+            asked: Arc::new(ReviewClient {
                 endpoint: Endpoint::load(file, TIMEOUT)?,
                 version: version.to_owned(),
                 backoff: Backoff::default(),
@@ -151,7 +151,7 @@ fn told(text: &str) -> AuthError {
     AuthError::Told(text.to_owned())
 }
 
-impl Asked {
+impl ReviewClient {
     async fn ask(&self, review: Bytes) -> Verdict {
         let answer = self.backoff.run(|| self.endpoint.post(review.clone())).await;
         let document = match answer {
@@ -159,7 +159,7 @@ impl Asked {
             Err(failure) => Err(self.endpoint.explain(&failure)),
         };
         let document = document.map_err(|why| {
-            tracing::error!(why, "the webhook of tokens cannot be asked");
+            tracing::error!(why, "the token webhook cannot be reached");
             AuthError::Told(why)
         })?;
         let review: Review =

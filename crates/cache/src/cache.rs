@@ -1,4 +1,4 @@
-//! The cache as its callers see it: get, list, watch, each as fresh as asked for.
+//! The cache's reads: get, list and watch, each at the requested resourceVersion.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub(crate) struct Shared {
     /// Changes up to here have been offered to all watchers.
     pub dispatched: Arc<AtomicI64>,
     pub ready: watch::Sender<bool>,
-    /// Told whenever the state moves.
+    /// Notified on every change of the state.
     moves: watch::Sender<()>,
 }
 
@@ -326,7 +326,7 @@ impl Cache {
             WatchFrom::After(revision) => {
                 self.fresh(ReadAt::Any).await?;
                 if revision > self.revision() {
-                    // Nobody was given a version above the store's: it is of a store that was here before.
+                    // No client was given a version above the store's: it comes from a store that was replaced.
                     let current = self.store.revision().await?;
                     if revision > current {
                         return Err(Error::TooOld {
@@ -389,7 +389,7 @@ impl Cache {
                 if self.shared.state.read().has(revision) {
                     return Ok(());
                 }
-                // Either the store is ahead of the cache, or nobody ever was given this version.
+                // Either the cache is behind the store, or this version was never issued.
                 let current = self.store.revision().await?;
                 if revision > current {
                     return Err(Error::TooLarge {

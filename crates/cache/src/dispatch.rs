@@ -1,4 +1,4 @@
-//! Who hears of a change. A watcher stands in exactly one bucket, the most selective that its filter
+//! Which watchers receive a change. A watcher is in exactly one bucket, the most selective that its filter
 //! allows: an object's name, the value of an indexed field, a label, or everything; each within one
 //! namespace or over all. A change visits the buckets of its object before and after, so a thousand
 //! nodes that each watch their own pods cost nothing to the pods of the others.
@@ -220,7 +220,7 @@ impl Watchers {
         self.all().count()
     }
 
-    /// Ends every watcher; their clients come back.
+    /// Ends every watcher; their clients start over.
     pub fn end_all(&self) {
         self.all().for_each(|outbox| outbox.end());
     }
@@ -324,7 +324,7 @@ impl Outbox {
         let mut reader = None;
         if !inner.live {
             if inner.position < floor {
-                // It can no longer catch up; do not keep its queue for nobody.
+                // It can no longer catch up; free its queue.
                 reader = inner.end();
             }
         } else {

@@ -1,4 +1,4 @@
-//! The watch cache: one [`Cache`] a stored resource, the store's only subscriber. Gets, lists and
+//! The watch cache: one [`Cache`] per stored resource, the store's only subscriber. Gets, lists and
 //! watches are answered here, from encoded objects; it names no kind and decodes no object beyond the
 //! small [`Head`] that selection needs. It never writes.
 //!
@@ -11,8 +11,8 @@
 //! Three promises:
 //! - A read at [`ReadAt::Latest`] sees every write acknowledged before it, without a copy of the data
 //!   from the store: it asks for the store's revision and waits until this cache has it.
-//! - A watcher sees every change that its selectors let through, once, in order; or it ends, and its
-//!   client comes back with the last version it saw.
+//! - A watcher receives every change that its selectors match, once and in order; or it ends, and its
+//!   client resumes from the last version it received.
 //! - The frame of an event is encoded once, and it is the same memory as the cached object.
 
 mod cache;

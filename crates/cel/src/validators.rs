@@ -4,7 +4,7 @@ use skiff_meta::regexp;
 
 use crate::ast::{Expr, Id, Kind, Literal};
 use crate::checker::Checked;
-use crate::library::string_format::{Clause, Part, next_part};
+use crate::library::string_format::{Clause, FormatSegment, next_part};
 use crate::source::Mistake;
 use crate::time::Timestamp;
 use crate::types::Type;
@@ -147,8 +147,8 @@ impl<'c> Validator<'c> {
             }
             match next_part(rest) {
                 Err(problem) => return self.report(call.id, problem),
-                Ok((Part::Text(_), tail)) => rest = tail,
-                Ok((Part::Clause(clause), tail)) => {
+                Ok((FormatSegment::Text(_), tail)) => rest = tail,
+                Ok((FormatSegment::Clause(clause), tail)) => {
                     if let Err((id, problem)) = self.argument(clause, &elements[next]) {
                         return self.report(id, format!("error during formatting: {problem}"));
                     }

@@ -42,7 +42,7 @@ impl Network {
             match Network::load_file(&path) {
                 Ok(network) => return Ok(network),
                 Err(error) => {
-                    tracing::warn!(path = %path.display(), %error, "passing over a network config");
+                    tracing::warn!(path = %path.display(), %error, "skipping an invalid network configuration");
                     first_error.get_or_insert(error);
                 }
             }

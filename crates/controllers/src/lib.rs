@@ -5,21 +5,36 @@
 //! another.
 
 mod admission_policy_status;
+mod cluster_role_aggregation;
+mod cronjob;
+mod csr;
+mod daemonset;
 mod deployment;
+mod device_taint_eviction;
 mod discovery;
+mod disruption;
 mod endpoints;
 mod endpointslice;
 mod endpointslice_mirroring;
 mod garbage_collector;
+mod history;
+mod job;
 mod namespace;
 mod node;
 mod ownership;
 mod pods;
 mod replicas;
+mod resource_claim;
 mod resource_quota;
 mod root_ca;
+mod scale;
+mod selection;
 mod selector;
 mod service_account;
+mod statefulset;
+mod tokens;
+mod ttl_after_finished;
+mod volume;
 mod volume_protection;
 
 use std::sync::Arc;
@@ -34,7 +49,10 @@ use skiff_client::{
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+pub use csr::{CertificateOrder, CertificateSigner, SignError};
 pub use node::lifecycle::EvictionRates;
+pub use selection::{ControllerSelection, SelectionError, controller_names};
+pub use tokens::TokenSigner;
 
 /// What the wiring gives. `client_for` gets a name out of [`service_accounts`] or
 /// [`MANAGER`] and answers a client with that identity.
@@ -53,6 +71,16 @@ pub struct ControllersConfig {
     pub node_startup_grace_period: Duration,
     pub eviction_rates: EvictionRates,
     pub terminated_pod_gc_threshold: usize,
+    /// Signs certificates; without it nobody does.
+    pub certificate_signer: Option<Arc<dyn CertificateSigner>>,
+    /// How long a signed certificate is valid at most.
+    pub cluster_signing_duration: Duration,
+    /// Signs the tokens of service-account token Secrets; without it they get none.
+    pub token_signer: Option<TokenSigner>,
+    /// A legacy token that was not used for this long is marked invalid, and deleted after as long again.
+    pub legacy_token_clean_up_period: Duration,
+    /// Which controllers run.
+    pub controllers: ControllerSelection,
     pub leader_elect: bool,
     /// Names this contender for the lease. It should stay the same over a restart: then the lease of the
     /// process that was killed is taken over at once.
@@ -85,6 +113,11 @@ impl ControllersConfig {
                 unhealthy_zone_threshold: 0.55,
             },
             terminated_pod_gc_threshold: 12_500,
+            certificate_signer: None,
+            cluster_signing_duration: Duration::from_secs(365 * 24 * 3600),
+            token_signer: None,
+            legacy_token_clean_up_period: Duration::from_secs(365 * 24 * 3600),
+            controllers: ControllerSelection::default(),
             leader_elect: true,
             identity,
             metrics: Arc::default(),
@@ -135,6 +168,31 @@ const CONTROLLERS: &[Spec] = &[
         "replication-controller",
         "replication-controller",
         replicas::run_replication_controllers
+    ),
+    controller!("job-controller", "job-controller", "job-controller", job::run),
+    controller!(
+        "cronjob-controller",
+        "cronjob-controller",
+        "cronjob-controller",
+        cronjob::run
+    ),
+    controller!(
+        "ttl-after-finished-controller",
+        "ttl-after-finished-controller",
+        "ttl-after-finished-controller",
+        ttl_after_finished::run
+    ),
+    controller!(
+        "statefulset-controller",
+        "statefulset-controller",
+        "statefulset-controller",
+        statefulset::run
+    ),
+    controller!(
+        "daemonset-controller",
+        "daemon-set-controller",
+        "daemonset-controller",
+        daemonset::run
     ),
     controller!(
         "endpointslice-controller",
@@ -209,6 +267,42 @@ const CONTROLLERS: &[Spec] = &[
         node::pod_gc::run
     ),
     controller!(
+        "resourceclaim-controller",
+        "resource-claim-controller",
+        "resource_claim",
+        resource_claim::run
+    ),
+    controller!(
+        "device-taint-eviction-controller",
+        "device-taint-eviction-controller",
+        "device-taint-eviction-controller",
+        device_taint_eviction::run
+    ),
+    controller!(
+        "persistentvolume-binder-controller",
+        "persistent-volume-binder",
+        "persistentvolume-controller",
+        volume::binder::run
+    ),
+    controller!(
+        "persistentvolume-expander-controller",
+        "expand-controller",
+        "volume_expand",
+        volume::expander::run
+    ),
+    controller!(
+        "persistentvolume-attach-detach-controller",
+        "attachdetach-controller",
+        "attachdetach-controller",
+        volume::attach_detach::run
+    ),
+    controller!(
+        "ephemeral-volume-controller",
+        "ephemeral-volume-controller",
+        "ephemeral_volume",
+        volume::ephemeral::run
+    ),
+    controller!(
         "persistentvolumeclaim-protection-controller",
         "pvc-protection-controller",
         "pvc-protection-controller",
@@ -232,11 +326,66 @@ const CONTROLLERS: &[Spec] = &[
         "validatingadmissionpolicy-status-controller",
         admission_policy_status::run
     ),
+    controller!(
+        "disruption-controller",
+        "disruption-controller",
+        "controllermanager",
+        disruption::run
+    ),
+    controller!(
+        "clusterrole-aggregation-controller",
+        "clusterrole-aggregation-controller",
+        "clusterrole-aggregation-controller",
+        cluster_role_aggregation::run
+    ),
+    controller!(
+        "certificatesigningrequest-approving-controller",
+        "certificate-controller",
+        "certificate-controller",
+        csr::run_approving
+    ),
+    controller!(
+        "certificatesigningrequest-signing-controller",
+        "certificate-controller",
+        "certificate-controller",
+        csr::run_signing
+    ),
+    controller!(
+        "certificatesigningrequest-cleaner-controller",
+        "certificate-controller",
+        "certificate-controller",
+        csr::run_cleaner
+    ),
+    controller!(
+        "serviceaccount-token-controller",
+        "system:kube-controller-manager",
+        "serviceaccount-token-controller",
+        tokens::service_account::run
+    ),
+    controller!(
+        "legacy-serviceaccount-token-cleaner-controller",
+        "legacy-service-account-token-cleaner",
+        "legacy-service-account-token-cleaner",
+        tokens::legacy_cleaner::run
+    ),
+    controller!(
+        "bootstrap-signer-controller",
+        "bootstrap-signer",
+        "bootstrap-signer",
+        tokens::bootstrap_signer::run
+    ),
+    controller!(
+        "token-cleaner-controller",
+        "token-cleaner",
+        "token-cleaner",
+        tokens::bootstrap::run_cleaner
+    ),
 ];
 
 /// The names that [`ControllersConfig::client_for`] will be asked for, besides [`MANAGER`].
 pub fn service_accounts() -> Vec<&'static str> {
     let mut names: Vec<&str> = CONTROLLERS.iter().map(|spec| spec.service_account).collect();
+    names.retain(|name| *name != MANAGER);
     names.sort_unstable();
     names.dedup();
     names
@@ -311,7 +460,10 @@ pub async fn run(config: ControllersConfig, shutdown: CancellationToken) {
 async fn run_all(config: Arc<ControllersConfig>, client: Client, shutdown: CancellationToken) {
     let informers = InformerFactory::new(client, shutdown.clone());
     let mut tasks = JoinSet::new();
-    for spec in CONTROLLERS {
+    for spec in CONTROLLERS
+        .iter()
+        .filter(|spec| config.controllers.enables(spec.name))
+    {
         let own = (config.client_for)(spec.service_account);
         let context = Context {
             name: spec.name,

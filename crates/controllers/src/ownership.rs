@@ -61,8 +61,12 @@ fn claim(object: &ObjectMeta, owner: &ObjectMeta, matches: bool) -> Claim {
 }
 
 /// A strategic merge patch; the uid makes it fail on another object of the same name.
-fn adopt_patch(reference: &OwnerReference, object: &ObjectMeta) -> Value {
-    json!({"metadata": {"ownerReferences": [reference], "uid": object.uid}})
+fn adopt_patch(reference: &OwnerReference, object: &ObjectMeta, finalizers: &[&str]) -> Value {
+    let mut patch = json!({"metadata": {"ownerReferences": [reference], "uid": object.uid}});
+    if !finalizers.is_empty() {
+        patch["metadata"]["finalizers"] = json!(finalizers);
+    }
+    patch
 }
 
 fn release_patch(owner: &ObjectMeta, object: &ObjectMeta) -> Value {
@@ -77,6 +81,22 @@ pub(crate) async fn claim_all<O, K>(
     candidates: Vec<Arc<K>>,
     selects: impl Fn(&K) -> bool,
     may_adopt: impl Fn(&K) -> bool,
+) -> Result<Vec<Arc<K>>, kube::Error>
+where
+    O: Owner,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+{
+    claim_with_finalizers(client, owner, candidates, selects, may_adopt, &[]).await
+}
+
+/// As [`claim_all`]; what is adopted gets the finalizers with its owner.
+pub(crate) async fn claim_with_finalizers<O, K>(
+    client: &kube::Client,
+    owner: &O,
+    candidates: Vec<Arc<K>>,
+    selects: impl Fn(&K) -> bool,
+    may_adopt: impl Fn(&K) -> bool,
+    finalizers: &[&str],
 ) -> Result<Vec<Arc<K>>, kube::Error>
 where
     O: Owner,
@@ -102,7 +122,7 @@ where
                 if alive == Some(false) {
                     continue;
                 }
-                adopt_patch(&controller_reference(owner), object.meta())
+                adopt_patch(&controller_reference(owner), object.meta(), finalizers)
             }
             Claim::Release => release_patch(owner.meta(), object.meta()),
         };

@@ -36,7 +36,7 @@ pub enum Failure {
 
 /// Where a call goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct CallTarget {
     /// `host:port` to connect to.
     pub address: String,
     /// The name that the certificate must have; none: no TLS.
@@ -46,9 +46,9 @@ pub struct Place {
     pub path: String,
 }
 
-impl Place {
+impl CallTarget {
     /// Of a URL of the scheme `https`, or `http`.
-    pub fn of(url: &str) -> Result<Place, String> {
+    pub fn of(url: &str) -> Result<CallTarget, String> {
         let uri: http::Uri = url.parse().map_err(|error| format!("{error}"))?;
         let host = uri.host().unwrap_or("").to_owned();
         if host.is_empty() {
@@ -59,7 +59,7 @@ impl Place {
         }
         let tls = uri.scheme_str() != Some("http");
         let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
-        Ok(Place {
+        Ok(CallTarget {
             address: format!("{host}:{port}"),
             server_name: tls.then(|| host.trim_matches(['[', ']']).to_owned()),
             host: uri.authority().map(|a| a.to_string()).unwrap_or_default(),
@@ -75,7 +75,7 @@ impl Place {
 #[derive(Debug, Clone)]
 pub struct Call<'a> {
     pub method: Method,
-    pub place: &'a Place,
+    pub place: &'a CallTarget,
     pub headers: &'a HeaderMap,
     pub body: Bytes,
     pub timeout: Duration,
@@ -85,7 +85,7 @@ pub struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// Posts a document of JSON.
-    pub fn post(place: &'a Place, headers: &'a HeaderMap, body: Bytes, timeout: Duration) -> Call<'a> {
+    pub fn post(place: &'a CallTarget, headers: &'a HeaderMap, body: Bytes, timeout: Duration) -> Call<'a> {
         Call {
             method: Method::POST,
             place,
@@ -100,7 +100,7 @@ impl<'a> Call<'a> {
 pub struct Client {
     tls: Result<Arc<rustls::ClientConfig>, String>,
     /// Open connections, and where they lead. Leaf lock: never held over an await.
-    idle: Mutex<Vec<(Place, SendRequest<Full<Bytes>>)>>,
+    idle: Mutex<Vec<(CallTarget, SendRequest<Full<Bytes>>)>>,
     turns: Semaphore,
 }
 
@@ -144,7 +144,7 @@ impl Client {
     }
 
     /// A connection to the same peer: the same address is not enough, another name must be proven by another handshake.
-    fn kept(&self, place: &Place) -> Option<SendRequest<Full<Bytes>>> {
+    fn kept(&self, place: &CallTarget) -> Option<SendRequest<Full<Bytes>>> {
         let mut idle = self.idle.lock();
         idle.retain(|(_, sender)| !sender.is_closed());
         let at = idle
@@ -153,7 +153,7 @@ impl Client {
         Some(idle.swap_remove(at).1)
     }
 
-    fn keep(&self, place: &Place, sender: SendRequest<Full<Bytes>>, answer: Answer) -> Answer {
+    fn keep(&self, place: &CallTarget, sender: SendRequest<Full<Bytes>>, answer: Answer) -> Answer {
         let mut idle = self.idle.lock();
         if idle.len() < IDLE_LIMIT && !sender.is_closed() {
             idle.push((place.clone(), sender));
@@ -161,7 +161,7 @@ impl Client {
         answer
     }
 
-    async fn connect(&self, place: &Place) -> Result<SendRequest<Full<Bytes>>, Failure> {
+    async fn connect(&self, place: &CallTarget) -> Result<SendRequest<Full<Bytes>>, Failure> {
         let stream = tokio::net::TcpStream::connect(&place.address).await;
         let stream = stream.map_err(|error| {
             Failure::Other(match error.kind() {
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn places_of_urls() {
         let check = |url: &str, address: &str, name: Option<&str>, path: &str| {
-            let place = Place::of(url).unwrap();
+            let place = CallTarget::of(url).unwrap();
             let found = (
                 place.address.as_str(),
                 place.server_name.as_deref(),
@@ -298,15 +298,15 @@ mod tests {
         check("https://[::1]:8443", "[::1]:8443", Some("::1"), "/");
         check("https://a?x=1", "a:443", Some("a"), "/?x=1");
         check("http://127.0.0.1:80/x", "127.0.0.1:80", None, "/x");
-        assert!(Place::of("/x").is_err());
-        assert!(Place::of("https://a:b@c").is_err());
+        assert!(CallTarget::of("/x").is_err());
+        assert!(CallTarget::of("https://a:b@c").is_err());
     }
 
     #[tokio::test]
     async fn a_connection_is_for_one_name() {
         let (near, _far) = tokio::io::duplex(1024);
         let client = Client::new(Err("none".to_owned()));
-        let place = |name: Option<&str>| Place {
+        let place = |name: Option<&str>| CallTarget {
             address: "192.0.2.1:443".to_owned(),
             server_name: name.map(str::to_owned),
             host: String::new(),
@@ -326,7 +326,7 @@ mod tests {
     }
 
     /// A server that answers each connection once with these bytes, and then keeps it open.
-    async fn answering(bytes: &'static [u8]) -> Place {
+    async fn answering(bytes: &'static [u8]) -> CallTarget {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
@@ -340,7 +340,7 @@ mod tests {
                 });
             }
         });
-        Place::of(&format!("http://127.0.0.1:{port}/")).unwrap()
+        CallTarget::of(&format!("http://127.0.0.1:{port}/")).unwrap()
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use skiff_pki::Identity;
 use thiserror::Error;
 
-use crate::{Answer, Call, Client, Failure, Place, trusting_as};
+use crate::{Answer, Call, CallTarget, Client, Failure, trusting_as};
 
 #[derive(Debug, Error)]
 pub enum BadKubeconfig {
@@ -81,7 +81,7 @@ struct Context {
 /// A server that is posted to, and how.
 pub struct Endpoint {
     client: Client,
-    place: Place,
+    place: CallTarget,
     headers: HeaderMap,
     /// Holds a token that is changed from time to time: it is read for each call.
     token_file: Option<PathBuf>,
@@ -144,7 +144,7 @@ impl Endpoint {
         let tls = tls.map_err(form)?;
         let joined = if cluster.server.contains('?') { '&' } else { '?' };
         let url = format!("{}{joined}timeout={}s", cluster.server, timeout.as_secs());
-        let mut place = Place::of(&url).map_err(form)?;
+        let mut place = CallTarget::of(&url).map_err(form)?;
         if let (Some(name), Some(_)) = (&cluster.tls_server_name, &place.server_name) {
             place.server_name = Some(name.clone());
         }

@@ -9,7 +9,7 @@ mod kubeconfig;
 mod retry;
 
 pub use answer::Answer;
-pub use client::{Call, Client, Failure, Place};
+pub use client::{Call, CallTarget, Client, Failure};
 pub use kubeconfig::{BadKubeconfig, Endpoint};
 pub use retry::Backoff;
 

@@ -28,10 +28,8 @@ pub struct NodeConfig {
     pub tls_key_pem: Vec<u8>,
     /// Shown instead of these where it is there: a certificate that is renewed while the server runs.
     pub tls_resolver: Option<Arc<dyn rustls::server::ResolvesServerCert>>,
-    /// Clients of the HTTPS server must show a certificate of this authority.
+    /// Client certificates of the HTTPS server are of this authority; clients without one bring a token.
     pub client_ca_pem: Vec<u8>,
-    /// Common names that may use the server, beside members of `system:masters`.
-    pub allowed_clients: Vec<String>,
     pub cluster_dns: Vec<IpAddr>,
     pub cluster_domain: String,
     /// The host's resolver file for pods with `dnsPolicy: Default`.
@@ -80,7 +78,6 @@ impl NodeConfig {
             tls_key_pem: Vec::new(),
             tls_resolver: None,
             client_ca_pem: Vec::new(),
-            allowed_clients: vec!["kube-apiserver-kubelet-client".to_owned()],
             cluster_dns: Vec::new(),
             cluster_domain: "cluster.local".to_owned(),
             resolv_conf: PathBuf::from("/etc/resolv.conf"),

@@ -55,7 +55,7 @@ impl Kubelet {
                 "ending a pod that the API does not know"
             );
             if let Err(error) = self.end_orphan(uid, &outline.namespace, &outline.name).await {
-                tracing::warn!(uid, error, "cannot end a pod that the API does not know");
+                tracing::warn!(uid, error, "cannot kill an orphaned pod");
             }
         }
         for uid in on_disk.into_iter().chain(in_cgroups) {

@@ -133,8 +133,15 @@ impl Images {
                 }
             }
         }
-        self.pull(pod, &reference, requested, &image, secrets, sandbox_config)
-            .await
+        let pulled = self
+            .pull(pod, &reference, requested, &image, secrets, sandbox_config)
+            .await;
+        if let Err(error) = &pulled
+            && let Some(delay) = error.retry_after
+        {
+            marks::next_try(&container.name, delay);
+        }
+        pulled
     }
 
     async fn inspect(&self, image: &str) -> Result<Option<ImageInfo>, skiff_cri::Status> {

@@ -165,7 +165,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
             && error.is_panic()
         {
             // One part is broken; better to be restarted whole than to limp.
-            tracing::error!(%error, "a part of the node panicked");
+            tracing::error!(%error, "a kubelet task panicked");
             shutdown.cancel();
         }
     }

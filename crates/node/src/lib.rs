@@ -25,6 +25,7 @@ mod images;
 mod kill;
 mod kubelet;
 mod lease;
+mod local_volumes;
 mod machine;
 mod marks;
 mod mounts;
@@ -54,5 +55,6 @@ mod volumes;
 
 pub use config::{CniConfig, NodeConfig};
 pub use kubelet::{Error, run};
+pub use local_volumes::{LocalVolumesConfig, PROVISIONER as LOCAL_PROVISIONER, run_local_volumes};
 pub use observed::labels::OWNER as OWNER_LABEL;
 pub use sysctls::AllowedSysctls;

@@ -35,6 +35,11 @@ pub fn waited(name: &str, wait: Duration) {
     skiff_trace::record_stage(name, skiff_trace::now_us().saturating_sub(micros));
 }
 
+/// Announces when the container's failed step is tried again.
+pub fn next_try(container: &str, delay: Duration) {
+    skiff_trace::next_try(container, delay);
+}
+
 /// Says that the next status write makes the pod all that was asked for.
 pub fn complete() {
     skiff_trace::note(skiff_trace::COMPLETE);

@@ -1,5 +1,5 @@
-//! One task a pod, from its first sight to the last trace of it: sync while it shall live, end it when it
-//! shall not, clean up, and confirm the end to the API.
+//! The pod worker: one task per pod. It syncs the pod while it should run, terminates it when it should not,
+//! cleans up, and then lets the API server delete the object.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::status::{REJECTED, is_terminal};
 use crate::status_writer;
 use crate::sync::Pass;
 
-/// How often a settled pod is looked at anyway: its volumes follow their sources at this pace.
+/// How often a pod is synced without a change: its volumes follow their sources at this interval.
 const RESYNC: Duration = Duration::from_secs(60);
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(10);
@@ -70,10 +70,10 @@ impl PodWorker {
             // Boxed: these futures are large, and each layer around them would hold another copy on the stack.
             let pass = std::panic::AssertUnwindSafe(marks::scope(work, Box::pin(self.pass()))).catch_unwind();
             let next = tokio::select! {
-                // The pod stays as it is; whoever comes next finds it.
+                // The pod stays as it is; the next sync goes on from there.
                 () = shutdown.cancelled() => break,
                 next = pass => next.unwrap_or_else(|_| {
-                    tracing::error!(uid = self.state.uid, "a pass over a pod panicked");
+                    tracing::error!(uid = self.state.uid, "syncing the pod panicked");
                     Next::Wait(LAST_RETRY)
                 }),
             };
@@ -124,7 +124,7 @@ impl PodWorker {
             return Next::Again;
         }
         if !self.state.is_admitted() {
-            // A pod that already has something running here was taken by an earlier life of this kubelet.
+            // A pod with running containers was admitted before this kubelet restarted.
             if !self.state.may_be_in_runtime()
                 && let Err(refusal) = self.kubelet.admit(&self.state).await
             {
@@ -173,12 +173,12 @@ impl PodWorker {
         let kubelet = &self.kubelet;
         let state = &self.state;
         kubelet.probes.stop_liveness_and_startup(&state.uid);
-        // Something may just be being made by a pass that was dropped.
+        // A cancelled sync may still be creating something.
         state.changes_done().await;
         if kubelet.observe(state).await.is_err() {
             return Next::Wait(self.retry());
         }
-        // Readiness goes before the first signal: no new traffic for what is about to end.
+        // Not ready before the first signal: no new traffic for a pod that terminates.
         kubelet.refresh_status(state);
         let pod = state.pod();
         let observed = state.observed();
@@ -213,7 +213,7 @@ impl PodWorker {
         state.set_terminal();
         kubelet.refresh_status(state);
         if let Err(error) = kubelet.volumes.tear_down(&state.uid).await {
-            tracing::warn!(pod = %pods::full_name(&pod), %error, "cannot take away the volumes of a pod");
+            tracing::warn!(pod = %pods::full_name(&pod), %error, "cannot unmount the volumes of the pod");
             return Next::Wait(self.retry());
         }
         if let Err(error) = kubelet.cgroups.remove_pod(&state.uid) {
@@ -226,7 +226,7 @@ impl PodWorker {
         Next::Again
     }
 
-    /// The object goes only when nothing of the pod is left that could still act in its name.
+    /// The object is deleted only when no process, mount or network of the pod is left.
     async fn confirm(&mut self) -> Next {
         let state = &self.state;
         if !state.is_deleted() {

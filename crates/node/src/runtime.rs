@@ -365,6 +365,14 @@ impl Runtime {
             .map(|r| r.url)
     }
 
+    /// What pods use, with their containers.
+    pub async fn sandbox_stats(&self) -> Result<Vec<v1::PodSandboxStats>> {
+        let request = v1::ListPodSandboxStatsRequest { filter: None };
+        within(TIMEOUT, self.runtime.clone().list_pod_sandbox_stats(request))
+            .await
+            .map(|r| r.stats)
+    }
+
     pub async fn container_stats(&self) -> Result<Vec<v1::ContainerStats>> {
         let request = v1::ListContainerStatsRequest { filter: None };
         within(TIMEOUT, self.runtime.clone().list_container_stats(request))

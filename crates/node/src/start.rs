@@ -184,7 +184,7 @@ impl Kubelet {
                     reason: KillReason::Other,
                 };
                 if let Err(error) = self.kill_container(pod, pod_ip, &target, None, async {}).await {
-                    tracing::warn!(error, "cannot end a container whose postStart hook failed");
+                    tracing::warn!(error, "cannot kill the container after its postStart hook failed");
                 }
                 return Err(error("PostStartHookError", message));
             }

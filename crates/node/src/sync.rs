@@ -1,5 +1,5 @@
-//! One pass over a pod that shall live: volumes, sandbox, containers, in upstream's order. What to do is
-//! decided in `plan.rs`; this file does it, and says when to look again.
+//! One sync of a pod that should run: volumes, sandbox, containers, in upstream's order. `plan.rs` decides
+//! what to do; this file does it, and says when to sync again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +22,10 @@ use crate::start::{StartContext, StartError};
 use crate::status::WaitingReason;
 use crate::volumes::{MountedVolumes, event_messages};
 
-/// How a pass ended.
+/// The outcome of a sync.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// All is as it shall be; look again when something changes.
+    /// The pod is as its spec says; sync again when something changes.
     Settled,
     /// Try again after this long, or earlier if something changes.
     Retry(Duration),
@@ -53,7 +53,7 @@ impl Kubelet {
     pub async fn sync_pod(self: &Arc<Self>, state: &Arc<PodState>) -> Pass {
         let pod = state.pod();
         if let Err(status) = self.observe(state).await {
-            tracing::warn!(pod = %pods::full_name(&pod), error = describe(&status), "the runtime does not tell of a pod");
+            tracing::warn!(pod = %pods::full_name(&pod), error = describe(&status), "the runtime reports no status for the pod sandbox");
             return Pass::Failed;
         }
         let observed = state.observed();
@@ -120,7 +120,7 @@ impl Kubelet {
                     .event(&pods::reference(pod), "Normal", "SandboxChanged", message);
             }
             if let Err(error) = self.kill_pod(pod, observed, None).await {
-                tracing::warn!(pod = %pods::full_name(pod), error, "cannot end what is left of a pod");
+                tracing::warn!(pod = %pods::full_name(pod), error, "cannot stop the remaining containers of the pod");
                 return Pass::Failed;
             }
         }
@@ -132,7 +132,7 @@ impl Kubelet {
                 reason: kill.reason,
             };
             if let Err(error) = self.kill_container(pod, &pod_ip, &target, None, async {}).await {
-                tracing::warn!(pod = %pods::full_name(pod), error, "cannot end a container");
+                tracing::warn!(pod = %pods::full_name(pod), error, "cannot kill the container");
                 return Pass::Failed;
             }
         }

@@ -6,11 +6,13 @@
 mod facts;
 mod live;
 mod renew;
+mod sign;
 mod tls;
 
 pub use facts::CertificateFacts;
 pub use live::LiveIdentity;
 pub use renew::{Renewed, Renewer};
+pub use sign::{CertificateOrder, SigningAuthority};
 pub use tls::{
     ClientAuthority, asking_server_config, chain, client_config, insecure_client_config,
     pinning_client_config, server_config,

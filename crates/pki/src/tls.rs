@@ -435,9 +435,9 @@ mod tests {
 
     /// Remembers which authorities the server named, and shows nothing.
     #[derive(Debug, Default)]
-    struct Asked(std::sync::Mutex<Vec<Vec<u8>>>);
+    struct RequestedAuthorities(std::sync::Mutex<Vec<Vec<u8>>>);
 
-    impl rustls::client::ResolvesClientCert for Asked {
+    impl rustls::client::ResolvesClientCert for RequestedAuthorities {
         fn resolve(
             &self,
             names: &[&[u8]],
@@ -462,7 +462,7 @@ mod tests {
         let authorities = [pki.ca_certificate(), &front_proxy.ca];
         let server = super::asking_server_config(&identity, &authorities).unwrap();
         let mut client = super::client_config(pki.ca_certificate(), None).unwrap();
-        let asked = Arc::new(Asked::default());
+        let asked = Arc::new(RequestedAuthorities::default());
         client.client_auth_cert_resolver = asked.clone();
         let name = "localhost".try_into().unwrap();
         let mut client = rustls::ClientConnection::new(Arc::new(client), name).unwrap();

@@ -11,7 +11,7 @@ use skiff_store::{Expect, Op, Outcome};
 use crate::commit::Write;
 use crate::fields::{self, Tracking};
 use crate::hooks::Change;
-use crate::update::Part;
+use crate::update::WriteScope;
 use crate::{Context, Gate, Registry, Resource, errors, object};
 
 /// How often a generated name is drawn again when it is taken.
@@ -123,8 +123,10 @@ impl Registry {
         {
             let _stage = context.stage("validate");
             let mut found = resource.check_create(&object);
-            let lacks = self.lacks(resource, namespace, &object, None, Part::Main).await?;
-            found.splice(0..0, lacks);
+            let missing_dependency = self
+                .missing_dependency(resource, namespace, &object, None, WriteScope::Main)
+                .await?;
+            found.splice(0..0, missing_dependency);
             if !found.is_empty() {
                 return Err(Status::invalid(
                     &resource.group_kind,
@@ -153,7 +155,7 @@ impl Registry {
             if self.read_stored(&key).await?.is_some() {
                 return Err(Status::already_exists(&resource.group_resource, &name));
             }
-            // COMPAT: nobody but the store looks at the version of a new object.
+            // COMPAT: only the store checks the resourceVersion of a new object.
             if let Some(version) = given.as_ref().and_then(Value::as_str) {
                 object::set(&mut object, "resourceVersion", version);
             }
@@ -259,7 +261,7 @@ pub fn generate_name(prefix: &str) -> String {
     name
 }
 
-/// Removes owner references that are given twice, and tells the client.
+/// Removes duplicate owner references, with a warning to the client.
 pub fn dedup_owner_references(context: &Context, object: &mut Value, after_admission: bool) {
     let Some(list) = object
         .get_mut("metadata")

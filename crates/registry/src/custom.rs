@@ -11,7 +11,7 @@ use skiff_meta::{Status, field};
 use skiff_schema::apply::TypeRef;
 use skiff_store::KeyValue;
 
-use crate::{Part, Resource, encode, object};
+use crate::{Resource, WriteScope, encode, object};
 
 /// What the rules say of a change.
 #[derive(Debug, Default)]
@@ -132,12 +132,12 @@ impl Resource {
         }
     }
 
-    pub fn check_update(&self, new: &Value, old: &Value, part: &Part) -> Findings {
+    pub fn check_update(&self, new: &Value, old: &Value, part: &WriteScope) -> Findings {
         let Some(custom) = &self.custom else {
             let errors = match part {
-                Part::Main => self.checks.check_update(new, old, self.namespaced),
-                Part::Status => self.checks.check_status_update(new, old, self.namespaced),
-                Part::Other { validate, .. } => self.checks.shown(validate(new, old)),
+                WriteScope::Main => self.checks.check_update(new, old, self.namespaced),
+                WriteScope::Status => self.checks.check_status_update(new, old, self.namespaced),
+                WriteScope::Other { validate, .. } => self.checks.shown(validate(new, old)),
             };
             return Findings::from(errors);
         };
@@ -149,7 +149,7 @@ impl Resource {
             found.extend(object_meta::validate_update(new, old, self.namespaced));
         }
         let rest = match part {
-            Part::Status => custom.validate_status_update(new, old),
+            WriteScope::Status => custom.validate_status_update(new, old),
             _ => custom.validate_update(new, old),
         };
         found.extend(rest.errors);

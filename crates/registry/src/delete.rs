@@ -15,7 +15,7 @@ const ORPHAN_FINALIZER: &str = "orphan";
 const FOREGROUND_FINALIZER: &str = "foregroundDeletion";
 const ATTEMPTS: usize = 64;
 
-/// How dependents of a deleted object fare.
+/// What happens to the dependents of a deleted object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Propagation {
     Orphan,
@@ -128,7 +128,7 @@ impl DeleteOptions {
     }
 }
 
-/// What became of the object.
+/// The outcome of a delete.
 pub struct Deleted {
     /// Its last state.
     pub object: Value,
@@ -169,7 +169,7 @@ impl Registry {
             };
             let stored = resource.decode(&current)?;
             if resource.converts_elsewhere() {
-                // What cannot be shown to the client is not deleted either.
+                // An object that cannot be returned to the client is not deleted either.
                 resource.serve(vec![stored.clone()]).await?;
             }
             let mut object = stored.clone();
@@ -249,7 +249,7 @@ impl Registry {
                 Outcome::Done { revision, .. } => {
                     object::set(&mut object, "resourceVersion", revision.to_string());
                 }
-                // Whoever removed a marked one meanwhile did what we were about to do.
+                // Somebody else removed the marked object meanwhile: the delete is done.
                 Outcome::Conflict { current: None, .. } if marked => {}
                 Outcome::Conflict { current, .. } => {
                     found = current;

@@ -15,7 +15,7 @@ pub fn store(error: skiff_store::Error) -> Status {
         // COMPAT: upstream lets etcd's words out as they are.
         Error::TooLarge(message) => Status::failure(500, "", message),
         Error::Unavailable(detail) => {
-            tracing::warn!(%detail, "the store is away");
+            tracing::warn!(%detail, "the store is unavailable");
             Status::service_unavailable("the store is currently unable to handle the request")
         }
         Error::DiskFull(detail) => {

@@ -28,8 +28,8 @@ use skiff_api::facts;
 use skiff_cache::Cache;
 use skiff_meta::Status;
 use skiff_schema::LeftOut;
-pub use skiff_store::Store;
 use skiff_store::{Expect, KeyValue, Op, Outcome};
+pub use skiff_store::{Store, together};
 
 pub use codec::Codec;
 pub use context::{Context, Gate, Open, StageGuard, StageTime, now_us};
@@ -44,7 +44,7 @@ pub use skiff_cache::{
     Entry, Error as CacheError, EventKind, Field, ListOptions, ListResult, ReadAt, WatchEvent, WatchFrom,
     WatchOptions, Watcher, bookmark_frame, check_continue, postpone,
 };
-pub use update::{Part, Transform, Updated};
+pub use update::{Transform, Updated, WriteScope};
 
 use hooks::services::Services;
 

@@ -1,6 +1,6 @@
-//! Update: a compare-and-swap loop around one attempt. The first attempt works on what the cache
-//! holds; whatever goes wrong with that is tried again on the store's own state before the client
-//! hears of it.
+//! Update: a compare-and-swap loop around one attempt. The first attempt starts from the cached
+//! object; if it fails, it is repeated on the state read from the store before an error is
+//! returned.
 
 use serde_json::Value;
 use skiff_meta::{Status, field};
@@ -19,7 +19,7 @@ pub type Transform<'a> = dyn FnMut(Option<&Value>) -> Result<Value, Status> + Se
 
 /// Which rules a write follows: what it may touch and how it is checked.
 #[derive(Clone, Copy)]
-pub enum Part {
+pub enum WriteScope {
     Main,
     Status,
     /// A subresource with rules of its own.
@@ -65,13 +65,13 @@ impl Registry {
         resource: &Resource,
         namespace: &str,
         name: &str,
-        part: Part,
+        part: WriteScope,
         allow_create: bool,
         transform: &mut Transform<'_>,
         gate: &dyn Gate,
     ) -> Result<Updated, Status> {
         let key = resource.key(namespace, name);
-        // A dry run writes nothing, so that no store would tell that the cache was behind.
+        // A dry run writes nothing, so no failed compare-and-swap would show that the cache is stale.
         let mut fresh = context.dry_run;
         let mut current = match fresh {
             true => self.stored_current(resource, &key).await?,
@@ -126,7 +126,7 @@ impl Registry {
                 Err(status) if fresh => return Err(status),
                 Err(status) => {
                     current = self.stored_current(resource, &key).await?;
-                    // What the cache holds was not stale: nobody need be asked twice.
+                    // The cached object was current: there is nothing to read again.
                     if current.as_ref().map(|current| current.revision) == tried {
                         return Err(status);
                     }
@@ -144,7 +144,7 @@ impl Registry {
         resource: &Resource,
         namespace: &str,
         name: &str,
-        (rewrite, part): (bool, Part),
+        (rewrite, part): (bool, WriteScope),
         current: Current,
         transform: &mut Transform<'_>,
         gate: &dyn Gate,
@@ -172,16 +172,16 @@ impl Registry {
         let change;
         {
             let _stage = context.stage("prepare");
-            // What a strategy resets is not the record of who wrote.
+            // Fields that a strategy resets do not appear in managedFields.
             let managed = fields::take(&mut new);
             change = match part {
-                Part::Main => resource.hook.begin_update(&mut new, &old, context)?,
+                WriteScope::Main => resource.hook.begin_update(&mut new, &old, context)?,
                 _ => crate::hooks::Change::none(),
             };
             match part {
-                Part::Main => resource.begin_update(&mut new, &old),
-                Part::Status => resource.begin_status_update(&mut new, &old),
-                Part::Other { prepare, .. } => {
+                WriteScope::Main => resource.begin_update(&mut new, &old),
+                WriteScope::Status => resource.begin_status_update(&mut new, &old),
+                WriteScope::Other { prepare, .. } => {
                     keep_system_fields(&mut new, &old);
                     prepare(&mut new, &old);
                 }
@@ -192,15 +192,17 @@ impl Registry {
         {
             let _stage = context.stage("validate");
             let mut found = resource.check_update(&new, &old, &part);
-            let lacks = self.lacks(resource, namespace, &new, Some(&old), part).await?;
-            found.errors.splice(0..0, lacks);
+            let missing_dependency = self
+                .missing_dependency(resource, namespace, &new, Some(&old), part)
+                .await?;
+            found.errors.splice(0..0, missing_dependency);
             for warning in found.warnings {
                 context.warn(warning);
             }
             if !found.errors.is_empty() {
                 return Err(Status::invalid(&resource.group_kind, name, &found.errors));
             }
-            if matches!(part, Part::Main) {
+            if matches!(part, WriteScope::Main) {
                 for warning in resource.warnings(&new, Some(&old)) {
                     context.warn(warning);
                 }
@@ -232,7 +234,7 @@ impl Registry {
                 op: Op::Delete,
                 lease_seconds: None,
             };
-            // The object goes with what it had; what the update took for it is of no use.
+            // The object is removed in its stored form; what the update allocated for it is released.
             let change = resource.hook.begin_delete(&old).instead_of(change);
             let outcome = self.commits.write(write, change).await;
             return match outcome.map_err(|failed| crate::errors::store(failed.error))? {
@@ -282,7 +284,7 @@ impl Registry {
         }
     }
 
-    /// Whether this update takes the last hold on an object that is being deleted.
+    /// Whether this update removes the last finalizer of an object that is being deleted.
     fn emptied(&self, resource: &Resource, new: &Value, old: &Value) -> bool {
         object::finalizers(new).is_empty()
             && object::deleting(old)
@@ -290,14 +292,14 @@ impl Registry {
             && resource.hook.may_delete_on_update(new)
     }
 
-    /// What the namespace of an object lacks for it.
-    pub(crate) async fn lacks(
+    /// What the object refers to and its namespace does not have.
+    pub(crate) async fn missing_dependency(
         &self,
         resource: &Resource,
         namespace: &str,
         new: &Value,
         old: Option<&Value>,
-        part: Part,
+        part: WriteScope,
     ) -> Result<Option<field::Error>, Status> {
         let Some(needed) = resource.hook.needs(new, old, part) else {
             return Ok(None);
@@ -355,7 +357,7 @@ fn check_uid(
         return Ok(());
     }
     let mut key = resource.key(namespace, name);
-    // COMPAT: a dry run is told the key as it is called above the store.
+    // COMPAT: the message of a dry run has the key without the store's prefix.
     if dry_run {
         key = key.trim_start_matches("/registry").to_string();
     }

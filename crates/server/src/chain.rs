@@ -1,6 +1,6 @@
-//! The way of a request, top to bottom: authentication, impersonation, priority and fairness,
+//! The filter chain of the API server, in order: authentication, audit, impersonation, priority and fairness,
 //! authorization, and then the verb, which decodes, defaults, admits, prepares, validates and stores.
-//! Each gate leaves its time in the mark of the request.
+//! Each filter records its duration in the mark of the request.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -168,7 +168,7 @@ impl Inner {
         let mut panicked = None;
         let result = match broken_path {
             Some(message) => {
-                // COMPAT: nothing that comes after knows what is asked, so it is told in plain words.
+                // COMPAT: without request info no later filter can respond; upstream answers in plain text.
                 let path = exchange.parts.uri.path();
                 let text =
                     format!("Internal Server Error: {path:?}: failed to create RequestInfo: {message}\n");
@@ -271,7 +271,7 @@ impl Inner {
             }
         };
 
-        // Audit: what comes is recorded before anything is done about it.
+        // Audit: RequestReceived is recorded before anything else happens.
         if let Some(auditor) = &self.audit
             && let Some(trail) = auditor.begin(exchange, &user, &attributes_of(&exchange.info), audit_id)
         {
@@ -282,7 +282,7 @@ impl Inner {
             exchange.trail = Some(trail);
         }
 
-        // Impersonation: the real user must be allowed each part of the identity it takes on.
+        // Impersonation: the authenticated user must be allowed to impersonate each part of the requested identity.
         exchange.user = match self.impersonate(exchange, &user).await {
             Ok(None) => user,
             Ok(Some(Impersonated { user, constraint })) => {
@@ -295,8 +295,8 @@ impl Inner {
             Err(status) => return Ok(unsniffed(exchange, &status)),
         };
 
-        // Priority and fairness: a bounded number of requests at a time, and turns for who waits. A watch takes a
-        // seat until it is under way.
+        // Priority and fairness: a bounded number of requests executes at a time, the others queue fairly. A watch
+        // holds a seat until it is initialized.
         let _seat = if long_running && exchange.info.verb != "watch" {
             None
         } else {
@@ -314,7 +314,7 @@ impl Inner {
         {
             let _stage = exchange.context.stage("authz");
             let mut decided = self.decide(exchange).await;
-            // A pod that was bound a moment ago may not be known to be its node's yet.
+            // The node authorizer's graph may not have a pod yet that was bound a moment ago.
             if !decided.allowed && node_graph::refresh(self, exchange).await {
                 decided = self.decide(exchange).await;
             }
@@ -341,7 +341,7 @@ impl Inner {
             } else if exchange.info.is_resource {
                 resource_paths::route(self, exchange, request_body).await
             } else {
-                paths::route(self, exchange).await
+                paths::route(self, exchange, request_body).await
             }
         };
         if long_running {
@@ -369,9 +369,9 @@ impl Inner {
             Ok(Some(wanted)) => wanted,
             Err(message) => return Err(Status::bad_request(message)),
         };
-        // What only a webhook knows is asked between two tries, of which the second knows it.
+        // Decisions that need a webhook are requested between two passes; the second pass finds them in `told`.
         let mut told: Vec<(OwnedAttributes, Decision)> = Vec::new();
-        let until = tokio::time::Instant::now() + ASKED;
+        let until = tokio::time::Instant::now() + AUTHORIZATION_TIMEOUT;
         loop {
             let unknown: Mutex<Option<OwnedAttributes>> = Mutex::default();
             let check = |attributes: &Attributes<'_>, refused: Option<&str>| {
@@ -406,7 +406,7 @@ impl Inner {
         }
     }
 
-    /// Tells the audit log who allowed a request, or why nobody did.
+    /// Adds the authorization decision and its reason to the audit event.
     fn annotate_decision(&self, exchange: &Exchange, decided: &Decision) {
         if !exchange.context.audited() {
             return;
@@ -427,8 +427,8 @@ impl Inner {
         self.decide_verb(exchange, &exchange.info.verb).await
     }
 
-    /// What the authorizers say to `verb` with what the request names. Without a webhook nobody waits; the words for
-    /// the audit log are made only if there is one.
+    /// The authorizers' decision on `verb` with the attributes of the request. It completes at once unless a webhook must
+    /// be called; the reason is formatted only for an audited request.
     pub async fn decide_verb(&self, exchange: &Exchange, verb: &str) -> Decision {
         let attributes = Attributes {
             verb,
@@ -439,11 +439,15 @@ impl Inner {
             return decision;
         }
         let decided = self.authorizer.decide(&exchange.user, &attributes, audited);
-        in_time(tokio::time::Instant::now() + ASKED, decided.boxed()).await
+        in_time(
+            tokio::time::Instant::now() + AUTHORIZATION_TIMEOUT,
+            decided.boxed(),
+        )
+        .await
     }
 
-    /// Refuses what the user may not do with `verb`, where that is not the verb that was asked about already.
-    // COMPAT: in upstream's shorter words, without what was asked.
+    /// Authorizes `verb` in addition to the verb of the request, which is authorized already.
+    // COMPAT: upstream's message is the shorter one here, without the attributes.
     pub async fn ensure_verb(&self, exchange: &Exchange, verb: &str) -> Result<(), Status> {
         if exchange.info.verb == verb {
             return Ok(());
@@ -453,7 +457,7 @@ impl Inner {
             ..attributes_of(&exchange.info)
         };
         let asked = self.authorizer.decide(&exchange.user, &attributes, false);
-        let decided = in_time(tokio::time::Instant::now() + ASKED, asked.boxed()).await;
+        let decided = in_time(tokio::time::Instant::now() + AUTHORIZATION_TIMEOUT, asked.boxed()).await;
         if decided.allowed {
             return Ok(());
         }
@@ -570,7 +574,7 @@ fn wanted_timeout(query: &Query) -> Result<Option<Duration>, Status> {
     Ok((wanted > 0).then(|| Duration::from_nanos(wanted)))
 }
 
-/// A refusal that quotes what the client sent: no browser shall take it for a page.
+/// A response that quotes the client's input: no browser may take it for a page.
 fn unsniffed(exchange: &Exchange, status: &Status) -> Answer {
     let mut answer = respond::status(exchange, status);
     answer
@@ -613,10 +617,10 @@ fn audit_id(parts: &Parts) -> String {
         .map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_string)
 }
 
-/// What webhooks of authorization may take of a request, all tries together.
-const ASKED: Duration = Duration::from_secs(60);
+/// How long the authorization webhooks may take for one request, all calls together.
+const AUTHORIZATION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Nothing is allowed that is not decided in time.
+/// A decision that is not made in time is a denial.
 async fn in_time(until: tokio::time::Instant, decision: impl Future<Output = Decision>) -> Decision {
     let decided = tokio::time::timeout_at(until, decision).await;
     decided.unwrap_or_else(|_| Decision {

@@ -90,15 +90,15 @@ pub struct Usage {
     began: Instant,
 }
 
-/// A connection's place among the open ones, given back when this is dropped.
-pub struct Place {
+/// A slot of the connection limit, released on drop.
+pub struct ConnectionSlot {
     pub usage: Arc<Usage>,
     key: u64,
     connections: Arc<Connections>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.connections.open.lock().remove(&self.key);
     }
@@ -121,7 +121,7 @@ impl Connections {
 
     /// A place for a new connection. If there is none, the connection that has done nothing for longest makes room:
     /// first among those that never had a request.
-    pub async fn place(self: &Arc<Self>) -> Place {
+    pub async fn place(self: &Arc<Self>) -> ConnectionSlot {
         let permit = loop {
             if let Ok(permit) = Arc::clone(&self.room).try_acquire_owned() {
                 break permit;
@@ -144,7 +144,7 @@ impl Connections {
         });
         let key = self.next.fetch_add(1, Ordering::Relaxed);
         self.open.lock().insert(key, usage.clone());
-        Place {
+        ConnectionSlot {
             usage,
             key,
             connections: self.clone(),

@@ -69,8 +69,8 @@ pub fn serve(
     }
     let size = bytes.len();
     let mut answer = match part(asked(header::RANGE), size) {
-        Part::All => compress::answer(exchange, StatusCode::OK, content_type, bytes),
-        Part::Some(range) => {
+        RequestedRange::All => compress::answer(exchange, StatusCode::OK, content_type, bytes),
+        RequestedRange::Some(range) => {
             let told = format!("bytes {}-{}/{size}", range.start, range.end - 1);
             let mut answer = body::answer(StatusCode::PARTIAL_CONTENT, content_type, bytes.slice(range));
             if let Ok(told) = HeaderValue::from_str(&told) {
@@ -78,7 +78,7 @@ pub fn serve(
             }
             answer
         }
-        Part::Bad(why) => {
+        RequestedRange::Bad(why) => {
             let mut answer = body::text(StatusCode::RANGE_NOT_SATISFIABLE, format!("{why}\n"));
             if let (Ok(told), true) = (
                 HeaderValue::from_str(&format!("bytes */{size}")),
@@ -113,7 +113,7 @@ fn unchanged_since(asked: &str, modified: Timestamp) -> bool {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Part {
+enum RequestedRange {
     All,
     Some(Range<usize>),
     Bad(&'static str),
@@ -122,26 +122,28 @@ enum Part {
 const NO_OVERLAP: &str = "invalid range: failed to overlap";
 
 /// The part that a `Range` header names. Several parts at once are answered with the whole.
-fn part(asked: &str, size: usize) -> Part {
-    let bad = Part::Bad("invalid range");
+fn part(asked: &str, size: usize) -> RequestedRange {
+    let bad = RequestedRange::Bad("invalid range");
     if asked.is_empty() {
-        return Part::All;
+        return RequestedRange::All;
     }
     let Some(ranges) = asked.strip_prefix("bytes=") else {
         return bad;
     };
     if ranges.contains(',') {
-        return Part::All;
+        return RequestedRange::All;
     }
     let Some((first, last)) = ranges.trim().split_once('-') else {
         return bad;
     };
     let number = |text: &str| text.trim().parse::<usize>();
     match (number(first), number(last)) {
-        (Err(_), Ok(count)) if first.trim().is_empty() => Part::Some(size - count.min(size)..size),
-        (Ok(first), _) if first >= size => Part::Bad(NO_OVERLAP),
-        (Ok(first), Err(_)) if last.trim().is_empty() => Part::Some(first..size),
-        (Ok(first), Ok(last)) if first <= last => Part::Some(first..size.min(last.saturating_add(1))),
+        (Err(_), Ok(count)) if first.trim().is_empty() => RequestedRange::Some(size - count.min(size)..size),
+        (Ok(first), _) if first >= size => RequestedRange::Bad(NO_OVERLAP),
+        (Ok(first), Err(_)) if last.trim().is_empty() => RequestedRange::Some(first..size),
+        (Ok(first), Ok(last)) if first <= last => {
+            RequestedRange::Some(first..size.min(last.saturating_add(1)))
+        }
         _ => bad,
     }
 }
@@ -152,17 +154,17 @@ mod tests {
 
     #[test]
     fn parts() {
-        let check = |asked: &str, expected: Part| assert_eq!(part(asked, 100), expected, "{asked}");
-        check("", Part::All);
-        check("bytes=0-10", Part::Some(0..11));
-        check("bytes=90-", Part::Some(90..100));
-        check("bytes=-5", Part::Some(95..100));
-        check("bytes=-500", Part::Some(0..100));
-        check("bytes=90-18446744073709551615", Part::Some(90..100));
-        check("bytes=100-", Part::Bad(NO_OVERLAP));
-        check("bytes=0-1,5-6", Part::All);
+        let check = |asked: &str, expected: RequestedRange| assert_eq!(part(asked, 100), expected, "{asked}");
+        check("", RequestedRange::All);
+        check("bytes=0-10", RequestedRange::Some(0..11));
+        check("bytes=90-", RequestedRange::Some(90..100));
+        check("bytes=-5", RequestedRange::Some(95..100));
+        check("bytes=-500", RequestedRange::Some(0..100));
+        check("bytes=90-18446744073709551615", RequestedRange::Some(90..100));
+        check("bytes=100-", RequestedRange::Bad(NO_OVERLAP));
+        check("bytes=0-1,5-6", RequestedRange::All);
         for asked in ["bytes=5-4", "bytes=x-4", "bytes=5", "lines=1-2", "bytes=-"] {
-            check(asked, Part::Bad("invalid range"));
+            check(asked, RequestedRange::Bad("invalid range"));
         }
     }
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
-use skiff_admission::{Access, Attributes, Lister, Operation, Reinvocation, Told, User};
+use skiff_admission::{Access, AdmissionRecorder, Attributes, Lister, Operation, Reinvocation, User};
 use skiff_auth::UserInfo;
 use skiff_meta::{GroupVersion, Status, names};
-use skiff_registry::{Context, Gate, Open, Part, Registry, Resource, encode, object};
+use skiff_registry::{Context, Gate, Open, Registry, Resource, WriteScope, encode, object};
 use skiff_registry::{ListOptions, ReadAt};
 
 use crate::audit::Level;
@@ -28,13 +28,13 @@ pub struct Admission<'a> {
     name: &'a str,
     dry_run: bool,
     options: Option<&'a Value>,
-    told: Heard<'a>,
+    recorder: ContextRecorder<'a>,
 }
 
 /// Warnings of plugins go the way of all others.
-struct Heard<'a>(&'a Context, Level);
+struct ContextRecorder<'a>(&'a Context, Level);
 
-impl Told for Heard<'_> {
+impl AdmissionRecorder for ContextRecorder<'_> {
     fn warn(&self, text: String) {
         self.0.warn(text);
     }
@@ -99,7 +99,7 @@ impl<'a> Admission<'a> {
             name: &exchange.info.name,
             dry_run: exchange.context.dry_run,
             options,
-            told: Heard(
+            recorder: ContextRecorder(
                 &exchange.context,
                 exchange.trail.as_ref().map_or(Level::None, |trail| trail.level()),
             ),
@@ -138,7 +138,7 @@ impl<'a> Admission<'a> {
             old_object: old,
             dry_run: self.dry_run,
             options: self.options,
-            told: &self.told,
+            recorder: &self.recorder,
             access: self,
             reinvocation: Reinvocation::default(),
         }
@@ -318,7 +318,7 @@ impl Lister for CacheLister<'_> {
                 resource,
                 &namespace,
                 &name,
-                Part::Status,
+                WriteScope::Status,
                 false,
                 &mut transform,
                 &Open,

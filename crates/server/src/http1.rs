@@ -39,7 +39,7 @@ fn ended(mut answer: Answer) -> Answer {
     answer
 }
 
-/// Why a request is no good; some reasons are kept to itself.
+/// Why a request is rejected; for some reasons the response says nothing more.
 fn bad_request(method: &Method, uri: &Uri, version: Version, headers: &HeaderMap) -> Option<&'static str> {
     // `GET version` names a host, not a path.
     let host_only = uri.scheme().is_none() && uri.authority().is_some();

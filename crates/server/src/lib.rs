@@ -40,11 +40,12 @@ mod status_page;
 mod streams;
 mod subresources;
 mod table;
+mod trace_report;
 mod verbs;
 mod version;
 mod warnings;
 mod webhook_client;
-mod webhook_place;
+mod webhook_target;
 
 pub use audit::{
     AuditConfig, AuditError, LogOptions, Mode as AuditMode, Policy as AuditPolicy,
@@ -53,6 +54,7 @@ pub use audit::{
 pub use body::{Answer, Body, BoxError};
 pub use connections::Limits;
 pub use health::HealthCheck;
+pub use proxy::LocalApi;
 pub use request_info::RequestInfo;
 pub use server::{Authentication, ClientCertificates, Server, ServerConfig, ServiceAccountKey, StartError};
 pub use service::InProcess;

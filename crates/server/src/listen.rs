@@ -21,7 +21,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::body::BoxError;
 use crate::chain::Identity;
-use crate::connections::{Answering, Connections, Deadline, Limits, Place};
+use crate::connections::{Answering, ConnectionSlot, Connections, Deadline, Limits};
 use crate::cork::{AT_ONCE, Cork};
 use crate::http1;
 use crate::proxy::ClientAddress;
@@ -134,7 +134,7 @@ async fn connection(
     acceptor: TlsAcceptor,
     stream: TcpStream,
     address: SocketAddr,
-    place: &Place,
+    place: &ConnectionSlot,
     limits: &Limits,
     shutdown: CancellationToken,
 ) -> Result<(), BoxError> {

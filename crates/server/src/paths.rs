@@ -7,17 +7,18 @@ use http::{HeaderValue, Method, StatusCode, header};
 use serde_json::{Value, json};
 use skiff_meta::Status;
 
-use crate::body::{self, Answer, not_found};
+use crate::body::{self, Answer, Body, not_found};
 use crate::chain::{Exchange, not_routed};
 use crate::negotiate::Format;
 use crate::server::Inner;
 use crate::{
-    aggregation, compress, debug_pages, discovery, health, negotiate, openapi, protobuf, respond, status_page,
+    aggregation, compress, debug_pages, discovery, health, negotiate, openapi, protobuf, respond,
+    status_page, trace_report,
 };
 
 const KEY_SET: &str = "application/jwk-set+json";
 
-pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, Status> {
+pub async fn route(inner: &Arc<Inner>, exchange: &Exchange, request_body: Body) -> Result<Answer, Status> {
     let whole = exchange.info.path.as_str();
     let path = whole.trim_end_matches('/').to_string();
     // Only the paths of API groups may end in a slash, or in none.
@@ -39,6 +40,9 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     if let ["version", _, ..] = parts[..] {
         return Err(Status::resource_not_found());
+    }
+    if exchange.parts.method == Method::POST && parts[..] == ["debug", "skiff", "trace"] {
+        return trace_report::record(inner, exchange, request_body).boxed().await;
     }
     if exchange.parts.method != Method::GET {
         if known(inner, &parts) {
@@ -105,6 +109,7 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
             if matches!(component, "" | "kube-apiserver") {
                 text.push_str(&skiff_supervise::metrics());
                 text.push_str(&unreadable(inner));
+                text.push_str(&inner.flow.metrics());
             }
             Ok(metrics(inner, text))
         }
@@ -166,8 +171,11 @@ pub async fn route(inner: &Arc<Inner>, exchange: &Exchange) -> Result<Answer, St
             None => Ok(not_found()),
         },
         ["debug", "skiff", "trace"] => {
-            let marks = serde_json::to_value(inner.recorder.marks()).map_err(Status::internal)?;
-            document(exchange, &json!({"marks": marks}))
+            let marks = skiff_trace::Marks {
+                marks: inner.recorder.marks(),
+            };
+            let marks = serde_json::to_value(marks).map_err(Status::internal)?;
+            document(exchange, &marks)
         }
         _ => Ok(not_found()),
     }

@@ -123,8 +123,12 @@ async fn main_resource(
         "list" => verbs::read::list(inner, exchange, resource).await,
         "watch" => verbs::watch::watch(inner, exchange, resource).await,
         "create" => verbs::write::create(inner, exchange, resource, body).await,
-        "update" => verbs::write::update(inner, exchange, resource, body, skiff_registry::Part::Main).await,
-        "patch" => verbs::patch::patch(inner, exchange, resource, body, skiff_registry::Part::Main).await,
+        "update" => {
+            verbs::write::update(inner, exchange, resource, body, skiff_registry::WriteScope::Main).await
+        }
+        "patch" => {
+            verbs::patch::patch(inner, exchange, resource, body, skiff_registry::WriteScope::Main).await
+        }
         "delete" => verbs::delete::delete(inner, exchange, resource, body).await,
         "deletecollection" => verbs::delete::delete_collection(inner, exchange, resource, body).await,
         _ => Err(method_not_allowed()),

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use skiff_admission::Chain;
 use skiff_auth::{
-    Anonymous, Authenticator, Authorizer, BootstrapTokens, Impersonations, JwtAuthenticators, Mode,
-    RequestHeader, TokenAuthenticator, TokenFile, TokenIssuer, TokenVerifier, TokenWebhook, Tokens, UserInfo,
+    Anonymous, Authenticator, Authorizer, BootstrapTokens, Impersonations, JwtAuthenticators, LegacyTokens,
+    Mode, RequestHeader, TokenAuthenticator, TokenFile, TokenIssuer, TokenVerifier, TokenWebhook, Tokens,
+    UserInfo,
 };
 use skiff_meta::Status;
 use skiff_registry::hooks::bootstrap::Advertise;
@@ -26,10 +27,11 @@ use crate::dynamic::{self, Dynamic};
 use crate::flow::{self, FlowControl};
 use crate::health::HealthCheck;
 use crate::hooks::{
-    bootstrap_secrets, identity, ip_addresses, node_graph, rbac_source, repair, store_history,
+    bootstrap_secrets, identity, ip_addresses, legacy_tokens, node_graph, rbac_source, repair, store_history,
 };
 use crate::listen::{self, Authorities};
 use crate::metrics::Metrics;
+use crate::proxy::LocalApi;
 use crate::service::InProcess;
 use crate::subresources::KubeletClient;
 use crate::verbs::open_watches::OpenWatches;
@@ -206,9 +208,11 @@ impl Server {
                 }
             })
             .unwrap_or_default();
-        let (mut service_accounts, mut issuer) = (None, None);
+        let (mut service_accounts, mut issuer, mut legacy) = (None, None, None);
         if let Some(key) = config.service_account {
             let lookup = Arc::new(rbac_source::UidLookup(registry.clone()));
+            let secrets = Arc::new(legacy_tokens::TokenSecrets(registry.clone()));
+            legacy = Some(LegacyTokens::new(&key.public_key, secrets, lookup.clone())?);
             service_accounts = Some(TokenVerifier::new(
                 &key.public_key,
                 key.issuer.clone(),
@@ -224,6 +228,9 @@ impl Server {
         }
         let authentication = config.authentication;
         let mut others: Vec<Box<dyn TokenAuthenticator>> = Vec::new();
+        if let Some(legacy) = legacy {
+            others.push(Box::new(legacy));
+        }
         if let Some(file) = authentication.token_file {
             others.push(Box::new(file));
         }
@@ -296,16 +303,20 @@ impl Server {
             tls: config.tls,
             registry,
         });
-        inner
-            .registry
-            .bootstrap(inner.advertise)
-            .await
-            .map_err(StartError::Bootstrap)?;
-        rbac_source::bootstrap(&inner)
-            .await
-            .map_err(StartError::Bootstrap)?;
+        // Concurrently: each write waits for the disk, and the store commits together what waits for it.
+        skiff_registry::together(async {
+            futures::try_join!(
+                inner.registry.bootstrap(inner.advertise),
+                rbac_source::ensure(&inner),
+                repair::publish(&inner),
+                flow::ensure(&inner),
+                legacy_tokens::start_tracking(&inner.registry),
+            )
+        })
+        .await
+        .map_err(StartError::Bootstrap)?;
+        rbac_source::start(&inner).await.map_err(StartError::Bootstrap)?;
         crate::crd::start(&inner).await.map_err(StartError::Bootstrap)?;
-        repair::publish(&inner).await.map_err(StartError::Bootstrap)?;
         node_graph::start(&inner).await.map_err(StartError::Bootstrap)?;
         dynamic::start(&inner).await.map_err(StartError::Bootstrap)?;
         flow::start(&inner).await.map_err(StartError::Bootstrap)?;
@@ -364,6 +375,12 @@ impl Server {
     /// Who is asked what is allowed, from now on.
     pub fn change_authorization(&self, modes: Vec<Mode>) -> Result<(), skiff_auth::BadConfiguration> {
         self.inner.authorizer.change_modes(modes)
+    }
+
+    /// Serves a group version by another API server of this process, unless its APIService names a service. Requests
+    /// pass the whole chain before they get there.
+    pub async fn serve_locally(&self, group: &str, version: &str, api: LocalApi) -> Result<(), Status> {
+        aggregation::serve_locally(&self.inner, group, version, api).await
     }
 
     /// Shows the metrics of a component in this process at `/metrics?component=NAME`.

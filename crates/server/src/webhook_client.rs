@@ -8,11 +8,11 @@ use base64::Engine;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method};
 use serde_json::Value;
-use skiff_https::{Answer, Call, Client, Place};
+use skiff_https::{Answer, Call, CallTarget, Client};
 use skiff_registry::{Registry, object};
 
 use crate::aggregation::resolve::resolve;
-use crate::webhook_place::{clean, of_url, redirected};
+use crate::webhook_target::{clean, of_url, redirected};
 
 /// As whom the API server calls webhooks, those of conversions too.
 const USER_AGENT: HeaderValue = HeaderValue::from_static("kube-apiserver-admission");
@@ -71,7 +71,7 @@ impl WebhookClient {
     /// client, a redirect of the old kind turns a POST into a GET. `url` is where it went last.
     async fn follow(
         &self,
-        mut place: Place,
+        mut place: CallTarget,
         mut body: Bytes,
         timeout: Duration,
         url: &mut String,
@@ -103,7 +103,7 @@ impl WebhookClient {
     }
 
     /// Where a call goes, and the URL as it is shown.
-    async fn place(&self, seconds: u64) -> Result<(Place, String), String> {
+    async fn place(&self, seconds: u64) -> Result<(CallTarget, String), String> {
         match &self.target {
             Target::Url(url) => of_url(url, seconds),
             Target::Service {
@@ -125,7 +125,7 @@ impl WebhookClient {
                 } else {
                     format!("{address}:{to}")
                 };
-                let place = Place {
+                let place = CallTarget {
                     address,
                     host: format!("{server_name}:{port}"),
                     server_name: Some(server_name),

@@ -63,6 +63,29 @@ async fn a_write_is_recorded_twice_and_with_its_objects() {
     );
 }
 
+/// The loops of the server are clients like any other.
+#[tokio::test]
+async fn what_the_server_writes_for_itself_is_recorded() {
+    let audited = Audited::start(RULES).await;
+    let found = tokio::time::timeout(Duration::from_secs(20), async {
+        loop {
+            let written = audited.all_events().into_iter().find(|event| {
+                event["user"]["username"] == "system:apiserver"
+                    && event["objectRef"]["resource"] == "leases"
+                    && event["verb"] == "create"
+                    && event["stage"] == "ResponseComplete"
+            });
+            match written {
+                Some(event) => return event,
+                None => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    });
+    let event = found.await.expect("the lease of the server is written");
+    assert_eq!(event["responseStatus"]["code"], 201);
+    assert_eq!(event["userAgent"], "kube-apiserver");
+}
+
 #[tokio::test]
 async fn refusals_say_why_and_who_was_impersonated() {
     let audited = Audited::start(RULES).await;

@@ -18,31 +18,31 @@ use crate::cli::file;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Authentication, authorization and admission")]
 pub struct AccessArgs {
-    /// Let requests without a credential in, as system:anonymous
+    /// Accept requests without a credential as system:anonymous
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub anonymous_auth: bool,
-    /// What tokens are for, if they are for this server [default: the issuer of service accounts]
+    /// Audiences of the API server in service account tokens [default: the service account issuer]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub api_audiences: Vec<String>,
-    /// Take bootstrap tokens, the Secrets by which machines join
+    /// Accept bootstrap tokens (Secrets of type bootstrap.kubernetes.io/token)
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub enable_bootstrap_token_auth: bool,
-    /// Tokens and whose they are, a line each: token,name,uid,"group1,group2"
+    /// Static token file, one token per line: token,name,uid,"group1,group2"
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub token_auth_file: Option<PathBuf>,
-    /// AuthenticationConfiguration: identity providers, and who may come without a credential
+    /// AuthenticationConfiguration: JWT issuers and anonymous requests
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub authentication_config: Option<PathBuf>,
-    /// Kubeconfig of a server that knows tokens
+    /// Kubeconfig of the webhook that authenticates bearer tokens
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub authentication_token_webhook_config_file: Option<PathBuf>,
-    /// Version of the TokenReview that it is sent
+    /// API version of the TokenReview sent to the webhook
     #[arg(long, value_name = "VERSION", value_parser = ["v1", "v1beta1"], default_value = "v1beta1")]
     pub authentication_token_webhook_version: String,
-    /// How long its answers are kept
+    /// How long to cache responses of the token webhook
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "2m")]
     pub authentication_token_webhook_cache_ttl: Duration,
-    /// An identity provider
+    /// URL of the OpenID Connect issuer
     #[arg(
         long,
         value_name = "URL",
@@ -50,10 +50,10 @@ pub struct AccessArgs {
         conflicts_with = "authentication_config"
     )]
     pub oidc_issuer_url: Option<String>,
-    /// Whom its tokens must be for
+    /// Client id that its tokens must be issued for
     #[arg(long, value_name = "ID", requires = "oidc_issuer_url")]
     pub oidc_client_id: Option<String>,
-    /// Claim that is the name of the user
+    /// JWT claim with the user name
     #[arg(
         long,
         requires = "oidc_issuer_url",
@@ -61,7 +61,7 @@ pub struct AccessArgs {
         default_value = "sub"
     )]
     pub oidc_username_claim: String,
-    /// What is put before it; - is nothing [default: the URL of the issuer, unless the claim is email]
+    /// Prefix for user names; - for none [default: the issuer URL, unless the claim is email]
     #[arg(
         long,
         requires = "oidc_issuer_url",
@@ -70,7 +70,7 @@ pub struct AccessArgs {
         hide_default_value = true
     )]
     pub oidc_username_prefix: String,
-    /// Claim that is the groups of the user
+    /// JWT claim with the user's groups
     #[arg(
         long,
         requires = "oidc_issuer_url",
@@ -79,7 +79,7 @@ pub struct AccessArgs {
         hide_default_value = true
     )]
     pub oidc_groups_claim: String,
-    /// What is put before each of them
+    /// Prefix for group names
     #[arg(
         long,
         requires = "oidc_issuer_url",
@@ -88,10 +88,10 @@ pub struct AccessArgs {
         hide_default_value = true
     )]
     pub oidc_groups_prefix: String,
-    /// Claims that must have these values
+    /// Claims that a token must have, as key=value
     #[arg(long, requires = "oidc_issuer_url", value_name = "CLAIM=VALUE", value_delimiter = ',', value_parser = pair)]
     pub oidc_required_claim: Vec<(String, String)>,
-    /// How its tokens may be signed
+    /// Accepted signature algorithms of its tokens
     #[arg(
         long,
         requires = "oidc_issuer_url",
@@ -100,35 +100,35 @@ pub struct AccessArgs {
         default_value = "RS256"
     )]
     pub oidc_signing_algs: Vec<String>,
-    /// CA of the identity provider [default: those that the machine trusts]
+    /// CA of the OpenID Connect issuer [default: the system's trusted CAs]
     #[arg(long, requires = "oidc_issuer_url", value_name = "FILE", value_parser = file)]
     pub oidc_ca_file: Option<PathBuf>,
-    /// Who says what is allowed, in this order: Node, RBAC, Webhook, ABAC, AlwaysAllow, AlwaysDeny [default: Node,RBAC]
+    /// Authorization modes, in order: Node, RBAC, Webhook, ABAC, AlwaysAllow, AlwaysDeny [default: Node,RBAC]
     #[arg(long, value_name = "MODE", value_delimiter = ',', conflicts_with = "authorization_config",
         value_parser = ["Node", "RBAC", "Webhook", "ABAC", "AlwaysAllow", "AlwaysDeny"], hide_possible_values = true)]
     pub authorization_mode: Vec<String>,
-    /// AuthorizationConfiguration: the same, with several webhooks and their conditions
+    /// AuthorizationConfiguration: authorizers with several webhooks and CEL match conditions
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub authorization_config: Option<PathBuf>,
-    /// Policies of the mode ABAC, one a line
+    /// Policy file for authorization mode ABAC, one JSON object per line
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub authorization_policy_file: Option<PathBuf>,
-    /// Kubeconfig of the server of the mode Webhook
+    /// Kubeconfig of the webhook for authorization mode Webhook
     #[arg(long, value_name = "FILE", value_parser = file, conflicts_with = "authorization_config")]
     pub authorization_webhook_config_file: Option<PathBuf>,
-    /// Version of the SubjectAccessReview that it is sent
+    /// API version of the SubjectAccessReview sent to the webhook
     #[arg(long, value_name = "VERSION", value_parser = ["v1", "v1beta1"], default_value = "v1beta1")]
     pub authorization_webhook_version: String,
-    /// How long it is remembered what the webhook allowed
+    /// How long to cache 'authorized' responses of the authorization webhook
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "5m")]
     pub authorization_webhook_cache_authorized_ttl: Duration,
-    /// How long it is remembered what the webhook did not allow
+    /// How long to cache 'unauthorized' responses of the authorization webhook
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub authorization_webhook_cache_unauthorized_ttl: Duration,
-    /// Admission plugins to run besides those that run by default
+    /// Admission plugins to enable besides the default ones
     #[arg(long, value_name = "PLUGIN", value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
-    /// Admission plugins not to run
+    /// Admission plugins to disable
     #[arg(long, value_name = "PLUGIN", value_delimiter = ',')]
     pub disable_admission_plugins: Vec<String>,
     /// AdmissionConfiguration: the levels and exemptions of PodSecurity
@@ -360,9 +360,11 @@ where
         match take().await {
             Ok(()) => {
                 *known = now;
-                tracing::info!(path = %path.display(), "a new configuration is in force");
+                tracing::info!(path = %path.display(), "the new configuration is in use");
             }
-            Err(why) => tracing::error!(%why, path = %path.display(), "a new configuration is no good"),
+            Err(why) => {
+                tracing::error!(%why, path = %path.display(), "the new configuration is invalid and not used")
+            }
         }
     }
 }

@@ -1,11 +1,16 @@
-//! What a cluster needs beside its components: the `kube-dns` service in front of the embedded DNS, and the
-//! role that lets DNS read. Made at every start, so that an upgrade brings them up to date.
+//! What a cluster needs beside its components: the `kube-dns` service in front of the embedded DNS, and the roles of DNS,
+//! of the Metrics API, of the API server towards kubelets, of the provisioner of local volumes, and of the service proxy,
+//! which reports to the trace. Made at every start, so that an upgrade brings them up to date. The StorageClass is made
+//! once: users may change or delete it.
 
 use crate::cluster::Cluster;
 use anyhow::{Context, Result};
 use kube::Client;
 use serde_json::{Value, json};
 use std::net::IpAddr;
+
+const CLUSTER_ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
+const CLUSTER_ROLE_BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
 /// Objects by the path of their collection.
 fn objects(cluster_ip: IpAddr, dns: IpAddr) -> Vec<(&'static str, Value)> {
@@ -21,6 +26,7 @@ fn objects(cluster_ip: IpAddr, dns: IpAddr) -> Vec<(&'static str, Value)> {
             })
             .collect()
     };
+    let provisioner = "system:local-volume-provisioner";
     let labels = json!({"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true", "kubernetes.io/name": "CoreDNS"});
     vec![
         (
@@ -28,7 +34,7 @@ fn objects(cluster_ip: IpAddr, dns: IpAddr) -> Vec<(&'static str, Value)> {
             json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "coredns", "namespace": "kube-system"}}),
         ),
         (
-            "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+            CLUSTER_ROLES,
             json!({
                 "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "system:coredns"},
                 "rules": [
@@ -38,11 +44,26 @@ fn objects(cluster_ip: IpAddr, dns: IpAddr) -> Vec<(&'static str, Value)> {
             }),
         ),
         (
-            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            CLUSTER_ROLE_BINDINGS,
             json!({
                 "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "system:coredns"},
                 "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:coredns"},
                 "subjects": [{"kind": "ServiceAccount", "name": "coredns", "namespace": "kube-system"}],
+            }),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "skiff:trace-reporter"},
+                "rules": [{"nonResourceURLs": ["/debug/skiff/trace"], "verbs": ["post"]}],
+            }),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "skiff:trace-reporter"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "skiff:trace-reporter"},
+                "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "system:kube-proxy"}],
             }),
         ),
         (
@@ -64,15 +85,208 @@ fn objects(cluster_ip: IpAddr, dns: IpAddr) -> Vec<(&'static str, Value)> {
                 "ports": ports(false),
             }),
         ),
+        (
+            "/api/v1/namespaces/kube-system/serviceaccounts",
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": LOCAL_VOLUMES, "namespace": "kube-system"}}),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": provisioner},
+                "rules": [
+                    {"apiGroups": [""], "resources": ["persistentvolumes"], "verbs": ["get", "list", "watch", "create", "update", "delete"]},
+                    {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["get", "list", "watch", "update"]},
+                    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
+                    {"apiGroups": ["storage.k8s.io"], "resources": ["storageclasses"], "verbs": ["get", "list", "watch"]},
+                    {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]},
+                ],
+            }),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": provisioner},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": provisioner},
+                "subjects": [{"kind": "ServiceAccount", "name": LOCAL_VOLUMES, "namespace": "kube-system"}],
+            }),
+        ),
     ]
 }
 
-pub async fn install(client: &Client, cluster: &Cluster, dns: IpAddr) -> Result<()> {
-    for (path, object) in objects(cluster.service_ip(10)?, dns) {
+/// The service account of the provisioner of local volumes.
+pub const LOCAL_VOLUMES: &str = "local-volume-provisioner";
+
+const CLASSES: &str = "/apis/storage.k8s.io/v1/storageclasses";
+/// Remembers what was made once.
+const MADE: &str = "/api/v1/namespaces/kube-system/configmaps/skiff-addons";
+const MADE_CLASS: &str = "storageclass-local";
+
+fn storage_class() -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+        "metadata": {"name": "local", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+        "provisioner": skiff_node::LOCAL_PROVISIONER, "reclaimPolicy": "Delete", "volumeBindingMode": "WaitForFirstConsumer",
+    })
+}
+
+/// Makes the default StorageClass of a new cluster. Not again after a user deleted it, and not beside another default.
+async fn install_storage_class(client: &Client) -> Result<()> {
+    let get =
+        |path: &str| -> Result<http::Request<Vec<u8>>> { Ok(http::Request::get(path).body(Vec::new())?) };
+    let made = match client.request::<Value>(get(MADE)?).await {
+        Ok(made) => made,
+        Err(kube::Error::Api(status)) if status.code == 404 => Value::Null,
+        Err(error) => return Err(error.into()),
+    };
+    if !made["data"][MADE_CLASS].is_null() {
+        return Ok(());
+    }
+    let classes: Value = client.request(get(CLASSES)?).await?;
+    let mut classes = classes["items"].as_array().into_iter().flatten();
+    let is_default = |class: &Value| {
+        let annotations = &class["metadata"]["annotations"];
+        annotations["storageclass.kubernetes.io/is-default-class"] == "true"
+    };
+    if !classes.any(is_default) {
+        let request = http::Request::post(CLASSES)
+            .header("content-type", "application/json")
+            .body(serde_json::to_vec(&storage_class())?)?;
+        match client.request::<Value>(request).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            other => {
+                other?;
+            }
+        }
+    }
+    let made = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "skiff-addons", "namespace": "kube-system"},
+        "data": {MADE_CLASS: "made once; delete this entry to get the class again at the next start"},
+    });
+    put(
+        client,
+        "/api/v1/namespaces/kube-system/configmaps",
+        "skiff-addons",
+        &made,
+    )
+    .await
+}
+
+/// The API server's identity towards kubelets, which ask what it may do like anybody's.
+fn kubelet_access() -> (&'static str, Value) {
+    (
+        CLUSTER_ROLE_BINDINGS,
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+            "metadata": {"name": "system:kube-apiserver-kubelet-client"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:kubelet-api-admin"},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "kube-apiserver-kubelet-client"}],
+        }),
+    )
+}
+
+/// The identity of the Metrics API, with the role of metrics-server, and who may read the metrics. The names are not
+/// those of metrics-server's chart, which must find its own free.
+fn metrics_objects() -> Vec<(&'static str, Value)> {
+    let account = skiff_metrics::SERVICE_ACCOUNT;
+    let role = format!("system:{account}");
+    let aggregate = |to: &str| format!("rbac.authorization.k8s.io/aggregate-to-{to}");
+    let subjects =
+        json!([{"kind": "ServiceAccount", "name": account, "namespace": skiff_metrics::NAMESPACE}]);
+    vec![
+        (
+            "/api/v1/namespaces/kube-system/serviceaccounts",
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": "kube-system"}}),
+        ),
+        (
+            CLUSTER_ROLES,
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": role},
+                "rules": [
+                    {"apiGroups": [""], "resources": ["nodes/metrics"], "verbs": ["get"]},
+                    {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]},
+                    {"apiGroups": ["apiregistration.k8s.io"], "resources": ["apiservices"], "verbs": ["get", "create"]},
+                ],
+            }),
+        ),
+        (
+            CLUSTER_ROLE_BINDINGS,
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": role},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+                "subjects": subjects,
+            }),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles",
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+                "metadata": {"name": role, "namespace": "kube-system"},
+                "rules": [{"apiGroups": [""], "resources": ["serviceaccounts/token"], "resourceNames": [account], "verbs": ["create"]}],
+            }),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings",
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+                "metadata": {"name": role, "namespace": "kube-system"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
+                "subjects": subjects,
+            }),
+        ),
+        (
+            CLUSTER_ROLES,
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+                "metadata": {"name": "system:aggregated-metrics-reader", "labels": {
+                    aggregate("view"): "true", aggregate("edit"): "true", aggregate("admin"): "true"}},
+                "rules": [{"apiGroups": ["metrics.k8s.io"], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]}],
+            }),
+        ),
+    ]
+}
+
+/// Makes the objects; `metrics` says whether the Metrics API runs here.
+pub async fn install(client: &Client, cluster: &Cluster, dns: IpAddr, metrics: bool) -> Result<()> {
+    let mut objects = objects(cluster.service_ip(10)?, dns);
+    objects.push(kubelet_access());
+    if metrics {
+        objects.extend(metrics_objects());
+    } else {
+        remove_metrics_api(client)
+            .await
+            .context("the APIService of metrics.k8s.io")?;
+    }
+    // All at once: the store commits them together.
+    let put_one = |(path, object): (&'static str, Value)| async move {
         let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         put(client, path, &name, &object)
             .await
-            .with_context(|| format!("{path}/{name}"))?;
+            .with_context(|| format!("{path}/{name}"))
+    };
+    futures::future::try_join_all(objects.into_iter().map(put_one)).await?;
+    install_storage_class(client)
+        .await
+        .context("the default StorageClass")
+}
+
+/// Removes the APIService that an earlier start with the Metrics API left: nothing serves it now. One that names a
+/// service is somebody else's.
+async fn remove_metrics_api(client: &Client) -> Result<()> {
+    let (group, version) = (skiff_metrics::GROUP, skiff_metrics::VERSION);
+    let path = format!("/apis/apiregistration.k8s.io/v1/apiservices/{version}.{group}");
+    let found = match client
+        .request::<Value>(http::Request::get(&path).body(Vec::new())?)
+        .await
+    {
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+        found => found?,
+    };
+    if found["metadata"]["labels"][skiff_metrics::COMPONENT_LABEL].is_string()
+        && found["spec"]["service"].is_null()
+    {
+        client
+            .request::<Value>(http::Request::delete(&path).body(Vec::new())?)
+            .await?;
     }
     Ok(())
 }

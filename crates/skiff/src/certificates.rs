@@ -199,3 +199,35 @@ impl Certificates {
             .context("cannot write the admin kubeconfig")
     }
 }
+
+/// The cluster's authority, for the controller that signs certificates.
+pub struct Signer(skiff_pki::SigningAuthority);
+
+impl Signer {
+    pub fn new(cluster: &Cluster) -> Signer {
+        Signer(skiff_pki::SigningAuthority::new(cluster.pki_dir()))
+    }
+}
+
+impl skiff_controllers::CertificateSigner for Signer {
+    fn sign(
+        &self,
+        order: &skiff_controllers::CertificateOrder,
+        now: i64,
+    ) -> Result<String, skiff_controllers::SignError> {
+        let order = order.clone();
+        let order = skiff_pki::CertificateOrder {
+            subject: order.subject,
+            dns_names: order.dns_names,
+            addresses: order.addresses,
+            emails: order.emails,
+            uris: order.uris,
+            public_key: order.public_key,
+            usages: order.usages,
+            not_before: order.not_before,
+            not_after: order.not_after,
+        };
+        let signed = self.0.sign(&order, now);
+        signed.map_err(|error| skiff_controllers::SignError(error.to_string()))
+    }
+}

@@ -31,16 +31,18 @@ pub enum Command {
     /// List the clusters on this machine
     #[command(visible_alias = "ls")]
     List(ListArgs),
-    /// Print the log of a cluster's server
+    /// Print the log of the cluster
     Logs(LogsArgs),
     /// Print the admin kubeconfig
     Kubeconfig(ClusterArgs),
     /// Show where the time of the last apply went
     Trace(TraceArgs),
-    /// Show when certificates end, and renew them
+    /// Show when certificates expire, and renew them
     Certs(CertsArgs),
-    /// Encrypt Secrets that are stored in the clear or by an old key
+    /// Encrypt Secrets that are stored in plain text or with an old key
     Secrets(SecretsArgs),
+    /// Simulate nodes whose pods run without a machine, to test at scale
+    Sim(SimArgs),
     /// Import, pull, list and remove images of the embedded runtime
     Image(ImageArgs),
     /// Serve HTTP and say which pod this is (the program of the demo image)
@@ -59,7 +61,7 @@ pub struct ClusterArgs {
     /// Name of the cluster; clusters of different names run side by side
     #[arg(long, global = true, default_value = DEFAULT_NAME, env = "SKIFF_NAME")]
     pub name: String,
-    /// Folder for everything that must survive a restart [default: /var/lib/skiff/NAME]
+    /// Directory for all persistent state [default: /var/lib/skiff/NAME]
     #[arg(long, global = true)]
     pub data_dir: Option<PathBuf>,
 }
@@ -74,7 +76,7 @@ pub struct ServerArgs {
     /// Address that pods and other machines reach the API server by [default: that of the default route]
     #[arg(long, value_name = "IP")]
     pub advertise_address: Option<IpAddr>,
-    /// What to run
+    /// Components to run
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Component::ALL)]
     pub components: Vec<Component>,
     /// Name of this node [default: the host name]
@@ -113,10 +115,10 @@ pub struct ServerArgs {
     /// Sysctls that pods may set besides the safe ones; a name may end in *
     #[arg(long, value_name = "SYSCTL", value_delimiter = ',', value_parser = sysctl)]
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// Record requests as this audit policy says
+    /// Audit policy file
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub audit_policy_file: Option<PathBuf>,
-    /// Where requests are recorded; `-` is standard output
+    /// Audit log file; `-` is standard output
     #[arg(long, value_name = "FILE", value_parser = file, requires = "audit_policy_file")]
     pub audit_log_path: Option<PathBuf>,
     /// Days to keep old audit logs; 0: for ever
@@ -125,50 +127,50 @@ pub struct ServerArgs {
     /// Old audit logs to keep; 0: all
     #[arg(long, value_name = "COUNT", default_value_t = 100)]
     pub audit_log_maxbackup: usize,
-    /// Size at which an audit log is set aside, in megabytes; 0: never
+    /// Size at which the audit log is rotated, in megabytes; 0: never
     #[arg(long, value_name = "MEGABYTES", default_value_t = 100)]
     pub audit_log_maxsize: u64,
-    /// Form of the audit log
+    /// Format of the audit log
     #[arg(long, value_name = "FORMAT", value_parser = ["json"], default_value = "json")]
     pub audit_log_format: String,
-    /// Whether requests wait for their events
+    /// Whether requests wait until their audit events are written
     #[arg(long, value_name = "MODE", value_parser = ["batch", "blocking", "blocking-strict"], default_value = "blocking")]
     pub audit_log_mode: String,
-    /// Compress audit logs that are set aside
+    /// Compress rotated audit logs
     #[arg(long)]
     pub audit_log_compress: bool,
-    /// Kubeconfig of a server that requests are told to
+    /// Kubeconfig of the webhook that audit events are sent to
     #[arg(long, value_name = "FILE", value_parser = file, requires = "audit_policy_file")]
     pub audit_webhook_config_file: Option<PathBuf>,
-    /// Whether requests wait for it
+    /// Whether requests wait for the audit webhook
     #[arg(long, value_name = "MODE", value_parser = ["batch", "blocking", "blocking-strict"], default_value = "batch")]
     pub audit_webhook_mode: String,
-    /// How long to wait before it is tried again
+    /// Time to wait before the first retry of a failed audit webhook call
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "10s")]
     pub audit_webhook_initial_backoff: Duration,
-    /// Events that may wait for it
+    /// Number of events that are buffered for the audit webhook
     #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
     pub audit_webhook_batch_buffer_size: usize,
-    /// Events that are sent at once
+    /// Maximum number of events in a batch to the audit webhook
     #[arg(long, value_name = "COUNT", default_value_t = 400)]
     pub audit_webhook_batch_max_size: usize,
-    /// How long events are gathered
+    /// Maximum time to wait before a batch is sent
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub audit_webhook_batch_max_wait: Duration,
-    /// Limit how often it is called
+    /// Throttle calls to the audit webhook
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub audit_webhook_batch_throttle_enable: bool,
-    /// Calls a second
+    /// Throttling: average calls per second to the audit webhook
     #[arg(long, value_name = "RATE", default_value_t = 10.0)]
     pub audit_webhook_batch_throttle_qps: f32,
-    /// Calls that may come at once
+    /// Throttling: calls allowed in a burst
     #[arg(long, value_name = "COUNT", default_value_t = 15)]
     pub audit_webhook_batch_throttle_burst: u32,
     #[command(flatten)]
     pub encryption: EncryptionArgs,
     #[command(flatten)]
     pub access: AccessArgs,
-    /// Leave the user's kubeconfig alone
+    /// Do not add a context to the user's kubeconfig
     #[arg(long)]
     pub no_kubeconfig_merge: bool,
     /// Report progress to a parent process on standard output
@@ -184,16 +186,18 @@ pub enum Component {
     Node,
     Proxy,
     Dns,
+    Metrics,
 }
 
 impl Component {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Api,
         Self::Controllers,
         Self::Scheduler,
         Self::Node,
         Self::Proxy,
         Self::Dns,
+        Self::Metrics,
     ];
 }
 
@@ -230,10 +234,10 @@ pub struct ListArgs {
 pub struct LogsArgs {
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Go on printing what is added
+    /// Follow the log
     #[arg(short, long)]
     pub follow: bool,
-    /// How many lines to begin with
+    /// Number of lines to show
     #[arg(short = 'n', long, visible_alias = "tail", default_value_t = 100)]
     pub lines: usize,
 }
@@ -271,9 +275,9 @@ pub struct CertsArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum CertsCommand {
-    /// Renew certificates now; a running server takes them over without dropping connections
+    /// Renew certificates now; a running server reloads them without dropping connections
     Renew {
-        /// Which ones, such as admin or ca [default: all; authorities only if they are due]
+        /// Certificates to renew, such as admin or ca [default: all; CAs only if they are due]
         #[arg(value_name = "NAME")]
         names: Vec<String>,
     },
@@ -289,8 +293,37 @@ pub struct SecretsArgs {
 
 #[derive(Debug, Clone, Copy, Subcommand)]
 pub enum SecretsCommand {
-    /// Write every Secret again that the key in use now did not encrypt
+    /// Rewrite every Secret that is not encrypted with the current key
     Reencrypt,
+}
+
+#[derive(Debug, Args)]
+pub struct SimArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Another cluster than skiff's own: a kubeconfig file
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    #[command(subcommand)]
+    pub command: SimCommand,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum SimCommand {
+    /// Create nodes and play their kubelets until interrupted
+    Nodes {
+        /// How many nodes of the usual shape
+        #[arg(required_unless_present = "file", conflicts_with = "file")]
+        count: Option<usize>,
+        /// Shapes, zones and taints of nodes, and the stages of pods
+        #[arg(short, long, value_name = "FILE")]
+        file: Option<PathBuf>,
+        /// How often a node renews its lease, in seconds
+        #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=30))]
+        lease_interval: u64,
+    },
+    /// Remove every simulated node, with the pods bound to it
+    Remove,
 }
 
 #[derive(Debug, Args)]

@@ -27,7 +27,7 @@ pub struct EncryptionArgs {
     /// EncryptionConfiguration: what is encrypted in the store, and how [default: Secrets, if the store is embedded]
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub encryption_provider_config: Option<PathBuf>,
-    /// Take over the encryption configuration when its file changes
+    /// Reload the encryption configuration when its file changes
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = false, num_args = 0..=1, require_equals = true,
         default_missing_value = "true", requires = "encryption_provider_config")]
     pub encryption_provider_config_automatic_reload: bool,

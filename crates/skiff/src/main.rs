@@ -25,6 +25,7 @@ mod preflight;
 mod progress;
 mod secrets;
 mod serve;
+mod sim;
 mod status;
 mod supervise;
 mod trace;
@@ -72,6 +73,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         }
         Command::Trace(args) => block_on(trace::show(&args))?,
         Command::Secrets(args) => block_on(secrets::run(&args))?,
+        Command::Sim(args) => sim::run(&args),
         Command::Certs(args) => certs::run(&args),
         Command::Image(args) => block_on(image::run(&args))?,
         Command::Demo { port } => block_on(demo::serve(port))?,

@@ -9,19 +9,13 @@ use anyhow::{Context, Result, bail};
 use kube::Client;
 use kube::api::{Api, DynamicObject};
 use kube::core::{ApiResource, GroupVersionKind};
-use skiff_trace::{Mark, Question, Style, Waterfall, human, waterfall};
+use skiff_trace::{Marks, Question, SERVICE_RULES, Style, Waterfall, human, waterfall};
 use std::io::IsTerminal;
 
 /// Where the path of an apply ends: the moment traffic can reach it.
-const ENDS: [&str; 1] = ["endpointslices.discovery.k8s.io"];
+const ENDS: [&str; 2] = [SERVICE_RULES, "endpointslices.discovery.k8s.io"];
 /// What is drawn for when nobody tells how wide the terminal is.
 const DEFAULT_COLUMNS: usize = 120;
-
-/// What the server answers.
-#[derive(serde::Deserialize)]
-struct Marks {
-    marks: Vec<Mark>,
-}
 
 /// A resource as discovery tells of it.
 struct Resource {
@@ -84,7 +78,7 @@ pub async fn show(args: &TraceArgs) -> Result<()> {
         Api::all_with(client.clone(), &resource.api)
     };
     let object = objects.get_opt(name).await?;
-    let state = verdict::state(&client, &resource.api.kind, object.as_ref()).await?;
+    let state = verdict::state(&client, &resource.api.kind, object.as_ref(), &marks).await?;
     match args.output {
         Some(Output::Json) => {
             let mut document = serde_json::to_value(&found)?;

@@ -19,7 +19,9 @@ use skiff_client::ComponentMetrics;
 use skiff_encryption::Encrypted;
 use skiff_runtime::ImageStore;
 use skiff_server::{AuditConfig, AuditMode, AuditPolicy, AuditWebhookOptions, LogOptions};
-use skiff_server::{ClientCertificates, KubeletClient, Server, ServerConfig, ServiceAccountKey, Version};
+use skiff_server::{
+    ClientCertificates, KubeletClient, LocalApi, Server, ServerConfig, ServiceAccountKey, Version,
+};
 use skiff_store::Store;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -153,7 +155,10 @@ impl Wiring<'_> {
         certificates.follow(cluster, merge, &server, self.supervisor.shutdown.clone())?;
         let admin = client(UserInfo::new("kubernetes-admin", ["system:masters"]), "skiff");
         self.reporter
-            .step("cluster add-ons", addons::install(&admin, cluster, gateway))
+            .step(
+                "cluster add-ons",
+                addons::install(&admin, cluster, gateway, self.runs(Component::Metrics)),
+            )
             .await?;
         if self.runs(Component::Controllers) {
             self.start_controllers(&server, certificates.current_ca.subscribe(), node_name);
@@ -197,12 +202,18 @@ impl Wiring<'_> {
                 endpoint,
                 certificates,
             )?;
+            let provisioner = UserInfo::service_account("kube-system", addons::LOCAL_VOLUMES);
+            self.start_local_volumes(client(provisioner, "local-volumes"), node_name);
         }
         if self.runs(Component::Dns) {
             self.start_dns(
                 client(UserInfo::service_account("kube-system", "coredns"), "coredns"),
                 gateway,
             )?;
+        }
+        if self.runs(Component::Metrics) {
+            self.start_metrics(&server, certificates.current_ca.subscribe())
+                .await?;
         }
         if self.runs(Component::Node) {
             self.reporter
@@ -342,6 +353,7 @@ impl Wiring<'_> {
         config.cluster_cidrs = vec![self.cluster.pod_cidr.clone()];
         config.service_cidrs = vec![self.cluster.service_cidr.clone()];
         config.metrics = metrics;
+        config.certificate_signer = Some(Arc::new(crate::certificates::Signer::new(self.cluster)));
         self.supervisor.run("controllers", move |stop| {
             let (mut config, mut ca) = (config.clone(), ca.clone());
             config.root_ca_pem = ca.borrow_and_update().clone();
@@ -484,6 +496,22 @@ impl Wiring<'_> {
         Ok(())
     }
 
+    fn start_local_volumes(&self, client: Client, node_name: &str) {
+        let data_dir = &self.cluster.data_dir;
+        let config = skiff_node::LocalVolumesConfig {
+            node_name: node_name.to_owned(),
+            root: data_dir.join("volumes"),
+            pods: data_dir.join("kubelet/pods"),
+        };
+        self.supervisor.run("local-volumes", move |stop| {
+            let (config, client) = (config.clone(), client.clone());
+            async move {
+                skiff_node::run_local_volumes(config, client, stop).await;
+                Ok(())
+            }
+        });
+    }
+
     fn start_proxy(&self, client: Client, node_name: &str) -> Result<()> {
         let config = self.cluster.proxy_config(node_name)?;
         self.supervisor.run("proxy", move |stop| {
@@ -492,6 +520,32 @@ impl Wiring<'_> {
                 skiff_network::proxy::run(config, client, stop)
                     .await
                     .map_err(|e| e.to_string())
+            }
+        });
+        Ok(())
+    }
+
+    /// The Metrics API: behind the API server like an aggregated one, and a client of it like any component.
+    async fn start_metrics(&self, server: &Server, ca: watch::Receiver<String>) -> Result<()> {
+        let api = skiff_metrics::MetricsApi::default();
+        let handler = api.clone();
+        let local = LocalApi::new(move |request| {
+            let api = handler.clone();
+            async move { api.answer(&request.into_parts().0) }
+        });
+        server
+            .serve_locally(skiff_metrics::GROUP, skiff_metrics::VERSION, local)
+            .await?;
+        let user = UserInfo::service_account(skiff_metrics::NAMESPACE, skiff_metrics::SERVICE_ACCOUNT);
+        let config = skiff_metrics::MetricsConfig {
+            client: skiff_client::in_process_as(server.service(user), "default", "skiff-metrics"),
+            ca,
+        };
+        self.supervisor.run("metrics", move |stop| {
+            let (config, api) = (config.clone(), api.clone());
+            async move {
+                skiff_metrics::run(config, api, stop).await;
+                Ok(())
             }
         });
         Ok(())
@@ -565,7 +619,7 @@ fn audit(args: &ServerArgs) -> Result<Option<AuditConfig>> {
     let text = fs::read_to_string(file)
         .with_context(|| format!("the audit policy {} cannot be read", file.display()))?;
     let policy = AuditPolicy::parse(&text)
-        .map_err(|why| anyhow::anyhow!("the audit policy {} is no good: {why}", file.display()))?;
+        .map_err(|why| anyhow::anyhow!("the audit policy {} is invalid: {why}", file.display()))?;
     let mode = |text: &str| match text {
         "batch" => AuditMode::Batch,
         "blocking-strict" => AuditMode::BlockingStrict,

@@ -18,8 +18,26 @@ fn the_whole_path() -> Result<()> {
 fn the_trace_of_an_apply_adds_up() -> Result<()> {
     let cluster = Cluster::start(SKIFF, &[])?;
     whole_path::apply_the_example(&cluster.kubectl())?;
-    let trace: serde_json::Value =
-        serde_json::from_str(&cluster.skiff(&["trace", "deployment/web", "-o", "json"])?)?;
+    let read = || -> Result<serde_json::Value> {
+        Ok(serde_json::from_str(&cluster.skiff(&[
+            "trace",
+            "deployment/web",
+            "-o",
+            "json",
+        ])?)?)
+    };
+    // The proxy reports its rules after they are in the kernel.
+    eventually("the path ends in the kernel", PATIENCE, || {
+        let trace = read()?;
+        let last = trace["steps"].as_array().and_then(|steps| steps.last().cloned());
+        let last = last.unwrap_or_default();
+        ensure!(
+            last["what"] == "service rule in the kernel (web)" && last["actor"] == "system:kube-proxy",
+            "{trace:#}"
+        );
+        Ok(())
+    })?;
+    let trace = read()?;
     let steps = trace["steps"].as_array().cloned().unwrap_or_default();
     let sum: i64 = steps.iter().filter_map(|s| s["durUs"].as_i64()).sum();
     ensure!(Some(sum) == trace["totalUs"].as_i64(), "{trace:#}");
@@ -73,6 +91,7 @@ fn the_trace_names_waits_and_says_what_is_not_ready() -> Result<()> {
         r#","readinessProbe":{"httpGet":{"port":8080,"path":"/healthz"},"initialDelaySeconds":2}"#,
     ))?;
     kubectl.apply(&pod("broken", r#","command":["/nope"]"#))?;
+    kubectl.apply(&pod("imageless", "").replace("skiff.local/demo:v1", "127.0.0.1:1/nope:1"))?;
     kubectl.run(&["wait", "--for=condition=Ready", "pod/slow", "--timeout=90s"])?;
     let drawn = cluster.skiff(&["trace", "pod/slow"])?;
     ensure!(
@@ -83,6 +102,14 @@ fn the_trace_names_waits_and_says_what_is_not_ready() -> Result<()> {
         let drawn = cluster.skiff(&["trace", "pod/broken"])?;
         ensure!(
             drawn.starts_with("NOT READY: container c CrashLoopBackOff after exit code 128, next try in "),
+            "{drawn}"
+        );
+        Ok(())
+    })?;
+    eventually("the trace says when the image is pulled again", PATIENCE, || {
+        let drawn = cluster.skiff(&["trace", "pod/imageless"])?;
+        ensure!(
+            drawn.starts_with("NOT READY: container c ImagePullBackOff, next try in "),
             "{drawn}"
         );
         Ok(())

@@ -101,7 +101,15 @@ fn a_deleted_cluster_leaves_nothing() -> Result<()> {
     let shown = cluster.skiff(&["status"])?;
     ensure!(shown.contains("is running") && shown.contains("Ready"), "{shown}");
     let status = cluster.status()?;
-    for component in ["api", "controllers", "scheduler", "node", "proxy", "dns"] {
+    for component in [
+        "api",
+        "controllers",
+        "scheduler",
+        "node",
+        "proxy",
+        "dns",
+        "metrics",
+    ] {
         let found = status["components"]
             .as_array()
             .into_iter()

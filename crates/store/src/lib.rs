@@ -16,6 +16,7 @@ pub mod embedded;
 mod error;
 pub mod etcd;
 mod hub;
+mod together;
 mod watch;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use bytes::Bytes;
 pub use embedded::Embedded;
 pub use error::{Error, Result};
 pub use etcd::Etcd;
+pub use together::together;
 pub use watch::{Batch, Event, OpenValues, Opened, Position, Watch};
 
 /// A key with its value, as of some revision.

@@ -4,7 +4,7 @@ use crate::{Cause, Stage};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// At most this many stages ride on one request; later ones are dropped.
 pub(crate) const MAX_STAGES: usize = 32;
@@ -83,6 +83,13 @@ pub async fn stage<F: Future>(name: &str, future: F) -> F::Output {
 /// Records a stage that began at `start_us` and ends now. Outside any work it does nothing.
 pub fn record_stage(name: &str, start_us: i64) {
     let _ = WORK.try_with(|work| work.push(name, start_us, (now_us() - start_us).max(0)));
+}
+
+/// Announces when a failed step of `container` is tried again (see [`crate::NEXT_TRY`]).
+pub fn next_try(container: &str, delay: Duration) {
+    let delay = i64::try_from(delay.as_micros()).unwrap_or(i64::MAX);
+    let name = format!("{}{container}", crate::NEXT_TRY);
+    let _ = WORK.try_with(|work| work.push(&name, now_us(), delay));
 }
 
 /// Tells something of the next write rather than of the time before it, such as [`crate::COMPLETE`].

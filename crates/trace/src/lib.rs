@@ -14,7 +14,7 @@ mod recorder;
 mod render;
 mod waterfall;
 
-pub use context::{Work, current_cause, note, now_us, record_stage, scope, stage};
+pub use context::{Work, current_cause, next_try, note, now_us, record_stage, scope, stage};
 pub use headers::{CAUSE_HEADER, STAGES_HEADER, TraceHeaders, TraceHeadersService, read_headers};
 pub use recorder::Recorder;
 pub use render::{Style, human};
@@ -26,6 +26,24 @@ use std::str::FromStr;
 
 /// The [`note`] of a status write which says that the object is now all that was asked for.
 pub const COMPLETE: &str = "complete";
+
+/// Begins the name of a stage that lies in the future: from a failed try of the container named after it to the
+/// moment of the next one. It is no step of a path.
+pub const NEXT_TRY: &str = "next try: ";
+
+/// The resource of a mark that is no write to the API: the service proxy has brought the rules of a service into the
+/// kernel.
+pub const SERVICE_RULES: &str = "servicerules.kernel";
+
+/// How many marks a component may report in one request.
+pub const MAX_REPORTED: usize = 256;
+
+/// What a component reports of work that ends in no write: the body of `POST /debug/skiff/trace`, and what a GET of
+/// that path answers.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Marks {
+    pub marks: Vec<Mark>,
+}
 
 /// An object version: what woke a writer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -81,7 +99,7 @@ pub struct Stage {
 
 /// What one write through the front door left behind.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct Mark {
     pub start_us: i64,
     pub dur_us: i64,

@@ -15,7 +15,7 @@ type kitchen struct {
 // recipes by the last part of an image's name.
 var recipes = map[string]func(*kitchen) (*image, error){
 	"agnhost":                agnhost("pause"),
-	"busybox":                plain("sh"),
+	"busybox":                busybox,
 	"etcd":                   withLayer("etcd", etcd, &image{}),
 	"glibc-dns-testing":      withLayer("tools", tools, &image{cmd: []string{"bash"}}),
 	"ipc-utils":              withLayer("tools", tools, &image{cmd: []string{"sh"}}),
@@ -61,8 +61,11 @@ func (k *kitchen) named(name string, fill func(*layer)) func() ([]byte, error) {
 	return func() ([]byte, error) { return k.layer(name, fill) }
 }
 
-func plain(cmd ...string) func(*kitchen) (*image, error) {
-	return withLayer("", nil, &image{cmd: cmd})
+// busybox has a shell of its own: some tests compare the words in which it complains.
+func busybox(k *kitchen) (*image, error) {
+	return k.stack(image{cmd: []string{"sh"}}, k.named("sh", func(l *layer) {
+		l.file("/bin/sh", filepath.Join(k.programs, "sh"))
+	}))
 }
 
 func withLayer(name string, fill func(*layer), made *image) func(*kitchen) (*image, error) {
@@ -112,6 +115,8 @@ func tools(l *layer) {
 		"/bin/ip", "/usr/bin/ipcs", "/usr/bin/ipcmk", "/usr/bin/getent", "/usr/bin/iperf",
 		// Debian's busybox is built without wget's time limits (-T), which the tests of services ask for.
 		"/usr/bin/wget",
+		// Debian's busybox has no printenv either.
+		"/usr/bin/printenv",
 	} {
 		l.program(program)
 	}
@@ -123,6 +128,7 @@ func agnhost(cmd string, more ...func(*kitchen, *layer)) func(*kitchen) (*image,
 		layers := []func() ([]byte, error){k.named("tools", tools), k.named("agnhost", func(l *layer) {
 			porter := filepath.Join(k.module, "test/images/agnhost/porter")
 			l.file("/agnhost", filepath.Join(k.programs, "agnhost")).link("/agnhost-2", "agnhost").folder("/uploads", 0o755)
+			l.file("/coredns", filepath.Join(k.programs, "coredns"))
 			l.file("/localhost.crt", filepath.Join(porter, "localhost.crt")).file("/localhost.key", filepath.Join(porter, "localhost.key"))
 			fakeRegistry(k, l)
 		})}

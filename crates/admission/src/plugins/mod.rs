@@ -118,9 +118,9 @@ pub(crate) mod fake {
         }
     }
 
-    struct Unheard;
+    struct DiscardingRecorder;
 
-    impl crate::Told for Unheard {
+    impl crate::AdmissionRecorder for DiscardingRecorder {
         fn warn(&self, _: String) {}
     }
 
@@ -162,7 +162,7 @@ pub(crate) mod fake {
             old_object: None,
             dry_run: false,
             options: None,
-            told: &Unheard,
+            recorder: &DiscardingRecorder,
             access: &May(""),
             reinvocation: crate::Reinvocation::default(),
         }

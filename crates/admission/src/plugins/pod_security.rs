@@ -165,8 +165,8 @@ fn no_namespace(a: &Attributes<'_>, subject: &Subject) -> Result<(), Status> {
 }
 
 fn annotate(a: &Attributes<'_>, key: &str, value: impl FnOnce() -> String) {
-    if a.told.audited() {
-        a.told.annotate(&format!("{LABEL_PREFIX}{key}"), value());
+    if a.recorder.audited() {
+        a.recorder.annotate(&format!("{LABEL_PREFIX}{key}"), value());
     }
 }
 
@@ -188,7 +188,7 @@ fn evaluate(a: &Attributes<'_>, policy: &Policy, pod: Pod<'_>, enforce: bool) ->
             refusal = Some(Status::forbidden(&a.group_resource(), a.name, why));
         }
     }
-    if a.told.audited()
+    if a.recorder.audited()
         && let Some(violated) = found(policy.audit)
     {
         annotate(a, "audit-violations", || format!("would {violated}"));
@@ -197,7 +197,7 @@ fn evaluate(a: &Attributes<'_>, policy: &Policy, pod: Pod<'_>, enforce: bool) ->
         return Err(refusal);
     }
     if let Some(violated) = found(policy.warn) {
-        a.told.warn(format!("would {violated}"));
+        a.recorder.warn(format!("would {violated}"));
     }
     Ok(())
 }
@@ -251,7 +251,7 @@ async fn namespace(
     let exempt = configuration.exempts_namespace(a.name);
     let Some((old, _)) = old else {
         if exempt && let Some(warning) = ignored(defaults, &policy, a.name, object) {
-            a.told.warn(warning);
+            a.recorder.warn(warning);
         }
         return Ok(());
     };
@@ -262,12 +262,12 @@ async fn namespace(
     }
     if exempt {
         if let Some(warning) = ignored(defaults, &policy, a.name, object) {
-            a.told.warn(warning);
+            a.recorder.warn(warning);
         }
         return Ok(());
     }
     for warning in existing_pods(configuration, a.name, new, lister).await {
-        a.told.warn(warning);
+        a.recorder.warn(warning);
     }
     Ok(())
 }
@@ -378,15 +378,15 @@ fn one_of_each_controller_first(pods: &[Value]) -> Vec<&Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Told;
+    use crate::AdmissionRecorder;
     use crate::plugins::fake::{Objects, create};
     use parking_lot::Mutex;
     use serde_json::json;
 
     #[derive(Default)]
-    struct Heard(Mutex<Vec<String>>);
+    struct CollectingRecorder(Mutex<Vec<String>>);
 
-    impl Told for Heard {
+    impl AdmissionRecorder for CollectingRecorder {
         fn warn(&self, text: String) {
             self.0.lock().push(text);
         }
@@ -419,9 +419,9 @@ mod tests {
         expected: Result<&[&str], &str>,
     ) {
         let lister = Objects(vec![namespace(labels.clone())]);
-        let heard = Heard::default();
+        let heard = CollectingRecorder::default();
         let mut a = create(about.0, about.1, about.2, &mut object);
-        (a.told, a.name) = (&heard, "n");
+        (a.recorder, a.name) = (&heard, "n");
         let result = PodSecurity::default().validate(&a, &lister).await;
         let heard = heard.0.into_inner();
         match expected {
@@ -502,11 +502,11 @@ mod tests {
             ("pods", owned("a")),
             ("pods", owned("c")),
         ]);
-        let heard = Heard::default();
+        let heard = CollectingRecorder::default();
         let (_, old) = namespace(json!({}));
         let (_, mut new) = namespace(json!({"pod-security.kubernetes.io/enforce": "baseline"}));
         let mut a = create("", "namespaces", "Namespace", &mut new);
-        (a.told, a.name, a.old_object, a.operation) = (&heard, "ns", Some(&old), Operation::Update);
+        (a.recorder, a.name, a.old_object, a.operation) = (&heard, "ns", Some(&old), Operation::Update);
         assert!(PodSecurity::default().validate(&a, &lister).await.is_ok());
         assert_eq!(
             heard.0.into_inner(),

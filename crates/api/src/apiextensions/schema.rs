@@ -96,7 +96,7 @@ pub fn validate(schema: &Value, path: &Path, status: bool, stored: Stored) -> Ve
         errors.extend(found);
     }
     let mut about_schema = Vec::new();
-    node(schema, path, &Place::root(), &mut about_schema);
+    node(schema, path, &SchemaPosition::root(), &mut about_schema);
     clean &= about_schema.is_empty();
     errors.extend(about_schema);
     if let Some(keyword) = without_form
@@ -148,31 +148,31 @@ fn at_root(schema: &Value, path: &Path, errors: &mut Vec<Error>) {
 
 /// Where a node is, for what depends on it.
 #[derive(Clone)]
-struct Place {
+struct SchemaPosition {
     root: bool,
     /// Why there may be no default here.
     no_defaults: Option<String>,
     in_metadata: bool,
 }
 
-impl Place {
-    fn root() -> Place {
-        Place {
+impl SchemaPosition {
+    fn root() -> SchemaPosition {
+        SchemaPosition {
             root: true,
             no_defaults: None,
             in_metadata: false,
         }
     }
 
-    fn below(&self) -> Place {
-        Place {
+    fn below(&self) -> SchemaPosition {
+        SchemaPosition {
             root: false,
             ..self.clone()
         }
     }
 }
 
-fn node(schema: &Value, path: &Path, place: &Place, errors: &mut Vec<Error>) {
+fn node(schema: &Value, path: &Path, place: &SchemaPosition, errors: &mut Vec<Error>) {
     standard(schema, path, place, errors);
     if flag(schema, "uniqueItems") {
         errors.push(Error::forbidden(
@@ -224,7 +224,7 @@ fn node(schema: &Value, path: &Path, place: &Place, errors: &mut Vec<Error>) {
 }
 
 /// What OpenAPI has and definitions do not.
-fn standard(schema: &Value, path: &Path, place: &Place, errors: &mut Vec<Error>) {
+fn standard(schema: &Value, path: &Path, place: &SchemaPosition, errors: &mut Vec<Error>) {
     let kind = text(schema, "type");
     if !kind.is_empty() && !TYPES.contains(&kind) {
         errors.push(Error::not_supported(&path.child("type"), kind, &TYPES));

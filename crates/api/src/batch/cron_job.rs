@@ -97,7 +97,7 @@ fn spec(spec: &Node, old: Option<&Value>, errors: &mut Errors) {
     let schedule = spec.field("schedule");
     let zone = spec.field("timeZone");
     if errors.require(&schedule) {
-        if let Err(complaint) = cron::check(schedule.str()) {
+        if let Err(complaint) = cron::Schedule::parse(schedule.str()) {
             errors.invalid(&schedule, complaint);
         }
         let tolerated = old.is_some_and(|o| text(o, "schedule").contains("TZ"));

@@ -6,7 +6,7 @@ use skiff_meta::names;
 
 use super::claim::{access_modes, amount, check_access_modes, class, phase, unset};
 use super::resources::{basic_quantity, quantity};
-use super::volume_sources::{self, Place};
+use super::volume_sources::{self, VolumeOwner};
 use super::{pod_defaults, scheduling};
 use crate::errors::Errors;
 use crate::internal;
@@ -396,7 +396,7 @@ fn check_capacity(capacity: &Node, errors: &mut Errors) {
 }
 
 fn check_sources(spec: &Node, role: Role, affinity: bool, errors: &mut Errors) {
-    let place = Place::PersistentVolume(match role {
+    let place = VolumeOwner::PersistentVolume(match role {
         Role::Volume(name) => name,
         Role::Inline => "",
     });

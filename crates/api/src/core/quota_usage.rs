@@ -14,7 +14,7 @@ use crate::node::{at, list, text};
 pub type Amounts = BTreeMap<String, Quantity>;
 
 /// What a quota on cpu or memory makes every container say.
-const MUST_BE_SAID: [&str; 6] = [
+const EXPLICITLY_REQUIRED: [&str; 6] = [
     "cpu",
     "memory",
     "requests.cpu",
@@ -68,7 +68,7 @@ pub fn counted_by(entry: &str) -> Option<(&str, &str)> {
     if let Some(bare) = BARE_COUNTS.iter().find(|bare| **bare == entry) {
         return Some(("", bare));
     }
-    let compute = MUST_BE_SAID.contains(&entry)
+    let compute = EXPLICITLY_REQUIRED.contains(&entry)
         || matches!(
             entry,
             "pods" | "ephemeral-storage" | "requests.ephemeral-storage" | "limits.ephemeral-storage"
@@ -284,7 +284,7 @@ pub fn unsaid(pod: &Value, entries: &BTreeSet<String>) -> Option<String> {
             &amounts(at(container, "resources.requests")),
             &amounts(at(container, "resources.limits")),
         );
-        for entry in MUST_BE_SAID {
+        for entry in EXPLICITLY_REQUIRED {
             if entries.contains(entry) && !said.contains_key(entry) {
                 missing.entry(entry).or_default().insert(text(container, "name"));
             }

@@ -10,7 +10,7 @@ use super::claim;
 use super::env::{field_ref, resource_field_ref};
 use super::mounts::local_path;
 use super::resources::quantity;
-use super::volume_sources::{self, Place};
+use super::volume_sources::{self, VolumeOwner};
 use crate::errors::Errors;
 use crate::node::{Node, list, text};
 
@@ -139,7 +139,7 @@ fn one_source(volume: &Node, name: &str, errors: &mut Errors) {
             errors.require(&source.field("reference"));
             errors.required_one_of(&source.field("pullPolicy"), &["Always", "IfNotPresent", "Never"]);
         }
-        _ => volume_sources::source(volume, name, Place::Pod, errors),
+        _ => volume_sources::source(volume, name, VolumeOwner::Pod, errors),
     }
 }
 

@@ -11,7 +11,7 @@ const HOST_PORT: &str = "must be a host:port pair or multiple pairs separated by
 
 /// Where the source is: a persistent volume asks for more than a pod.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Place<'a> {
+pub enum VolumeOwner<'a> {
     Pod,
     /// With the name of the volume.
     PersistentVolume(&'a str),
@@ -39,7 +39,7 @@ fn required(name: &str) -> &'static [&'static str] {
 }
 
 /// Checks one source of the older sort. `volume` is the place that holds the source.
-pub fn source(volume: &Node, name: &str, place: Place, errors: &mut Errors) {
+pub fn source(volume: &Node, name: &str, place: VolumeOwner, errors: &mut Errors) {
     // COMPAT: upstream names this one differently from the field.
     let shown = if name == "gcePersistentDisk" {
         "persistentDisk"
@@ -152,11 +152,11 @@ fn host_path(source: &Node, errors: &mut Errors) {
 }
 
 /// A secret that a storage system needs. Volumes are not in a namespace, so they say whose secret it is.
-fn secret_ref(source: &Node, place: Place, errors: &mut Errors) {
+fn secret_ref(source: &Node, place: VolumeOwner, errors: &mut Errors) {
     let reference = source.field("secretRef");
     if reference.is_set() {
         errors.require(&reference.field("name"));
-        if place != Place::Pod {
+        if place != VolumeOwner::Pod {
             errors.require(&reference.field("namespace"));
         }
     }
@@ -195,16 +195,16 @@ fn iqn_is_good(name: &str) -> bool {
     dated && named
 }
 
-fn iscsi(source: &Node, place: Place, errors: &mut Errors) {
+fn iscsi(source: &Node, place: VolumeOwner, errors: &mut Errors) {
     let unknown = match place {
-        Place::Pod => "must be valid format starting with iqn, eui, or naa",
-        Place::PersistentVolume(_) => "must be valid format",
+        VolumeOwner::Pod => "must be valid format starting with iqn, eui, or naa",
+        VolumeOwner::PersistentVolume(_) => "must be valid format",
     };
     let known = |name: &str| ["iqn", "eui", "naa"].iter().any(|p| name.starts_with(p));
     let portal = source.field("targetPortal");
     errors.require(&portal);
     let initiator = source.field("initiatorName");
-    if let Place::PersistentVolume(name) = place
+    if let VolumeOwner::PersistentVolume(name) = place
         && initiator.is_set()
         && name.len() + 1 + portal.len() > 64
     {
@@ -233,7 +233,7 @@ fn iscsi(source: &Node, place: Place, errors: &mut Errors) {
     {
         errors.required(&secret, "");
     }
-    if secret.is_set() && place != Place::Pod {
+    if secret.is_set() && place != VolumeOwner::Pod {
         errors.require(&secret.field("name"));
     }
     if initiator.is_set() {
@@ -342,9 +342,9 @@ pub fn csi_driver_name(name: &Node, errors: &mut Errors) {
     errors.rule(name, names::dns1123_subdomain(&name.str().to_lowercase()));
 }
 
-fn csi(source: &Node, place: Place, errors: &mut Errors) {
+fn csi(source: &Node, place: VolumeOwner, errors: &mut Errors) {
     csi_driver_name(&source.field("driver"), errors);
-    if place == Place::Pod {
+    if place == VolumeOwner::Pod {
         let reference = source.field("nodePublishSecretRef");
         if reference.is_set() {
             let name = reference.field("name");
@@ -383,7 +383,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn check(place: Place, name: &str, value: Value, expected: &[&str]) {
+    fn check(place: VolumeOwner, name: &str, value: Value, expected: &[&str]) {
         let object = json!({ name: value });
         let mut errors = Errors::new();
         source(&Node::root(&object), name, place, &mut errors);
@@ -393,10 +393,10 @@ mod tests {
 
     #[test]
     fn sources() {
-        let volume = Place::PersistentVolume("pv");
-        check(Place::Pod, "nfs", json!({"server": "s", "path": "/x"}), &[]);
+        let volume = VolumeOwner::PersistentVolume("pv");
+        check(VolumeOwner::Pod, "nfs", json!({"server": "s", "path": "/x"}), &[]);
         check(
-            Place::Pod,
+            VolumeOwner::Pod,
             "nfs",
             json!({"path": "x"}),
             &[
@@ -405,7 +405,7 @@ mod tests {
             ],
         );
         check(
-            Place::Pod,
+            VolumeOwner::Pod,
             "gcePersistentDisk",
             json!({"pdName": "p", "partition": 256}),
             &["persistentDisk.partition: Invalid value: 256: must be between 1 and 255, inclusive"],
@@ -418,7 +418,7 @@ mod tests {
             &[],
         );
         check(
-            Place::Pod,
+            VolumeOwner::Pod,
             "iscsi",
             json!({"targetPortal": "1.2.3.4", "iqn": "x", "lun": 256, "chapAuthSession": true}),
             &[
@@ -457,7 +457,7 @@ mod tests {
             ],
         );
         check(
-            Place::Pod,
+            VolumeOwner::Pod,
             "azureDisk",
             json!({"diskName": "d", "diskURI": "x", "kind": "Managed"}),
             &[

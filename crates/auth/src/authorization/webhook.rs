@@ -116,7 +116,7 @@ impl AuthorizationWebhook {
                 let status = match asked {
                     Ok(status) => status,
                     Err(why) => {
-                        tracing::error!(why, "the webhook of authorization cannot be asked");
+                        tracing::error!(why, "the authorization webhook cannot be reached");
                         return failed(why);
                     }
                 };

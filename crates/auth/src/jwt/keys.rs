@@ -13,7 +13,7 @@ use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
-use skiff_https::{Call, Client, Place};
+use skiff_https::{Call, CallTarget, Client};
 
 /// As long as upstream waits for a provider, and as long as it waits before it asks again.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -141,7 +141,7 @@ impl Keys {
     }
 
     async fn get(&self, url: &str) -> Result<Value, String> {
-        let place = Place::of(url)?;
+        let place = CallTarget::of(url)?;
         let headers = HeaderMap::new();
         let call = Call {
             method: Method::GET,

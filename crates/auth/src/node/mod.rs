@@ -38,7 +38,7 @@ pub fn authorize(graph: &Graph, user: &UserInfo, a: &Attributes<'_>) -> Option<O
         let user = skiff_meta::field::quote(&user.name);
         return Some(none(format!("unknown node for user {user}")));
     }
-    let asked = Asked { graph, node, a };
+    let asked = NodeRequest { graph, node, a };
     if a.is_resource
         && let Some(opinion) = asked.of_resource()
     {
@@ -48,13 +48,13 @@ pub fn authorize(graph: &Graph, user: &UserInfo, a: &Attributes<'_>) -> Option<O
     Some(if by_rule { Allowed } else { none("") })
 }
 
-struct Asked<'a> {
+struct NodeRequest<'a> {
     graph: &'a Graph,
     node: &'a str,
     a: &'a Attributes<'a>,
 }
 
-impl Asked<'_> {
+impl NodeRequest<'_> {
     /// About resources whose objects belong to nodes; `None` about others.
     fn of_resource(&self) -> Option<Opinion> {
         Some(match (self.a.group, self.a.resource) {

@@ -23,7 +23,7 @@ pub(crate) enum Clause {
 
 /// One part of a format string: text, or a clause for the next argument.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Part<'f> {
+pub(crate) enum FormatSegment<'f> {
     Text(&'f str),
     Clause(Clause),
 }
@@ -33,20 +33,20 @@ const DEFAULT_PRECISION: usize = 6;
 const MAX_PRECISION: usize = 1_000;
 
 /// Reads the next part and returns the rest.
-pub(crate) fn next_part(format: &str) -> Result<(Part<'_>, &str), String> {
+pub(crate) fn next_part(format: &str) -> Result<(FormatSegment<'_>, &str), String> {
     let Some(rest) = format.strip_prefix('%') else {
         let end = format.find('%').unwrap_or(format.len());
         let (text, rest) = format.split_at(end);
-        return Ok((Part::Text(text), rest));
+        return Ok((FormatSegment::Text(text), rest));
     };
     if let Some(rest) = rest.strip_prefix('%') {
-        return Ok((Part::Text("%"), rest));
+        return Ok((FormatSegment::Text("%"), rest));
     }
     let (clause, rest) = parse_clause(rest).map_err(|problem| match problem.as_str() {
         "unexpected end of string" => problem,
         _ => format!("could not parse formatting clause: {problem}"),
     })?;
-    Ok((Part::Clause(clause), rest))
+    Ok((FormatSegment::Clause(clause), rest))
 }
 
 fn parse_clause(text: &str) -> Result<(Clause, &str), String> {
@@ -117,8 +117,8 @@ pub(super) fn format(format: &str, args: &List<'_>) -> Eval<String> {
         let (part, tail) = next_part(rest).map_err(EvalError::new)?;
         rest = tail;
         match part {
-            Part::Text(text) => built.push_str(text),
-            Part::Clause(clause) => {
+            FormatSegment::Text(text) => built.push_str(text),
+            FormatSegment::Clause(clause) => {
                 let value = args.get(next)?;
                 next += 1;
                 let text = apply(clause, &value)

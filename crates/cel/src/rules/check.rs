@@ -26,7 +26,7 @@ pub fn check_rules(schema: &Schema, path: &Path, suppress_rule_cost: bool) -> Ve
         suppress_rule_cost,
         total: Total::default(),
     };
-    let place = Place {
+    let place = SchemaPosition {
         path: path.clone(),
         is_root: true,
         cardinality: Some(1),
@@ -66,7 +66,7 @@ impl Findings {
 
 /// Where in the schema a node is.
 #[derive(Clone)]
-struct Place {
+struct SchemaPosition {
     path: Path,
     is_root: bool,
     /// How often values of this node can occur; `None` where nothing limits it.
@@ -103,9 +103,9 @@ struct Checker {
 }
 
 impl Checker {
-    fn node(&mut self, schema: &Schema, place: &Place) -> Findings {
+    fn node(&mut self, schema: &Schema, place: &SchemaPosition) -> Findings {
         let mut findings = Findings::default();
-        let below = |path: Path| Place {
+        let below = |path: Path| SchemaPosition {
             path,
             is_root: false,
             cardinality: elements(schema)
@@ -153,7 +153,7 @@ impl Checker {
     }
 
     /// What the rules say and cost.
-    fn meaning(&mut self, schema: &Schema, place: &Place, errors: &mut Vec<Error>) {
+    fn meaning(&mut self, schema: &Schema, place: &SchemaPosition, errors: &mut Vec<Error>) {
         let path = place.path.child(KEY);
         let is_resource_root = place.is_root || schema.embedded_resource;
         let Some(compiled) = compile(&schema.rules, schema, is_resource_root) else {
@@ -219,7 +219,7 @@ impl Checker {
     }
 }
 
-impl Place {
+impl SchemaPosition {
     /// The highest such path is the one to name.
     fn forbid_old_self(&mut self, path: Path) {
         self.uncorrelatable.get_or_insert(path);
@@ -227,7 +227,7 @@ impl Place {
 }
 
 /// The path of the object that a property belongs to.
-fn schema_path(place: &Place, property: &str) -> Path {
+fn schema_path(place: &SchemaPosition, property: &str) -> Path {
     let text = place.path.as_str();
     let suffix = format!(".properties[{property}]");
     Path::new(text.strip_suffix(suffix.as_str()).unwrap_or(text))

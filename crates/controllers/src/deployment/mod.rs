@@ -24,7 +24,9 @@ use skiff_client::{Action, COMPLETE, Change, ErrorExt, Informer, Key, Reconcile,
 use crate::ownership::{self, BY_CONTROLLER};
 use crate::{Context, Error, error_message, is_namespace_terminating, pods, selector};
 use plan::{Observed, Plan, Write};
+pub(crate) use revision::safe_encode;
 use rollback::Rollback;
+pub(crate) use scaling::scaled;
 
 /// So many deployments are remembered; then all are forgotten.
 const MAX_COMPLAINED: usize = 4096;

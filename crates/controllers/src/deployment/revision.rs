@@ -46,7 +46,7 @@ pub(super) fn template_hash(template: &PodTemplateSpec, collision_count: Option<
 }
 
 /// Letters without vowels and digits without lookalikes: no hash spells a word.
-fn safe_encode(text: &str) -> String {
+pub(crate) fn safe_encode(text: &str) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     text.bytes()
         .map(|byte| char::from(ALPHABET[usize::from(byte) % ALPHABET.len()]))

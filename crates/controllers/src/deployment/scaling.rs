@@ -36,7 +36,8 @@ pub(super) fn is_rolling(deployment: &Deployment) -> bool {
         == "RollingUpdate"
 }
 
-fn scaled(value: Option<&IntOrString>, total: i32, round_up: bool) -> i32 {
+/// A number, or a percentage of `total`.
+pub(crate) fn scaled(value: Option<&IntOrString>, total: i32, round_up: bool) -> i32 {
     match value {
         None => 0,
         Some(IntOrString::Int(number)) => *number,

@@ -18,6 +18,7 @@ use skiff_client::{Action, COMPLETE, Change, ErrorExt, Informer, Key, Reconcile,
 use crate::ownership::{self, BY_CONTROLLER};
 use crate::{Context, Error, error_message, is_namespace_terminating, pods, seconds_until};
 use plan::{Failure, Plan};
+pub(crate) use plan::{batches, new_pod};
 pub(crate) use workload::Workload;
 
 pub(crate) async fn run_replica_sets(context: Context) {

@@ -28,6 +28,21 @@ pub struct Cluster {
     _dir: tempfile::TempDir,
 }
 
+/// A controller manager that can be killed.
+pub struct Manager {
+    task: tokio::task::JoinHandle<()>,
+    stop: CancellationToken,
+}
+
+impl Manager {
+    /// Ends it at whatever it is doing: nothing is finished, and no lease is given back.
+    pub async fn kill(&mut self) {
+        self.task.abort();
+        let _ = (&mut self.task).await;
+        self.stop.cancel();
+    }
+}
+
 impl Drop for Cluster {
     fn drop(&mut self) {
         self.stop.cancel();
@@ -37,17 +52,36 @@ impl Drop for Cluster {
 impl Cluster {
     /// A server with one node and all controllers.
     pub async fn start() -> Cluster {
-        let cluster = Cluster::without_controllers().await;
+        let cluster = Cluster::start_idle().await;
         cluster.run_controllers(|_| {});
+        cluster.furnished().await;
+        cluster
+    }
+
+    /// A server with one node and no controllers yet.
+    pub async fn start_idle() -> Cluster {
+        let cluster = Cluster::without_controllers().await;
         cluster.add_node("n").await;
-        // Pods are refused until their namespace has its service account.
-        let accounts = cluster.api::<k8s_openapi::api::core::v1::ServiceAccount>();
         cluster
-            .until("service account", async || {
-                check(accounts.get_opt("default").await.unwrap().is_some(), ())
-            })
-            .await;
-        cluster
+    }
+
+    /// Waits for the service account: pods are refused until their namespace has one.
+    pub async fn furnished(&self) {
+        let accounts = self.api::<k8s_openapi::api::core::v1::ServiceAccount>();
+        self.until("service account", async || {
+            check(accounts.get_opt("default").await.unwrap().is_some(), ())
+        })
+        .await;
+    }
+
+    /// One of several controller managers, which compete for the lease.
+    pub fn start_manager(&self, identity: &str) -> Manager {
+        let config = self.config(|config| config.identity = identity.to_owned());
+        let stop = self.stop.child_token();
+        Manager {
+            task: tokio::spawn(skiff_controllers::run(config, stop.clone())),
+            stop,
+        }
     }
 
     pub async fn without_controllers() -> Cluster {
@@ -96,6 +130,13 @@ impl Cluster {
 
     /// Starts the controllers; the answer ends them again. `change` adjusts upstream's defaults.
     pub fn run_controllers(&self, change: impl FnOnce(&mut ControllersConfig)) -> CancellationToken {
+        let config = self.config(change);
+        let stop = self.stop.child_token();
+        tokio::spawn(skiff_controllers::run(config, stop.clone()));
+        stop
+    }
+
+    fn config(&self, change: impl FnOnce(&mut ControllersConfig)) -> ControllersConfig {
         let server = self.server.clone();
         let client_for = Arc::new(move |name: &str| {
             let user = if name == skiff_controllers::MANAGER {
@@ -108,9 +149,7 @@ impl Cluster {
         let mut config = ControllersConfig::new(client_for, "PEM".into(), "test".into());
         config.cluster_cidrs = vec!["10.244.0.0/16".into()];
         change(&mut config);
-        let stop = self.stop.child_token();
-        tokio::spawn(skiff_controllers::run(config, stop.clone()));
-        stop
+        config
     }
 
     /// A ready node. Its lease is fresh for as long as a test lasts.

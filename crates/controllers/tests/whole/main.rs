@@ -8,9 +8,14 @@
 
 mod cluster;
 mod collector;
+mod daemonset;
 mod endpoints;
+mod jobs;
 mod namespaces;
 mod nodes;
+mod protection;
 mod replicas;
+mod restarts;
 mod rollout;
+mod statefulset;
 mod volumes;

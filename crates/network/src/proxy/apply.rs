@@ -15,7 +15,9 @@ use nlink::netlink::types::route::RouteType;
 use nlink::netlink::{Connection, Netfilter, Nftables};
 
 use super::Error;
-use super::ruleset::{Base, Chain, Hook, Key, KeyKind, Kind, Part, Protocol, Rule, Ruleset, Set, Verdict};
+use super::ruleset::{
+    Base, Chain, Hook, Key, KeyKind, Kind, Protocol, Rule, Ruleset, Set, Statement, Verdict,
+};
 
 const FAMILY: Family = Family::Ip;
 
@@ -56,10 +58,10 @@ impl Table {
         })
     }
 
-    /// Makes the kernel's table equal to `wanted`.
-    pub async fn apply(&mut self, wanted: &Ruleset) -> Result<(), Error> {
+    /// Makes the kernel's table equal to `wanted`; false if it was already.
+    pub async fn apply(&mut self, wanted: &Ruleset) -> Result<bool, Error> {
         if self.applied.as_ref() == Some(wanted) {
-            return Ok(());
+            return Ok(false);
         }
         // Taken out: after an error the next attempt starts from scratch.
         let before = self.applied.take();
@@ -83,7 +85,7 @@ impl Table {
             self.forget_udp(before, wanted).await;
         }
         self.applied = Some(wanted.clone());
-        Ok(())
+        Ok(true)
     }
 
     /// Looks whether somebody else has emptied or removed the table; the next `apply` then restores it.
@@ -139,7 +141,7 @@ fn udp_targets(ruleset: &Ruleset) -> BTreeSet<(Ipv4Addr, u16)> {
         .values()
         .flat_map(|chain| &chain.rules)
         .filter_map(|rule| match rule.as_slice() {
-            [Part::Protocol(Protocol::Udp), Part::Dnat(address, port)] => Some((*address, *port)),
+            [Statement::Protocol(Protocol::Udp), Statement::Dnat(address, port)] => Some((*address, *port)),
             _ => None,
         })
         .collect()
@@ -348,21 +350,21 @@ fn nft_rule(table: &str, chain: &str, rule: &Rule) -> NlResult<NftRule> {
     let mut nft = NftRule::new(table, chain).family(FAMILY);
     for part in rule {
         nft = match part {
-            Part::Source(cidr) => nft.match_saddr_v4(cidr.address, cidr.prefix),
-            Part::SourceNot(cidr) => nft.match_saddr_v4_not(cidr.address, cidr.prefix),
-            Part::Destination(cidr) => nft.match_daddr_v4(cidr.address, cidr.prefix),
-            Part::DestinationNot(cidr) => nft.match_daddr_v4_not(cidr.address, cidr.prefix),
-            Part::DestinationLocal => nft.match_fib_type(FibFlags::DADDR, RouteType::Local),
-            Part::SourceLocal => nft.match_fib_type(FibFlags::SADDR, RouteType::Local),
-            Part::InputInterface(name) => nft.match_iif(name),
-            Part::InputInterfaceNot(name) => nft.match_iif_not(name),
-            Part::OutputInterfaceNot(name) => nft.match_oif_not(name),
-            Part::NewConnection => nft.match_ct_state(CtState::NEW),
-            Part::Protocol(protocol) => nft.match_l4proto(protocol.number()),
-            Part::SourceIn(set) => nft.match_saddr_in_set(set),
-            Part::DestinationIn(set) => nft.match_daddr_in_set(set),
+            Statement::Source(cidr) => nft.match_saddr_v4(cidr.address, cidr.prefix),
+            Statement::SourceNot(cidr) => nft.match_saddr_v4_not(cidr.address, cidr.prefix),
+            Statement::Destination(cidr) => nft.match_daddr_v4(cidr.address, cidr.prefix),
+            Statement::DestinationNot(cidr) => nft.match_daddr_v4_not(cidr.address, cidr.prefix),
+            Statement::DestinationLocal => nft.match_fib_type(FibFlags::DADDR, RouteType::Local),
+            Statement::SourceLocal => nft.match_fib_type(FibFlags::SADDR, RouteType::Local),
+            Statement::InputInterface(name) => nft.match_iif(name),
+            Statement::InputInterfaceNot(name) => nft.match_iif_not(name),
+            Statement::OutputInterfaceNot(name) => nft.match_oif_not(name),
+            Statement::NewConnection => nft.match_ct_state(CtState::NEW),
+            Statement::Protocol(protocol) => nft.match_l4proto(protocol.number()),
+            Statement::SourceIn(set) => nft.match_saddr_in_set(set),
+            Statement::DestinationIn(set) => nft.match_daddr_in_set(set),
             // The fields of a concatenation lie in words of four bytes.
-            Part::ServiceMap(map) => nft
+            Statement::ServiceMap(map) => nft
                 .expr(Expr::Payload {
                     dreg: Register::R0,
                     base: PayloadBase::Network,
@@ -372,11 +374,11 @@ fn nft_rule(table: &str, chain: &str, rule: &Rule) -> NlResult<NftRule> {
                 .expr(l4proto(Register::Reg32_01))
                 .expr(port(Register::Reg32_02))
                 .expr(verdict_of(map)),
-            Part::PortMap(map) => nft
+            Statement::PortMap(map) => nft
                 .expr(l4proto(Register::R0))
                 .expr(port(Register::Reg32_01))
                 .expr(verdict_of(map)),
-            Part::RandomMap { map, count } => nft
+            Statement::RandomMap { map, count } => nft
                 .expr(Expr::Numgen {
                     dreg: Register::R0,
                     kind: NumgenKind::Random,
@@ -384,15 +386,15 @@ fn nft_rule(table: &str, chain: &str, rule: &Rule) -> NlResult<NftRule> {
                     offset: 0,
                 })
                 .expr(verdict_of(map)),
-            Part::Remember(set) => nft.update_in_set(PacketField::Ip4Saddr, set, None),
-            Part::Marked(bit) => nft.match_mark_masked(*bit, *bit),
-            Part::Mark(bit) => nft.set_mark_masked(*bit, *bit),
-            Part::Unmark(bit) => nft.set_mark_masked(0, *bit),
-            Part::Dnat(address, port) => nft.nat(NatStatement::dnat(*address).port(*port)),
-            Part::Masquerade => nft.nat(NatStatement::masquerade().fully_random()),
-            Part::Verdict(Verdict::Drop) => nft.drop(),
-            Part::Verdict(Verdict::Reject) => nft.reject_icmp(PORT_UNREACHABLE),
-            Part::Verdict(verdict) => nft.expr(Expr::Verdict(nft_verdict(verdict)?)),
+            Statement::Remember(set) => nft.update_in_set(PacketField::Ip4Saddr, set, None),
+            Statement::Marked(bit) => nft.match_mark_masked(*bit, *bit),
+            Statement::Mark(bit) => nft.set_mark_masked(*bit, *bit),
+            Statement::Unmark(bit) => nft.set_mark_masked(0, *bit),
+            Statement::Dnat(address, port) => nft.nat(NatStatement::dnat(*address).port(*port)),
+            Statement::Masquerade => nft.nat(NatStatement::masquerade().fully_random()),
+            Statement::Verdict(Verdict::Drop) => nft.drop(),
+            Statement::Verdict(Verdict::Reject) => nft.reject_icmp(PORT_UNREACHABLE),
+            Statement::Verdict(verdict) => nft.expr(Expr::Verdict(nft_verdict(verdict)?)),
         };
     }
     Ok(nft)

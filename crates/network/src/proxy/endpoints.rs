@@ -10,6 +10,12 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 /// The service a slice belongs to.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
+/// The name of the service that a slice belongs to.
+pub(super) fn service_of(slice: &EndpointSlice) -> Option<&str> {
+    let labels = slice.metadata.labels.as_ref()?;
+    labels.get(SERVICE_NAME).map(String::as_str)
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct State {
     ready: bool,
@@ -42,14 +48,8 @@ impl<'a> Index<'a> {
             if slice.address_type != "IPv4" {
                 continue;
             }
-            let (Some(namespace), Some(service)) = (
-                slice.metadata.namespace.as_deref(),
-                slice
-                    .metadata
-                    .labels
-                    .as_ref()
-                    .and_then(|labels| labels.get(SERVICE_NAME)),
-            ) else {
+            let (Some(namespace), Some(service)) = (slice.metadata.namespace.as_deref(), service_of(slice))
+            else {
                 continue;
             };
             for port in slice.ports.iter().flatten() {
@@ -62,9 +62,7 @@ impl<'a> Index<'a> {
                 };
                 let name = port.name.clone().unwrap_or_default();
                 let protocol = port.protocol.as_deref().unwrap_or("TCP");
-                let targets = index
-                    .entry((namespace, service.as_str(), name, protocol))
-                    .or_default();
+                let targets = index.entry((namespace, service, name, protocol)).or_default();
                 for endpoint in slice.endpoints.iter().flatten() {
                     let conditions = endpoint.conditions.as_ref();
                     let ready = conditions.and_then(|c| c.ready).unwrap_or(true);

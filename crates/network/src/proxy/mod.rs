@@ -4,6 +4,7 @@
 mod apply;
 mod endpoints;
 mod external;
+mod marks;
 mod plan;
 mod ruleset;
 
@@ -19,6 +20,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 pub use apply::Table;
+use marks::Marks;
 pub use plan::plan;
 use plan::plan_with_refusals;
 pub use ruleset::{Cidr, Ruleset};
@@ -83,13 +85,23 @@ pub async fn run(config: ProxyConfig, client: Client, shutdown: CancellationToke
     config.validate()?;
     let mut table = Table::open(&config.table)?;
     let recorder = EventRecorder::new(client.clone(), "kube-proxy", &config.node_name);
-    let factory = InformerFactory::new(client, shutdown.clone());
+    let factory = InformerFactory::new(client.clone(), shutdown.clone());
     let services = factory.informer::<Service>();
     let slices = factory.informer::<EndpointSlice>();
     let changed = Arc::new(Notify::new());
+    let marks = Arc::new(Marks::default());
     let (on_service, on_slice) = (changed.clone(), changed.clone());
-    services.subscribe(move |_| on_service.notify_one());
-    slices.subscribe(move |_| on_slice.notify_one());
+    let (service_marks, slice_marks) = (marks.clone(), marks.clone());
+    services.subscribe(move |change| {
+        let service = change.object();
+        service_marks.noticed(&**service, service.metadata.name.clone());
+        on_service.notify_one();
+    });
+    slices.subscribe(move |change| {
+        let slice = change.object();
+        slice_marks.noticed(&**slice, endpoints::service_of(slice).map(str::to_owned));
+        on_slice.notify_one();
+    });
     tokio::select! {
         // Half the truth would take services away that are only not read yet.
         () = async { tokio::join!(services.synced(), slices.synced()); } => {}
@@ -101,6 +113,7 @@ pub async fn run(config: ProxyConfig, client: Client, shutdown: CancellationToke
     let mut told = HashSet::new();
     loop {
         let start = std::time::Instant::now();
+        let round = marks.begin();
         let (wanted, refusals) = plan_with_refusals(&config, &services.list(), &slices.list());
         let planned = start.elapsed();
         let mut refused = HashSet::new();
@@ -113,11 +126,15 @@ pub async fn run(config: ProxyConfig, client: Client, shutdown: CancellationToke
         }
         told = refused;
         match sync(&mut table, &config, &wanted).await {
-            Ok(()) => {
+            Ok(programmed) => {
                 retry = Duration::ZERO;
+                if programmed {
+                    round.report(&client);
+                }
                 tracing::debug!(?planned, total = ?start.elapsed(), chains = wanted.chains.len(), "services applied");
             }
             Err(error) => {
+                marks.put_back(round);
                 retry = (retry * 2).clamp(Duration::from_millis(100), MAX_RETRY);
                 tracing::error!(%error, again_in = ?retry, "cannot apply the services' rules");
             }
@@ -135,13 +152,14 @@ pub async fn run(config: ProxyConfig, client: Client, shutdown: CancellationToke
     }
 }
 
-async fn sync(table: &mut Table, config: &ProxyConfig, wanted: &Ruleset) -> Result<(), Error> {
-    table.apply(wanted).await?;
+/// Whether the kernel's rules had to be changed.
+async fn sync(table: &mut Table, config: &ProxyConfig, wanted: &Ruleset) -> Result<bool, Error> {
+    let programmed = table.apply(wanted).await?;
     if let Some(bridge) = &config.bridge {
         // After the rule that keeps pods away from the node's loopback services.
         allow_local_source(bridge)?;
     }
-    Ok(())
+    Ok(programmed)
 }
 
 /// Lets packets from 127.0.0.1 leave by the bridge once they are translated. The bridge may not exist

@@ -17,7 +17,7 @@ use super::ProxyConfig;
 use super::endpoints::{Index, Target};
 use super::external::{Claims, ExternalIp, Refusal, cluster_ips_of, external_ips};
 use super::ruleset::{
-    Base, Chain, Cidr, Hook, Key, KeyKind, Kind, Map, Part, Protocol, Rule, Ruleset, Set, Verdict,
+    Base, Chain, Cidr, Hook, Key, KeyKind, Kind, Map, Protocol, Rule, Ruleset, Set, Statement, Verdict,
 };
 
 /// The packet mark that asks for masquerading; upstream's bit.
@@ -84,12 +84,12 @@ pub fn plan_with_refusals(
     (plan.ruleset, claims.refusals)
 }
 
-fn goto(chain: impl Into<String>) -> Part {
-    Part::Verdict(Verdict::Goto(chain.into()))
+fn goto(chain: impl Into<String>) -> Statement {
+    Statement::Verdict(Verdict::Goto(chain.into()))
 }
 
-fn jump(chain: impl Into<String>) -> Part {
-    Part::Verdict(Verdict::Jump(chain.into()))
+fn jump(chain: impl Into<String>) -> Statement {
+    Statement::Verdict(Verdict::Jump(chain.into()))
 }
 
 /// What is there whatever services exist.
@@ -127,67 +127,70 @@ fn frame(config: &ProxyConfig) -> Ruleset {
         // Who is not a pod may come from an address that endpoints have no way back to.
         let set = CLUSTER_IPS.into();
         services.push(vec![
-            Part::SourceNot(pods),
-            Part::DestinationIn(set),
-            Part::Mark(MASQUERADE_BIT),
+            Statement::SourceNot(pods),
+            Statement::DestinationIn(set),
+            Statement::Mark(MASQUERADE_BIT),
         ]);
     }
     // On this machine's addresses its own ports come first, then node ports: a service that names such an address
     // as its external one must not take them away.
-    let host_ports = || vec![Part::DestinationLocal, Part::PortMap(HOST_PORTS.into())];
+    let host_ports = || vec![Statement::DestinationLocal, Statement::PortMap(HOST_PORTS.into())];
     services.push(host_ports());
     services.push(vec![
-        Part::DestinationLocal,
-        Part::PortMap(SERVICE_NODEPORTS.into()),
+        Statement::DestinationLocal,
+        Statement::PortMap(SERVICE_NODEPORTS.into()),
     ]);
-    services.push(vec![Part::ServiceMap(SERVICE_IPS.into())]);
+    services.push(vec![Statement::ServiceMap(SERVICE_IPS.into())]);
     chain(SERVICES, services);
     chain(
         ENDPOINTS_CHECK,
         vec![
             host_ports(),
             vec![
-                Part::DestinationLocal,
-                Part::PortMap(NO_ENDPOINT_NODEPORTS.into()),
+                Statement::DestinationLocal,
+                Statement::PortMap(NO_ENDPOINT_NODEPORTS.into()),
             ],
-            vec![Part::ServiceMap(NO_ENDPOINT_SERVICES.into())],
+            vec![Statement::ServiceMap(NO_ENDPOINT_SERVICES.into())],
         ],
     );
     // What still goes to a service's address after translation goes to a port that it has not; the service network
     // is nowhere else, so what goes to no service's address must not leave the machine.
     let mut unknown = vec![vec![
-        Part::DestinationIn(CLUSTER_IPS.into()),
-        Part::Verdict(Verdict::Reject),
+        Statement::DestinationIn(CLUSTER_IPS.into()),
+        Statement::Verdict(Verdict::Reject),
     ]];
     if let Some(services) = config.service_cidr {
-        unknown.push(vec![Part::Destination(services), Part::Verdict(Verdict::Drop)]);
+        unknown.push(vec![
+            Statement::Destination(services),
+            Statement::Verdict(Verdict::Drop),
+        ]);
     }
     chain(CLUSTER_IPS_CHECK, unknown);
-    chain(REJECT, vec![vec![Part::Verdict(Verdict::Reject)]]);
+    chain(REJECT, vec![vec![Statement::Verdict(Verdict::Reject)]]);
     let mut masquerading = vec![vec![
-        Part::Marked(MASQUERADE_BIT),
-        Part::Unmark(MASQUERADE_BIT),
-        Part::Masquerade,
+        Statement::Marked(MASQUERADE_BIT),
+        Statement::Unmark(MASQUERADE_BIT),
+        Statement::Masquerade,
     ]];
     if let Some(pods) = config.masquerade_from {
         // Pods keep their addresses inside the cluster and borrow the node's outside of it.
-        let mut rule = vec![Part::Source(pods)];
+        let mut rule = vec![Statement::Source(pods)];
         rule.extend(
             [config.pod_cidr, config.service_cidr]
                 .into_iter()
                 .flatten()
-                .map(Part::DestinationNot),
+                .map(Statement::DestinationNot),
         );
         if let Some(bridge) = &config.bridge {
-            rule.push(Part::OutputInterfaceNot(bridge.clone()));
+            rule.push(Statement::OutputInterfaceNot(bridge.clone()));
         }
-        rule.push(Part::Masquerade);
+        rule.push(Statement::Masquerade);
         masquerading.push(rule);
     }
     chain(MASQUERADING, masquerading);
 
-    let check = || vec![Part::NewConnection, jump(ENDPOINTS_CHECK)];
-    let unknown = || vec![Part::NewConnection, jump(CLUSTER_IPS_CHECK)];
+    let check = || vec![Statement::NewConnection, jump(ENDPOINTS_CHECK)];
+    let unknown = || vec![Statement::NewConnection, jump(CLUSTER_IPS_CHECK)];
     // -100 and 100 are the kernel's places for destination and source translation.
     for (name, kind, hook, priority, rules) in [
         (
@@ -240,17 +243,17 @@ fn frame(config: &ProxyConfig) -> Ruleset {
         // Node ports on 127.0.0.1 need `route_localnet` on the bridge, which would also open the
         // node's own loopback services to pods. Before translation, nothing from a pod may go there.
         let mut rules = vec![vec![
-            Part::InputInterface(bridge.clone()),
-            Part::Destination(LOOPBACK),
-            Part::Verdict(Verdict::Drop),
+            Statement::InputInterface(bridge.clone()),
+            Statement::Destination(LOOPBACK),
+            Statement::Verdict(Verdict::Drop),
         ]];
         if let Some(pods) = config.masquerade_from {
             // Pods of this node come by the bridge. Who comes another way under such an address is none of them.
             rules.push(vec![
-                Part::InputInterfaceNot(bridge.clone()),
-                Part::InputInterfaceNot("lo".into()),
-                Part::Source(pods),
-                Part::Verdict(Verdict::Drop),
+                Statement::InputInterfaceNot(bridge.clone()),
+                Statement::InputInterfaceNot("lo".into()),
+                Statement::Source(pods),
+                Statement::Verdict(Verdict::Drop),
             ]);
         }
         let base = Base {
@@ -390,7 +393,10 @@ impl<'a> Plan<'a> {
                 match &cluster {
                     Some(chain) => {
                         let name = chain_name("external", &key);
-                        self.add_chain(&name, vec![vec![Part::Mark(MASQUERADE_BIT)], vec![goto(chain)]]);
+                        self.add_chain(
+                            &name,
+                            vec![vec![Statement::Mark(MASQUERADE_BIT)], vec![goto(chain)]],
+                        );
                         Destination::Chain(name)
                     }
                     None => Destination::None(Verdict::Goto(REJECT.into())),
@@ -458,7 +464,7 @@ impl<'a> Plan<'a> {
         if let Some(timeout) = affinity {
             for (target, endpoint) in targets.iter().zip(&endpoints) {
                 rules.push(vec![
-                    Part::SourceIn(affinity_set(key, *target, timeout)),
+                    Statement::SourceIn(affinity_set(key, *target, timeout)),
                     goto(endpoint),
                 ]);
             }
@@ -478,7 +484,7 @@ impl<'a> Plan<'a> {
                         elements,
                     },
                 );
-                rules.push(vec![Part::RandomMap {
+                rules.push(vec![Statement::RandomMap {
                     map,
                     count: many.len() as u32,
                 }]);
@@ -500,15 +506,18 @@ impl<'a> Plan<'a> {
         let name = chain_name("endpoint", &format!("{key}/{address}/{port}"));
         // A pod that reaches itself through a service would see its own address as the source.
         let mut rules = vec![vec![
-            Part::Source(Cidr { address, prefix: 32 }),
-            Part::Mark(MASQUERADE_BIT),
+            Statement::Source(Cidr { address, prefix: 32 }),
+            Statement::Mark(MASQUERADE_BIT),
         ]];
         if let Some(timeout) = affinity {
             let set = affinity_set(key, target, timeout);
-            rules.push(vec![Part::Remember(set.clone())]);
+            rules.push(vec![Statement::Remember(set.clone())]);
             self.ruleset.sets.insert(set, Set::Remembered(timeout));
         }
-        rules.push(vec![Part::Protocol(protocol), Part::Dnat(address, port)]);
+        rules.push(vec![
+            Statement::Protocol(protocol),
+            Statement::Dnat(address, port),
+        ]);
         self.add_chain(&name, rules);
         name
     }
@@ -520,14 +529,14 @@ impl<'a> Plan<'a> {
         let mut rules = Vec::new();
         if let Some(cluster) = cluster {
             if let Some(pods) = self.config.pod_cidr {
-                rules.push(vec![Part::Source(pods), goto(cluster)]);
+                rules.push(vec![Statement::Source(pods), goto(cluster)]);
             }
-            rules.push(vec![Part::SourceLocal, Part::Mark(MASQUERADE_BIT)]);
-            rules.push(vec![Part::SourceLocal, goto(cluster)]);
+            rules.push(vec![Statement::SourceLocal, Statement::Mark(MASQUERADE_BIT)]);
+            rules.push(vec![Statement::SourceLocal, goto(cluster)]);
         }
         rules.push(vec![match local {
             Some(local) => goto(local),
-            None => Part::Verdict(Verdict::Drop),
+            None => Statement::Verdict(Verdict::Drop),
         }]);
         self.add_chain(&name, rules);
         name
@@ -537,9 +546,9 @@ impl<'a> Plan<'a> {
         let name = chain_name("firewall", key);
         let mut rules: Vec<Rule> = ranges
             .into_iter()
-            .map(|range| vec![Part::Source(range), goto(behind)])
+            .map(|range| vec![Statement::Source(range), goto(behind)])
             .collect();
-        rules.push(vec![Part::Verdict(Verdict::Drop)]);
+        rules.push(vec![Statement::Verdict(Verdict::Drop)]);
         self.add_chain(&name, rules);
         name
     }

@@ -83,9 +83,9 @@ impl fmt::Display for Cidr {
     }
 }
 
-/// One part of a rule, in the order in which the kernel looks at it.
+/// A match or statement of a rule, in the order in which the kernel evaluates it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum Statement {
     Source(Cidr),
     SourceNot(Cidr),
     Destination(Cidr),
@@ -129,7 +129,7 @@ pub enum Verdict {
     Goto(String),
 }
 
-pub type Rule = Vec<Part>;
+pub type Rule = Vec<Statement>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -216,32 +216,32 @@ impl fmt::Display for Key {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for Statement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Part::Source(cidr) => write!(f, "ip saddr {cidr}"),
-            Part::SourceNot(cidr) => write!(f, "ip saddr != {cidr}"),
-            Part::Destination(cidr) => write!(f, "ip daddr {cidr}"),
-            Part::DestinationNot(cidr) => write!(f, "ip daddr != {cidr}"),
-            Part::DestinationLocal => f.write_str("fib daddr type local"),
-            Part::SourceLocal => f.write_str("fib saddr type local"),
-            Part::InputInterface(name) => write!(f, "iifname {name}"),
-            Part::InputInterfaceNot(name) => write!(f, "iifname != {name}"),
-            Part::OutputInterfaceNot(name) => write!(f, "oifname != {name}"),
-            Part::NewConnection => f.write_str("ct state new"),
-            Part::Protocol(protocol) => write!(f, "meta l4proto {}", protocol.name()),
-            Part::SourceIn(set) => write!(f, "ip saddr @{set}"),
-            Part::DestinationIn(set) => write!(f, "ip daddr @{set}"),
-            Part::ServiceMap(map) => write!(f, "ip daddr . meta l4proto . th dport vmap @{map}"),
-            Part::PortMap(map) => write!(f, "meta l4proto . th dport vmap @{map}"),
-            Part::RandomMap { map, count } => write!(f, "numgen random mod {count} vmap @{map}"),
-            Part::Remember(set) => write!(f, "update @{set} {{ ip saddr }}"),
-            Part::Marked(bit) => write!(f, "meta mark & {bit:#x} == {bit:#x}"),
-            Part::Mark(bit) => write!(f, "meta mark set mark or {bit:#x}"),
-            Part::Unmark(bit) => write!(f, "meta mark set mark and not {bit:#x}"),
-            Part::Dnat(address, port) => write!(f, "dnat to {address}:{port}"),
-            Part::Masquerade => f.write_str("masquerade fully-random"),
-            Part::Verdict(verdict) => verdict.fmt(f),
+            Statement::Source(cidr) => write!(f, "ip saddr {cidr}"),
+            Statement::SourceNot(cidr) => write!(f, "ip saddr != {cidr}"),
+            Statement::Destination(cidr) => write!(f, "ip daddr {cidr}"),
+            Statement::DestinationNot(cidr) => write!(f, "ip daddr != {cidr}"),
+            Statement::DestinationLocal => f.write_str("fib daddr type local"),
+            Statement::SourceLocal => f.write_str("fib saddr type local"),
+            Statement::InputInterface(name) => write!(f, "iifname {name}"),
+            Statement::InputInterfaceNot(name) => write!(f, "iifname != {name}"),
+            Statement::OutputInterfaceNot(name) => write!(f, "oifname != {name}"),
+            Statement::NewConnection => f.write_str("ct state new"),
+            Statement::Protocol(protocol) => write!(f, "meta l4proto {}", protocol.name()),
+            Statement::SourceIn(set) => write!(f, "ip saddr @{set}"),
+            Statement::DestinationIn(set) => write!(f, "ip daddr @{set}"),
+            Statement::ServiceMap(map) => write!(f, "ip daddr . meta l4proto . th dport vmap @{map}"),
+            Statement::PortMap(map) => write!(f, "meta l4proto . th dport vmap @{map}"),
+            Statement::RandomMap { map, count } => write!(f, "numgen random mod {count} vmap @{map}"),
+            Statement::Remember(set) => write!(f, "update @{set} {{ ip saddr }}"),
+            Statement::Marked(bit) => write!(f, "meta mark & {bit:#x} == {bit:#x}"),
+            Statement::Mark(bit) => write!(f, "meta mark set mark or {bit:#x}"),
+            Statement::Unmark(bit) => write!(f, "meta mark set mark and not {bit:#x}"),
+            Statement::Dnat(address, port) => write!(f, "dnat to {address}:{port}"),
+            Statement::Masquerade => f.write_str("masquerade fully-random"),
+            Statement::Verdict(verdict) => verdict.fmt(f),
         }
     }
 }
@@ -278,7 +278,7 @@ impl fmt::Display for Ruleset {
                 None => writeln!(f, "chain {name}")?,
             }
             for rule in &chain.rules {
-                let parts: Vec<String> = rule.iter().map(Part::to_string).collect();
+                let parts: Vec<String> = rule.iter().map(Statement::to_string).collect();
                 writeln!(f, "  {}", parts.join(" "))?;
             }
         }

@@ -1,13 +1,15 @@
-//! The node's HTTPS server, which the API server calls for logs, exec, attach and port-forward. Streams are
-//! passed on to the runtime; nothing here runs anything itself. Anybody on the network can knock, so what
-//! comes before a client is known is bounded.
+//! The node's HTTPS server, which the API server calls for logs, exec, attach and port-forward, and which collectors
+//! read metrics from. Streams are passed on to the runtime; nothing here runs anything itself. Anybody on the network
+//! can connect, so what comes before a client is known is bounded.
 
 mod auth;
 pub mod log_file;
 mod logs;
 mod query;
+mod resource_metrics;
 mod stats;
 mod streams;
+mod summary;
 mod system;
 
 use std::convert::Infallible;
@@ -31,9 +33,10 @@ use crate::config::NodeConfig;
 use crate::kubelet::Kubelet;
 use crate::pod_state::PodState;
 use crate::pods;
-use auth::Identity;
+use auth::{ApiReviewer, Auth, Identity, Refused};
 use log_file::LogOptions;
 use query::{decode, parse_query};
+use stats::Rates;
 use streams::{attach, exec, port_forward};
 
 /// How long a client may take to say who it is.
@@ -94,8 +97,24 @@ pub fn tls_config(config: &NodeConfig) -> Result<Arc<rustls::ServerConfig>, Erro
     Ok(Arc::new(server))
 }
 
+/// What the connections share.
+struct Shared {
+    kubelet: Arc<Kubelet>,
+    auth: Auth,
+    rates: Rates,
+}
+
 pub async fn serve(kubelet: Arc<Kubelet>, listener: TcpListener, tls: Arc<rustls::ServerConfig>) {
     let acceptor = tokio_rustls::TlsAcceptor::from(tls);
+    let reviewer = ApiReviewer {
+        client: kubelet.client.clone(),
+        node_name: kubelet.config.node_name.clone(),
+    };
+    let shared = Arc::new(Shared {
+        kubelet: kubelet.clone(),
+        auth: Auth::new(reviewer),
+        rates: Rates::default(),
+    });
     let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     loop {
         let Ok(turn) = handshakes.clone().acquire_owned().await else {
@@ -112,12 +131,12 @@ pub async fn serve(kubelet: Arc<Kubelet>, listener: TcpListener, tls: Arc<rustls
                 }
             },
         };
-        tokio::spawn(connection(kubelet.clone(), acceptor.clone(), stream, turn));
+        tokio::spawn(connection(shared.clone(), acceptor.clone(), stream, turn));
     }
 }
 
 async fn connection(
-    kubelet: Arc<Kubelet>,
+    shared: Arc<Shared>,
     acceptor: tokio_rustls::TlsAcceptor,
     stream: TcpStream,
     turn: OwnedSemaphorePermit,
@@ -132,10 +151,10 @@ async fn connection(
         .1
         .peer_certificates()
         .and_then(|chain| auth::identity(chain.first()?));
-    let shutdown = kubelet.shutdown.clone();
+    let shutdown = shared.kubelet.shutdown.clone();
     let service = hyper::service::service_fn(move |request| {
-        let (kubelet, identity) = (kubelet.clone(), identity.clone());
-        async move { Ok::<_, Infallible>(handle(kubelet, identity, request).await) }
+        let (shared, identity) = (shared.clone(), identity.clone());
+        async move { Ok::<_, Infallible>(handle(shared, identity, request).await) }
     });
     let mut builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new()).http1_only();
     builder
@@ -177,66 +196,49 @@ fn json(value: &impl serde::Serialize) -> Response<Body> {
 }
 
 async fn handle(
-    kubelet: Arc<Kubelet>,
-    identity: Option<Identity>,
+    shared: Arc<Shared>,
+    certificate: Option<Identity>,
     request: Request<Incoming>,
 ) -> Response<Body> {
+    let kubelet = &shared.kubelet;
     let path = request.uri().path().to_owned();
-    let Some(identity) = identity else {
-        return text(StatusCode::UNAUTHORIZED, "Unauthorized");
-    };
-    if !auth::is_allowed(&identity, &kubelet.config.allowed_clients) {
-        let verb = if request.method() == Method::GET {
-            "get"
-        } else {
-            "create"
-        };
-        return text(
-            StatusCode::FORBIDDEN,
-            format!(
-                "Forbidden (user={}, verb={verb}, resource=nodes, subresource(s)=[proxy])\n",
-                identity.name
-            ),
-        );
-    }
     let parts: Vec<String> = path.split('/').filter(|p| !p.is_empty()).map(decode).collect();
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+    let checked = shared
+        .auth
+        .check(certificate.as_ref(), request.method(), request.headers(), &parts)
+        .await;
+    if let Err(Refused(code, message)) = checked {
+        return text(code, message);
+    }
     let query = parse_query(request.uri().query().unwrap_or_default());
     match parts.as_slice() {
         ["healthz"] => text(StatusCode::OK, "ok"),
-        ["pods"] => pod_list(&kubelet),
-        ["runningpods"] => system::running_pods(&kubelet).await,
+        ["pods"] => pod_list(kubelet),
+        ["runningpods"] => system::running_pods(kubelet).await,
         ["logs", rest @ ..] if request.method() == Method::GET => {
             system::machine_logs(&rest.join("/"), &path).await
         }
-        ["stats", "summary"] => match kubelet.stats_summary().await {
-            Ok(summary) => json(&summary),
-            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error),
-        },
-        ["metrics", "resource"] => match kubelet.resource_metrics().await {
-            Ok(metrics) => text(StatusCode::OK, metrics),
-            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error),
-        },
+        ["stats", "summary"] => summary::serve(kubelet, &shared.rates, &query).await,
+        ["metrics", "resource"] => resource_metrics::serve(kubelet).await,
         ["containerLogs", namespace, pod, container] => {
-            container_logs(&kubelet, namespace, pod, container, &query)
+            container_logs(kubelet, namespace, pod, container, &query)
         }
         ["exec", namespace, pod, container] => {
-            exec(&kubelet, request, namespace, pod, None, container, &query).await
+            exec(kubelet, request, namespace, pod, None, container, &query).await
         }
         ["exec", namespace, pod, uid, container] => {
-            exec(&kubelet, request, namespace, pod, Some(uid), container, &query).await
+            exec(kubelet, request, namespace, pod, Some(uid), container, &query).await
         }
         ["attach", namespace, pod, container] => {
-            attach(&kubelet, request, namespace, pod, None, container, &query).await
+            attach(kubelet, request, namespace, pod, None, container, &query).await
         }
         ["attach", namespace, pod, uid, container] => {
-            attach(&kubelet, request, namespace, pod, Some(uid), container, &query).await
+            attach(kubelet, request, namespace, pod, Some(uid), container, &query).await
         }
-        ["portForward", namespace, pod] => {
-            port_forward(&kubelet, request, namespace, pod, None, &query).await
-        }
+        ["portForward", namespace, pod] => port_forward(kubelet, request, namespace, pod, None, &query).await,
         ["portForward", namespace, pod, uid] => {
-            port_forward(&kubelet, request, namespace, pod, Some(uid), &query).await
+            port_forward(kubelet, request, namespace, pod, Some(uid), &query).await
         }
         _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod, ServiceAccount};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client};
 use runtime::FakeRuntime;
@@ -108,7 +109,36 @@ impl World {
         let account = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
         let accounts: Api<ServiceAccount> = Api::namespaced(world.client.clone(), "default");
         accounts.create(&PostParams::default(), &account).await.unwrap();
+        // The wiring would make it.
         world
+            .grant(
+                "system:kubelet-api-admin",
+                json!({"kind": "User", "name": "kube-apiserver-kubelet-client"}),
+            )
+            .await;
+        world
+    }
+
+    /// Binds a cluster role to a subject.
+    async fn grant(&self, role: &str, subject: Value) {
+        let name = format!("{role}:{}", subject["name"].as_str().unwrap());
+        let group = "rbac.authorization.k8s.io";
+        let mut subject = subject;
+        if subject["kind"] == "User" {
+            subject["apiGroup"] = json!(group);
+        }
+        let binding = json!({"metadata": {"name": name}, "subjects": [subject],
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role}});
+        let bindings: Api<ClusterRoleBinding> = Api::all(self.client.clone());
+        let binding = serde_json::from_value(binding).unwrap();
+        bindings.create(&PostParams::default(), &binding).await.unwrap();
+    }
+
+    async fn kubelet_port(&self) -> u16 {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let node = serde_json::to_value(nodes.get(NODE).await.unwrap()).unwrap();
+        let port = &node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"];
+        u16::try_from(port.as_u64().unwrap()).unwrap()
     }
 
     fn start(&self) -> Life {
@@ -507,6 +537,16 @@ async fn pods_nobody_knows_are_ended() {
 
 /// One GET to the kubelet's server, as the client that `identity` says.
 async fn get(world: &World, port: u16, identity: Option<&skiff_pki::Identity>, path: &str) -> (u16, String) {
+    get_with(world, port, identity, None, path).await
+}
+
+async fn get_with(
+    world: &World,
+    port: u16,
+    identity: Option<&skiff_pki::Identity>,
+    token: Option<&str>,
+    path: &str,
+) -> (u16, String) {
     use http_body_util::BodyExt;
     let config = skiff_pki::client_config(world.pki.ca_certificate(), identity).unwrap();
     let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
@@ -518,8 +558,11 @@ async fn get(world: &World, port: u16, identity: Option<&skiff_pki::Identity>, p
     let io = hyper_util::rt::TokioIo::new(stream);
     let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
     tokio::spawn(connection);
-    let request = http::Request::get(path)
-        .header("host", "x")
+    let mut request = http::Request::get(path).header("host", "x");
+    if let Some(token) = token {
+        request = request.header("authorization", format!("Bearer {token}"));
+    }
+    let request = request
         .body(http_body_util::Empty::<bytes::Bytes>::new())
         .unwrap();
     let response = sender.send_request(request).await.unwrap();
@@ -536,14 +579,7 @@ async fn the_server_knows_its_clients() {
         .create("talker", json!({"containers": [{"name": "c", "image": "app:1"}]}))
         .await;
     world.until("talker", "ready", is_ready).await;
-    let nodes: Api<Node> = Api::all(world.client.clone());
-    let node = serde_json::to_value(nodes.get(NODE).await.unwrap()).unwrap();
-    let port = u16::try_from(
-        node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
-            .as_u64()
-            .unwrap(),
-    )
-    .unwrap();
+    let port = world.kubelet_port().await;
     let path = "/containerLogs/default/talker/c?timestamps=true";
     assert_eq!(
         get(&world, port, None, path).await,
@@ -603,6 +639,62 @@ async fn the_server_knows_its_clients() {
     assert_eq!(get(&world, port, Some(&stranger), "/logs/").await.0, 403);
     let outside = "/logs/..%2F..%2Fetc%2Fpasswd";
     assert_eq!(get(&world, port, Some(&api_server), outside).await.0, 404);
+    life.end().await;
+}
+
+/// Tokens are reviewed, and what their owners may do is asked, by the node's own identity and the real RBAC.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn service_accounts_read_what_they_may() {
+    let world = World::new().await;
+    let life = world.start();
+    world
+        .create("busy", json!({"containers": [{"name": "c", "image": "app:1"}]}))
+        .await;
+    world.until("busy", "ready", is_ready).await;
+    let port = world.kubelet_port().await;
+    let accounts: Api<ServiceAccount> = Api::namespaced(world.client.clone(), "default");
+    let token = accounts
+        .create_token_request("default", &PostParams::default(), &Default::default())
+        .await
+        .unwrap();
+    let token = token.status.unwrap().token.unwrap();
+    let read = async |token: &str, path: &str| get_with(&world, port, None, Some(token), path).await;
+    assert_eq!(
+        read("no.such.token", "/metrics/resource").await,
+        (401, "Unauthorized".to_owned())
+    );
+    let user = "system:serviceaccount:default:default";
+    let forbidden = |subresources: &str| {
+        let text =
+            format!("Forbidden (user={user}, verb=get, resource=nodes, subresource(s)=[{subresources}])\n");
+        (403, text)
+    };
+    assert_eq!(read(&token, "/stats/summary").await, forbidden("stats"));
+    let account = json!({"kind": "ServiceAccount", "name": "default", "namespace": "default"});
+    world.grant("system:monitoring", account).await;
+    let (code, page) = read(&token, "/metrics/resource").await;
+    assert_eq!(code, 200, "{page}");
+    for sample in [
+        "container_cpu_usage_seconds_total{container=\"c\",namespace=\"default\",pod=\"busy\"} 2.5 5\n",
+        "pod_memory_working_set_bytes{namespace=\"default\",pod=\"busy\"} 4096 5\n",
+        "container_start_time_seconds{container=\"c\",namespace=\"default\",pod=\"busy\"} ",
+        "resource_scrape_error 0\n",
+    ] {
+        assert!(page.contains(sample), "{sample} is not in\n{page}");
+    }
+    assert_eq!(read(&token, "/pods").await, forbidden("pods proxy"));
+    assert_eq!(read(&token, "/exec/default/busy/c").await, forbidden("proxy"));
+    let admin = world
+        .pki
+        .client("admin", "somebody", Some("system:masters"))
+        .unwrap();
+    let (code, summary) = get(&world, port, Some(&admin), "/stats/summary").await;
+    let summary: Value = serde_json::from_str(&summary).unwrap();
+    let container = &summary["pods"][0]["containers"][0];
+    assert_eq!(
+        (code, &container["memory"]["workingSetBytes"]),
+        (200, &json!(4096))
+    );
     life.end().await;
 }
 

@@ -390,6 +390,37 @@ impl RuntimeService for FakeRuntime {
         }))
     }
 
+    /// Of the calls for stats, the one that every runtime has.
+    async fn list_container_stats(
+        &self,
+        _: Request<ListContainerStatsRequest>,
+    ) -> Answer<ListContainerStatsResponse> {
+        let value = |value| Some(UInt64Value { value });
+        let inner = self.inner.lock();
+        let stats = inner.containers.values().map(|(_, _, s)| ContainerStats {
+            attributes: Some(ContainerAttributes {
+                id: s.id.clone(),
+                metadata: s.metadata.clone(),
+                labels: s.labels.clone(),
+                ..Default::default()
+            }),
+            cpu: Some(CpuUsage {
+                timestamp: 5_000_000,
+                usage_core_nano_seconds: value(2_500_000_000),
+                ..Default::default()
+            }),
+            memory: Some(MemoryUsage {
+                timestamp: 5_000_000,
+                working_set_bytes: value(4096),
+                ..Default::default()
+            }),
+            ..Default::default()
+        });
+        Ok(Response::new(ListContainerStatsResponse {
+            stats: stats.collect(),
+        }))
+    }
+
     async fn get_container_events(
         &self,
         _: Request<GetEventsRequest>,
@@ -407,7 +438,6 @@ impl RuntimeService for FakeRuntime {
         attach(AttachRequest) -> AttachResponse;
         port_forward(PortForwardRequest) -> PortForwardResponse;
         container_stats(ContainerStatsRequest) -> ContainerStatsResponse;
-        list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse;
         stream_container_stats(StreamContainerStatsRequest) -> Self::StreamContainerStatsStream;
         pod_sandbox_stats(PodSandboxStatsRequest) -> PodSandboxStatsResponse;
         list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse;

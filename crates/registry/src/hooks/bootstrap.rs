@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use skiff_meta::Status;
 
-use crate::{Context, Open, Part, Registry, errors, object};
+use crate::{Context, Open, Registry, WriteScope, errors, object};
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
@@ -21,8 +21,7 @@ pub struct Advertise {
 impl Registry {
     /// Makes the objects that must be there before anything else works.
     pub async fn bootstrap(&self, advertise: Advertise) -> Result<(), Status> {
-        self.namespaces().await?;
-        for (name, value, description) in [
+        let classes = [
             (
                 "system-cluster-critical",
                 2_000_000_000,
@@ -33,27 +32,30 @@ impl Registry {
                 2_000_001_000,
                 "Used for system critical pods that must not be moved from their current node.",
             ),
-        ] {
-            self.ensure(
-                json!({"kind": "PriorityClass", "apiVersion": "scheduling.k8s.io/v1",
-                "metadata": {"name": name}, "value": value, "description": description}),
-            )
-            .await?;
-        }
-        let local = self.local_api_services();
-        for result in futures::future::join_all(local.into_iter().map(|object| self.ensure(object))).await {
-            result?;
-        }
-        self.service_cidr().await?;
+        ];
+        let classes = classes.map(|(name, value, description)| {
+            json!({"kind": "PriorityClass", "apiVersion": "scheduling.k8s.io/v1",
+                "metadata": {"name": name}, "value": value, "description": description})
+        });
         let today = self.now_text();
-        self.ensure(json!({"kind": "ConfigMap", "apiVersion": "v1",
+        let tracking = json!({"kind": "ConfigMap", "apiVersion": "v1",
             "metadata": {"name": "kube-apiserver-legacy-service-account-token-tracking", "namespace": "kube-system"},
-            "data": {"since": today.split('T').next().unwrap_or_default()}}))
-            .await?;
+            "data": {"since": today.split('T').next().unwrap_or_default()}});
         if advertise.address.is_loopback() {
             tracing::warn!("the API server is advertised on a loopback address: pods cannot reach it");
         }
-        self.kubernetes_service(advertise).await
+        let objects = classes
+            .into_iter()
+            .chain(self.local_api_services())
+            .chain([tracking]);
+        // Concurrently: the store commits together what waits for it, and a start waits for every commit.
+        futures::try_join!(
+            self.namespaces(),
+            self.ensure_all(objects),
+            self.service_cidr(),
+            self.kubernetes_service(advertise)
+        )?;
+        Ok(())
     }
 
     /// Makes again what a user may delete, but a cluster cannot do without: the namespaces of the system, and the way to
@@ -64,11 +66,14 @@ impl Registry {
     }
 
     async fn namespaces(&self) -> Result<(), Status> {
-        for name in NAMESPACES {
-            self.ensure(json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}}))
-                .await?;
-        }
-        Ok(())
+        let namespace =
+            |name: &str| json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}});
+        self.ensure_all(NAMESPACES.map(namespace)).await
+    }
+
+    async fn ensure_all(&self, objects: impl IntoIterator<Item = Value>) -> Result<(), Status> {
+        let ensured = futures::future::join_all(objects.into_iter().map(|object| self.ensure(object)));
+        ensured.await.into_iter().collect()
     }
 
     /// One APIService for each group version that this server serves itself.
@@ -125,7 +130,7 @@ impl Registry {
             &resource,
             "",
             "kubernetes",
-            Part::Status,
+            WriteScope::Status,
             false,
             &mut mark,
             &Open,
@@ -136,16 +141,19 @@ impl Registry {
 
     async fn kubernetes_service(&self, advertise: Advertise) -> Result<(), Status> {
         let labels = json!({"component": "apiserver", "provider": "kubernetes"});
-        if let Some(address) = self.services.api_server_ip() {
+        let service = async {
+            let Some(address) = self.services.api_server_ip() else {
+                return Ok(());
+            };
             self.ensure(json!({"kind": "Service", "apiVersion": "v1",
                 "metadata": {"name": "kubernetes", "namespace": "default", "labels": labels},
                 "spec": {"clusterIP": address.to_string(), "type": "ClusterIP", "sessionAffinity": "None",
                     "ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": advertise.port}]}}))
-            .await?;
-        }
+                .await
+        };
         if advertise.address.is_loopback() {
             // Endpoints may not be loopback addresses: pods would reach themselves.
-            return Ok(());
+            return service.await;
         }
         let address = advertise.address.to_string();
         let family = if advertise.address.is_ipv4() {
@@ -153,16 +161,20 @@ impl Registry {
         } else {
             "IPv6"
         };
-        self.own(json!({"kind": "Endpoints", "apiVersion": "v1",
+        let endpoints = json!({"kind": "Endpoints", "apiVersion": "v1",
             "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}},
-            "subsets": [{"addresses": [{"ip": address}], "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]}]}),
-            "subsets").await?;
-        self.own(json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1",
+            "subsets": [{"addresses": [{"ip": address}], "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]}]});
+        let slice = json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1",
             "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"kubernetes.io/service-name": "kubernetes"}},
             "addressType": family,
             "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
-            "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]}),
-            "endpoints").await
+            "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]});
+        futures::try_join!(
+            service,
+            self.own(endpoints, "subsets"),
+            self.own(slice, "endpoints")
+        )?;
+        Ok(())
     }
 
     /// Says in the cluster which authorities client certificates are checked against, so that extension API
@@ -238,7 +250,7 @@ impl Registry {
             &resource,
             &namespace,
             &name,
-            Part::Main,
+            WriteScope::Main,
             false,
             &mut bring,
             &Open,
@@ -273,7 +285,7 @@ impl Registry {
             &resource,
             &namespace,
             &name,
-            Part::Main,
+            WriteScope::Main,
             true,
             &mut bring,
             &Open,

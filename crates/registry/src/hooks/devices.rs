@@ -5,7 +5,7 @@ use skiff_meta::field;
 
 use super::{Hook, Needed};
 use crate::object::at;
-use crate::update::Part;
+use crate::update::WriteScope;
 
 /// Namespaces in which claims may ask for access to devices that are in use.
 const ADMIN_LABEL: &str = "resource.kubernetes.io/admin-access";
@@ -14,7 +14,7 @@ const ADMIN_LABEL: &str = "resource.kubernetes.io/admin-access";
 pub struct Claims;
 
 impl Hook for Claims {
-    fn needs(&self, new: &Value, old: Option<&Value>, part: Part) -> Option<Needed> {
+    fn needs(&self, new: &Value, old: Option<&Value>, part: WriteScope) -> Option<Needed> {
         let asks = |entry: &Value, way: &[&str]| at(entry, way).and_then(Value::as_bool) == Some(true);
         let granted = |object: &Value| {
             let results = at(object, &["status", "allocation", "devices", "results"])?;
@@ -33,7 +33,7 @@ impl Hook for Claims {
                 // COMPAT: upstream's path has neither `exactly` nor a template's second `spec`.
                 format!("spec.devices.requests[{index}].adminAccess")
             }
-            (Some(old), Part::Status) => {
+            (Some(old), WriteScope::Status) => {
                 if granted(old).is_some() {
                     return None;
                 }
@@ -58,8 +58,8 @@ impl Hook for Claims {
 pub struct Slices;
 
 impl Hook for Slices {
-    fn stamp(&self, new: &mut Value, _old: &Value, part: Part, now: &dyn Fn() -> String) {
-        if !matches!(part, Part::Main) {
+    fn stamp(&self, new: &mut Value, _old: &Value, part: WriteScope, now: &dyn Fn() -> String) {
+        if !matches!(part, WriteScope::Main) {
             return;
         }
         let devices = new.pointer_mut("/spec/devices").and_then(Value::as_array_mut);
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn check(new: &Value, old: Option<&Value>, part: Part, expected: Option<&str>) {
+    fn check(new: &Value, old: Option<&Value>, part: WriteScope, expected: Option<&str>) {
         let found = Claims.needs(new, old, part).map(|needed| needed.otherwise.path);
         assert_eq!(found.as_deref(), expected, "{new}");
     }
@@ -88,19 +88,24 @@ mod tests {
     fn admin_access_is_asked_for_once() {
         let claim = |asks: bool| json!({"devices": {"requests": [{"exactly": {}}, {"exactly": {"adminAccess": asks}}]}});
         let path = "spec.devices.requests[1].adminAccess";
-        check(&json!({"spec": claim(true)}), None, Part::Main, Some(path));
-        check(&json!({"spec": claim(false)}), None, Part::Main, None);
+        check(&json!({"spec": claim(true)}), None, WriteScope::Main, Some(path));
+        check(&json!({"spec": claim(false)}), None, WriteScope::Main, None);
         check(
             &json!({"spec": {"spec": claim(true)}}),
             None,
-            Part::Main,
+            WriteScope::Main,
             Some(path),
         );
         let status =
             |asks: bool| json!({"status": {"allocation": {"devices": {"results": [{"adminAccess": asks}]}}}});
         let path = "status.allocation.devices.results[0].adminAccess";
-        check(&status(true), Some(&status(false)), Part::Status, Some(path));
-        check(&status(true), Some(&status(true)), Part::Status, None);
-        check(&status(true), Some(&status(false)), Part::Main, None);
+        check(
+            &status(true),
+            Some(&status(false)),
+            WriteScope::Status,
+            Some(path),
+        );
+        check(&status(true), Some(&status(true)), WriteScope::Status, None);
+        check(&status(true), Some(&status(false)), WriteScope::Main, None);
     }
 }

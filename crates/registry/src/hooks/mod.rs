@@ -21,7 +21,7 @@ use serde_json::Value;
 use skiff_cache::Field;
 use skiff_meta::{Status, field};
 
-use crate::update::Part;
+use crate::update::WriteScope;
 use crate::{Context, Registry, Resource, object};
 
 pub use convert::{Converter, converter};
@@ -166,10 +166,10 @@ pub trait Hook: Send + Sync {
     }
 
     /// Runs after the strategy of an update, for what it needs the clock for.
-    fn stamp(&self, _new: &mut Value, _old: &Value, _part: Part, _now: &dyn Fn() -> String) {}
+    fn stamp(&self, _new: &mut Value, _old: &Value, _part: WriteScope, _now: &dyn Fn() -> String) {}
 
     /// What a write asks of its namespace; `old` is absent when the object is new.
-    fn needs(&self, _new: &Value, _old: Option<&Value>, _part: Part) -> Option<Needed> {
+    fn needs(&self, _new: &Value, _old: Option<&Value>, _part: WriteScope) -> Option<Needed> {
         None
     }
 

@@ -4,14 +4,14 @@ use serde_json::Value;
 
 use super::Hook;
 use crate::object::at_str;
-use crate::update::Part;
+use crate::update::WriteScope;
 
 pub struct Volumes;
 
 impl Hook for Volumes {
-    fn stamp(&self, new: &mut Value, old: &Value, part: Part, now: &dyn Fn() -> String) {
+    fn stamp(&self, new: &mut Value, old: &Value, part: WriteScope, now: &dyn Fn() -> String) {
         const TIME: &str = "lastPhaseTransitionTime";
-        if !matches!(part, Part::Status)
+        if !matches!(part, WriteScope::Status)
             || at_str(new, &["status", "phase"]) == at_str(old, &["status", "phase"])
         {
             return;
@@ -38,7 +38,7 @@ mod tests {
         let volume =
             |phase: &str, time: &str| json!({"status": {"phase": phase, "lastPhaseTransitionTime": time}});
         let check = |mut new: Value, expected: &str| {
-            Volumes.stamp(&mut new, &volume("Pending", "1"), Part::Status, &|| {
+            Volumes.stamp(&mut new, &volume("Pending", "1"), WriteScope::Status, &|| {
                 "3".to_owned()
             });
             assert_eq!(new["status"]["lastPhaseTransitionTime"], expected);

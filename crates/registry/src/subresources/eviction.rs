@@ -6,10 +6,13 @@ use skiff_meta::selector::LabelSelector;
 use skiff_meta::status::Cause;
 use skiff_meta::{GroupResource, Status};
 
-use crate::{Context, DeleteOptions, Deleted, Open, Part, Registry, Resource, object};
+use crate::{Context, DeleteOptions, Deleted, Open, Registry, Resource, WriteScope, object};
 
 /// How often an eviction is tried again when the pod changes meanwhile.
 const ATTEMPTS: usize = 20;
+
+/// More evictions than this that the disruption controller has not confirmed are not granted.
+const MAX_DISRUPTED_PODS: usize = 2000;
 
 /// What an eviction found out about the pod's budget.
 enum Claim {
@@ -95,7 +98,7 @@ impl Registry {
                     resource,
                     namespace,
                     name,
-                    Part::Status,
+                    WriteScope::Status,
                     false,
                     &mut mark,
                     &Open,
@@ -160,7 +163,7 @@ impl Registry {
             budgets,
             namespace,
             &name,
-            Part::Status,
+            WriteScope::Status,
             false,
             &mut claim,
             &Open,
@@ -257,27 +260,94 @@ fn take_one(budget: &Value, pod: &str, now: &str) -> Result<Value, Status> {
     if number("observedGeneration") < object::generation(budget) {
         return Err(still_processed(object::name(budget)));
     }
+    let refused = |why: &str| {
+        let resource = GroupResource::new("policy", "poddisruptionbudget");
+        Err(Status::forbidden(&resource, object::name(budget), why))
+    };
     let allowed = number("disruptionsAllowed");
-    if allowed <= 0 {
+    if allowed < 0 {
+        return refused("pdb disruptions allowed is negative");
+    }
+    let disrupted = object::at(budget, &["status", "disruptedPods"]).and_then(Value::as_object);
+    if disrupted.is_some_and(|disrupted| disrupted.len() > MAX_DISRUPTED_PODS) {
+        return refused("DisruptedPods map too big - too many evictions not confirmed by PDB controller");
+    }
+    if allowed == 0 {
         let mut status = Status::too_many_requests(
             "Cannot evict pod as it would violate the pod's disruption budget.",
             0,
         );
-        add_cause(
-            &mut status,
-            format!(
-                "The disruption budget {} needs {} healthy pods and has {} currently",
-                object::name(budget),
-                number("desiredHealthy"),
-                number("currentHealthy")
-            ),
-        );
+        add_cause(&mut status, why_not_allowed(budget));
         return Err(status);
     }
     let mut budget = budget.clone();
     object::put(&mut budget, &["status", "disruptionsAllowed"], json!(allowed - 1));
     object::put(&mut budget, &["status", "disruptedPods", pod], json!(now));
+    if allowed == 1 {
+        set_not_allowed(&mut budget, now);
+    }
     Ok(budget)
+}
+
+fn allowed_condition(budget: &Value) -> Option<&Value> {
+    let conditions = object::at(budget, &["status", "conditions"]).and_then(Value::as_array);
+    conditions?.iter().find(|c| c["type"] == "DisruptionAllowed")
+}
+
+/// Why a budget without a disruption left has none.
+fn why_not_allowed(budget: &Value) -> String {
+    let name = object::name(budget);
+    let number = |field: &str| {
+        object::at(budget, &["status", field])
+            .and_then(Value::as_i64)
+            .unwrap_or(0)
+    };
+    let (desired, current) = (number("desiredHealthy"), number("currentHealthy"));
+    let told = allowed_condition(budget).filter(|c| c["status"] == "False");
+    let told = told.map(|c| {
+        let text = |field: &str| c[field].as_str().unwrap_or_default();
+        (text("reason"), text("message"))
+    });
+    match told.filter(|(_, message)| !message.is_empty()) {
+        // The numbers are not to be trusted after a sync that failed.
+        Some(("SyncFailed", message)) => format!(
+            "The disruption budget {name} does not allow evicting pods currently because it failed sync: {message}"
+        ),
+        _ if current <= desired => {
+            format!("The disruption budget {name} needs {desired} healthy pods and has {current} currently")
+        }
+        Some((reason, message)) => {
+            format!("The disruption budget {name} does not allow evicting pods currently ({reason}): {message}")
+        }
+        None => format!("The disruption budget {name} does not allow evicting pods currently"),
+    }
+}
+
+/// The last disruption is taken: the condition says so before the disruption controller does.
+fn set_not_allowed(budget: &mut Value, now: &str) {
+    let conditions = object::at(budget, &["status", "conditions"]).and_then(Value::as_array);
+    let mut conditions = conditions.cloned().unwrap_or_default();
+    let generation = object::at(budget, &["status", "observedGeneration"]).cloned();
+    let mut wanted = json!({
+        "type": "DisruptionAllowed",
+        "status": "False",
+        "reason": "InsufficientPods",
+        "message": "",
+        "lastTransitionTime": now,
+    });
+    if let Some(generation) = generation {
+        wanted["observedGeneration"] = generation;
+    }
+    match conditions.iter_mut().find(|c| c["type"] == "DisruptionAllowed") {
+        Some(existing) => {
+            if existing["status"] == "False" {
+                wanted["lastTransitionTime"] = existing["lastTransitionTime"].clone();
+            }
+            *existing = wanted;
+        }
+        None => conditions.push(wanted),
+    }
+    object::put(budget, &["status", "conditions"], Value::Array(conditions));
 }
 
 fn still_processed(budget: &str) -> Status {
@@ -311,11 +381,54 @@ mod tests {
         assert!(!covers(&budget, &json!({"metadata": {}})));
         let after = take_one(&budget, "p", "now").expect("one left");
         assert_eq!(after["status"]["disruptedPods"]["p"], "now");
+        assert_eq!(after["status"]["conditions"][0]["reason"], "InsufficientPods");
         let refused = take_one(&after, "q", "now").expect_err("none left");
-        assert_eq!(refused.code, 429);
+        assert_eq!((refused.code, refused.http_code()), (429, 429));
         assert_eq!(
             refused.details.expect("details").causes[0].message,
-            "The disruption budget b needs 2 healthy pods and has 3 currently"
+            "The disruption budget b does not allow evicting pods currently"
+        );
+    }
+
+    #[test]
+    fn a_refusal_says_why() {
+        let check = |status: Value, code: u16, expected: &str| {
+            let mut status = status;
+            status["observedGeneration"] = json!(1);
+            let budget = json!({"metadata": {"name": "b", "generation": 1}, "status": status});
+            let refused = take_one(&budget, "p", "now").expect_err("refused");
+            assert_eq!(refused.code, code);
+            let causes = refused.details.map(|details| details.causes).unwrap_or_default();
+            let told = causes.first().map_or(refused.message, |cause| cause.message.clone());
+            assert_eq!(told, expected);
+        };
+        let condition = |reason: &str| json!([{"type": "DisruptionAllowed", "status": "False", "reason": reason, "message": "m"}]);
+        check(
+            json!({"desiredHealthy": 2, "currentHealthy": 2}),
+            429,
+            "The disruption budget b needs 2 healthy pods and has 2 currently",
+        );
+        check(
+            json!({"desiredHealthy": 2, "currentHealthy": 2, "conditions": condition("SyncFailed")}),
+            429,
+            "The disruption budget b does not allow evicting pods currently because it failed sync: m",
+        );
+        check(
+            json!({"desiredHealthy": 1, "currentHealthy": 2, "conditions": condition("Other")}),
+            429,
+            "The disruption budget b does not allow evicting pods currently (Other): m",
+        );
+        check(
+            json!({"disruptionsAllowed": -1}),
+            403,
+            "poddisruptionbudget.policy \"b\" is forbidden: pdb disruptions allowed is negative",
+        );
+        let many: serde_json::Map<String, Value> =
+            (0..=MAX_DISRUPTED_PODS).map(|number| (number.to_string(), json!("now"))).collect();
+        check(
+            json!({"disruptionsAllowed": 1, "disruptedPods": many}),
+            403,
+            "poddisruptionbudget.policy \"b\" is forbidden: DisruptedPods map too big - too many evictions not confirmed by PDB controller",
         );
     }
 }

@@ -126,6 +126,18 @@ pub struct Container {
     pub state: watch::Sender<ContainerState>,
     /// Start, stop and remove of this container; after its sandbox's `life`.
     pub lock: tokio::sync::Mutex<()>,
+    /// What the writable layer was last found to hold. Leaf lock.
+    pub layer: parking_lot::Mutex<Option<LayerUsage>>,
+}
+
+/// The size of a writable layer at a time.
+#[derive(Clone, Copy)]
+pub struct LayerUsage {
+    pub bytes: u64,
+    pub inodes: u64,
+    pub measured: std::time::Instant,
+    /// How long it took to find out.
+    pub cost: std::time::Duration,
 }
 
 impl Container {
@@ -136,6 +148,7 @@ impl Container {
             record: RwLock::new(record),
             state,
             lock: tokio::sync::Mutex::new(()),
+            layer: parking_lot::Mutex::default(),
         }
     }
 

@@ -1,11 +1,12 @@
 //! Usage of containers and pods, from cgroups, the network namespace and the writable layer.
 
 use super::Daemon;
-use super::record::{Container, Sandbox, now_nanos};
+use super::record::{Container, LayerUsage, Sandbox, now_nanos};
 use super::status::matches;
 use crate::cgroup::Cgroup;
 use skiff_cri::v1 as cri;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 fn value(value: u64) -> Option<cri::UInt64Value> {
     Some(cri::UInt64Value { value })
@@ -65,16 +66,45 @@ fn parse_interfaces(text: &str) -> Vec<cri::NetworkInterfaceUsage> {
         .collect()
 }
 
+/// How old the size of a writable layer may be in a list: lists are asked for every few seconds, for CPU and memory.
+const LAYER_AGE: Duration = Duration::from_secs(60);
+/// A layer that takes long to measure is measured so seldom that it takes one part of this many of the time.
+const LAYER_SHARE: u32 = 50;
+
+/// Blocking: walks the writable layer, unless what was found the last time is young enough.
+fn layer_usage(container: &Container, age: Duration) -> LayerUsage {
+    let known = *container.layer.lock();
+    if let Some(known) = known
+        && known.measured.elapsed() < age.max(known.cost * LAYER_SHARE)
+        && !age.is_zero()
+    {
+        return known;
+    }
+    let began = Instant::now();
+    let (bytes, inodes) = crate::usage::disk_usage(&container.directory.join("upper"));
+    let found = LayerUsage {
+        bytes,
+        inodes,
+        measured: Instant::now(),
+        cost: began.elapsed(),
+    };
+    *container.layer.lock() = Some(found);
+    found
+}
+
 impl Daemon {
-    /// Blocking: walks the writable layer.
+    /// Blocking: measures the writable layer.
     pub(super) fn container_stats(&self, container: &Container) -> cri::ContainerStats {
+        self.stats_of(container, Duration::ZERO)
+    }
+
+    fn stats_of(&self, container: &Container, layer_age: Duration) -> cri::ContainerStats {
         let record = container.get();
         let timestamp = now_nanos();
         let cgroup = Cgroup::new(&record.cgroup)
             .ok()
             .filter(|_| container.is_running());
-        let upper = container.directory.join("upper");
-        let (bytes, inodes) = crate::usage::disk_usage(&upper);
+        let layer = layer_usage(container, layer_age);
         let swap = cgroup
             .as_ref()
             .and_then(Cgroup::memory)
@@ -98,8 +128,8 @@ impl Daemon {
                 fs_id: Some(cri::FilesystemIdentifier {
                     mountpoint: self.config.root.to_string_lossy().into_owned(),
                 }),
-                used_bytes: value(bytes),
-                inodes_used: value(inodes),
+                used_bytes: value(layer.bytes),
+                inodes_used: value(layer.inodes),
             }),
             swap,
             io: None,
@@ -121,7 +151,7 @@ impl Daemon {
                     && record.sandbox_id.starts_with(&filter.pod_sandbox_id)
                     && matches(&filter.label_selector, &record.config.0.labels)
             })
-            .map(|container| self.container_stats(container))
+            .map(|container| self.stats_of(container, LAYER_AGE))
             .collect()
     }
 
@@ -162,7 +192,7 @@ impl Daemon {
                 }),
                 containers: containers
                     .iter()
-                    .map(|container| self.container_stats(container))
+                    .map(|container| self.stats_of(container, LAYER_AGE))
                     .collect(),
                 io: None,
             }),

@@ -209,7 +209,7 @@ impl Daemon {
         }
         for container in self.containers_of(&record.id) {
             if let Err(error) = self.settle(&container).await {
-                tracing::warn!(sandbox = %record.id, error = error.message(), "cannot end a container");
+                tracing::warn!(sandbox = %record.id, error = error.message(), "cannot stop the container");
             }
         }
     }

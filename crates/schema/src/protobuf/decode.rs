@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::layout::{Layouts, Part};
+use super::layout::{FieldLayout, Layouts};
 use super::sink::{Sink, Text, Tree};
 use super::wire::{Wire, next_field, varint};
 use super::{MAX_DEPTH, ProtobufError, Result, special};
@@ -65,7 +65,7 @@ impl<'s, 'a, S: Sink> Decoder<'s, 'a, S> {
     }
 
     /// Sorts the fields of a message into slots.
-    fn collect(&mut self, parts: &'s [Part], mut bytes: &'a [u8]) -> Result<()> {
+    fn collect(&mut self, parts: &'s [FieldLayout], mut bytes: &'a [u8]) -> Result<()> {
         let mut at = 0;
         while let Some((number, wire)) = next_field(&mut bytes)? {
             // Fields come in the order of their numbers: look on from the last find.
@@ -75,9 +75,11 @@ impl<'s, 'a, S: Sink> Decoder<'s, 'a, S> {
             let Some(place) = found else { continue };
             at = place;
             match (&parts[place], wire) {
-                (Part::Field { slot, .. }, wire) => self.found.push((*slot, wire)),
-                (Part::Inlined { parts, .. }, Wire::Bytes(inner)) => self.collect(parts, inner)?,
-                (Part::Inlined { number, .. }, wire) => return Err(mismatch(&number.to_string(), wire)),
+                (FieldLayout::Field { slot, .. }, wire) => self.found.push((*slot, wire)),
+                (FieldLayout::Inlined { parts, .. }, Wire::Bytes(inner)) => self.collect(parts, inner)?,
+                (FieldLayout::Inlined { number, .. }, wire) => {
+                    return Err(mismatch(&number.to_string(), wire));
+                }
             }
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use super::layout::{Layout, Layouts, Part};
+use super::layout::{FieldLayout, Layout, Layouts};
 use super::source::{Node, Tape, View};
 use super::wire::Back;
 use super::{MAGIC, MAX_DEPTH, ProtobufError, Result, special};
@@ -169,15 +169,21 @@ impl<'s, 'a, N: Node<'a>> Encoder<'s, N> {
         Ok(())
     }
 
-    fn parts(&mut self, t: &'s Type, layout: &'s Layout, parts: &'s [Part], base: usize) -> Result<()> {
+    fn parts(
+        &mut self,
+        t: &'s Type,
+        layout: &'s Layout,
+        parts: &'s [FieldLayout],
+        base: usize,
+    ) -> Result<()> {
         for part in parts.iter().rev() {
             match part {
-                Part::Inlined { number, parts } => {
+                FieldLayout::Inlined { number, parts } => {
                     let mark = self.out.len();
                     self.parts(t, layout, parts, base)?;
                     self.out.close(*number, mark);
                 }
-                Part::Field { number, slot } => {
+                FieldLayout::Field { number, slot } => {
                     let slot = *slot as usize;
                     let field = &t.fields[layout.slots[slot].field as usize];
                     let node = self.slots[base + slot];

@@ -29,7 +29,7 @@ pub(crate) struct Layout {
     /// In the order of their names.
     pub slots: Box<[Slot]>,
     /// In the order of their numbers.
-    pub parts: Box<[Part]>,
+    pub parts: Box<[FieldLayout]>,
     /// A type with fields that protobuf does not know has no protobuf form at all.
     pub encodable: bool,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Slot {
 }
 
 #[derive(Debug)]
-pub(crate) enum Part {
+pub(crate) enum FieldLayout {
     Field {
         number: u32,
         slot: u16,
@@ -51,14 +51,14 @@ pub(crate) enum Part {
     /// The message of a struct that Go inlines: its fields belong to the same JSON object.
     Inlined {
         number: u32,
-        parts: Box<[Part]>,
+        parts: Box<[FieldLayout]>,
     },
 }
 
-impl Part {
+impl FieldLayout {
     pub fn number(&self) -> u32 {
         match self {
-            Part::Field { number, .. } | Part::Inlined { number, .. } => *number,
+            FieldLayout::Field { number, .. } | FieldLayout::Inlined { number, .. } => *number,
         }
     }
 }
@@ -99,21 +99,21 @@ fn of_type_meta(field: &Field) -> bool {
     field.embed().is_some_and(|embed| embed.go_name == "TypeMeta")
 }
 
-fn parts(placed: &[(&[u32], u32, u16)]) -> Box<[Part]> {
+fn parts(placed: &[(&[u32], u32, u16)]) -> Box<[FieldLayout]> {
     let mut found = Vec::new();
     for (path, number, slot) in placed {
         match path.first() {
-            None if *number != 0 => found.push(Part::Field {
+            None if *number != 0 => found.push(FieldLayout::Field {
                 number: *number,
                 slot: *slot,
             }),
-            Some(outer) if *outer != 0 && !found.iter().any(|part: &Part| part.number() == *outer) => {
+            Some(outer) if *outer != 0 && !found.iter().any(|part: &FieldLayout| part.number() == *outer) => {
                 let inside: Vec<_> = placed
                     .iter()
                     .filter(|(path, ..)| path.first() == Some(outer))
                     .map(|(path, number, slot)| (&path[1..], *number, *slot))
                     .collect();
-                found.push(Part::Inlined {
+                found.push(FieldLayout::Inlined {
                     number: *outer,
                     parts: parts(&inside),
                 });
@@ -121,7 +121,7 @@ fn parts(placed: &[(&[u32], u32, u16)]) -> Box<[Part]> {
             _ => {}
         }
     }
-    found.sort_by_key(Part::number);
+    found.sort_by_key(FieldLayout::number);
     found.into()
 }
 

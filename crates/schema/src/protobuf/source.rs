@@ -131,8 +131,8 @@ impl<'a> Tape<'a> {
         })
     }
 
-    pub fn root(&'a self) -> Place<'a> {
-        Place { tape: self, index: 0 }
+    pub fn root(&'a self) -> TapeNode<'a> {
+        TapeNode { tape: self, index: 0 }
     }
 
     fn string(&self, start: u32, end: u32, escaped: bool) -> Cow<'a, str> {
@@ -293,12 +293,12 @@ fn mark(kind: Kind, start: usize, end: usize) -> Mark {
 
 /// One node of a tape.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct TapeNode<'a> {
     tape: &'a Tape<'a>,
     index: u32,
 }
 
-impl<'a> Place<'a> {
+impl<'a> TapeNode<'a> {
     fn mark(self) -> &'a Mark {
         &self.tape.marks[self.index as usize]
     }
@@ -309,7 +309,7 @@ impl<'a> Place<'a> {
     }
 }
 
-impl<'a> Node<'a> for Place<'a> {
+impl<'a> Node<'a> for TapeNode<'a> {
     type Items = Items<'a>;
     type Entries = Entries<'a>;
 
@@ -348,13 +348,13 @@ pub(super) struct Items<'a> {
 }
 
 impl<'a> Iterator for Items<'a> {
-    type Item = Place<'a>;
+    type Item = TapeNode<'a>;
 
-    fn next(&mut self) -> Option<Place<'a>> {
+    fn next(&mut self) -> Option<TapeNode<'a>> {
         if self.index == NONE {
             return None;
         }
-        let place = Place {
+        let place = TapeNode {
             tape: self.tape,
             index: self.index,
         };
@@ -366,7 +366,7 @@ impl<'a> Iterator for Items<'a> {
 pub(super) struct Entries<'a>(Items<'a>);
 
 impl<'a> Iterator for Entries<'a> {
-    type Item = (Cow<'a, str>, Place<'a>);
+    type Item = (Cow<'a, str>, TapeNode<'a>);
 
     fn next(&mut self) -> Option<Self::Item> {
         let place = self.0.next()?;
@@ -382,7 +382,7 @@ impl<'a> Iterator for Entries<'a> {
 mod tests {
     use super::*;
 
-    fn value(place: Place<'_>) -> Value {
+    fn value(place: TapeNode<'_>) -> Value {
         match place.view() {
             View::Null => Value::Null,
             View::Bool(value) => value.into(),

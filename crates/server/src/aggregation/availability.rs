@@ -52,6 +52,10 @@ async fn examine(inner: &Arc<Inner>, remote: &Arc<Remote>) -> Verdict {
         reason,
         message,
     };
+    if remote.local.is_some() {
+        let message = "Local APIServices are always available".to_string();
+        return verdict("True", "Local", message);
+    }
     let unsure = |reason, error: Status| {
         let message = format!(
             "service/{name} in {namespace:?} cannot be checked due to: {}",

@@ -272,7 +272,7 @@ mod tests {
         ] {
             let object = json!({"metadata": {"name": name}, "spec": {"group": group, "version": version,
                 "groupPriorityMinimum": of_group, "versionPriority": of_version, "insecureSkipTLSVerify": true, "service": service}});
-            aggregator.put(Remote::read(&object, &None, None).expect("a remote one"));
+            aggregator.put(Remote::read(&object, &None, None, None).expect("a remote one"));
         }
         let local = vec![
             ("first".to_string(), "v1".to_string(), (20_001, 1)),

@@ -32,6 +32,15 @@ impl Fetched {
 
 /// Where an extension API server is now.
 pub async fn target(inner: &Arc<Inner>, remote: &Remote) -> Result<Target, String> {
+    if let Some(local) = &remote.local {
+        return Ok(Target {
+            host: remote.name.clone(),
+            addresses: Vec::new(),
+            port: remote.port,
+            tls: None,
+            local: Some(local.clone()),
+        });
+    }
     let tls = remote.tls.clone()?;
     let (host, port) = resolve::resolve(&inner.registry, &remote.namespace, &remote.service, remote.port)
         .await
@@ -41,6 +50,7 @@ pub async fn target(inner: &Arc<Inner>, remote: &Remote) -> Result<Target, Strin
         addresses: Vec::new(),
         port,
         tls: Some(tls),
+        local: None,
     })
 }
 
@@ -118,6 +128,7 @@ mod tests {
             addresses: Vec::new(),
             port,
             tls: None,
+            local: None,
         };
         let refused = get(&target, "/apis", &[]).await.err();
         assert_eq!(refused.as_deref(), Some("length limit exceeded"));

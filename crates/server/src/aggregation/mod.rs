@@ -1,6 +1,7 @@
 //! Aggregated API servers: group versions that another server serves. An APIService with a service names it; this
 //! folder finds out whether it can be reached, passes requests on with the user's identity, and merges its
-//! discovery and OpenAPI into ours. APIServices without a service are this server's own and of no interest here.
+//! discovery and OpenAPI into ours. An APIService without a service is either of a server in this process
+//! (`serve_locally`), which is treated alike but for its availability, or this server's own and of no interest here.
 
 mod availability;
 mod discovery;
@@ -16,12 +17,15 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
+use serde_json::Value;
+use skiff_meta::Status;
 use skiff_pki::LiveIdentity;
-use skiff_registry::{EventKind, encode};
+use skiff_registry::{EventKind, ReadAt, encode, object};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::hooks::follow::{Follower, follow};
+use crate::proxy::LocalApi;
 use crate::server::Inner;
 
 pub use discovery::{Group, Groups};
@@ -41,6 +45,8 @@ pub struct Aggregator {
     identity: Option<Arc<LiveIdentity>>,
     /// By group and version. Read on every request, so it is swapped, not locked.
     remotes: ArcSwap<HashMap<(String, String), Arc<Remote>>>,
+    /// The servers of this process, by group and version. Leaf lock.
+    locals: Mutex<HashMap<(String, String), LocalApi>>,
     /// The tasks that look after one APIService each, by name. Leaf lock: never held over an await.
     attended: Mutex<HashMap<String, Attended>>,
     /// The last version 2 OpenAPI document that was asked for.
@@ -59,6 +65,7 @@ impl Aggregator {
         Aggregator {
             identity,
             remotes: ArcSwap::default(),
+            locals: Mutex::default(),
             attended: Mutex::default(),
             merged: ArcSwapOption::default(),
         }
@@ -88,6 +95,19 @@ impl Aggregator {
 
     pub fn remotes(&self) -> Vec<Arc<Remote>> {
         self.remotes.load().values().cloned().collect()
+    }
+
+    fn read(&self, object: &Value, known: Option<Arc<Remote>>) -> Option<Remote> {
+        let key = (
+            object::at_str(object, &["spec", "group"]),
+            object::at_str(object, &["spec", "version"]),
+        );
+        let local = self
+            .locals
+            .lock()
+            .get(&(key.0.to_string(), key.1.to_string()))
+            .cloned();
+        Remote::read(object, &self.identity, local, known)
     }
 
     fn put(&self, remote: Remote) {
@@ -136,18 +156,49 @@ pub fn start(inner: &Arc<Inner>) {
             _ => encode::decode(&event.entry.bytes).ok(),
         };
         let known = inner.aggregator.find_named(&name);
-        let remote = value.and_then(|value| Remote::read(&value, &inner.aggregator.identity, known));
+        let remote = value.and_then(|value| inner.aggregator.read(&value, known));
         let Some(remote) = remote else {
             inner.aggregator.take(&name);
             inner.metrics.forget_api_service(&name);
             return;
         };
-        if !services_followed {
+        if !services_followed && remote.local.is_none() {
             services_followed = true;
             follow_services(inner);
         }
         attend(inner, remote);
     });
+}
+
+/// Lets a server of this process serve a group version for as long as its APIService names no service.
+pub async fn serve_locally(
+    inner: &Arc<Inner>,
+    group: &str,
+    version: &str,
+    api: LocalApi,
+) -> Result<(), Status> {
+    let key = (group.to_string(), version.to_string());
+    inner.aggregator.locals.lock().insert(key, api);
+    let Some(resource) = inner.registry.resources.get(GROUP, "v1", "apiservices").cloned() else {
+        return Ok(());
+    };
+    // The APIService of an earlier start may have been seen before. It may change while it is read: whatever the
+    // follower has applied by then is in the second reading.
+    let name = format!("{version}.{group}");
+    let mut seen = None;
+    loop {
+        let object = inner.registry.get(&resource, "", &name, ReadAt::Any).await?;
+        let Some(object) = object else { return Ok(()) };
+        let present = object::at_str(&object, &["metadata", "resourceVersion"]).to_string();
+        if seen.as_ref() == Some(&present) {
+            return Ok(());
+        }
+        seen = Some(present);
+        let known = inner.aggregator.find_named(&name);
+        if let Some(remote) = inner.aggregator.read(&object, known) {
+            attend(inner, remote);
+        }
+    }
 }
 
 /// Lets an APIService take effect and makes sure that somebody looks after it.

@@ -17,11 +17,11 @@ use crate::server::Inner;
 pub struct RemoteDocuments {
     /// The address of the group version's document, with its hash, relative to the server.
     pub v3_url: Option<String>,
-    v2: Option<Arc<Part>>,
+    v2: Option<Arc<GroupVersionDocument>>,
 }
 
 /// The part of a version 2 document that is of one group version.
-struct Part {
+struct GroupVersionDocument {
     etag: String,
     paths: Map<String, Value>,
     definitions: Map<String, Value>,
@@ -56,7 +56,7 @@ fn document(bytes: Vec<u8>) -> Document {
 impl Aggregator {
     /// The version 2 document with what extension API servers add; `None` if they add nothing.
     pub fn v2(&self, ours: &Document) -> Option<Arc<Merged>> {
-        let mut parts: Vec<(String, Arc<Part>)> = self
+        let mut parts: Vec<(String, Arc<GroupVersionDocument>)> = self
             .remotes()
             .iter()
             .filter_map(|remote| Some((remote.name.clone(), remote.documents.lock().v2.clone()?)))
@@ -119,7 +119,10 @@ async fn v3_url(remote: &Arc<Remote>, inner: &Arc<Inner>) -> Result<Option<Strin
     Ok(url.as_str().map(str::to_string))
 }
 
-async fn v2_part(remote: &Arc<Remote>, inner: &Arc<Inner>) -> Result<Option<Arc<Part>>, String> {
+async fn v2_part(
+    remote: &Arc<Remote>,
+    inner: &Arc<Inner>,
+) -> Result<Option<Arc<GroupVersionDocument>>, String> {
     let target = fetch::target(inner, remote).await?;
     let known = remote.documents.lock().v2.clone();
     let mut headers = vec![(header::ACCEPT, "application/json")];
@@ -150,7 +153,7 @@ async fn v2_part(remote: &Arc<Remote>, inner: &Arc<Inner>) -> Result<Option<Arc<
         "" => etag(&fetched.body),
         tag => tag.to_string(),
     };
-    Ok(Some(Arc::new(Part {
+    Ok(Some(Arc::new(GroupVersionDocument {
         etag: tag,
         paths,
         definitions,

@@ -26,7 +26,9 @@ pub async fn proxy(
     if !remote.available {
         return unavailable();
     }
-    if let Err(why) = &remote.tls {
+    if let Err(why) = &remote.tls
+        && remote.local.is_none()
+    {
         return body::text(StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n"));
     }
     let target = match fetch::target(inner, remote).await {

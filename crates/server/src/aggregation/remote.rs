@@ -10,7 +10,7 @@ use skiff_registry::object;
 
 use super::discovery::Fetched;
 use super::openapi::RemoteDocuments;
-use crate::proxy::Tls;
+use crate::proxy::{LocalApi, Tls};
 
 pub struct Remote {
     /// Of the APIService: `v1.example.org`.
@@ -23,6 +23,8 @@ pub struct Remote {
     pub group_priority: i64,
     pub version_priority: i64,
     pub available: bool,
+    /// Set if it is a server of this process: then there is no service.
+    pub local: Option<LocalApi>,
     /// How to speak to it, or why that cannot be done.
     pub tls: Result<Tls, String>,
     ca_bundle: String,
@@ -33,14 +35,20 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Reads an APIService. None: it is a local one.
+    /// Reads an APIService. None: it is a local one, of what the API server serves itself.
     pub fn read(
         object: &Value,
         identity: &Option<Arc<LiveIdentity>>,
+        local: Option<LocalApi>,
         known: Option<Arc<Remote>>,
     ) -> Option<Remote> {
         let spec = object.get("spec")?;
-        let service = spec.get("service").filter(|service| service.is_object())?;
+        let service = spec.get("service").filter(|service| service.is_object());
+        let (service, local) = match (service, local) {
+            (Some(service), _) => (service, None),
+            (None, Some(local)) => (&Value::Null, Some(local)),
+            (None, None) => return None,
+        };
         let text =
             |value: &Value, field: &str| value.get(field).and_then(Value::as_str).unwrap_or("").to_string();
         let number =
@@ -64,6 +72,7 @@ impl Remote {
             group_priority: number(spec, "groupPriorityMinimum"),
             version_priority: number(spec, "versionPriority"),
             available,
+            local,
             tls: Err(String::new()),
             service: name,
             namespace,
@@ -76,7 +85,7 @@ impl Remote {
             remote.tls = known.tls.clone();
             remote.discovery = known.discovery.clone();
             remote.documents = known.documents.clone();
-        } else {
+        } else if remote.local.is_none() {
             remote.tls = tls(&remote, identity.as_ref());
         }
         Some(remote)
@@ -91,6 +100,7 @@ impl Remote {
                 remote.port,
                 remote.ca_bundle.clone(),
                 remote.insecure,
+                remote.local.is_some(),
             )
         };
         key(self) == key(other)
@@ -141,20 +151,39 @@ mod tests {
     fn only_those_with_a_service() {
         let mut object = json!({"metadata": {"name": "v1.example.org"},
             "spec": {"group": "example.org", "version": "v1", "insecureSkipTLSVerify": true}});
-        assert!(Remote::read(&object, &None, None).is_none());
+        assert!(Remote::read(&object, &None, None, None).is_none());
         object["spec"]["service"] = json!({"namespace": "a", "name": "api"});
-        let remote = Remote::read(&object, &None, None).expect("a remote one");
+        let remote = Remote::read(&object, &None, None, None).expect("a remote one");
         assert_eq!((remote.port, remote.available), (443, false));
         assert_eq!(remote.path(), "/apis/example.org/v1");
         let tls = remote.tls.as_ref().map(|tls| tls.server_name.as_str());
         assert_eq!(tls.map_err(String::as_str), Ok("api.a.svc"));
         remote.discovery.lock().etag = "kept".to_string();
         object["status"] = json!({"conditions": [{"type": "Available", "status": "True"}]});
-        let again = Remote::read(&object, &None, Some(Arc::new(remote))).expect("a remote one");
+        let again = Remote::read(&object, &None, None, Some(Arc::new(remote))).expect("a remote one");
         assert!(again.available);
         assert_eq!(again.discovery.lock().etag, "kept");
         object["spec"]["service"]["port"] = json!(8443);
-        let moved = Remote::read(&object, &None, Some(Arc::new(again))).expect("a remote one");
+        let moved = Remote::read(&object, &None, None, Some(Arc::new(again))).expect("a remote one");
         assert_eq!(moved.discovery.lock().etag, "");
+    }
+
+    /// Whoever names a service takes a group version over from the server of this process.
+    #[test]
+    fn a_service_wins_over_a_local_server() {
+        let mut object = json!({"metadata": {"name": "v1.example.org"},
+            "spec": {"group": "example.org", "version": "v1", "insecureSkipTLSVerify": true}});
+        let api = LocalApi::new(|_| async { http::Response::default() });
+        let local = Remote::read(&object, &None, Some(api.clone()), None).expect("a local one");
+        assert!(local.local.is_some() && local.service.is_empty());
+        local.discovery.lock().etag = "ours".to_string();
+        object["spec"]["service"] = json!({"namespace": "a", "name": "api"});
+        let theirs = Remote::read(&object, &None, Some(api.clone()), Some(Arc::new(local)));
+        let theirs = theirs.expect("a remote one");
+        assert!(theirs.local.is_none() && theirs.tls.is_ok());
+        assert_eq!(theirs.discovery.lock().etag, "");
+        object["spec"]["service"] = Value::Null;
+        let again = Remote::read(&object, &None, Some(api), Some(Arc::new(theirs)));
+        assert!(again.is_some_and(|remote| remote.local.is_some()));
     }
 }

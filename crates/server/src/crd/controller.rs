@@ -85,7 +85,7 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
                     tracing::error!(%error, name, "cannot serve a custom resource definition");
                 }
             });
-            survive(object::name(&definition), std::panic::catch_unwind(install));
+            report_panic(object::name(&definition), std::panic::catch_unwind(install));
         }
     }
     controller.publish();
@@ -110,7 +110,7 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
 }
 
 /// A panic ends the reconcile of one definition, never the controller.
-fn survive(name: &str, outcome: std::thread::Result<()>) {
+fn report_panic(name: &str, outcome: std::thread::Result<()>) {
     if let Err(panic) = outcome {
         let text = skiff_supervise::panic_text(panic.as_ref());
         tracing::error!(panic = text, name, "a custom resource definition panicked");
@@ -246,7 +246,7 @@ impl Controller {
     /// Brings one definition to where it should be.
     async fn reconcile(&mut self, name: &str) {
         let outcome = AssertUnwindSafe(self.reconcile_one(name)).catch_unwind().await;
-        survive(name, outcome);
+        report_panic(name, outcome);
     }
 
     async fn reconcile_one(&mut self, name: &str) {

@@ -65,15 +65,15 @@ impl CustomVersion {
         errors
     }
 
-    fn check_scale(&self, object: &Value, parts: &[Part]) -> Vec<field::Error> {
+    fn check_scale(&self, object: &Value, parts: &[Section]) -> Vec<field::Error> {
         let Some(scale) = &self.version().scale else {
             return Vec::new();
         };
         let mut errors = Vec::new();
         for part in parts {
             let path = match part {
-                Part::Spec => &scale.spec_replicas,
-                Part::Status => &scale.status_replicas,
+                Section::Spec => &scale.spec_replicas,
+                Section::Status => &scale.status_replicas,
             };
             let at = Path::new(path);
             let value = match super::scale::find(object, path) {
@@ -164,7 +164,7 @@ impl CustomVersion {
     }
 }
 
-enum Part {
+enum Section {
     Spec,
     Status,
 }
@@ -227,7 +227,7 @@ impl Custom for CustomVersion {
             return errors;
         }
         errors.extend(structural::validate(object, self.schema(), &Path::root()));
-        errors.extend(self.check_scale(object, &[Part::Spec, Part::Status]));
+        errors.extend(self.check_scale(object, &[Section::Spec, Section::Status]));
         let mut found = Findings::from(errors);
         self.check_rest(object, None, &mut found);
         found.errors
@@ -244,7 +244,7 @@ impl Custom for CustomVersion {
             self.schema(),
             &Path::root(),
         ));
-        errors.extend(self.check_scale(new, &[Part::Spec, Part::Status]));
+        errors.extend(self.check_scale(new, &[Section::Spec, Section::Status]));
         let mut found = Findings::from(errors);
         self.check_rest(new, Some(old), &mut found);
         found
@@ -263,7 +263,7 @@ impl Custom for CustomVersion {
                 &Path::new("status"),
             ));
         }
-        errors.extend(self.check_scale(new, &[Part::Status]));
+        errors.extend(self.check_scale(new, &[Section::Status]));
         let mut found = Findings::from(errors);
         self.check_rest(new, Some(old), &mut found);
         found

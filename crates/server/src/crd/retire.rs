@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::Value;
 use skiff_meta::{Status, field};
 use skiff_registry::{
-    Context, DeleteOptions, ListOptions, Open, Part, ReadAt, Resource, WatchFrom, WatchOptions, is_not_found,
-    object,
+    Context, DeleteOptions, ListOptions, Open, ReadAt, Resource, WatchFrom, WatchOptions, WriteScope,
+    is_not_found, object,
 };
 
 use super::CLEANUP_FINALIZER;
@@ -90,7 +90,7 @@ async fn attempt(
     };
     // By the registry, as upstream's finalizer works on the storage: a definition that no longer passes the rules of
     // today must be able to go.
-    let part = Part::Other {
+    let part = WriteScope::Other {
         prepare: |_: &mut Value, _: &Value| {},
         validate: |_: &Value, _: &Value| Vec::<field::Error>::new(),
     };

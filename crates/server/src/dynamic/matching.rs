@@ -41,7 +41,7 @@ pub struct Matching {
 }
 
 /// A request as rules see it, perhaps in another version than it came in.
-struct Asked<'a> {
+struct RequestedResource<'a> {
     group: &'a str,
     version: &'a str,
     resource: &'a str,
@@ -77,7 +77,7 @@ impl Rule {
         }
     }
 
-    fn matches(&self, asked: &Asked<'_>, attributes: &Attributes<'_>) -> bool {
+    fn matches(&self, asked: &RequestedResource<'_>, attributes: &Attributes<'_>) -> bool {
         let has = |list: &[String], word: &str| list.iter().any(|item| item == "*" || item == word);
         // The request for a namespace has its name for a namespace, and is still no namespaced one.
         let of_namespace = asked.group.is_empty() && asked.resource == "namespaces";
@@ -149,7 +149,7 @@ impl Matching {
         let own = registry
             .resources
             .find(attributes.group, attributes.version, attributes.resource)?;
-        let asked = |resource: &Resource| Asked {
+        let asked = |resource: &Resource| RequestedResource {
             group: resource.facts.group,
             version: resource.facts.version,
             resource: resource.facts.plural,

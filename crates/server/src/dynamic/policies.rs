@@ -122,14 +122,14 @@ impl Validating {
                     }
                 };
                 for violation in policy.violations(&input, &mut annotate) {
-                    if binding.audits && attributes.told.audited() {
+                    if binding.audits && attributes.recorder.audited() {
                         let key = "validation.policy.admission.k8s.io/validation_failure";
                         attributes
-                            .told
+                            .recorder
                             .annotate(key, failure(policy, binding, &violation));
                     }
                     if binding.warns {
-                        attributes.told.warn(format!(
+                        attributes.recorder.warn(format!(
                             "Validation failed for ValidatingAdmissionPolicy '{}' with binding '{}': {}",
                             policy.name, binding.name, violation.message
                         ));
@@ -142,7 +142,7 @@ impl Validating {
         }
         for (key, values) in annotations {
             let key = format!("{}/{key}", policy.name);
-            attributes.told.annotate(&key, values.join(", "));
+            attributes.recorder.annotate(&key, values.join(", "));
         }
         Ok(refusal)
     }

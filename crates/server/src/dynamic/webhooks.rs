@@ -149,11 +149,11 @@ impl Hook {
         let answer = review::answer(version, &uid, mutating, &answered)
             .map_err(|why| Failure::Call(format!("received invalid webhook response: {why}")))?;
         for warning in &answer.warnings {
-            attributes.told.warn(warning.clone());
+            attributes.recorder.warn(warning.clone());
         }
         for (key, value) in &answer.audit_annotations {
             let key = format!("{}/{key}", self.name);
-            attributes.told.annotate(&key, value.clone());
+            attributes.recorder.annotate(&key, value.clone());
         }
         if answer.allowed {
             Ok(answer)
@@ -163,14 +163,23 @@ impl Hook {
     }
 
     /// What a failure means for the request.
-    fn judge(&self, attributes: &Attributes<'_>, place: &Place, failure: Failure) -> Result<(), Status> {
+    fn judge(
+        &self,
+        attributes: &Attributes<'_>,
+        place: &WebhookPosition,
+        failure: Failure,
+    ) -> Result<(), Status> {
         match failure {
             Failure::Final(status) => Err(status),
             Failure::Call(why) if self.ignores_failure => {
                 attributes
-                    .told
+                    .recorder
                     .annotate(&format!("failed-open.{}", place.key()), self.name.clone());
-                tracing::warn!(webhook = self.name, why, "a webhook failed and is passed over");
+                tracing::warn!(
+                    webhook = self.name,
+                    why,
+                    "the webhook failed and its failurePolicy is Ignore"
+                );
                 Ok(())
             }
             Failure::Call(why) => Err(Status::internal(format_args!(
@@ -212,13 +221,13 @@ impl Hook {
 }
 
 /// Where in admission a webhook was asked: what its annotations are called by.
-struct Place {
+struct WebhookPosition {
     sort: &'static str,
     round: usize,
     index: usize,
 }
 
-impl Place {
+impl WebhookPosition {
     fn key(&self) -> String {
         format!(
             "{}.webhook.admission.k8s.io/round_{}_index_{}",
@@ -241,7 +250,7 @@ impl Place {
             #[serde(skip_serializing_if = "Option::is_none")]
             patch_type: Option<&'static str>,
         }
-        if !attributes.told.audited() {
+        if !attributes.recorder.audited() {
             return;
         }
         let mut done = Done {
@@ -252,19 +261,19 @@ impl Place {
             patch_type: None,
         };
         let text = serde_json::to_string(&done).unwrap_or_default();
-        attributes.told.annotate(&self.key(), text);
+        attributes.recorder.annotate(&self.key(), text);
         if let Some(patch) = patch
-            && attributes.told.audits_objects()
+            && attributes.recorder.audits_objects()
         {
             done.mutated = None;
             done.patch = serde_json::from_slice(patch).ok();
             done.patch_type = Some("JSONPatch");
-            let patched = Place {
+            let patched = WebhookPosition {
                 sort: "patch",
                 ..*self
             };
             let text = serde_json::to_string(&done).unwrap_or_default();
-            attributes.told.annotate(&patched.key(), text);
+            attributes.recorder.annotate(&patched.key(), text);
         }
     }
 }
@@ -315,7 +324,7 @@ impl Plugin for Mutating {
             attributes.reinvocation.require();
         }
         for (index, hook) in hooks.iter().enumerate() {
-            let place = Place {
+            let place = WebhookPosition {
                 sort: "mutation",
                 round: usize::from(attributes.reinvocation.again),
                 index,
@@ -328,7 +337,7 @@ impl Plugin for Mutating {
             }
             let began = Instant::now();
             let answered = hook.call(attributes, &resource, &versioned, true).await;
-            attributes.told.webhook_took(began.elapsed());
+            attributes.recorder.webhook_took(began.elapsed());
             let patched = answered.and_then(|answer| Ok((hook.patched(&versioned, &answer)?, answer.patch)));
             let changed = match patched {
                 Ok((None, _)) => {
@@ -385,7 +394,7 @@ impl Plugin for Validating {
         let mut asked = Vec::new();
         for (index, hook) in hooks.iter().enumerate() {
             if let Some((resource, versioned)) = hook.wants(&self.0, attributes).await? {
-                let place = Place {
+                let place = WebhookPosition {
                     sort: "validating",
                     round: 0,
                     index,
@@ -410,7 +419,7 @@ impl Plugin for Validating {
                 outcome = judged;
             }
         }
-        attributes.told.webhook_took(began.elapsed());
+        attributes.recorder.webhook_took(began.elapsed());
         outcome
     }
 }

@@ -83,6 +83,11 @@ impl Levels {
         share_out(&mut state);
     }
 
+    /// The nominal concurrency limit of a level; 0 of one that is exempt.
+    pub fn nominal_seats(&self, name: &str) -> u64 {
+        self.state.lock().get(name).map_or(0, |level| level.nominal)
+    }
+
     /// A seat for a request of a flow, or a place in its queue. A level that is not known is exempt.
     pub fn admit(self: &Arc<Self>, name: &Arc<str>, flow: u64) -> Option<Admission> {
         let mut state = self.state.lock();

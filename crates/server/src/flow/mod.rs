@@ -106,6 +106,21 @@ impl FlowControl {
         }
     }
 
+    /// The metrics of the priority levels that exist, in the Prometheus text format.
+    pub fn metrics(&self) -> String {
+        let name = "apiserver_flowcontrol_nominal_limit_seats";
+        let mut text = format!(
+            "# HELP {name} [BETA] Nominal number of execution seats configured for each priority level\n# TYPE {name} gauge\n"
+        );
+        let mut levels: Vec<String> = self.known.lock().levels.keys().cloned().collect();
+        levels.sort();
+        for level in levels {
+            let seats = self.levels.nominal_seats(&level);
+            text.push_str(&format!("{name}{{priority_level=\"{level}\"}} {seats}\n"));
+        }
+        text
+    }
+
     fn change(&self, change: impl FnOnce(&mut Known)) {
         let mut known = self.known.lock();
         change(&mut known);
@@ -159,9 +174,8 @@ pub fn come_back() -> Answer {
     answer
 }
 
-/// Makes the first objects, lets what is stored take effect before the first request, and follows both resources.
+/// Lets what is stored take effect before the first request, and follows both resources.
 pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
-    ensure(inner).await?;
     for plural in [LEVELS, SCHEMAS] {
         let Some(resource) = inner.registry.resources.get(GROUP, "v1", plural).cloned() else {
             continue;
@@ -259,7 +273,7 @@ async fn write_conditions(inner: &Arc<Inner>) {
             }
         }
     });
-    futures::future::join_all(writes).await;
+    skiff_registry::together(futures::future::join_all(writes)).await;
 }
 
 /// What the server applies to a FlowSchema: the one condition, and nothing else.
@@ -307,6 +321,28 @@ fn set_dangling(schema: &mut Value, level: &str, dangling: bool, now: &str) -> b
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn metrics_name_the_levels_that_exist() {
+        let flow = FlowControl::default();
+        let level = |name: &str, spec: Value| json!({"metadata": {"name": name, "uid": name}, "spec": spec});
+        flow.put_level(&level("b", json!({"limited": {"nominalConcurrencyShares": 10}})));
+        flow.put_level(&level("a", json!({"exempt": {}})));
+        flow.put_level(&level(
+            "gone",
+            json!({"limited": {"nominalConcurrencyShares": 10}}),
+        ));
+        flow.take(LEVELS, "gone");
+        let text = flow.metrics();
+        let series: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(
+            series,
+            [
+                "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"a\"} 0",
+                "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"b\"} 600",
+            ]
+        );
+    }
 
     #[tokio::test]
     async fn the_first_schema_with_a_level_takes_a_request() {

@@ -58,7 +58,7 @@ pub fn follow(
                 let handled = std::panic::catch_unwind(AssertUnwindSafe(|| handle(event)));
                 if let Err(panic) = handled {
                     let why = skiff_supervise::panic_text(&*panic);
-                    tracing::error!(task = name, %key, panic = why, "an object was passed over");
+                    tracing::error!(task = name, %key, panic = why, "an object was skipped: its handler panicked");
                     skiff_supervise::failed(name, &format!("{key}: panicked: {why}"));
                 }
             }

@@ -29,7 +29,14 @@ pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
     let Some(resource) = inner.registry.resources.get("", "v1", "services").cloned() else {
         return Ok(());
     };
-    let mut compared = Some(compare(inner, &resource).await?);
+    let mut compared = match compare(inner, &resource).await {
+        Ok(compared) => Some(compared),
+        // Perhaps the audit log is full and must not be: the loop below tries again.
+        Err(status) => {
+            tracing::warn!(%status, "an IPAddress cannot be written");
+            None
+        }
+    };
     let own = inner.clone();
     skiff_supervise::keep("ip-addresses", &inner.shutdown, move || {
         run(own.clone(), resource.clone(), compared.take())

@@ -7,6 +7,7 @@ pub mod escalation;
 pub mod follow;
 pub mod identity;
 pub mod ip_addresses;
+pub mod legacy_tokens;
 pub mod loopback;
 pub mod node_graph;
 pub mod param_access;

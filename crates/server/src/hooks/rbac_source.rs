@@ -15,13 +15,6 @@ use crate::server::Inner;
 const GROUP: &str = "rbac.authorization.k8s.io";
 const RESOURCES: [&str; 4] = ["clusterroles", "clusterrolebindings", "roles", "rolebindings"];
 
-/// Makes the missing bootstrap objects, adds what present ones lack, and lets every stored one take effect
-/// before the first request.
-pub async fn bootstrap(inner: &Arc<Inner>) -> Result<(), Status> {
-    ensure(inner).await?;
-    follow_all(inner).await
-}
-
 /// Makes the missing bootstrap objects, and adds what present ones lack.
 pub async fn ensure(inner: &Arc<Inner>) -> Result<(), Status> {
     let mut objects = skiff_auth::bootstrap_objects();
@@ -41,7 +34,7 @@ pub async fn ensure(inner: &Arc<Inner>) -> Result<(), Status> {
 }
 
 /// Lets every stored object take effect, and follows them.
-async fn follow_all(inner: &Arc<Inner>) -> Result<(), Status> {
+pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
     for plural in RESOURCES {
         let Some(resource) = inner.registry.resources.get(GROUP, "v1", plural).cloned() else {
             continue;

@@ -3,6 +3,7 @@
 //! of its own address. It decides neither where to go nor whether the user may.
 
 pub mod address;
+mod local;
 mod rewrite;
 
 use std::net::{IpAddr, SocketAddr};
@@ -19,6 +20,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::body::{self, Answer, Body, BoxError};
 use crate::chain::Exchange;
+pub use local::LocalApi;
 use rewrite::Rewriter;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
@@ -69,6 +71,8 @@ pub struct Target {
     pub addresses: Vec<IpAddr>,
     pub port: u16,
     pub tls: Option<Tls>,
+    /// A server in this process, which is reached over no network.
+    pub local: Option<LocalApi>,
 }
 
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -85,6 +89,9 @@ impl Target {
 
     /// Opens a connection. The error is worded as Go words it, because clients get to see it.
     pub async fn connect(&self) -> Result<Box<dyn Stream>, String> {
+        if let Some(local) = &self.local {
+            return Ok(Box::new(local.connect()));
+        }
         let dial = async {
             let dialled = if self.addresses.is_empty() {
                 TcpStream::connect((self.host.as_str(), self.port)).await
@@ -345,6 +352,7 @@ mod tests {
             addresses: vec![IpAddr::from([127, 0, 0, 1])],
             port: listener.local_addr().unwrap().port(),
             tls: None,
+            local: None,
         };
         target.connect().await.map(drop).unwrap();
     }

@@ -6,7 +6,7 @@ use http::StatusCode;
 use serde_json::Value;
 use skiff_meta::{GroupVersionKind, Status, field, time};
 use skiff_registry::subresources::binding::{bind, target};
-use skiff_registry::{Open, Part, Resource, object};
+use skiff_registry::{Open, Resource, WriteScope, object};
 
 use super::read_body;
 use crate::body::{Answer, Body};
@@ -54,7 +54,7 @@ pub async fn create(
         object::set(&mut bound, "resourceVersion", version.as_str());
         Ok(bound)
     };
-    let part = Part::Other {
+    let part = WriteScope::Other {
         prepare: |_, _| {},
         validate: no_errors,
     };

@@ -21,7 +21,7 @@ use serde_json::Value;
 use skiff_api::core::{pod, pod_resize};
 use skiff_meta::{GroupVersionKind, Status};
 use skiff_registry::subresources::{approval, finalize};
-use skiff_registry::{Part, Resource};
+use skiff_registry::{Resource, WriteScope};
 
 pub use kubelet::KubeletClient;
 
@@ -74,8 +74,10 @@ pub async fn route(
             status_form(resource, &exchange.output(false)?.transform)?;
             verbs::read::get(inner, exchange, resource).await
         }
-        ("status", "update") => verbs::write::update(inner, exchange, resource, body, Part::Status).await,
-        ("status", "patch") => verbs::patch::patch(inner, exchange, resource, body, Part::Status).await,
+        ("status", "update") => {
+            verbs::write::update(inner, exchange, resource, body, WriteScope::Status).await
+        }
+        ("status", "patch") => verbs::patch::patch(inner, exchange, resource, body, WriteScope::Status).await,
         ("scale", "get") => scale::get(inner, exchange, resource).await,
         ("scale", "update") => scale::update(inner, exchange, resource, body).await,
         ("scale", "patch") => scale::patch(inner, exchange, resource, body).await,
@@ -108,25 +110,25 @@ fn status_form(resource: &Resource, transform: &Transform) -> Result<(), Status>
 }
 
 /// The subresources that are a part of their object, with rules of their own for who writes it.
-fn part_of(resource: &Resource, name: &str) -> Option<Part> {
+fn part_of(resource: &Resource, name: &str) -> Option<WriteScope> {
     match (resource.facts.group, resource.facts.plural, name) {
-        ("", "namespaces", "finalize") => Some(Part::Other {
+        ("", "namespaces", "finalize") => Some(WriteScope::Other {
             prepare: finalize::prepare,
             validate: finalize::validate,
         }),
-        ("", "pods", "ephemeralcontainers") => Some(Part::Other {
+        ("", "pods", "ephemeralcontainers") => Some(WriteScope::Other {
             prepare: pod::prepare_ephemeral_containers_update,
             validate: pod::validate_ephemeral_containers_update,
         }),
-        ("", "pods", "resize") => Some(Part::Other {
+        ("", "pods", "resize") => Some(WriteScope::Other {
             prepare: pod_resize::prepare,
             validate: pod_resize::validate,
         }),
-        ("certificates.k8s.io", "certificatesigningrequests", "approval") => Some(Part::Other {
+        ("certificates.k8s.io", "certificatesigningrequests", "approval") => Some(WriteScope::Other {
             prepare: approval::prepare_approval,
             validate: approval::validate_approval,
         }),
-        ("certificates.k8s.io", "certificatesigningrequests", "status") => Some(Part::Other {
+        ("certificates.k8s.io", "certificatesigningrequests", "status") => Some(WriteScope::Other {
             prepare: approval::prepare_status,
             validate: approval::validate_status,
         }),

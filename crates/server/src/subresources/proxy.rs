@@ -163,6 +163,7 @@ async fn node(inner: &Arc<Inner>, id: &Id<'_>) -> Result<Target, Status> {
                 server_name: address.host.clone(),
             }),
             host: address.host,
+            local: None,
         });
     }
     Ok(Target {
@@ -170,6 +171,7 @@ async fn node(inner: &Arc<Inner>, id: &Id<'_>) -> Result<Target, Status> {
         port: id.number()?,
         tls: tls_to(id.https, &address.host)?,
         host: address.host,
+        local: None,
     })
 }
 
@@ -203,6 +205,7 @@ async fn pod(
         addresses,
         port: Id { port, ..*id }.number()?,
         tls: tls_to(id.https, address)?,
+        local: None,
     })
 }
 
@@ -264,6 +267,7 @@ async fn service(
                 port,
                 tls: tls_to(id.https, &host)?,
                 host,
+                local: None,
             });
         }
     }

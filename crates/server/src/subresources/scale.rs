@@ -10,7 +10,7 @@ use skiff_registry::fields::Tracking;
 use skiff_registry::subresources::scale::{
     ScaleForm, ScaleWrite, apply_scale, check_uid, owned_scale, scale_of, scale_type,
 };
-use skiff_registry::{Context, Gate, Part, ReadAt, Resource, object};
+use skiff_registry::{Context, Gate, ReadAt, Resource, WriteScope, object};
 
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
@@ -279,7 +279,7 @@ async fn write(
             resource,
             &info.namespace,
             &info.name,
-            Part::Main,
+            WriteScope::Main,
             false,
             &mut transform,
             &gate,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use skiff_meta::Status;
 use skiff_registry::fields::Tracking;
-use skiff_registry::{Context, Part, Resource, fields, object};
+use skiff_registry::{Context, Resource, WriteScope, fields, object};
 use skiff_schema::decode::{self, Document, Format};
 
 use super::write::check_name;
@@ -77,7 +77,7 @@ pub async fn apply(
     exchange: &mut Exchange,
     resource: &Resource,
     body: Body,
-    part: Part,
+    part: WriteScope,
 ) -> Result<Answer, Status> {
     exchange.output(false)?;
     let bytes = body::read(body).await?;
@@ -94,7 +94,7 @@ pub async fn apply(
     };
     let gate = Admission::new(inner, exchange, resource, Some(&options.value));
     let (info, context) = (&exchange.info, &exchange.context);
-    let allow_create = matches!(part, Part::Main);
+    let allow_create = matches!(part, WriteScope::Main);
     let mut transform = |current: Option<&Value>| {
         let _stage = context.stage("patch");
         let outcome = inner.registry.apply_fields(

@@ -198,7 +198,7 @@ pub async fn delete_collection(
                     delete_listed(inner, &exchange.context, resource, entry.clone(), &options, &gate);
                 running.push(deletion.boxed());
             }
-            match running.next().await {
+            match skiff_registry::together(running.next()).await {
                 Some(Ok(())) => {}
                 Some(Err(status)) => return Err(status),
                 None => break,

@@ -8,7 +8,7 @@ use http::header;
 use serde_json::Value;
 use skiff_api::facts;
 use skiff_meta::{GroupKind, GroupVersionKind, Status, field};
-use skiff_registry::{Part, Resource};
+use skiff_registry::{Resource, WriteScope};
 use skiff_schema::patch::{self, DecodedPatch, PatchError, PatchType};
 use skiff_schema::{Scalar, Shape, TypeId};
 
@@ -169,7 +169,7 @@ pub async fn patch(
     exchange: &mut Exchange,
     resource: &Resource,
     body: Body,
-    part: Part,
+    part: WriteScope,
 ) -> Result<Answer, Status> {
     if is_apply(exchange) {
         return super::apply::apply(inner, exchange, resource, body, part).await;

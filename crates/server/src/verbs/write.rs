@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde_json::Value;
 use skiff_meta::Status;
-use skiff_registry::{Part, Resource, object};
+use skiff_registry::{Resource, WriteScope, object};
 
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
@@ -57,7 +57,7 @@ pub async fn update(
     exchange: &mut Exchange,
     resource: &Resource,
     body: Body,
-    part: Part,
+    part: WriteScope,
 ) -> Result<Answer, Status> {
     exchange.output(false)?;
     decode::format_of(exchange)?;
@@ -76,7 +76,8 @@ pub async fn update(
         Ok(value.clone())
     };
     // COMPAT: the status of what a PUT may create may be put before there is anything.
-    let allow_create = resource.rules.allow_create_on_update && matches!(part, Part::Main | Part::Status);
+    let allow_create =
+        resource.rules.allow_create_on_update && matches!(part, WriteScope::Main | WriteScope::Status);
     let updated = inner
         .registry
         .update(

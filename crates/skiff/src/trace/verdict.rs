@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use kube::Client;
 use kube::api::{Api, DynamicObject, ListParams};
 use serde_json::Value;
-use skiff_trace::{Waterfall, human};
+use skiff_trace::{Mark, NEXT_TRY, Waterfall, human};
 
 /// A step that took at least this much of the whole is named in the sentence.
 const NAMED_PERCENT: i64 = 30;
@@ -43,13 +43,18 @@ pub fn sentence(found: &Waterfall, state: &State) -> String {
     }
 }
 
-pub async fn state(client: &Client, kind: &str, object: Option<&DynamicObject>) -> Result<State> {
+pub async fn state(
+    client: &Client,
+    kind: &str,
+    object: Option<&DynamicObject>,
+    marks: &[Mark],
+) -> Result<State> {
     let Some(object) = object else {
         return Ok(State::Deleted);
     };
     if kind == "Pod" {
         let pod: Pod = serde_json::from_value(serde_json::to_value(object)?)?;
-        return Ok(pod_state(&pod, Timestamp::now()));
+        return Ok(pod_state(&pod, marks, Timestamp::now()));
     }
     let Some(why) = unready_replicas(&object.data) else {
         return Ok(condition_state(&object.data));
@@ -64,7 +69,7 @@ pub async fn state(client: &Client, kind: &str, object: Option<&DynamicObject>) 
     let mut detail = String::new();
     if !selector.is_empty() {
         for pod in pods.list(&ListParams::default().labels(&selector)).await? {
-            if let State::NotReady(reason) = pod_state(&pod, Timestamp::now()) {
+            if let State::NotReady(reason) = pod_state(&pod, marks, Timestamp::now()) {
                 detail = format!("; pod {}: {reason}", pod.metadata.name.unwrap_or_default());
                 break;
             }
@@ -118,7 +123,7 @@ fn condition_state(object: &Value) -> State {
     State::NotReady(join(&text("reason"), &text("message")))
 }
 
-fn pod_state(pod: &Pod, now: Timestamp) -> State {
+fn pod_state(pod: &Pod, marks: &[Mark], now: Timestamp) -> State {
     let default = PodStatus::default();
     let status = pod.status.as_ref().unwrap_or(&default);
     let conditions = status.conditions.as_deref().unwrap_or_default();
@@ -145,7 +150,8 @@ fn pod_state(pod: &Pod, now: Timestamp) -> State {
     }
     let containers = [&status.init_container_statuses, &status.container_statuses];
     let waiting = containers.into_iter().flatten().flatten().find_map(|container| {
-        let reason = waiting_reason(container, now)?;
+        let next_pull = next_try(pod, &container.name, marks, now);
+        let reason = waiting_reason(container, next_pull, now)?;
         Some(format!("container {} {reason}", container.name))
     });
     let last_word = || {
@@ -158,8 +164,23 @@ fn pod_state(pod: &Pod, now: Timestamp) -> State {
     State::NotReady(waiting.unwrap_or_else(last_word))
 }
 
-/// Why a container is not ready; `None`: it is.
-fn waiting_reason(container: &ContainerStatus, now: Timestamp) -> Option<String> {
+/// In how many seconds the node tries again to pull the container's image, as it said with its last status write.
+fn next_try(pod: &Pod, container: &str, marks: &[Mark], now: Timestamp) -> Option<i64> {
+    let name = format!("{NEXT_TRY}{container}");
+    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+    let writes = marks
+        .iter()
+        .filter(|mark| mark.resource == "pods" && mark.subresource == "status" && mark.uid == uid);
+    let announced = writes.flat_map(|mark| &mark.client_stages);
+    let latest = announced
+        .filter(|stage| stage.name == name)
+        .max_by_key(|stage| stage.start_us)?;
+    let left_us = latest.start_us.saturating_add(latest.dur_us) - now.as_microsecond();
+    Some((left_us.max(0) + 999_999) / 1_000_000)
+}
+
+/// Why a container is not ready; `None`: it is. `next_pull` counts for a container that waits for its image.
+fn waiting_reason(container: &ContainerStatus, next_pull: Option<i64>, now: Timestamp) -> Option<String> {
     let state = container.state.as_ref()?;
     if let Some(waiting) = &state.waiting {
         let reason = waiting.reason.as_deref().unwrap_or("waiting");
@@ -179,7 +200,12 @@ fn waiting_reason(container: &ContainerStatus, now: Timestamp) -> Option<String>
                 .map_or(String::new(), |left| format!(", next try in {} s", left.max(0)));
             return Some(format!("{reason}{code}{next}"));
         }
-        return Some(join(reason, message));
+        return Some(match next_pull {
+            Some(seconds) if matches!(reason, "ImagePullBackOff" | "ErrImagePull") => {
+                join(&format!("{reason}, next try in {seconds} s"), message)
+            }
+            _ => join(reason, message),
+        });
     }
     if let Some(ended) = &state.terminated {
         // An init container that has done its work is no obstacle.
@@ -222,9 +248,56 @@ mod tests {
     use serde_json::json;
 
     fn pod(status: Value) -> State {
-        let pod = json!({"metadata": {"name": "p"}, "status": status});
+        pod_with_marks(status, &[])
+    }
+
+    fn pod_with_marks(status: Value, marks: &[Mark]) -> State {
+        let pod = json!({"metadata": {"name": "p", "uid": "u"}, "status": status});
         let now = "2026-01-01T00:00:10Z".parse().unwrap();
-        pod_state(&serde_json::from_value(pod).unwrap(), now)
+        pod_state(&serde_json::from_value(pod).unwrap(), marks, now)
+    }
+
+    #[test]
+    fn an_image_pull_tells_when_it_is_tried_again() {
+        let began: Timestamp = "2026-01-01T00:00:08Z".parse().unwrap();
+        let mark = |uid: &str, container: &str, start_us: i64| Mark {
+            resource: "pods".to_owned(),
+            subresource: "status".to_owned(),
+            uid: uid.to_owned(),
+            client_stages: vec![skiff_trace::Stage {
+                name: format!("{NEXT_TRY}{container}"),
+                start_us,
+                dur_us: 10_000_000,
+            }],
+            ..Mark::default()
+        };
+        let began = began.as_microsecond();
+        let marks = [
+            mark("u", "c", began - 60_000_000),
+            mark("u", "c", began),
+            mark("u", "other", began + 1_000_000),
+            mark("another pod", "c", began + 1_000_000),
+        ];
+        let check = |reason: &str, marks: &[Mark], expected: &str| {
+            let container = json!({"name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"waiting": {"reason": reason, "message": "no"}}});
+            assert_eq!(
+                pod_with_marks(json!({"containerStatuses": [container]}), marks),
+                State::NotReady(expected.to_owned())
+            );
+        };
+        check(
+            "ImagePullBackOff",
+            &marks,
+            "container c ImagePullBackOff, next try in 8 s: no",
+        );
+        check(
+            "ErrImagePull",
+            &marks[..1],
+            "container c ErrImagePull, next try in 0 s: no",
+        );
+        check("ImagePullBackOff", &[], "container c ImagePullBackOff: no");
+        check("InvalidImageName", &marks, "container c InvalidImageName: no");
     }
 
     #[test]

@@ -102,8 +102,11 @@ struct Inner {
     last_met: Option<Instant>,
 }
 
-/// A runtime that goes on when one of its threads does not.
+/// A runtime that goes on when one of its threads does not; none for writes that are to be committed in groups.
 pub fn spare_runtime() -> Option<Handle> {
+    if crate::together::are_together() {
+        return None;
+    }
     let handle = Handle::try_current().ok()?;
     let spare = handle.runtime_flavor() == RuntimeFlavor::MultiThread && handle.metrics().num_workers() > 1;
     spare.then_some(handle)

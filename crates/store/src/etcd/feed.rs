@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::place::Place;
+use super::key_prefix::KeyPrefix;
 use super::progress;
 use super::proto::{WatchCreateRequest, WatchRequest, WatchResponse, Watching};
 use super::{Shared, now, prefix_end};
@@ -112,7 +112,7 @@ fn publish(shared: &Shared, response: WatchResponse, parts: &mut Vec<Event>) {
     }
 }
 
-fn event(place: &Place, event: super::proto::Event) -> Option<Event> {
+fn event(place: &KeyPrefix, event: super::proto::Event) -> Option<Event> {
     let kv = event.kv?;
     let key = place.inner(std::str::from_utf8(&kv.key).ok()?);
     let deleted = event.kind == 1;

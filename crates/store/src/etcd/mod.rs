@@ -10,8 +10,8 @@ mod client;
 mod current;
 mod feed;
 mod history;
+mod key_prefix;
 mod lease;
-mod place;
 mod progress;
 mod proto;
 
@@ -29,10 +29,10 @@ use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Wa
 use client::{Again, Client, STATUS, translate};
 use current::Current;
 use history::{History, Seen};
+use key_prefix::KeyPrefix;
+pub use key_prefix::Owner;
 use lease::Leases;
-pub use place::Owner;
-use place::Place;
-use progress::{Asked, Progress};
+use progress::{Progress, ProgressRequest};
 use proto::{
     CompactionRequest, CompactionResponse, Compare, CompareTarget, CompareValue, DeleteRangeRequest,
     PutRequest, PutResponse, RangeRequest, RangeResponse, Request, RequestOp, Response, StatusRequest,
@@ -97,7 +97,7 @@ pub struct Etcd {
 struct Shared {
     client: Arc<Client>,
     hub: Hub,
-    place: Place,
+    place: KeyPrefix,
     history: Arc<History>,
     limits: Limits,
     /// Milliseconds; see [`FENCE_AFTER_ALONE`].
@@ -131,7 +131,7 @@ fn bytes(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
-fn key_value(place: &Place, kv: proto::KeyValue) -> Result<KeyValue> {
+fn key_value(place: &KeyPrefix, kv: proto::KeyValue) -> Result<KeyValue> {
     let key = std::str::from_utf8(&kv.key)
         .map_err(|_| Error::Corrupt(format!("a key in etcd is not text: {:?}", kv.key)))?;
     Ok(KeyValue {
@@ -196,7 +196,7 @@ impl Etcd {
     /// Connects, checks that the data is of a format that this skiff knows, and starts to follow it.
     pub async fn open(options: Options) -> Result<Etcd> {
         let client = Arc::new(Client::new(&options)?);
-        let place = Place::new(&options.prefix, options.owner.clone());
+        let place = KeyPrefix::new(&options.prefix, options.owner.clone());
         let header = place.claim(&client).await?;
         let (history, revision) = (Arc::new(History::default()), header.revision);
         history.begin(header);
@@ -264,7 +264,7 @@ impl Etcd {
         if shared.arrives(revision, ASK_AFTER).await {
             return Ok(());
         }
-        while shared.progress.ask() != Asked::Unsound {
+        while shared.progress.ask() != ProgressRequest::Unsound {
             if shared.arrives(revision, progress::AGAIN).await {
                 return Ok(());
             }

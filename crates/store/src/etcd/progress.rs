@@ -24,7 +24,7 @@ struct State {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
+pub enum ProgressRequest {
     /// Now, or a moment ago.
     Yes,
     /// There is nobody to ask at present.
@@ -46,17 +46,17 @@ impl Progress {
         self.0.lock().requests = None;
     }
 
-    pub fn ask(&self) -> Asked {
+    pub fn ask(&self) -> ProgressRequest {
         self.ask_at(Instant::now())
     }
 
-    fn ask_at(&self, now: Instant) -> Asked {
+    fn ask_at(&self, now: Instant) -> ProgressRequest {
         let mut state = self.0.lock();
         if state.unsound {
-            return Asked::Unsound;
+            return ProgressRequest::Unsound;
         }
         let Some(requests) = state.requests.as_ref().and_then(mpsc::WeakSender::upgrade) else {
-            return Asked::NoStream;
+            return ProgressRequest::NoStream;
         };
         if state.last.is_none_or(|last| now.duration_since(last) >= AGAIN) {
             state.last = Some(now);
@@ -64,7 +64,7 @@ impl Progress {
             let watching = Some(Watching::Progress(WatchProgressRequest {}));
             let _ = requests.try_send(WatchRequest { watching });
         }
-        Asked::Yes
+        ProgressRequest::Yes
     }
 }
 
@@ -100,22 +100,26 @@ mod tests {
     #[test]
     fn many_who_wait_ask_once() {
         let progress = Progress::default();
-        assert_eq!(progress.ask(), Asked::NoStream);
+        assert_eq!(progress.ask(), ProgressRequest::NoStream);
         let (requests, mut receiver) = mpsc::channel(4);
         progress.opened(&requests, true);
         let now = Instant::now();
         for _ in 0..10 {
-            assert_eq!(progress.ask_at(now), Asked::Yes);
+            assert_eq!(progress.ask_at(now), ProgressRequest::Yes);
         }
         assert!(receiver.try_recv().is_ok() && receiver.try_recv().is_err());
-        assert_eq!(progress.ask_at(now + AGAIN), Asked::Yes);
+        assert_eq!(progress.ask_at(now + AGAIN), ProgressRequest::Yes);
         assert!(receiver.try_recv().is_ok());
         drop(requests);
-        assert_eq!(progress.ask(), Asked::NoStream, "the stream ended");
+        assert_eq!(progress.ask(), ProgressRequest::NoStream, "the stream ended");
         let (requests, _receiver) = mpsc::channel(1);
         progress.opened(&requests, false);
-        assert_eq!(progress.ask(), Asked::Unsound);
+        assert_eq!(progress.ask(), ProgressRequest::Unsound);
         progress.closed();
-        assert_eq!(progress.ask(), Asked::Unsound, "as long as nobody else is there");
+        assert_eq!(
+            progress.ask(),
+            ProgressRequest::Unsound,
+            "as long as nobody else is there"
+        );
     }
 }

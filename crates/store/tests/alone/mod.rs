@@ -224,3 +224,40 @@ async fn a_panic_in_a_callers_commit_is_survived() {
     let store = Embedded::open(dir.path()).unwrap();
     assert_eq!(store.get("/registry/a").await.unwrap().1, now);
 }
+
+/// Futures that one task polls in turn never meet: without the hint each would be a commit of its caller.
+#[test]
+fn writes_of_one_task_are_committed_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let gate = Arc::new(Gate::default());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    let store = gate.open(dir.path());
+    let writes = |round: &'static str| {
+        let store = store.clone();
+        async move {
+            let one = async |n: u32| {
+                let key = format!("/{round}/{n}");
+                let outcome = store
+                    .write(&key, Expect::Any, skiff_store::Op::Put("v".into()), None)
+                    .await;
+                assert!(matches!(outcome, Ok(Outcome::Done { .. })), "{outcome:?}");
+            };
+            tokio::join!(one(0), one(1), one(2), one(3));
+        }
+    };
+    runtime.block_on(async {
+        tokio::spawn(skiff_store::together(writes("together")))
+            .await
+            .unwrap()
+    });
+    assert_eq!(gate.by_callers.load(Ordering::SeqCst), 0);
+    runtime.block_on(async { tokio::spawn(writes("alone")).await.unwrap() });
+    assert!(
+        gate.by_callers.load(Ordering::SeqCst) > 0,
+        "the hint makes the difference"
+    );
+}

@@ -12,7 +12,7 @@ mod root;
 #[cfg(test)]
 mod tests;
 
-use crate::{COMPLETE, Cause, Mark, Stage};
+use crate::{COMPLETE, Cause, Mark, NEXT_TRY, SERVICE_RULES, Stage};
 use root::Root;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
@@ -100,6 +100,11 @@ pub fn waterfall(marks: &[Mark], question: &Question<'_>) -> Option<Waterfall> {
     let leads_through = through(&caused, creation);
     let is_end = |m: &Mark| question.ends.contains(&m.resource.as_str());
     let in_time = |c: &Caused| {
+        // The rules that an endpoint brought about are on the path if the endpoint is.
+        let c = match c.cause {
+            Some(cause) if c.mark.resource == SERVICE_RULES => &caused[cause],
+            _ => c,
+        };
         complete.is_none_or(|complete| {
             if is_end(c.mark) {
                 c.since_us <= complete.end_us()
@@ -150,7 +155,11 @@ pub fn waterfall(marks: &[Mark], question: &Question<'_>) -> Option<Waterfall> {
         complete: complete.is_some(),
         total_us: builder.at - builder.origin,
         steps: builder.steps,
-        writes: caused.iter().filter(|c| in_time(c)).count() + 1,
+        writes: caused
+            .iter()
+            .filter(|c| in_time(c) && c.mark.resource != SERVICE_RULES)
+            .count()
+            + 1,
         later,
     })
 }
@@ -251,7 +260,9 @@ impl Builder {
             .iter()
             .flat_map(|m| m.client_stages.iter().cloned().chain([request_stage(m)]));
         let mut stages: Vec<Stage> = mark.client_stages.iter().cloned().chain(earlier).collect();
-        stages.retain(|s| s.name != COMPLETE && s.start_us + s.dur_us > self.at);
+        stages.retain(|s| {
+            s.name != COMPLETE && !s.name.starts_with(NEXT_TRY) && s.start_us + s.dur_us > self.at
+        });
         stages.sort_by_key(|s| s.start_us);
         let mut gap = WATCH_EVENT;
         for stage in stages {
@@ -294,6 +305,9 @@ fn same_object(a: &Mark, b: &Mark) -> bool {
 
 /// A request in words: `patch pods/status web-1`.
 fn request(mark: &Mark) -> String {
+    if mark.resource == SERVICE_RULES {
+        return format!("service rule in the kernel ({})", mark.name);
+    }
     let slash = if mark.subresource.is_empty() { "" } else { "/" };
     format!(
         "{} {}{slash}{} {}",

@@ -392,3 +392,49 @@ fn marks_survive_json() {
     let text = serde_json::to_string(&marks).unwrap();
     assert_eq!(serde_json::from_str::<Vec<Mark>>(&text).unwrap(), marks);
 }
+
+/// The proxy programs what an endpoint changed; an hour later it does so again for a probe that flaps.
+#[test]
+fn the_path_ends_with_the_rule_in_the_kernel() {
+    let slice = "endpointslices.discovery.k8s.io";
+    let rule = |version: &str, start_us: i64| {
+        let mut rule = mark(
+            (SERVICE_RULES, "web", ""),
+            start_us,
+            50,
+            Some(&format!("{slice}/default/web-x@{version}")),
+        );
+        rule.user = "system:kube-proxy".into();
+        rule.code = 200;
+        rule
+    };
+    let mut marks = rollout();
+    let slices: Vec<Mark> = marks.iter().filter(|m| m.resource == slice).cloned().collect();
+    let needed = ask(&marks, "deployments.apps", "web", &[slice]).unwrap();
+    for m in &slices {
+        marks.push(Mark {
+            cause: Some(m.made()),
+            ..rule("", m.end_us() + 100)
+        });
+    }
+    let found = ask(&marks, "deployments.apps", "web", &[SERVICE_RULES, slice]).unwrap();
+    assert_eq!(found.total_us, needed.total_us + 150);
+    let last = found.steps.last().unwrap();
+    assert_eq!(last.what, "service rule in the kernel (web)");
+    assert_eq!(last.actor, "system:kube-proxy");
+    assert_eq!(found.writes, needed.writes, "rules are no writes");
+}
+
+#[test]
+fn the_next_try_is_no_step() {
+    let mut status = mark(("pods", "p", "2"), 2_000, 100, Some("pods/default/p@1"));
+    status.client_stages = vec![Stage {
+        name: format!("{NEXT_TRY}c"),
+        start_us: 1_500,
+        dur_us: 10_000_000,
+    }];
+    let marks = [mark(("pods", "p", "1"), 0, 100, None), status];
+    let found = ask(&marks, "pods", "p", &[]).unwrap();
+    let whats: Vec<&str> = found.steps.iter().map(|s| s.what.as_str()).collect();
+    assert_eq!(whats, ["create pods p", "watch event, own work", "create pods p"]);
+}

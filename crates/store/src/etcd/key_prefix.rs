@@ -31,21 +31,21 @@ pub struct Owner {
     pub name: String,
 }
 
-pub struct Place {
+pub struct KeyPrefix {
     /// With its `/`.
     root: String,
     owner: Option<Owner>,
 }
 
-impl Place {
-    pub fn new(prefix: &str, owner: Option<Owner>) -> Place {
+impl KeyPrefix {
+    pub fn new(prefix: &str, owner: Option<Owner>) -> KeyPrefix {
         let path = prefix.trim_matches('/');
         let root = if path.is_empty() {
             "/".to_owned()
         } else {
             format!("/{path}/")
         };
-        Place { root, owner }
+        KeyPrefix { root, owner }
     }
 
     /// What all keys of objects begin with.
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn keys_are_below_the_prefix() {
         let check = |prefix: &str, key: &str, expected: &str| {
-            let place = Place::new(prefix, None);
+            let place = KeyPrefix::new(prefix, None);
             assert_eq!(place.outer(key), expected, "{prefix}");
             if key.starts_with(REGISTRY) {
                 assert_eq!(&*place.inner(expected), key, "{prefix}");

@@ -2,25 +2,25 @@
 //! there. It makes no connections.
 
 use http::Uri;
-use skiff_https::Place;
+use skiff_https::CallTarget;
 
 /// Of the `url` of a `clientConfig`, and the URL as it is shown. It has neither query nor fragment: validation refuses
 /// them.
-pub fn of_url(url: &str, seconds: u64) -> Result<(Place, String), String> {
+pub fn of_url(url: &str, seconds: u64) -> Result<(CallTarget, String), String> {
     let uri: Uri = url.parse().map_err(|error| format!("{error}"))?;
     let authority = uri.authority().map(ToString::to_string).unwrap_or_default();
     let path = clean(&decoded(uri.path()));
     let url = format!("https://{authority}{path}?timeout={seconds}s");
-    Ok((Place::of(&url)?, url))
+    Ok((CallTarget::of(&url)?, url))
 }
 
 /// Where the `Location` of an answer leads: to another server, or to another path of this one.
-pub fn redirected(from: &Place, location: &str) -> Result<Place, String> {
+pub fn redirected(from: &CallTarget, location: &str) -> Result<CallTarget, String> {
     if let Some(rest) = location.strip_prefix("//") {
-        return Place::of(&format!("https://{rest}"));
+        return CallTarget::of(&format!("https://{rest}"));
     }
     if location.contains("://") {
-        return Place::of(location);
+        return CallTarget::of(location);
     }
     let mut place = from.clone();
     place.path = if location.starts_with('/') {

@@ -1,0 +1,268 @@
+//! `/stats/summary`: the same numbers with more detail, as JSON. What upstream has from cAdvisor alone (the node's
+//! network and per-volume usage) is left out rather than made up.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use http::{Response, StatusCode};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Map, Value, json};
+use skiff_cri::v1;
+use skiff_streaming::Body;
+
+use super::stats::{ContainerUsage, NodeUsage, PodUsage, Rates, number};
+use super::{json as answer, text};
+use crate::kubelet::Kubelet;
+
+const NODE: &str = "";
+
+pub async fn serve(kubelet: &Kubelet, rates: &Rates, query: &[(String, String)]) -> Response<Body> {
+    let pods = match kubelet.pod_usage().await {
+        Ok(pods) => pods,
+        Err(error) => return text(StatusCode::INTERNAL_SERVER_ERROR, error),
+    };
+    let only_cpu_and_memory = query
+        .iter()
+        .any(|(name, value)| name == "only_cpu_and_memory" && matches!(value.as_str(), "true" | "1"));
+    let node = NodeUsage::read(kubelet.machine.memory);
+    let cores = rates.update(readings(&node, &pods));
+    let mut shown_node = node_summary(&kubelet.config.node_name, &node, &cores);
+    if !only_cpu_and_memory && let Some(fs) = file_system(&kubelet.config.data_dir) {
+        shown_node["fs"] = fs;
+    }
+    let pods: Vec<Value> = pods
+        .iter()
+        .map(|pod| pod_summary(pod, &cores, only_cpu_and_memory))
+        .collect();
+    answer(&json!({"node": shown_node, "pods": pods}))
+}
+
+/// Everything whose cores are shown: the node, pods by uid and containers by id.
+fn readings(node: &NodeUsage, pods: &[PodUsage]) -> Vec<(String, i64, u64)> {
+    let of = |id: &str, cpu: &Option<v1::CpuUsage>| {
+        let cpu = cpu.as_ref()?;
+        Some((
+            id.to_owned(),
+            cpu.timestamp,
+            number(&cpu.usage_core_nano_seconds)?,
+        ))
+    };
+    let mut readings = vec![(NODE.to_owned(), node.time, node.cpu_nanos)];
+    for pod in pods {
+        readings.extend(of(&pod.uid, &pod.cpu));
+        readings.extend(pod.containers.iter().filter_map(|c| of(&c.id, &c.cpu)));
+    }
+    readings
+}
+
+fn time(nanos: i64) -> Value {
+    match Timestamp::from_nanosecond(i128::from(nanos)) {
+        Ok(time) => json!(skiff_meta::time::format_seconds(time)),
+        Err(_) => Value::Null,
+    }
+}
+
+/// An object of what is known.
+fn object(fields: impl IntoIterator<Item = (&'static str, Option<u64>)>) -> Map<String, Value> {
+    let known = |(name, value): (&str, Option<u64>)| Some((name.to_owned(), json!(value?)));
+    fields.into_iter().filter_map(known).collect()
+}
+
+fn node_summary(name: &str, node: &NodeUsage, cores: &HashMap<String, u64>) -> Value {
+    let mut cpu = object([
+        ("usageNanoCores", cores.get(NODE).copied()),
+        ("usageCoreNanoSeconds", Some(node.cpu_nanos)),
+    ]);
+    let mut memory = object([
+        ("availableBytes", Some(node.memory_available)),
+        ("workingSetBytes", Some(node.working_set())),
+    ]);
+    let mut swap = object([
+        ("swapAvailableBytes", Some(node.swap_free)),
+        (
+            "swapUsageBytes",
+            Some(node.swap_total.saturating_sub(node.swap_free)),
+        ),
+    ]);
+    for section in [&mut cpu, &mut memory, &mut swap] {
+        section.insert("time".to_owned(), time(node.time));
+    }
+    json!({"nodeName": name, "startTime": boot_time(), "cpu": cpu, "memory": memory, "swap": swap})
+}
+
+fn boot_time() -> Value {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "));
+    let seconds = seconds.and_then(|text| text.trim().parse::<i64>().ok());
+    seconds.map_or(Value::Null, |at| time(at.saturating_mul(1_000_000_000)))
+}
+
+fn file_system(path: &Path) -> Option<Value> {
+    let stat = rustix::fs::statvfs(path).ok()?;
+    let now = super::stats::now_nanos();
+    Some(json!({
+        "time": time(now),
+        "availableBytes": stat.f_bavail * stat.f_frsize,
+        "capacityBytes": stat.f_blocks * stat.f_frsize,
+        "usedBytes": (stat.f_blocks - stat.f_bfree) * stat.f_frsize,
+        "inodesFree": stat.f_ffree,
+        "inodes": stat.f_files,
+        "inodesUsed": stat.f_files - stat.f_ffree,
+    }))
+}
+
+fn cpu_section(cpu: &v1::CpuUsage, cores: Option<u64>) -> Value {
+    let mut section = object([
+        ("usageNanoCores", number(&cpu.usage_nano_cores).or(cores)),
+        ("usageCoreNanoSeconds", number(&cpu.usage_core_nano_seconds)),
+    ]);
+    section.insert("time".to_owned(), time(cpu.timestamp));
+    section.into()
+}
+
+fn memory_section(memory: &v1::MemoryUsage) -> Value {
+    let mut section = object([
+        ("availableBytes", number(&memory.available_bytes)),
+        ("usageBytes", number(&memory.usage_bytes)),
+        ("workingSetBytes", number(&memory.working_set_bytes)),
+        ("rssBytes", number(&memory.rss_bytes)),
+        ("pageFaults", number(&memory.page_faults)),
+        ("majorPageFaults", number(&memory.major_page_faults)),
+    ]);
+    section.insert("time".to_owned(), time(memory.timestamp));
+    section.into()
+}
+
+fn interface(interface: &v1::NetworkInterfaceUsage) -> Map<String, Value> {
+    let mut shown = object([
+        ("rxBytes", number(&interface.rx_bytes)),
+        ("rxErrors", number(&interface.rx_errors)),
+        ("txBytes", number(&interface.tx_bytes)),
+        ("txErrors", number(&interface.tx_errors)),
+    ]);
+    shown.insert("name".to_owned(), json!(interface.name));
+    shown
+}
+
+fn network_section(network: &v1::NetworkUsage) -> Value {
+    let mut section = network
+        .default_interface
+        .as_ref()
+        .map(interface)
+        .unwrap_or_default();
+    section.insert("time".to_owned(), time(network.timestamp));
+    let all: Vec<_> = network.interfaces.iter().map(interface).collect();
+    section.insert("interfaces".to_owned(), json!(all));
+    section.into()
+}
+
+fn container_summary(
+    container: &ContainerUsage,
+    cores: &HashMap<String, u64>,
+    only_cpu_and_memory: bool,
+) -> Value {
+    let mut shown = json!({"name": container.name, "startTime": time(container.started_at)});
+    if let Some(cpu) = &container.cpu {
+        shown["cpu"] = cpu_section(cpu, cores.get(&container.id).copied());
+    }
+    if let Some(memory) = &container.memory {
+        shown["memory"] = memory_section(memory);
+    }
+    if only_cpu_and_memory {
+        return shown;
+    }
+    if let Some(layer) = &container.writable_layer {
+        let mut section = object([
+            ("usedBytes", number(&layer.used_bytes)),
+            ("inodesUsed", number(&layer.inodes_used)),
+        ]);
+        section.insert("time".to_owned(), time(layer.timestamp));
+        shown["rootfs"] = section.into();
+    }
+    if let Some(swap) = &container.swap {
+        let mut section = object([
+            ("swapAvailableBytes", number(&swap.swap_available_bytes)),
+            ("swapUsageBytes", number(&swap.swap_usage_bytes)),
+        ]);
+        section.insert("time".to_owned(), time(swap.timestamp));
+        shown["swap"] = section.into();
+    }
+    shown
+}
+
+fn pod_summary(pod: &PodUsage, cores: &HashMap<String, u64>, only_cpu_and_memory: bool) -> Value {
+    let containers: Vec<Value> = pod
+        .containers
+        .iter()
+        .map(|container| container_summary(container, cores, only_cpu_and_memory))
+        .collect();
+    let mut shown = json!({
+        "podRef": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid},
+        "startTime": time(pod.started_at),
+        "containers": containers,
+    });
+    if let Some(cpu) = &pod.cpu {
+        shown["cpu"] = cpu_section(cpu, cores.get(&pod.uid).copied());
+    }
+    if let Some(memory) = &pod.memory {
+        shown["memory"] = memory_section(memory);
+    }
+    if only_cpu_and_memory {
+        return shown;
+    }
+    if let Some(network) = &pod.network {
+        shown["network"] = network_section(network);
+    }
+    if let Some(processes) = pod.process_count {
+        shown["process_stats"] = json!({"process_count": processes});
+    }
+    if let Some((at, bytes)) = pod.swap() {
+        shown["swap"] = json!({"time": time(at), "swapUsageBytes": bytes});
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod() {
+        let value = |value| Some(v1::UInt64Value { value });
+        let cpu = |nanos| {
+            Some(v1::CpuUsage {
+                timestamp: 1_000_000_000,
+                usage_core_nano_seconds: value(nanos),
+                ..Default::default()
+            })
+        };
+        let pod = PodUsage {
+            namespace: "ns".into(),
+            name: "p".into(),
+            uid: "u".into(),
+            cpu: cpu(9),
+            process_count: Some(3),
+            containers: vec![ContainerUsage {
+                id: "c1".into(),
+                name: "c".into(),
+                started_at: 2_000_000_000,
+                cpu: cpu(7),
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let cores = HashMap::from([("c1".to_owned(), 5)]);
+        assert_eq!(
+            pod_summary(&pod, &cores, false),
+            json!({
+                "podRef": {"name": "p", "namespace": "ns", "uid": "u"},
+                "startTime": "1970-01-01T00:00:00Z",
+                "containers": [{"name": "c", "startTime": "1970-01-01T00:00:02Z",
+                    "cpu": {"time": "1970-01-01T00:00:01Z", "usageNanoCores": 5, "usageCoreNanoSeconds": 7}}],
+                "cpu": {"time": "1970-01-01T00:00:01Z", "usageCoreNanoSeconds": 9},
+                "process_stats": {"process_count": 3},
+            })
+        );
+        assert_eq!(readings(&NodeUsage::default(), &[pod]).len(), 3);
+    }
+}

@@ -1,0 +1,149 @@
+//! Simulated nodes over a real API server: pods run, complete, fail and go; removal leaves nothing.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "everything here is a test, though not every function is marked as one"
+)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use skiff_sim::{Profile, SimConfig};
+use tokio_util::sync::CancellationToken;
+
+async fn server(dir: &std::path::Path, stop: &CancellationToken) -> Client {
+    let pki = skiff_pki::Pki::open(&dir.join("pki")).unwrap();
+    let identity = pki
+        .serving("apiserver", "kube-apiserver", &["localhost".to_owned()])
+        .unwrap();
+    let server = skiff_server::Server::start(skiff_server::ServerConfig {
+        store: Arc::new(skiff_store::Embedded::open(dir.join("store")).unwrap()),
+        service_cidr: "10.96.0.0/16".into(),
+        node_ports: 30000..=32767,
+        advertise_address: "192.0.2.1".parse().unwrap(),
+        advertise_port: 6443,
+        tls: Arc::new(skiff_pki::asking_server_config(&identity, &[]).unwrap()),
+        client_certificates: None,
+        service_account: None,
+        authentication: Default::default(),
+        authorization: vec![skiff_auth::Mode::Rbac],
+        admission: skiff_admission::Chain::recommended(),
+        kubelet: None,
+        recorder: Arc::default(),
+        audit: None,
+        kms_health: None,
+        version: Default::default(),
+        shutdown: stop.clone(),
+    });
+    let admin = skiff_auth::UserInfo::new("admin", ["system:masters", "system:authenticated"]);
+    let client = skiff_client::in_process(server.await.unwrap().service(admin), "default");
+    let account: ServiceAccount = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
+    accounts.create(&PostParams::default(), &account).await.unwrap();
+    client
+}
+
+async fn until(what: &str, done: impl AsyncFn() -> bool) {
+    let waited = tokio::time::timeout(Duration::from_secs(30), async {
+        while !done().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    waited.await.unwrap_or_else(|_| panic!("never: {what}"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_of_simulated_nodes_live_as_the_profile_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let stop = CancellationToken::new();
+    let _end = stop.clone().drop_guard();
+    let client = server(dir.path(), &stop).await;
+    let profile = "
+nodes: [{count: 3, zones: [a, b]}]
+pods:
+- labels: {does: complete}
+  succeedAfter: 10ms
+- labels: {does: fail}
+  failAfter: 10ms
+  exitCode: 3
+";
+    let (told, ready) = tokio::sync::oneshot::channel();
+    let config = SimConfig::new(Profile::parse(profile).unwrap());
+    let created = move |count| told.send(count).unwrap();
+    let interrupt = stop.child_token();
+    let running = tokio::spawn(skiff_sim::run(config, client.clone(), interrupt.clone(), created));
+    assert_eq!(ready.await.unwrap(), 3);
+    let nodes: Api<Node> = Api::all(client.clone());
+    let node = serde_json::to_value(nodes.get("sim-1").await.unwrap()).unwrap();
+    assert_eq!(node["metadata"]["labels"]["topology.kubernetes.io/zone"], "b");
+    assert_eq!(node["status"]["allocatable"]["pods"], "110");
+
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
+    let create = async |name: &str, does: &str, node: &str| {
+        let pod = json!({"metadata": {"name": name, "labels": {"does": does}}, "spec": {"nodeName": node,
+            "automountServiceAccountToken": false, "containers": [{"name": "c", "image": "i"}]}});
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        pods.create(&PostParams::default(), &pod).await.unwrap();
+    };
+    let status = async |name: &str| -> Value {
+        let pod = pods.get(name).await.unwrap();
+        serde_json::to_value(pod.status).unwrap()
+    };
+    create("runs", "run", "sim-0").await;
+    create("completes", "complete", "sim-1").await;
+    create("fails", "fail", "sim-2").await;
+    create("elsewhere", "run", "real").await;
+    until("running", async || status("runs").await["phase"] == "Running").await;
+    until("complete", async || {
+        status("completes").await["phase"] == "Succeeded"
+    })
+    .await;
+    until("failed", async || status("fails").await["phase"] == "Failed").await;
+    let failed = status("fails").await;
+    assert_eq!(
+        failed["containerStatuses"][0]["state"]["terminated"]["exitCode"],
+        3
+    );
+    let ready = status("runs").await;
+    let conditions = ready["conditions"].as_array().unwrap();
+    assert!(
+        conditions
+            .iter()
+            .any(|c| c["type"] == "Ready" && c["status"] == "True"),
+        "{ready}"
+    );
+    assert!(ready["podIP"].as_str().unwrap().starts_with("100.64."), "{ready}");
+    assert_eq!(
+        status("elsewhere").await["phase"],
+        "Pending",
+        "not a simulated node's"
+    );
+
+    pods.delete("runs", &DeleteParams::default()).await.unwrap();
+    until("gone", async || pods.get_opt("runs").await.unwrap().is_none()).await;
+
+    interrupt.cancel();
+    running.await.unwrap().unwrap();
+    assert_eq!(skiff_sim::remove(&client).await.unwrap(), 3);
+    assert!(nodes.list(&ListParams::default()).await.unwrap().items.is_empty());
+    let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
+    assert!(
+        leases
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
+    let left: Vec<_> = pods.list(&ListParams::default()).await.unwrap().items;
+    let left: Vec<_> = left
+        .iter()
+        .filter_map(|pod| pod.metadata.name.as_deref())
+        .collect();
+    assert_eq!(left, ["elsewhere"]);
+}
