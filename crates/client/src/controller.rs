@@ -95,9 +95,36 @@ impl<R: Reconcile> Controller<R> {
 
     /// Reconciles the keys that `keys` answers for each change of an object.
     pub fn watches<K, I>(
+        self,
+        informer: impl Fn(&R) -> &Informer<K>,
+        keys: impl Fn(&R, &Change<K>) -> I + Send + Sync + 'static,
+    ) -> Self
+    where
+        K: Resource<DynamicType = ()> + Send + Sync + 'static,
+        I: IntoIterator<Item = R::Key>,
+    {
+        self.woken_by(informer, keys, true)
+    }
+
+    /// As [`Controller::watches`], for objects that the controller makes itself: a change of one is looked at, but is
+    /// not the cause of what is written next.
+    pub fn watches_own<K, I>(
+        self,
+        informer: impl Fn(&R) -> &Informer<K>,
+        keys: impl Fn(&R, &Change<K>) -> I + Send + Sync + 'static,
+    ) -> Self
+    where
+        K: Resource<DynamicType = ()> + Send + Sync + 'static,
+        I: IntoIterator<Item = R::Key>,
+    {
+        self.woken_by(informer, keys, false)
+    }
+
+    fn woken_by<K, I>(
         mut self,
         informer: impl Fn(&R) -> &Informer<K>,
         keys: impl Fn(&R, &Change<K>) -> I + Send + Sync + 'static,
+        is_cause: bool,
     ) -> Self
     where
         K: Resource<DynamicType = ()> + Send + Sync + 'static,
@@ -108,8 +135,8 @@ impl<R: Reconcile> Controller<R> {
         informer.subscribe(move |change| {
             let mut woken = keys(&reconciler, change).into_iter().peekable();
             if woken.peek().is_some() {
-                let cause = cause_of(&**change.object());
-                woken.for_each(|key| queue.add(key, Some(cause.clone())));
+                let cause = is_cause.then(|| cause_of(&**change.object()));
+                woken.for_each(|key| queue.add(key, cause.clone()));
             }
         });
         self.informers.push(Box::new(informer));

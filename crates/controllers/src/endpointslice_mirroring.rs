@@ -2,21 +2,24 @@
 //! selector, become EndpointSlices, because that is what proxies read.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{EndpointAddress, Endpoints, Service};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
-use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile};
+use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile, reference};
 
-use crate::endpointslice::plan::{MANAGED_BY, SERVICE_NAME};
+use crate::endpoints::subsets;
+use crate::endpointslice::plan::{MANAGED_BY, SERVICE_NAME, TRIGGER_TIME};
 use crate::ownership::controller_reference;
 use crate::{Context, Error, is_namespace_terminating};
 
 const CONTROLLER: &str = "endpointslicemirroring-controller.k8s.io";
 const SKIP: &str = "endpointslice.kubernetes.io/skip-mirror";
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const MAX_PER_SUBSET: usize = 1000;
 const BY_SERVICE: &str = "mirrored service";
 
@@ -25,6 +28,8 @@ struct Plan {
     create: Vec<EndpointSlice>,
     update: Vec<EndpointSlice>,
     delete: Vec<String>,
+    /// Reasons and messages of warnings about the Endpoints.
+    events: Vec<(&'static str, String)>,
 }
 
 fn is_mirrored(endpoints: &Endpoints, service: Option<&Service>) -> bool {
@@ -41,24 +46,38 @@ fn is_mirrored(endpoints: &Endpoints, service: Option<&Service>) -> bool {
     by_hand && !skipped
 }
 
-fn mirror(address: &EndpointAddress, ready: bool) -> Endpoint {
-    Endpoint {
-        addresses: vec![address.ip.clone()],
+/// `None` if the address is none.
+fn mirror(address: &EndpointAddress, ready: bool) -> Option<(&'static str, Endpoint)> {
+    // Written anew: it may be in an irregular form.
+    let ip: IpAddr = address.ip.parse().ok()?;
+    let ip = ip.to_canonical();
+    let endpoint = Endpoint {
+        addresses: vec![ip.to_string()],
         conditions: Some(EndpointConditions {
             ready: Some(ready),
             ..Default::default()
         }),
-        hostname: address.hostname.clone(),
+        hostname: address.hostname.clone().filter(|hostname| !hostname.is_empty()),
         node_name: address.node_name.clone(),
         target_ref: address.target_ref.clone(),
         ..Default::default()
-    }
+    };
+    Some((if ip.is_ipv6() { "IPv6" } else { "IPv4" }, endpoint))
+}
+
+/// The slices there should be, and what was left out.
+#[derive(Default)]
+struct Mirrored {
+    slices: Vec<EndpointSlice>,
+    invalid: usize,
+    too_many: usize,
 }
 
 /// One slice for each address family and set of ports.
-fn wanted_slices(endpoints: &Endpoints) -> Vec<EndpointSlice> {
-    let mut groups: BTreeMap<(String, String), (Vec<EndpointPort>, Vec<Endpoint>)> = BTreeMap::new();
-    for subset in endpoints.subsets.iter().flatten() {
+fn mirrored(endpoints: &Endpoints) -> Mirrored {
+    let mut mirrored = Mirrored::default();
+    let subsets = subsets::repack(endpoints.subsets.as_deref().unwrap_or_default());
+    for subset in &subsets {
         let ports: Vec<EndpointPort> = subset
             .ports
             .iter()
@@ -71,65 +90,128 @@ fn wanted_slices(endpoints: &Endpoints) -> Vec<EndpointSlice> {
             })
             .collect();
         let ready = subset.addresses.iter().flatten().map(|address| (address, true));
-        let not_ready = subset
-            .not_ready_addresses
-            .iter()
-            .flatten()
-            .map(|address| (address, false));
-        for (address, ready) in ready.chain(not_ready).take(MAX_PER_SUBSET) {
-            let family = if address.ip.contains(':') { "IPv6" } else { "IPv4" };
-            let group = groups
-                .entry((family.to_owned(), format!("{ports:?}")))
-                .or_insert_with(|| (ports.clone(), Vec::new()));
-            group.1.push(mirror(address, ready));
+        let not_ready = subset.not_ready_addresses.iter().flatten();
+        let not_ready = not_ready.map(|address| (address, false));
+        let mut by_family: BTreeMap<&str, Vec<Endpoint>> = BTreeMap::new();
+        let mut count = 0;
+        for (address, ready) in ready.chain(not_ready) {
+            if count == MAX_PER_SUBSET {
+                mirrored.too_many += 1;
+                continue;
+            }
+            match mirror(address, ready) {
+                Some((family, endpoint)) => {
+                    by_family.entry(family).or_default().push(endpoint);
+                    count += 1;
+                }
+                None => mirrored.invalid += 1,
+            }
+        }
+        for (family, endpoint) in by_family {
+            mirrored
+                .slices
+                .push(new_slice(endpoints, family, &ports, endpoint));
         }
     }
+    mirrored
+}
+
+fn new_slice(
+    endpoints: &Endpoints,
+    family: &str,
+    ports: &[EndpointPort],
+    mirrored: Vec<Endpoint>,
+) -> EndpointSlice {
     let name = endpoints.metadata.name.clone().unwrap_or_default();
     let mut labels = endpoints.metadata.labels.clone().unwrap_or_default();
     labels.insert(SERVICE_NAME.into(), name.clone());
     labels.insert(MANAGED_BY.into(), CONTROLLER.into());
-    let slice = |((family, _), (ports, mirrored)): (_, (Vec<EndpointPort>, Vec<Endpoint>))| {
-        let mut slice = EndpointSlice {
-            address_type: family,
-            ports: Some(ports),
-            endpoints: Some(mirrored),
-            ..Default::default()
-        };
-        slice.metadata.generate_name = Some(format!("{name}-"));
-        slice.metadata.namespace = endpoints.metadata.namespace.clone();
-        slice.metadata.labels = Some(labels.clone());
-        slice.metadata.owner_references = Some(vec![controller_reference(endpoints)]);
-        slice
+    let mut annotations = endpoints.metadata.annotations.clone().unwrap_or_default();
+    annotations.retain(|annotation, _| annotation != TRIGGER_TIME && annotation != LAST_APPLIED);
+    let mut slice = EndpointSlice {
+        address_type: family.to_owned(),
+        ports: Some(ports.to_vec()),
+        endpoints: Some(mirrored),
+        ..Default::default()
     };
-    groups.into_iter().map(slice).collect()
+    slice.metadata.generate_name = Some(format!("{name}-"));
+    slice.metadata.namespace = endpoints.metadata.namespace.clone();
+    slice.metadata.labels = Some(labels);
+    slice.metadata.annotations = (!annotations.is_empty()).then_some(annotations);
+    slice.metadata.owner_references = Some(vec![controller_reference(endpoints)]);
+    slice
+}
+
+/// True if the slice shows the same endpoints for the same Endpoints, in whatever order.
+fn shows(present: &EndpointSlice, wanted: &EndpointSlice) -> bool {
+    let sorted = |slice: &EndpointSlice| {
+        let mut endpoints = slice.endpoints.clone().unwrap_or_default();
+        endpoints.sort_by(|left, right| left.addresses.cmp(&right.addresses));
+        endpoints
+    };
+    present.metadata.labels == wanted.metadata.labels
+        && present.metadata.annotations == wanted.metadata.annotations
+        && present.metadata.owner_references == wanted.metadata.owner_references
+        && sorted(present) == sorted(wanted)
 }
 
 fn plan(endpoints: Option<&Endpoints>, existing: &[Arc<EndpointSlice>]) -> Plan {
     let mut plan = Plan::default();
+    let mirrored = endpoints.map(mirrored).unwrap_or_default();
     let mut present: Vec<&Arc<EndpointSlice>> = existing.iter().collect();
-    for wanted in endpoints.map(wanted_slices).unwrap_or_default() {
-        let owners = &wanted.metadata.owner_references;
-        let reusable = present.iter().position(|slice| {
-            slice.address_type == wanted.address_type
-                && slice.ports == wanted.ports
-                && slice.metadata.owner_references == *owners
-        });
-        let Some(index) = reusable else {
-            plan.create.push(wanted);
-            continue;
+    let mut missing = Vec::new();
+    for wanted in mirrored.slices {
+        let same = |slice: &&Arc<EndpointSlice>| {
+            slice.address_type == wanted.address_type && slice.ports == wanted.ports
         };
-        let mut slice = (**present.remove(index)).clone();
-        if slice.endpoints != wanted.endpoints || slice.metadata.labels != wanted.metadata.labels {
-            slice.endpoints = wanted.endpoints;
-            slice.metadata.labels = wanted.metadata.labels;
-            plan.update.push(slice);
+        match present.iter().position(same) {
+            Some(index) => {
+                let slice = present.remove(index);
+                if !shows(slice, &wanted) {
+                    plan.update.push(replaced(slice, wanted));
+                }
+            }
+            None => missing.push(wanted),
+        }
+    }
+    // What would be deleted is filled anew instead.
+    for wanted in missing {
+        let family = |slice: &&Arc<EndpointSlice>| slice.address_type == wanted.address_type;
+        match present.iter().position(family) {
+            Some(index) => plan.update.push(replaced(present.remove(index), wanted)),
+            None => plan.create.push(wanted),
         }
     }
     plan.delete = present
         .into_iter()
         .filter_map(|slice| slice.metadata.name.clone())
         .collect();
+    if endpoints.is_some_and(|endpoints| endpoints.metadata.deletion_timestamp.is_some()) {
+        plan.create.clear();
+    }
+    if mirrored.invalid > 0 {
+        let message = format!(
+            "Skipped {} invalid IP addresses when mirroring to EndpointSlices",
+            mirrored.invalid
+        );
+        plan.events.push(("InvalidIPAddress", message));
+    }
+    if mirrored.too_many > 0 {
+        let skipped = mirrored.too_many + mirrored.invalid;
+        let message = format!(
+            "A max of {MAX_PER_SUBSET} addresses can be mirrored to EndpointSlices per Endpoints subset. {skipped} addresses were skipped"
+        );
+        plan.events.push(("TooManyAddressesToMirror", message));
+    }
     plan
+}
+
+/// `wanted` under the name and version of a slice that is there.
+fn replaced(present: &EndpointSlice, mut wanted: EndpointSlice) -> EndpointSlice {
+    wanted.metadata.name = present.metadata.name.clone();
+    wanted.metadata.resource_version = present.metadata.resource_version.clone();
+    wanted.metadata.generate_name = None;
+    wanted
 }
 
 fn service_of(slice: &EndpointSlice) -> Option<Key> {
@@ -166,7 +248,7 @@ pub(crate) async fn run(context: Context) {
         .workers(5)
         .owns(|r| &r.services)
         .owns(|r| &r.endpoints)
-        .watches(|r| &r.slices, |_, change| service_of(change.object()))
+        .watches_own(|r| &r.slices, |_, change| service_of(change.object()))
         .run()
         .await;
 }
@@ -184,6 +266,14 @@ impl Reconcile for MirroredSlices {
             return Ok(Action::Done);
         }
         let plan = plan(mirrored.as_deref(), &existing);
+        if let Some(endpoints) = &mirrored {
+            let about = reference(&**endpoints);
+            for (reason, message) in &plan.events {
+                self.context
+                    .events
+                    .event(&about, "Warning", reason, message.clone());
+            }
+        }
         let api: Api<EndpointSlice> = Api::namespaced(self.context.client.clone(), &key.namespace);
         for slice in &plan.create {
             match api.create(&PostParams::default(), slice).await {
@@ -249,6 +339,53 @@ mod tests {
             (1, vec!["IPv6".to_owned()])
         );
         assert_eq!(plan(None, &stored).delete.len(), 2);
+    }
+
+    #[test]
+    fn annotations_follow_and_slices_are_reused() {
+        let mut annotated = endpoints(&["192.0.2.1"]);
+        let annotations = json!({"a": "b", TRIGGER_TIME: "t", LAST_APPLIED: "{}"});
+        annotated.metadata.annotations = serde_json::from_value(annotations).unwrap();
+        let mut slice = plan(Some(&annotated), &[]).create.remove(0);
+        assert_eq!(
+            slice.metadata.annotations,
+            Some([("a".to_owned(), "b".to_owned())].into())
+        );
+        slice.metadata.name = Some("s".into());
+        let stored = [Arc::new(slice)];
+        // Another port: the slice is filled anew. The same addresses in another order: nothing.
+        let mut moved = annotated.clone();
+        moved.subsets.as_mut().unwrap()[0].ports.as_mut().unwrap()[0].port = 1;
+        let changed = plan(Some(&moved), &stored);
+        assert!(changed.create.is_empty() && changed.delete.is_empty());
+        assert_eq!(changed.update[0].metadata.name.as_deref(), Some("s"));
+        annotated.metadata.annotations = None;
+        assert_eq!(plan(Some(&annotated), &stored).update.len(), 1);
+        // An address in two subsets is mirrored once for all its ports.
+        let mut twice = endpoints(&["192.0.2.1"]);
+        let mut second = twice.subsets.clone().unwrap()[0].clone();
+        second.ports.as_mut().unwrap()[0].port = 1;
+        twice.subsets.as_mut().unwrap().push(second);
+        let packed = plan(Some(&twice), &[]).create;
+        assert_eq!((packed.len(), packed[0].ports.as_ref().unwrap().len()), (1, 2));
+    }
+
+    #[test]
+    fn what_is_left_out_is_told() {
+        let many: Vec<String> = (0..1002)
+            .map(|number| format!("10.0.{}.{}", number / 250, number % 250))
+            .collect();
+        let mut ips: Vec<&str> = many.iter().map(String::as_str).collect();
+        ips.insert(0, "0.bad");
+        let plan = plan(Some(&endpoints(&ips)), &[]);
+        assert_eq!(plan.create[0].endpoints.as_ref().map(Vec::len), Some(1000));
+        let reasons: Vec<&str> = plan.events.iter().map(|(reason, _)| *reason).collect();
+        assert_eq!(reasons, ["InvalidIPAddress", "TooManyAddressesToMirror"]);
+        assert!(
+            plan.events[1].1.ends_with("3 addresses were skipped"),
+            "{:?}",
+            plan.events
+        );
     }
 
     #[test]

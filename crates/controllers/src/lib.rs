@@ -52,6 +52,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use csr::{CertificateOrder, CertificateSigner, SignError};
+pub use node::lifecycle::EvictionRates;
 pub use selection::{ControllerSelection, SelectionError, controller_names};
 pub use tokens::TokenSigner;
 
@@ -70,6 +71,7 @@ pub struct ControllersConfig {
     pub node_monitor_period: Duration,
     pub node_monitor_grace_period: Duration,
     pub node_startup_grace_period: Duration,
+    pub eviction_rates: EvictionRates,
     pub terminated_pod_gc_threshold: usize,
     /// Signs certificates; without it nobody does.
     pub certificate_signer: Option<Arc<dyn CertificateSigner>>,
@@ -116,6 +118,12 @@ impl ControllersConfig {
             node_monitor_period: Duration::from_secs(5),
             node_monitor_grace_period: Duration::from_secs(50),
             node_startup_grace_period: Duration::from_secs(60),
+            eviction_rates: EvictionRates {
+                primary: 0.1,
+                secondary: 0.01,
+                large_cluster_threshold: 50,
+                unhealthy_zone_threshold: 0.55,
+            },
             terminated_pod_gc_threshold: 12_500,
             certificate_signer: None,
             cluster_signing_duration: Duration::from_secs(365 * 24 * 3600),

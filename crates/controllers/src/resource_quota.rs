@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Service};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, Service};
 use kube::Client;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -18,6 +18,7 @@ use skiff_meta::quantity::Quantity;
 use tokio_util::sync::CancellationToken;
 
 use crate::discovery::{Discovery, Served};
+use crate::volume_protection::classes_of_claim;
 use crate::{Context, Error, pods};
 
 /// Upstream's resync period.
@@ -39,6 +40,7 @@ struct Quotas {
     context: Context,
     pods: Informer<Pod>,
     services: Informer<Service>,
+    claims: Informer<PersistentVolumeClaim>,
     replenish: Replenish,
     /// What is watched only because a quota counts it, by group and resource.
     watched: Mutex<BTreeMap<Counted, Watched>>,
@@ -70,6 +72,7 @@ pub(crate) async fn run(context: Context) {
         client: context.client.clone(),
         pods: context.informers.informer(),
         services: context.informers.informer(),
+        claims: context.informers.informer(),
         replenish: Replenish {
             quotas: context.informers.informer(),
             queue: queue.clone(),
@@ -83,12 +86,39 @@ pub(crate) async fn run(context: Context) {
         .watches(|r| &r.replenish.quotas, Quotas::woken_by_quota)
         .watches(|r| &r.pods, Quotas::woken_by_pod)
         .watches(|r| &r.services, Quotas::woken_by_service)
+        .watches(|r| &r.claims, Quotas::woken_by_claim)
         .every(RESYNC, |r| {
             let quotas = r.replenish.quotas.list();
             quotas.iter().map(|quota| Key::of(&**quota)).collect()
         })
         .run()
         .await;
+}
+
+/// Whether a pod that changed counts for less, or for other quotas, than before.
+fn counts_differently(old: &Pod, new: &Pod) -> bool {
+    let terminating = |pod: &Pod| {
+        let spec = pod.spec.as_ref();
+        spec.is_some_and(|spec| spec.active_deadline_seconds.is_some_and(|seconds| seconds >= 0))
+    };
+    // Resources are resized in place.
+    let resources = |pod: &Pod| -> Vec<_> {
+        let status = pod.status.iter();
+        let statuses = status.flat_map(|status| {
+            let containers = status.container_statuses.iter().flatten();
+            containers.chain(status.init_container_statuses.iter().flatten())
+        });
+        statuses
+            .map(|status| (status.name.clone(), status.resources.clone()))
+            .collect()
+    };
+    let resized = || {
+        let now = resources(new);
+        let changed =
+            |(name, before): &(String, _)| now.iter().any(|(other, now)| other == name && now != before);
+        resources(old).iter().any(changed)
+    };
+    (pods::is_terminal(new) && !pods::is_terminal(old)) || terminating(old) != terminating(new) || resized()
 }
 
 /// Whether the status speaks of the limits that the quota has.
@@ -120,14 +150,32 @@ impl Quotas {
 
     fn woken_by_pod(&self, change: &Change<Pod>) -> Option<Key> {
         let frees = match change {
-            Change::Applied { old, new } => {
-                pods::is_terminal(new) && old.as_ref().is_some_and(|old| !pods::is_terminal(old))
-            }
+            Change::Applied { old: Some(old), new } => counts_differently(old, new),
+            Change::Applied { old: None, .. } => false,
             Change::Deleted { .. } => true,
         };
         if frees {
             self.replenish
                 .freed(change.object().metadata.namespace.as_deref(), "", "pods");
+        }
+        None
+    }
+
+    fn woken_by_claim(&self, change: &Change<PersistentVolumeClaim>) -> Option<Key> {
+        let allocated = |claim: &PersistentVolumeClaim| {
+            let status = claim.status.as_ref()?;
+            status.allocated_resources.as_ref()?.get("storage").cloned()
+        };
+        let frees = match change {
+            Change::Applied { old: Some(old), new } => {
+                allocated(old) != allocated(new) || classes_of_claim(old) != classes_of_claim(new)
+            }
+            Change::Applied { old: None, .. } => false,
+            Change::Deleted { .. } => true,
+        };
+        if frees {
+            let namespace = change.object().metadata.namespace.as_deref();
+            self.replenish.freed(namespace, "", "persistentvolumeclaims");
         }
         None
     }
@@ -163,7 +211,8 @@ impl Reconcile for Quotas {
             false => Discovery::default(),
         };
         self.watch_what_counts(Some(&discovery));
-        let used = self.count(&quota, &key.namespace, &hard, &discovery).await?;
+        let (used, failure) = self.count(&quota, &key.namespace, &hard, &discovery).await;
+        let counted = failure.map_or(Ok(Action::Done), Err);
         let used: Value = used
             .iter()
             .map(|(entry, amount)| (entry.clone(), json!(amount.to_string())))
@@ -172,7 +221,7 @@ impl Reconcile for Quotas {
         if amounts(&quota["status"]["hard"]) == hard
             && amounts(&quota["status"]["used"]) == amounts(&status["used"])
         {
-            return Ok(Action::Done);
+            return counted;
         }
         quota["status"] = status;
         quota["apiVersion"] = json!("v1");
@@ -198,27 +247,27 @@ impl Quotas {
         namespace: &str,
         hard: &Amounts,
         discovery: &Discovery,
-    ) -> Result<Amounts, Error> {
+    ) -> (Amounts, Option<Error>) {
         let mut used: Amounts = hard
             .keys()
             .map(|entry| (entry.clone(), Quantity::from_units(0)))
             .collect();
+        let before = amounts(&quota["status"]["used"]);
+        let mut failure = None;
         for (group, resource) in counted(hard) {
             let Some(base) = collection(&group, &resource, namespace, discovery) else {
                 continue;
             };
-            let whole = group.is_empty() && is_looked_into(&resource);
-            let accept = if whole {
-                "application/json"
-            } else {
-                "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-            };
-            let request = http::Request::get(base)
-                .header("accept", accept)
-                .body(Vec::new())
-                .map_err(|error| Error::Other(error.to_string()))?;
-            let list: Value = self.client.request(request).await?;
             let entries = concerned(&group, &resource, hard);
+            let list = match self.list(&group, &resource, base).await {
+                Ok(list) => list,
+                Err(error) => {
+                    let known = before.iter().filter(|(entry, _)| entries.contains(*entry));
+                    used.extend(known.map(|(entry, amount)| (entry.clone(), amount.clone())));
+                    failure = Some(error);
+                    continue;
+                }
+            };
             for object in list["items"].as_array().into_iter().flatten() {
                 if !in_scope(quota, &resource, object) {
                     continue;
@@ -232,10 +281,24 @@ impl Quotas {
                 }
             }
         }
-        Ok(used)
+        (used, failure)
     }
 
-    /// Watches the deletions of what some quota counts, and of nothing else. Pods and services are watched anyway.
+    async fn list(&self, group: &str, resource: &str, path: String) -> Result<Value, Error> {
+        let whole = group.is_empty() && is_looked_into(resource);
+        let accept = if whole {
+            "application/json"
+        } else {
+            "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+        };
+        let request = http::Request::get(path)
+            .header("accept", accept)
+            .body(Vec::new())
+            .map_err(|error| Error::Other(error.to_string()))?;
+        Ok(self.client.request(request).await?)
+    }
+
+    /// Watches the deletions of what some quota counts, and of nothing else. Pods, services and claims are watched anyway.
     fn watch_what_counts(&self, discovery: Option<&Discovery>) {
         let mut wanted = BTreeSet::new();
         for quota in self.replenish.quotas.list() {
@@ -243,7 +306,7 @@ impl Quotas {
             let entries = hard.into_iter().flat_map(BTreeMap::keys);
             wanted.extend(entries.filter_map(|entry| counted_by(entry)).map(owned));
         }
-        for seen in ["pods", "services", "resourcequotas"] {
+        for seen in ["pods", "services", "persistentvolumeclaims", "resourcequotas"] {
             wanted.remove(&owned(("", seen)));
         }
         let mut watched = self.watched.lock();
@@ -298,7 +361,7 @@ fn is_looked_into(resource: &str) -> bool {
 }
 
 fn needs_discovery(hard: &Amounts) -> bool {
-    let known = ["pods", "services", "resourcequotas"];
+    let known = ["pods", "services", "persistentvolumeclaims", "resourcequotas"];
     counted(hard)
         .iter()
         .any(|(group, resource)| !group.is_empty() || !known.contains(&resource.as_str()))
@@ -325,6 +388,24 @@ fn collection(group: &str, resource: &str, namespace: &str, discovery: &Discover
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn which_changes_of_a_pod_count() {
+        let pod = |phase: &str, deadline: Value, cpu: &str| -> Pod {
+            serde_json::from_value(json!({"spec": {"containers": [], "activeDeadlineSeconds": deadline},
+                "status": {"phase": phase, "containerStatuses": [{"name": "c", "image": "i", "imageID": "", "ready": true,
+                    "restartCount": 0, "resources": {"requests": {"cpu": cpu}}}]}}))
+            .unwrap()
+        };
+        let plain = pod("Running", json!(null), "1");
+        let check =
+            |new: Pod, expected: bool| assert_eq!(counts_differently(&plain, &new), expected, "{new:?}");
+        check(plain.clone(), false);
+        check(pod("Pending", json!(null), "1"), false);
+        check(pod("Succeeded", json!(null), "1"), true);
+        check(pod("Running", json!(5), "1"), true);
+        check(pod("Running", json!(null), "2"), true);
+    }
 
     #[test]
     fn a_status_is_current_or_not() {

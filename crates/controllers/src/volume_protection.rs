@@ -224,7 +224,7 @@ impl Reconcile for Volumes {
 const BY_CLASS: &str = "volume-protection/class";
 
 /// The classes that a claim names: the one it wants, the one it has and the one it is on its way to.
-fn classes_of_claim(claim: &PersistentVolumeClaim) -> Vec<String> {
+pub(crate) fn classes_of_claim(claim: &PersistentVolumeClaim) -> Vec<String> {
     let status = claim.status.as_ref();
     let wanted = claim
         .spec
@@ -247,7 +247,7 @@ fn classes_of_volume(volume: &PersistentVolume) -> Vec<String> {
 }
 
 /// The classes that an object named before and names no longer.
-fn classes_let_go<K>(change: &Change<K>, classes: fn(&K) -> Vec<String>) -> Vec<Key> {
+fn classes_let_go<K: Resource>(change: &Change<K>, classes: fn(&K) -> Vec<String>) -> Vec<Key> {
     let (before, now) = match change {
         Change::Deleted { last } => (classes(last), Vec::new()),
         Change::Applied { old: Some(old), new } => (classes(old), classes(new)),

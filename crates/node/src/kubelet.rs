@@ -220,13 +220,7 @@ impl Kubelet {
     fn follow_pods(self: &Arc<Self>) {
         let kubelet = self.clone();
         self.pods.subscribe(move |change| match change {
-            Change::Applied { old, new } => {
-                // A pod deleted and made again under its name may come as one change.
-                if let Some(old) = old.as_ref().filter(|old| old.metadata.uid != new.metadata.uid) {
-                    kubelet.pod_gone(old);
-                }
-                kubelet.pod_applied(new);
-            }
+            Change::Applied { new, .. } => kubelet.pod_applied(new),
             Change::Deleted { last } => kubelet.pod_gone(last),
         });
     }

@@ -10,8 +10,9 @@ mod store;
 
 use std::any::{Any, TypeId};
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -24,7 +25,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use reflector::{Reflector, Source};
-use store::{Kept, Store};
+use store::{Before, Identity, Kept, Store};
 
 use crate::Key;
 use crate::controller::Follow;
@@ -39,8 +40,44 @@ pub type PartialObject = PartialObjectMeta<DynamicObject>;
 
 /// One step of an object's life as an informer saw it.
 pub enum Change<K> {
-    Applied { old: Option<Arc<K>>, new: Arc<K> },
+    Applied { old: Option<Old<K>>, new: Arc<K> },
     Deleted { last: Arc<K> },
+}
+
+/// An object as it was before a change. It is decoded when it is looked at, and once for all subscribers.
+pub struct Old<K> {
+    kept: Kept<K>,
+    form: Form<K>,
+    decoded: OnceLock<Arc<K>>,
+}
+
+impl<K: Resource> Deref for Old<K> {
+    type Target = K;
+
+    fn deref(&self) -> &K {
+        self.decoded.get_or_init(|| match &self.kept {
+            Kept::Decoded(object) => object.clone(),
+            Kept::Raw(raw) => match self.form.decode(raw) {
+                Ok(object) => object,
+                // Nothing is kept that could not be decoded when it came.
+                Err(error) => unreachable!("an object cannot be decoded a second time: {error}"),
+            },
+        })
+    }
+}
+
+impl<K: DeserializeOwned> From<Arc<K>> for Old<K> {
+    fn from(object: Arc<K>) -> Self {
+        Old {
+            kept: Kept::Decoded(object),
+            form: Form {
+                decode: |raw| serde_json::from_slice(raw),
+                transform: |_| {},
+                identity_only: false,
+            },
+            decoded: OnceLock::new(),
+        }
+    }
 }
 
 impl<K> Change<K> {
@@ -76,11 +113,27 @@ pub(crate) struct Shared<K> {
 }
 
 /// What an informer makes of the JSON it gets.
-struct Form<K> {
+pub(crate) struct Form<K> {
     decode: fn(&[u8]) -> serde_json::Result<K>,
     transform: fn(&mut ObjectMeta),
     /// Who it is, is all that is kept.
     identity_only: bool,
+}
+
+impl<K> Clone for Form<K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K> Copy for Form<K> {}
+
+impl<K: Resource> Form<K> {
+    fn decode(&self, raw: &[u8]) -> serde_json::Result<Arc<K>> {
+        let mut object = (self.decode)(raw)?;
+        (self.transform)(object.meta_mut());
+        Ok(Arc::new(object))
+    }
 }
 
 /// One object of a list. Of a long one most are not decoded a moment longer than it takes to look at them.
@@ -91,9 +144,7 @@ pub(crate) struct Listed<K> {
 
 impl<K: Resource> Shared<K> {
     fn decode(&self, raw: &[u8]) -> serde_json::Result<Arc<K>> {
-        let mut object = (self.form.decode)(raw)?;
-        (self.form.transform)(object.meta_mut());
-        Ok(Arc::new(object))
+        self.form.decode(raw)
     }
 
     /// What is kept was decoded before, so this gives an object.
@@ -123,9 +174,26 @@ impl<K: Resource> Shared<K> {
         } else {
             raw
         };
-        let old = self.store.write().insert(&new, Some(raw));
-        let old = old.and_then(|old| self.thaw(old));
-        dispatch_applied(&handlers, old, new);
+        let before = self.store.write().insert(&new, Some(raw));
+        self.dispatch_applied(&handlers, before, new);
+    }
+
+    /// A list can show an object that was deleted and made again under its name since the last look. It is another
+    /// object: subscribers hear of both lives.
+    fn dispatch_applied(&self, handlers: &[Handler<K>], before: Option<Before<K>>, new: Arc<K>) {
+        let mut old = None;
+        if let Some(before) = before {
+            if before.identity.is_same_object(Identity::of(new.meta())) {
+                old = Some(Old {
+                    kept: before.kept,
+                    form: self.form,
+                    decoded: OnceLock::new(),
+                });
+            } else if let Some(last) = self.thaw(before.kept) {
+                dispatch(handlers, &Change::Deleted { last });
+            }
+        }
+        dispatch(handlers, &Change::Applied { old, new });
     }
 
     /// An object whose last state cannot be read is gone all the same.
@@ -174,13 +242,10 @@ impl<K: Resource> Shared<K> {
             let Some(new) = self.thaw(kept) else { continue };
             gone.remove(&key);
             let raw = raw.or_else(|| self.form.identity_only.then(|| identity(new.meta())));
-            let old = self.store.write().insert(&new, raw);
-            let old = old.and_then(|old| self.thaw(old));
-            let unchanged = old
-                .as_ref()
-                .is_some_and(|old| old.meta().resource_version == new.meta().resource_version);
-            if !unchanged {
-                dispatch_applied(&handlers, old, new);
+            let before = self.store.write().insert(&new, raw);
+            let identity = Identity::of(new.meta());
+            if before.as_ref().is_none_or(|before| before.identity != identity) {
+                self.dispatch_applied(&handlers, before, new);
             }
         }
         for key in gone {
@@ -203,19 +268,6 @@ fn identity(meta: &ObjectMeta) -> Bytes {
         ..ObjectMeta::default()
     };
     Bytes::from(serde_json::json!({ "metadata": meta }).to_string())
-}
-
-/// A list can show an object that was deleted and made again under its name since the last look. It is another
-/// object: subscribers hear of both lives.
-fn dispatch_applied<K: Resource>(handlers: &[Handler<K>], old: Option<Arc<K>>, new: Arc<K>) {
-    let old = match old {
-        Some(last) if last.meta().uid != new.meta().uid => {
-            dispatch(handlers, &Change::Deleted { last });
-            None
-        }
-        old => old,
-    };
-    dispatch(handlers, &Change::Applied { old, new });
 }
 
 fn dispatch<K>(handlers: &[Handler<K>], change: &Change<K>) {

@@ -7,9 +7,11 @@
 //! It knows nothing of lists and watches, and calls nobody but the index functions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 
 use crate::Key;
@@ -29,6 +31,37 @@ impl<K> Clone for Kept<K> {
     }
 }
 
+/// What an object was before it changed.
+pub(super) struct Before<K> {
+    pub(super) kept: Kept<K>,
+    pub(super) identity: Identity,
+}
+
+/// Digests of an object's uid and version: they tell whether it is the same one without decoding it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity {
+    uid: u64,
+    version: u64,
+}
+
+impl Identity {
+    pub(super) fn of(meta: &ObjectMeta) -> Self {
+        let digest = |text: &Option<String>| {
+            let mut hasher = DefaultHasher::new();
+            text.hash(&mut hasher);
+            hasher.finish()
+        };
+        Identity {
+            uid: digest(&meta.uid),
+            version: digest(&meta.resource_version),
+        }
+    }
+
+    pub(super) fn is_same_object(self, other: Self) -> bool {
+        self.uid == other.uid
+    }
+}
+
 struct Slot<K> {
     decoded: Option<Arc<K>>,
     /// `None`: it stays decoded.
@@ -37,6 +70,7 @@ struct Slot<K> {
     stamp: u64,
     /// What the indexes gave for it, by their number.
     values: Box<[(usize, Arc<str>)]>,
+    identity: Identity,
 }
 
 impl<K> Slot<K> {
@@ -80,7 +114,7 @@ impl<K: Resource> Store<K> {
     }
 
     /// Puts the object in and answers what was there before. With a raw form it may be kept in that form alone.
-    pub(super) fn insert(&mut self, object: &Arc<K>, raw: Option<Bytes>) -> Option<Kept<K>> {
+    pub(super) fn insert(&mut self, object: &Arc<K>, raw: Option<Bytes>) -> Option<Before<K>> {
         let meta = object.meta();
         let (namespace, name) = (
             meta.namespace.as_deref().unwrap_or_default(),
@@ -88,7 +122,10 @@ impl<K: Resource> Store<K> {
         );
         let before = self.take(namespace, name);
         let (place, old) = match before {
-            Some((place, slot)) => (place, slot.kept()),
+            Some((place, slot)) => {
+                let identity = slot.identity;
+                (place, slot.kept().map(|kept| Before { kept, identity }))
+            }
             None => {
                 let namespace = match self.objects.get_key_value(namespace) {
                     Some((known, _)) => known.clone(),
@@ -113,6 +150,7 @@ impl<K: Resource> Store<K> {
             raw,
             stamp,
             values: values.into_boxed_slice(),
+            identity: Identity::of(object.meta()),
         };
         self.objects.entry(place.0).or_default().insert(place.1, slot);
         while self.recent.len() > self.decoded {
@@ -308,7 +346,8 @@ mod tests {
         let mut store = Store::<ConfigMap>::new(2);
         let put = |store: &mut Store<ConfigMap>, name: &str, version: u32| {
             let (object, raw) = object(name, version);
-            store.insert(&object, Some(raw)).as_ref().map(show)
+            let before = store.insert(&object, Some(raw));
+            before.map(|before| show(&before.kept))
         };
         for (version, name) in (1..).zip(["a", "b", "c"]) {
             assert_eq!(put(&mut store, name, version), None);

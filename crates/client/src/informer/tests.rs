@@ -320,3 +320,59 @@ async fn of_metadata_only_the_identity_is_kept() {
     assert_eq!(changes.recv().await.unwrap(), (None, "u@8 1".to_owned()));
     assert!(informer.is_empty());
 }
+
+#[test]
+fn what_was_before_is_decoded_once_and_only_if_it_is_looked_at() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static DECODED: AtomicUsize = AtomicUsize::new(0);
+    let form = Form::<ConfigMap> {
+        decode: |raw| {
+            DECODED.fetch_add(1, Ordering::SeqCst);
+            serde_json::from_slice(raw)
+        },
+        transform: without_managed_fields,
+        identity_only: false,
+    };
+    let shared = Arc::new(Shared {
+        handlers: Mutex::default(),
+        store: RwLock::new(Store::new(0)),
+        synced: watch::Sender::new(false),
+        progress: watch::Sender::new(0),
+        complete: None,
+        form,
+    });
+    let informer = Informer {
+        shared: shared.clone(),
+        scope: CancellationToken::new(),
+    };
+    let seen: Arc<Mutex<Vec<Option<String>>>> = Arc::default();
+    let apply = |version: &str, uid: &str| {
+        let object =
+            json!({"metadata": {"namespace": "d", "name": "a", "uid": uid, "resourceVersion": version}});
+        let raw = Bytes::from(object.to_string());
+        let new = shared.decode(&raw).unwrap();
+        let before = DECODED.load(Ordering::SeqCst);
+        shared.apply(new, raw);
+        DECODED.load(Ordering::SeqCst) - before
+    };
+    assert_eq!(apply("1", "u"), 0);
+    assert_eq!(apply("2", "u"), 0, "nobody looks");
+    for _ in 0..2 {
+        let seen = seen.clone();
+        informer.subscribe(move |change| {
+            if let Change::Applied { old, .. } = change {
+                let version = old
+                    .as_deref()
+                    .and_then(|old| old.metadata.resource_version.clone());
+                seen.lock().push(version);
+            }
+        });
+    }
+    seen.lock().clear();
+    assert_eq!(apply("3", "u"), 1, "once for both");
+    assert_eq!(*seen.lock(), [Some("2".to_owned()), Some("2".to_owned())]);
+    // Another object of the same name is no change of the first.
+    seen.lock().clear();
+    apply("4", "v");
+    assert_eq!(*seen.lock(), [None, None]);
+}

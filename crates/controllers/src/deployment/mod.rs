@@ -5,6 +5,7 @@
 
 mod plan;
 mod revision;
+mod rollback;
 mod scaling;
 mod status;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use crate::ownership::{self, BY_CONTROLLER};
 use crate::{Context, Error, error_message, is_namespace_terminating, pods, selector};
 use plan::{Observed, Plan, Write};
 pub(crate) use revision::safe_encode;
+use rollback::Rollback;
 pub(crate) use scaling::scaled;
 
 /// So many deployments are remembered; then all are forgotten.
@@ -78,9 +80,18 @@ impl Reconcile for Deployments {
         let selects = |set: &ReplicaSet| selects(&deployment, set);
         let client = &self.context.client;
         let sets = ownership::claim_all(client, &*deployment, candidates, selects, |_| true).await?;
+        let sets_with_pods = self.sets_with_pods(&sets);
+        let sets: Vec<ReplicaSet> = sets.iter().map(|set| (**set).clone()).collect();
+        let paused = deployment.spec.as_ref().and_then(|spec| spec.paused) == Some(true);
+        if deployment.metadata.deletion_timestamp.is_none()
+            && !paused
+            && let Some(rollback) = rollback::plan(&deployment, &sets)
+        {
+            return self.roll_back(&key, rollback).await;
+        }
         let observed = Observed {
-            sets_with_pods: self.sets_with_pods(&sets),
-            sets: sets.iter().map(|set| (**set).clone()).collect(),
+            sets_with_pods,
+            sets,
             deployment: (*deployment).clone(),
             now: Timestamp::now(),
         };
@@ -180,6 +191,19 @@ impl Deployments {
             self.write_status(key, *updated).await?;
         }
         Ok(plan.look_again.map_or(Action::Done, Action::RequeueAfter))
+    }
+
+    /// Writes the Deployment as it was; its change wakes us again.
+    async fn roll_back(&self, key: &Key, rollback: Rollback) -> Result<Action, Error> {
+        let api: Api<Deployment> = Api::namespaced(self.context.client.clone(), &key.namespace);
+        api.replace(&key.name, &PostParams::default(), &rollback.deployment)
+            .await?;
+        let kind = if rollback.is_warning { "Warning" } else { "Normal" };
+        let about = reference(&rollback.deployment);
+        self.context
+            .events
+            .event(&about, kind, rollback.reason, rollback.message);
+        Ok(Action::Done)
     }
 
     /// Makes the new ReplicaSet; false if there is nothing more to do now.

@@ -9,6 +9,8 @@ pub(super) const REVISION_HISTORY: &str = "deployment.kubernetes.io/revision-his
 pub(super) const DESIRED_REPLICAS: &str = "deployment.kubernetes.io/desired-replicas";
 pub(super) const MAX_REPLICAS: &str = "deployment.kubernetes.io/max-replicas";
 
+pub(super) const ROLLBACK_TO: &str = "deprecated.deployment.rollback.to";
+
 /// Annotations of a Deployment that its ReplicaSets do not inherit.
 const NOT_COPIED: &[&str] = &[
     "kubectl.kubernetes.io/last-applied-configuration",
@@ -16,8 +18,12 @@ const NOT_COPIED: &[&str] = &[
     REVISION_HISTORY,
     DESIRED_REPLICAS,
     MAX_REPLICAS,
-    "deprecated.deployment.rollback.to",
+    ROLLBACK_TO,
 ];
+
+pub(super) fn is_copied(annotation: &str) -> bool {
+    !NOT_COPIED.contains(&annotation)
+}
 
 /// The history of revisions must not fill up the annotations.
 const MAX_HISTORY_LENGTH: usize = 2000;
@@ -94,7 +100,7 @@ pub(super) fn annotate_new(deployment: &Deployment, set: &mut ReplicaSet, revisi
     let mut changed = false;
     let annotations = set.metadata.annotations.get_or_insert_default();
     for (key, value) in deployment.metadata.annotations.iter().flatten() {
-        if !NOT_COPIED.contains(&key.as_str()) && annotations.get(key) != Some(value) {
+        if is_copied(key) && annotations.get(key) != Some(value) {
             annotations.insert(key.clone(), value.clone());
             changed = true;
         }

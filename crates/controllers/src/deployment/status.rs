@@ -122,9 +122,14 @@ pub(super) fn counts(
         })),
         available_replicas: nonzero(available_replicas),
         unavailable_replicas: nonzero(unavailable),
+        // A set that was never looked at has none; one that does not tell them leaves the sum unknown.
         terminating_replicas: all
             .iter()
-            .map(|set| set.status.as_ref().and_then(|status| status.terminating_replicas))
+            .filter_map(|set| set.status.as_ref())
+            .filter(|status| {
+                status.observed_generation.unwrap_or(0) != 0 || status.terminating_replicas.is_some()
+            })
+            .map(|status| status.terminating_replicas)
             .sum(),
         collision_count: present.collision_count,
         conditions: present.conditions,

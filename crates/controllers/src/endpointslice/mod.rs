@@ -3,23 +3,28 @@
 //!
 //! Services without a selector are not its business; slices that others manage neither.
 
+mod hints;
 pub(crate) mod plan;
 pub(crate) mod selectors;
+pub(crate) mod trigger;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
+use parking_lot::Mutex;
 use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile, reference, stage};
 
 use crate::node::{BY_NODE, by_node};
 use crate::selector::matches_map;
 use crate::{Context, Error, error_message, is_namespace_terminating};
-use plan::{CONTROLLER, MANAGED_BY, SERVICE_NAME};
+use hints::{Capacity, ZoneCounts};
+use plan::{CONTROLLER, MANAGED_BY, Observed, SERVICE_NAME};
 use selectors::{Selectors, selects_pods};
+use trigger::TriggerTimes;
 
 const BY_SERVICE: &str = "service";
 
@@ -30,6 +35,10 @@ struct EndpointSlices {
     nodes: Informer<Node>,
     slices: Informer<EndpointSlice>,
     selectors: Selectors,
+    capacity: Mutex<Capacity>,
+    /// The Services whose endpoints are shared out among zones, by address family.
+    zone_counts: Mutex<HashMap<Key, BTreeMap<&'static str, ZoneCounts>>>,
+    triggers: TriggerTimes,
 }
 
 fn by_service(slice: &EndpointSlice) -> Vec<String> {
@@ -56,6 +65,9 @@ pub(crate) async fn run(context: Context) {
         nodes: context.informers.informer(),
         slices: context.informers.informer(),
         selectors: Selectors::default(),
+        capacity: Mutex::default(),
+        zone_counts: Mutex::default(),
+        triggers: TriggerTimes::default(),
         context: context.clone(),
     });
     reconciler.slices.add_index(BY_SERVICE, by_service);
@@ -66,7 +78,7 @@ pub(crate) async fn run(context: Context) {
         .watches(|r| &r.services, |r, change| r.selectors.follow(change))
         .watches(|r| &r.pods, |r, change| r.selectors.woken_by_pod(change))
         .watches(|r| &r.nodes, EndpointSlices::woken_by_node)
-        .watches(|r| &r.slices, |_, change| woken_by_slice(change))
+        .watches_own(|r| &r.slices, |_, change| woken_by_slice(change))
         .run()
         .await;
 }
@@ -81,23 +93,43 @@ fn woken_by_slice(change: &Change<EndpointSlice>) -> BTreeSet<Key> {
 }
 
 impl EndpointSlices {
-    /// A node that appears, or moves to another zone, changes the endpoints of the pods on it.
+    /// A node that appears, or moves to another zone, changes the endpoints of the pods on it; its CPUs change what is
+    /// meant for which zone.
     fn woken_by_node(&self, change: &Change<Node>) -> BTreeSet<Key> {
-        let Change::Applied { old, new } = change else {
-            return BTreeSet::new();
+        let name = change.object().metadata.name.as_deref().unwrap_or_default();
+        let node = match change {
+            Change::Applied { new, .. } => Some(&**new),
+            Change::Deleted { .. } => None,
         };
+        let mut woken = BTreeSet::new();
+        if self.capacity.lock().set(name, node) {
+            woken.extend(self.overloaded());
+        }
         let zone = |node: &Node| {
             let labels = node.metadata.labels.as_ref();
             labels.and_then(|labels| labels.get(plan::ZONE)).cloned()
         };
-        if old.as_ref().is_some_and(|old| zone(old) == zone(new)) {
-            return BTreeSet::new();
+        if let Change::Applied { old, new } = change
+            && old.as_ref().is_none_or(|old| zone(old) != zone(new))
+        {
+            let pods = self.pods.by_index(BY_NODE, name);
+            woken.extend(pods.iter().flat_map(|pod| self.selectors.services_of(pod)));
         }
-        let name = new.metadata.name.as_deref().unwrap_or_default();
-        let pods = self.pods.by_index(BY_NODE, name);
-        pods.iter()
-            .flat_map(|pod| self.selectors.services_of(pod))
-            .collect()
+        woken
+    }
+
+    /// The Services with too few endpoints for some zone.
+    fn overloaded(&self) -> Vec<Key> {
+        let zone_counts = self.zone_counts.lock();
+        if zone_counts.is_empty() {
+            return Vec::new();
+        }
+        let ratios = self.capacity.lock().ratios();
+        let overloaded = zone_counts.iter().filter(|(_, counts)| {
+            let mut counts = counts.values();
+            counts.any(|counts| hints::is_overloaded(counts, ratios.as_deref()))
+        });
+        overloaded.map(|(key, _)| key.clone()).collect()
     }
 
     async fn write(&self, key: &Key, plan: &plan::Plan) -> Result<(), Error> {
@@ -131,6 +163,8 @@ impl Reconcile for EndpointSlices {
     async fn reconcile(&self, key: Key) -> Result<Action, Error> {
         let Some(service) = self.services.get(&key.namespace, &key.name) else {
             // The garbage collector removes the slices.
+            self.zone_counts.lock().remove(&key);
+            self.triggers.forget(&key);
             return Ok(Action::Done);
         };
         if !selects_pods(&service) {
@@ -150,28 +184,48 @@ impl Reconcile for EndpointSlices {
             .into_iter()
             .filter(|slice| slice.metadata.deletion_timestamp.is_none())
             .collect();
-        let plan = plan::plan(&service, &selected, &|name| self.nodes.get("", name), &existing);
+        let ratios = self.capacity.lock().ratios();
+        let had_hints = self.zone_counts.lock().contains_key(&key);
+        let plan = plan::plan(&Observed {
+            service: &service,
+            pods: &selected,
+            node: &|name| self.nodes.get("", name),
+            existing: &existing,
+            ratios: ratios.as_deref(),
+            had_hints,
+            trigger: self.triggers.observe(&key, &service, &selected),
+        });
+        if plan.zone_counts.is_empty() {
+            self.zone_counts.lock().remove(&key);
+        } else {
+            self.zone_counts
+                .lock()
+                .insert(key.clone(), plan.zone_counts.clone());
+        }
         let outcome = stage("write slices", self.write(&key, &plan)).await;
-        if let Err(Error::Api(error)) = &outcome {
-            let message = format!(
-                "Error updating Endpoint Slices for Service {key}: {}",
-                error_message(error)
-            );
-            if !is_namespace_terminating(error) && !error.is_conflict() {
-                self.context.events.event(
-                    &reference(&*service),
-                    "Warning",
-                    "FailedToUpdateEndpointSlices",
-                    message,
-                );
-            }
+        let about = reference(&*service);
+        for (is_warning, reason, message) in &plan.events {
+            let kind = if *is_warning { "Warning" } else { "Normal" };
+            self.context.events.event(&about, kind, reason, message.clone());
         }
-        outcome?;
-        if plan.skipped.is_empty() {
-            return Ok(Action::Done);
+        let mut failures: Vec<String> = plan
+            .skipped
+            .iter()
+            .map(|(pod, node)| format!("skipping Pod {pod} for Service {key}: Node {node} Not Found"))
+            .collect();
+        if let Err(Error::Api(error)) = &outcome
+            && !is_namespace_terminating(error)
+            && !error.is_conflict()
+        {
+            failures.push(error_message(error));
         }
-        // Woken by the node when it appears.
-        tracing::debug!(service = %key, pods = ?plan.skipped, "endpoints left out: their node is not known");
-        Ok(Action::Done)
+        if !failures.is_empty() {
+            let failures = failures.join(", ");
+            let message = format!("Error updating Endpoint Slices for Service {key}: {failures}");
+            let reason = "FailedToUpdateEndpointSlices";
+            self.context.events.event(&about, "Warning", reason, message);
+        }
+        // A pod whose node is not known comes in when the node does.
+        outcome.map(|()| Action::Done)
     }
 }

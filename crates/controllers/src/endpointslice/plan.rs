@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service, ServicePort};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use super::hints::{self, HintEvent, Slices, ZoneCounts, ZoneRatios};
 use crate::ownership::{controller_of, controller_reference};
 use crate::pods;
 use crate::selector::Labels;
@@ -16,15 +18,19 @@ pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
 pub(crate) const CONTROLLER: &str = "endpointslice-controller.k8s.io";
 pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
-const MAX_ENDPOINTS: usize = 100;
+pub(crate) const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+pub(crate) const MAX_ENDPOINTS: usize = 100;
 
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Plan {
+pub(super) struct Plan {
     pub create: Vec<EndpointSlice>,
     pub update: Vec<EndpointSlice>,
     pub delete: Vec<String>,
-    /// Pods whose node is not known yet: they are left out until it is.
-    pub skipped: Vec<String>,
+    /// Pods whose node is not known yet, with the node: they are left out until it is.
+    pub skipped: Vec<(String, String)>,
+    pub events: Vec<HintEvent>,
+    /// By address family, how many endpoints are meant for each zone; empty if CPUs do not decide that.
+    pub zone_counts: BTreeMap<&'static str, ZoneCounts>,
 }
 
 pub(crate) fn is_headless(service: &Service) -> bool {
@@ -226,130 +232,190 @@ fn uid_of(endpoint: &Endpoint) -> &str {
         .unwrap_or_default()
 }
 
-pub(crate) fn plan(
-    service: &Service,
-    pods: &[Arc<Pod>],
-    node: &dyn Fn(&str) -> Option<Arc<Node>>,
-    existing: &[Arc<EndpointSlice>],
-) -> Plan {
+/// What is known of a Service.
+pub(super) struct Observed<'a> {
+    pub service: &'a Service,
+    pub pods: &'a [Arc<Pod>],
+    pub node: &'a dyn Fn(&str) -> Option<Arc<Node>>,
+    /// Without those that are being deleted.
+    pub existing: &'a [Arc<EndpointSlice>],
+    /// The part of the cluster's CPUs that each zone has.
+    pub ratios: Option<&'a ZoneRatios>,
+    /// Whether its endpoints were shared out among zones before.
+    pub had_hints: bool,
+    /// When the oldest change happened that this plan follows.
+    pub trigger: Option<Timestamp>,
+}
+
+pub(super) fn plan(observed: &Observed) -> Plan {
     let mut plan = Plan::default();
-    let types = address_types(service);
-    for slice in existing
-        .iter()
-        .filter(|slice| !types.contains(slice.address_type.as_str()))
-    {
-        plan.delete.push(slice.metadata.name.clone().unwrap_or_default());
+    let types = address_types(observed.service);
+    for slice in observed.existing {
+        if !types.contains(slice.address_type.as_str()) {
+            plan.delete.push(slice.metadata.name.clone().unwrap_or_default());
+        }
     }
     for address_type in types {
-        let of_type: Vec<&Arc<EndpointSlice>> = existing
-            .iter()
-            .filter(|slice| slice.address_type == address_type)
-            .collect();
-        plan_type(service, pods, node, &of_type, address_type, &mut plan);
+        plan_type(observed, address_type, &mut plan);
+    }
+    for slice in plan.create.iter_mut().chain(&mut plan.update) {
+        let annotations = slice.metadata.annotations.get_or_insert_default();
+        match observed.trigger {
+            Some(trigger) => annotations.insert(TRIGGER_TIME.into(), trigger.to_string()),
+            None => annotations.remove(TRIGGER_TIME),
+        };
+        if annotations.is_empty() {
+            slice.metadata.annotations = None;
+        }
     }
     plan
 }
 
-fn plan_type(
-    service: &Service,
-    pods: &[Arc<Pod>],
-    node: &dyn Fn(&str) -> Option<Arc<Node>>,
-    existing: &[&Arc<EndpointSlice>],
+fn is_owned(slice: &EndpointSlice, service: &Service) -> bool {
+    let owner = controller_of(&slice.metadata);
+    owner.is_some_and(|owner| Some(&owner.uid) == service.metadata.uid.as_ref())
+}
+
+fn plan_type(observed: &Observed, address_type: &'static str, plan: &mut Plan) {
+    let service = observed.service;
+    let existing: Vec<&Arc<EndpointSlice>> = observed
+        .existing
+        .iter()
+        .filter(|slice| slice.address_type == address_type)
+        .collect();
+    let mut desired = desired_groups(observed, address_type, &mut plan.skipped);
+    let mut slices = Slices::default();
+    let mut deleted: Vec<&EndpointSlice> = Vec::new();
+    let mut by_ports: BTreeMap<String, Vec<&EndpointSlice>> = BTreeMap::new();
+    for slice in &existing {
+        let key = port_key(slice.ports.as_deref().unwrap_or_default());
+        if is_owned(slice, service) && desired.contains_key(&key) {
+            by_ports.entry(key).or_default().push(slice);
+        } else {
+            deleted.push(slice);
+        }
+    }
+    for (key, group) in &mut desired {
+        let present = by_ports.remove(key).unwrap_or_default();
+        plan_group(service, address_type, group, present, &mut slices, &mut deleted);
+    }
+    // A Service without endpoints still has one slice, so that clients can tell it from one not seen yet.
+    if deleted.len() == existing.len() && slices.create.is_empty() {
+        let placeholder = new_slice(service, address_type, &[], Vec::new());
+        let kept = deleted.iter().position(|slice| {
+            slice.endpoints.as_ref().is_none_or(Vec::is_empty)
+                && slice.ports.as_ref().is_none_or(Vec::is_empty)
+                && slice.metadata.labels == placeholder.metadata.labels
+                && slice.metadata.owner_references == placeholder.metadata.owner_references
+        });
+        match kept {
+            Some(kept) => {
+                deleted.swap_remove(kept);
+            }
+            None => slices.create.push(placeholder),
+        }
+    }
+    let (had_hints, events) = (observed.had_hints, &mut plan.events);
+    let counts = hints::set(
+        hints::mode(service),
+        &mut slices,
+        observed.ratios,
+        address_type,
+        had_hints,
+        events,
+    );
+    plan.zone_counts
+        .extend(counts.map(|counts| (address_type, counts)));
+    // What would be deleted is filled anew instead.
+    for slice in deleted {
+        let name = slice.metadata.name.clone();
+        match slices.create.pop_if(|_| is_owned(slice, service)) {
+            Some(mut reused) => {
+                reused.metadata.name = name;
+                reused.metadata.generate_name = None;
+                slices.update.push(reused);
+            }
+            None => plan.delete.extend(name),
+        }
+    }
+    // One that is being deleted gets nothing new: the garbage collector may be at its slices.
+    if service.metadata.deletion_timestamp.is_none() {
+        plan.create.extend(slices.create);
+    }
+    plan.update.extend(slices.update);
+}
+
+/// The endpoints there should be, by their ports.
+fn desired_groups(
+    observed: &Observed,
     address_type: &str,
-    plan: &mut Plan,
-) {
+    skipped: &mut Vec<(String, String)>,
+) -> BTreeMap<String, Group> {
+    let service = observed.service;
     let publish_all = service
         .spec
         .as_ref()
         .and_then(|spec| spec.publish_not_ready_addresses)
         .unwrap_or(false);
     let mut desired: BTreeMap<String, Group> = BTreeMap::new();
-    for pod in pods.iter().filter(|pod| should_be_in_endpoints(pod)) {
+    for pod in observed.pods.iter().filter(|pod| should_be_in_endpoints(pod)) {
         let node_name = pods::node_name(pod);
-        let found = node(node_name);
+        let found = (observed.node)(node_name);
+        let ports = ports_for(service, pod);
+        let group = desired.entry(port_key(&ports)).or_insert_with(|| Group {
+            ports,
+            endpoints: BTreeMap::new(),
+        });
         if found.is_none() && !publish_all {
-            plan.skipped.push(pod.metadata.name.clone().unwrap_or_default());
+            let name = pod.metadata.name.clone().unwrap_or_default();
+            skipped.push((name, node_name.to_owned()));
             continue;
         }
-        let ports = ports_for(service, pod);
         let endpoint = endpoint(pod, found.as_deref(), service, address_type == "IPv6");
         if !endpoint.addresses.is_empty() {
-            let group = desired.entry(port_key(&ports)).or_insert_with(|| Group {
-                ports,
-                endpoints: BTreeMap::new(),
-            });
             group.endpoints.insert(uid_of(&endpoint).to_owned(), endpoint);
         }
     }
-    let (created, deleted) = (plan.create.len(), plan.delete.len());
-    let mut by_ports: BTreeMap<String, Vec<EndpointSlice>> = BTreeMap::new();
-    for slice in existing {
-        let ours = controller_of(&slice.metadata)
-            .is_some_and(|owner| Some(&owner.uid) == service.metadata.uid.as_ref());
-        let key = port_key(slice.ports.as_deref().unwrap_or_default());
-        if ours && desired.contains_key(&key) {
-            by_ports.entry(key).or_default().push((***slice).clone());
-        } else {
-            plan.delete.push(slice.metadata.name.clone().unwrap_or_default());
-        }
-    }
-    for (key, group) in desired {
-        plan_group(
-            service,
-            address_type,
-            group,
-            by_ports.remove(&key).unwrap_or_default(),
-            plan,
-        );
-    }
-    // A Service without endpoints still has one slice, so that clients can tell it from one not seen yet.
-    let all_deleted = plan.delete.len() - deleted == existing.len();
-    if all_deleted && plan.create.len() == created {
-        let placeholder = new_slice(service, address_type, &[], Vec::new());
-        let kept = existing.iter().find(|slice| {
-            slice.endpoints.as_ref().is_none_or(Vec::is_empty)
-                && slice.ports.as_ref().is_none_or(Vec::is_empty)
-                && slice.metadata.labels == placeholder.metadata.labels
-                && slice.metadata.owner_references == placeholder.metadata.owner_references
-        });
-        match kept.and_then(|slice| slice.metadata.name.as_ref()) {
-            Some(name) => plan.delete.retain(|deleted| deleted != name),
-            None => plan.create.push(placeholder),
-        }
-    }
+    desired
 }
 
 /// Distributes the endpoints of one set of ports over slices, touching as few slices as possible.
-fn plan_group(
+fn plan_group<'a>(
     service: &Service,
     address_type: &str,
-    mut group: Group,
-    existing: Vec<EndpointSlice>,
-    plan: &mut Plan,
+    group: &mut Group,
+    existing: Vec<&'a EndpointSlice>,
+    slices: &mut Slices,
+    deleted: &mut Vec<&'a EndpointSlice>,
 ) {
     let labels = labels_for(service);
     let mut changed: Vec<EndpointSlice> = Vec::new();
     let mut unchanged: Vec<EndpointSlice> = Vec::new();
-    for mut slice in existing {
-        let before = slice.endpoints.clone().unwrap_or_default();
+    for present in existing {
+        let before = present.endpoints.as_deref().unwrap_or_default();
         let kept: Vec<Endpoint> = before
             .iter()
             .filter_map(|endpoint| group.endpoints.remove(uid_of(endpoint)))
             .collect();
-        if kept.is_empty() {
-            plan.delete.push(slice.metadata.name.clone().unwrap_or_default());
+        if kept.is_empty() && !before.is_empty() {
+            deleted.push(present);
             continue;
         }
-        let differs = kept != before || slice.metadata.labels.as_ref() != Some(&labels);
+        let same = |(before, now): (&Endpoint, &Endpoint)| {
+            let hints = before.hints.clone();
+            *before == Endpoint { hints, ..now.clone() }
+        };
+        let all_same = before.len() == kept.len() && before.iter().zip(&kept).all(same);
+        let mut slice = present.clone();
+        if all_same && slice.metadata.labels.as_ref() == Some(&labels) {
+            unchanged.push(slice);
+            continue;
+        }
         slice.endpoints = Some(kept);
         slice.metadata.labels = Some(labels.clone());
-        if differs {
-            changed.push(slice);
-        } else {
-            unchanged.push(slice);
-        }
+        changed.push(slice);
     }
-    let mut rest: Vec<Endpoint> = group.endpoints.into_values().collect();
+    let mut rest: Vec<Endpoint> = std::mem::take(&mut group.endpoints).into_values().collect();
     let room =
         |slice: &EndpointSlice| MAX_ENDPOINTS.saturating_sub(slice.endpoints.as_ref().map_or(0, Vec::len));
     let fill = |slice: &mut EndpointSlice, rest: &mut Vec<Endpoint>| {
@@ -377,10 +443,11 @@ fn plan_group(
     }
     while !rest.is_empty() {
         let part: Vec<Endpoint> = rest.drain(..rest.len().min(MAX_ENDPOINTS)).collect();
-        plan.create
-            .push(new_slice(service, address_type, &group.ports, part));
+        let new = new_slice(service, address_type, &group.ports, part);
+        slices.create.push(new);
     }
-    plan.update.extend(changed);
+    slices.update.extend(changed);
+    slices.unchanged.extend(unchanged);
 }
 
 #[cfg(test)]
@@ -425,6 +492,23 @@ mod tests {
             Arc::new(
                 serde_json::from_value(json!({"metadata": {"name": "n", "labels": {ZONE: "z"}}})).unwrap(),
             )
+        })
+    }
+
+    fn plan(
+        service: &Service,
+        pods: &[Arc<Pod>],
+        node: &dyn Fn(&str) -> Option<Arc<Node>>,
+        existing: &[Arc<EndpointSlice>],
+    ) -> Plan {
+        super::plan(&Observed {
+            service,
+            pods,
+            node,
+            existing,
+            ratios: None,
+            had_hints: false,
+            trigger: None,
         })
     }
 
@@ -554,7 +638,46 @@ mod tests {
         assert_eq!(plan(&service, &[], &node, &slices), Plan::default());
         assert_eq!(
             summary(&plan(&service, &[pod(1, true, false)], &node, &slices)),
-            "create[1] update[] delete[web-0]"
+            "create[] update[1] delete[]",
+            "what was empty is filled"
+        );
+    }
+
+    #[test]
+    fn writes_tell_what_they_follow_and_where_endpoints_are_for() {
+        let service = service(json!({"trafficDistribution": "PreferSameZone"}));
+        let trigger: Timestamp = "2026-01-01T00:00:07Z".parse().unwrap();
+        let pods = [pod(1, true, false)];
+        let mut observed = Observed {
+            service: &service,
+            pods: &pods,
+            node: &node,
+            existing: &[],
+            ratios: None,
+            had_hints: false,
+            trigger: Some(trigger),
+        };
+        let first = super::plan(&observed);
+        let told = first.create[0].metadata.annotations.clone().unwrap();
+        assert_eq!(told[TRIGGER_TIME], "2026-01-01T00:00:07Z");
+        let hints = first.create[0].endpoints.as_ref().unwrap()[0]
+            .hints
+            .clone()
+            .unwrap();
+        assert_eq!(hints.for_zones.unwrap()[0].name, "z");
+        // Hints alone are no difference.
+        let slices = stored(&first);
+        observed.existing = &slices;
+        assert_eq!(super::plan(&observed), Plan::default());
+    }
+
+    #[test]
+    fn a_service_that_is_being_deleted_gets_nothing_new() {
+        let mut service = service(json!({}));
+        service.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+        assert_eq!(
+            plan(&service, &[pod(1, true, false)], &node, &[]),
+            Plan::default()
         );
     }
 

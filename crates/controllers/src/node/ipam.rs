@@ -273,7 +273,7 @@ impl Reconcile for NodeNetworks {
             let message = format!("Node {} status is now: CIDRNotAvailable", key.name);
             self.context
                 .events
-                .event(&node_reference(&key.name), "Normal", "CIDRNotAvailable", message);
+                .event(&node_reference(&node), "Normal", "CIDRNotAvailable", message);
             return Err(Error::Other(format!(
                 "no pod network is left for node {}",
                 key.name
@@ -290,12 +290,9 @@ impl Reconcile for NodeNetworks {
             Err(error) if error.is_not_found() => Ok(Action::Done),
             Err(error) => {
                 let message = format!("Node {} status is now: CIDRAssignmentFailed", key.name);
-                self.context.events.event(
-                    &node_reference(&key.name),
-                    "Normal",
-                    "CIDRAssignmentFailed",
-                    message,
-                );
+                self.context
+                    .events
+                    .event(&node_reference(&node), "Normal", "CIDRAssignmentFailed", message);
                 Err(error.into())
             }
         }

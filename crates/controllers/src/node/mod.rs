@@ -25,13 +25,12 @@ pub(crate) fn condition<'a>(node: &'a Node, type_: &str) -> Option<&'a NodeCondi
         .find(|condition| condition.type_ == type_)
 }
 
-/// COMPAT: events about nodes name the node as their uid, which is how clients find them.
-pub(crate) fn node_reference(name: &str) -> ObjectReference {
+pub(crate) fn node_reference(node: &Node) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".into()),
         kind: Some("Node".into()),
-        name: Some(name.into()),
-        uid: Some(name.into()),
+        name: node.metadata.name.clone(),
+        uid: node.metadata.uid.clone(),
         ..Default::default()
     }
 }

@@ -15,7 +15,7 @@ use serde_json::json;
 use skiff_client::{Action, ErrorExt, Informer, Reconcile};
 use tokio::time::Instant;
 
-use super::{BY_NODE, by_node};
+use super::{BY_NODE, by_node, condition};
 use crate::{Context, Error, pods};
 
 const PERIOD: Duration = Duration::from_secs(20);
@@ -25,8 +25,23 @@ const QUARANTINE: Duration = Duration::from_secs(40);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
     Finished,
+    /// It is being deleted, and its node is known to be out of service.
+    OutOfService,
     NodeGone,
     NeverScheduled,
+}
+
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// A node that is not ready and of which somebody said that it will not come back by itself.
+fn is_out_of_service(node: &Node) -> bool {
+    let ready = condition(node, "Ready").is_some_and(|ready| ready.status == "True");
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+    !ready
+        && taints
+            .into_iter()
+            .flatten()
+            .any(|taint| taint.key == OUT_OF_SERVICE)
 }
 
 /// Index of the pods that may have to go whatever becomes of their nodes: finding them takes no look at the others.
@@ -39,7 +54,7 @@ fn by_end(pod: &Pod) -> Vec<String> {
     if pods::is_terminal(pod) {
         ends.push(ENDED.to_owned());
     }
-    if pods::node_name(pod).is_empty() && pod.metadata.deletion_timestamp.is_some() {
+    if pod.metadata.deletion_timestamp.is_some() {
         ends.push(LEAVING.to_owned());
     }
     ends
@@ -58,8 +73,16 @@ fn candidates(all: &Informer<Pod>, gone: &HashSet<String>) -> Vec<Arc<Pod>> {
     by_uid.into_values().collect()
 }
 
-/// Which pods to remove. `gone` are the nodes known not to exist.
-fn plan(all: &[Arc<Pod>], gone: &HashSet<String>, threshold: usize) -> Vec<(Arc<Pod>, Why)> {
+/// The nodes that cannot end their pods.
+#[derive(Default)]
+struct Lost {
+    /// Known not to exist.
+    gone: HashSet<String>,
+    out_of_service: HashSet<String>,
+}
+
+/// Which pods to remove, each once.
+fn plan(all: &[Arc<Pod>], lost: &Lost, threshold: usize) -> Vec<(Arc<Pod>, Why)> {
     let mut removals = Vec::new();
     let mut finished: Vec<&Arc<Pod>> = all.iter().filter(|pod| pods::is_terminal(pod)).collect();
     if threshold > 0 && finished.len() > threshold {
@@ -82,13 +105,13 @@ fn plan(all: &[Arc<Pod>], gone: &HashSet<String>, threshold: usize) -> Vec<(Arc<
     }
     for pod in all {
         let node = pods::node_name(pod);
-        let why = if node.is_empty() {
-            pod.metadata
-                .deletion_timestamp
-                .as_ref()
-                .map(|_| Why::NeverScheduled)
+        let deleting = pod.metadata.deletion_timestamp.is_some();
+        let why = if deleting && lost.out_of_service.contains(node) {
+            Some(Why::OutOfService)
+        } else if lost.gone.contains(node) {
+            Some(Why::NodeGone)
         } else {
-            gone.contains(node).then_some(Why::NodeGone)
+            (deleting && node.is_empty()).then_some(Why::NeverScheduled)
         };
         if let Some(why) = why
             && !removals
@@ -138,7 +161,11 @@ impl Reconcile for PodGarbage {
         let named = self.pods.index_values(BY_NODE);
         let gone = self.nodes_gone(&named).await;
         let all = candidates(&self.pods, &gone);
-        for (pod, why) in plan(&all, &gone, self.context.config.terminated_pod_gc_threshold) {
+        let lost = Lost {
+            out_of_service: self.nodes_out_of_service(&all),
+            gone,
+        };
+        for (pod, why) in plan(&all, &lost, self.context.config.terminated_pod_gc_threshold) {
             // One pod that cannot be removed does not keep the others; the next pass tries again.
             if let Err(error) = remove(&self.context, &pod, why).await {
                 tracing::debug!(%error, pod = ?pod.metadata.name, "cannot remove the pod");
@@ -149,6 +176,19 @@ impl Reconcile for PodGarbage {
 }
 
 impl PodGarbage {
+    /// Of the nodes that pods being deleted are on.
+    fn nodes_out_of_service(&self, pods: &[Arc<Pod>]) -> HashSet<String> {
+        let deleting = pods
+            .iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_some());
+        let names: HashSet<&str> = deleting.map(|pod| pods::node_name(pod)).collect();
+        let lost = names.into_iter().filter(|name| {
+            let node = self.nodes.get("", name);
+            node.is_some_and(|node| is_out_of_service(&node))
+        });
+        lost.map(str::to_owned).collect()
+    }
+
     /// Nodes that pods name, that were missing long enough, and that the server does not know either.
     async fn nodes_gone(&self, named: &[String]) -> HashSet<String> {
         let missing: HashSet<&str> = named
@@ -183,10 +223,12 @@ async fn remove(context: &Context, pod: &Pod, why: Why) -> Result<(), kube::Erro
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
-    if why != Why::Finished && !pods::is_terminal(pod) {
-        let mut status = json!({"phase": "Failed"});
+    if !pods::is_terminal(pod) {
+        let generation = pod.metadata.generation;
+        let mut status = json!({"phase": "Failed", "observedGeneration": generation});
         if why == Why::NodeGone {
             status["conditions"] = json!([{"type": "DisruptionTarget", "status": "True",
+                "observedGeneration": generation,
                 "reason": "DeletionByPodGC", "message": "PodGC: node no longer exists",
                 "lastTransitionTime": Time(Timestamp::now())}]);
         }
@@ -242,12 +284,17 @@ mod tests {
             pod("leaving", "here", "Running", true, 0),
             pod("done2", "here", "Succeeded", false, 2),
             pod("done1", "here", "Failed", false, 1),
+            pod("stuck", "broken", "Running", true, 0),
+            pod("stays", "broken", "Running", false, 0),
         ];
         let ends: Vec<String> = all.iter().map(|pod| by_end(pod).join("+")).collect();
-        assert_eq!(ends, ["", "", "", LEAVING, "", ENDED, ENDED]);
-        let gone: HashSet<String> = ["gone".to_owned()].into();
+        assert_eq!(ends, ["", "", "", LEAVING, LEAVING, ENDED, ENDED, LEAVING, ""]);
+        let lost = Lost {
+            gone: ["gone".to_owned()].into(),
+            out_of_service: ["broken".to_owned()].into(),
+        };
         let check = |threshold: usize, expected: &[(&str, Why)]| {
-            let got = plan(&all, &gone, threshold);
+            let got = plan(&all, &lost, threshold);
             let got: Vec<(&str, Why)> = got
                 .iter()
                 .map(|(pod, why)| (pod.metadata.name.as_deref().unwrap(), *why))
@@ -256,7 +303,11 @@ mod tests {
         };
         check(
             2,
-            &[("lost", Why::NodeGone), ("unscheduled", Why::NeverScheduled)],
+            &[
+                ("lost", Why::NodeGone),
+                ("unscheduled", Why::NeverScheduled),
+                ("stuck", Why::OutOfService),
+            ],
         );
         check(
             1,
@@ -264,7 +315,23 @@ mod tests {
                 ("done1", Why::Finished),
                 ("lost", Why::NodeGone),
                 ("unscheduled", Why::NeverScheduled),
+                ("stuck", Why::OutOfService),
             ],
         );
+    }
+
+    #[test]
+    fn out_of_service_needs_the_taint_and_silence() {
+        let check = |ready: &str, key: &str, expected: bool| {
+            let node: Node =
+                serde_json::from_value(json!({"spec": {"taints": [{"key": key, "effect": "NoExecute"}]},
+                "status": {"conditions": [{"type": "Ready", "status": ready}]}}))
+                .unwrap();
+            assert_eq!(is_out_of_service(&node), expected, "{ready} {key}");
+        };
+        check("Unknown", OUT_OF_SERVICE, true);
+        check("False", OUT_OF_SERVICE, true);
+        check("True", OUT_OF_SERVICE, false);
+        check("Unknown", "other", false);
     }
 }

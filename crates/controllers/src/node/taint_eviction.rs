@@ -1,72 +1,51 @@
 //! The taint eviction controller: a pod that does not tolerate a NoExecute taint of its node is deleted,
-//! at once or when the time of its toleration is over.
+//! at once or when the time of its toleration is over. That time begins when the controller sees pod and taint together,
+//! as upstream's does: `timeAdded` is not looked at.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use parking_lot::Mutex;
 use serde_json::json;
-use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile, reference};
+use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile};
+use skiff_pods::taints::tolerates;
 
 use super::{BY_NODE, by_node};
 use crate::{Context, Error, pods, seconds_until};
 
+/// What the taints of a node mean for a pod.
 #[derive(Debug, PartialEq)]
-enum Evict {
-    Never,
-    At(Timestamp),
+enum Verdict {
+    /// It may stay for good.
+    Stay,
+    /// It may stay for so long, from when its taints were noticed.
+    StayFor(SignedDuration),
+    Leave,
 }
 
-fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let effect = toleration.effect.as_deref().unwrap_or_default();
-    if !effect.is_empty() && effect != taint.effect {
-        return false;
-    }
-    let key = toleration.key.as_deref().unwrap_or_default();
-    if !key.is_empty() && key != taint.key {
-        return false;
-    }
-    match toleration.operator.as_deref().unwrap_or("Equal") {
-        "Exists" => true,
-        "" | "Equal" => {
-            !key.is_empty()
-                && toleration.value.as_deref().unwrap_or_default()
-                    == taint.value.as_deref().unwrap_or_default()
-        }
-        _ => false,
-    }
-}
-
-/// When the pod has to go. The clock of a toleration starts when the taint was added, or if nobody wrote that
-/// down, when it was `noticed`.
-fn plan(taints: &[Taint], tolerations: &[Toleration], noticed: Timestamp, now: Timestamp) -> Evict {
-    let mut earliest: Option<Timestamp> = None;
-    for taint in taints.iter().filter(|taint| taint.effect == "NoExecute") {
-        let matching: Vec<&Toleration> = tolerations
+/// COMPAT: of several tolerations that match a taint the first one counts, and over all taints the shortest.
+fn judge(taints: &[Taint], tolerations: &[Toleration]) -> Verdict {
+    let mut shortest: Option<i64> = None;
+    for taint in taints {
+        let mut matching = tolerations
             .iter()
-            .filter(|toleration| tolerates(toleration, taint))
-            .collect();
-        if matching.is_empty() {
-            return Evict::At(now);
-        }
-        let since = taint.time_added.as_ref().map_or(noticed, |time| time.0);
-        if let Some(seconds) = matching
-            .iter()
-            .filter_map(|toleration| toleration.toleration_seconds)
-            .min()
-        {
-            let at = since
-                .checked_add(SignedDuration::from_secs(seconds.max(0)))
-                .unwrap_or(Timestamp::MAX);
-            earliest = Some(earliest.map_or(at, |earliest| earliest.min(at)));
+            .filter(|toleration| tolerates(toleration, taint));
+        let Some(toleration) = matching.next() else {
+            return Verdict::Leave;
+        };
+        if let Some(seconds) = toleration.toleration_seconds {
+            shortest = Some(shortest.map_or(seconds, |shortest| shortest.min(seconds)));
         }
     }
-    earliest.map_or(Evict::Never, Evict::At)
+    match shortest {
+        None => Verdict::Stay,
+        Some(seconds) => Verdict::StayFor(SignedDuration::from_secs(seconds.max(0))),
+    }
 }
 
 fn no_execute(node: &Node) -> Vec<Taint> {
@@ -85,7 +64,7 @@ struct TaintedPods {
     pods: Informer<Pod>,
     /// The nodes that have a NoExecute taint: an event of a pod elsewhere costs nothing.
     tainted: Mutex<HashSet<String>>,
-    noticed: Noticed,
+    scheduled: Scheduled,
 }
 
 pub(crate) async fn run(context: Context) {
@@ -93,7 +72,7 @@ pub(crate) async fn run(context: Context) {
         nodes: context.informers.informer(),
         pods: context.informers.informer(),
         tainted: Mutex::default(),
-        noticed: Noticed::default(),
+        scheduled: Scheduled::default(),
         context: context.clone(),
     });
     reconciler.pods.add_index(BY_NODE, by_node);
@@ -111,7 +90,7 @@ impl TaintedPods {
         let pod = change.object();
         let key = Key::of(&**pod);
         let Change::Applied { old, new } = change else {
-            return self.noticed.forget(&key).then_some(key);
+            return Some(key).filter(|key| self.scheduled.contains(key));
         };
         if !self.tainted.lock().contains(pods::node_name(new)) {
             return None;
@@ -146,25 +125,31 @@ impl TaintedPods {
     }
 }
 
-/// Since when pods are known to stand on a tainted node, with their uids.
+/// The pods that have to go, and when: uid and time.
 #[derive(Default)]
-struct Noticed {
-    since: Mutex<HashMap<Key, (Option<String>, Timestamp)>>,
+struct Scheduled {
+    pods: Mutex<HashMap<Key, (Option<String>, Timestamp)>>,
 }
 
-impl Noticed {
-    fn since(&self, key: &Key, uid: Option<&String>, now: Timestamp) -> Timestamp {
-        let mut all = self.since.lock();
-        let known = all.entry(key.clone()).or_insert_with(|| (uid.cloned(), now));
+impl Scheduled {
+    /// When the pod has to go. COMPAT: the time stands once it is set, whatever taints come and go meanwhile, until
+    /// the eviction is cancelled.
+    fn at(&self, key: &Key, uid: Option<&String>, at: Timestamp) -> Timestamp {
+        let mut pods = self.pods.lock();
+        let known = pods.entry(key.clone()).or_insert_with(|| (uid.cloned(), at));
         if known.0.as_ref() != uid {
-            *known = (uid.cloned(), now);
+            *known = (uid.cloned(), at);
         }
         known.1
     }
 
+    fn contains(&self, key: &Key) -> bool {
+        self.pods.lock().contains_key(key)
+    }
+
     /// True if the pod was waiting for its end.
-    fn forget(&self, key: &Key) -> bool {
-        self.since.lock().remove(key).is_some()
+    fn cancel(&self, key: &Key) -> bool {
+        self.pods.lock().remove(key).is_some()
     }
 }
 
@@ -175,35 +160,54 @@ impl Reconcile for TaintedPods {
     async fn reconcile(&self, key: Key) -> Result<Action, Error> {
         let pod = self.pods.get(&key.namespace, &key.name);
         let Some(pod) = pod.filter(|pod| pod.metadata.deletion_timestamp.is_none()) else {
-            self.noticed.forget(&key);
+            self.cancel(&key);
             return Ok(Action::Done);
         };
         let Some(node) = self.nodes.get("", pods::node_name(&pod)) else {
-            self.noticed.forget(&key);
             return Ok(Action::Done);
         };
-        let tolerations = pod
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.tolerations.clone())
-            .unwrap_or_default();
+        let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref());
         let now = Timestamp::now();
-        let since = self.noticed.since(&key, pod.metadata.uid.as_ref(), now);
-        match plan(&no_execute(&node), &tolerations, since, now) {
-            Evict::Never => {
-                if self.noticed.forget(&key) && since != now {
-                    let message = format!("Cancelling deletion of Pod {key}");
-                    let about = reference(&*pod);
-                    self.context
-                        .events
-                        .event(&about, "Normal", "TaintManagerEviction", message);
-                }
-                Ok(Action::Done)
+        match judge(&no_execute(&node), tolerations.unwrap_or_default()) {
+            Verdict::Stay => {
+                self.cancel(&key);
+                return Ok(Action::Done);
             }
-            // Looked at anew then: the taint may be gone.
-            Evict::At(at) if at > now => Ok(Action::RequeueAfter(seconds_until(at, now))),
-            Evict::At(_) => evict(&self.context, &pod, &key, now).await,
+            Verdict::StayFor(duration) => {
+                let at = now.checked_add(duration).unwrap_or(Timestamp::MAX);
+                let at = self.scheduled.at(&key, pod.metadata.uid.as_ref(), at);
+                // Looked at anew then: the taint may be gone.
+                if at > now {
+                    return Ok(Action::RequeueAfter(seconds_until(at, now)));
+                }
+            }
+            Verdict::Leave => {}
         }
+        let evicted = evict(&self.context, &pod, &key, now).await?;
+        self.scheduled.cancel(&key);
+        Ok(evicted)
+    }
+}
+
+impl TaintedPods {
+    fn cancel(&self, key: &Key) {
+        if self.scheduled.cancel(key) {
+            let message = format!("Cancelling deletion of Pod {key}");
+            self.context
+                .events
+                .event(&pod_reference(key), "Normal", "TaintManagerEviction", message);
+        }
+    }
+}
+
+/// COMPAT: these events name no uid.
+fn pod_reference(key: &Key) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        namespace: Some(key.namespace.clone()),
+        name: Some(key.name.clone()),
+        ..Default::default()
     }
 }
 
@@ -211,10 +215,10 @@ async fn evict(context: &Context, pod: &Pod, key: &Key, now: Timestamp) -> Resul
     let message = format!("Marking for deletion Pod {key}");
     context
         .events
-        .event(&reference(pod), "Normal", "TaintManagerEviction", message);
+        .event(&pod_reference(key), "Normal", "TaintManagerEviction", message);
     let api: Api<Pod> = Api::namespaced(context.client.clone(), &key.namespace);
     let patch = json!({"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": [{
-        "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
+        "type": "DisruptionTarget", "status": "True", "observedGeneration": pod.metadata.generation, "reason": "DeletionByTaintManager",
         "message": "Taint manager: deleting due to NoExecute taint", "lastTransitionTime": Time(now)}]}});
     match api
         .patch_status(&key.name, &PatchParams::default(), &Patch::Strategic(patch))
@@ -244,64 +248,64 @@ mod tests {
 
     #[test]
     fn tolerations_give_time() {
-        let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
-        let noticed: Timestamp = "2026-01-01T00:00:40Z".parse().unwrap();
-        let taint = |key: &str, effect: &str| -> Taint {
-            serde_json::from_value(json!({"key": key, "effect": effect, "timeAdded": "2026-01-01T00:00:00Z"}))
-                .unwrap()
+        let taint = |key: &str| -> Taint {
+            serde_json::from_value(
+                json!({"key": key, "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}),
+            )
+            .unwrap()
         };
-        let check = |taints: &[Taint], tolerations: serde_json::Value, expected: Evict| {
+        let check = |taints: &[Taint], tolerations: serde_json::Value, expected: Verdict| {
             let parsed: Vec<Toleration> = serde_json::from_value(tolerations.clone()).unwrap();
-            assert_eq!(plan(taints, &parsed, noticed, now), expected, "{tolerations}");
+            assert_eq!(judge(taints, &parsed), expected, "{tolerations}");
         };
-        let unreachable = [taint("u", "NoExecute")];
-        let at = |text: &str| Evict::At(text.parse().unwrap());
-        check(&[], json!([]), Evict::Never);
-        check(&[taint("u", "NoSchedule")], json!([]), Evict::Never);
-        check(&unreachable, json!([]), Evict::At(now));
+        let seconds = |seconds| Verdict::StayFor(SignedDuration::from_secs(seconds));
+        let one = [taint("u")];
+        let two = [taint("u"), taint("v")];
+        check(&[], json!([]), Verdict::Stay);
+        check(&one, json!([]), Verdict::Leave);
+        check(&one, json!([{"key": "u", "operator": "Exists"}]), Verdict::Stay);
         check(
-            &unreachable,
-            json!([{"key": "u", "operator": "Exists"}]),
-            Evict::Never,
-        );
-        check(
-            &unreachable,
+            &one,
             json!([{"operator": "Exists", "effect": "NoSchedule"}]),
-            Evict::At(now),
+            Verdict::Leave,
         );
-        check(&unreachable, json!([{"key": "u", "value": "x"}]), Evict::At(now));
+        check(&one, json!([{"key": "u", "value": "x"}]), Verdict::Leave);
         check(
-            &unreachable,
+            &one,
             json!([{"key": "u", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}]),
-            at("2026-01-01T00:05:00Z"),
+            seconds(300),
         );
         check(
-            &[taint("u", "NoExecute"), taint("v", "NoExecute")],
-            json!([{"operator": "Exists", "tolerationSeconds": 30}, {"key": "u", "operator": "Exists"}]),
-            at("2026-01-01T00:00:30Z"),
+            &one,
+            json!([{"operator": "Exists", "tolerationSeconds": -5}]),
+            seconds(0),
         );
-        // A taint by hand says not when it came.
-        let by_hand = Taint {
-            time_added: None,
-            ..taint("u", "NoExecute")
-        };
-        check(
-            &[by_hand],
-            json!([{"operator": "Exists", "tolerationSeconds": 15}]),
-            at("2026-01-01T00:00:55Z"),
-        );
+        // The first that matches a taint counts, over all taints the shortest.
+        let first =
+            json!([{"operator": "Exists", "tolerationSeconds": 30}, {"key": "u", "operator": "Exists"}]);
+        check(&one, first, seconds(30));
+        let first =
+            json!([{"key": "u", "operator": "Exists"}, {"operator": "Exists", "tolerationSeconds": 30}]);
+        check(&one, first.clone(), Verdict::Stay);
+        check(&two, first, seconds(30));
+        let each = json!([{"key": "u", "operator": "Exists", "tolerationSeconds": 50},
+            {"key": "v", "operator": "Exists", "tolerationSeconds": 20}]);
+        check(&two, each.clone(), seconds(20));
+        check(&one, each.clone(), seconds(50));
+        check(&[taint("u"), taint("w")], each, Verdict::Leave);
     }
 
     #[test]
-    fn the_clock_starts_once_a_pod() {
-        let noticed = Noticed::default();
+    fn the_time_stands_until_it_is_cancelled() {
+        let scheduled = Scheduled::default();
         let (key, at) = (Key::new("a", "b"), |second| {
             Timestamp::from_second(second).unwrap()
         });
         let (one, two) = ("one".to_owned(), "two".to_owned());
-        assert_eq!(noticed.since(&key, Some(&one), at(1)), at(1));
-        assert_eq!(noticed.since(&key, Some(&one), at(9)), at(1));
-        assert_eq!(noticed.since(&key, Some(&two), at(9)), at(9));
-        assert!(noticed.forget(&key) && !noticed.forget(&key));
+        assert_eq!(scheduled.at(&key, Some(&one), at(1)), at(1));
+        assert_eq!(scheduled.at(&key, Some(&one), at(9)), at(1));
+        assert_eq!(scheduled.at(&key, Some(&two), at(9)), at(9));
+        assert!(scheduled.cancel(&key) && !scheduled.cancel(&key));
+        assert_eq!(scheduled.at(&key, Some(&two), at(20)), at(20));
     }
 }

@@ -1,23 +1,26 @@
 //! The Endpoints controller: the older core/v1 view of a Service's pods, for clients that still read it.
 
-use std::collections::BTreeMap;
+pub(crate) mod subsets;
+
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile, reference};
 
 use crate::endpointslice::plan::{
-    HEADLESS, find_port, hostname, is_headless, pod_addresses, should_be_in_endpoints, target_reference,
+    HEADLESS, TRIGGER_TIME, find_port, hostname, is_headless, pod_addresses, should_be_in_endpoints,
+    target_reference,
 };
 use crate::endpointslice::selectors::{Selectors, selects_pods};
+use crate::endpointslice::trigger::TriggerTimes;
 use crate::selector::matches_map;
 use crate::{Context, Error, error_message, is_namespace_terminating, pods};
 
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
-const MAX_ADDRESSES: usize = 1000;
 
 struct EndpointsOfServices {
     context: Context,
@@ -25,6 +28,7 @@ struct EndpointsOfServices {
     pods: Informer<Pod>,
     endpoints: Informer<Endpoints>,
     selectors: Selectors,
+    triggers: TriggerTimes,
 }
 
 pub(crate) async fn run(context: Context) {
@@ -33,6 +37,7 @@ pub(crate) async fn run(context: Context) {
         pods: context.informers.informer(),
         endpoints: context.informers.informer(),
         selectors: Selectors::default(),
+        triggers: TriggerTimes::default(),
         context: context.clone(),
     });
     context
@@ -46,19 +51,61 @@ pub(crate) async fn run(context: Context) {
         .await;
 }
 
-/// What the Endpoints of a Service should be. `present` keeps annotations that others set.
-pub(crate) fn plan(service: &Service, selected: &[Arc<Pod>], present: Option<&Endpoints>) -> Endpoints {
+/// What the Endpoints of a Service should be; `None` if they are. `present` keeps annotations that others set, and
+/// `trigger` is when the change happened that this follows.
+fn plan(
+    service: &Service,
+    selected: &[Arc<Pod>],
+    present: Option<&Endpoints>,
+    trigger: Option<Timestamp>,
+) -> Option<Endpoints> {
+    let mut endpoints = present.cloned().unwrap_or_default();
+    endpoints.metadata.name = service.metadata.name.clone();
+    endpoints.metadata.namespace = service.metadata.namespace.clone();
+    let mut labels = service.metadata.labels.clone().unwrap_or_default();
+    labels.remove(HEADLESS);
+    if is_headless(service) {
+        labels.insert(HEADLESS.into(), String::new());
+    }
+    labels.insert(MANAGED_BY.into(), "endpoint-controller".into());
+    endpoints.metadata.labels = Some(labels);
+    let mut all = subsets::repack(&subsets_of(service, selected));
+    let truncated = subsets::truncate(&mut all);
+    endpoints.subsets = (!all.is_empty()).then_some(all);
+    let annotations = endpoints.metadata.annotations.get_or_insert_default();
+    if truncated {
+        annotations.insert(OVER_CAPACITY.into(), "truncated".into());
+    } else {
+        annotations.remove(OVER_CAPACITY);
+    }
+    if annotations.is_empty() {
+        endpoints.metadata.annotations = None;
+    }
+    if present == Some(&endpoints) {
+        return None;
+    }
+    let annotations = endpoints.metadata.annotations.get_or_insert_default();
+    match trigger {
+        Some(trigger) => annotations.insert(TRIGGER_TIME.into(), trigger.to_string()),
+        None => annotations.remove(TRIGGER_TIME),
+    };
+    if annotations.is_empty() {
+        endpoints.metadata.annotations = None;
+    }
+    Some(endpoints)
+}
+
+/// One subset for each pod.
+fn subsets_of(service: &Service, selected: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     let spec = service.spec.clone().unwrap_or_default();
     let publish_all = spec.publish_not_ready_addresses.unwrap_or(false);
-    let families = spec.ip_families.clone().unwrap_or_default();
+    let families = spec.ip_families.unwrap_or_default();
     let ipv6 = match families.first() {
         Some(family) => family == "IPv6",
         None => spec.cluster_ip.as_deref().is_some_and(|ip| ip.contains(':')),
     };
-    let ports = spec.ports.clone().unwrap_or_default();
-    // Addresses with the same ports share a subset.
-    let mut subsets: BTreeMap<String, EndpointSubset> = BTreeMap::new();
-    let mut count = 0;
+    let ports = spec.ports.unwrap_or_default();
+    let mut subsets = Vec::new();
     for pod in selected.iter().filter(|pod| should_be_in_endpoints(pod)) {
         // This view has no way to say that an endpoint is going.
         if pod.metadata.deletion_timestamp.is_some() && !publish_all {
@@ -82,59 +129,20 @@ pub(crate) fn plan(service: &Service, selected: &[Arc<Pod>], present: Option<&En
         if found.is_empty() && !(ports.is_empty() && is_headless(service)) {
             continue;
         }
-        count += 1;
-        if count > MAX_ADDRESSES {
-            break;
-        }
-        let address = EndpointAddress {
+        let address = Some(vec![EndpointAddress {
             ip,
             hostname: hostname(pod, service),
             node_name: Some(pods::node_name(pod).to_owned()).filter(|name| !name.is_empty()),
             target_ref: Some(target_reference(pod)),
-        };
-        let subset = subsets
-            .entry(format!("{found:?}"))
-            .or_insert_with(|| EndpointSubset {
-                ports: (!found.is_empty()).then(|| found.clone()),
-                ..Default::default()
-            });
-        let list = if publish_all || pods::is_ready(pod) {
-            &mut subset.addresses
-        } else {
-            &mut subset.not_ready_addresses
-        };
-        list.get_or_insert_default().push(address);
+        }]);
+        let is_ready = publish_all || pods::is_ready(pod);
+        subsets.push(EndpointSubset {
+            addresses: address.clone().filter(|_| is_ready),
+            not_ready_addresses: address.filter(|_| !is_ready),
+            ports: (!found.is_empty()).then_some(found),
+        });
     }
-    let mut endpoints = present.cloned().unwrap_or_default();
-    endpoints.metadata.name = service.metadata.name.clone();
-    endpoints.metadata.namespace = service.metadata.namespace.clone();
-    let mut labels = service.metadata.labels.clone().unwrap_or_default();
-    labels.remove(HEADLESS);
-    if is_headless(service) {
-        labels.insert(HEADLESS.into(), String::new());
-    }
-    labels.insert(MANAGED_BY.into(), "endpoint-controller".into());
-    endpoints.metadata.labels = Some(labels);
-    let annotations = endpoints.metadata.annotations.get_or_insert_default();
-    if count > MAX_ADDRESSES {
-        annotations.insert(OVER_CAPACITY.into(), "truncated".into());
-    } else {
-        annotations.remove(OVER_CAPACITY);
-    }
-    if annotations.is_empty() {
-        endpoints.metadata.annotations = None;
-    }
-    let mut all: Vec<EndpointSubset> = subsets.into_values().collect();
-    for subset in &mut all {
-        for list in [&mut subset.addresses, &mut subset.not_ready_addresses]
-            .into_iter()
-            .flatten()
-        {
-            list.sort_by(|left, right| left.ip.cmp(&right.ip));
-        }
-    }
-    endpoints.subsets = (!all.is_empty()).then_some(all);
-    endpoints
+    subsets
 }
 
 impl Reconcile for EndpointsOfServices {
@@ -159,6 +167,7 @@ impl Reconcile for EndpointsOfServices {
                     Err(error) => return Err(error.into()),
                 }
             }
+            self.triggers.forget(&key);
             return Ok(Action::Done);
         };
         if !selects_pods(&service) {
@@ -172,9 +181,11 @@ impl Reconcile for EndpointsOfServices {
         let selected: Vec<Arc<Pod>> = self
             .pods
             .list_labelled(&key.namespace, |labels| matches_map(&selector, labels));
-        let wanted = plan(&service, &selected, present.as_deref());
+        let trigger = self.triggers.observe(&key, &service, &selected);
+        let Some(wanted) = plan(&service, &selected, present.as_deref(), trigger) else {
+            return Ok(Action::Done);
+        };
         let write = match &present {
-            Some(present) if **present == wanted => return Ok(Action::Done),
             Some(_) => api.replace(&key.name, &PostParams::default(), &wanted).await,
             None => api.create(&PostParams::default(), &wanted).await,
         };
@@ -183,11 +194,11 @@ impl Reconcile for EndpointsOfServices {
             Err(error) if is_namespace_terminating(&error) => Ok(Action::Done),
             Err(error) => {
                 let (reason, verb) = match present {
-                    Some(_) => ("FailedToUpdateEndpoint", "update"),
-                    None => ("FailedToCreateEndpoint", "create"),
+                    Some(_) => ("FailedToUpdateEndpoint", "update endpoint"),
+                    None => ("FailedToCreateEndpoint", "create endpoint for service"),
                 };
                 if !error.is_conflict() && !error.is_already_exists() {
-                    let message = format!("Failed to {verb} endpoint {key}: {}", error_message(&error));
+                    let message = format!("Failed to {verb} {key}: {}", error_message(&error));
                     self.context
                         .events
                         .event(&reference(&wanted), "Warning", reason, message);
@@ -231,7 +242,10 @@ mod tests {
             pod("d", "10.1.0.4", 9090, "True", false),
             pod("e", "10.1.0.5", 8080, "True", true),
         ];
-        let endpoints = plan(&service, &pods, None);
+        let at = Timestamp::from_second(7).ok();
+        let endpoints = plan(&service, &pods, None, at).unwrap();
+        let told = endpoints.metadata.annotations.clone().unwrap();
+        assert_eq!(told[TRIGGER_TIME], "1970-01-01T00:00:07Z");
         let ips = |list: &Option<Vec<EndpointAddress>>| -> Vec<String> {
             list.iter().flatten().map(|address| address.ip.clone()).collect()
         };
@@ -255,7 +269,26 @@ mod tests {
                 (own(&["10.1.0.4"]), own(&[]), 9090)
             ]
         );
-        assert_eq!(plan(&service, &pods, Some(&endpoints)), endpoints);
-        assert_eq!(plan(&service, &[], Some(&endpoints)).subsets, None);
+        assert_eq!(plan(&service, &pods, Some(&endpoints), None), None);
+        assert_eq!(plan(&service, &[], Some(&endpoints), None).unwrap().subsets, None);
+        let crowd: Vec<Arc<Pod>> = (0..1001)
+            .map(|number| {
+                pod(
+                    &format!("p{number}"),
+                    &format!("10.2.{}.{}", number / 250, number % 250),
+                    80,
+                    "True",
+                    false,
+                )
+            })
+            .collect();
+        let truncated = plan(&service, &crowd, None, None).unwrap();
+        assert_eq!(
+            truncated.metadata.annotations.clone().unwrap()[OVER_CAPACITY],
+            "truncated"
+        );
+        assert_eq!(plan(&service, &crowd, Some(&truncated), None), None);
+        let fewer = plan(&service, &crowd[..1000], Some(&truncated), None).unwrap();
+        assert_eq!(fewer.metadata.annotations, None);
     }
 }
