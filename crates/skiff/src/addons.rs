@@ -204,7 +204,8 @@ fn metrics_objects() -> Vec<(&'static str, Value)> {
                 "rules": [
                     {"apiGroups": [""], "resources": ["nodes/metrics"], "verbs": ["get"]},
                     {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]},
-                    {"apiGroups": ["apiregistration.k8s.io"], "resources": ["apiservices"], "verbs": ["get", "create"]},
+                    {"apiGroups": ["apiregistration.k8s.io"], "resources": ["apiservices"], "verbs": ["create"]},
+                    {"apiGroups": ["apiregistration.k8s.io"], "resources": ["apiservices"], "resourceNames": ["v1beta1.metrics.k8s.io"], "verbs": ["get", "patch"]},
                 ],
             }),
         ),
@@ -221,7 +222,10 @@ fn metrics_objects() -> Vec<(&'static str, Value)> {
             json!({
                 "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
                 "metadata": {"name": role, "namespace": "kube-system"},
-                "rules": [{"apiGroups": [""], "resources": ["serviceaccounts/token"], "resourceNames": [account], "verbs": ["create"]}],
+                "rules": [
+                    {"apiGroups": [""], "resources": ["serviceaccounts/token"], "resourceNames": [account], "verbs": ["create"]},
+                    {"apiGroups": [""], "resources": ["services"], "resourceNames": ["metrics-server"], "verbs": ["get"]},
+                ],
             }),
         ),
         (
