@@ -9,6 +9,8 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 /// The service a slice belongs to.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// A slice with this label, whatever its value, is for DNS alone.
+const HEADLESS: &str = "service.kubernetes.io/headless";
 
 /// The name of the service that a slice belongs to.
 pub(super) fn service_of(slice: &EndpointSlice) -> Option<&str> {
@@ -45,7 +47,9 @@ impl<'a> Index<'a> {
     pub fn new(slices: &'a [Arc<EndpointSlice>], node: &str) -> Index<'a> {
         let mut index: HashMap<SlicePort<'a>, BTreeMap<Target, State>> = HashMap::new();
         for slice in slices {
-            if slice.address_type != "IPv4" {
+            let labels = slice.metadata.labels.as_ref();
+            let headless = labels.is_some_and(|labels| labels.contains_key(HEADLESS));
+            if slice.address_type != "IPv4" || headless {
                 continue;
             }
             let (Some(namespace), Some(service)) = (slice.metadata.namespace.as_deref(), service_of(slice))

@@ -40,12 +40,8 @@ const LOOPBACK: Cidr = Cidr {
     prefix: 8,
 };
 
-/// Services with one of these labels, whatever its value, are not for this proxy: another one serves them, or
-/// their users want them as headless.
-const NOT_OURS: [&str; 2] = [
-    "service.kubernetes.io/service-proxy-name",
-    "service.kubernetes.io/headless",
-];
+/// A service with this label, whatever its value, is another proxy's.
+const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
 /// The whole table.
 pub fn plan(config: &ProxyConfig, services: &[Arc<Service>], slices: &[Arc<EndpointSlice>]) -> Ruleset {
@@ -310,7 +306,7 @@ impl<'a> Plan<'a> {
             .metadata
             .labels
             .as_ref()
-            .is_some_and(|labels| NOT_OURS.iter().any(|label| labels.contains_key(*label)));
+            .is_some_and(|labels| labels.contains_key(PROXY_NAME));
         if elsewhere || spec.type_.as_deref() == Some("ExternalName") {
             return;
         }

@@ -272,19 +272,27 @@ fn services_that_have_no_rules() {
         let got = added(&[service(spec.clone())], &[slice(&[("10.244.0.5", "here")])]);
         assert!(!got.contains("chain"), "{spec}: {got}");
     }
-    for label in [
-        "service.kubernetes.io/service-proxy-name",
-        "service.kubernetes.io/headless",
-    ] {
-        for value in ["", "other"] {
-            let mut labelled = (*service(json!({"clusterIP": "10.96.0.10", "ports": ports(None)}))).clone();
-            labelled.metadata.labels = Some([(label.to_string(), value.to_string())].into());
-            assert_eq!(
-                added(&[Arc::new(labelled)], &[slice(&[("10.244.0.5", "here")])]),
-                ""
-            );
-        }
+    for value in ["", "other"] {
+        let mut labelled = (*service(json!({"clusterIP": "10.96.0.10", "ports": ports(None)}))).clone();
+        let label = "service.kubernetes.io/service-proxy-name";
+        labelled.metadata.labels = Some([(label.to_string(), value.to_string())].into());
+        assert_eq!(
+            added(&[Arc::new(labelled)], &[slice(&[("10.244.0.5", "here")])]),
+            ""
+        );
     }
+}
+
+/// Endpoints that are marked as headless are for DNS, also those of a service with an address.
+#[test]
+fn headless_slices_take_no_traffic() {
+    let service = service(json!({"clusterIP": "10.96.0.10", "ports": ports(None)}));
+    let plain = slice(&[("10.244.0.5", "here")]);
+    let mut headless = (*plain).clone();
+    let labels = headless.metadata.labels.get_or_insert_default();
+    labels.insert("service.kubernetes.io/headless".to_string(), String::new());
+    assert!(added(&[service.clone()], &[plain]).contains("10.244.0.5"));
+    assert!(!added(&[service], &[Arc::new(headless)]).contains("10.244.0.5"));
 }
 
 /// A service with a name and an age; its endpoint is the pod with the number.
@@ -349,7 +357,7 @@ fn nobody_takes_an_address_that_is_anothers() {
         &refused,
     );
     let mut elsewhere = (*dns.0).clone();
-    elsewhere.metadata.labels = Some([(NOT_OURS[0].to_string(), "other".to_string())].into());
+    elsewhere.metadata.labels = Some([(PROXY_NAME.to_string(), "other".to_string())].into());
     check(
         &[thief, (Arc::new(elsewhere), dns.1)],
         "",
