@@ -8,7 +8,8 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authentication::v1::TokenReview;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use k8s_openapi::api::core::v1::{Pod, Secret, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret, ServiceAccount};
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::api::{DeleteParams, EvictParams, Patch, PatchParams, PostParams};
@@ -16,7 +17,9 @@ use kube::client::Body;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use skiff_auth::UserInfo;
-use skiff_controllers::{CertificateOrder, CertificateSigner, ControllersConfig, SignError};
+use skiff_controllers::{
+    CertificateOrder, CertificateSigner, ControllerSelection, ControllersConfig, SignError,
+};
 
 use crate::cluster::{Cluster, check};
 
@@ -614,5 +617,73 @@ async fn an_autoscaler_says_what_it_lacks() {
                 "pods by selector app=web are controlled by multiple HPAs: [{second default} {web default}]";
             reason("web", "ScalingActive", "AmbiguousSelector", message).await
         })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_info_is_signed_while_the_token_lives() {
+    let cluster = start_with(|config| {
+        let list = ["*", "tokencleaner", "bootstrap-signer-controller"];
+        config.controllers = ControllerSelection::parse(&list).unwrap();
+    })
+    .await;
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), "kube-public");
+    let map = json!({"metadata": {"name": "cluster-info"}, "data": {"kubeconfig": "content"}});
+    let map = serde_json::from_value(map).unwrap();
+    maps.create(&PostParams::default(), &map).await.unwrap();
+    let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), "kube-system");
+    let end = k8s_openapi::jiff::Timestamp::now() + k8s_openapi::jiff::SignedDuration::from_secs(4);
+    let secret = json!({"metadata": {"name": "bootstrap-token-abcdef"}, "type": "bootstrap.kubernetes.io/token",
+        "stringData": {"token-id": "abcdef", "token-secret": "0123456789abcdef", "usage-bootstrap-signing": "true",
+            "expiration": end.to_string()}});
+    let secret = serde_json::from_value(secret).unwrap();
+    secrets.create(&PostParams::default(), &secret).await.unwrap();
+    let signed = async || {
+        let data = maps.get("cluster-info").await.unwrap().data.unwrap();
+        data.get("jws-kubeconfig-abcdef").cloned()
+    };
+    cluster
+        .until_idle("signed", async || {
+            let seen = signed().await;
+            check(seen.as_ref().is_some_and(|text| text.contains("..")), seen)
+        })
+        .await;
+    cluster
+        .until_idle("expired", async || {
+            let left = secrets.get_opt("bootstrap-token-abcdef").await.unwrap();
+            check(left.is_none() && signed().await.is_none(), left)
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_and_service_ranges_are_looked_after() {
+    let cluster = Cluster::start().await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    cluster
+        .until_idle("TTL", async || {
+            let annotations = nodes.get("n").await.unwrap().metadata.annotations.unwrap_or_default();
+            let ttl = annotations.get("node.alpha.kubernetes.io/ttl");
+            check(ttl.is_some_and(|ttl| ttl == "0"), ttl)
+        })
+        .await;
+    let cidrs: Api<ServiceCIDR> = Api::all(cluster.client.clone());
+    let other = json!({"metadata": {"name": "other"}, "spec": {"cidrs": ["10.200.0.0/24"]}});
+    let other = serde_json::from_value(other).unwrap();
+    cidrs.create(&PostParams::default(), &other).await.unwrap();
+    for (name, status, reason) in [("kubernetes", "True", ""), ("other", "False", "NotAllocated")] {
+        cluster
+            .until_idle(name, async || {
+                let seen = cidrs.get(name).await.unwrap();
+                let ready = seen.status.clone().and_then(|status| status.conditions).unwrap_or_default();
+                let good = ready.iter().any(|one| one.status == status && one.reason == reason);
+                check(good && seen.metadata.finalizers.is_some(), seen)
+            })
+            .await;
+    }
+    // Nobody has an address of it: it goes after a grace period of ten seconds.
+    cidrs.delete("other", &DeleteParams::default()).await.unwrap();
+    cluster
+        .until_idle("deleted", async || check(cidrs.get_opt("other").await.unwrap().is_none(), ()))
         .await;
 }
