@@ -399,7 +399,14 @@ mod node_tests {
         let taint = || json!([{"key": "x", "effect": "NoSchedule"}]);
         let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z");
         let check = |old: Option<Arc<Node>>, new: Arc<Node>, expected: bool| {
-            assert_eq!(concerning(&Change::Applied { old, new }).is_some(), expected);
+            assert_eq!(
+                concerning(&Change::Applied {
+                    old: old.map(Into::into),
+                    new
+                })
+                .is_some(),
+                expected
+            );
         };
         let plain = |beat: &str| node(json!({"a": "b"}), taint(), beat);
         check(None, plain(early), true);

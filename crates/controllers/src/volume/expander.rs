@@ -89,7 +89,14 @@ mod tests {
         };
         let check =
             |old: Option<Arc<PersistentVolumeClaim>>, new: Arc<PersistentVolumeClaim>, expected: bool| {
-                assert_eq!(woken(&Change::Applied { old, new }).is_some(), expected);
+                assert_eq!(
+                    woken(&Change::Applied {
+                        old: old.map(Into::into),
+                        new
+                    })
+                    .is_some(),
+                    expected
+                );
             };
         let settled = claim("Bound", "1Gi", "1Gi");
         check(None, settled.clone(), false);
