@@ -63,7 +63,10 @@ impl LegacyTokens {
     }
 
     fn claims(&self, token: &str) -> Result<Option<Claims>, AuthError> {
-        let issuer = token.split('.').nth(1).and_then(|part| URL_SAFE_NO_PAD.decode(part).ok());
+        let issuer = token
+            .split('.')
+            .nth(1)
+            .and_then(|part| URL_SAFE_NO_PAD.decode(part).ok());
         let issuer = issuer.and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
         if issuer.is_none_or(|claims| claims["iss"] != ISSUER) {
             return Ok(None);
@@ -74,10 +77,12 @@ impl LegacyTokens {
         validation.validate_exp = false;
         validation.validate_aud = false;
         let decoded = decode::<Claims>(token, &self.key, &validation);
-        decoded.map(|decoded| Some(decoded.claims)).map_err(|error| match error.kind() {
-            ErrorKind::InvalidSignature => AuthError::Signature,
-            _ => AuthError::Token(error.to_string()),
-        })
+        decoded
+            .map(|decoded| Some(decoded.claims))
+            .map_err(|error| match error.kind() {
+                ErrorKind::InvalidSignature => AuthError::Signature,
+                _ => AuthError::Token(error.to_string()),
+            })
     }
 
     async fn check(&self, token: &str, claims: &Claims) -> Result<(), AuthError> {
@@ -95,7 +100,11 @@ impl LegacyTokens {
         if Sha256::digest(kept.unwrap_or_default()) != Sha256::digest(token) {
             return Err(told("Token does not match server's copy"));
         }
-        match self.lookup.uid("serviceaccounts", namespace, &claims.account).await {
+        match self
+            .lookup
+            .uid("serviceaccounts", namespace, &claims.account)
+            .await
+        {
             Some(uid) if uid == claims.account_uid => {}
             Some(uid) => {
                 let asked = &claims.account_uid;
@@ -109,7 +118,9 @@ impl LegacyTokens {
             }
         }
         self.note_use(namespace, name, &secret).await;
-        let invalid = secret["metadata"]["labels"][INVALID_SINCE].as_str().unwrap_or_default();
+        let invalid = secret["metadata"]["labels"][INVALID_SINCE]
+            .as_str()
+            .unwrap_or_default();
         if !invalid.is_empty() {
             let account = &claims.account;
             return Err(AuthError::Told(format!(
@@ -122,7 +133,9 @@ impl LegacyTokens {
     /// Says in the Secret on which day its token was last used, at most once a day.
     async fn note_use(&self, namespace: &str, name: &str, secret: &Value) {
         let (today, tomorrow) = (day(self.secrets.now()), day(self.secrets.now() + 24 * 3600));
-        let last = secret["metadata"]["labels"][LAST_USED].as_str().unwrap_or_default();
+        let last = secret["metadata"]["labels"][LAST_USED]
+            .as_str()
+            .unwrap_or_default();
         if last != today && last != tomorrow {
             let uid = secret["metadata"]["uid"].as_str().unwrap_or_default();
             self.secrets.label(namespace, name, uid, LAST_USED, &today).await;
@@ -210,7 +223,12 @@ mod tests {
             let tokens = LegacyTokens::new(&public, cluster.clone(), cluster.clone()).unwrap();
             let answer = tokens.authenticate(token, &[]).await;
             let labels = cluster.labels.lock().len();
-            (answer.map(|found| found.map(|found| found.user.name)).map_err(|error| error.told()), labels)
+            (
+                answer
+                    .map(|found| found.map(|found| found.user.name))
+                    .map_err(|error| error.told()),
+                labels,
+            )
         };
         let secret = |token: &str, labels: Value| json!({"metadata": {"uid": "s1", "labels": labels}, "data": {"token": STANDARD.encode(token)}});
         let good = check(&token, secret(&token, json!({})), "u1").await;
@@ -226,12 +244,17 @@ mod tests {
         );
         let gone = issuer.sign(&claims("gone", subject)).unwrap();
         assert!(told(check(&gone, secret(&gone, json!({})), "u1").await).contains("invalidated"));
-        let other = issuer.sign(&claims("s", "system:serviceaccount:ns:admin")).unwrap();
+        let other = issuer
+            .sign(&claims("s", "system:serviceaccount:ns:admin"))
+            .unwrap();
         assert!(told(check(&other, secret(&other, json!({})), "u1").await).contains("sub claim"));
         let mut forged = token.clone();
         forged.replace_range(forged.len() - 4.., "AAAA");
         assert!(check(&forged, secret(&forged, json!({})), "u1").await.0.is_err());
         let foreign = issuer.sign(&json!({"iss": "other", "sub": "x"})).unwrap();
-        assert_eq!(check(&foreign, secret(&foreign, json!({})), "u1").await.0, Ok(None));
+        assert_eq!(
+            check(&foreign, secret(&foreign, json!({})), "u1").await.0,
+            Ok(None)
+        );
     }
 }

@@ -18,6 +18,7 @@ mod endpointslice;
 mod endpointslice_mirroring;
 mod garbage_collector;
 mod history;
+mod hpa;
 mod job;
 mod namespace;
 mod node;
@@ -31,6 +32,7 @@ mod scale;
 mod selection;
 mod selector;
 mod service_account;
+mod service_cidr;
 mod statefulset;
 mod tokens;
 mod ttl_after_finished;
@@ -79,6 +81,16 @@ pub struct ControllersConfig {
     pub token_signer: Option<TokenSigner>,
     /// A legacy token that was not used for this long is marked invalid, and deleted after as long again.
     pub legacy_token_clean_up_period: Duration,
+    /// How often each autoscaler looks at its metrics.
+    pub hpa_sync_period: Duration,
+    /// The highest recommendation within this time counts for scaling down.
+    pub hpa_downscale_stabilization: Duration,
+    /// How far from its target a metric may be without any change.
+    pub hpa_tolerance: f64,
+    /// For so long after a pod's start its CPU metric counts only if the pod is ready.
+    pub hpa_cpu_initialization_period: Duration,
+    /// Changes of readiness within this time after a pod's start are its first.
+    pub hpa_initial_readiness_delay: Duration,
     /// Which controllers run.
     pub controllers: ControllerSelection,
     pub leader_elect: bool,
@@ -117,6 +129,11 @@ impl ControllersConfig {
             cluster_signing_duration: Duration::from_secs(365 * 24 * 3600),
             token_signer: None,
             legacy_token_clean_up_period: Duration::from_secs(365 * 24 * 3600),
+            hpa_sync_period: Duration::from_secs(15),
+            hpa_downscale_stabilization: Duration::from_secs(300),
+            hpa_tolerance: 0.1,
+            hpa_cpu_initialization_period: Duration::from_secs(300),
+            hpa_initial_readiness_delay: Duration::from_secs(30),
             controllers: ControllerSelection::default(),
             leader_elect: true,
             identity,
@@ -379,6 +396,24 @@ const CONTROLLERS: &[Spec] = &[
         "token-cleaner",
         "token-cleaner",
         tokens::bootstrap::run_cleaner
+    ),
+    controller!(
+        "horizontal-pod-autoscaler-controller",
+        "horizontal-pod-autoscaler",
+        "horizontal-pod-autoscaler",
+        hpa::run
+    ),
+    controller!(
+        "ttl-controller",
+        "ttl-controller",
+        "ttl-controller",
+        node::ttl::run
+    ),
+    controller!(
+        "service-cidr-controller",
+        "service-cidrs-controller",
+        "service-cidr-controller",
+        service_cidr::run
     ),
 ];
 

@@ -24,12 +24,17 @@ pub(crate) enum ScaleError {
 
 impl ScaleError {
     pub(crate) fn is_not_found(&self) -> bool {
-        matches!(self, ScaleError::Api(error) if error.is_not_found())
+        matches!(self, ScaleError::Api(error) if is_absent(error))
     }
 
     pub(crate) fn is_conflict(&self) -> bool {
         matches!(self, ScaleError::Api(error) if error.is_conflict())
     }
+}
+
+/// Also where nobody serves the path, and the answer is no Status.
+pub(crate) fn is_absent(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
 }
 
 /// Group and version of an `apiVersion`; the core group is empty.
@@ -67,7 +72,7 @@ fn segment(text: &str) -> Result<String, ScaleError> {
     }
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+        if byte.is_ascii_alphanumeric() || b"-._~*".contains(&byte) {
             encoded.push(char::from(byte));
         } else {
             encoded.push_str(&format!("%{byte:02X}"));
@@ -220,7 +225,7 @@ async fn versions(client: &Client, group: &str) -> Result<Vec<String>, ScaleErro
         .await;
     let found = match answer {
         Ok(found) => found,
-        Err(error) if error.is_not_found() => return Ok(Vec::new()),
+        Err(error) if is_absent(&error) => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
     };
     let preferred = found.preferred_version.map(|preferred| preferred.version);

@@ -43,7 +43,9 @@ pub struct SigningAuthority {
 
 impl Pki {
     pub fn signing_authority(&self) -> SigningAuthority {
-        SigningAuthority { dir: self.dir.clone() }
+        SigningAuthority {
+            dir: self.dir.clone(),
+        }
     }
 }
 
@@ -108,7 +110,9 @@ fn params(order: &CertificateOrder, not_after: i64) -> Result<CertificateParams>
         params.subject_alt_names.push(SanType::IpAddress(*address));
     }
     for uri in &order.uris {
-        params.subject_alt_names.push(SanType::URI(uri.as_str().try_into()?));
+        params
+            .subject_alt_names
+            .push(SanType::URI(uri.as_str().try_into()?));
     }
     for usage in &order.usages {
         match usage_of(usage) {
@@ -194,7 +198,9 @@ fn first(der: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
         if bytes.len() > 4 {
             return None;
         }
-        let length = bytes.iter().fold(0usize, |length, byte| length << 8 | usize::from(*byte));
+        let length = bytes
+            .iter()
+            .fold(0usize, |length, byte| length << 8 | usize::from(*byte));
         (2 + bytes.len(), length)
     };
     let content = der.get(start..start.checked_add(length)?)?;
@@ -222,7 +228,9 @@ fn replaced(draft: &[u8], subject: &[u8], public_key: &[u8], key: &KeyPair) -> R
     let (_, algorithm, _) = first(after).ok_or_else(broken)?;
     let mut body = Vec::new();
     for index in 0.. {
-        let Some((_, whole, rest)) = first(fields) else { break };
+        let Some((_, whole, rest)) = first(fields) else {
+            break;
+        };
         // Version, serial number, algorithm, issuer, validity, subject, key, extensions.
         body.extend_from_slice(match index {
             5 => subject,
@@ -244,7 +252,10 @@ fn pem(label: &str, der: &[u8]) -> String {
         .step_by(64)
         .map(|start| &text[start..(start + 64).min(text.len())])
         .collect();
-    format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
+    format!(
+        "-----BEGIN {label}-----\n{}\n-----END {label}-----\n",
+        lines.join("\n")
+    )
 }
 
 #[cfg(test)]
@@ -265,7 +276,11 @@ mod tests {
             dns_names: vec!["a.example".into()],
             addresses: vec!["192.0.2.1".parse().unwrap()],
             public_key: key.subject_public_key_info(),
-            usages: vec!["digital signature".into(), "client auth".into(), "ipsec user".into()],
+            usages: vec![
+                "digital signature".into(),
+                "client auth".into(),
+                "ipsec user".into(),
+            ],
             not_before: now - 300,
             not_after: now + 3600,
             ..CertificateOrder::default()
@@ -274,8 +289,11 @@ mod tests {
         let pem = authority.sign(&order, now).unwrap();
         let chain = crate::chain(&pem).unwrap();
         let (_, certificate) = X509Certificate::from_der(&chain[0]).unwrap();
-        let organizations: Vec<&str> =
-            certificate.subject().iter_organization().map(|o| o.as_str().unwrap()).collect();
+        let organizations: Vec<&str> = certificate
+            .subject()
+            .iter_organization()
+            .map(|o| o.as_str().unwrap())
+            .collect();
         assert_eq!(organizations, ["dev", "ops"]);
         assert_eq!(certificate.public_key().raw, key.subject_public_key_info());
         assert!(!certificate.is_ca());
@@ -311,7 +329,13 @@ mod tests {
         assert_eq!(CertificateFacts::parse(&pem).unwrap().not_after, end);
         assert!(authority.sign(&order, end).is_err());
         order.usages = vec!["cooking".into()];
-        assert!(authority.sign(&order, now).unwrap_err().to_string().contains("unrecognized usage"));
+        assert!(
+            authority
+                .sign(&order, now)
+                .unwrap_err()
+                .to_string()
+                .contains("unrecognized usage")
+        );
         assert!(SigningAuthority::new("/nonexistent").sign(&order, now).is_err());
     }
 }

@@ -200,6 +200,18 @@ impl Certificates {
     }
 }
 
+impl Certificates {
+    /// Signs the tokens of service-account token Secrets.
+    pub fn token_signer(&self) -> Result<skiff_controllers::TokenSigner> {
+        let (private, public) = &self.service_account;
+        let issuer = skiff_auth::TokenIssuer::new(private, public, String::new(), Vec::new())?;
+        Ok(Arc::new(move |claims: &serde_json::Value| {
+            let signed = issuer.sign(claims);
+            signed.map_err(|error| skiff_controllers::SignError(error.to_string()))
+        }))
+    }
+}
+
 /// The cluster's authority, for the controller that signs certificates.
 pub struct Signer(skiff_pki::SigningAuthority);
 

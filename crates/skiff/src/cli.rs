@@ -79,6 +79,16 @@ pub struct ServerArgs {
     /// Components to run
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Component::ALL)]
     pub components: Vec<Component>,
+    /// Controllers to run: '*' is all that are on by default, 'foo' adds one, '-foo' leaves one out
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        allow_hyphen_values = true,
+        default_value = "*",
+        value_parser = controller
+    )]
+    pub controllers: Vec<String>,
     /// Name of this node [default: the host name]
     #[arg(long, value_name = "NAME", value_parser = node_name)]
     pub hostname_override: Option<String>,
@@ -375,6 +385,13 @@ fn node_name(text: &str) -> Result<String, String> {
     subdomain(&text.trim().to_lowercase())
 }
 
+fn controller(text: &str) -> Result<String, String> {
+    match skiff_controllers::ControllerSelection::parse(&[text]) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 fn subdomain(text: &str) -> Result<String, String> {
     match skiff_meta::names::dns1123_subdomain(text).as_slice() {
         [] => Ok(text.to_owned()),
@@ -417,6 +434,20 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn controllers_are_a_list() {
+        let parse = |list: &str| Cli::try_parse_from(["skiff", "server", "--controllers", list]);
+        let Command::Server(args) = parse("*,-deployment,tokencleaner").unwrap().command else {
+            panic!()
+        };
+        assert_eq!(args.controllers, ["*", "-deployment", "tokencleaner"]);
+        let error = parse("*,foo").unwrap_err().to_string();
+        assert!(
+            error.contains("\"foo\" is not in the list of known controllers"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -161,7 +161,7 @@ impl Wiring<'_> {
             )
             .await?;
         if self.runs(Component::Controllers) {
-            self.start_controllers(&server, certificates.current_ca.subscribe(), node_name);
+            self.start_controllers(&server, certificates, node_name)?;
         }
         if self.runs(Component::Scheduler) {
             let metrics = ComponentMetrics::new(VERSION);
@@ -334,7 +334,8 @@ impl Wiring<'_> {
         Ok(server)
     }
 
-    fn start_controllers(&self, server: &Server, mut ca: watch::Receiver<String>, node_name: &str) {
+    fn start_controllers(&self, server: &Server, certificates: &Certificates, node_name: &str) -> Result<()> {
+        let mut ca = certificates.current_ca.subscribe();
         let metrics = ComponentMetrics::new(VERSION);
         server.show_metrics("kube-controller-manager", metrics.registry.clone());
         let (server, measured) = (server.clone(), metrics.clone());
@@ -354,6 +355,8 @@ impl Wiring<'_> {
         config.service_cidrs = vec![self.cluster.service_cidr.clone()];
         config.metrics = metrics;
         config.certificate_signer = Some(Arc::new(crate::certificates::Signer::new(self.cluster)));
+        config.token_signer = Some(certificates.token_signer()?);
+        config.controllers = skiff_controllers::ControllerSelection::parse(&self.args.controllers)?;
         self.supervisor.run("controllers", move |stop| {
             let (mut config, mut ca) = (config.clone(), ca.clone());
             config.root_ca_pem = ca.borrow_and_update().clone();
@@ -374,6 +377,7 @@ impl Wiring<'_> {
                 }
             }
         });
+        Ok(())
     }
 
     async fn prepare_network(&self) -> Result<()> {

@@ -10,7 +10,7 @@ use kube::api::PostParams;
 use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile};
 
 use super::request::{Request, check_kubelet_client};
-use super::{KUBELET_CLIENT, condition, is_issued};
+use super::{KUBELET_CLIENT, is_issued};
 use crate::{Context, Error};
 
 /// The subresource that the requester must be allowed to create, and what the approval then says.
@@ -222,6 +222,6 @@ mod tests {
             json!({"signerName": "s"}),
             json!({"conditions": [{"type": "Approved", "status": ""}]}),
         );
-        assert_eq!(condition(&approved, "Approved"), Some(true));
+        assert_eq!(super::super::condition(&approved, "Approved"), Some(true));
     }
 }

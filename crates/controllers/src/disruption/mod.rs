@@ -180,7 +180,7 @@ impl Budgets {
             events.event(&about, "Warning", "CalculateExpectedPodCountFailed", message);
         })?;
         if !unmanaged.is_empty() {
-            let selector = plan::selector_text(wanted);
+            let selector = selector::go_text(wanted);
             let message = format!(
                 "Pods selected by this PodDisruptionBudget (selector: {selector}) were found to be unmanaged. As a result, the status of the PDB cannot be calculated correctly, which may result in undefined behavior. To account for these pods please set \".spec.minAvailable\" field of the PDB to an integer value."
             );

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::pods;
@@ -243,28 +243,6 @@ pub(super) fn without_target(pod: &Pod, now: Timestamp) -> Pod {
     pod
 }
 
-/// A selector as upstream's events print one.
-pub(super) fn selector_text(selector: Option<&LabelSelector>) -> String {
-    let Some(selector) = selector else {
-        return "nil".into();
-    };
-    let labels = selector.match_labels.iter().flatten();
-    let labels: String = labels.map(|(key, value)| format!("{key}: {value},")).collect();
-    let expressions = selector.match_expressions.iter().flatten();
-    let expressions: String = expressions
-        .map(|one| {
-            let values = one.values.as_deref().unwrap_or_default().join(" ");
-            format!(
-                "LabelSelectorRequirement{{Key:{},Operator:{},Values:[{values}],}},",
-                one.key, one.operator
-            )
-        })
-        .collect();
-    format!(
-        "&LabelSelector{{MatchLabels:map[string]string{{{labels}}},MatchExpressions:[]LabelSelectorRequirement{{{expressions}}},}}"
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -427,17 +405,6 @@ mod tests {
         check(
             json!({"/status/conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]}),
             None,
-        );
-    }
-
-    #[test]
-    fn a_selector_in_an_event() {
-        let selector = serde_json::from_value(json!({"matchLabels": {"a": "b"}, "matchExpressions": [
-            {"key": "k", "operator": "In", "values": ["x", "y"]}]}))
-        .unwrap();
-        assert_eq!(
-            selector_text(Some(&selector)),
-            "&LabelSelector{MatchLabels:map[string]string{a: b,},MatchExpressions:[]LabelSelectorRequirement{LabelSelectorRequirement{Key:k,Operator:In,Values:[x y],},},}"
         );
     }
 }

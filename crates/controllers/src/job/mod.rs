@@ -27,7 +27,9 @@ use kube::core::Selector;
 use kube::{Api, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::json;
-use skiff_client::{Action, COMPLETE, Change, ErrorExt, Informer, Key, Reconcile, note, reference, stage};
+use skiff_client::{
+    Action, COMPLETE, Change, ErrorExt, Informer, Key, Reconcile, WorkQueue, cause_of, note, reference, stage,
+};
 
 use crate::ownership::{self, BY_CONTROLLER};
 use crate::replicas::batches;
@@ -39,6 +41,9 @@ use plan::{Event, Manage, Outcome, Sync};
 const WORKERS: usize = 5;
 /// A Job that waits is looked at this often at least: no delay is longer than a clock can hold.
 const MAX_WAIT: Duration = Duration::from_secs(24 * 3600);
+/// A Job of more pods than this is not looked at for each of their changes, but once for all within a second.
+const MANY_PODS: usize = 100;
+const BATCH_PERIOD: Duration = Duration::from_secs(1);
 /// Requests to the API server at a time.
 const PARALLEL: usize = 100;
 
@@ -46,6 +51,7 @@ const PARALLEL: usize = 100;
 #[derive(Clone)]
 struct Memory {
     uid: String,
+    pods: usize,
     backoff: Backoff,
     /// The status as this process wrote it last. Another one is somebody else's, such as of a leader before.
     status: JobStatus,
@@ -57,11 +63,14 @@ struct Jobs {
     context: Context,
     jobs: Informer<Job>,
     pods: Informer<Pod>,
+    queue: Arc<WorkQueue<Key>>,
     memory: Mutex<HashMap<Key, Memory>>,
 }
 
 pub(crate) async fn run(context: Context) {
+    let queue = context.queue("job");
     let reconciler = Arc::new(Jobs {
+        queue: queue.clone(),
         jobs: context.informers.informer(),
         pods: context.informers.informer(),
         memory: Mutex::default(),
@@ -69,9 +78,9 @@ pub(crate) async fn run(context: Context) {
     });
     reconciler.pods.add_index(BY_CONTROLLER, ownership::by_controller);
     let jobs = context
-        .controller("job", reconciler)
+        .controller_over(queue, reconciler)
         .workers(WORKERS)
-        .owns(|r| &r.jobs)
+        .watches(|r| &r.jobs, Jobs::woken_by_job)
         .watches(|r| &r.pods, Jobs::woken_by_pod)
         .run();
     tokio::join!(jobs, orphans::run(context.clone()));
@@ -118,15 +127,43 @@ impl Reconcile for Jobs {
 }
 
 impl Jobs {
+    fn woken_by_job(&self, change: &Change<Job>) -> Vec<Key> {
+        let keys = vec![Key::of(&**change.object())];
+        match change {
+            Change::Applied { old: Some(old), new } if old.metadata.generation == new.metadata.generation => {
+                self.batched(&**new, keys)
+            }
+            _ => keys,
+        }
+    }
+
+    /// The keys to look at now; Jobs of many pods are looked at a little later.
+    fn batched<K: kube::Resource<DynamicType = ()>>(&self, object: &K, mut keys: Vec<Key>) -> Vec<Key> {
+        keys.retain(|key| {
+            let many = self
+                .memory
+                .lock()
+                .get(key)
+                .is_some_and(|memory| memory.pods > MANY_PODS);
+            if many {
+                self.queue
+                    .add_after(key.clone(), BATCH_PERIOD, Some(cause_of(object)));
+            }
+            !many
+        });
+        keys
+    }
+
     fn woken_by_pod(&self, change: &Change<Pod>) -> Vec<Key> {
-        ownership::owners_of_change::<Job, Pod>(change, |pod| {
+        let keys = ownership::owners_of_change::<Job, Pod>(change, |pod| {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
             let jobs = self.jobs.list_namespaced(namespace);
             let adopters = jobs
                 .iter()
                 .filter(|job| job.spec.as_ref().is_some_and(|spec| selects(spec, pod)));
             adopters.map(|job| Key::of(&**job)).collect()
-        })
+        });
+        self.batched(&**change.object(), keys)
     }
 
     /// The pods that the Job controls, after adopting and releasing. Adopted ones get the finalizer.
@@ -170,9 +207,11 @@ impl Jobs {
                 backoff: known.map_or_else(|| counted_before(&pods), |memory| memory.backoff),
                 released: self.released(job, spec, &pods).await?,
                 status,
+                pods: 0,
                 uid,
             },
         };
+        memory.pods = pods.len();
         let shown = |uid: &String| {
             pods.iter()
                 .any(|pod| facts::uid(pod) == uid && facts::is_tracked(pod))

@@ -5,6 +5,7 @@ pub(crate) mod ipam;
 pub(crate) mod lifecycle;
 pub(crate) mod pod_gc;
 pub(crate) mod taint_eviction;
+pub(crate) mod ttl;
 
 use k8s_openapi::api::core::v1::{Node, NodeCondition, ObjectReference, Pod};
 

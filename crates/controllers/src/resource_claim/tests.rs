@@ -1,3 +1,5 @@
+//! The plans of the resource claim controller.
+
 use super::plan::*;
 use super::*;
 use serde_json::Value;

@@ -40,7 +40,7 @@ pub(super) fn signing_token(secret: &Secret, now: Timestamp) -> Option<(&str, &s
     let good = well_formed(name, 6)
         && id == name
         && !key.is_empty()
-        && expiration(secret).is_none_or(|at| at >= now)
+        && expiration(secret).is_none_or(|at| at > now)
         && text(secret, "usage-bootstrap-signing") == "true";
     good.then_some((id, key))
 }

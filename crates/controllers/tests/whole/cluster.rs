@@ -24,6 +24,8 @@ pub struct Cluster {
     /// An administrator.
     pub client: Client,
     pub server: skiff_server::Server,
+    /// Private and public, PEM.
+    pub service_account_keys: (String, String),
     stop: CancellationToken,
     _dir: tempfile::TempDir,
 }
@@ -89,6 +91,7 @@ impl Cluster {
         let store = skiff_store::Embedded::open(dir.path().join("store")).unwrap();
         let pki = skiff_pki::Pki::open(&dir.path().join("pki")).unwrap();
         let (private_key, public_key) = pki.service_account_keys().unwrap();
+        let service_account_keys = (private_key.clone(), public_key.clone());
         let identity = pki
             .serving("apiserver", "kube-apiserver", &["localhost".to_owned()])
             .unwrap();
@@ -123,6 +126,7 @@ impl Cluster {
         Cluster {
             client: skiff_client::in_process(server.service(admin), "default"),
             server,
+            service_account_keys,
             stop,
             _dir: dir,
         }

@@ -224,50 +224,47 @@ async fn a_job_is_suspended_and_resumed() {
     assert_eq!(counts(&status), (3, 0, 0));
 }
 
+/// Controllers that are killed wherever they are: what the status says is what the pods say.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restarts_count_no_pod_twice() {
     let cluster = Cluster::without_controllers().await;
-    let mut controllers = cluster.run_controllers(|_| {});
     cluster.add_node("n").await;
-    let accounts = cluster.api::<k8s_openapi::api::core::v1::ServiceAccount>();
+    // Pods are refused until their namespace has its service account.
+    let account = json!({"metadata": {"name": "default"}});
     cluster
-        .until_idle("service account", async || {
-            check(accounts.get_opt("default").await.unwrap().is_some(), ())
-        })
+        .create::<k8s_openapi::api::core::v1::ServiceAccount>(account)
         .await;
-    let spec = json!({"completions": 60, "parallelism": 10, "backoffLimit": 1000});
+    let spec = json!({"completions": 100, "parallelism": 10, "backoffLimit": 1000});
     cluster.create::<Job>(job("counted", spec)).await;
-    // What each pod was told to exit with: about every fourth fails.
-    let told = std::sync::Mutex::new(HashMap::<String, i32>::new());
-    let code = |pod: &Pod| {
-        let uid = pod.uid().unwrap();
-        let code = i32::from(uid.as_str() < "4");
-        told.lock().unwrap().insert(uid, code);
-        code
-    };
-    for round in 0..4 {
-        let end = tokio::time::Instant::now() + Duration::from_millis(150 + 100 * round);
-        while tokio::time::Instant::now() < end {
-            cluster.end_pods(code).await;
-        }
-        controllers.cancel();
-        // Pods end while nobody counts. What was being done may end as well, which takes a second at most.
+    // About every fourth pod fails.
+    let code = |pod: &Pod| i32::from(pod.uid().unwrap().as_str() < "4");
+    let state = async || {
         cluster.end_pods(code).await;
-        tokio::time::sleep(Duration::from_millis(1100)).await;
-        controllers = cluster.run_controllers(|_| {});
+        let status = cluster.job_status("counted").await;
+        check(conditions(&status).len() == 2, &status)
+    };
+    let mut killed = 0;
+    while state().await.is_err() && killed < 12 {
+        let mut manager = cluster.start_manager("test");
+        let end = tokio::time::Instant::now() + Duration::from_millis(100 + 37 * killed);
+        while tokio::time::Instant::now() < end {
+            let _ = state().await;
+        }
+        manager.kill().await;
+        killed += 1;
     }
-    cluster
-        .until_idle("complete", async || {
-            cluster.end_pods(code).await;
-            let status = cluster.job_status("counted").await;
-            check(conditions(&status).len() == 2, &status)
-        })
-        .await;
+    cluster.run_controllers(|_| {});
+    cluster.until_idle("complete", state).await;
     let status = cluster.until_finished("counted", COMPLETED).await;
-    let failed = told.lock().unwrap().values().filter(|code| **code != 0).count();
-    assert!(failed > 0);
-    assert_eq!(counts(&status), (60, failed as i32, 0));
-    assert_eq!(told.lock().unwrap().len(), 60 + failed);
+    let pods = cluster.list::<Pod>().await;
+    let ended = |wanted: &str| pods.iter().filter(|pod| phase(pod) == wanted).count() as i32;
+    assert_eq!(
+        counts(&status),
+        (ended("Succeeded"), ended("Failed"), 0),
+        "{killed} restarts"
+    );
+    assert!(ended("Succeeded") >= 100 && ended("Failed") > 0, "{status:?}");
+    assert!(pods.iter().all(|pod| pod.finalizers().is_empty()));
 }
 
 /// The finalizers of pods whose Job is gone do not keep them alive.

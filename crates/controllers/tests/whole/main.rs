@@ -7,8 +7,10 @@
 )]
 
 mod cluster;
+mod cluster_loops;
 mod collector;
 mod daemonset;
+mod devices;
 mod endpoints;
 mod jobs;
 mod namespaces;

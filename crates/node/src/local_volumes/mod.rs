@@ -16,8 +16,8 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 use skiff_client::{
-    Action, Change, Controller, ErrorExt, EventRecorder, Informer, InformerFactory, Key, Reconcile, WorkQueue,
-    reference,
+    Action, Change, Controller, ErrorExt, EventRecorder, Informer, InformerFactory, Key, Reconcile,
+    WorkQueue, reference,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -99,7 +99,10 @@ pub async fn run_local_volumes(config: LocalVolumesConfig, client: Client, shutd
 const BY_CLASS: &str = "local-volumes/class";
 
 fn by_class(claim: &PersistentVolumeClaim) -> Vec<String> {
-    let class = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.clone());
+    let class = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.storage_class_name.clone());
     class.filter(|_| plan::is_asked(claim)).into_iter().collect()
 }
 
@@ -145,7 +148,10 @@ impl LocalVolumes {
         let Some(claim) = self.claims.get(&key.namespace, &key.name) else {
             return Ok(Action::Done);
         };
-        let class = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.clone());
+        let class = claim
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.storage_class_name.clone());
         let class = self.classes.get("", &class.unwrap_or_default());
         let exists = self.volumes.get("", &plan::volume_name(&claim)).is_some();
         let event = |type_: &str, reason: &str, message: String| {
@@ -171,7 +177,10 @@ impl LocalVolumes {
                 Ok(Action::RequeueAfter(REFUSED))
             }
             ClaimPlan::Provision(volume) => {
-                let message = format!("External provisioner is provisioning volume for claim {:?}", key.to_string());
+                let message = format!(
+                    "External provisioner is provisioning volume for claim {:?}",
+                    key.to_string()
+                );
                 event("Normal", "Provisioning", message);
                 let name = volume.name_any();
                 let made = self.provision(&volume).await;
@@ -221,7 +230,7 @@ impl LocalVolumes {
                 if self.is_mounted(name).await? {
                     return Ok(Action::RequeueAfter(STILL_MOUNTED));
                 }
-                if let Err(error) = disk(&directory, |directory| skiff_fs::remove_tree(directory)).await {
+                if let Err(error) = disk(&directory, skiff_fs::remove_tree).await {
                     let event = (reference(&*volume), error.to_string());
                     self.recorder
                         .event(&event.0, "Warning", "VolumeFailedDelete", event.1);
@@ -274,8 +283,12 @@ impl LocalVolumes {
     /// A directory whose volume was never made, because this process ended before, is empty and goes. One with
     /// files in it stays, whatever the API says.
     async fn sweep(&self) -> Result<Action, Error> {
-        let awaited: std::collections::HashSet<String> =
-            self.claims.list().iter().map(|claim| plan::volume_name(claim)).collect();
+        let awaited: std::collections::HashSet<String> = self
+            .claims
+            .list()
+            .iter()
+            .map(|claim| plan::volume_name(claim))
+            .collect();
         let known = move |name: &str, volumes: &Informer<PersistentVolume>| {
             awaited.contains(name) || volumes.get("", name).is_some()
         };
@@ -338,5 +351,24 @@ impl Reconcile for LocalVolumes {
             Item::Volume(name) => self.sync_volume(&name).await,
             Item::Sweep => self.sweep().await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn directories_are_open_inside_of_a_closed_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("volumes");
+        let volume = root.join("pvc-1");
+        make_directory(&root, &volume).unwrap();
+        std::fs::write(volume.join("kept"), "x").unwrap();
+        make_directory(&root, &volume).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        assert_eq!((mode(&root), mode(&volume)), (0o700, 0o777));
+        assert!(volume.join("kept").exists());
     }
 }

@@ -127,7 +127,11 @@ fn requested(claim: &PersistentVolumeClaim) -> Quantity {
 
 /// Whether the class allows volumes on this node.
 fn is_allowed(class: &StorageClass, node: Option<&Node>) -> bool {
-    let Some(terms) = class.allowed_topologies.as_ref().filter(|terms| !terms.is_empty()) else {
+    let Some(terms) = class
+        .allowed_topologies
+        .as_ref()
+        .filter(|terms| !terms.is_empty())
+    else {
         return true;
     };
     let labels = node.and_then(|node| node.metadata.labels.as_ref());
@@ -143,7 +147,9 @@ fn is_allowed(class: &StorageClass, node: Option<&Node>) -> bool {
 fn check(claim: &PersistentVolumeClaim, class: &StorageClass) -> Result<(), String> {
     let spec = claim.spec.clone().unwrap_or_default();
     if spec.volume_mode.as_deref() == Some("Block") {
-        return Err(format!("{PROVISIONER} does not support block volume provisioning"));
+        return Err(format!(
+            "{PROVISIONER} does not support block volume provisioning"
+        ));
     }
     if let Some(mode) = spec
         .access_modes
@@ -173,7 +179,10 @@ fn check(claim: &PersistentVolumeClaim, class: &StorageClass) -> Result<(), Stri
 fn volume(claim: &PersistentVolumeClaim, class: &StorageClass, place: &Place<'_>) -> PersistentVolume {
     let name = volume_name(claim);
     let spec = claim.spec.clone().unwrap_or_default();
-    let policy = class.reclaim_policy.clone().unwrap_or_else(|| "Delete".to_owned());
+    let policy = class
+        .reclaim_policy
+        .clone()
+        .unwrap_or_else(|| "Delete".to_owned());
     let requests = spec.resources.and_then(|resources| resources.requests);
     let capacity = requests.unwrap_or_default().remove_entry("storage");
     let affinity = NodeSelectorRequirement {
@@ -264,7 +273,12 @@ pub(super) fn plan_volume(volume: &PersistentVolume, place: &Place<'_>) -> Volum
     if delete && matches!(phase, Some("Released" | "Failed")) {
         return VolumePlan::Remove(directory);
     }
-    let present = volume.metadata.finalizers.iter().flatten().any(|f| f == FINALIZER);
+    let present = volume
+        .metadata
+        .finalizers
+        .iter()
+        .flatten()
+        .any(|f| f == FINALIZER);
     if present == delete || (delete && volume.metadata.deletion_timestamp.is_some()) {
         return VolumePlan::Nothing;
     }

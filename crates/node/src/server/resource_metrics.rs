@@ -25,6 +25,8 @@ pub async fn serve(kubelet: &Kubelet) -> Response<Body> {
 }
 
 /// A value and its time in Unix nanoseconds, if it has one.
+type Reading = (f64, Option<i64>);
+/// A reading with its labels.
 type Sample = (String, f64, Option<i64>);
 
 struct Page(String);
@@ -83,7 +85,7 @@ fn format(pods: Option<&[PodUsage]>, node: &NodeUsage) -> String {
         scrape_error(&mut page, 1.0);
         return page.0;
     };
-    let containers = |value: &dyn Fn(&ContainerUsage) -> Option<(f64, Option<i64>)>| -> Vec<Sample> {
+    let containers = |value: &dyn Fn(&ContainerUsage) -> Option<Reading>| -> Vec<Sample> {
         let one = |pod: &PodUsage, container: &ContainerUsage| {
             let (number, time) = value(container)?;
             let labels = format!(

@@ -18,13 +18,15 @@ fn as_map(status: &PodStatus) -> Map<String, Value> {
 }
 
 /// Takes out what says nothing. The API shows some empty objects (`lastState: {}`) that nobody wrote; they
-/// must not look like a difference, or a settled pod would be written again and again.
+/// must not look like a difference, or a settled pod would be written again and again. A container's state is a
+/// union: of a container that was created and not started, `waiting: {}` is all there is to say.
 fn prune(value: &mut Value) {
+    let is_state = |name: &str| matches!(name, "waiting" | "running" | "terminated");
     match value {
         Value::Object(map) => {
             map.values_mut().for_each(prune);
-            map.retain(|_, value| {
-                !matches!(value, Value::Null) && value.as_object().is_none_or(|m| !m.is_empty())
+            map.retain(|name, value| {
+                !value.is_null() && (is_state(name) || value.as_object().is_none_or(|m| !m.is_empty()))
             });
         }
         Value::Array(list) => list.iter_mut().for_each(prune),
@@ -115,17 +117,11 @@ mod tests {
         };
         check(container(json!({"lastState": {}})), container(json!({})), None);
         check(container(json!({})), container(json!({"resources": {}})), None);
-        let container = |extra: Value| {
-            let mut status =
-                json!({"name": "c", "image": "i", "imageID": "", "ready": true, "restartCount": 0});
-            status
-                .as_object_mut()
-                .unwrap()
-                .extend(extra.as_object().unwrap().clone());
-            json!({"containerStatuses": [status]})
-        };
-        check(container(json!({"lastState": {}})), container(json!({})), None);
-        check(container(json!({})), container(json!({"resources": {}})), None);
+        check(
+            container(json!({"state": {"waiting": {"reason": "PodInitializing"}}})),
+            container(json!({"state": {"waiting": {}}})),
+            Some(container(json!({"state": {"waiting": {}}}))),
+        );
         check(
             json!({"phase": "Pending", "reason": "x"}),
             json!({"phase": "Running"}),

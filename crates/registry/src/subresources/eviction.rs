@@ -317,7 +317,9 @@ fn why_not_allowed(budget: &Value) -> String {
             format!("The disruption budget {name} needs {desired} healthy pods and has {current} currently")
         }
         Some((reason, message)) => {
-            format!("The disruption budget {name} does not allow evicting pods currently ({reason}): {message}")
+            format!(
+                "The disruption budget {name} does not allow evicting pods currently ({reason}): {message}"
+            )
         }
         None => format!("The disruption budget {name} does not allow evicting pods currently"),
     }
@@ -399,7 +401,9 @@ mod tests {
             let refused = take_one(&budget, "p", "now").expect_err("refused");
             assert_eq!(refused.code, code);
             let causes = refused.details.map(|details| details.causes).unwrap_or_default();
-            let told = causes.first().map_or(refused.message, |cause| cause.message.clone());
+            let told = causes
+                .first()
+                .map_or(refused.message, |cause| cause.message.clone());
             assert_eq!(told, expected);
         };
         let condition = |reason: &str| json!([{"type": "DisruptionAllowed", "status": "False", "reason": reason, "message": "m"}]);
@@ -423,8 +427,9 @@ mod tests {
             403,
             "poddisruptionbudget.policy \"b\" is forbidden: pdb disruptions allowed is negative",
         );
-        let many: serde_json::Map<String, Value> =
-            (0..=MAX_DISRUPTED_PODS).map(|number| (number.to_string(), json!("now"))).collect();
+        let many: serde_json::Map<String, Value> = (0..=MAX_DISRUPTED_PODS)
+            .map(|number| (number.to_string(), json!("now")))
+            .collect();
         check(
             json!({"disruptionsAllowed": 1, "disruptedPods": many}),
             403,

@@ -161,21 +161,17 @@ impl AttachDetach {
 
     fn woken_by_node(&self, change: &Change<Node>) -> Option<Key> {
         let key = Key::of(&**change.object());
-        let told = |node: &Node| {
-            let status = node.status.clone().unwrap_or_default();
-            let conditions = status.conditions.into_iter().flatten();
-            let ready: Vec<String> = conditions
-                .filter(|condition| condition.type_ == "Ready")
-                .map(|condition| condition.status)
-                .collect();
+        // Statuses are large and come often: nothing of them is copied.
+        fn told(node: &Node) -> impl PartialEq + '_ {
+            let status = node.status.as_ref();
             (
-                status.volumes_in_use,
-                status.volumes_attached,
-                ready,
-                node.spec.as_ref().and_then(|spec| spec.taints.clone()),
+                status.and_then(|status| status.volumes_in_use.as_ref()),
+                status.and_then(|status| status.volumes_attached.as_ref()),
+                node.spec.as_ref().and_then(|spec| spec.taints.as_ref()),
+                plan::is_ready(node),
                 plan::is_managed(node),
             )
-        };
+        }
         match change {
             Change::Applied { old: Some(old), new } if told(old) == told(new) => None,
             _ => Some(key),

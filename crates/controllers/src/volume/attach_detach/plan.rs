@@ -90,7 +90,7 @@ pub(super) fn in_use(node: &Node) -> BTreeSet<&str> {
     volumes.into_iter().flatten().map(String::as_str).collect()
 }
 
-fn is_ready(node: &Node) -> bool {
+pub(super) fn is_ready(node: &Node) -> bool {
     let status = node.status.as_ref();
     let mut conditions = status.and_then(|s| s.conditions.as_ref()).into_iter().flatten();
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")

@@ -1,3 +1,5 @@
+//! The plans of the attach/detach controller.
+
 use super::plan::{Detach, Note, Plan, plan};
 use super::*;
 use k8s_openapi::api::core::v1::ObjectReference;

@@ -1,3 +1,5 @@
+//! The plans of the provisioner.
+
 use super::*;
 use serde_json::{Value, json};
 
@@ -27,8 +29,10 @@ fn claim(node: Option<&str>, spec: Value) -> PersistentVolumeClaim {
 }
 
 fn with_place<T>(work: impl FnOnce(&Place<'_>) -> T) -> T {
-    let node: Node =
-        serde_json::from_value(json!({"metadata": {"name": "n", "labels": {HOST_NAME: "host-n", "zone": "a"}}})).unwrap();
+    let node: Node = serde_json::from_value(
+        json!({"metadata": {"name": "n", "labels": {HOST_NAME: "host-n", "zone": "a"}}}),
+    )
+    .unwrap();
     work(&Place {
         node_name: "n",
         node: Some(&node),
@@ -49,13 +53,13 @@ fn a_claim_gets_a_directory_of_its_node() {
     assert_eq!(
         serde_json::to_value(&volume).unwrap(),
         json!({"apiVersion": "v1", "kind": "PersistentVolume",
-            "metadata": {"name": "pvc-u", "annotations": {PROVISIONED_BY: "skiff.io/local"}, "finalizers": [FINALIZER]},
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "storageClassName": "local",
-                "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "ns", "name": "c", "uid": "u", "resourceVersion": "7"},
-                "local": {"path": "/data/volumes/pvc-u"}, "persistentVolumeReclaimPolicy": "Delete", "volumeMode": "Filesystem",
-                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": HOST_NAME, "operator": "In", "values": ["host-n"]}]}]}},
-            }})
+        "metadata": {"name": "pvc-u", "annotations": {PROVISIONED_BY: "skiff.io/local"}, "finalizers": [FINALIZER]},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "storageClassName": "local",
+            "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "ns", "name": "c", "uid": "u", "resourceVersion": "7"},
+            "local": {"path": "/data/volumes/pvc-u"}, "persistentVolumeReclaimPolicy": "Delete", "volumeMode": "Filesystem",
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": HOST_NAME, "operator": "In", "values": ["host-n"]}]}]}},
+        }})
     );
     let ClaimPlan::Provision(kept) = plan(
         &claim(Some("n"), json!({})),
@@ -84,10 +88,12 @@ fn claims_that_are_not_for_this_node_are_left_alone() {
     let mut deleted = claim(Some("n"), json!({}));
     deleted.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
     nothing(&deleted, &class(json!({})));
-    let exists = with_place(|place| plan_claim(&claim(Some("n"), json!({})), Some(&class(json!({}))), true, place));
+    let exists =
+        with_place(|place| plan_claim(&claim(Some("n"), json!({})), Some(&class(json!({}))), true, place));
     assert_eq!(exists, ClaimPlan::Nothing);
     // Without delay any node may take it, if the class allows that node.
-    let immediate = |terms: Value| class(json!({"volumeBindingMode": "Immediate", "allowedTopologies": terms}));
+    let immediate =
+        |terms: Value| class(json!({"volumeBindingMode": "Immediate", "allowedTopologies": terms}));
     let zone = |zone: &str| json!([{"matchLabelExpressions": [{"key": "zone", "values": [zone]}]}]);
     nothing(&claim(None, json!({})), &immediate(zone("b")));
     for terms in [json!(null), zone("a")] {
@@ -175,7 +181,12 @@ fn only_own_volumes_that_are_released_are_removed() {
     check("", json!(null), "Bound", false);
     check("/spec/local/path", json!("/data"), "Released", false);
     check("/spec/local/path", json!("/data/volumes/../x"), "Released", false);
-    check("/spec/persistentVolumeReclaimPolicy", json!("Retain"), "Released", false);
+    check(
+        "/spec/persistentVolumeReclaimPolicy",
+        json!("Retain"),
+        "Released",
+        false,
+    );
     check("/metadata/annotations", json!({}), "Released", false);
     check("/metadata/name", json!("other"), "Released", false);
     let hosts = "/spec/nodeAffinity/required/nodeSelectorTerms/0/matchExpressions/0/values";
