@@ -37,8 +37,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("client", &["api", "pki", "supervise", "trace", "prometheus"]),
-    ("controllers", &["client"]),
-    ("scheduler", &["client", "prometheus"]),
+    ("pods", &["meta"]),
+    ("controllers", &["client", "pods"]),
+    ("scheduler", &["client", "pods", "prometheus"]),
     ("cri", &[]),
     ("cni", &[]),
     ("streaming", &[]),
@@ -46,7 +47,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("trace", &["meta"]),
     ("prometheus", &[]),
     ("runtime", &["fs", "cri", "cni", "streaming"]),
-    ("node", &["fs", "client", "cri", "streaming"]),
+    ("node", &["fs", "client", "cri", "pods", "streaming"]),
     ("network", &["client"]),
     ("dns", &["client"]),
     ("ingress", &["client"]),
@@ -68,7 +69,7 @@ const LINKS_STORE: &[&str] = &[
 ];
 
 /// No I/O and no clock here.
-const PURE: &[&str] = &["meta", "schema", "cel", "api"];
+const PURE: &[&str] = &["meta", "schema", "cel", "api", "pods"];
 const IMPURE: &[&str] = &[
     "std::fs",
     "TcpStream",
