@@ -39,7 +39,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("client", &["api", "pki", "supervise", "trace", "prometheus"]),
     ("pods", &["meta"]),
     ("controllers", &["client", "pods"]),
-    ("scheduler", &["client", "pods", "prometheus"]),
+    ("scheduler", &["client", "cel", "pods", "prometheus"]),
     ("cri", &[]),
     ("cni", &[]),
     ("streaming", &[]),

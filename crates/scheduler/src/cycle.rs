@@ -1,225 +1,466 @@
-//! One scheduling cycle as a pure function of a pod and the nodes.
+//! One scheduling cycle by the plain algorithm, as a function of a pod and the cache: every node is filtered (or as many
+//! as are enough), those that fit are scored, the best is taken. The class cache must come to the same answers.
 
-use crate::framework::{MAX_SCORE, Plugin};
-use crate::snapshot::{NodeInfo, PodInfo};
+use crate::cache::Cache;
+use crate::framework::{Code, CycleState, MAX_SCORE, Points, PostFilter, PreFilter, Profile, Rejection};
+use crate::node::{NodeId, NodeInfo};
+use crate::pod::PodInfo;
 use rand::RngExt;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// COMPAT: upstream's shares: among many nodes a good one is as good as the best one.
+const MIN_FEASIBLE: usize = 100;
+const MIN_PERCENT: usize = 5;
+
+/// How many fitting nodes are enough to choose from. 0 percent is upstream's adaptive share.
+pub(crate) fn enough(nodes: usize, percentage: usize) -> usize {
+    if nodes < MIN_FEASIBLE {
+        return nodes;
+    }
+    let percent = match percentage {
+        0 => 50_usize.saturating_sub(nodes / 125).max(MIN_PERCENT),
+        percent => percent,
+    };
+    (nodes * percent / 100).max(MIN_FEASIBLE)
+}
+
+/// Why a pod fits nowhere.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Diagnosis {
+    pub(crate) message: String,
+    /// The plugins that turned the pod away somewhere, by their numbers in the profile.
+    pub(crate) rejected_by: u64,
+    /// What PostFilter decided.
+    pub(crate) post_filter: PostFilter,
+    /// Something went wrong: the pod is not to blame.
+    pub(crate) is_error: bool,
+}
+
 /// Where a pod goes, or why nowhere.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    Node(String),
+pub(crate) enum Outcome {
+    Node { id: NodeId, state: CycleState },
     Nowhere(Diagnosis),
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Diagnosis {
-    pub message: String,
-    /// Plugins that turned the pod away somewhere.
-    pub rejected_by: Vec<&'static str>,
+/// Statuses of the nodes on which a pod does not fit.
+#[derive(Debug, Default)]
+pub(crate) struct Statuses {
+    pub(crate) nodes: Vec<(NodeId, Rejection)>,
+    /// Of all nodes that are not listed.
+    pub(crate) absent: Option<Rejection>,
 }
 
-/// COMPAT: upstream's shares: among many nodes a good one is as good as the best one.
-const ALL_OF: usize = 100;
-const LEAST_PERCENT: usize = 5;
-
-/// How many fitting nodes are enough to choose from.
-fn enough(nodes: usize) -> usize {
-    let percent = 50_usize.saturating_sub(nodes / 125).max(LEAST_PERCENT);
-    (nodes * percent / 100).max(ALL_OF)
+impl Statuses {
+    pub(crate) fn of(&self, id: NodeId) -> Option<&Rejection> {
+        let listed = self.nodes.iter().find(|(one, _)| *one == id);
+        listed.map(|(_, rejection)| rejection).or(self.absent.as_ref())
+    }
 }
 
-/// `start` is where to begin with the nodes; it moves on, so that all get their turn.
-pub fn schedule(
+/// A cycle in which nothing fit, for PostFilter plugins.
+pub(crate) struct Failed<'a> {
+    pub(crate) profile: &'a Profile,
+    pub(crate) cache: &'a Cache,
+    pub(crate) state: &'a CycleState,
+    pub(crate) pod: &'a Arc<PodInfo>,
+    pub(crate) statuses: &'a Statuses,
+}
+
+/// How often each reason was given.
+pub(crate) fn count_reasons(nodes: usize, statuses: &Statuses) -> BTreeMap<&str, usize> {
+    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+    for reason in statuses
+        .nodes
+        .iter()
+        .flat_map(|(_, rejection)| &rejection.reasons)
+    {
+        *reasons.entry(reason).or_default() += 1;
+    }
+    if statuses.nodes.len() < nodes {
+        for reason in statuses.absent.iter().flat_map(|rejection| &rejection.reasons) {
+            *reasons.entry(reason).or_default() += nodes - statuses.nodes.len();
+        }
+    }
+    reasons
+}
+
+/// `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) were unschedulable.`
+pub(crate) fn fit_error(nodes: usize, reasons: &BTreeMap<&str, usize>, pre_filter: Option<&str>) -> String {
+    let available = format!("0/{nodes} nodes are available:");
+    if let Some(pre_filter) = pre_filter.filter(|text| !text.is_empty()) {
+        return format!("{available} {pre_filter}.");
+    }
+    let mut counted: Vec<String> = reasons
+        .iter()
+        .map(|(reason, count)| format!("{count} {reason}"))
+        .collect();
+    counted.sort();
+    if counted.is_empty() {
+        return available;
+    }
+    format!("{available} {}.", counted.join(", "))
+}
+
+/// What PreFilter came to.
+pub(crate) enum Prepared {
+    /// The nodes to look at (`None`: all), and the plugins that narrowed them.
+    Ready {
+        names: Option<Vec<String>>,
+        narrowed_by: u64,
+    },
+    Rejected(Rejection, usize),
+}
+
+/// Runs the PreFilter plugins that `wanted` selects.
+pub(crate) fn pre_filter(
+    profile: &Profile,
+    cache: &Cache,
     pod: &PodInfo,
-    nodes: &[Arc<NodeInfo>],
-    plugins: &[Arc<dyn Plugin>],
-    start: &mut usize,
-) -> Outcome {
-    if nodes.is_empty() {
-        // COMPAT: upstream's words for a cluster without nodes; a new node is what would help.
-        let message = "no nodes available to schedule pods".to_owned();
-        return Outcome::Nowhere(Diagnosis {
-            message,
-            rejected_by: vec![],
-        });
-    }
-    let mut rejected_by: Vec<&'static str> = Vec::new();
-    let mut note = |name: &'static str| {
-        if !rejected_by.contains(&name) {
-            rejected_by.push(name);
+    state: &mut CycleState,
+    wanted: impl Fn(usize) -> bool,
+) -> Prepared {
+    let mut names: Option<Vec<String>> = None;
+    let mut narrowed_by = 0;
+    for (number, enabled) in profile.at(Points::PRE_FILTER) {
+        if !wanted(number) {
+            continue;
         }
-    };
-    let available = format!("0/{} nodes are available:", nodes.len());
-    for plugin in plugins {
-        if let Err(rejection) = plugin.pre_filter(pod, nodes) {
-            let message = format!("{available} {}.", rejection.reasons.join(", "));
-            return Outcome::Nowhere(Diagnosis {
-                message,
-                rejected_by: vec![plugin.name()],
-            });
-        }
-    }
-    let mut fitting: Vec<&Arc<NodeInfo>> = Vec::new();
-    let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
-    let (wanted, mut seen) = (enough(nodes.len()), 0);
-    let first = *start % nodes.len();
-    for node in nodes[first..].iter().chain(&nodes[..first]) {
-        if fitting.len() >= wanted {
-            break;
-        }
-        seen += 1;
-        let rejection = plugins
-            .iter()
-            .find_map(|p| p.filter(pod, node).err().map(|r| (p.name(), r)));
-        match rejection {
-            None => fitting.push(node),
-            Some((plugin, rejection)) => {
-                note(plugin);
-                for reason in rejection.reasons {
-                    *reasons.entry(reason).or_default() += 1;
+        match enabled.plugin.pre_filter(state, pod, cache) {
+            Err(rejection) => return Prepared::Rejected(rejection.by(enabled.plugin.name()), number),
+            Ok(PreFilter::Skip) => state.skip_filter |= 1 << number,
+            Ok(PreFilter::AllNodes) => {}
+            Ok(PreFilter::Nodes(of_plugin)) => {
+                narrowed_by |= 1 << number;
+                names = Some(match names {
+                    None => of_plugin,
+                    Some(before) => before
+                        .into_iter()
+                        .filter(|name| of_plugin.contains(name))
+                        .collect(),
+                });
+                if names.as_ref().is_some_and(Vec::is_empty) {
+                    let plugins = profile.names(narrowed_by).join(" ");
+                    let message = format!("node(s) didn't satisfy plugin(s) [{plugins}] simultaneously");
+                    return Prepared::Rejected(
+                        Rejection::unresolvable(message).by(enabled.plugin.name()),
+                        number,
+                    );
                 }
             }
         }
     }
-    *start = (first + seen) % nodes.len();
-    if fitting.is_empty() {
-        let mut counted: Vec<String> = reasons
-            .iter()
-            .map(|(reason, count)| format!("{count} {reason}"))
-            .collect();
-        counted.sort();
-        let mut message = format!("{available} {}.", counted.join(", "));
-        if let Some(more) = plugins.iter().find_map(|p| p.post_filter(pod, nodes)) {
-            message = format!("{message} {more}");
-        }
-        return Outcome::Nowhere(Diagnosis { message, rejected_by });
-    }
-    Outcome::Node(best(pod, &fitting, plugins))
+    Prepared::Ready { names, narrowed_by }
 }
 
-/// The node with the highest weighted score; a random one among equals.
-fn best(pod: &PodInfo, fitting: &[&Arc<NodeInfo>], plugins: &[Arc<dyn Plugin>]) -> String {
-    if let [only] = fitting {
-        return only.name.to_string();
+/// `start` is where to begin with the nodes; it moves on, so that all get their turn.
+pub(crate) fn schedule(profile: &Profile, cache: &Cache, pod: &Arc<PodInfo>, start: &mut usize) -> Outcome {
+    let total = cache.len();
+    if total == 0 {
+        // COMPAT: upstream's words for a cluster without nodes; a new node is what would help.
+        return Outcome::Nowhere(Diagnosis {
+            message: "no nodes available to schedule pods".to_owned(),
+            post_filter: PostFilter {
+                nominate: Some(String::new()),
+                ..PostFilter::default()
+            },
+            ..Diagnosis::default()
+        });
     }
-    let mut totals = vec![0_i64; fitting.len()];
-    for plugin in plugins.iter().filter(|p| p.weight() > 0 && p.pre_score(pod)) {
-        let mut scores: Vec<i64> = fitting.iter().map(|node| plugin.score(pod, node)).collect();
-        plugin.normalize_scores(&mut scores);
-        for (total, score) in totals.iter_mut().zip(scores) {
-            *total += score.clamp(0, MAX_SCORE) * plugin.weight();
+    let mut state = CycleState::default();
+    let mut statuses = Statuses::default();
+    let (names, mut rejected_by) = match pre_filter(profile, cache, pod, &mut state, |_| true) {
+        Prepared::Ready { names, narrowed_by } => (names, narrowed_by),
+        Prepared::Rejected(rejection, number) => {
+            let message = rejection.message();
+            if rejection.code == Code::Error {
+                return Outcome::Nowhere(error(message));
+            }
+            statuses.absent = Some(rejection);
+            let rejected_by = 1 << number;
+            return Outcome::Nowhere(nowhere(
+                profile,
+                cache,
+                pod,
+                &state,
+                statuses,
+                rejected_by,
+                Some(&message),
+            ));
+        }
+    };
+    let nominated = cache.nomination(&pod.uid).unwrap_or(&pod.nominated);
+    if !nominated.is_empty()
+        && let Some(node) = cache.by_name(nominated)
+        && profile
+            .run_filters_with_nominated(&state, pod, node, cache)
+            .is_ok()
+    {
+        return Outcome::Node { id: node.id, state };
+    }
+    let candidates: Vec<&NodeInfo> = match &names {
+        None => {
+            let all: Vec<&NodeInfo> = cache.nodes().collect();
+            let first = *start % all.len();
+            all[first..].iter().chain(&all[..first]).copied().collect()
+        }
+        Some(names) => {
+            let plugins = profile.names(rejected_by).join(" ");
+            let reason = format!("node(s) didn't satisfy plugin(s) [{plugins}]");
+            statuses.absent = Some(Rejection::unresolvable(reason));
+            names.iter().filter_map(|name| cache.by_name(name)).collect()
+        }
+    };
+    let wanted = if profile.at(Points::SCORE).next().is_none() {
+        1
+    } else {
+        enough(candidates.len(), profile.percentage_of_nodes_to_score)
+    };
+    let mut fitting: Vec<&NodeInfo> = Vec::new();
+    for node in &candidates {
+        if fitting.len() >= wanted {
+            break;
+        }
+        match profile.run_filters_with_nominated(&state, pod, node, cache) {
+            Ok(()) => fitting.push(node),
+            Err(rejection) if rejection.code == Code::Error => {
+                return Outcome::Nowhere(error(rejection.message()));
+            }
+            Err(rejection) => {
+                if let Some(number) = profile.number(rejection.plugin) {
+                    rejected_by |= 1 << number;
+                }
+                statuses.nodes.push((node.id, rejection));
+            }
         }
     }
-    let top = totals.iter().copied().max().unwrap_or(0);
-    let equals: Vec<&str> = fitting
-        .iter()
-        .zip(&totals)
-        .filter(|(_, t)| **t == top)
-        .map(|(n, _)| &*n.name)
-        .collect();
-    equals[rand::rng().random_range(0..equals.len())].to_owned()
+    *start = (*start + fitting.len() + statuses.nodes.len()) % total;
+    if fitting.is_empty() {
+        return Outcome::Nowhere(nowhere(profile, cache, pod, &state, statuses, rejected_by, None));
+    }
+    let scores = total_scores(profile, cache, pod, &mut state, &fitting);
+    Outcome::Node {
+        id: fitting[best(&scores)].id,
+        state,
+    }
+}
+
+fn error(message: String) -> Diagnosis {
+    Diagnosis {
+        message,
+        is_error: true,
+        ..Diagnosis::default()
+    }
+}
+
+/// Asks the PostFilter plugins, and puts the message together.
+fn nowhere(
+    profile: &Profile,
+    cache: &Cache,
+    pod: &Arc<PodInfo>,
+    state: &CycleState,
+    statuses: Statuses,
+    rejected_by: u64,
+    pre_filter: Option<&str>,
+) -> Diagnosis {
+    let failed = Failed {
+        profile,
+        cache,
+        state,
+        pod,
+        statuses: &statuses,
+    };
+    let mut post_filter = PostFilter::default();
+    for (_, enabled) in profile.at(Points::POST_FILTER) {
+        if let Some(found) = enabled.plugin.post_filter(&failed) {
+            post_filter = found;
+            break;
+        }
+    }
+    let reasons = count_reasons(cache.len(), &statuses);
+    let mut message = fit_error(cache.len(), &reasons, pre_filter);
+    if !post_filter.message.is_empty() {
+        message = format!("{message} {}", post_filter.message);
+    }
+    Diagnosis {
+        message,
+        rejected_by,
+        post_filter,
+        is_error: false,
+    }
+}
+
+/// The sum of weighted scores of each node.
+pub(crate) fn total_scores(
+    profile: &Profile,
+    cache: &Cache,
+    pod: &PodInfo,
+    state: &mut CycleState,
+    fitting: &[&NodeInfo],
+) -> Vec<i64> {
+    let mut totals = vec![0_i64; fitting.len()];
+    if fitting.len() == 1 {
+        return totals;
+    }
+    for (number, enabled) in profile.at(Points::PRE_SCORE) {
+        if enabled.plugin.scores() && !enabled.plugin.pre_score(state, pod, fitting, cache) {
+            state.skip_score |= 1 << number;
+        }
+    }
+    for (number, enabled) in profile.at(Points::SCORE) {
+        let plugin = &enabled.plugin;
+        if !plugin.scores() || state.skip_score & (1 << number) != 0 {
+            continue;
+        }
+        let mut scores: Vec<i64> = fitting
+            .iter()
+            .map(|node| plugin.score(state, pod, node))
+            .collect();
+        plugin.normalize(state, fitting, &mut scores);
+        for (total, score) in totals.iter_mut().zip(scores) {
+            *total += score.clamp(0, MAX_SCORE) * enabled.weight;
+        }
+    }
+    totals
+}
+
+/// The place of the highest score; a random one among equals.
+fn best(scores: &[i64]) -> usize {
+    let top = scores.iter().copied().max().unwrap_or(0);
+    let equals: Vec<usize> = (0..scores.len()).filter(|at| scores[*at] == top).collect();
+    equals[rand::rng().random_range(0..equals.len())]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugins::default_profile;
-    use crate::snapshot::fixtures::{node, plain_node, pod};
-    use serde_json::json;
+    use crate::fixtures::{node_meta, plain_meta, pod};
+    use crate::plugins::testing::profile;
+    use serde_json::{Value, json};
 
-    fn profile() -> Vec<Arc<dyn Plugin>> {
-        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-        default_profile(kube::Client::try_from(config).unwrap())
+    fn run(cache: &Cache, pod: &Arc<PodInfo>, start: &mut usize) -> Result<String, Diagnosis> {
+        match schedule(&profile(), cache, pod, start) {
+            Outcome::Node { id, .. } => Ok(cache.get(id).unwrap().name.to_string()),
+            Outcome::Nowhere(diagnosis) => Err(diagnosis),
+        }
+    }
+
+    fn wanting(name: &str, cpu: &str) -> Arc<PodInfo> {
+        pod(
+            name,
+            json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}),
+        )
     }
 
     #[tokio::test]
     async fn reasons_are_counted_by_node() {
-        let nodes: Vec<Arc<NodeInfo>> = [
-            node(
-                "a",
-                json!({"unschedulable": true}),
-                json!({}),
-                json!({"cpu": "2", "memory": "1Gi", "pods": "10"}),
-            ),
-            node(
-                "b",
-                json!({}),
-                json!({}),
-                json!({"cpu": "1", "memory": "1Gi", "pods": "10"}),
-            ),
-            node(
-                "c",
-                json!({}),
-                json!({}),
-                json!({"cpu": "1", "memory": "1Gi", "pods": "10"}),
-            ),
-        ]
-        .into_iter()
-        .map(Arc::new)
-        .collect();
-        let wanting = |cpu: &str| {
-            pod(
-                "p",
-                json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}),
-            )
-        };
-        let Outcome::Nowhere(diagnosis) = schedule(&wanting("1500m"), &nodes, &profile(), &mut 0) else {
-            panic!("nothing fits");
-        };
+        let mut cache = Cache::default();
+        let status = |cpu: &str| json!({"allocatable": {"cpu": cpu, "memory": "1Gi", "pods": "10"}});
+        cache.set_node(
+            "a",
+            node_meta("a", json!({"unschedulable": true}), json!({}), status("2")),
+        );
+        for name in ["b", "c"] {
+            cache.set_node(name, node_meta(name, json!({}), json!({}), status("1")));
+        }
+        let diagnosis = run(&cache, &wanting("p", "1500m"), &mut 0).unwrap_err();
         assert_eq!(
             diagnosis.message,
-            "0/3 nodes are available: 1 node(s) were unschedulable, 2 Insufficient cpu."
+            "0/3 nodes are available: 1 node(s) were unschedulable, 2 Insufficient cpu. preemption: 0/3 nodes are \
+             available: 3 Preemption is not helpful for scheduling."
         );
-        assert_eq!(diagnosis.rejected_by, ["NodeUnschedulable", "NodeResourcesFit"]);
-        assert!(
-            matches!(schedule(&wanting("500m"), &nodes, &profile(), &mut 0), Outcome::Node(name) if name != "a")
+        assert_eq!(
+            profile().names(diagnosis.rejected_by),
+            ["NodeUnschedulable", "NodeResourcesFit"]
         );
-        let Outcome::Nowhere(diagnosis) = schedule(&wanting("1"), &[], &profile(), &mut 0) else {
-            panic!("no nodes")
-        };
+        assert_ne!(run(&cache, &wanting("p", "500m"), &mut 0).unwrap(), "a");
+        let diagnosis = run(&Cache::default(), &wanting("p", "1"), &mut 0).unwrap_err();
         assert_eq!(diagnosis.message, "no nodes available to schedule pods");
     }
 
     #[tokio::test]
     async fn the_emptier_node_wins() {
-        let mut full = plain_node("full");
+        let mut cache = Cache::default();
+        for name in ["full", "empty"] {
+            cache.set_node(name, plain_meta(name));
+        }
         let big =
             json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "1", "memory": "2Gi"}}}]});
-        full.add_pod(pod("there", big).load);
-        let nodes = vec![Arc::new(full), Arc::new(plain_node("empty"))];
+        cache.place(pod("there", big), "full");
         for _ in 0..10 {
-            assert_eq!(
-                schedule(&pod("p", json!({})), &nodes, &profile(), &mut 0),
-                Outcome::Node("empty".into())
-            );
+            assert_eq!(run(&cache, &pod("p", json!({})), &mut 0).unwrap(), "empty");
         }
     }
 
     #[tokio::test]
     async fn among_many_nodes_some_are_enough_and_all_get_their_turn() {
-        let check = |nodes, expected| assert_eq!(enough(nodes), expected, "{nodes}");
-        check(3, 100);
+        let check = |nodes, expected| assert_eq!(enough(nodes, 0), expected, "{nodes}");
+        check(3, 3);
         check(1000, 420);
         check(5000, 500);
         check(20_000, 1000);
-        let nodes: Vec<Arc<NodeInfo>> = (0..250).map(|n| Arc::new(plain_node(&n.to_string()))).collect();
-        let (mut start, profile) = (0, profile());
+        assert_eq!(enough(1000, 30), 300);
+        let mut cache = Cache::default();
+        for n in 0..250 {
+            cache.set_node(&n.to_string(), plain_meta(&n.to_string()));
+        }
+        let mut start = 0;
         let mut starts = Vec::new();
         for _ in 0..3 {
-            schedule(&pod("p", json!({})), &nodes, &profile, &mut start);
+            run(&cache, &pod("p", json!({})), &mut start).unwrap();
             starts.push(start);
         }
         assert_eq!(starts, [120, 240, 110]);
-        let big = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "9"}}}]});
-        let Outcome::Nowhere(diagnosis) = schedule(&pod("p", big), &nodes, &profile, &mut start) else {
-            panic!("nothing fits");
-        };
-        assert_eq!(
-            diagnosis.message,
-            "0/250 nodes are available: 250 Insufficient cpu."
+        let diagnosis = run(&cache, &wanting("p", "9"), &mut start).unwrap_err();
+        assert!(
+            diagnosis
+                .message
+                .starts_with("0/250 nodes are available: 250 Insufficient cpu. preemption:"),
+            "{}",
+            diagnosis.message
         );
         assert_eq!(start, 110);
+    }
+
+    #[tokio::test]
+    async fn a_nominated_pod_keeps_its_room_and_gets_it() {
+        let mut cache = Cache::default();
+        cache.set_node("a", plain_meta("a"));
+        let important = |name: &str, priority: i32| {
+            let container = json!({"name": "c", "resources": {"requests": {"cpu": "2"}}});
+            pod(name, json!({"priority": priority, "containers": [container]}))
+        };
+        cache.nominate(&important("first", 10), "a");
+        assert!(
+            run(&cache, &important("second", 5), &mut 0).is_err(),
+            "the room is promised"
+        );
+        assert!(
+            run(&cache, &important("third", 20), &mut 0).is_ok(),
+            "the more important one may have it"
+        );
+        assert!(run(&cache, &important("first", 10), &mut 0).is_ok());
+    }
+
+    #[tokio::test]
+    async fn names_narrow_the_nodes_and_the_message_says_so() {
+        let mut cache = Cache::default();
+        for name in ["a", "b", "c"] {
+            cache.set_node(name, plain_meta(name));
+        }
+        let on = |name: &str, cpu: &str| -> Value {
+            json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}],
+                "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}]}}}})
+        };
+        assert_eq!(run(&cache, &pod("p", on("b", "1")), &mut 0).unwrap(), "b");
+        let diagnosis = run(&cache, &pod("p", on("b", "5")), &mut 0).unwrap_err();
+        assert!(
+            diagnosis.message.starts_with(
+                "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn't satisfy plugin(s) [NodeAffinity]."
+            ),
+            "{}",
+            diagnosis.message
+        );
     }
 }

@@ -7,16 +7,17 @@ use skiff_prometheus::{Counter, Family, Histogram, Registry, exponential_buckets
 
 use crate::queue::{Queued, SchedulingQueue};
 
-/// A profile, three results, and attempts up to `15+`.
+/// Profiles with three results each, and attempts up to `15+`.
 const MAX_SERIES: usize = 64;
 
 pub(crate) struct SchedulerMetrics {
-    profile: String,
     attempts: Arc<Family<Counter>>,
     attempt_durations: Arc<Family<Histogram>>,
     algorithm_durations: Arc<Family<Histogram>>,
     sli_durations: Arc<Family<Histogram>>,
     attempts_of_pods: Arc<Family<Histogram>>,
+    preemptions: Arc<Family<Counter>>,
+    victims: Arc<Family<Histogram>>,
 }
 
 /// How an attempt ended.
@@ -38,10 +39,9 @@ impl AttemptResult {
 }
 
 impl SchedulerMetrics {
-    pub(crate) fn new(registry: &Registry, profile: &str) -> SchedulerMetrics {
+    pub(crate) fn new(registry: &Registry) -> SchedulerMetrics {
         let of_attempts = exponential_buckets(0.001, 2.0, 15);
         SchedulerMetrics {
-            profile: profile.to_owned(),
             attempts: registry.counters(
                 "scheduler_schedule_attempts_total",
                 "Number of attempts to schedule pods, by the result. 'unschedulable' means a pod could not be scheduled, while 'error' means an internal scheduler problem.",
@@ -76,6 +76,19 @@ impl SchedulerMetrics {
                 1,
                 &exponential_buckets(1.0, 2.0, 5),
             ),
+            preemptions: registry.counters(
+                "scheduler_preemption_attempts_total",
+                "Total preemption attempts in the cluster till now",
+                &[],
+                1,
+            ),
+            victims: registry.histograms(
+                "scheduler_preemption_victims",
+                "Number of selected preemption victims",
+                &[],
+                1,
+                &exponential_buckets(1.0, 2.0, 7),
+            ),
         }
     }
 
@@ -104,8 +117,14 @@ impl SchedulerMetrics {
             .observe_duration(began.elapsed());
     }
 
-    pub(crate) fn attempt(&self, result: AttemptResult, began: Instant) {
-        let labels = [self.profile.as_str(), result.as_str()];
+    /// A preemption with so many victims.
+    pub(crate) fn preemption(&self, victims: usize) {
+        self.preemptions.with(&[]).inc();
+        self.victims.with(&[]).observe(victims as f64);
+    }
+
+    pub(crate) fn attempt(&self, profile: &str, result: AttemptResult, began: Instant) {
+        let labels = [profile, result.as_str()];
         self.attempts.with(&labels).inc();
         self.attempt_durations
             .with(&labels)
@@ -131,25 +150,31 @@ impl SchedulerMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::fixtures::pod;
+    use crate::config::DEFAULT_SCHEDULER;
+    use crate::fixtures::pod;
+    use crate::plugins::testing::profile;
+    use crate::queue::Backoff;
     use serde_json::json;
+    use std::collections::HashMap;
 
     #[tokio::test]
     async fn attempts_and_pending_pods_are_shown() {
         let registry = Registry::default();
-        let metrics = SchedulerMetrics::new(&registry, "default-scheduler");
-        let queue = Arc::new(SchedulingQueue::new(Vec::new()));
+        let metrics = SchedulerMetrics::new(&registry);
+        let profiles = HashMap::from([(DEFAULT_SCHEDULER.to_owned(), Arc::new(profile()))]);
+        let queue = Arc::new(SchedulingQueue::new(Arc::new(profiles), Backoff::default()));
         SchedulerMetrics::show_queue(&registry, Arc::downgrade(&queue));
         for name in ["a", "b", "c"] {
-            queue.add(Arc::new(pod(name, json!({}))), None);
+            queue.add(pod(name, json!({})));
         }
         let began = Instant::now();
         let (first, second) = (queue.next().await.unwrap(), queue.next().await.unwrap());
         metrics.algorithm(began);
-        metrics.attempt(AttemptResult::Scheduled, began);
+        metrics.attempt(DEFAULT_SCHEDULER, AttemptResult::Scheduled, began);
         metrics.scheduled(&first);
-        metrics.attempt(AttemptResult::Unschedulable, began);
-        queue.park(&second.pod.uid, Vec::new());
+        metrics.attempt(DEFAULT_SCHEDULER, AttemptResult::Unschedulable, began);
+        metrics.preemption(2);
+        queue.park(&second.pod.uid, 0);
         let text = registry.text();
         for line in [
             "scheduler_pending_pods{queue=\"active\"} 1",
@@ -161,6 +186,8 @@ mod tests {
             "scheduler_pod_scheduling_sli_duration_seconds_count{attempts=\"1\"} 1",
             "scheduler_pod_scheduling_sli_duration_seconds_bucket{attempts=\"1\",le=\"5242.88\"} 1",
             "scheduler_pod_scheduling_attempts_bucket{le=\"1\"} 1",
+            "scheduler_preemption_attempts_total 1",
+            "scheduler_preemption_victims_sum 2",
         ] {
             assert!(text.lines().any(|shown| shown == line), "{line}\n{text}");
         }

@@ -1,82 +1,57 @@
 //! The loop: informers feed cache and queue, cycles run one after another, bindings run beside them.
 
-use crate::cycle::{Outcome, schedule};
-use crate::framework::{ClusterEvent, Plugin, Rejection};
+use crate::binding::WaitingPods;
+use crate::cache::Cache;
+use crate::class::Classes;
+use crate::config::Configuration;
+use crate::cycle::{Diagnosis, Outcome, schedule};
+use crate::framework::{Code, CycleState, Permit, Points, Profile, Rejection};
+use crate::handlers;
+use crate::listers::Listers;
 use crate::metrics::{AttemptResult, SchedulerMetrics};
-use crate::plugins::default_profile;
+use crate::node::NodeId;
+use crate::plugins::Handle;
+use crate::pod::PodInfo;
+use crate::preempt::Preempting;
 use crate::queue::{Queued, SchedulingQueue};
-use crate::snapshot::{Cache, PodInfo};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{Api, Patch, PatchParams};
 use parking_lot::Mutex;
-use serde_json::json;
-use skiff_client::{
-    Change, Client, ComponentMetrics, ErrorExt, EventRecorder, InformerFactory, LeaderElector, cause_of,
-    reference,
-};
+use skiff_client::{Client, ComponentMetrics, EventRecorder, InformerFactory, LeaderElector};
 use skiff_trace::Work;
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-const DEFAULT_SCHEDULER: &str = "default-scheduler";
-
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct SchedulerConfig {
-    /// Pods that name this scheduler are ours.
-    pub scheduler_name: String,
+    /// Profiles, plugins and times.
+    pub configuration: Configuration,
     /// With it, the lease `kube-scheduler` decides which of several schedulers works; the value is our identity.
     pub leader_elect: Option<String>,
     /// What is measured of it.
     pub metrics: Arc<ComponentMetrics>,
 }
 
-impl Default for SchedulerConfig {
-    fn default() -> Self {
-        Self {
-            scheduler_name: DEFAULT_SCHEDULER.to_owned(),
-            leader_elect: None,
-            metrics: Arc::default(),
-        }
-    }
+/// What a cycle reads and changes.
+#[derive(Default)]
+pub(crate) struct Core {
+    pub(crate) cache: Cache,
+    pub(crate) classes: Classes,
 }
 
-struct Scheduler {
-    client: Client,
-    recorder: EventRecorder,
-    plugins: Vec<Arc<dyn Plugin>>,
-    queue: Arc<SchedulingQueue>,
-    /// A leaf lock.
-    cache: Mutex<Cache>,
-    metrics: SchedulerMetrics,
-}
-
-struct BindFailure {
-    message: String,
-    /// Nobody is left to be told.
-    pod_is_gone: bool,
-}
-
-/// A binding under way. Unless it is done, its end, be it by a panic, gives the room back and lets the pod be
-/// tried again.
-struct Binding<'a> {
-    scheduler: &'a Scheduler,
-    pod: &'a PodInfo,
-    done: bool,
-}
-
-impl Drop for Binding<'_> {
-    fn drop(&mut self) {
-        if self.done {
-            return;
-        }
-        let freed = self.scheduler.cache.lock().forget_assumed(&self.pod.uid);
-        self.scheduler.queue.back_off(&self.pod.uid);
-        if freed {
-            self.scheduler.queue.on_event(ClusterEvent::PodRemoved);
-        }
-    }
+pub(crate) struct Scheduler {
+    pub(crate) client: Client,
+    /// By scheduler name: events name their profile as their source.
+    pub(crate) recorders: HashMap<String, EventRecorder>,
+    pub(crate) profiles: Arc<HashMap<String, Arc<Profile>>>,
+    pub(crate) queue: Arc<SchedulingQueue>,
+    pub(crate) listers: Arc<Listers>,
+    pub(crate) preempting: Arc<Preempting>,
+    pub(crate) waiting: WaitingPods,
+    /// Lock order: before the queue's.
+    pub(crate) core: Mutex<Core>,
+    pub(crate) metrics: SchedulerMetrics,
 }
 
 /// Schedules until `shutdown`.
@@ -95,330 +70,392 @@ pub async fn run(config: SchedulerConfig, client: Client, shutdown: Cancellation
 }
 
 async fn lead(config: SchedulerConfig, client: Client, shutdown: CancellationToken) {
-    let plugins = default_profile(client.clone());
-    let registry = &config.metrics.registry;
-    let scheduler = Arc::new(Scheduler {
-        recorder: EventRecorder::new(client.clone(), &config.scheduler_name, ""),
-        queue: Arc::new(SchedulingQueue::new(plugins.clone())),
-        plugins,
-        client: client.clone(),
-        cache: Mutex::default(),
-        metrics: SchedulerMetrics::new(registry, &config.scheduler_name),
-    });
-    SchedulerMetrics::show_queue(registry, Arc::downgrade(&scheduler.queue));
+    let scheduler = match Scheduler::new(&config, client.clone()) {
+        Ok(scheduler) => Arc::new(scheduler),
+        Err(error) => {
+            // `Configuration::parse` checks all but the plugins' arguments.
+            tracing::error!(%error, "the scheduler's configuration is invalid");
+            shutdown.cancelled().await;
+            return;
+        }
+    };
+    SchedulerMetrics::show_queue(&config.metrics.registry, Arc::downgrade(&scheduler.queue));
     let factory = InformerFactory::new(client, shutdown.clone());
-    let nodes = factory.informer::<Node>();
-    let pods = factory.informer::<Pod>();
-    let follower = Arc::clone(&scheduler);
-    nodes.subscribe(move |change| follower.on_node(change));
-    let (follower, name) = (Arc::clone(&scheduler), config.scheduler_name);
-    pods.subscribe(move |change| follower.on_pod(change, &name));
     tokio::select! {
         () = shutdown.cancelled() => return,
-        () = async { nodes.synced().await; pods.synced().await } => {}
+        () = handlers::follow(&scheduler, &factory) => {}
     }
+    let mut tick = tokio::time::interval(Duration::from_secs(1));
     loop {
         let queued = tokio::select! {
             () = shutdown.cancelled() => break,
+            _ = tick.tick() => {
+                scheduler.expire_assumed();
+                continue;
+            }
             queued = scheduler.queue.next() => queued,
         };
         let Some(queued) = queued else { break };
         scheduler.attempt(queued);
+        // Bindings that wait for this thread get their turn.
+        tokio::task::consume_budget().await;
     }
     scheduler.queue.close();
 }
 
-/// The parts of a node that decide whether pods fit. Heartbeats change none of them.
-fn fits_differ(old: &Node, new: &Node) -> bool {
-    let allocatable = |n: &Node| n.status.as_ref().and_then(|s| s.allocatable.clone());
-    old.metadata.labels != new.metadata.labels || old.spec != new.spec || allocatable(old) != allocatable(new)
+/// What a cycle came to.
+enum Decided {
+    Placed {
+        node: Arc<str>,
+        state: CycleState,
+        wait: Option<Duration>,
+    },
+    Nowhere(Diagnosis),
 }
 
 impl Scheduler {
-    fn on_node(&self, change: &Change<Node>) {
-        match change {
-            Change::Applied { old, new } => {
-                self.cache.lock().set_node(Arc::clone(new));
-                match old {
-                    None => self.queue.on_event(ClusterEvent::NodeAdded),
-                    Some(old) if fits_differ(old, new) => self.queue.on_event(ClusterEvent::NodeChanged),
-                    Some(_) => {}
-                }
-            }
-            Change::Deleted { last } => {
-                self.cache
-                    .lock()
-                    .remove_node(last.metadata.name.as_deref().unwrap_or_default());
-            }
-        }
-    }
-
-    fn on_pod(&self, change: &Change<Pod>, scheduler_name: &str) {
-        let (pod, gone) = match change {
-            Change::Applied { new, .. } => (PodInfo::new(Arc::clone(new)), false),
-            Change::Deleted { last } => (PodInfo::new(Arc::clone(last)), true),
+    pub(crate) fn new(config: &SchedulerConfig, client: Client) -> Result<Self, crate::ConfigError> {
+        let handle = Handle {
+            client: client.clone(),
+            listers: Arc::default(),
+            preempting: Arc::default(),
         };
-        let pod = Arc::new(pod);
-        if gone || pod.has_ended() {
-            self.queue.remove(&pod.uid);
-            let was_placed = {
-                let mut cache = self.cache.lock();
-                let was_placed = cache.is_placed(&pod.uid);
-                cache.remove_pod(&pod.uid);
-                was_placed
-            };
-            if was_placed {
-                self.queue.on_event(ClusterEvent::PodRemoved);
-            }
-        } else if let Some(node) = pod.node_name().map(str::to_owned) {
-            self.queue.remove(&pod.uid);
-            self.cache.lock().place(&pod, &node);
-        } else if pod.pod.metadata.deletion_timestamp.is_some() {
-            self.queue.remove(&pod.uid);
-        } else {
-            let wanted = pod.pod.spec.as_ref().and_then(|s| s.scheduler_name.as_deref());
-            if wanted.unwrap_or(DEFAULT_SCHEDULER) == scheduler_name {
-                let cause = cause_of(&*pod.pod);
-                self.queue.add(pod, Some(cause));
-            }
-        }
+        let profiles = config.configuration.profiles(&handle)?;
+        let recorders = profiles.iter().map(|profile| {
+            let name = profile.scheduler_name.clone();
+            let recorder = EventRecorder::new(client.clone(), &name, "");
+            (name, recorder)
+        });
+        let recorders = recorders.collect();
+        let profiles = profiles.into_iter();
+        let profiles: HashMap<String, Arc<Profile>> = profiles
+            .map(|profile| (profile.scheduler_name.clone(), Arc::new(profile)))
+            .collect();
+        let profiles = Arc::new(profiles);
+        let queue = SchedulingQueue::new(Arc::clone(&profiles), config.configuration.backoff);
+        Ok(Self {
+            client,
+            recorders,
+            queue: Arc::new(queue),
+            profiles,
+            listers: handle.listers,
+            preempting: handle.preempting,
+            waiting: WaitingPods::default(),
+            core: Mutex::default(),
+            metrics: SchedulerMetrics::new(&config.metrics.registry),
+        })
     }
 
     /// One cycle. The decision is made here and now; what needs the network goes on in a task of its own.
     fn attempt(self: &Arc<Self>, queued: Queued) {
         let pod = Arc::clone(&queued.pod);
+        let Some(profile) = self.queue.profile(&pod).cloned() else {
+            return;
+        };
         let work = Work::new(queued.cause.clone());
         work.push(
             "queue",
             queued.entered_us,
             skiff_trace::now_us() - queued.entered_us,
         );
-        let began = skiff_trace::now_us();
-        let started = Instant::now();
-        let outcome = {
-            let mut cache = self.cache.lock();
-            if cache.is_placed(&pod.uid) {
+        let (began, started) = (skiff_trace::now_us(), Instant::now());
+        // A plugin that trips over one pod must not keep all others waiting.
+        let decided = catch_unwind(AssertUnwindSafe(|| self.decide(&profile, &pod)));
+        self.metrics.algorithm(started);
+        let decided = match decided {
+            Ok(Some(decided)) => decided,
+            Ok(None) => return,
+            Err(_) => {
+                tracing::error!(pod = %pod.key, "scheduling the pod panicked");
+                self.metrics
+                    .attempt(&profile.scheduler_name, AttemptResult::Error, started);
+                let mut core = self.core.lock();
+                core.cache.forget_assumed(&pod.uid);
+                core.classes.clear();
+                drop(core);
+                self.queue.back_off(&pod.uid);
                 return;
             }
-            // A plugin that trips over one pod must not keep all others waiting.
-            let mut start = cache.next_start;
-            let decided = catch_unwind(AssertUnwindSafe(|| {
-                schedule(&pod, cache.nodes(), &self.plugins, &mut start)
-            }));
-            cache.next_start = start;
-            self.metrics.algorithm(started);
-            // Assumed at once: the next cycle must not give the same room away again.
-            if let Ok(Outcome::Node(node)) = &decided {
-                cache.assume(&pod, node);
-            }
-            decided
-        };
-        let Ok(outcome) = outcome else {
-            tracing::error!(pod = %pod.key, "scheduling the pod panicked");
-            self.metrics.attempt(AttemptResult::Error, started);
-            self.queue.back_off(&pod.uid);
-            return;
         };
         work.push("schedule", began, skiff_trace::now_us() - began);
         let scheduler = Arc::clone(self);
-        tokio::spawn(skiff_trace::scope(work, async move {
-            match outcome {
-                Outcome::Node(node) => {
-                    let mut binding = Binding {
-                        scheduler: &scheduler,
-                        pod: &pod,
-                        done: false,
-                    };
-                    let result = scheduler.bind(&pod, &node).await;
-                    binding.done = result.is_ok();
-                    let Err(failure) = result else {
-                        scheduler.metrics.attempt(AttemptResult::Scheduled, started);
-                        scheduler.metrics.scheduled(&queued);
-                        return;
-                    };
-                    scheduler.metrics.attempt(AttemptResult::Error, started);
-                    tracing::warn!(pod = %pod.key, node, why = failure.message, "binding failed");
-                    for plugin in &scheduler.plugins {
-                        plugin.unreserve(&pod, &node);
-                    }
-                    drop(binding);
-                    if !failure.pod_is_gone {
-                        scheduler.report(&pod, "SchedulerError", &failure.message).await;
-                    }
-                }
-                Outcome::Nowhere(diagnosis) => {
-                    scheduler.metrics.attempt(AttemptResult::Unschedulable, started);
-                    // Parked first: what happens while the report is written must find it parked.
-                    scheduler.queue.park(&pod.uid, diagnosis.rejected_by);
-                    scheduler.report(&pod, "Unschedulable", &diagnosis.message).await;
-                }
+        match decided {
+            Decided::Placed { node, state, wait } => {
+                tokio::spawn(skiff_trace::scope(work, async move {
+                    scheduler
+                        .bind(&profile, queued, &node, &state, wait, started)
+                        .await;
+                }));
             }
-        }));
-    }
-
-    async fn bind(&self, pod: &Arc<PodInfo>, node: &str) -> Result<(), BindFailure> {
-        let refused = |r: Rejection| BindFailure {
-            message: r.reasons.join(", "),
-            pod_is_gone: false,
-        };
-        for plugin in &self.plugins {
-            plugin.reserve(pod, node).map_err(refused)?;
-        }
-        for plugin in &self.plugins {
-            plugin.permit(pod, node).map_err(refused)?;
-        }
-        for plugin in &self.plugins {
-            plugin.pre_bind(pod, node).await.map_err(refused)?;
-        }
-        let mut bound = false;
-        for plugin in &self.plugins {
-            if let Some(result) = plugin.bind(pod, node).await {
-                result.map_err(|error| BindFailure {
-                    message: format!(
-                        "binding rejected: running Bind plugin \"{}\": {error}",
-                        plugin.name()
-                    ),
-                    pod_is_gone: error.is_not_found(),
-                })?;
-                bound = true;
-                break;
+            Decided::Nowhere(diagnosis) => {
+                let running = self.failed(&profile, &pod, &diagnosis, started);
+                tokio::spawn(skiff_trace::scope(work, async move {
+                    scheduler.report_failure(&profile, &pod, diagnosis, running).await;
+                }));
             }
         }
-        if !bound {
-            return Err(refused(Rejection::new("no plugin binds")));
-        }
-        let message = format!("Successfully assigned {} to {node}", pod.key);
-        self.recorder
-            .event(&reference(&*pod.pod), "Normal", "Scheduled", message);
-        for plugin in &self.plugins {
-            plugin.post_bind(pod, node);
-        }
-        Ok(())
     }
 
-    /// Says why the pod waits: as an event, and as its condition.
-    async fn report(&self, pod: &PodInfo, reason: &str, message: &str) {
-        self.recorder.event(
-            &reference(&*pod.pod),
-            "Warning",
-            "FailedScheduling",
-            message.to_owned(),
-        );
-        let conditions = pod
-            .pod
-            .status
-            .as_ref()
-            .and_then(|s| s.conditions.as_deref())
-            .unwrap_or_default();
-        let same = |c: &k8s_openapi::api::core::v1::PodCondition| {
-            c.type_ == "PodScheduled"
-                && c.status == "False"
-                && c.reason.as_deref() == Some(reason)
-                && c.message.as_deref() == Some(message)
-        };
-        if conditions.iter().any(same) {
-            return;
+    /// Finds a node and takes its room. `None`: there is nothing to do.
+    fn decide(&self, profile: &Profile, pod: &Arc<PodInfo>) -> Option<Decided> {
+        let mut core = self.core.lock();
+        let Core { cache, classes } = &mut *core;
+        if cache.is_placed(&pod.uid) || pod.deleting {
+            return None;
         }
-        let now = k8s_openapi::jiff::Timestamp::now();
-        let was_false = conditions
-            .iter()
-            .find(|c| c.type_ == "PodScheduled" && c.status == "False");
-        let since = was_false
-            .and_then(|c| c.last_transition_time.as_ref())
-            .map_or(now, |t| t.0);
-        let condition = json!({
-            "type": "PodScheduled", "status": "False", "reason": reason, "message": message,
-            "lastTransitionTime": skiff_meta::time::format_seconds(since),
-            "observedGeneration": pod.pod.metadata.generation,
+        let outcome = classes.schedule(profile, cache, pod).unwrap_or_else(|| {
+            let mut start = cache.next_start;
+            let outcome = schedule(profile, cache, pod, &mut start);
+            cache.next_start = start;
+            outcome
         });
-        let patch = json!({"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}});
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.key.namespace);
-        let written = api
-            .patch_status(&pod.key.name, &PatchParams::default(), &Patch::Strategic(patch))
-            .await;
-        if let Err(error) = written {
-            tracing::debug!(pod = %pod.key, %error, "cannot write the PodScheduled condition");
+        Some(match outcome {
+            Outcome::Nowhere(diagnosis) => Decided::Nowhere(diagnosis),
+            Outcome::Node { id, state } => self.take(profile, cache, pod, id, state),
+        })
+    }
+
+    /// Assumed at once: the next cycle must not give the same room away again.
+    fn take(
+        &self,
+        profile: &Profile,
+        cache: &mut Cache,
+        pod: &Arc<PodInfo>,
+        id: NodeId,
+        mut state: CycleState,
+    ) -> Decided {
+        let Some(name) = cache.get(id).map(|node| Arc::clone(&node.name)) else {
+            return Decided::Nowhere(Diagnosis::default());
+        };
+        cache.assume(Arc::clone(pod), &name);
+        match reserve_and_permit(profile, cache, pod, id, &name, &mut state) {
+            Ok(wait) => Decided::Placed {
+                node: name,
+                state,
+                wait,
+            },
+            Err((rejection, number)) => {
+                for (_, enabled) in profile.at(Points::RESERVE) {
+                    enabled.plugin.unreserve(&state, pod, &name);
+                }
+                cache.forget_assumed(&pod.uid);
+                Decided::Nowhere(rejected(&rejection, number))
+            }
         }
     }
+
+    fn expire_assumed(&self) {
+        let expired = self.core.lock().cache.expire(Instant::now());
+        for pod in expired {
+            tracing::warn!(pod = %pod.key, "the API has not shown the pod on its node in time");
+            self.queue.on_event(crate::events::ClusterEvent::PodRemoved(pod));
+        }
+    }
+}
+
+/// What a rejection after the choice of a node means for the pod.
+pub(crate) fn rejected(rejection: &Rejection, number: usize) -> Diagnosis {
+    let message = rejection.message();
+    let is_error = rejection.code == Code::Error;
+    Diagnosis {
+        message: if is_error {
+            message
+        } else {
+            format!("0/1 nodes are available: 1 {message}.")
+        },
+        rejected_by: 1 << number,
+        post_filter: crate::framework::PostFilter {
+            nominate: Some(String::new()),
+            ..Default::default()
+        },
+        is_error,
+    }
+}
+
+fn reserve_and_permit(
+    profile: &Profile,
+    cache: &Cache,
+    pod: &Arc<PodInfo>,
+    id: NodeId,
+    name: &str,
+    state: &mut CycleState,
+) -> Result<Option<Duration>, (Rejection, usize)> {
+    let Some(node) = cache.get(id) else {
+        return Err((Rejection::error("the node is gone"), 0));
+    };
+    for (number, enabled) in profile.at(Points::RESERVE) {
+        let plugin = &enabled.plugin;
+        let reserved = plugin.reserve(state, pod, node);
+        reserved.map_err(|rejection| (rejection.by(plugin.name()), number))?;
+    }
+    let mut wait = None;
+    for (number, enabled) in profile.at(Points::PERMIT) {
+        match enabled.plugin.permit(state, pod, name) {
+            Permit::Allow => {}
+            Permit::Wait(time) => wait = Some(wait.map_or(time, |other: Duration| other.min(time))),
+            Permit::Reject(rejection) => return Err((rejection.by(enabled.plugin.name()), number)),
+        }
+    }
+    Ok(wait)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::framework::Rejection;
-    use crate::snapshot::NodeInfo;
-    use crate::snapshot::fixtures::{plain_node, pod};
-    use tokio::time::{Duration, timeout};
+    use crate::fixtures::object;
+    use crate::framework::{Enabled, Plugin, Scope, Verdict};
+    use crate::node::NodeInfo;
+    use crate::plugins::testing::unreachable_client;
+    use k8s_openapi::api::core::v1::{Node, Pod};
+    use serde_json::json;
+    use skiff_client::Change;
+    use tokio::time::timeout;
 
-    /// Trips over the pod "bad".
+    /// Trips over the pod "bad"; lets "patient" wait.
     struct Clumsy;
 
     impl Plugin for Clumsy {
         fn name(&self) -> &'static str {
             "Clumsy"
         }
-
-        fn filter(&self, pod: &PodInfo, _node: &NodeInfo) -> Result<(), Rejection> {
-            assert!(pod.uid != "bad", "tripped");
+        fn filter(&self, _state: &CycleState, pod: &PodInfo, _node: &NodeInfo) -> Verdict {
+            assert!(&*pod.uid != "bad", "tripped");
             Ok(())
         }
+        fn permit(&self, _state: &CycleState, pod: &PodInfo, _node: &str) -> Permit {
+            match &*pod.uid {
+                "patient" => Permit::Wait(Duration::from_secs(20)),
+                "unwanted" => Permit::Reject(Rejection::unschedulable("not today")),
+                _ => Permit::Allow,
+            }
+        }
+        fn scope(&self, _pod: &PodInfo) -> Scope {
+            Scope::Opaque
+        }
+    }
+
+    fn applied<K>(new: K) -> Change<K> {
+        Change::Applied {
+            old: None,
+            new: Arc::new(new),
+        }
+    }
+
+    fn node(name: &str) -> Node {
+        let status = json!({"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "110"}});
+        serde_json::from_value(json!({"metadata": {"name": name}, "status": status})).unwrap()
     }
 
     /// A scheduler with one node and a server that nobody can reach.
     fn scheduler() -> Arc<Scheduler> {
-        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-        let client = Client::try_from(config).unwrap();
-        let mut plugins = default_profile(client.clone());
-        plugins.push(Arc::new(Clumsy));
-        let scheduler = Scheduler {
-            recorder: EventRecorder::new(client.clone(), "test", ""),
-            queue: Arc::new(SchedulingQueue::new(plugins.clone())),
-            plugins,
-            client,
-            cache: Mutex::default(),
-            metrics: SchedulerMetrics::new(&skiff_prometheus::Registry::default(), "test"),
+        let mut scheduler = Scheduler::new(&SchedulerConfig::default(), unreachable_client()).unwrap();
+        let handle = Handle {
+            client: unreachable_client(),
+            listers: Arc::clone(&scheduler.listers),
+            preempting: Arc::clone(&scheduler.preempting),
         };
-        let node = plain_node("a").node.unwrap();
-        scheduler.cache.lock().set_node(node);
+        let mut profile = Configuration::default().profiles(&handle).unwrap().remove(0);
+        profile.plugins.push(Enabled {
+            plugin: Arc::new(Clumsy),
+            weight: 1,
+            points: Points::ALL,
+        });
+        let profiles = Arc::new(HashMap::from([(
+            profile.scheduler_name.clone(),
+            Arc::new(profile),
+        )]));
+        scheduler.queue = Arc::new(SchedulingQueue::new(Arc::clone(&profiles), Default::default()));
+        scheduler.profiles = profiles;
+        scheduler.on_node(&applied(node("a")));
         Arc::new(scheduler)
+    }
+
+    fn waiting(name: &str) -> Pod {
+        object(name, json!({}), json!({}))
+    }
+
+    async fn try_once(scheduler: &Arc<Scheduler>, name: &str) {
+        scheduler.on_pod(&applied(waiting(name)));
+        let queued = scheduler.queue.next().await.unwrap();
+        scheduler.attempt(queued);
+    }
+
+    fn is_placed(scheduler: &Scheduler, name: &str) -> bool {
+        scheduler.core.lock().cache.is_placed(name)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_failed_binding_gives_the_room_back_and_a_panic_costs_one_try() {
         for name in ["good", "bad"] {
             let scheduler = scheduler();
-            scheduler.queue.add(Arc::new(pod(name, json!({}))), None);
-            let queued = scheduler.queue.next().await.unwrap();
-            scheduler.attempt(queued);
-            assert_eq!(scheduler.cache.lock().is_placed(name), name == "good", "assumed");
+            try_once(&scheduler, name).await;
+            assert_eq!(is_placed(&scheduler, name), name == "good", "assumed");
             let again = timeout(Duration::from_secs(300), scheduler.queue.next()).await;
             assert_eq!(again.unwrap().unwrap().attempts, 2, "{name}");
-            let cache = scheduler.cache.lock();
-            assert!(
-                !cache.is_placed(name) && cache.nodes()[0].pods.is_empty(),
-                "{name}"
-            );
+            assert!(!is_placed(&scheduler, name));
+            let core = scheduler.core.lock();
+            assert!(core.cache.by_name("a").unwrap().pods.is_empty(), "{name}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn permit_waits_and_rejects() {
+        let scheduler = scheduler();
+        try_once(&scheduler, "unwanted").await;
+        assert!(!is_placed(&scheduler, "unwanted"));
+        assert_eq!(scheduler.queue.pending().unschedulable, 1);
+        scheduler.queue.remove("unwanted");
+        try_once(&scheduler, "patient").await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(
+            is_placed(&scheduler, "patient"),
+            "it keeps its room while it waits"
+        );
+        tokio::time::sleep(Duration::from_secs(11)).await;
+        assert!(!is_placed(&scheduler, "patient"), "not for ever");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_pod_that_is_bound_or_gone_while_it_is_being_bound_leaves_nothing() {
         let scheduler = scheduler();
-        let waiting = pod("p", json!({}));
-        let bound = pod("p", json!({"nodeName": "a"}));
-        let applied = |pod: &PodInfo| Change::Applied {
-            old: None,
-            new: Arc::clone(&pod.pod),
-        };
-        scheduler.on_pod(&applied(&waiting), DEFAULT_SCHEDULER);
-        let queued = scheduler.queue.next().await.unwrap();
-        scheduler.attempt(queued);
+        let bound = || object("p", json!({}), json!({"nodeName": "a"}));
+        try_once(&scheduler, "p").await;
         // The answer to the binding is lost, but the API shows the pod on its node.
-        scheduler.on_pod(&applied(&bound), DEFAULT_SCHEDULER);
+        scheduler.on_pod(&applied(bound()));
         let quiet = timeout(Duration::from_secs(60), scheduler.queue.next()).await;
         assert!(quiet.is_err(), "nothing is left to do");
-        assert!(scheduler.cache.lock().is_placed("p"), "it still takes its room");
-        scheduler.on_pod(&Change::Deleted { last: bound.pod }, DEFAULT_SCHEDULER);
-        assert!(!scheduler.cache.lock().is_placed("p"));
+        assert!(is_placed(&scheduler, "p"), "it still takes its room");
+        scheduler.on_pod(&Change::Deleted {
+            last: Arc::new(bound()),
+        });
+        assert!(!is_placed(&scheduler, "p"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn heartbeats_wake_nobody_and_room_does() {
+        let scheduler = scheduler();
+        let big = |name: &str, node: &str| {
+            let container = json!({"name": "c", "resources": {"requests": {"cpu": "2"}}});
+            object(
+                name,
+                json!({}),
+                json!({"nodeName": node, "containers": [container]}),
+            )
+        };
+        scheduler.on_pod(&applied(big("there", "a")));
+        scheduler.on_pod(&applied(big("p", "")));
+        let queued = scheduler.queue.next().await.unwrap();
+        scheduler.attempt(queued);
+        assert_eq!(scheduler.queue.pending().unschedulable, 1);
+        assert!(
+            scheduler.on_node(&applied(node("a"))).is_none(),
+            "nothing has changed"
+        );
+        let event = scheduler.on_pod(&Change::Deleted {
+            last: Arc::new(big("there", "a")),
+        });
+        scheduler.queue.on_event(event.unwrap());
+        let next = timeout(Duration::from_secs(2), scheduler.queue.next()).await;
+        assert_eq!(&*next.unwrap().unwrap().pod.uid, "p");
     }
 }

@@ -122,6 +122,9 @@ pub struct ServerArgs {
     /// Run containers by this CRI runtime instead of the embedded one
     #[arg(long, value_name = "unix://PATH", value_parser = unix_socket)]
     pub container_runtime_endpoint: Option<String>,
+    /// KubeSchedulerConfiguration of the scheduler: profiles, plugins, back-off
+    #[arg(long, value_name = "FILE", value_parser = file)]
+    pub config: Option<PathBuf>,
     /// Sysctls that pods may set besides the safe ones; a name may end in *
     #[arg(long, value_name = "SYSCTL", value_delimiter = ',', value_parser = sysctl)]
     pub allowed_unsafe_sysctls: Vec<String>,

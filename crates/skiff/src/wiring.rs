@@ -173,11 +173,17 @@ impl Wiring<'_> {
                 "kube-scheduler",
                 metrics.clone(),
             );
-            let leader_elect = Some(self.identity(node_name));
+            let configuration = match &self.args.config {
+                Some(path) => {
+                    let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+                    skiff_scheduler::Configuration::parse(&text).with_context(|| path.display().to_string())?
+                }
+                None => skiff_scheduler::Configuration::default(),
+            };
             let config = skiff_scheduler::SchedulerConfig {
-                leader_elect,
+                configuration,
+                leader_elect: Some(self.identity(node_name)),
                 metrics,
-                ..Default::default()
             };
             self.supervisor.run("scheduler", move |stop| {
                 let (config, client) = (config.clone(), client.clone());

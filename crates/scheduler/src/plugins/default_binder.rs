@@ -1,12 +1,12 @@
 //! Binds through the binding subresource: the only write that places a pod.
 
-use crate::framework::Plugin;
-use crate::snapshot::PodInfo;
+use crate::framework::{CycleState, Plugin, Scope};
+use crate::pod::PodInfo;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
-pub struct DefaultBinder {
-    pub client: kube::Client,
+pub(crate) struct DefaultBinder {
+    pub(crate) client: kube::Client,
 }
 
 #[async_trait]
@@ -15,7 +15,7 @@ impl Plugin for DefaultBinder {
         "DefaultBinder"
     }
 
-    async fn bind(&self, pod: &PodInfo, node: &str) -> Option<Result<(), kube::Error>> {
+    async fn bind(&self, _state: &CycleState, pod: &PodInfo, node: &str) -> Option<Result<(), kube::Error>> {
         let binding = json!({
             "apiVersion": "v1", "kind": "Binding",
             "metadata": {"namespace": pod.key.namespace, "name": pod.key.name, "uid": pod.uid},
@@ -33,5 +33,9 @@ impl Plugin for DefaultBinder {
             Ok(request) => self.client.request::<Value>(request).await.map(|_| ()),
             Err(error) => Err(error),
         })
+    }
+
+    fn scope(&self, _pod: &PodInfo) -> Scope {
+        Scope::None
     }
 }

@@ -1,25 +1,35 @@
 //! A pod that names its node goes there.
 
-use crate::framework::{ClusterEvent, Plugin, Rejection};
-use crate::snapshot::{NodeInfo, PodInfo};
+use crate::events::ClusterEvent;
+use crate::framework::{CycleState, Plugin, Rejection, Scope, Verdict};
+use crate::node::NodeInfo;
+use crate::pod::PodInfo;
 
-pub struct NodeName;
+pub(crate) struct NodeName;
 
 impl Plugin for NodeName {
     fn name(&self) -> &'static str {
         "NodeName"
     }
 
-    fn events(&self) -> &'static [ClusterEvent] {
-        &[ClusterEvent::NodeAdded]
+    fn hint(&self, _pod: &PodInfo, event: &ClusterEvent) -> bool {
+        matches!(event, ClusterEvent::NodeAdded(_))
     }
 
-    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        match pod.node_name() {
-            Some(name) if name != &*node.name => {
-                Err(Rejection::new("node(s) didn't match the requested node name"))
-            }
-            _ => Ok(()),
+    fn filter(&self, _state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Verdict {
+        if pod.node_name.is_empty() || *pod.node_name == *node.name {
+            return Ok(());
+        }
+        Err(Rejection::unresolvable(
+            "node(s) didn't match the requested node name",
+        ))
+    }
+
+    fn scope(&self, pod: &PodInfo) -> Scope {
+        if pod.node_name.is_empty() {
+            Scope::None
+        } else {
+            Scope::PerPod
         }
     }
 }

@@ -1,43 +1,70 @@
 //! Two pods cannot have the same port of one host.
 
-use crate::framework::{ClusterEvent, Plugin, Rejection};
-use crate::snapshot::{NodeInfo, PodInfo};
+use crate::cache::Cache;
+use crate::events::ClusterEvent;
+use crate::framework::{CycleState, Plugin, PreFilter, Rejection, Scope, Verdict};
+use crate::node::NodeInfo;
+use crate::pod::{HostPort, PodInfo};
 
-pub struct NodePorts;
+pub(crate) struct NodePorts;
 
 const ANY: &str = "0.0.0.0";
+
+fn clash(a: &HostPort, b: &HostPort) -> bool {
+    a.protocol == b.protocol
+        && a.port == b.port
+        && (a.address == b.address || a.address == ANY || b.address == ANY)
+}
 
 impl Plugin for NodePorts {
     fn name(&self) -> &'static str {
         "NodePorts"
     }
 
-    fn events(&self) -> &'static [ClusterEvent] {
-        &[ClusterEvent::NodeAdded, ClusterEvent::PodRemoved]
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
+        match event {
+            ClusterEvent::NodeAdded(_) => true,
+            ClusterEvent::PodRemoved(old) => {
+                let freed = |port| old.shape.host_ports.iter().any(|one| clash(one, port));
+                pod.shape.host_ports.iter().any(freed)
+            }
+            _ => false,
+        }
     }
 
-    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        let taken = |wanted: &(String, String, i32)| {
-            node.pods.values().flat_map(|p| &p.host_ports).any(|used| {
-                used.0 == wanted.0
-                    && used.2 == wanted.2
-                    && (used.1 == wanted.1 || used.1 == ANY || wanted.1 == ANY)
-            })
-        };
-        if pod.load.host_ports.iter().any(taken) {
-            return Err(Rejection::new(
+    fn pre_filter(
+        &self,
+        _state: &mut CycleState,
+        pod: &PodInfo,
+        _cache: &Cache,
+    ) -> Result<PreFilter, Rejection> {
+        if pod.shape.host_ports.is_empty() {
+            return Ok(PreFilter::Skip);
+        }
+        Ok(PreFilter::AllNodes)
+    }
+
+    fn filter(&self, _state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Verdict {
+        let taken = |wanted: &HostPort| node.ports.iter().any(|used| clash(used, wanted));
+        if pod.shape.host_ports.iter().any(taken) {
+            return Err(Rejection::unschedulable(
                 "node(s) didn't have free ports for the requested pod ports",
             ));
         }
         Ok(())
+    }
+
+    fn scope(&self, _pod: &PodInfo) -> Scope {
+        Scope::Local
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::fixtures::{plain_node, pod};
+    use crate::fixtures::{plain_node, pod};
     use serde_json::json;
+    use std::sync::Arc;
 
     #[test]
     fn ports_clash_by_address() {
@@ -48,13 +75,19 @@ mod tests {
             )
         };
         let mut node = plain_node("a");
-        node.add_pod(with_port("first", "127.0.0.1").load);
-        assert!(NodePorts.filter(&with_port("second", "127.0.0.2"), &node).is_ok());
-        assert!(
+        let first = with_port("first", "127.0.0.1");
+        node.add_pod(Arc::clone(&first));
+        let state = CycleState::default();
+        let fits = |address: &str, node: &NodeInfo| {
             NodePorts
-                .filter(&with_port("second", "127.0.0.1"), &node)
-                .is_err()
-        );
-        assert!(NodePorts.filter(&with_port("second", ""), &node).is_err());
+                .filter(&state, &with_port("second", address), node)
+                .is_ok()
+        };
+        assert!(fits("127.0.0.2", &node) && !fits("127.0.0.1", &node) && !fits("", &node));
+        let removed = ClusterEvent::PodRemoved(first);
+        assert!(NodePorts.hint(&with_port("second", ""), &removed));
+        assert!(!NodePorts.hint(&with_port("second", "127.0.0.2"), &removed));
+        node.remove_pod("first");
+        assert!(fits("", &node));
     }
 }

@@ -1,38 +1,44 @@
 //! Cordoned nodes take only pods that tolerate it.
 
-use crate::framework::{ClusterEvent, Plugin, Rejection};
-use crate::plugins::taint_toleration::tolerates;
-use crate::snapshot::{NodeInfo, PodInfo};
+use crate::events::ClusterEvent;
+use crate::framework::{CycleState, Plugin, Rejection, Scope, Verdict};
+use crate::node::{NodeInfo, NodeMeta};
+use crate::pod::PodInfo;
 use k8s_openapi::api::core::v1::Taint;
+use skiff_pods::taints;
 
-pub struct NodeUnschedulable;
+pub(crate) struct NodeUnschedulable;
+
+fn allows(pod: &PodInfo, node: &NodeMeta) -> bool {
+    if !node.unschedulable() {
+        return true;
+    }
+    let taint = Taint {
+        key: "node.kubernetes.io/unschedulable".to_owned(),
+        effect: "NoSchedule".to_owned(),
+        ..Taint::default()
+    };
+    taints::any_tolerates(&pod.shape.tolerations, &taint)
+}
 
 impl Plugin for NodeUnschedulable {
     fn name(&self) -> &'static str {
         "NodeUnschedulable"
     }
 
-    fn events(&self) -> &'static [ClusterEvent] {
-        &[
-            ClusterEvent::NodeAdded,
-            ClusterEvent::NodeChanged,
-            ClusterEvent::PodChanged,
-        ]
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
+        event.own().is_some() || event.node().is_some_and(|node| allows(pod, node))
     }
 
-    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        if !node.unschedulable() {
-            return Ok(());
-        }
-        let taint = Taint {
-            key: "node.kubernetes.io/unschedulable".to_owned(),
-            effect: "NoSchedule".to_owned(),
-            ..Taint::default()
-        };
-        if tolerates(pod, &taint) {
+    fn filter(&self, _state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Verdict {
+        if allows(pod, &node.meta) {
             Ok(())
         } else {
-            Err(Rejection::new("node(s) were unschedulable"))
+            Err(Rejection::unresolvable("node(s) were unschedulable"))
         }
+    }
+
+    fn scope(&self, _pod: &PodInfo) -> Scope {
+        Scope::Local
     }
 }

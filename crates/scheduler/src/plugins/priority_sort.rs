@@ -1,21 +1,20 @@
 //! Higher priority first. Equal ones come in the order in which they entered the queue.
 
-use crate::framework::Plugin;
-use crate::snapshot::PodInfo;
-use std::cmp::Ordering;
+use crate::framework::{Plugin, Scope};
+use crate::pod::PodInfo;
 
-pub struct PrioritySort;
+pub(crate) struct PrioritySort;
 
 impl Plugin for PrioritySort {
     fn name(&self) -> &'static str {
         "PrioritySort"
     }
 
-    fn sorts_queue(&self) -> bool {
-        true
+    fn queue_sort(&self, pod: &PodInfo) -> Option<i64> {
+        Some(-i64::from(pod.priority()))
     }
 
-    fn queue_sort(&self, a: &PodInfo, b: &PodInfo) -> Option<Ordering> {
-        Some(b.priority.cmp(&a.priority))
+    fn scope(&self, _pod: &PodInfo) -> Scope {
+        Scope::None
     }
 }

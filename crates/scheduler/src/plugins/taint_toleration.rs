@@ -1,120 +1,113 @@
-//! Taints keep pods away unless tolerated; fewer intolerable PreferNoSchedule taints score better.
+//! Taints keep pods away unless tolerated; fewer untolerated PreferNoSchedule taints score better.
 
-use crate::framework::{ClusterEvent, Plugin, Rejection, scale_to_max};
-use crate::snapshot::{NodeInfo, PodInfo};
-use k8s_openapi::api::core::v1::{Taint, Toleration};
+use crate::events::ClusterEvent;
+use crate::framework::{CycleState, Plugin, Rejection, Scope, Verdict, scale_to_max};
+use crate::node::{NodeInfo, NodeMeta};
+use crate::pod::PodInfo;
+use skiff_pods::taints;
 
-pub struct TaintToleration;
+pub(crate) struct TaintToleration;
+
+fn allows(pod: &PodInfo, node: &NodeMeta) -> bool {
+    taints::find_untolerated(node.taints(), &pod.shape.tolerations, taints::forbids_scheduling).is_none()
+}
 
 impl Plugin for TaintToleration {
     fn name(&self) -> &'static str {
         "TaintToleration"
     }
 
-    fn events(&self) -> &'static [ClusterEvent] {
-        &[
-            ClusterEvent::NodeAdded,
-            ClusterEvent::NodeChanged,
-            ClusterEvent::PodChanged,
-        ]
-    }
-
-    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        let hard = node
-            .taints()
-            .iter()
-            .filter(|t| matches!(t.effect.as_str(), "NoSchedule" | "NoExecute"));
-        if hard.into_iter().any(|taint| !tolerates(pod, taint)) {
-            return Err(Rejection::new("node(s) had untolerated taint(s)"));
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
+        match event {
+            ClusterEvent::NodeAdded(new) => allows(pod, new),
+            ClusterEvent::NodeUpdated { old, new } => !allows(pod, old) && allows(pod, new),
+            ClusterEvent::OwnPodUpdated { old, new } => old.shape.tolerations != new.shape.tolerations,
+            _ => false,
         }
-        Ok(())
     }
 
-    fn weight(&self) -> i64 {
-        3
+    fn filter(&self, _state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Verdict {
+        if allows(pod, &node.meta) {
+            Ok(())
+        } else {
+            Err(Rejection::unresolvable("node(s) had untolerated taint(s)"))
+        }
     }
 
-    fn score(&self, pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let soft = node
-            .taints()
-            .iter()
-            .filter(|t| t.effect == "PreferNoSchedule" && !tolerates(pod, t));
-        i64::try_from(soft.count()).unwrap_or(i64::MAX)
+    fn scores(&self) -> bool {
+        true
     }
 
-    fn normalize_scores(&self, scores: &mut [i64]) {
+    fn score(&self, _state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> i64 {
+        // COMPAT: only tolerations of this effect, or of all effects, count here.
+        let tolerated = |taint| {
+            let tolerations = pod.shape.tolerations.iter();
+            tolerations
+                .filter(|t| matches!(t.effect.as_deref(), None | Some("" | "PreferNoSchedule")))
+                .any(|toleration| taints::tolerates(toleration, taint))
+        };
+        let soft = node.taints().iter().filter(|t| t.effect == "PreferNoSchedule");
+        i64::try_from(soft.filter(|taint| !tolerated(taint)).count()).unwrap_or(i64::MAX)
+    }
+
+    fn normalizes(&self) -> bool {
+        true
+    }
+
+    fn normalize(&self, _state: &CycleState, _nodes: &[&NodeInfo], scores: &mut [i64]) {
         scale_to_max(scores, true);
     }
-}
 
-pub fn tolerates(pod: &PodInfo, taint: &Taint) -> bool {
-    let tolerations = pod
-        .pod
-        .spec
-        .as_ref()
-        .and_then(|s| s.tolerations.as_deref())
-        .unwrap_or_default();
-    tolerations.iter().any(|toleration| matches(toleration, taint))
-}
-
-fn matches(toleration: &Toleration, taint: &Taint) -> bool {
-    let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    let (effect, key, value) = (
-        text(&toleration.effect),
-        text(&toleration.key),
-        text(&toleration.value),
-    );
-    if (!effect.is_empty() && effect != taint.effect) || (!key.is_empty() && key != taint.key) {
-        return false;
-    }
-    let taint_value = text(&taint.value);
-    match toleration.operator.as_deref().unwrap_or("Equal") {
-        "Exists" => true,
-        "" | "Equal" => !key.is_empty() && value == taint_value,
-        "Gt" | "Lt" => match (taint_value.parse::<i64>(), value.parse::<i64>()) {
-            (Ok(have), Ok(bound)) if toleration.operator.as_deref() == Some("Gt") => have > bound,
-            (Ok(have), Ok(bound)) => have < bound,
-            _ => false,
-        },
-        _ => false,
+    fn scope(&self, _pod: &PodInfo) -> Scope {
+        Scope::Local
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::fixtures::{node, pod};
+    use crate::fixtures::{node, pod};
     use serde_json::json;
 
     #[test]
-    fn tolerations_match_as_upstream() {
-        let tainted = node(
-            "a",
-            json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}),
-            json!({}),
-            json!({}),
-        );
-        for (tolerations, fits) in [
-            (json!([]), false),
-            (
-                json!([{"key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule"}]),
-                true,
-            ),
-            (json!([{"key": "k", "value": "v"}]), true),
-            (json!([{"key": "k", "value": "other"}]), false),
-            (json!([{"key": "k", "operator": "Exists"}]), true),
-            (json!([{"operator": "Exists"}]), true),
-            (
-                json!([{"key": "k", "operator": "Exists", "effect": "NoExecute"}]),
-                false,
-            ),
-        ] {
+    fn hard_taints_reject_and_soft_ones_count() {
+        let taints = json!([{"key": "k", "value": "v", "effect": "NoSchedule"},
+            {"key": "s", "effect": "PreferNoSchedule"}, {"key": "t", "effect": "PreferNoSchedule"}]);
+        let tainted = node("a", json!({"taints": taints}), json!({}), json!({}));
+        let state = CycleState::default();
+        let check = |tolerations: serde_json::Value, fits: bool, score: i64| {
             let pod = pod("p", json!({"tolerations": tolerations}));
             assert_eq!(
-                TaintToleration.filter(&pod, &tainted).is_ok(),
+                TaintToleration.filter(&state, &pod, &tainted).is_ok(),
                 fits,
                 "{tolerations}"
             );
-        }
+            assert_eq!(
+                TaintToleration.score(&state, &pod, &tainted),
+                score,
+                "{tolerations}"
+            );
+        };
+        check(json!([]), false, 2);
+        check(json!([{"key": "k", "value": "v"}]), true, 2);
+        check(json!([{"operator": "Exists"}]), true, 0);
+        check(
+            json!([{"key": "s", "operator": "Exists", "effect": "PreferNoSchedule"}]),
+            false,
+            1,
+        );
+    }
+
+    #[test]
+    fn only_a_taint_that_went_away_wakes_the_pod() {
+        let meta =
+            |taints: serde_json::Value| node("a", json!({"taints": taints}), json!({}), json!({})).meta;
+        let tainted = || meta(json!([{"key": "k", "effect": "NoSchedule"}]));
+        let (pod, free) = (pod("p", json!({})), meta(json!([])));
+        let update = |old, new| TaintToleration.hint(&pod, &ClusterEvent::NodeUpdated { old, new });
+        assert!(update(tainted(), free.clone()));
+        assert!(!update(free.clone(), tainted()) && !update(free.clone(), free.clone()));
+        assert!(TaintToleration.hint(&pod, &ClusterEvent::NodeAdded(free)));
+        assert!(!TaintToleration.hint(&pod, &ClusterEvent::NodeAdded(tainted())));
     }
 }
