@@ -194,7 +194,14 @@ impl DaemonSets {
         })
     }
 
+    /// COMPAT: a new revision that the set controls already wakes nobody, as upstream: whoever creates a second one
+    /// of the present template finds both until something else happens.
     fn woken_by_revision(&self, change: &Change<ControllerRevision>) -> Vec<Key> {
+        if let Change::Applied { old: None, new } = change
+            && ownership::controller_of(&new.metadata).is_some()
+        {
+            return Vec::new();
+        }
         ownership::owners_of_change::<DaemonSet, ControllerRevision>(change, |revision| {
             let meta = &revision.metadata;
             self.selecting(meta.namespace.as_deref(), meta.labels.as_ref())

@@ -343,3 +343,77 @@ async fn bad_surroundings() {
     until_complete(&cluster, 4).await;
     assert!(cluster.api::<Pod>().get_opt("stray").await.unwrap().is_none());
 }
+
+/// What upstream's conformance test of ControllerRevisions does with a DaemonSet's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn revisions_that_others_change() {
+    let cluster = Cluster::start().await;
+    cluster.create::<DaemonSet>(set(json!({}), json!({}))).await;
+    until_complete(&cluster, 1).await;
+    let pod = cluster.list::<Pod>().await.remove(0);
+    let first = cluster.list::<ControllerRevision>().await.remove(0);
+    let first_name = first.metadata.name.clone().unwrap();
+
+    // A second one of the same template stays until one of them is deleted.
+    let mut second = json!({"metadata": {"name": "agent-second", "labels": first.metadata.labels,
+        "ownerReferences": first.metadata.owner_references}, "data": first.data, "revision": 2});
+    second["metadata"]["labels"]["controller-revision-hash"] = json!("second");
+    cluster.create::<ControllerRevision>(second).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(cluster.list::<ControllerRevision>().await.len(), 2);
+    let revisions = cluster.api::<ControllerRevision>();
+    revisions
+        .delete(&first_name, &DeleteParams::default())
+        .await
+        .unwrap();
+    until_complete(&cluster, 1).await;
+    let left = cluster.list::<ControllerRevision>().await;
+    assert_eq!((left.len(), left[0].revision), (1, 2));
+    assert_eq!(
+        cluster.list::<Pod>().await[0].metadata.uid,
+        pod.metadata.uid,
+        "not restarted"
+    );
+
+    // The next template gets the next number, and a deleted history does not come back.
+    let grace = json!({"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 1}}}});
+    cluster.patch::<DaemonSet>("agent", grace).await;
+    cluster
+        .until("two revisions", async || {
+            let left = cluster.list::<ControllerRevision>().await.len();
+            check(left == 2, left)
+        })
+        .await;
+    until_complete(&cluster, 1).await;
+    revisions
+        .delete("agent-second", &DeleteParams::default())
+        .await
+        .unwrap();
+    until_complete(&cluster, 1).await;
+    let left = cluster.list::<ControllerRevision>().await;
+    assert_eq!((left.len(), left[0].revision), (1, 3));
+
+    // Two of one template are made one when the set is looked at again; its pod moves over and is not restarted.
+    let present = &left[0];
+    let pod = cluster.list::<Pod>().await.remove(0);
+    let mut double = json!({"metadata": {"name": "agent-double", "labels": present.metadata.labels,
+        "ownerReferences": present.metadata.owner_references}, "data": present.data, "revision": 4});
+    double["metadata"]["labels"]["controller-revision-hash"] = json!("double");
+    cluster.create::<ControllerRevision>(double).await;
+    cluster
+        .patch::<DaemonSet>("agent", json!({"metadata": {"annotations": {"look": "again"}}}))
+        .await;
+    cluster
+        .until_idle("one revision", async || {
+            let left = cluster.list::<ControllerRevision>().await;
+            let names: Vec<_> = left.into_iter().map(|one| one.metadata.name.unwrap()).collect();
+            let moved = cluster.list::<Pod>().await.remove(0);
+            let hash = moved.metadata.labels.as_ref().unwrap()["controller-revision-hash"].clone();
+            let same = moved.metadata.uid == pod.metadata.uid;
+            check(
+                names == ["agent-double"] && hash == "double" && same,
+                (names, hash, same),
+            )
+        })
+        .await;
+}
