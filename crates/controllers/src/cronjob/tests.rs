@@ -1,3 +1,5 @@
+//! Tests of the plans of CronJobs.
+
 use std::collections::HashSet;
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! Tests of the plans of Jobs, and of counting when a sync is interrupted.
+
 use std::collections::HashSet;
 use std::sync::Arc;
 
