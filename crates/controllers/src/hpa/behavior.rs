@@ -310,11 +310,13 @@ mod tests {
     #[test]
     fn without_a_behavior() {
         let check = |before: &[(i32, i64)], current: i32, desired: i32, expected: (i32, &str, &str)| {
-            let mut history = History::default();
-            history.recommendations = before
-                .iter()
-                .map(|(replicas, second)| (*replicas, at(*second)))
-                .collect();
+            let mut history = History {
+                recommendations: before
+                    .iter()
+                    .map(|(replicas, second)| (*replicas, at(*second)))
+                    .collect(),
+                ..History::default()
+            };
             let seen = decide(None, &mut history, current, desired, &BOUNDS, 300, at(0));
             assert_eq!(
                 (seen.replicas, seen.able.0, seen.limit.0),
@@ -469,11 +471,13 @@ mod tests {
             json!({"scaleUp": {"stabilizationWindowSeconds": 60}, "scaleDown": {"stabilizationWindowSeconds": 120}}),
         );
         let check = |before: &[(i32, i64)], current: i32, desired: i32, expected: (i32, &str)| {
-            let mut history = History::default();
-            history.recommendations = before
-                .iter()
-                .map(|(replicas, second)| (*replicas, at(*second)))
-                .collect();
+            let mut history = History {
+                recommendations: before
+                    .iter()
+                    .map(|(replicas, second)| (*replicas, at(*second)))
+                    .collect(),
+                ..History::default()
+            };
             let seen = decide(Some(&rules), &mut history, current, desired, &BOUNDS, 300, at(0));
             assert_eq!((seen.replicas, seen.able.0), expected, "{before:?}");
             let kept = history

@@ -662,7 +662,13 @@ async fn nodes_and_service_ranges_are_looked_after() {
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     cluster
         .until_idle("TTL", async || {
-            let annotations = nodes.get("n").await.unwrap().metadata.annotations.unwrap_or_default();
+            let annotations = nodes
+                .get("n")
+                .await
+                .unwrap()
+                .metadata
+                .annotations
+                .unwrap_or_default();
             let ttl = annotations.get("node.alpha.kubernetes.io/ttl");
             check(ttl.is_some_and(|ttl| ttl == "0"), ttl)
         })
@@ -675,8 +681,14 @@ async fn nodes_and_service_ranges_are_looked_after() {
         cluster
             .until_idle(name, async || {
                 let seen = cidrs.get(name).await.unwrap();
-                let ready = seen.status.clone().and_then(|status| status.conditions).unwrap_or_default();
-                let good = ready.iter().any(|one| one.status == status && one.reason == reason);
+                let ready = seen
+                    .status
+                    .clone()
+                    .and_then(|status| status.conditions)
+                    .unwrap_or_default();
+                let good = ready
+                    .iter()
+                    .any(|one| one.status == status && one.reason == reason);
                 check(good && seen.metadata.finalizers.is_some(), seen)
             })
             .await;
@@ -684,6 +696,8 @@ async fn nodes_and_service_ranges_are_looked_after() {
     // Nobody has an address of it: it goes after a grace period of ten seconds.
     cidrs.delete("other", &DeleteParams::default()).await.unwrap();
     cluster
-        .until_idle("deleted", async || check(cidrs.get_opt("other").await.unwrap().is_none(), ()))
+        .until_idle("deleted", async || {
+            check(cidrs.get_opt("other").await.unwrap().is_none(), ())
+        })
         .await;
 }
