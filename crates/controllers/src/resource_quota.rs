@@ -263,7 +263,7 @@ impl Quotas {
                 Ok(list) => list,
                 Err(error) => {
                     let known = before.iter().filter(|(entry, _)| entries.contains(*entry));
-                    used.extend(known.map(|(entry, amount)| (entry.clone(), amount.clone())));
+                    used.extend(known.map(|(entry, amount)| (entry.clone(), *amount)));
                     failure = Some(error);
                     continue;
                 }
