@@ -21,6 +21,8 @@ use crate::metrics::{ComponentMetrics, QueueMetrics, QueueState};
 
 const BASE_DELAY: Duration = Duration::from_millis(5);
 const MAX_DELAY: Duration = Duration::from_secs(1000);
+/// Users choose delays (deadlines, schedules), and a clock cannot hold every one of them.
+const LONGEST_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Why and when an item was queued.
 #[derive(Clone, Debug)]
@@ -178,7 +180,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
             if state.closed {
                 return;
             }
-            let at = Instant::now() + delay;
+            let at = Instant::now() + delay.min(LONGEST_DELAY);
             if let Some((present, _, present_cause)) = state.delayed_until.get_mut(&item)
                 && *present <= at
             {

@@ -29,6 +29,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 /// How often pod interfaces are checked for their guards.
 const GUARD_PERIOD: Duration = Duration::from_secs(10);
