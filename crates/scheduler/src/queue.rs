@@ -461,9 +461,7 @@ impl SchedulingQueue {
                     .iter()
                     .skip(usize::try_from(skip).unwrap_or(usize::MAX));
                 // What its own failed binding gave back is no news for it.
-                let own = |event: &&ClusterEvent| {
-                    matches!(event, ClusterEvent::PodRemoved(pod) if pod.uid == queued.pod.uid)
-                };
+                let own = |event: &&ClusterEvent| matches!(event, ClusterEvent::PodRemoved(pod) if pod.uid == queued.pod.uid);
                 let events = events.map(|event| &**event).chain(changes);
                 let mut events = events.filter(|event| !own(event));
                 events.any(|event| self.concerns(&queued.pod, rejected_by, event))
