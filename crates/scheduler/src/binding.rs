@@ -22,9 +22,11 @@ use tokio::sync::oneshot;
 /// Upstream's limit of an event's message.
 const MAX_NOTE: usize = 1024;
 
+type Answer = oneshot::Sender<Result<(), Rejection>>;
+
 /// Pods that a Permit plugin lets wait, with the way to tell them.
 #[derive(Default)]
-pub(crate) struct WaitingPods(Mutex<HashMap<Arc<str>, oneshot::Sender<Result<(), Rejection>>>>);
+pub(crate) struct WaitingPods(Mutex<HashMap<Arc<str>, Answer>>);
 
 impl WaitingPods {
     /// Lets the pod go on, or turns it away; false if it does not wait.

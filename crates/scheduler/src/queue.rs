@@ -460,7 +460,10 @@ impl SchedulingQueue {
                     .events
                     .iter()
                     .skip(usize::try_from(skip).unwrap_or(usize::MAX));
-                let mut events = events.map(|event| &**event).chain(changes);
+                // What its own failed binding gave back is no news for it.
+                let own = |event: &&ClusterEvent| matches!(event, ClusterEvent::PodRemoved(pod) if pod.uid == queued.pod.uid);
+                let events = events.map(|event| &**event).chain(changes);
+                let mut events = events.filter(|event| !own(event));
                 events.any(|event| self.concerns(&queued.pod, rejected_by, event))
             }
         };
@@ -726,6 +729,30 @@ mod tests {
         }
         let inner = queue.inner.lock();
         assert!(inner.events.is_empty() && inner.in_flight.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_whose_victims_go_waits_for_them_and_its_own_room_does_not_wake_it() {
+        let queue = queue();
+        add(&queue, "hope", 0);
+        next(&queue).await;
+        queue.on_event(removed("hope"));
+        queue.park("hope", 1);
+        assert!(quiet(&queue).await, "its own binding failed");
+        queue.activate("hope");
+        assert_eq!(next(&queue).await, "hope");
+        // Held back meanwhile: an event that helps is remembered until it is let go.
+        let gated = |gate: bool| {
+            let gates = if gate { json!([{"name": "g"}]) } else { json!([]) };
+            pod("hope", json!({"schedulingGates": gates}))
+        };
+        queue.add(gated(true));
+        queue.park("hope", 1);
+        assert_eq!(queue.pending().gated, 1);
+        queue.release("hope");
+        assert_eq!(queue.pending().gated, 1, "still held back");
+        queue.add(gated(false));
+        assert_eq!(next(&queue).await, "hope");
     }
 
     #[tokio::test(start_paused = true)]

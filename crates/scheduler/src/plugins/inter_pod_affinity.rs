@@ -236,7 +236,8 @@ impl Counts {
             }
         }
         // The first of a group of pods that want to be together may go anywhere.
-        if !satisfied && !(affinity_total == 0 && self.matches_itself) {
+        let is_first = affinity_total == 0 && self.matches_itself;
+        if !satisfied && !is_first {
             return Err(Rejection::unresolvable("node(s) didn't match pod affinity rules"));
         }
         let forbidden = |kind: Kind| {
