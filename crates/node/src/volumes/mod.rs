@@ -42,6 +42,11 @@ pub struct VolumeError {
     pub message: String,
 }
 
+/// What the files below a directory take on the disk.
+pub fn disk_usage(path: &Path) -> u64 {
+    empty_dir::usage(path)
+}
+
 pub struct Volumes {
     /// `<data_dir>/pods`.
     root: PathBuf,
