@@ -1,80 +1,276 @@
-//! Ends pods that use more disk than they said they would: the size limits of their emptyDir volumes. Limits
-//! of volumes in memory are the kernel's business.
+//! Evicts pods that use more local disk than their limits allow, as upstream's eviction manager does whether or not the
+//! node is short of disk: the size limits of emptyDir volumes, and the limits on ephemeral storage of containers and
+//! of the whole pod. Limits of volumes in memory are the kernel's business.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use skiff_cri::v1;
 
 use crate::kubelet::Kubelet;
+use crate::observed::labels;
+use crate::pod_state::PodState;
 use crate::pods;
-use crate::resources::value;
+use crate::resources::{limit, limit_value, pod_total, value};
+use crate::runtime::pod_log_dir;
+use crate::volumes;
 
 /// The reason of a pod that was ended for what it used.
 pub const REASON: &str = "Evicted";
 /// Such a pod is not given the time it asked for: it would go on using.
 pub const GRACE: i64 = 1;
 
-/// The volumes with a limit on the disk: name, limit in bytes, and the limit as it was written.
-fn limits(pod: &Pod) -> Vec<(String, u64, String)> {
-    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    volumes
-        .filter_map(|volume| {
-            let source = volume.empty_dir.as_ref()?;
-            let limit = source.size_limit.as_ref()?;
-            let bytes = u64::try_from(value(limit)).ok().filter(|bytes| *bytes > 0)?;
-            let on_disk = source.medium.as_deref().unwrap_or_default().is_empty();
-            on_disk.then(|| (volume.name.clone(), bytes, limit.0.clone()))
-        })
-        .collect()
+const RESOURCE: &str = "ephemeral-storage";
+
+/// What a pod uses of the node's disk, in bytes.
+#[derive(Debug, Default)]
+struct Usage {
+    /// By the name of the volume; those in memory are not measured.
+    empty_dirs: BTreeMap<String, u64>,
+    /// Writable layer and logs, by the name of the container.
+    containers: BTreeMap<String, u64>,
 }
 
-/// COMPAT: the blank at the end is upstream's.
-fn message(volume: &str, limit: &str) -> String {
-    format!("Usage of EmptyDir volume {volume:?} exceeds the limit {limit:?}. ")
+/// The emptyDir volumes on the disk, with their limits.
+fn empty_dirs(pod: &Pod) -> impl Iterator<Item = (&str, Option<(u64, &str)>)> {
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.filter_map(|volume| {
+        let source = volume.empty_dir.as_ref()?;
+        let on_disk = source.medium.as_deref().unwrap_or_default().is_empty();
+        let limit = source.size_limit.as_ref().and_then(|limit| {
+            let bytes = u64::try_from(value(limit)).ok().filter(|bytes| *bytes > 0)?;
+            Some((bytes, limit.0.as_str()))
+        });
+        on_disk.then_some((volume.name.as_str(), limit))
+    })
+}
+
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.spec.iter().flat_map(|spec| &spec.containers)
+}
+
+/// Whether the pod has a limit on ephemeral storage, of a container or of its own.
+fn limits_storage(pod: &Pod) -> bool {
+    pod_total(pod, RESOURCE, limit_value) > 0
+}
+
+/// Why the pod is evicted, if it is.
+// COMPAT: upstream's order and messages; they end in a blank.
+fn over_limit(pod: &Pod, usage: &Usage) -> Option<String> {
+    for (name, limit) in empty_dirs(pod) {
+        if let Some((limit, written)) = limit
+            && usage.empty_dirs.get(name).is_some_and(|used| *used > limit)
+        {
+            return Some(format!(
+                "Usage of EmptyDir volume {name:?} exceeds the limit {written:?}. "
+            ));
+        }
+    }
+    let total = pod_total(pod, RESOURCE, limit_value);
+    let used: u64 = usage.empty_dirs.values().chain(usage.containers.values()).sum();
+    if u64::try_from(total).is_ok_and(|total| total > 0 && used > total) {
+        return Some(format!(
+            "Pod ephemeral local storage usage exceeds the total limit of containers {}. ",
+            in_binary_units(total)
+        ));
+    }
+    for container in containers(pod) {
+        let Some(written) = limit(container.resources.as_ref(), RESOURCE) else {
+            continue;
+        };
+        let used = usage.containers.get(&container.name).copied().unwrap_or(0);
+        if u64::try_from(value(written)).is_ok_and(|limit| limit > 0 && used > limit) {
+            return Some(format!(
+                "Container {} exceeded its local ephemeral storage limit {:?}. ",
+                container.name, written.0
+            ));
+        }
+    }
+    None
+}
+
+/// As upstream prints a sum of limits: `5Mi`, or the number itself where no unit divides it.
+fn in_binary_units(bytes: i64) -> String {
+    let units = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    let mut number = bytes;
+    let mut unit = 0;
+    while number != 0 && number % 1024 == 0 && unit + 1 < units.len() {
+        number /= 1024;
+        unit += 1;
+    }
+    format!("{number}{}", units[unit])
 }
 
 impl Kubelet {
     pub async fn evict_over_limits(self: &Arc<Self>) {
-        for state in self.states() {
-            if state.is_deleted() || state.failed().is_some() || state.is_terminal() {
-                continue;
-            }
-            let pod = state.pod();
-            for (volume, limit, written) in limits(&pod) {
-                let (kubelet, uid, name) = (self.clone(), state.uid.clone(), volume.clone());
-                let measured =
-                    tokio::task::spawn_blocking(move || kubelet.volumes.empty_dir_usage(&uid, &name)).await;
-                if measured.is_ok_and(|used| used > limit) {
-                    let message = message(&volume, &written);
-                    self.recorder
-                        .event(&pods::reference(&pod), "Warning", REASON, message.clone());
-                    state.fail(REASON, message);
-                    state.terminate.cancel();
-                    state.wake.notify_one();
-                    break;
-                }
+        let states: Vec<Arc<PodState>> = self
+            .states()
+            .into_iter()
+            .filter(|state| !(state.is_deleted() || state.failed().is_some() || state.is_terminal()))
+            .collect();
+        // Writable layers are measured by the runtime, all at once; only where somebody has a limit on them.
+        let mut stats = Vec::new();
+        if states.iter().any(|state| limits_storage(&state.pod())) {
+            match self.runtime.container_stats().await {
+                Ok(measured) => stats = measured,
+                Err(error) => tracing::warn!(%error, "cannot measure the writable layers of containers"),
             }
         }
+        for state in states {
+            let pod = state.pod();
+            let limited = limits_storage(&pod);
+            if !limited && !empty_dirs(&pod).any(|(_, limit)| limit.is_some()) {
+                continue;
+            }
+            let layers = if limited {
+                writable_layers(&stats, &state.uid)
+            } else {
+                BTreeMap::new()
+            };
+            let (kubelet, uid) = (self.clone(), state.uid.clone());
+            let measured = tokio::task::spawn_blocking(move || {
+                let usage = kubelet.measure(&pod, &uid, layers);
+                over_limit(&pod, &usage)
+            });
+            let Ok(Some(message)) = measured.await else {
+                continue;
+            };
+            self.recorder
+                .event(&pods::reference(&state.pod()), "Warning", REASON, message.clone());
+            state.fail(REASON, message);
+            state.terminate.cancel();
+            state.wake.notify_one();
+        }
     }
+
+    /// `layers` are the writable layers of containers; logs and volumes are added here.
+    fn measure(&self, pod: &Pod, uid: &str, layers: BTreeMap<String, u64>) -> Usage {
+        let mut usage = Usage {
+            empty_dirs: BTreeMap::new(),
+            containers: layers,
+        };
+        for (name, _) in empty_dirs(pod) {
+            let used = self.volumes.empty_dir_usage(uid, name);
+            usage.empty_dirs.insert(name.to_owned(), used);
+        }
+        let logs = pod_log_dir(&self.config.log_dir, pods::namespace(pod), pods::name(pod), uid);
+        for container in containers(pod) {
+            let used = volumes::disk_usage(&logs.join(&container.name));
+            *usage.containers.entry(container.name.clone()).or_default() += used;
+        }
+        usage
+    }
+}
+
+/// What the pod's containers have written, all instances of one name together.
+fn writable_layers(stats: &[v1::ContainerStats], uid: &str) -> BTreeMap<String, u64> {
+    let mut layers = BTreeMap::new();
+    for one in stats {
+        let Some(attributes) = &one.attributes else {
+            continue;
+        };
+        if attributes.labels.get(labels::POD_UID).map(String::as_str) != Some(uid) {
+            continue;
+        }
+        let Some(name) = attributes.labels.get(labels::CONTAINER_NAME) else {
+            continue;
+        };
+        let used = one
+            .writable_layer
+            .as_ref()
+            .and_then(|layer| layer.used_bytes.as_ref());
+        *layers.entry(name.clone()).or_default() += used.map_or(0, |used| used.value);
+    }
+    layers
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
+
+    fn check(spec: Value, empty_dirs: &[(&str, u64)], containers: &[(&str, u64)], expected: Option<&str>) {
+        let pod: Pod = serde_json::from_value(json!({ "spec": spec })).unwrap();
+        let owned = |list: &[(&str, u64)]| {
+            list.iter()
+                .map(|(name, used)| ((*name).to_owned(), *used))
+                .collect()
+        };
+        let usage = Usage {
+            empty_dirs: owned(empty_dirs),
+            containers: owned(containers),
+        };
+        assert_eq!(over_limit(&pod, &usage).as_deref(), expected, "{spec}");
+    }
 
     #[test]
-    fn which_limits_count() {
-        let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [], "volumes": [
-            {"name": "a", "emptyDir": {"sizeLimit": "1Mi"}},
-            {"name": "b", "emptyDir": {"sizeLimit": "1Mi", "medium": "Memory"}},
-            {"name": "c", "emptyDir": {}},
-            {"name": "d", "emptyDir": {"sizeLimit": "0"}}]}}))
-        .unwrap();
-        assert_eq!(limits(&pod), [("a".to_owned(), 1 << 20, "1Mi".to_owned())]);
-        assert_eq!(
-            message("a", "1Mi"),
-            "Usage of EmptyDir volume \"a\" exceeds the limit \"1Mi\". "
+    fn limits_of_volumes() {
+        let volumes =
+            |source: Value| json!({"containers": [], "volumes": [{"name": "a", "emptyDir": source}]});
+        let over = Some("Usage of EmptyDir volume \"a\" exceeds the limit \"1Mi\". ");
+        check(
+            volumes(json!({"sizeLimit": "1Mi"})),
+            &[("a", (1 << 20) + 1)],
+            &[],
+            over,
         );
+        check(volumes(json!({"sizeLimit": "1Mi"})), &[("a", 1 << 20)], &[], None);
+        check(
+            volumes(json!({"sizeLimit": "1Mi", "medium": "Memory"})),
+            &[("a", 2 << 20)],
+            &[],
+            None,
+        );
+        check(volumes(json!({})), &[("a", 2 << 20)], &[], None);
+        check(volumes(json!({"sizeLimit": "0"})), &[("a", 2 << 20)], &[], None);
+    }
+
+    #[test]
+    fn limits_of_containers_and_of_the_pod() {
+        let container = |name: &str, limit: Option<&str>| {
+            let limits = limit.map(|limit| json!({"ephemeral-storage": limit}));
+            json!({"name": name, "resources": {"limits": limits.unwrap_or(json!({}))}})
+        };
+        let one =
+            json!({"containers": [container("a", Some("5Mi"))], "volumes": [{"name": "v", "emptyDir": {}}]});
+        let pod = Some("Pod ephemeral local storage usage exceeds the total limit of containers 5Mi. ");
+        check(one.clone(), &[], &[("a", 5 << 20)], None);
+        check(one.clone(), &[], &[("a", (5 << 20) + 1)], pod);
+        check(one, &[("v", 1)], &[("a", 5 << 20)], pod);
+        let two = json!({"containers": [container("a", Some("5Mi")), container("b", Some("7Mi"))]});
+        let first = Some("Container a exceeded its local ephemeral storage limit \"5Mi\". ");
+        check(two, &[], &[("a", 6 << 20), ("b", 0)], first);
+        let none = json!({"containers": [container("a", None)]});
+        check(none, &[], &[("a", 1 << 40)], None);
+        assert_eq!(in_binary_units(1500), "1500");
+        assert_eq!(in_binary_units(3 << 30), "3Gi");
+    }
+
+    #[test]
+    fn layers_of_a_pod_are_told_apart() {
+        let of = |uid: &str, name: &str, used: u64| v1::ContainerStats {
+            attributes: Some(v1::ContainerAttributes {
+                labels: [
+                    (labels::POD_UID.to_owned(), uid.to_owned()),
+                    (labels::CONTAINER_NAME.to_owned(), name.to_owned()),
+                ]
+                .into(),
+                ..Default::default()
+            }),
+            writable_layer: Some(v1::FilesystemUsage {
+                used_bytes: Some(v1::UInt64Value { value: used }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let stats = [
+            of("p", "a", 3),
+            of("p", "a", 4),
+            of("p", "b", 5),
+            of("q", "a", 100),
+        ];
+        let layers = writable_layers(&stats, "p");
+        assert_eq!(layers, [("a".to_owned(), 7), ("b".to_owned(), 5)].into());
     }
 }

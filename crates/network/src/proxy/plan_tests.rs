@@ -291,7 +291,7 @@ fn headless_slices_take_no_traffic() {
     let mut headless = (*plain).clone();
     let labels = headless.metadata.labels.get_or_insert_default();
     labels.insert("service.kubernetes.io/headless".to_string(), String::new());
-    assert!(added(&[service.clone()], &[plain]).contains("10.244.0.5"));
+    assert!(added(std::slice::from_ref(&service), &[plain]).contains("10.244.0.5"));
     assert!(!added(&[service], &[Arc::new(headless)]).contains("10.244.0.5"));
 }
 

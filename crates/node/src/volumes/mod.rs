@@ -102,6 +102,11 @@ pub fn event_messages(errors: &[VolumeError]) -> Vec<String> {
     messages
 }
 
+/// What the files below a directory take on the disk.
+pub fn disk_usage(path: &Path) -> u64 {
+    empty_dir::usage(path)
+}
+
 pub struct Volumes {
     /// `<data_dir>/pods`.
     root: PathBuf,
