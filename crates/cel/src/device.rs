@@ -100,7 +100,10 @@ impl<'a> Device<'a> {
             };
             Ok((*name, value))
         });
-        let capacity = self.capacity.iter().map(|(name, amount)| Ok((*name, Value::Quantity(*amount))));
+        let capacity = self
+            .capacity
+            .iter()
+            .map(|(name, amount)| Ok((*name, Value::Quantity(*amount))));
         let mut device = Map::empty();
         device.insert(Value::string("driver"), Value::string(self.driver))?;
         device.insert(Value::string("attributes"), in_domains(self.driver, attributes)?)?;
@@ -148,7 +151,10 @@ impl Selector {
         };
         match self.0.evaluate(&variables, &limits).result {
             Ok(Value::Bool(matches)) => Ok(matches),
-            Ok(other) => Err(format!("CEL result of type {} could not be converted to bool", other.type_name())),
+            Ok(other) => Err(format!(
+                "CEL result of type {} could not be converted to bool",
+                other.type_name()
+            )),
             Err(error) => Err(error.to_string()),
         }
     }

@@ -175,8 +175,10 @@ impl Wiring<'_> {
             );
             let configuration = match &self.args.config {
                 Some(path) => {
-                    let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-                    skiff_scheduler::Configuration::parse(&text).with_context(|| path.display().to_string())?
+                    let text =
+                        std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+                    skiff_scheduler::Configuration::parse(&text)
+                        .with_context(|| path.display().to_string())?
                 }
                 None => skiff_scheduler::Configuration::default(),
             };
