@@ -152,11 +152,11 @@ pub(crate) fn current(revisions: &[Arc<ControllerRevision>], data: &Value) -> Cu
 }
 
 /// The oldest revisions, at most `count`, that are not in use.
-pub(crate) fn oldest_unused<'a>(
-    sorted: &'a [Arc<ControllerRevision>],
+pub(crate) fn oldest_unused(
+    sorted: &[Arc<ControllerRevision>],
     in_use: impl Fn(&ControllerRevision) -> bool,
     count: usize,
-) -> Vec<&'a Arc<ControllerRevision>> {
+) -> Vec<&Arc<ControllerRevision>> {
     let unused = sorted.iter().filter(|revision| !in_use(revision));
     unused.take(count).collect()
 }

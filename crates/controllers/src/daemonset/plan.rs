@@ -62,6 +62,9 @@ impl Plan {
     }
 }
 
+/// One of the pods of a node, if there is such a one.
+type OnNode<'a> = Option<&'a Arc<Pod>>;
+
 fn name_of(pod: &Pod) -> String {
     pod.metadata.name.clone().unwrap_or_default()
 }
@@ -263,7 +266,7 @@ impl<'a> Observed<'a> {
     }
 
     /// The pod with the present template and the one with an older; `None` if there are several of either.
-    fn new_and_old<'b>(&self, pods: &[&'b Arc<Pod>]) -> Option<(Option<&'b Arc<Pod>>, Option<&'b Arc<Pod>>)> {
+    fn new_and_old<'b>(&self, pods: &[&'b Arc<Pod>]) -> Option<(OnNode<'b>, OnNode<'b>)> {
         let (mut new, mut old) = (None, None);
         for pod in pods.iter().filter(|pod| !is_deleting(pod)) {
             let place = if is_updated(self.set, pod, self.hash) {

@@ -335,11 +335,28 @@ async fn bad_surroundings() {
     // It matches and nobody controls it: it is the node's daemon now, of an unknown template.
     let stray = cluster.api::<Pod>().get("stray").await.unwrap();
     assert_eq!(stray.metadata.owner_references.unwrap()[0].kind, "DaemonSet");
+    // Nothing happens any more that would wake the set: only its retries find the room.
+    cluster
+        .until("one ready", async || {
+            let status = status(&cluster).await;
+            check(
+                status.number_ready == 1 && status.desired_number_scheduled == 4,
+                status,
+            )
+        })
+        .await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
     cluster
         .api::<ResourceQuota>()
         .delete("q", &DeleteParams::default())
         .await
         .unwrap();
+    cluster
+        .until_idle("created", async || {
+            let pods = cluster.list::<Pod>().await.len();
+            check(pods == 4, pods)
+        })
+        .await;
     until_complete(&cluster, 4).await;
     assert!(cluster.api::<Pod>().get_opt("stray").await.unwrap().is_none());
 }

@@ -484,11 +484,20 @@ async fn a_full_quota_is_told_and_does_not_make_a_hot_loop() {
     let attempts: i32 = failures.map(|event| event.count.unwrap_or(1)).sum();
     // 5 ms doubled: in two seconds about nine, of at most two pods each.
     assert!((1..=40).contains(&attempts), "{attempts} attempts");
+    // Nothing happens any more that would wake the set: only its retries find the room.
+    cluster
+        .until("one ready", async || {
+            let status = status(&cluster).await;
+            check(status.ready_replicas == Some(1), status)
+        })
+        .await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
     cluster
         .api::<ResourceQuota>()
         .delete("q", &DeleteParams::default())
         .await
         .unwrap();
+    until_pods(&cluster, &["web-0", "web-1", "web-2", "web-3"]).await;
     until_complete(&cluster, 4).await;
 }
 
