@@ -52,6 +52,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("dns", &["client"]),
     ("ingress", &["client"]),
     ("metrics", &["client", "https"]),
+    ("sim", &["client"]),
     ("kubectl", &["client"]),
     ("skiff", &["*"]),
     ("testkit", &["*"]),

@@ -8,15 +8,6 @@ use std::path::PathBuf;
 
 const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
 
-/// What the scheduler's VolumeBinding plugin writes when it has chosen a node.
-fn select_node(kubectl: &Kubectl, claim: &str) -> Result<()> {
-    let selected = format!("volume.kubernetes.io/selected-node={}", node(kubectl)?);
-    eventually("the claim is there", PATIENCE, || {
-        kubectl.run(&["annotate", "--overwrite", "pvc", claim, &selected])
-    })
-    .map(|_| ())
-}
-
 /// A pod that runs a script over the claim and ends. Not by root: the volume must be open to others.
 fn run(kubectl: &Kubectl, name: &str, claim: &str, volume: &str, script: &str) -> Result<String> {
     kubectl.apply(&format!(
@@ -25,7 +16,6 @@ fn run(kubectl: &Kubectl, name: &str, claim: &str, volume: &str, script: &str) -
             "containers":[{{"name":"c","image":"{BUSYBOX}","command":["sh","-c","{script}"],"volumeMounts":[{{"name":"data","mountPath":"/data"}}]}}],
             "volumes":[{{"name":"data",{volume}}}]}}}}"#
     ))?;
-    select_node(kubectl, claim)?;
     let phase = "--for=jsonpath={.status.phase}=Succeeded";
     let waited = kubectl.run(&["wait", phase, &format!("pod/{name}"), "--timeout=90s"]);
     if waited.is_err() {
