@@ -45,6 +45,9 @@ impl Shim {
                     frame::STDIN_CLOSED if container.stdin_once && container.console.is_none() => {
                         container.stdin.borrow_mut().take();
                     }
+                    // The container's stdin stays open for the next client, and this one has nothing more to say:
+                    // `kubectl run --leave-stdin-open` waits for the end of its session.
+                    frame::STDIN_CLOSED if container.stdin.borrow().is_some() => return true,
                     frame::RESIZE => resize_by_frame(container.console.as_deref(), &data),
                     _ => {}
                 }
@@ -52,6 +55,7 @@ impl Shim {
             if container.stdin_once && container.console.is_none() {
                 container.stdin.borrow_mut().take();
             }
+            false
         };
         let output = async {
             while let Some((kind, data)) = chunks.recv().await {
@@ -68,9 +72,15 @@ impl Shim {
                 let _ = write_frame(&mut writer, frame::EXIT, &code.to_be_bytes()).await;
             }
         };
-        tokio::select! {
-            () = input => {}
-            () = output => {}
+        let detached = tokio::select! {
+            detached = input => detached,
+            () = output => false,
+        };
+        if detached {
+            while let Ok((kind, data)) = chunks.try_recv() {
+                write_frame(&mut writer, kind, &data).await?;
+            }
+            write_frame(&mut writer, frame::EXIT, &0_i32.to_be_bytes()).await?;
         }
         Ok(())
     }

@@ -594,6 +594,28 @@ pub async fn streaming() {
     })
     .await;
 
+    // Without stdin_once the program's input stays open, and a client that has closed its own is done, twice.
+    let mut open = container_config("open", "while read line; do echo got $line; done");
+    open.stdin = true;
+    let open = pod.start(open).await;
+    for _ in 0..2 {
+        let request = cri::AttachRequest {
+            container_id: open.clone(),
+            stdin: true,
+            stdout: true,
+            stderr: true,
+            tty: false,
+        };
+        let url = pod.client.attach(request).await.expect("attach").into_inner().url;
+        let session = websocket(&url, "v5.channel.k8s.io", &[b"\0one\n", &[255, 0]]);
+        let frames = tokio::time::timeout(std::time::Duration::from_secs(30), session)
+            .await
+            .expect("the session ends when the client closes its stdin");
+        let status = frames.iter().find(|frame| frame.first() == Some(&3));
+        let status = String::from_utf8_lossy(status.expect("a status")).into_owned();
+        assert!(status.contains("Success"), "{status}");
+    }
+
     let request = cri::PortForwardRequest {
         pod_sandbox_id: pod.id.clone(),
         port: vec![7777],
