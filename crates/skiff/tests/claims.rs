@@ -9,7 +9,7 @@ use std::path::PathBuf;
 const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
 
 /// A pod that runs a script over the claim and ends. Not by root: the volume must be open to others.
-fn run(kubectl: &Kubectl, name: &str, claim: &str, volume: &str, script: &str) -> Result<String> {
+fn run(kubectl: &Kubectl, name: &str, volume: &str, script: &str) -> Result<String> {
     kubectl.apply(&format!(
         r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}"}},"spec":{{"restartPolicy":"Never","terminationGracePeriodSeconds":0,
             "securityContext":{{"runAsUser":1000,"fsGroup":2000}},
@@ -47,13 +47,7 @@ fn a_claim_just_works() -> Result<()> {
             "spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"10Mi"}}}}"#,
     )?;
     let mounted = r#""persistentVolumeClaim":{"claimName":"data"}"#;
-    run(
-        &kubectl,
-        "writer",
-        "data",
-        mounted,
-        "echo kept > /data/file && id -G",
-    )?;
+    run(&kubectl, "writer", mounted, "echo kept > /data/file && id -G")?;
     let bound = kubectl.json(&["get", "pvc", "data"])?;
     expect_eq(bound["status"]["phase"].as_str(), Some("Bound"))?;
     expect_eq(bound["spec"]["storageClassName"].as_str(), Some("local"))?;
@@ -67,7 +61,7 @@ fn a_claim_just_works() -> Result<()> {
 
     // Another pod, later: the data is there.
     kubectl.run(&["delete", "pod", "writer"])?;
-    let read = run(&kubectl, "reader", "data", mounted, "cat /data/file")?;
+    let read = run(&kubectl, "reader", mounted, "cat /data/file")?;
     expect_eq(read.trim(), "kept")?;
 
     // In use, so it stays; then it goes, and what was in it.
@@ -80,7 +74,7 @@ fn a_claim_just_works() -> Result<()> {
 
     // A pod's own claim lives as long as the pod.
     let ephemeral = r#""ephemeral":{"volumeClaimTemplate":{"spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Mi"}}}}}"#;
-    run(&kubectl, "scratch", "scratch-data", ephemeral, "touch /data/x")?;
+    run(&kubectl, "scratch", ephemeral, "touch /data/x")?;
     let path = directory(&kubectl, "scratch-data")?;
     ensure!(path.join("x").exists());
     kubectl.run(&["delete", "pod", "scratch"])?;
