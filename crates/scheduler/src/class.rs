@@ -556,7 +556,8 @@ impl Class {
         if may_remember
             && let Some(failure) = &self.failure
             && failure.releases == cache.releases
-            && (failure.placements == cache.placements || !counts)
+            // A placement makes no room, but it may change the reasons.
+            && failure.placements == cache.placements
         {
             return Outcome::Nowhere(failure.diagnosis.clone());
         }

@@ -353,9 +353,14 @@ async fn a_panic_is_recorded_as_the_end() {
     let made = cluster.post("/api/v1/namespaces/default/configmaps", body).await;
     assert_eq!(made.code, 500, "{}", made.text);
     let log = std::fs::read_to_string(&path).expect("a log");
-    let last: Value = serde_json::from_str(log.lines().last().expect("a line")).expect("JSON");
+    let id = made.headers["audit-id"].to_str().expect("text");
+    let events = log
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let last = { events }
+        .rfind(|event| event["auditID"] == id)
+        .expect("an event");
     assert_eq!(last["stage"], "Panic");
-    assert_eq!(last["auditID"], made.headers["audit-id"].to_str().expect("text"));
     assert_eq!(last["responseStatus"]["code"], 500);
     let message = last["responseStatus"]["message"].as_str().unwrap_or("");
     assert!(message.starts_with("APIServer panic'd: "), "{message}");
