@@ -37,7 +37,7 @@ pub(crate) struct Cache {
     log_base: u64,
     /// Goes up with whatever may make room: changed nodes, removed pods, and pods whose place can satisfy an affinity.
     pub(crate) releases: u64,
-    /// Goes up with each pod that is placed.
+    /// Goes up with each pod that is placed, and with each nomination that is made or forgotten.
     pub(crate) placements: u64,
     /// Goes up when nodes come or go.
     pub(crate) membership: u64,
@@ -336,6 +336,7 @@ impl Cache {
             .insert(Arc::clone(&pod.uid), (Arc::clone(&name), Arc::clone(pod)));
         self.nominated_on.entry(name).or_default().push(Arc::clone(pod));
         if let Some(id) = self.index.get(node).copied() {
+            self.placements += 1;
             self.changed(id);
         }
     }
@@ -351,6 +352,7 @@ impl Cache {
             }
         }
         if let Some(id) = self.index.get(&node).copied() {
+            self.placements += 1;
             self.changed(id);
         }
     }
