@@ -50,13 +50,14 @@ fn services_up_down_and_up_again() -> Result<()> {
     kubectl.apply(&service("two", Some(two)))?;
     is_up(&kubectl, "two", two)?;
 
-    for label in ["service-proxy-name", "headless"] {
-        let label = format!("service.kubernetes.io/{label}");
-        kubectl.run(&["label", "service", "two", &format!("{label}=other")])?;
-        is_down(&kubectl, two)?;
-        kubectl.run(&["label", "service", "two", &format!("{label}-")])?;
-        is_up(&kubectl, "two", two)?;
-    }
+    // A service of another proxy is left alone. The label of headless services counts on EndpointSlices only.
+    let of_another = "service.kubernetes.io/service-proxy-name";
+    kubectl.run(&["label", "service", "two", &format!("{of_another}=other")])?;
+    is_down(&kubectl, two)?;
+    kubectl.run(&["label", "service", "two", &format!("{of_another}-")])?;
+    is_up(&kubectl, "two", two)?;
+    kubectl.run(&["label", "service", "two", "service.kubernetes.io/headless=other"])?;
+    is_up(&kubectl, "two", two)?;
 
     an_external_ip_is_refused(&kubectl, two)?;
     is_up(&kubectl, "two", two)?;
