@@ -214,16 +214,17 @@ impl Tokens {
     }
 
     /// Takes the name of a Secret that is gone out of its account.
-    async fn remove_reference(&self, key: &SecretKey, account: &ServiceAccount) -> Result<Action, Error> {
+    /// By the API, not by a copy: the reference may have been written just before the Secret went, and nothing wakes
+    /// this key again.
+    async fn remove_reference(&self, key: &SecretKey) -> Result<Action, Error> {
         let names = |account: &ServiceAccount| {
             let mut secrets = account.secrets.iter().flatten();
             secrets.any(|secret| secret.name.as_deref() == Some(key.name.as_str()))
         };
-        if !names(account) {
-            return Ok(Action::Done);
-        }
         let api: Api<ServiceAccount> = Api::namespaced(self.context.client.clone(), &key.namespace);
-        let mut wanted = account.clone();
+        let Some(mut wanted) = api.get_opt(&key.account).await?.filter(names) else {
+            return Ok(Action::Done);
+        };
         if let Some(secrets) = &mut wanted.secrets {
             secrets.retain(|secret| secret.name.as_deref() != Some(key.name.as_str()));
         }
@@ -244,7 +245,7 @@ impl Reconcile for Tokens {
         let secret = secret.filter(|secret| secret.metadata.uid.as_deref() == Some(key.uid.as_str()));
         match secret {
             None => match self.account(&key, false).await? {
-                Some(account) => self.remove_reference(&key, &account).await,
+                Some(_) => self.remove_reference(&key).await,
                 None => Ok(Action::Done),
             },
             Some(secret) => match self.account(&key, true).await? {

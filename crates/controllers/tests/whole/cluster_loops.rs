@@ -429,7 +429,12 @@ async fn a_token_secret_is_filled_and_goes_with_its_account() {
         )
     };
     let robot = Some("system:serviceaccount:default:robot".to_owned());
-    assert_eq!(reviewed().await, (true, robot));
+    cluster
+        .until_idle("accepted", async || {
+            let found = reviewed().await;
+            check(found == (true, robot.clone()), found)
+        })
+        .await;
     let labels = secrets
         .get("token")
         .await
@@ -449,7 +454,9 @@ async fn a_token_secret_is_filled_and_goes_with_its_account() {
         .await
         .unwrap();
     secrets.delete("token", &DeleteParams::default()).await.unwrap();
-    assert!(!reviewed().await.0);
+    cluster
+        .until_idle("no longer accepted", async || check(!reviewed().await.0, ()))
+        .await;
     cluster
         .until_idle("no reference", async || {
             let left = accounts.get("robot").await.unwrap().secrets.unwrap_or_default();

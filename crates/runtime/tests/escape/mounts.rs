@@ -168,7 +168,8 @@ pub async fn volume_over_dev() {
     symlink("/proc/sysrq-trigger", fake.join("null")).expect("link");
     symlink("/proc/sys/kernel/core_pattern", fake.join("console")).expect("link");
     let before = names(&fake);
-    let script = "head -c 1 /proc/interrupts; head -c 1 /proc/keys; \
+    // One stream, so that the order of the lines is that of the script.
+    let script = "exec 2>&1; head -c 1 /proc/interrupts; head -c 1 /proc/keys; \
         echo x > /dev/console || echo refused; ls -1 /dev";
     for terminal in [false, true] {
         let mut config = container(&format!("dev-{terminal}"), "", script);
