@@ -149,6 +149,7 @@ const OURS: &[&str] = &[
     "skiff.log.1",
     "skiff.pid",
     "store",
+    "volumes",
 ];
 
 /// The data directory may be one that the user had before, a link or a mount point: what is ours in it goes, and

@@ -115,7 +115,12 @@ impl Drop for Cluster {
                 );
             }
         }
+        let data_dir = Self::data_dir(&self.name);
         match self.skiff(&["down", "--delete"]) {
+            // Nothing that skiff makes may be forgotten by the list of what it removes.
+            Ok(said) if !std::thread::panicking() => {
+                assert!(!data_dir.exists(), "{} is left: {said}", data_dir.display());
+            }
             Ok(_) => {}
             Err(error) if std::thread::panicking() => eprintln!("{error:#}"),
             Err(error) => panic!("the cluster cannot be removed: {error:#}"),
