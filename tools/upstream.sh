@@ -6,6 +6,8 @@ dir=${1:?usage: upstream.sh DIR}
 kubernetes=v1.36.4
 staging=v0.36.4
 etcd=v3.6.8
+# As tests/conformance builds it, so that both share the compiler's cache.
+export CGO_ENABLED=0
 mkdir -p "$dir/bin" "$dir/src"
 cd "$dir/src"
 
@@ -17,7 +19,7 @@ if [ ! -x ../bin/etcd ]; then
         rm -f go.mod go.sum
         go mod init etcd-build >/dev/null 2>&1
         go get "go.etcd.io/etcd/server/v3@$etcd"
-        go build -trimpath -ldflags "-s -w" -o ../../bin/etcd go.etcd.io/etcd/server/v3
+        go build -ldflags "-s -w" -o ../../bin/etcd go.etcd.io/etcd/server/v3
     )
 fi
 
@@ -38,4 +40,4 @@ for library in $(sed -n 's|^[[:space:]]*\(k8s.io/[a-z-]*\) => ./staging/.*|\1|p'
 done
 version="-X k8s.io/component-base/version.gitVersion=$kubernetes"
 # shellcheck disable=SC2086
-go build -mod=mod -trimpath -ldflags "-s -w $version" -o ../bin/ $missing
+go build -mod=mod -ldflags "-s -w $version" -o ../bin/ $missing

@@ -41,7 +41,7 @@ build() { go build -buildvcs=false -ldflags "-s -w $stamp" -o "$out/" "$@"; }
 build ./images ./report ./pause ./sh ./coredns github.com/onsi/ginkgo/v2/ginkgo k8s.io/kubernetes/cmd/kubectl \
     k8s.io/kubernetes/test/images/agnhost k8s.io/kubernetes/test/images/nonewprivs \
     k8s.io/kubernetes/test/images/regression-issue-74839 k8s.io/sample-apiserver
-go test -c -buildvcs=false -ldflags "-s -w $stamp" -o "$out/e2e.test" k8s.io/kubernetes/test/e2e
+go test -c -vet=off -buildvcs=false -ldflags "-s -w $stamp" -o "$out/e2e.test" k8s.io/kubernetes/test/e2e
 
 registry=""
 finish() {
