@@ -43,9 +43,14 @@ async fn serve(pki: &Pki, name: &str, handler: Handler) -> TestServer {
             let (stream, _) = listener.accept().await.unwrap();
             let (acceptor, handler) = (acceptor.clone(), handler.clone());
             connections.spawn(async move {
-                let Ok(stream) = acceptor.accept(stream).await else { return };
+                let Ok(stream) = acceptor.accept(stream).await else {
+                    return;
+                };
                 let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
-                let client = certificates.first().map(|der| common_name(der)).unwrap_or_default();
+                let client = certificates
+                    .first()
+                    .map(|der| common_name(der))
+                    .unwrap_or_default();
                 let service = hyper::service::service_fn(move |request: Request<Incoming>| {
                     let path = request.uri().path_and_query().map(|path| path.to_string());
                     let body = handler(&path.unwrap_or_default(), &client);
@@ -121,8 +126,13 @@ async fn new_connections_show_the_renewed_certificate() {
     let remote = Remote::new(vec![server.address.clone()], tls);
     let client = remote.client("test");
     assert_eq!(ask(&client).await.unwrap()["client"], "first-client");
-    live.replace(pki.client("c2", "second-client", None).unwrap()).unwrap();
-    assert_eq!(ask(&client).await.unwrap()["client"], "first-client", "it is open");
+    live.replace(pki.client("c2", "second-client", None).unwrap())
+        .unwrap();
+    assert_eq!(
+        ask(&client).await.unwrap()["client"],
+        "first-client",
+        "it is open"
+    );
     remote.reconnect();
     assert_eq!(ask(&client).await.unwrap()["client"], "second-client");
 }
@@ -153,8 +163,13 @@ async fn an_informer_goes_on_after_its_connection_broke() {
             return whole(&json!({"apiVersion": "v1", "kind": "ConfigMapList",
                 "metadata": {"resourceVersion": "1"}, "items": [object(1)]}));
         }
-        let version = path.split(['?', '&']).find_map(|part| part.strip_prefix("resourceVersion="));
-        let next = version.and_then(|version| version.parse::<u64>().ok()).unwrap_or(0) + 1;
+        let version = path
+            .split(['?', '&'])
+            .find_map(|part| part.strip_prefix("resourceVersion="));
+        let next = version
+            .and_then(|version| version.parse::<u64>().ok())
+            .unwrap_or(0)
+            + 1;
         let event = match next {
             2..=4 => json!({"type": "ADDED", "object": object(next)}),
             _ => json!({"type": "BOOKMARK", "object": object(next)}),

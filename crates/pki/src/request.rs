@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
-use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType};
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
+};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use sha2::{Digest, Sha256};
@@ -177,7 +179,8 @@ mod tests {
     fn a_certificate_belongs_to_its_request() {
         let dir = tempfile::tempdir().unwrap();
         let pki = Pki::open(dir.path()).unwrap();
-        let make = || KeyRequest::new("system:node:n", "system:nodes", &["n".into(), "192.0.2.1".into()]).unwrap();
+        let make =
+            || KeyRequest::new("system:node:n", "system:nodes", &["n".into(), "192.0.2.1".into()]).unwrap();
         let (one, two) = (make(), make());
         assert_ne!(one.digest(), two.digest());
         assert!(one.request.starts_with("-----BEGIN CERTIFICATE REQUEST-----"));
@@ -213,7 +216,10 @@ mod tests {
     fn the_hash_is_that_of_the_key() {
         let dir = tempfile::tempdir().unwrap();
         let mut pki = Pki::open(dir.path()).unwrap();
-        let before = (pki.ca_certificate().to_owned(), authority_hash(pki.ca_certificate()).unwrap());
+        let before = (
+            pki.ca_certificate().to_owned(),
+            authority_hash(pki.ca_certificate()).unwrap(),
+        );
         assert_eq!(before.1.len(), "sha256:".len() + 64);
         pki.renew_authority("ca").unwrap();
         assert_ne!(pki.ca_certificate(), before.0);

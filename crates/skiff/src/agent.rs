@@ -8,7 +8,9 @@ use anyhow::{Context, Result, bail};
 use kube::Client;
 use serde::{Deserialize, Serialize};
 use skiff_client::{Remote, ServerAddress};
-use skiff_pki::{CertificateFacts, Identity, LiveIdentity, NODE_CLIENT, NODE_SERVER, NodePki, ServingIdentity};
+use skiff_pki::{
+    CertificateFacts, Identity, LiveIdentity, NODE_CLIENT, NODE_SERVER, NodePki, ServingIdentity,
+};
 use std::net::{IpAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,7 +64,10 @@ impl AgentState {
         let servers = self.addresses()?;
         let found = servers.iter().find_map(|server| source_towards(server.host()));
         let Some(address) = found.or_else(host_address) else {
-            bail!("this machine has no route to {}; choose its address with --node-ip", self.servers.join(", "));
+            bail!(
+                "this machine has no route to {}; choose its address with --node-ip",
+                self.servers.join(", ")
+            );
         };
         Ok(address)
     }
@@ -166,7 +171,11 @@ impl AgentKeys {
                     pause
                 }
             };
-            if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+            if stop
+                .run_until_cancelled(tokio::time::sleep(pause))
+                .await
+                .is_none()
+            {
                 return;
             }
         }
@@ -210,6 +219,9 @@ impl AgentKeys {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http_body_util::BodyExt;
+    use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
+    use x509_parser::prelude::FromDer;
 
     #[test]
     fn the_state_is_found_again() {
@@ -254,6 +266,107 @@ mod tests {
         let node = NodePki::open(&cluster.pki_dir()).unwrap();
         node.save_authority(pki.ca_certificate()).unwrap();
         let error = AgentKeys::open(&cluster, &state).err().unwrap().to_string();
-        assert!(error.contains("no certificate") && error.contains("--name other"), "{error}");
+        assert!(
+            error.contains("no certificate") && error.contains("--name other"),
+            "{error}"
+        );
+    }
+
+    /// The authority's certificate for the key of a request, from now on for so many seconds.
+    fn sign(folder: &std::path::Path, request: &[u8], usage: &str, seconds: i64) -> String {
+        let (_, pem) = x509_parser::pem::parse_x509_pem(request).unwrap();
+        let csr = x509_parser::certification_request::X509CertificationRequest::from_der(&pem.contents);
+        let info = csr.unwrap().1.certification_request_info;
+        let now = jiff::Timestamp::now().as_second();
+        let order = skiff_pki::CertificateOrder {
+            subject: vec![(10, "system:nodes".into()), (3, "system:node:n".into())],
+            dns_names: vec!["n".to_owned()],
+            addresses: vec!["192.0.2.7".parse().unwrap()],
+            public_key: info.subject_pki.raw.to_vec(),
+            usages: vec![usage.to_owned()],
+            not_before: now - 1000,
+            not_after: now + seconds,
+            ..Default::default()
+        };
+        skiff_pki::SigningAuthority::new(folder)
+            .sign(&order, now)
+            .unwrap()
+    }
+
+    /// An API server that signs every request, in the order in which a node asks.
+    fn signing_api(folder: PathBuf) -> Client {
+        let issued = Arc::new(parking_lot::Mutex::new(serde_json::Value::Null));
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let (issued, folder) = (issued.clone(), folder.clone());
+            async move {
+                let posted = request.method() == http::Method::POST;
+                let body = request.into_body().collect().await.unwrap().to_bytes();
+                if posted {
+                    let mut object: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                    let spec: CertificateSigningRequestSpec =
+                        serde_json::from_value(object["spec"].clone()).unwrap();
+                    let usage = spec.usages.unwrap().remove(1);
+                    let pem = sign(&folder, &spec.request.0, &usage, 100_000);
+                    object["status"]["certificate"] = crate::joining::base64(pem.as_bytes()).into();
+                    *issued.lock() = object;
+                }
+                let answer = issued.lock().to_string();
+                Ok::<_, std::convert::Infallible>(http::Response::new(kube::client::Body::from(
+                    answer.into_bytes(),
+                )))
+            }
+        });
+        skiff_client::in_process(service, "default")
+    }
+
+    #[tokio::test]
+    async fn certificates_are_renewed_before_they_end() {
+        let root = tempfile::tempdir().unwrap();
+        let wishes = crate::cluster::Wishes {
+            agent: true,
+            ..Default::default()
+        };
+        let cluster = Cluster::find_or_make_in(root.path(), "skiff", &wishes).unwrap();
+        let folder = root.path().join("ca");
+        let authority = skiff_pki::Pki::open(&folder).unwrap();
+        let node = NodePki::open(&cluster.pki_dir()).unwrap();
+        node.save_authority(authority.ca_certificate()).unwrap();
+        let request = skiff_pki::KeyRequest::new("system:node:n", "system:nodes", &[]).unwrap();
+        // Nearly over.
+        let certificate = sign(&folder, request.request.as_bytes(), "client auth", 60);
+        let old = request.signed(certificate).unwrap();
+        node.save(NODE_CLIENT, &old).unwrap();
+        let state = AgentState {
+            servers: vec!["https://192.0.2.1:6443".into()],
+            cluster_domain: "cluster.local".into(),
+            node: NodeArgs {
+                hostname_override: Some("n".into()),
+                node_ip: Some("192.0.2.7".parse().unwrap()),
+                ..NodeArgs::default()
+            },
+        };
+        let keys = AgentKeys::open(&cluster, &state).unwrap();
+        assert!(!keys.serving.is_set(), "nobody has issued one yet");
+        let api = signing_api(folder);
+        keys.renew(&api).await.unwrap();
+        let renewed = node.load(NODE_CLIENT).unwrap().unwrap();
+        assert_ne!(renewed, old);
+        assert_eq!(*keys.client.identity(), renewed, "new connections show it");
+        assert!(keys.serving.is_set());
+        let serving = node.load(NODE_SERVER).unwrap().unwrap();
+        keys.renew(&api).await.unwrap();
+        assert_eq!(node.load(NODE_CLIENT).unwrap(), Some(renewed), "it lasts");
+        assert_eq!(node.load(NODE_SERVER).unwrap().as_ref(), Some(&serving));
+        // Another address needs another certificate.
+        let moved = AgentState {
+            node: NodeArgs {
+                node_ip: Some("192.0.2.8".parse().unwrap()),
+                ..state.node.clone()
+            },
+            ..state
+        };
+        let keys = AgentKeys::open(&cluster, &moved).unwrap();
+        keys.renew(&api).await.unwrap();
+        assert_ne!(node.load(NODE_SERVER).unwrap(), Some(serving));
     }
 }

@@ -39,7 +39,8 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
         );
         attempt(
             "bridge",
-            async { Ok(skiff_cni::remove_bridge(&cluster.bridge_conf(&cluster.node_pod_cidr()?)?).await?) }.await,
+            async { Ok(skiff_cni::remove_bridge(&cluster.bridge_conf(&cluster.node_pod_cidr()?)?).await?) }
+                .await,
         );
     });
     runtime.shutdown_background();

@@ -5,9 +5,9 @@ use crate::cluster::{Cluster, DEFAULT_NAME};
 use crate::encryption::EncryptionArgs;
 use crate::node_args::NodeArgs;
 use crate::token::Token;
-use skiff_client::ServerAddress;
 use clap::builder::TypedValueParser;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use skiff_client::ServerAddress;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -611,7 +611,10 @@ mod tests {
             assert!(parse(server, token, hash).is_err(), "{server} {token} {hash}");
         }
         let line = ["skiff", "join", good.0, "--token", good.1];
-        assert!(Cli::try_parse_from(line).is_err(), "an authority is not trusted unseen");
+        assert!(
+            Cli::try_parse_from(line).is_err(),
+            "an authority is not trusted unseen"
+        );
     }
 
     #[test]
@@ -634,8 +637,16 @@ mod tests {
         check(&agent, "skiff up", None);
         check(&agent, "skiff up --name skiff", None);
         check(&agent, "skiff server --report-progress --name skiff", None);
-        check(&agent, "skiff up --etcd-servers http://x", Some("no --etcd-servers here"));
-        check(&agent, "skiff server --node-labels a=b", Some("`skiff server` takes no --node-labels"));
+        check(
+            &agent,
+            "skiff up --etcd-servers http://x",
+            Some("no --etcd-servers here"),
+        );
+        check(
+            &agent,
+            "skiff server --node-labels a=b",
+            Some("`skiff server` takes no --node-labels"),
+        );
         let server = Cluster {
             agent: false,
             ..agent

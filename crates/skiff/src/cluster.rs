@@ -122,7 +122,11 @@ impl Cluster {
         if self.agent && wishes.bind.is_some() {
             bail!("this machine is a node of another machine's cluster and has no API server to --bind");
         }
-        let undo = if self.agent { "skiff leave" } else { "skiff down --delete" };
+        let undo = if self.agent {
+            "skiff leave"
+        } else {
+            "skiff down --delete"
+        };
         let fixed = [
             (
                 "--data-dir",

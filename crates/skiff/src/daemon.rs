@@ -170,7 +170,9 @@ pub fn existing(args: &ClusterArgs) -> Result<Cluster> {
 /// A client of a running cluster, as its administrator.
 pub async fn client(cluster: &Cluster) -> Result<kube::Client> {
     if cluster.agent {
-        bail!("this machine is a node and has no administrator's access; run the command where the API server runs");
+        bail!(
+            "this machine is a node and has no administrator's access; run the command where the API server runs"
+        );
     }
     let path = cluster.kubeconfig();
     fs::File::open(&path).with_context(|| needs_root(&path))?;
@@ -195,7 +197,9 @@ pub fn down(args: &DownArgs) -> Result<()> {
     }
     if args.delete {
         if cluster.agent {
-            say!("The cluster still has the Node of this machine; remove it there with `kubectl delete node`.");
+            say!(
+                "The cluster still has the Node of this machine; remove it there with `kubectl delete node`."
+            );
         }
         cleanup::delete(&cluster)?;
         say!("Cluster {:?} is deleted.", cluster.name);

@@ -36,9 +36,7 @@ pub fn objects(
         "clusterName": cluster.name, "kubernetesVersion": VERSION.split('+').next(),
         "networking": {"dnsDomain": domain, "podSubnet": cluster.pod_cidr, "serviceSubnet": cluster.service_cidr},
     });
-    let map = |namespace: &str, name: &str, key: &str, value: String| {
-        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}, "data": {key: value}})
-    };
+    let map = |namespace: &str, name: &str, key: &str, value: String| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}, "data": {key: value}});
     let mut objects = vec![
         (
             "/api/v1/namespaces/kube-public/configmaps",
@@ -47,7 +45,12 @@ pub fn objects(
         ),
         (
             "/api/v1/namespaces/kube-system/configmaps",
-            map("kube-system", CLUSTER_CONFIG, "ClusterConfiguration", yaml(&config)?),
+            map(
+                "kube-system",
+                CLUSTER_CONFIG,
+                "ClusterConfiguration",
+                yaml(&config)?,
+            ),
         ),
     ];
     let group = |name: &str| json!({"apiGroup": RBAC, "kind": "Group", "name": name});
@@ -111,7 +114,11 @@ pub fn objects(
         ),
         (
             "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings",
-            bind_map("kube-system", networks, vec![group(BOOTSTRAPPERS), group("system:nodes")]),
+            bind_map(
+                "kube-system",
+                networks,
+                vec![group(BOOTSTRAPPERS), group("system:nodes")],
+            ),
         ),
     ]);
     objects.extend(serving_approver());
@@ -168,7 +175,9 @@ mod tests {
         let cluster = Cluster::find_or_make_in(root.path(), "skiff", &Wishes::default()).unwrap();
         let objects = objects(&cluster, "cluster.local", "192.0.2.1".parse().unwrap(), "PEM").unwrap();
         let text = |name: &str, key: &str| {
-            let found = objects.iter().find(|(_, object)| object["metadata"]["name"] == name);
+            let found = objects
+                .iter()
+                .find(|(_, object)| object["metadata"]["name"] == name);
             found.unwrap().1["data"][key].as_str().unwrap().to_owned()
         };
         let info = kube::config::Kubeconfig::from_yaml(&text(CLUSTER_INFO, "kubeconfig")).unwrap();
@@ -195,7 +204,12 @@ mod tests {
         for (_, object) in &objects {
             for subject in object["subjects"].as_array().into_iter().flatten() {
                 let name = subject["name"].as_str().unwrap();
-                let known = [BOOTSTRAPPERS, "system:nodes", "system:anonymous", "kubelet-serving-approver"];
+                let known = [
+                    BOOTSTRAPPERS,
+                    "system:nodes",
+                    "system:anonymous",
+                    "kubelet-serving-approver",
+                ];
                 assert!(known.contains(&name), "{object}");
                 if name == "system:anonymous" {
                     assert_eq!(object["roleRef"]["name"], "kubeadm:bootstrap-signer-clusterinfo");

@@ -44,7 +44,9 @@ pub fn run(args: &LeaveArgs) -> Result<()> {
     }
     match crate::block_on(unregister(&cluster))? {
         Ok(true) => {}
-        Ok(false) => say!("The cluster keeps the Node, because of its taints or labels; remove it with `kubectl delete node`."),
+        Ok(false) => say!(
+            "The cluster keeps the Node, because of its taints or labels; remove it with `kubectl delete node`."
+        ),
         Err(error) if !args.force => {
             return Err(error).context(
                 "the agent is stopped, but the cluster still has the Node; run the command again, or add --force",
@@ -110,7 +112,10 @@ enum Fate {
 }
 
 fn fate(pod: &Pod) -> Fate {
-    let controller = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
+    let controller = pod
+        .owner_references()
+        .iter()
+        .find(|owner| owner.controller == Some(true));
     let finished = pod
         .status
         .as_ref()
@@ -131,7 +136,10 @@ fn fate(pod: &Pod) -> Fate {
 async fn is_drained(client: &Client, name: &str) -> Result<bool> {
     let all: Api<Pod> = Api::all(client.clone());
     let here = ListParams::default().fields(&format!("spec.nodeName={name}"));
-    let pods = all.list(&here).await.context("the pods of this node cannot be listed")?;
+    let pods = all
+        .list(&here)
+        .await
+        .context("the pods of this node cannot be listed")?;
     Ok(pods.iter().all(|pod| fate(pod) == Fate::Stays))
 }
 
@@ -139,13 +147,20 @@ async fn drain(client: &Client, name: &str, force: bool) -> Result<()> {
     let all: Api<Pod> = Api::all(client.clone());
     let here = ListParams::default().fields(&format!("spec.nodeName={name}"));
     loop {
-        let pods = all.list(&here).await.context("the pods of this node cannot be listed")?;
+        let pods = all
+            .list(&here)
+            .await
+            .context("the pods of this node cannot be listed")?;
         let (mut leaving, mut lost) = (Vec::new(), Vec::new());
         for pod in pods {
             match fate(&pod) {
                 Fate::Stays => {}
                 Fate::Lost if !force && pod.metadata.deletion_timestamp.is_none() => {
-                    lost.push(format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()));
+                    lost.push(format!(
+                        "{}/{}",
+                        pod.namespace().unwrap_or_default(),
+                        pod.name_any()
+                    ));
                 }
                 _ => leaving.push(pod),
             }
@@ -160,14 +175,19 @@ async fn drain(client: &Client, name: &str, force: bool) -> Result<()> {
             return Ok(());
         }
         let mut pause = POLL;
-        for pod in leaving.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+        for pod in leaving
+            .iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+        {
             let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
             match pods.evict(&pod.name_any(), &EvictParams::default()).await {
                 Ok(_) => {}
                 Err(error) if error.is_not_found() => {}
                 // Its budget allows none now.
                 Err(kube::Error::Api(status)) if status.code == 429 => pause = BUDGET_POLL,
-                Err(error) => return Err(error).with_context(|| format!("pod {} cannot be evicted", pod.name_any())),
+                Err(error) => {
+                    return Err(error).with_context(|| format!("pod {} cannot be evicted", pod.name_any()));
+                }
             }
         }
         tokio::time::sleep(pause).await;
@@ -206,9 +226,7 @@ mod tests {
             let pod: Pod = serde_json::from_value(pod).unwrap();
             assert_eq!(fate(&pod), expected, "{pod:?}");
         };
-        let owner = |kind: &str, controller: bool| {
-            json!([{"apiVersion": "apps/v1", "kind": kind, "name": "x", "uid": "u", "controller": controller}])
-        };
+        let owner = |kind: &str, controller: bool| json!([{"apiVersion": "apps/v1", "kind": kind, "name": "x", "uid": "u", "controller": controller}]);
         check(owner("ReplicaSet", true), "Running", json!({}), Fate::Evict);
         check(owner("DaemonSet", true), "Running", json!({}), Fate::Stays);
         check(owner("DaemonSet", true), "Failed", json!({}), Fate::Evict);

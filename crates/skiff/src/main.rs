@@ -78,7 +78,9 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Kubeconfig(args) => {
             let cluster = daemon::existing(&args)?;
             if cluster.agent {
-                anyhow::bail!("this machine is a node; the administrator's kubeconfig is where the API server runs");
+                anyhow::bail!(
+                    "this machine is a node; the administrator's kubeconfig is where the API server runs"
+                );
             }
             let path = cluster.kubeconfig();
             let text = std::fs::read_to_string(&path);

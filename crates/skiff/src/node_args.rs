@@ -41,7 +41,9 @@ impl NodeArgs {
             .to_string_lossy()
             .to_lowercase();
         if name.is_empty() || name == "(none)" {
-            bail!("this machine has no host name; set one, or choose a node name with --hostname-override NAME");
+            bail!(
+                "this machine has no host name; set one, or choose a node name with --hostname-override NAME"
+            );
         }
         match crate::cli::node_name(&name) {
             Ok(name) => Ok(name),
@@ -90,7 +92,10 @@ fn label(text: &str) -> Result<(String, String), String> {
         return Err(why.clone());
     }
     let within = |namespace: &str, domain: &str| {
-        namespace == domain || namespace.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'))
+        namespace == domain
+            || namespace
+                .strip_suffix(domain)
+                .is_some_and(|rest| rest.ends_with('.'))
     };
     let namespace = key.split_once('/').map_or("", |(namespace, _)| namespace);
     let reserved = within(namespace, "kubernetes.io") || within(namespace, "k8s.io");
@@ -141,8 +146,14 @@ mod tests {
         };
         check("disk=ssd", Some(("disk", "ssd")));
         check("example.com/rack=", Some(("example.com/rack", "")));
-        check("topology.kubernetes.io/zone=a", Some(("topology.kubernetes.io/zone", "a")));
-        check("gpu.node.kubernetes.io/x=1", Some(("gpu.node.kubernetes.io/x", "1")));
+        check(
+            "topology.kubernetes.io/zone=a",
+            Some(("topology.kubernetes.io/zone", "a")),
+        );
+        check(
+            "gpu.node.kubernetes.io/x=1",
+            Some(("gpu.node.kubernetes.io/x", "1")),
+        );
         check("node-role.kubernetes.io/control-plane=", None);
         check("node-restriction.kubernetes.io/x=1", None);
         check("k8s.io/x=1", None);
@@ -154,11 +165,21 @@ mod tests {
     fn taints_are_written_as_upstream_does() {
         let parsed = taint("dedicated=db:NoSchedule").unwrap();
         assert_eq!(
-            (parsed.key.as_str(), parsed.value.as_deref(), parsed.effect.as_str()),
+            (
+                parsed.key.as_str(),
+                parsed.value.as_deref(),
+                parsed.effect.as_str()
+            ),
             ("dedicated", Some("db"), "NoSchedule")
         );
         assert_eq!(taint("dedicated:NoExecute").unwrap().value, None);
-        for bad in ["dedicated", "dedicated=db", "dedicated:Never", ":NoSchedule", "a b:NoSchedule"] {
+        for bad in [
+            "dedicated",
+            "dedicated=db",
+            "dedicated:Never",
+            ":NoSchedule",
+            "a b:NoSchedule",
+        ] {
             assert!(taint(bad).is_err(), "{bad}");
         }
     }
@@ -166,7 +187,14 @@ mod tests {
     #[test]
     fn addresses_that_others_can_reach() {
         assert!(node_ip("192.0.2.7").is_ok() && node_ip("fd00::1").is_ok());
-        for bad in ["127.0.0.1", "0.0.0.0", "224.0.0.1", "169.254.1.1", "::1", "example"] {
+        for bad in [
+            "127.0.0.1",
+            "0.0.0.0",
+            "224.0.0.1",
+            "169.254.1.1",
+            "::1",
+            "example",
+        ] {
             assert!(node_ip(bad).is_err(), "{bad}");
         }
     }

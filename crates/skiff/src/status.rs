@@ -353,7 +353,11 @@ fn print(report: &Report) {
     if !report.servers.is_empty() {
         say!("\nServers");
         for server in &report.servers {
-            let state = if server.reachable { "reachable" } else { "not reachable:" };
+            let state = if server.reachable {
+                "reachable"
+            } else {
+                "not reachable:"
+            };
             say!("  {:<28} {state} {}", server.url, server.message);
         }
     }

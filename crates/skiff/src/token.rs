@@ -29,10 +29,7 @@ impl std::str::FromStr for Token {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let plain = |text: &str, length: usize| {
-            text.len() == length
-                && text
-                    .bytes()
-                    .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+            text.len() == length && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
         };
         match text.split_once('.') {
             Some((id, secret)) if plain(id, 6) && plain(secret, 16) => Ok(Token {
@@ -111,7 +108,9 @@ fn random(length: usize) -> Result<String> {
 pub async fn run(args: &TokenArgs) -> Result<()> {
     let cluster = existing(&args.cluster)?;
     if cluster.agent {
-        bail!("this machine is a node of another machine's cluster; run `skiff token` where its API server runs");
+        bail!(
+            "this machine is a node of another machine's cluster; run `skiff token` where its API server runs"
+        );
     }
     if cluster.running()?.is_none() {
         bail!(
@@ -138,7 +137,10 @@ async fn create(cluster: &Cluster, ttl: Duration, description: &str) -> Result<(
     let token = Token::generate()?;
     let secrets: Api<Secret> = Api::namespaced(client, NAMESPACE);
     secrets
-        .create(&PostParams::default(), &token.secret_object(description, expiration))
+        .create(
+            &PostParams::default(),
+            &token.secret_object(description, expiration),
+        )
         .await?;
     say!("skiff join {server} --token {token} --ca-hash {hash}");
     Ok(())
@@ -193,7 +195,12 @@ async fn list(cluster: &Cluster, output: Option<Output>) -> Result<()> {
     say!("{:<8} {:<22} {:<24} DESCRIPTION", "TOKEN", "EXPIRES", "USAGES");
     for one in shown {
         let expires = one.expires.as_deref().unwrap_or("never");
-        say!("{:<8} {expires:<22} {:<24} {}", one.id, one.usages.join(","), one.description);
+        say!(
+            "{:<8} {expires:<22} {:<24} {}",
+            one.id,
+            one.usages.join(","),
+            one.description
+        );
     }
     Ok(())
 }
@@ -225,7 +232,10 @@ async fn delete(cluster: &Cluster, tokens: &[String]) -> Result<()> {
     for token in tokens {
         // An id, or the whole token.
         let id = token.split('.').next().unwrap_or_default();
-        match secrets.delete(&format!("{PREFIX}{id}"), &DeleteParams::default()).await {
+        match secrets
+            .delete(&format!("{PREFIX}{id}"), &DeleteParams::default())
+            .await
+        {
             Ok(_) => say!("token {id} is deleted"),
             Err(error) if error.is_not_found() => bail!("there is no token {id:?}"),
             Err(error) => return Err(error.into()),
@@ -244,7 +254,13 @@ mod tests {
         assert_ne!(one.to_string(), two.to_string());
         assert_eq!(one.to_string().parse::<Token>().as_ref(), Ok(&one));
         assert!(!format!("{one:?}").contains(&one.secret), "{one:?}");
-        for bad in ["", "abcdef", "abcde.0123456789abcdef", "abcdef.0123456789ABCDEF", "abcdef.0123456789abcde"] {
+        for bad in [
+            "",
+            "abcdef",
+            "abcde.0123456789abcdef",
+            "abcdef.0123456789ABCDEF",
+            "abcdef.0123456789abcde",
+        ] {
             assert!(bad.parse::<Token>().is_err(), "{bad}");
         }
     }

@@ -138,7 +138,10 @@ async fn start(machine: &Machine) -> Result<()> {
 
 /// Each node takes a part of the pod network, and there must be room for one.
 fn check_mask(cluster: &Cluster, mask: u8) -> Result<()> {
-    let prefix = cluster.pod_cidr.split_once('/').and_then(|(_, bits)| bits.parse::<u8>().ok());
+    let prefix = cluster
+        .pod_cidr
+        .split_once('/')
+        .and_then(|(_, bits)| bits.parse::<u8>().ok());
     if prefix.is_some_and(|prefix| prefix > mask) {
         bail!(
             "--node-cidr-mask-size {mask} is larger than the whole pod network {}; choose at least {}",
@@ -152,10 +155,11 @@ fn check_mask(cluster: &Cluster, mask: u8) -> Result<()> {
 /// Makes the demo image of this binary, unless it is there. A cluster works without it: on a full disk it must start.
 async fn pack_demo(machine: &Machine) -> Result<()> {
     let mut images = machine.images.subscribe();
-    let _ = images.changed().await;
-    let Some(images) = images.borrow_and_update().clone() else {
+    let known = images.wait_for(Option::is_some).await?;
+    let Some(images) = known.clone().flatten() else {
         return Ok(());
     };
+    drop(known);
     let exe = std::env::current_exe()?;
     let packing = async {
         let packing = move || images.add_binary_image(image::DEMO, &exe, &image::demo());

@@ -42,8 +42,16 @@ fn a_machine_joins_runs_pods_survives_a_kill_and_leaves() -> Result<()> {
     joins_that_fail(&server, &agent)?;
     let words = token_line(&server)?;
     let line = texts(&words);
-    expect_eq(line[1].starts_with(&format!("https://{}:", server.address())), true)?;
-    let labels = ["--node-labels", "disk=ssd", "--register-with-taints", "dedicated=web:PreferNoSchedule"];
+    expect_eq(
+        line[1].starts_with(&format!("https://{}:", server.address())),
+        true,
+    )?;
+    let labels = [
+        "--node-labels",
+        "disk=ssd",
+        "--register-with-taints",
+        "dedicated=web:PreferNoSchedule",
+    ];
     let shown = agent.skiff(&[&line[..], &labels].concat())?;
     ensure!(shown.contains("The node is Ready after"), "{shown}");
     let node = server.kubectl_json(&["get", "node", "second"])?;
@@ -57,7 +65,10 @@ fn a_machine_joins_runs_pods_survives_a_kill_and_leaves() -> Result<()> {
     let secret = line[3].split_once('.').context("a token")?.1;
     let pid = agent.pid()?;
     let command_line = std::fs::read(format!("/proc/{pid}/cmdline"))?;
-    ensure!(!String::from_utf8_lossy(&command_line).contains(secret), "the token is in the process list");
+    ensure!(
+        !String::from_utf8_lossy(&command_line).contains(secret),
+        "the token is in the process list"
+    );
 
     agent.skiff(&["image", "import", &archive.display().to_string()])?;
     let uid = a_pod_runs_there(&server)?;
@@ -76,18 +87,48 @@ fn joins_that_fail(server: &Machine, agent: &Machine) -> Result<()> {
     };
     let (url, token, hash) = (*url, *token, *hash);
     let (id, secret) = token.split_once('.').context("a token")?;
-    let wrong: String = secret.bytes().map(|b| if b == b'a' { 'b' } else { 'a' }).collect();
+    let wrong: String = secret
+        .bytes()
+        .map(|b| if b == b'a' { 'b' } else { 'a' })
+        .collect();
     let closed = format!("https://{}:1", server.address());
     let zeros = format!("sha256:{}", "0".repeat(64));
-    let nobody = format!("https://172.31.77.99:{}", url.rsplit(':').next().unwrap_or_default());
+    let nobody = format!(
+        "https://172.31.77.99:{}",
+        url.rsplit(':').next().unwrap_or_default()
+    );
     let name = ["--hostname-override", "first"];
     for (url, token, hash, flags, sentence) in [
-        (url, token.to_owned(), zeros.as_str(), &[][..], "the cluster's authority is sha256:"),
+        (
+            url,
+            token.to_owned(),
+            zeros.as_str(),
+            &[][..],
+            "the cluster's authority is sha256:",
+        ),
         (url, format!("{id}.{wrong}"), hash, &[], "the token is wrong"),
-        (url, "zzzzzz.0123456789abcdef".to_owned(), hash, &[], "the token is unknown to the cluster, or has expired"),
-        (&closed, token.to_owned(), hash, &[], "nothing listens there (connection refused)"),
+        (
+            url,
+            "zzzzzz.0123456789abcdef".to_owned(),
+            hash,
+            &[],
+            "the token is unknown to the cluster, or has expired",
+        ),
+        (
+            &closed,
+            token.to_owned(),
+            hash,
+            &[],
+            "nothing listens there (connection refused)",
+        ),
         (&nobody, token.to_owned(), hash, &[], "https://172.31.77.99"),
-        (url, token.to_owned(), hash, &name, "there is a Ready node \"first\" in the cluster already"),
+        (
+            url,
+            token.to_owned(),
+            hash,
+            &name,
+            "there is a Ready node \"first\" in the cluster already",
+        ),
     ] {
         let args = ["join", url, "--token", &token, "--ca-hash", hash];
         let told = agent.skiff_fails(&[&args[..], flags].concat())?;
@@ -96,7 +137,10 @@ fn joins_that_fail(server: &Machine, agent: &Machine) -> Result<()> {
     a_token_is_for_new_nodes_alone(agent, url, token)?;
     // A token that was deleted, and how tokens are listed.
     ensure!(server.skiff(&["token", "list"])?.contains(id), "it is not listed");
-    ensure!(!server.skiff(&["token", "list", "-o", "json"])?.contains(secret), "secrets are not shown");
+    ensure!(
+        !server.skiff(&["token", "list", "-o", "json"])?.contains(secret),
+        "secrets are not shown"
+    );
     server.skiff(&["token", "delete", id])?;
     let told = agent.skiff_fails(&["join", url, "--token", token, "--ca-hash", hash])?;
     ensure!(told.contains("unknown to the cluster, or has expired"), "{told}");
@@ -132,7 +176,10 @@ fn a_pod_runs_there(server: &Machine) -> Result<String> {
 fn status_shows_the_server(server: &Machine, agent: &Machine) -> Result<()> {
     let status = agent.status()?;
     expect_eq(status["servers"][0]["reachable"].as_bool(), Some(true))?;
-    let url = status["servers"][0]["url"].as_str().unwrap_or_default().to_owned();
+    let url = status["servers"][0]["url"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
     ensure!(url.contains(&server.address().to_string()), "{status}");
     let names: Vec<&str> = status["components"]
         .as_array()
@@ -151,7 +198,13 @@ fn status_shows_the_server(server: &Machine, agent: &Machine) -> Result<()> {
 fn a_token_is_for_new_nodes_alone(agent: &Machine, url: &str, token: &str) -> Result<()> {
     let as_token = |method: &str, path: &str, body: &Value| {
         let bearer = format!("authorization: Bearer {token}");
-        ask(agent, &["-k", "-H", &bearer], method, &format!("{url}{path}"), body)
+        ask(
+            agent,
+            &["-k", "-H", &bearer],
+            method,
+            &format!("{url}{path}"),
+            body,
+        )
     };
     let requests = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
     let request = json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
@@ -160,7 +213,12 @@ fn a_token_is_for_new_nodes_alone(agent: &Machine, url: &str, token: &str) -> Re
         "signerName": "kubernetes.io/kube-apiserver-client-kubelet"}});
     let (code, answer) = as_token("POST", requests, &request)?;
     expect_eq(code, 201).with_context(|| answer.to_string())?;
-    for path in ["/api/v1/secrets", "/api/v1/pods", "/api/v1/nodes", "/api/v1/namespaces/kube-system/configmaps"] {
+    for path in [
+        "/api/v1/secrets",
+        "/api/v1/pods",
+        "/api/v1/nodes",
+        "/api/v1/namespaces/kube-system/configmaps",
+    ] {
         let (code, answer) = as_token("GET", path, &Value::Null)?;
         expect_eq(code, 403).with_context(|| format!("{path}: {answer}"))?;
     }
@@ -171,7 +229,11 @@ fn a_token_is_for_new_nodes_alone(agent: &Machine, url: &str, token: &str) -> Re
 fn as_node(agent: &Machine, url: &str, method: &str, path: &str, body: &Value) -> Result<(u16, Value)> {
     let pki = agent.data("pki");
     let file = |name: &str| pki.join(name).display().to_string();
-    let (ca, certificate, key) = (file("ca.crt"), file("kubelet-client.crt"), file("kubelet-client.key"));
+    let (ca, certificate, key) = (
+        file("ca.crt"),
+        file("kubelet-client.crt"),
+        file("kubelet-client.key"),
+    );
     let credentials = ["--cacert", &ca, "--cert", &certificate, "--key", &key];
     ask(agent, &credentials, method, &format!("{url}{path}"), body)
 }
@@ -179,7 +241,15 @@ fn as_node(agent: &Machine, url: &str, method: &str, path: &str, body: &Value) -
 fn ask(agent: &Machine, credentials: &[&str], method: &str, url: &str, body: &Value) -> Result<(u16, Value)> {
     let mut command = agent.command("curl");
     command
-        .args(["-s", "-X", method, "-w", "\n%{http_code}", "-H", "content-type: application/json"])
+        .args([
+            "-s",
+            "-X",
+            method,
+            "-w",
+            "\n%{http_code}",
+            "-H",
+            "content-type: application/json",
+        ])
         .args(credentials);
     if !body.is_null() {
         command.args(["-d", &body.to_string()]);
@@ -194,7 +264,11 @@ fn ask(agent: &Machine, credentials: &[&str], method: &str, url: &str, body: &Va
 fn signing_request(subject: &str, names: &str) -> Result<String> {
     let script = format!(
         "openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout /dev/null -subj '{subject}' {} 2>/dev/null | base64 -w0",
-        if names.is_empty() { String::new() } else { format!("-addext 'subjectAltName={names}'") }
+        if names.is_empty() {
+            String::new()
+        } else {
+            format!("-addext 'subjectAltName={names}'")
+        }
     );
     let output = Command::new("sh").args(["-c", &script]).output()?;
     let text = String::from_utf8(output.stdout)?;
@@ -205,14 +279,21 @@ fn signing_request(subject: &str, names: &str) -> Result<String> {
 /// What a node could try in order to become somebody else.
 fn a_node_stays_itself(server: &Machine, agent: &Machine, url: &str) -> Result<()> {
     let create = |name: &str, signer: &str, subject: &str, names: &str| -> Result<u16> {
-        let usage = if signer.ends_with("serving") { "server auth" } else { "client auth" };
+        let usage = if signer.ends_with("serving") {
+            "server auth"
+        } else {
+            "client auth"
+        };
         let request = json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
             "metadata": {"name": name}, "spec": {"request": signing_request(subject, names)?,
             "signerName": signer, "usages": ["digital signature", usage]}});
         let path = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
         Ok(as_node(agent, url, "POST", path, &request)?.0)
     };
-    let (own, other) = ("/O=system:nodes/CN=system:node:second", "/O=system:nodes/CN=system:node:first");
+    let (own, other) = (
+        "/O=system:nodes/CN=system:node:second",
+        "/O=system:nodes/CN=system:node:first",
+    );
     let serving = "kubernetes.io/kubelet-serving";
     let client = "kubernetes.io/kube-apiserver-client-kubelet";
     let address = server.address();
@@ -220,10 +301,20 @@ fn a_node_stays_itself(server: &Machine, agent: &Machine, url: &str) -> Result<(
     for (name, signer, subject, names) in [
         ("bad-name", serving, own, "DNS:first".to_owned()),
         ("bad-address", serving, own, format!("IP:{address}")),
-        ("bad-service", serving, own, "DNS:kubernetes.default.svc".to_owned()),
+        (
+            "bad-service",
+            serving,
+            own,
+            "DNS:kubernetes.default.svc".to_owned(),
+        ),
         ("bad-subject", serving, other, "DNS:second".to_owned()),
         ("bad-node", client, other, String::new()),
-        ("good-serving", serving, own, format!("DNS:second,IP:{}", agent.address())),
+        (
+            "good-serving",
+            serving,
+            own,
+            format!("DNS:second,IP:{}", agent.address()),
+        ),
         ("good-client", client, own, String::new()),
     ] {
         let code = create(name, signer, subject, &names)?;
@@ -239,7 +330,14 @@ fn a_node_stays_itself(server: &Machine, agent: &Machine, url: &str) -> Result<(
             Ok(())
         })?;
     }
-    for bad in ["bad-token", "bad-name", "bad-address", "bad-service", "bad-subject", "bad-node"] {
+    for bad in [
+        "bad-token",
+        "bad-name",
+        "bad-address",
+        "bad-service",
+        "bad-subject",
+        "bad-node",
+    ] {
         ensure!(!issued(bad)?, "{bad} was issued");
     }
     for (method, path) in [
@@ -288,7 +386,10 @@ fn joining_twice_is_refused(server: &Machine, agent: &Machine) -> Result<()> {
 fn it_leaves(server: &Machine, agent: &Machine) -> Result<()> {
     // A pod without a controller would be lost.
     let told = agent.skiff_fails(&["leave"])?;
-    ensure!(told.contains("no controller would make these pods again: default/there"), "{told}");
+    ensure!(
+        told.contains("no controller would make these pods again: default/there"),
+        "{told}"
+    );
     server.kubectl(&["delete", "pod", "there", "--wait=true", "--timeout=60s"])?;
     server.kubectl(&["uncordon", "second"])?;
     let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": {

@@ -70,7 +70,9 @@ impl Switch {
         let holder = Holder::new(&["--net"])?;
         let inside = |args: &str| {
             let mut command = Command::new("nsenter");
-            command.args(["-t", &holder.pid(), "--net", "ip"]).args(args.split(' '));
+            command
+                .args(["-t", &holder.pid(), "--net", "ip"])
+                .args(args.split(' '));
             run(&mut command)
         };
         let [a, b, c] = NETWORK;
@@ -120,12 +122,12 @@ impl Machine {
     fn set_up(&self) -> Result<()> {
         let port = format!("port{}", self.number);
         let (own, switch) = (self.holder.pid(), self.switch.holder.pid());
-        run(Command::new("ip").args(["link", "add", LINK, "netns", &own, "type", "veth"]).args([
-            "peer", "name", &port, "netns", &switch,
-        ]))?;
-        run(Command::new("nsenter").args(["-t", &switch, "--net", "ip", "link", "set", &port]).args([
-            "master", "switch", "up",
-        ]))?;
+        run(Command::new("ip")
+            .args(["link", "add", LINK, "netns", &own, "type", "veth"])
+            .args(["peer", "name", &port, "netns", &switch]))?;
+        run(Command::new("nsenter")
+            .args(["-t", &switch, "--net", "ip", "link", "set", &port])
+            .args(["master", "switch", "up"]))?;
         for folder in ["/var/lib/skiff", "/run/skiff"] {
             std::fs::create_dir_all(folder)?;
         }
@@ -172,7 +174,10 @@ impl Machine {
     pub fn left_behind(&self) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for folder in ["lib", "lib/clusters", "run"] {
-            for entry in std::fs::read_dir(self.files.path().join(folder)).into_iter().flatten() {
+            for entry in std::fs::read_dir(self.files.path().join(folder))
+                .into_iter()
+                .flatten()
+            {
                 let name = entry?.file_name().to_string_lossy().into_owned();
                 if !["clusters", ".lock"].contains(&name.as_str()) {
                     found.push(format!("{folder}/{name}"));
@@ -197,14 +202,21 @@ impl Machine {
 
     /// A skiff command about the cluster of this machine; what it printed.
     pub fn skiff(&self, args: &[&str]) -> Result<String> {
-        run(self.command(&self.binary).args(args).args(["--name", &self.cluster]))
+        run(self
+            .command(&self.binary)
+            .args(args)
+            .args(["--name", &self.cluster]))
     }
 
     /// The same where a failure is expected: everything it printed.
     pub fn skiff_fails(&self, args: &[&str]) -> Result<String> {
         let mut command = self.command(&self.binary);
         let output = command.args(args).args(["--name", &self.cluster]).output()?;
-        ensure!(!output.status.success(), "{command:?} succeeded: {}", text(&output));
+        ensure!(
+            !output.status.success(),
+            "{command:?} succeeded: {}",
+            text(&output)
+        );
         Ok(text(&output))
     }
 
@@ -256,7 +268,8 @@ impl Machine {
     pub fn connect(&self, on: bool) -> Result<()> {
         let (port, switch) = (format!("port{}", self.number), self.switch.holder.pid());
         let state = if on { "up" } else { "down" };
-        run(Command::new("nsenter").args(["-t", &switch, "--net", "ip", "link", "set", &port, state])).map(drop)
+        run(Command::new("nsenter").args(["-t", &switch, "--net", "ip", "link", "set", &port, state]))
+            .map(drop)
     }
 
     /// The processes in this machine's mount namespace, which are all that were started here.
@@ -320,4 +333,3 @@ fn text(output: &Output) -> String {
     let (out, err) = (&output.stdout, &output.stderr);
     format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err))
 }
-

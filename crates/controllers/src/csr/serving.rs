@@ -13,7 +13,7 @@ use std::time::Duration;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use skiff_client::{Action, Informer, Key, Reconcile};
+use skiff_client::{Action, Change, Informer, Key, Reconcile};
 
 use super::approve::{approve, is_decided};
 use super::request::{Request, check_kubelet_serving};
@@ -22,7 +22,7 @@ use crate::{Context, Error};
 const SIGNER: &str = "kubernetes.io/kubelet-serving";
 const NODE_PREFIX: &str = "system:node:";
 const MESSAGE: &str = "Auto approving kubelet serving certificate for the node's own name and addresses.";
-/// The node may report its addresses after it asked.
+/// What another node or an API server has may change, too.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// What no node may have a certificate for.
@@ -39,7 +39,9 @@ impl Reserved {
         let address = address.to_canonical();
         let host = |host: &String| host.parse().is_ok_and(|known: IpAddr| known == address);
         let own = match address {
-            IpAddr::V4(ip) => ip.is_loopback() || ip.is_unspecified() || ip.is_broadcast() || ip.is_link_local(),
+            IpAddr::V4(ip) => {
+                ip.is_loopback() || ip.is_unspecified() || ip.is_broadcast() || ip.is_link_local()
+            }
             IpAddr::V6(ip) => ip.is_loopback() || ip.is_unspecified() || ip.is_unicast_link_local(),
         };
         if own || address.is_multicast() {
@@ -72,7 +74,10 @@ impl Reserved {
 }
 
 fn addresses(node: &Node) -> impl Iterator<Item = (&str, &str)> {
-    let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+    let addresses = node
+        .status
+        .iter()
+        .flat_map(|status| status.addresses.iter().flatten());
     addresses.map(|one| (one.type_.as_str(), one.address.as_str()))
 }
 
@@ -97,7 +102,8 @@ fn check(request: &Request, node: &Node, nodes: &[Arc<Node>], reserved: &Reserve
     }
     for address in &request.addresses {
         let is = |(type_, text): (&str, &str)| {
-            ["InternalIP", "ExternalIP"].contains(&type_) && text.parse().is_ok_and(|ip: IpAddr| ip == *address)
+            ["InternalIP", "ExternalIP"].contains(&type_)
+                && text.parse().is_ok_and(|ip: IpAddr| ip == *address)
         };
         if let Some(why) = reserved.refuses_address(*address) {
             return Err(format!("{address} {why}"));
@@ -119,7 +125,8 @@ fn requester<'a>(object: &'a CertificateSigningRequest, request: &Request) -> Op
     let groups = object.spec.groups.as_deref().unwrap_or_default();
     let usages = object.spec.usages.as_deref().unwrap_or_default();
     let is_node = groups.iter().any(|group| group == "system:nodes");
-    (is_node && request.common_name() == user && check_kubelet_serving(request, usages).is_ok()).then_some(name)
+    (is_node && request.common_name() == user && check_kubelet_serving(request, usages).is_ok())
+        .then_some(name)
 }
 
 struct ServingApprover {
@@ -147,7 +154,7 @@ pub(crate) async fn run(context: Context) {
     context
         .controller("kubelet_serving_certificate", reconciler)
         .owns(|r| &r.requests)
-        .reads(|r| &r.nodes)
+        .watches(|r| &r.nodes, ServingApprover::woken_by_node)
         .reads(|r| &r.slices)
         .reads(|r| &r.maps)
         .run()
@@ -155,6 +162,24 @@ pub(crate) async fn run(context: Context) {
 }
 
 impl ServingApprover {
+    /// A node that reports other addresses: its requests that wait.
+    fn woken_by_node(&self, change: &Change<Node>) -> Vec<Key> {
+        let Change::Applied { old, new } = change else {
+            return Vec::new();
+        };
+        let before = old.as_deref();
+        if before.is_some_and(|old| addresses(old).eq(addresses(new))) {
+            return Vec::new();
+        }
+        let user = format!("{NODE_PREFIX}{}", name_of(new));
+        let requests = self.requests.list();
+        let waiting = requests.iter().filter(|object| {
+            let its = object.spec.username.as_deref() == Some(&user) && object.spec.signer_name == SIGNER;
+            its && !is_decided(object)
+        });
+        waiting.map(|object| Key::of(&**object)).collect()
+    }
+
     fn reserved(&self) -> Reserved {
         let config = &self.context.config;
         let networks = config.service_cidrs.iter().chain(&config.cluster_cidrs);
@@ -163,7 +188,9 @@ impl ServingApprover {
             .iter()
             .filter(|slice| slice.metadata.namespace.as_deref() == Some("default"))
             .flat_map(|slice| slice.endpoints.iter().flatten());
-        let mut hosts: Vec<String> = endpoints.flat_map(|endpoint| endpoint.addresses.clone()).collect();
+        let mut hosts: Vec<String> = endpoints
+            .flat_map(|endpoint| endpoint.addresses.clone())
+            .collect();
         let map = self.maps.get("kube-public", "cluster-info");
         let kubeconfig = map.and_then(|map| map.data.as_ref()?.get("kubeconfig").cloned());
         hosts.extend(kubeconfig.as_deref().into_iter().flat_map(server_hosts));
@@ -259,33 +286,125 @@ mod tests {
     fn only_the_nodes_own_names_and_addresses() {
         let reserved = Reserved {
             hosts: vec!["192.0.2.1".into(), "api.example".into()],
-            networks: vec![("10.96.0.0".parse().unwrap(), 12), ("10.244.0.0".parse().unwrap(), 16)],
+            networks: vec![
+                ("10.96.0.0".parse().unwrap(), 12),
+                ("10.244.0.0".parse().unwrap(), 16),
+            ],
         };
         let own = |name: &str, address: &str| node(name, &[("InternalIP", address), ("Hostname", name)]);
         let other = own("b", "192.0.2.3");
         let try_as = |name: &str, address: &str, names: &[&str], addresses: &[&str]| {
             let me = own(name, address);
-            check(&request(name, names, addresses), &me, &[me.clone(), other.clone()], &reserved)
+            check(
+                &request(name, names, addresses),
+                &me,
+                &[me.clone(), other.clone()],
+                &reserved,
+            )
         };
         assert_eq!(try_as("a", "192.0.2.2", &["a"], &["192.0.2.2"]), Ok(()));
         assert_eq!(try_as("a", "192.0.2.2", &[], &["192.0.2.2"]), Ok(()));
         for (name, address, names, addresses, why) in [
-            ("a", "192.0.2.2", &["b"][..], &[][..], "is not the name of the node"),
-            ("a", "192.0.2.2", &["api.example"], &[], "is not the name of the node"),
-            ("a", "192.0.2.2", &[], &["192.0.2.9"], "is not an address of the node"),
+            (
+                "a",
+                "192.0.2.2",
+                &["b"][..],
+                &[][..],
+                "is not the name of the node",
+            ),
+            (
+                "a",
+                "192.0.2.2",
+                &["api.example"],
+                &[],
+                "is not the name of the node",
+            ),
+            (
+                "a",
+                "192.0.2.2",
+                &[],
+                &["192.0.2.9"],
+                "is not an address of the node",
+            ),
             // The node claims it in its status.
-            ("a", "192.0.2.3", &[], &["192.0.2.3"], "is an address of node \"b\""),
-            ("a", "192.0.2.1", &[], &["192.0.2.1"], "is an address of the API server"),
-            ("a", "10.96.0.1", &[], &["10.96.0.1"], "is in a network of services or pods"),
-            ("a", "10.244.3.1", &[], &["10.244.3.1"], "is in a network of services or pods"),
-            ("a", "127.0.0.1", &[], &["127.0.0.1"], "is not the address of one machine"),
-            ("a", "::ffff:192.0.2.1", &[], &["::ffff:192.0.2.1"], "is an address of the API server"),
+            (
+                "a",
+                "192.0.2.3",
+                &[],
+                &["192.0.2.3"],
+                "is an address of node \"b\"",
+            ),
+            (
+                "a",
+                "192.0.2.1",
+                &[],
+                &["192.0.2.1"],
+                "is an address of the API server",
+            ),
+            (
+                "a",
+                "10.96.0.1",
+                &[],
+                &["10.96.0.1"],
+                "is in a network of services or pods",
+            ),
+            (
+                "a",
+                "10.244.3.1",
+                &[],
+                &["10.244.3.1"],
+                "is in a network of services or pods",
+            ),
+            (
+                "a",
+                "127.0.0.1",
+                &[],
+                &["127.0.0.1"],
+                "is not the address of one machine",
+            ),
+            (
+                "a",
+                "::ffff:192.0.2.1",
+                &[],
+                &["::ffff:192.0.2.1"],
+                "is an address of the API server",
+            ),
             // The node was registered under a name that is somebody's.
-            ("kubernetes", "192.0.2.2", &["kubernetes"], &[], "is a name of the API server"),
-            ("kubernetes.default.svc", "192.0.2.2", &["kubernetes.default.svc"], &[], "is a name of the API server"),
-            ("localhost", "192.0.2.2", &["localhost"], &[], "is a name of the API server"),
-            ("api.example", "192.0.2.2", &["api.example"], &[], "is a name of the API server"),
-            ("hook.ns.svc", "192.0.2.2", &["hook.ns.svc"], &[], "is the name of a service"),
+            (
+                "kubernetes",
+                "192.0.2.2",
+                &["kubernetes"],
+                &[],
+                "is a name of the API server",
+            ),
+            (
+                "kubernetes.default.svc",
+                "192.0.2.2",
+                &["kubernetes.default.svc"],
+                &[],
+                "is a name of the API server",
+            ),
+            (
+                "localhost",
+                "192.0.2.2",
+                &["localhost"],
+                &[],
+                "is a name of the API server",
+            ),
+            (
+                "api.example",
+                "192.0.2.2",
+                &["api.example"],
+                &[],
+                "is a name of the API server",
+            ),
+            (
+                "hook.ns.svc",
+                "192.0.2.2",
+                &["hook.ns.svc"],
+                &[],
+                "is the name of a service",
+            ),
         ] {
             let refused = try_as(name, address, names, addresses).unwrap_err();
             assert!(refused.contains(why), "{name} {names:?} {addresses:?}: {refused}");
@@ -298,15 +417,31 @@ mod tests {
             let object: CertificateSigningRequest = serde_json::from_value(json!({"metadata": {"name": "r"},
                 "spec": {"request": "", "signerName": SIGNER, "username": user, "groups": groups, "usages": usages}}))
             .unwrap();
-            assert_eq!(requester(&object, &request(node, &["n"], &[])), expected, "{user} {groups:?} {node}");
+            assert_eq!(
+                requester(&object, &request(node, &["n"], &[])),
+                expected,
+                "{user} {groups:?} {node}"
+            );
         };
         let usages = ["digital signature", "server auth"];
         check("system:node:a", &["system:nodes"], "a", &usages, Some("a"));
         check("system:node:a", &["system:nodes"], "b", &usages, None);
         check("system:node:a", &["others"], "a", &usages, None);
-        check("system:bootstrap:abcdef", &["system:bootstrappers"], "a", &usages, None);
+        check(
+            "system:bootstrap:abcdef",
+            &["system:bootstrappers"],
+            "a",
+            &usages,
+            None,
+        );
         check("system:node:", &["system:nodes"], "", &usages, None);
-        check("system:node:a", &["system:nodes"], "a", &["digital signature", "client auth"], None);
+        check(
+            "system:node:a",
+            &["system:nodes"],
+            "a",
+            &["digital signature", "client auth"],
+            None,
+        );
     }
 
     #[test]

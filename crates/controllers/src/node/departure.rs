@@ -97,7 +97,8 @@ mod tests {
         check(leaving.clone(), cordoned.clone(), true);
         check(json!({"name": "n"}), cordoned.clone(), false);
         check(leaving.clone(), json!({}), false);
-        let taint = |key: &str| json!({"unschedulable": true, "taints": [{"key": key, "effect": "NoSchedule"}]});
+        let taint =
+            |key: &str| json!({"unschedulable": true, "taints": [{"key": key, "effect": "NoSchedule"}]});
         check(leaving.clone(), taint("node.kubernetes.io/unschedulable"), true);
         check(leaving.clone(), taint("quarantine"), false);
         let labelled = json!({"name": "n", "annotations": {LEAVING: ""}, "labels": {"node-restriction.kubernetes.io/x": ""}});

@@ -91,9 +91,7 @@ pub fn tls_config(config: &NodeConfig) -> Result<Arc<rustls::ServerConfig>, Erro
             let key = rustls_pemfile::private_key(&mut config.tls_key_pem.as_slice())
                 .map_err(|e| tls(&e))?
                 .ok_or_else(|| tls(&"no private key"))?;
-            builder
-                .with_single_cert(certificates, key)
-                .map_err(|e| tls(&e))?
+            builder.with_single_cert(certificates, key).map_err(|e| tls(&e))?
         }
     };
     server.alpn_protocols = vec![b"http/1.1".to_vec()];

@@ -64,15 +64,19 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
     let serving = serve(server, addresses, listeners);
     machine
         .reporter
-        .step(
-            "cluster add-ons",
-            async {
-                let (domain, ca) = (&args.cluster_domain, certificates.current_ca.borrow().clone());
-                let joining = joining::objects(cluster, domain, control.advertise, &ca)?;
-                let gateway = cluster.pod_gateway()?;
-                addons::install(&admin, cluster, gateway, machine.runs(Component::Metrics), joining).await
-            },
-        )
+        .step("cluster add-ons", async {
+            let (domain, ca) = (&args.cluster_domain, certificates.current_ca.borrow().clone());
+            let joining = joining::objects(cluster, domain, control.advertise, &ca)?;
+            let gateway = cluster.pod_gateway()?;
+            addons::install(
+                &admin,
+                cluster,
+                gateway,
+                machine.runs(Component::Metrics),
+                joining,
+            )
+            .await
+        })
         .await?;
     Ok(serving)
 }
@@ -254,4 +258,3 @@ fn audit(args: &ServerArgs) -> Result<Option<AuditConfig>> {
         }),
     }))
 }
-

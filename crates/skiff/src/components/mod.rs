@@ -133,17 +133,80 @@ macro_rules! component {
 
 /// Every component, in the order in which they are started. Adding one is a row here.
 pub const COMPONENTS: &[Spec] = &[
-    component!("network", Node, Identity::Node, "skiff-network", Nothing, network::prepare),
-    component!("runtime", Node, Identity::None, "", Nothing, node::prepare_runtime),
+    component!(
+        "network",
+        Node,
+        Identity::Node,
+        "skiff-network",
+        Nothing,
+        network::prepare
+    ),
+    component!(
+        "runtime",
+        Node,
+        Identity::None,
+        "",
+        Nothing,
+        node::prepare_runtime
+    ),
     component!("api", Api, Identity::None, "", Nothing, api::prepare),
-    component!("controllers", Controllers, Identity::User(skiff_controllers::MANAGER), "kube-controller-manager", ApiServer, control::prepare_controllers),
-    component!("scheduler", Scheduler, Identity::User("system:kube-scheduler"), "kube-scheduler", ApiServer, control::prepare_scheduler),
-    component!("proxy", Proxy, Identity::User("system:kube-proxy"), "kube-proxy", Nothing, services::prepare_proxy),
+    component!(
+        "controllers",
+        Controllers,
+        Identity::User(skiff_controllers::MANAGER),
+        "kube-controller-manager",
+        ApiServer,
+        control::prepare_controllers
+    ),
+    component!(
+        "scheduler",
+        Scheduler,
+        Identity::User("system:kube-scheduler"),
+        "kube-scheduler",
+        ApiServer,
+        control::prepare_scheduler
+    ),
+    component!(
+        "proxy",
+        Proxy,
+        Identity::User("system:kube-proxy"),
+        "kube-proxy",
+        Nothing,
+        services::prepare_proxy
+    ),
     component!("node", Node, Identity::Node, "kubelet", Nothing, node::prepare),
-    component!("certificates", Node, Identity::Node, "skiff-certificates", Agent, node::prepare_certificates),
-    component!("local-volumes", Node, Identity::ServiceAccount(crate::addons::LOCAL_VOLUMES), "local-volumes", ApiServer, node::prepare_local_volumes),
-    component!("dns", Dns, Identity::ServiceAccount("coredns"), "coredns", ApiServer, services::prepare_dns),
-    component!("metrics", Metrics, Identity::ServiceAccount(skiff_metrics::SERVICE_ACCOUNT), "skiff-metrics", ApiServer, services::prepare_metrics),
+    component!(
+        "certificates",
+        Node,
+        Identity::Node,
+        "skiff-certificates",
+        Agent,
+        node::prepare_certificates
+    ),
+    component!(
+        "local-volumes",
+        Node,
+        Identity::ServiceAccount(crate::addons::LOCAL_VOLUMES),
+        "local-volumes",
+        ApiServer,
+        node::prepare_local_volumes
+    ),
+    component!(
+        "dns",
+        Dns,
+        Identity::ServiceAccount("coredns"),
+        "coredns",
+        ApiServer,
+        services::prepare_dns
+    ),
+    component!(
+        "metrics",
+        Metrics,
+        Identity::ServiceAccount(skiff_metrics::SERVICE_ACCOUNT),
+        "skiff-metrics",
+        ApiServer,
+        services::prepare_metrics
+    ),
 ];
 
 /// The place of a component in the table; those that are not in it come last.
@@ -204,7 +267,8 @@ pub struct Machine {
     pub access: OnceLock<Access>,
     /// Set by the runtime's start.
     pub runtime_endpoint: OnceLock<String>,
-    pub images: watch::Sender<Option<Arc<ImageStore>>>,
+    /// The embedded runtime's images; `Some(None)` if there are none, `None` until that is known.
+    pub images: watch::Sender<Option<Option<Arc<ImageStore>>>>,
 }
 
 impl Machine {
@@ -255,7 +319,9 @@ impl Machine {
             }
         }
         // Whoever waits for images learns that there will be none.
-        self.images.send_modify(|_| ());
+        self.images.send_modify(|images| {
+            images.get_or_insert(None);
+        });
         Ok(())
     }
 
@@ -317,7 +383,10 @@ mod tests {
         assert_eq!(node.0, "system:node:n1");
         assert!(node.1.contains(&"system:nodes".to_owned()), "{node:?}");
         assert_eq!(user("scheduler").unwrap().0, "system:kube-scheduler");
-        assert_eq!(user("dns").unwrap().0, "system:serviceaccount:kube-system:coredns");
+        assert_eq!(
+            user("dns").unwrap().0,
+            "system:serviceaccount:kube-system:coredns"
+        );
         assert_eq!(user("runtime"), None);
     }
 

@@ -38,7 +38,9 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
                 return Ok(());
             };
             let bridge = cluster.bridge_conf(&cidr).map_err(|e| e.to_string())?;
-            skiff_cni::ensure_bridge(&bridge).await.map_err(|e| e.to_string())?;
+            skiff_cni::ensure_bridge(&bridge)
+                .await
+                .map_err(|e| e.to_string())?;
             guard(&bridge, stop).await
         }
         .boxed()

@@ -28,7 +28,7 @@ pub(super) async fn prepare_runtime(machine: &Machine) -> Result<Prepared> {
     let runtime = machine.reporter.step("container runtime", starting).await;
     let runtime = runtime.context("the container runtime cannot start")?;
     let _ = machine.runtime_endpoint.set(runtime.endpoint());
-    machine.images.send_replace(Some(runtime.images()));
+    machine.images.send_replace(Some(Some(runtime.images())));
     let mut started = Some(runtime);
     Ok(Prepared::alone(move |stop| {
         let (started, config) = (started.take(), config.clone());
@@ -100,7 +100,10 @@ pub(super) async fn prepare_local_volumes(machine: &Machine) -> Result<Prepared>
 
 /// Keeps the certificates of an agent fresh. On a machine with an authority of its own, that is done beside it.
 pub(super) async fn prepare_certificates(machine: &Machine) -> Result<Prepared> {
-    let keys = machine.agent.clone().context("only an agent gets its certificates by the API")?;
+    let keys = machine
+        .agent
+        .clone()
+        .context("only an agent gets its certificates by the API")?;
     Ok(Prepared::new(move |client, stop| {
         let keys = keys.clone();
         async move {

@@ -45,7 +45,11 @@ pub async fn discover(server: &ServerAddress, token: &Token, ca_hash: &str) -> R
         let map = read(&remote, server).await?;
         let data = map.data.unwrap_or_default();
         let kubeconfig = data.get("kubeconfig").context("cluster-info has no kubeconfig")?;
-        match check_signature(kubeconfig, data.get(&format!("jws-kubeconfig-{}", token.id)), token) {
+        match check_signature(
+            kubeconfig,
+            data.get(&format!("jws-kubeconfig-{}", token.id)),
+            token,
+        ) {
             Ok(()) => return trusted(server, kubeconfig, ca_hash),
             // The signer may not have seen a new token yet.
             Err(Problem::UnknownToken) if began.elapsed() < SIGNER_PATIENCE => {
@@ -80,7 +84,9 @@ async fn read(remote: &Remote, server: &ServerAddress) -> Result<ConfigMap> {
 
 fn date(headers: &http::HeaderMap) -> Option<Timestamp> {
     let text = headers.get(http::header::DATE)?.to_str().ok()?;
-    jiff::fmt::rfc2822::parse(text).ok().map(|zoned| zoned.timestamp())
+    jiff::fmt::rfc2822::parse(text)
+        .ok()
+        .map(|zoned| zoned.timestamp())
 }
 
 /// The detached JWS: HS256 over the kubeconfig with the token's secret.
@@ -145,7 +151,10 @@ mod tests {
         let header = r#"{"alg":"HS256","kid":"abcdef"}"#;
         let good = sign("content", &ours, header);
         assert_eq!(check_signature("content", Some(&good), &ours), Ok(()));
-        assert_eq!(check_signature("content", None, &ours), Err(Problem::UnknownToken));
+        assert_eq!(
+            check_signature("content", None, &ours),
+            Err(Problem::UnknownToken)
+        );
         for bad in [
             sign("other content", &ours, header),
             sign("content", &theirs, header),
@@ -164,9 +173,10 @@ mod tests {
     fn the_authority_is_pinned() {
         let dir = tempfile::tempdir().unwrap();
         let pki = skiff_pki::Pki::open(dir.path()).unwrap();
-        let kubeconfig = serde_json::json!({"clusters": [{"name": "", "cluster": {"server": "https://192.0.2.1:6443",
+        let kubeconfig =
+            serde_json::json!({"clusters": [{"name": "", "cluster": {"server": "https://192.0.2.1:6443",
             "certificate-authority-data": crate::joining::base64(pki.ca_certificate().as_bytes())}}]})
-        .to_string();
+            .to_string();
         let server: ServerAddress = "https://api.example:6443".parse().unwrap();
         let hash = skiff_pki::authority_hash(pki.ca_certificate()).unwrap();
         let found = trusted(&server, &kubeconfig, &hash).unwrap();

@@ -80,7 +80,10 @@ async fn bootstrap(args: &JoinArgs) -> Result<Cluster> {
     let steps = Steps::default();
     let name = args.node.node_name()?;
     let found = steps
-        .step("discovery", discovery::discover(&args.server, &args.token, &args.ca_hash))
+        .step(
+            "discovery",
+            discovery::discover(&args.server, &args.token, &args.ca_hash),
+        )
         .await?;
     let tls = skiff_pki::client_config(&found.ca, None)?;
     let remote = Remote::with_token(found.servers.clone(), tls, &args.token.to_string())?;
@@ -97,7 +100,10 @@ async fn bootstrap(args: &JoinArgs) -> Result<Cluster> {
             ..Wishes::default()
         },
     )?;
-    let certified = steps.step("certificate", certify(args, &cluster, &found, &client, &name, &networking));
+    let certified = steps.step(
+        "certificate",
+        certify(args, &cluster, &found, &client, &name, &networking),
+    );
     if let Err(error) = certified.await {
         // Nothing was started: a machine that did not join keeps no trace of it.
         if !known && let Err(left) = cleanup::forget_unstarted(&cluster) {
@@ -121,26 +127,37 @@ async fn examine(remote: &Remote, client: &Client, name: &str) -> Result<Network
     if let Some(problem) = problems::version(&version.git_version, VERSION) {
         bail!(problem);
     }
-    let node = Api::<Node>::all(client.clone()).get_opt(name).await.map_err(refused)?;
+    let node = Api::<Node>::all(client.clone())
+        .get_opt(name)
+        .await
+        .map_err(refused)?;
     if node.is_some_and(|node| is_ready(&node)) {
         bail!(Problem::NameTaken(name.to_owned()));
     }
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-system");
     let map = maps.get(crate::joining::CLUSTER_CONFIG).await.map_err(refused);
     let map = map.context("the cluster's networks (ConfigMap kubeadm-config) cannot be read")?;
-    let text = map.data.as_ref().and_then(|data| data.get("ClusterConfiguration"));
+    let text = map
+        .data
+        .as_ref()
+        .and_then(|data| data.get("ClusterConfiguration"));
     let text = text.context("the ConfigMap kubeadm-config has no ClusterConfiguration")?;
     let config: ClusterConfiguration =
         serde_saphyr::from_str(text).context("the ClusterConfiguration in the ConfigMap kubeadm-config")?;
     let networking = config.networking;
     if networking.pod_subnet.is_empty() || networking.service_subnet.is_empty() {
-        bail!("the cluster does not say which networks its pods and services have (ConfigMap kubeadm-config)");
+        bail!(
+            "the cluster does not say which networks its pods and services have (ConfigMap kubeadm-config)"
+        );
     }
     Ok(networking)
 }
 
 pub fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let conditions = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
     conditions
         .into_iter()
         .any(|one| one.type_ == "Ready" && one.status == "True")

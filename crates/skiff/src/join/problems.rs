@@ -12,29 +12,51 @@ const OLDER_MINORS: u32 = 3;
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Problem {
-    #[error("{0}: nothing listens there (connection refused); look whether the cluster runs (`skiff status`) and whether address and port are right")]
+    #[error(
+        "{0}: nothing listens there (connection refused); look whether the cluster runs (`skiff status`) and whether address and port are right"
+    )]
     Refused(String),
     #[error("{0}: no answer; a firewall may drop the packets: open the port on the server for this machine")]
     Silent(String),
-    #[error("{0}: there is no way to this address ({1}); look at this machine's network, and at the name if it is one")]
+    #[error(
+        "{0}: there is no way to this address ({1}); look at this machine's network, and at the name if it is one"
+    )]
     Unreachable(String, String),
-    #[error("{0}: what listens there does not speak TLS ({1}); write the address of the API server, as `skiff token create` prints it")]
+    #[error(
+        "{0}: what listens there does not speak TLS ({1}); write the address of the API server, as `skiff token create` prints it"
+    )]
     NotTls(String, String),
-    #[error("the certificate of {0} is not valid for that name or address; use the address that `skiff token create` prints")]
+    #[error(
+        "the certificate of {0} is not valid for that name or address; use the address that `skiff token create` prints"
+    )]
     OtherName(String),
-    #[error("the certificate of {0} is not signed by the cluster's authority; something between here and the cluster answers in its place")]
+    #[error(
+        "the certificate of {0} is not signed by the cluster's authority; something between here and the cluster answers in its place"
+    )]
     OtherSigner(String),
-    #[error("the certificate of {0} is not valid now by the clock of this machine, which says {1}; set the clock, here or there")]
+    #[error(
+        "the certificate of {0} is not valid now by the clock of this machine, which says {1}; set the clock, here or there"
+    )]
     NotValidNow(String, Timestamp),
-    #[error("the token is unknown to the cluster, or has expired; make a new one there with `skiff token create`")]
+    #[error(
+        "the token is unknown to the cluster, or has expired; make a new one there with `skiff token create`"
+    )]
     UnknownToken,
-    #[error("the token is wrong: the cluster knows its first part, but not the second; copy the whole line that `skiff token create` printed")]
+    #[error(
+        "the token is wrong: the cluster knows its first part, but not the second; copy the whole line that `skiff token create` printed"
+    )]
     WrongToken,
-    #[error("the cluster's authority is {found}, not {expected}; this is another cluster than the one the hash is of, or somebody pretends to be it")]
+    #[error(
+        "the cluster's authority is {found}, not {expected}; this is another cluster than the one the hash is of, or somebody pretends to be it"
+    )]
     OtherAuthority { found: String, expected: String },
-    #[error("the clock of this machine is {0} {1} the server's; set it (`timedatectl set-ntp true`) and try again")]
+    #[error(
+        "the clock of this machine is {0} {1} the server's; set it (`timedatectl set-ntp true`) and try again"
+    )]
     Clock(String, &'static str),
-    #[error("there is a Ready node {0:?} in the cluster already; choose another name with --hostname-override, or remove that node first (`skiff leave` there)")]
+    #[error(
+        "there is a Ready node {0:?} in the cluster already; choose another name with --hostname-override, or remove that node first (`skiff leave` there)"
+    )]
     NameTaken(String),
     #[error("the server runs {server}, this skiff is {own}: {why}")]
     OtherVersion {
@@ -42,7 +64,9 @@ pub enum Problem {
         own: String,
         why: &'static str,
     },
-    #[error("{0} answers {1} for cluster-info; it is no cluster that can be joined by a token, or not ready yet")]
+    #[error(
+        "{0} answers {1} for cluster-info; it is no cluster that can be joined by a token, or not ready yet"
+    )]
     NoClusterInfo(String, u16),
 }
 
@@ -177,11 +201,17 @@ mod tests {
             (tcp(ErrorKind::TimedOut), "a firewall may drop the packets"),
             (tcp(ErrorKind::HostUnreachable), "there is no way to this address"),
             (tcp(ErrorKind::UnexpectedEof), "does not speak TLS"),
-            (ConnectError::Timeout { server: server() }, "a firewall may drop the packets"),
+            (
+                ConnectError::Timeout { server: server() },
+                "a firewall may drop the packets",
+            ),
             (tls(Certificate::NotValidForName), "not valid for that name"),
             (tls(Certificate::NotValidYet), "set the clock"),
             (tls(Certificate::Expired), "set the clock"),
-            (tls(Certificate::UnknownIssuer), "not signed by the cluster's authority"),
+            (
+                tls(Certificate::UnknownIssuer),
+                "not signed by the cluster's authority",
+            ),
         ] {
             let told = connect(&error).to_string();
             assert!(told.contains(expected), "{error:?}: {told}");
