@@ -12,6 +12,7 @@ mod leader;
 mod marks;
 mod metrics;
 mod queue;
+mod remote;
 mod workers;
 mod writes;
 
@@ -26,6 +27,7 @@ pub use leader::{LeaderElector, Outcome};
 pub use marks::{cause_of, in_process, in_process_as, in_process_measured, with_marks};
 pub use metrics::ComponentMetrics;
 pub use queue::{Taken, WorkQueue};
+pub use remote::{BadServerAddress, ConnectError, Remote, ServerAddress};
 pub use skiff_trace::{COMPLETE, Cause, note, stage};
 pub use workers::Action;
 

@@ -52,6 +52,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use csr::{CertificateOrder, CertificateSigner, SignError};
+pub use node::departure::LEAVING;
 pub use node::lifecycle::EvictionRates;
 pub use selection::{ControllerSelection, SelectionError, controller_names};
 pub use tokens::TokenSigner;
@@ -272,6 +273,12 @@ const CONTROLLERS: &[Spec] = &[
         node::taint_eviction::run
     ),
     controller!(
+        "node-departure-controller",
+        "node-controller",
+        "node-controller",
+        node::departure::run
+    ),
+    controller!(
         "node-ipam-controller",
         "node-controller",
         "cidrAllocator",
@@ -360,6 +367,12 @@ const CONTROLLERS: &[Spec] = &[
         "certificate-controller",
         "certificate-controller",
         csr::run_approving
+    ),
+    controller!(
+        "kubelet-serving-approving-controller",
+        "kubelet-serving-approver",
+        "kubelet-serving-approver",
+        csr::run_serving_approver
     ),
     controller!(
         "certificatesigningrequest-signing-controller",

@@ -2,7 +2,7 @@
 
 use crate::CONTROLLERS;
 
-/// Upstream's controllers and their older names.
+/// Upstream's controllers and their older names, and skiff's own.
 const KNOWN: &[(&str, &str)] = &[
     ("bootstrap-signer-controller", "bootstrapsigner"),
     ("certificatesigningrequest-approving-controller", "csrapproving"),
@@ -26,11 +26,13 @@ const KNOWN: &[(&str, &str)] = &[
         "kube-apiserver-serving-clustertrustbundle-publisher-controller",
         "",
     ),
+    ("kubelet-serving-approving-controller", ""),
     (
         "legacy-serviceaccount-token-cleaner-controller",
         "legacy-service-account-token-cleaner",
     ),
     ("namespace-controller", "namespace"),
+    ("node-departure-controller", ""),
     ("node-ipam-controller", "nodeipam"),
     ("node-lifecycle-controller", "nodelifecycle"),
     ("node-route-controller", "route"),

@@ -26,7 +26,7 @@ pub struct NodeConfig {
     pub server_bind: SocketAddr,
     pub tls_cert_pem: Vec<u8>,
     pub tls_key_pem: Vec<u8>,
-    /// Shown instead of these where it is there: a certificate that is renewed while the server runs.
+    /// Shown instead of these: a certificate that is renewed while the server runs. Until there is one, handshakes fail.
     pub tls_resolver: Option<Arc<dyn rustls::server::ResolvesServerCert>>,
     /// Client certificates of the HTTPS server are of this authority; clients without one bring a token.
     pub client_ca_pem: Vec<u8>,

@@ -6,12 +6,14 @@
 mod facts;
 mod live;
 mod renew;
+mod request;
 mod sign;
 mod tls;
 
 pub use facts::CertificateFacts;
 pub use live::LiveIdentity;
 pub use renew::{Renewed, Renewer};
+pub use request::{KeyRequest, NODE_CLIENT, NODE_SERVER, NodePki, ServingIdentity, authority_hash};
 pub use sign::{CertificateOrder, SigningAuthority};
 pub use tls::{
     ClientAuthority, asking_server_config, chain, client_config, insecure_client_config,

@@ -36,7 +36,7 @@ impl LiveIdentity {
         self.identity.load_full()
     }
 
-    pub(crate) fn replace(&self, identity: Identity) -> Result<()> {
+    pub fn replace(&self, identity: Identity) -> Result<()> {
         self.certified.store(Arc::new(tls::certified(&identity)?));
         self.identity.store(Arc::new(identity));
         Ok(())

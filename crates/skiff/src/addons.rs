@@ -249,9 +249,16 @@ fn metrics_objects() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Makes the objects; `metrics` says whether the Metrics API runs here.
-pub async fn install(client: &Client, cluster: &Cluster, dns: IpAddr, metrics: bool) -> Result<()> {
+/// Makes the objects, and those for machines that join; `metrics` says whether the Metrics API runs here.
+pub async fn install(
+    client: &Client,
+    cluster: &Cluster,
+    dns: IpAddr,
+    metrics: bool,
+    joining: Vec<(&'static str, Value)>,
+) -> Result<()> {
     let mut objects = objects(cluster.service_ip(10)?, dns);
+    objects.extend(joining);
     objects.push(kubelet_access());
     if metrics {
         objects.extend(metrics_objects());

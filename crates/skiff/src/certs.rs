@@ -36,6 +36,10 @@ pub fn run(args: &CertsArgs) -> Result<()> {
     let folder = cluster.pki_dir();
     match &args.command {
         None => show(&folder, args.output),
+        Some(CertsCommand::Renew { .. }) if cluster.agent => bail!(
+            "the agent renews the certificates of a node by itself; for new ones at once, run `skiff down{0}` and the line of `skiff token create` again",
+            cluster.name_flag()
+        ),
         Some(CertsCommand::Renew { names }) => {
             for name in renew(&folder, names)? {
                 println!("renewed {name}");

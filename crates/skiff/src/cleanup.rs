@@ -35,11 +35,12 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
         );
         attempt(
             "nftables",
-            async { Ok(skiff_network::proxy::remove(&cluster.proxy_config("")?).await?) }.await,
+            async { Ok(skiff_network::proxy::remove(&cluster.proxy_config("", None)?).await?) }.await,
         );
         attempt(
             "bridge",
-            async { Ok(skiff_cni::remove_bridge(&cluster.bridge_conf()?).await?) }.await,
+            async { Ok(skiff_cni::remove_bridge(&cluster.bridge_conf(&cluster.node_pod_cidr()?)?).await?) }
+                .await,
         );
     });
     runtime.shutdown_background();
@@ -73,6 +74,12 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
             failures.join("\n  ")
         );
     }
+    cluster.forget()
+}
+
+/// Removes what a join left that ended before anything was started.
+pub fn forget_unstarted(cluster: &Cluster) -> Result<()> {
+    remove_data(&cluster.data_dir)?;
     cluster.forget()
 }
 
@@ -138,6 +145,7 @@ fn remove_cgroup(path: &Path) -> Result<()> {
 /// What skiff makes in its data directory.
 const OURS: &[&str] = &[
     "admin.kubeconfig",
+    "agent.json",
     "cni",
     "encryption",
     "kubelet",

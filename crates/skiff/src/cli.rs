@@ -1,10 +1,13 @@
 //! The command line: one definition a flag. Flags that upstream has keep upstream's names.
 
 use crate::access::{AccessArgs, duration};
-use crate::cluster::DEFAULT_NAME;
+use crate::cluster::{Cluster, DEFAULT_NAME};
 use crate::encryption::EncryptionArgs;
+use crate::node_args::NodeArgs;
+use crate::token::Token;
 use clap::builder::TypedValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use skiff_client::ServerAddress;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -26,6 +29,12 @@ pub enum Command {
     Server(Box<ServerArgs>),
     /// Stop a cluster; its pods go on running until --delete
     Down(DownArgs),
+    /// Make this machine a node of a cluster that runs elsewhere
+    Join(Box<JoinArgs>),
+    /// Take this node out of its cluster: drain it, delete it, and remove everything
+    Leave(LeaveArgs),
+    /// Create, list and delete the tokens that machines join with
+    Token(TokenArgs),
     /// Show components, memory and nodes
     Status(StatusArgs),
     /// List the clusters on this machine
@@ -85,16 +94,16 @@ pub struct ServerArgs {
         value_name = "LIST",
         value_delimiter = ',',
         allow_hyphen_values = true,
-        default_value = "*",
+        default_values = ["*", "bootstrapsigner", "tokencleaner"],
         value_parser = controller
     )]
     pub controllers: Vec<String>,
-    /// Name of this node [default: the host name]
-    #[arg(long, value_name = "NAME", value_parser = node_name)]
-    pub hostname_override: Option<String>,
     /// Network of the pods [default: 10.244.0.0/16]
     #[arg(long, value_name = "CIDR")]
     pub cluster_cidr: Option<String>,
+    /// Prefix length of each node's part of the pod network
+    #[arg(long, value_name = "BITS", default_value_t = 24, value_parser = clap::value_parser!(u8).range(16..=28))]
+    pub node_cidr_mask_size: u8,
     /// Network of the services [default: 10.96.0.0/12]
     #[arg(long, value_name = "CIDR")]
     pub service_cluster_ip_range: Option<String>,
@@ -119,15 +128,9 @@ pub struct ServerArgs {
     /// Key of the client certificate for etcd
     #[arg(long, value_name = "FILE", value_parser = file, requires = "etcd_certfile")]
     pub etcd_keyfile: Option<PathBuf>,
-    /// Run containers by this CRI runtime instead of the embedded one
-    #[arg(long, value_name = "unix://PATH", value_parser = unix_socket)]
-    pub container_runtime_endpoint: Option<String>,
     /// KubeSchedulerConfiguration of the scheduler: profiles, plugins, back-off
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub config: Option<PathBuf>,
-    /// Sysctls that pods may set besides the safe ones; a name may end in *
-    #[arg(long, value_name = "SYSCTL", value_delimiter = ',', value_parser = sysctl)]
-    pub allowed_unsafe_sysctls: Vec<String>,
     /// Audit policy file
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub audit_policy_file: Option<PathBuf>,
@@ -180,6 +183,8 @@ pub struct ServerArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 15)]
     pub audit_webhook_batch_throttle_burst: u32,
     #[command(flatten)]
+    pub node: NodeArgs,
+    #[command(flatten)]
     pub encryption: EncryptionArgs,
     #[command(flatten)]
     pub access: AccessArgs,
@@ -227,6 +232,67 @@ pub struct DownArgs {
     /// Also remove pods, networks, mounts, cgroups and data
     #[arg(long)]
     pub delete: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct JoinArgs {
+    /// Address of the API server, as `skiff token create` prints it
+    #[arg(value_name = "URL")]
+    pub server: ServerAddress,
+    /// Bootstrap token
+    #[arg(long, env = "SKIFF_TOKEN", hide_env_values = true)]
+    pub token: Token,
+    /// Hash of the public key of the cluster's certificate authority
+    #[arg(long, value_name = "sha256:HEX", value_parser = ca_hash)]
+    pub ca_hash: String,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    #[command(flatten)]
+    pub node: NodeArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct LeaveArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Also evict pods that no controller makes again, and leave even if the cluster cannot be reached
+    #[arg(long)]
+    pub force: bool,
+    /// How long evictions may take
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "5m")]
+    pub timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub struct TokenArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    #[command(subcommand)]
+    pub command: TokenCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TokenCommand {
+    /// Create a token and print the line to run on the machine that is to join
+    Create {
+        /// When the token expires; 0: never
+        #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "24h")]
+        ttl: Duration,
+        /// What the token is for
+        #[arg(long, default_value = "")]
+        description: String,
+    },
+    /// List the tokens, without their secrets
+    #[command(visible_alias = "ls")]
+    List {
+        #[arg(short, long, value_enum)]
+        output: Option<Output>,
+    },
+    /// Delete tokens; machines that have joined stay
+    Delete {
+        #[arg(value_name = "ID", required = true)]
+        tokens: Vec<String>,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -370,6 +436,34 @@ pub enum ImageCommand {
     SaveDemo { archive: PathBuf },
 }
 
+/// A joined machine takes its settings from `skiff join`: other flags of `up` and `server` would have no effect.
+pub fn refuse_server_flags(
+    cluster: &Cluster,
+    arguments: impl IntoIterator<Item = std::ffi::OsString>,
+) -> anyhow::Result<()> {
+    if !cluster.agent {
+        return Ok(());
+    }
+    let matches = Cli::command().get_matches_from(arguments);
+    let Some((command, flags)) = matches.subcommand() else {
+        return Ok(());
+    };
+    let accepted = ["name", "data_dir", "report_progress"];
+    let given = flags.ids().find(|id| {
+        let by_user = flags.value_source(id.as_str()) == Some(clap::parser::ValueSource::CommandLine);
+        // Groups have an id, too: the name of their type.
+        let is_flag = id.as_str().starts_with(|first: char| first.is_ascii_lowercase());
+        by_user && is_flag && !accepted.contains(&id.as_str())
+    });
+    if let Some(id) = given {
+        anyhow::bail!(
+            "this machine is a node of another machine's cluster: `skiff {command}` takes no --{} here; flags of nodes are given to `skiff join`",
+            id.as_str().replace('_', "-")
+        );
+    }
+    Ok(())
+}
+
 /// The folder that `skiff up` was called in; its server has another.
 pub const CALLED_IN: &str = "SKIFF_CALLED_IN";
 
@@ -384,7 +478,7 @@ pub fn file(text: &str) -> std::io::Result<PathBuf> {
 }
 
 /// The kubelet takes a host name in lower case.
-fn node_name(text: &str) -> Result<String, String> {
+pub fn node_name(text: &str) -> Result<String, String> {
     subdomain(&text.trim().to_lowercase())
 }
 
@@ -393,6 +487,14 @@ fn controller(text: &str) -> Result<String, String> {
         Ok(_) => Ok(text.to_owned()),
         Err(error) => Err(error.to_string()),
     }
+}
+
+fn ca_hash(text: &str) -> Result<String, &'static str> {
+    let hex = text.strip_prefix("sha256:").unwrap_or_default();
+    if hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Ok(text.to_ascii_lowercase());
+    }
+    Err("write sha256: and 64 hexadecimal digits, as `skiff token create` prints them")
 }
 
 fn subdomain(text: &str) -> Result<String, String> {
@@ -411,7 +513,7 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
         .ok_or("write FROM-TO, such as 30000-32767")
 }
 
-fn unix_socket(text: &str) -> Result<String, &'static str> {
+pub fn unix_socket(text: &str) -> Result<String, &'static str> {
     match text.strip_prefix("unix://") {
         Some(path) if path.starts_with('/') => Ok(text.to_owned()),
         _ => Err(
@@ -421,7 +523,7 @@ fn unix_socket(text: &str) -> Result<String, &'static str> {
 }
 
 /// A sysctl or a pattern of them that pods may be allowed to set.
-fn sysctl(text: &str) -> Result<String, String> {
+pub fn sysctl(text: &str) -> Result<String, String> {
     let pattern = text.to_owned();
     match skiff_node::AllowedSysctls::with_unsafe(std::slice::from_ref(&pattern)) {
         Ok(_) => Ok(pattern),
@@ -432,7 +534,6 @@ fn sysctl(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_definition_is_sound() {
@@ -491,6 +592,66 @@ mod tests {
         for bad in ["", "1", "2-1", "0-5", "a-b", "1-70000"] {
             assert!(port_range(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_join_is_one_line() {
+        let hash = format!("sha256:{}", "0a".repeat(32));
+        let parse = |server: &str, token: &str, hash: &str| {
+            Cli::try_parse_from(["skiff", "join", server, "--token", token, "--ca-hash", hash])
+        };
+        let good = ("https://192.0.2.1:6443", "abcdef.0123456789abcdef", hash.as_str());
+        assert!(parse(good.0, good.1, good.2).is_ok());
+        for (server, token, hash) in [
+            ("http://192.0.2.1:6443", good.1, good.2),
+            (good.0, "abcdef", good.2),
+            (good.0, good.1, "sha256:00"),
+            (good.0, good.1, "0a"),
+        ] {
+            assert!(parse(server, token, hash).is_err(), "{server} {token} {hash}");
+        }
+        let line = ["skiff", "join", good.0, "--token", good.1];
+        assert!(
+            Cli::try_parse_from(line).is_err(),
+            "an authority is not trusted unseen"
+        );
+    }
+
+    #[test]
+    fn an_agent_takes_no_flags_of_servers() {
+        let root = tempfile::tempdir().unwrap();
+        let wishes = crate::cluster::Wishes {
+            agent: true,
+            ..Default::default()
+        };
+        let agent = Cluster::find_or_make_in(root.path(), "skiff", &wishes).unwrap();
+        let check = |cluster: &Cluster, line: &str, expected: Option<&str>| {
+            let arguments = line.split(' ').map(std::ffi::OsString::from);
+            let refused = refuse_server_flags(cluster, arguments).map_err(|error| error.to_string());
+            match (refused, expected) {
+                (Ok(()), None) => {}
+                (Err(told), Some(expected)) => assert!(told.contains(expected), "{told}"),
+                (told, _) => panic!("{line}: {told:?}"),
+            }
+        };
+        check(&agent, "skiff up", None);
+        check(&agent, "skiff up --name skiff", None);
+        check(&agent, "skiff server --report-progress --name skiff", None);
+        check(
+            &agent,
+            "skiff up --etcd-servers http://x",
+            Some("no --etcd-servers here"),
+        );
+        check(
+            &agent,
+            "skiff server --node-labels a=b",
+            Some("`skiff server` takes no --node-labels"),
+        );
+        let server = Cluster {
+            agent: false,
+            ..agent
+        };
+        check(&server, "skiff up --etcd-servers http://x", None);
     }
 
     #[test]

@@ -31,6 +31,9 @@ pub struct Cluster {
     pub kubelet_port: u16,
     pub pod_cidr: String,
     pub service_cidr: String,
+    /// This machine is a node of a cluster that runs elsewhere.
+    #[serde(default)]
+    pub agent: bool,
 }
 
 /// What the command line may say of a new cluster.
@@ -40,6 +43,7 @@ pub struct Wishes {
     pub bind: Option<SocketAddr>,
     pub pod_cidr: Option<String>,
     pub service_cidr: Option<String>,
+    pub agent: bool,
 }
 
 impl Cluster {
@@ -98,6 +102,7 @@ impl Cluster {
                 0 => "10.96.0.0/12".to_owned(),
                 slot => format!("10.{}.0.0/16", 112 + u16::from(slot)),
             }),
+            agent: wishes.agent,
         };
         if let Some(other) = taken.iter().find(|c| c.data_dir == cluster.data_dir) {
             bail!(
@@ -114,6 +119,14 @@ impl Cluster {
 
     /// The cluster with new wishes. What is written into its objects cannot change any more.
     fn adopt(&self, wishes: &Wishes) -> Result<Self> {
+        if self.agent && wishes.bind.is_some() {
+            bail!("this machine is a node of another machine's cluster and has no API server to --bind");
+        }
+        let undo = if self.agent {
+            "skiff leave"
+        } else {
+            "skiff down --delete"
+        };
         let fixed = [
             (
                 "--data-dir",
@@ -135,7 +148,7 @@ impl Cluster {
         for (flag, wish, have) in fixed {
             if let Some(wish) = wish.filter(|wish| *wish != have) {
                 bail!(
-                    "cluster {:?} was made with {flag} {have}, not {wish}; leave the flag out, choose another --name, or remove the cluster with `skiff down --delete{}`",
+                    "cluster {:?} was made with {flag} {have}, not {wish}; leave the flag out, choose another --name, or remove the cluster with `{undo}{}`",
                     self.name,
                     self.name_flag()
                 );
@@ -230,8 +243,8 @@ impl Cluster {
     }
 
     /// The pods' bridge on this node.
-    pub fn bridge_conf(&self) -> Result<skiff_cni::BridgeConf> {
-        Ok(serde_json::from_value(self.plugin_conf(&self.node_pod_cidr()?))?)
+    pub fn bridge_conf(&self, subnet: &str) -> Result<skiff_cni::BridgeConf> {
+        Ok(serde_json::from_value(self.plugin_conf(subnet))?)
     }
 
     fn plugin_conf(&self, subnet: &str) -> serde_json::Value {

@@ -2,9 +2,11 @@
 
 use crate::cli::{self, ClusterArgs, DownArgs, ServerArgs};
 use crate::cluster::{Cluster, Wishes, name_flag, needs_root};
-use crate::{cleanup, preflight, progress};
+use crate::progress::{self, Times};
+use crate::{cleanup, preflight};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
@@ -24,6 +26,7 @@ impl ServerArgs {
             bind: self.bind,
             pod_cidr: self.cluster_cidr.clone(),
             service_cidr: self.service_cluster_ip_range.clone(),
+            agent: false,
         }
     }
 }
@@ -34,6 +37,7 @@ pub fn up(args: &ServerArgs) -> Result<()> {
         bail!("--audit-log-path - needs a standard output, which `skiff server` has and `skiff up` has not");
     }
     let cluster = Cluster::find_or_make(&args.cluster.name, &args.wishes())?;
+    cli::refuse_server_flags(&cluster, std::env::args_os())?;
     let began = Instant::now();
     while let Some(pid) = cluster.running()? {
         // One that was killed holds its lock until the kernel has taken it apart.
@@ -50,6 +54,17 @@ pub fn up(args: &ServerArgs) -> Result<()> {
         cluster.name,
         cluster.data_dir.display()
     );
+    // The same flags again, so that a flag has one definition.
+    let flags: Vec<OsString> = std::env::args_os().skip(2).collect();
+    start(&cluster, &flags, began, |times| {
+        say!("\n{times}\n");
+        print_usage(&cluster, args);
+    })
+}
+
+/// Starts the server process of a cluster in the background, shows its progress since `began`, and calls `done` when it
+/// is up.
+pub fn start(cluster: &Cluster, flags: &[OsString], began: Instant, done: impl FnOnce(Times)) -> Result<()> {
     let log_path = cluster.log_file();
     let log = OpenOptions::new()
         .create(true)
@@ -58,12 +73,14 @@ pub fn up(args: &ServerArgs) -> Result<()> {
         .open(&log_path);
     let log = log.with_context(|| format!("cannot write {}", log_path.display()))?;
     let log_start = log.metadata()?.len();
-    // The same flags again, so that a flag has one definition; the parent's own words come first.
-    let flags = std::env::args_os().skip(2);
-    let mut server = Command::new(std::env::current_exe()?)
-        .arg("server")
-        .arg("--report-progress")
-        .args(flags)
+    let before = began.elapsed();
+    let mut command = Command::new(std::env::current_exe()?);
+    // The parent's own words come first.
+    command.arg("server").arg("--report-progress").args(flags);
+    if flags.is_empty() {
+        command.args(["--name", &cluster.name]);
+    }
+    let mut server = command
         .env(BACKGROUND, "1")
         .env(cli::CALLED_IN, std::env::current_dir()?)
         .current_dir("/")
@@ -75,8 +92,7 @@ pub fn up(args: &ServerArgs) -> Result<()> {
     let reports = server.stdout.take().context("the server has no output")?;
     match progress::show(reports) {
         Ok(Some(times)) => {
-            say!("\n{times}\n");
-            print_usage(&cluster, args);
+            done(times.after(before));
             Ok(())
         }
         Ok(None) => {
@@ -88,7 +104,10 @@ pub fn up(args: &ServerArgs) -> Result<()> {
             )
         }
         Err(message) => {
-            let _ = server.wait();
+            // An agent goes on without its cluster; any other server ends.
+            if !cluster.agent {
+                let _ = server.wait();
+            }
             bail!("{message}\n(log: {})", log_path.display())
         }
     }
@@ -96,6 +115,11 @@ pub fn up(args: &ServerArgs) -> Result<()> {
 
 fn print_usage(cluster: &Cluster, args: &ServerArgs) {
     let named = cluster.name_flag();
+    if cluster.agent {
+        say!("  skiff status{named}");
+        say!("  skiff leave{named}");
+        return;
+    }
     say!("  API server   {}", cluster.endpoint());
     say!("  kubeconfig   {}", cluster.kubeconfig().display());
     if args.no_kubeconfig_merge {
@@ -145,6 +169,11 @@ pub fn existing(args: &ClusterArgs) -> Result<Cluster> {
 
 /// A client of a running cluster, as its administrator.
 pub async fn client(cluster: &Cluster) -> Result<kube::Client> {
+    if cluster.agent {
+        bail!(
+            "this machine is a node and has no administrator's access; run the command where the API server runs"
+        );
+    }
     let path = cluster.kubeconfig();
     fs::File::open(&path).with_context(|| needs_root(&path))?;
     Ok(skiff_client::remote(&path, None).await?)
@@ -167,6 +196,11 @@ pub fn down(args: &DownArgs) -> Result<()> {
         None => {}
     }
     if args.delete {
+        if cluster.agent {
+            say!(
+                "The cluster still has the Node of this machine; remove it there with `kubectl delete node`."
+            );
+        }
         cleanup::delete(&cluster)?;
         say!("Cluster {:?} is deleted.", cluster.name);
     }
@@ -192,7 +226,7 @@ fn is_ending(status: &str) -> bool {
     field("State:").starts_with(['Z', 'X']) || killed("SigPnd:") || killed("ShdPnd:")
 }
 
-fn stop(cluster: &Cluster, pid: u32) -> Result<()> {
+pub fn stop(cluster: &Cluster, pid: u32) -> Result<()> {
     let target = Pid::from_raw(i32::try_from(pid)?).context("the pid file holds no process id")?;
     let signal = |signal| match kill_process(target, signal) {
         Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),

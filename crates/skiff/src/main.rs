@@ -8,19 +8,26 @@ mod say;
 
 mod access;
 mod addons;
+mod agent;
 mod certificates;
 mod certs;
 mod cleanup;
 mod cli;
 mod cluster;
+mod components;
+mod csr;
 mod daemon;
 mod demo;
 mod encryption;
 mod image;
+mod join;
+mod joining;
+mod leave;
 mod log;
 mod logs;
 mod memory;
 mod networks;
+mod node_args;
 mod preflight;
 mod progress;
 mod secrets;
@@ -28,6 +35,7 @@ mod serve;
 mod sim;
 mod status;
 mod supervise;
+mod token;
 mod trace;
 mod wiring;
 
@@ -61,11 +69,19 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Up(args) => daemon::up(&args),
         Command::Server(args) => serve::main(&args),
         Command::Down(args) => daemon::down(&args),
+        Command::Join(args) => join::run(&args),
+        Command::Leave(args) => leave::run(&args),
+        Command::Token(args) => block_on(token::run(&args))?,
         Command::Status(args) => block_on(status::show(&args))?,
         Command::List(args) => status::list(&args),
         Command::Logs(args) => logs::show(&args),
         Command::Kubeconfig(args) => {
             let cluster = daemon::existing(&args)?;
+            if cluster.agent {
+                anyhow::bail!(
+                    "this machine is a node; the administrator's kubeconfig is where the API server runs"
+                );
+            }
             let path = cluster.kubeconfig();
             let text = std::fs::read_to_string(&path);
             say_raw!("{}", text.with_context(|| cluster::needs_root(&path))?);
@@ -91,7 +107,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
 }
 
 /// Commands that only ask something need one thread.
-fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
+pub fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?

@@ -17,14 +17,16 @@ pub fn check_root() -> Result<()> {
 pub fn check(cluster: &Cluster, runs_pods: bool) -> Result<()> {
     check_root()?;
     check_port(cluster)?;
-    if runs_pods {
-        check_kernel(
-            &fs::read_to_string("/proc/filesystems").unwrap_or_default(),
-            Path::new("/proc/self/ns"),
-        )?;
-        check_cgroups(&fs::read_to_string("/proc/self/mounts").unwrap_or_default())?;
-    }
-    Ok(())
+    if runs_pods { check_node() } else { Ok(()) }
+}
+
+/// What a machine needs to run pods.
+pub fn check_node() -> Result<()> {
+    check_kernel(
+        &fs::read_to_string("/proc/filesystems").unwrap_or_default(),
+        Path::new("/proc/self/ns"),
+    )?;
+    check_cgroups(&fs::read_to_string("/proc/self/mounts").unwrap_or_default())
 }
 
 fn check_port(cluster: &Cluster) -> Result<()> {

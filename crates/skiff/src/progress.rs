@@ -131,7 +131,7 @@ pub fn show(reports: impl Read) -> Result<Option<Times>, String> {
                 if step == NODE_READY {
                     node_ready = Some(Duration::from_micros(at_us));
                 }
-                let line = format!("  ✓ {step:<28} {:>9}", millis(took_us));
+                let line = done_line(&step, took_us);
                 // Without a terminal indicatif prints nothing.
                 if bar.is_hidden() {
                     say!("{line}");
@@ -154,6 +154,35 @@ pub fn show(reports: impl Read) -> Result<Option<Times>, String> {
     }
     bar.finish_and_clear();
     Ok(None)
+}
+
+impl Times {
+    /// The same, counted from a beginning that was this much earlier.
+    pub fn after(self, before: Duration) -> Times {
+        Times {
+            total: self.total + before,
+            node_ready: self.node_ready.map(|ready| ready + before),
+        }
+    }
+}
+
+/// The steps of a command itself, shown as those of a server are.
+#[derive(Default)]
+pub struct Steps;
+
+impl Steps {
+    pub async fn step<T, E>(&self, name: &str, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        let began = Instant::now();
+        let result = work.await;
+        if result.is_ok() {
+            say!("{}", done_line(name, micros(began.elapsed())));
+        }
+        result
+    }
+}
+
+fn done_line(step: &str, took_us: u64) -> String {
+    format!("  ✓ {step:<28} {:>9}", millis(took_us))
 }
 
 impl std::fmt::Display for Times {

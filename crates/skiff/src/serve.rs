@@ -1,6 +1,7 @@
 //! The server process: one cluster's lock, log, signals and life span. What it runs is in `wiring`.
 
-use crate::cli::{Component, ServerArgs};
+use crate::agent::AgentState;
+use crate::cli::{self, Component, ServerArgs};
 use crate::cluster::Cluster;
 use crate::progress::Reporter;
 use crate::supervise::Supervisor;
@@ -9,12 +10,15 @@ use crate::{daemon, log, memory, preflight};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 /// After SIGTERM, components get this long to end.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The component that an agent is about.
+const NODE: &str = "node";
 /// How long a start may take before it is called failed.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -28,7 +32,7 @@ pub fn main(args: &ServerArgs) -> Result<()> {
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     skiff_runtime::raise_open_files();
     log_to_stderr(args);
-    let reporter = Reporter::new(args.report_progress);
+    let reporter = Arc::new(Reporter::new(args.report_progress));
     memory::prepare();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -59,12 +63,19 @@ fn log_to_stderr(args: &ServerArgs) {
         .init();
 }
 
-async fn run(args: &ServerArgs, reporter: &Reporter) -> Result<()> {
-    if !args.components.contains(&Component::Api) {
-        bail!("this version runs the other components only beside an API server: add `api` to --components");
-    }
+async fn run(args: &ServerArgs, reporter: &Arc<Reporter>) -> Result<()> {
     preflight::check_root()?;
     let cluster = Cluster::find_or_make(&args.cluster.name, &args.wishes())?;
+    cli::refuse_server_flags(&cluster, std::env::args_os())?;
+    if !cluster.agent && !args.components.contains(&Component::Api) {
+        bail!(
+            "without an API server this machine needs one elsewhere: run the line that `skiff token create` prints there, or add `api` to --components"
+        );
+    }
+    let args = &match cluster.agent {
+        true => agent_args(args, &AgentState::read(&cluster)?),
+        false => args.clone(),
+    };
     let Some(mut lock) = cluster.lock()? else {
         bail!(
             "cluster {:?} is already running (pid {})",
@@ -76,7 +87,7 @@ async fn run(args: &ServerArgs, reporter: &Reporter) -> Result<()> {
     let pid = std::process::id().to_string();
     std::io::Write::write_all(&mut lock, pid.as_bytes())?;
     lock.set_len(pid.len() as u64)?;
-    cluster.remember_runtime(args.container_runtime_endpoint.as_deref())?;
+    cluster.remember_runtime(args.node.container_runtime_endpoint.as_deref())?;
 
     let mut ends = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let ended = async {
@@ -93,19 +104,32 @@ async fn run(args: &ServerArgs, reporter: &Reporter) -> Result<()> {
         .create(&run_dir)?;
     let supervisor = Supervisor::new(run_dir.join("components.json"), CancellationToken::new());
     let wiring = Wiring {
-        args,
-        cluster: &cluster,
-        reporter,
-        supervisor: &supervisor,
+        args: Arc::new(args.clone()),
+        cluster: cluster.clone(),
+        reporter: reporter.clone(),
+        supervisor: supervisor.clone(),
     };
+    let mut ended_early = false;
     let started = tokio::select! {
         started = tokio::time::timeout(START_PATIENCE, wiring.start()) => match started {
             Ok(started) => started,
             Err(_) => Err(anyhow::anyhow!("the node is not Ready after {} s; see {}", START_PATIENCE.as_secs(), cluster.log_file().display())),
         },
-        signal = &mut ended => Err(anyhow::anyhow!("ended by {signal} during the start")),
+        signal = &mut ended => {
+            ended_early = true;
+            Err(anyhow::anyhow!("ended by {signal} during the start"))
+        }
     };
-    if started.is_ok() {
+    // Pods of an agent run on while its cluster cannot be reached, and it finds the cluster again by itself.
+    let goes_on = cluster.agent && supervisor.is_running(NODE);
+    if let Err(error) = &started
+        && goes_on
+        && !ended_early
+    {
+        tracing::error!(error = format!("{error:#}"), "not ready; going on");
+        reporter.failed(&format!("{error:#}\nThe agent goes on trying."));
+    }
+    if started.is_ok() || (goes_on && !ended_early) {
         reporter.ready();
         let stop = supervisor.shutdown.clone();
         skiff_supervise::keep("memory", &supervisor.shutdown, move || {
@@ -114,5 +138,15 @@ async fn run(args: &ServerArgs, reporter: &Reporter) -> Result<()> {
         tracing::info!(signal = ended.await, "shutting down");
     }
     supervisor.stop(PATIENCE).await;
-    started
+    if goes_on && !ended_early { Ok(()) } else { started }
+}
+
+/// The flags of an agent: those of `skiff join`, and what its cluster said.
+fn agent_args(args: &ServerArgs, state: &AgentState) -> ServerArgs {
+    ServerArgs {
+        components: vec![Component::Node, Component::Proxy],
+        cluster_domain: state.cluster_domain.clone(),
+        node: state.node.clone(),
+        ..args.clone()
+    }
 }

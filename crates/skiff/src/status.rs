@@ -1,7 +1,9 @@
 //! `skiff status`: components, memory, pods and nodes of a cluster. `skiff list`: the clusters of this machine.
 
+use crate::agent::{AgentKeys, AgentState};
 use crate::cli::{ListArgs, Output, StatusArgs};
 use crate::cluster::Cluster;
+use crate::components;
 use crate::daemon::{client, existing};
 use crate::supervise::{ComponentState, TASKS_FILE, TaskState};
 use anyhow::{Context, Result};
@@ -36,6 +38,9 @@ struct Report {
     tasks: BTreeMap<String, TaskState>,
     processes: Vec<Process>,
     memory_bytes: u64,
+    /// The API servers of an agent.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    servers: Vec<ServerReport>,
     nodes: Vec<NodeReport>,
     /// How many pods there are of each phase.
     pods: BTreeMap<String, usize>,
@@ -61,6 +66,16 @@ struct Process {
     /// `skiff`, or `shim` for the keeper of a pod.
     role: &'static str,
     memory_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ServerReport {
+    url: String,
+    reachable: bool,
+    /// Why it is not.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    message: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -111,6 +126,8 @@ async fn collect(cluster: &Cluster) -> Result<Report> {
         .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default();
+    let mut states: Vec<(String, ComponentState)> = states.into_iter().collect();
+    states.sort_by_key(|(name, _)| components::place(name));
     let components = states.into_iter().map(|(name, mut state)| {
         if pid.is_none() {
             "stopped".clone_into(&mut state.state);
@@ -123,6 +140,10 @@ async fn collect(cluster: &Cluster) -> Result<Report> {
     });
     let tasks = fs::read(run_dir.join(TASKS_FILE)).ok().filter(|_| pid.is_some());
     let tasks = tasks.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let servers = match cluster.agent {
+        true => servers(cluster).await?,
+        false => Vec::new(),
+    };
     let (nodes, pods, api_error) = match pid {
         None => Default::default(),
         Some(_) => match ask(cluster).await {
@@ -135,7 +156,7 @@ async fn collect(cluster: &Cluster) -> Result<Report> {
         state: if pid.is_some() { "running" } else { "stopped" },
         pid,
         version: crate::VERSION,
-        endpoint: cluster.endpoint(),
+        endpoint: endpoint(cluster),
         kubeconfig: cluster.kubeconfig(),
         data_dir: cluster.data_dir.clone(),
         log_file: cluster.log_file(),
@@ -144,18 +165,60 @@ async fn collect(cluster: &Cluster) -> Result<Report> {
         tasks: tasks.unwrap_or_default(),
         memory_bytes: processes.iter().map(|p| p.memory_bytes).sum(),
         processes,
+        servers,
         nodes,
         pods,
         api_error,
     })
 }
 
-/// The nodes, and how many pods there are of each phase.
+/// Where the API is, for a server or an agent.
+fn endpoint(cluster: &Cluster) -> String {
+    match cluster.agent {
+        true => AgentState::read(cluster).map_or_else(|_| "-".to_owned(), |state| state.servers.join(", ")),
+        false => cluster.endpoint(),
+    }
+}
+
+/// Whether an agent's API servers can be reached, each by itself.
+async fn servers(cluster: &Cluster) -> Result<Vec<ServerReport>> {
+    let state = AgentState::read(cluster)?;
+    let mut reports = Vec::new();
+    for server in &state.servers {
+        let one = AgentState {
+            servers: vec![server.clone()],
+            ..state.clone()
+        };
+        let checked = async {
+            let keys = AgentKeys::open(cluster, &one)?;
+            let checking = tokio::time::timeout(API_TIMEOUT, keys.remote.check()).await;
+            checking.context("no answer")?.context("it cannot be reached")
+        };
+        let message = checked.await.err().map(|error| format!("{error:#}"));
+        reports.push(ServerReport {
+            url: server.clone(),
+            reachable: message.is_none(),
+            message: message.unwrap_or_default(),
+        });
+    }
+    Ok(reports)
+}
+
+/// The nodes, and how many pods there are of each phase. An agent sees its own.
 async fn ask(cluster: &Cluster) -> Result<(Vec<NodeReport>, BTreeMap<String, usize>)> {
-    let client = client(cluster).await?;
-    let everything = ListParams::default();
+    let (mut of_nodes, mut of_pods) = (ListParams::default(), ListParams::default());
+    let client = match cluster.agent {
+        true => {
+            let state = AgentState::read(cluster)?;
+            let name = state.node.node_name()?;
+            of_nodes = of_nodes.fields(&format!("metadata.name={name}"));
+            of_pods = of_pods.fields(&format!("spec.nodeName={name}"));
+            AgentKeys::open(cluster, &state)?.remote.client("skiff-status")
+        }
+        false => client(cluster).await?,
+    };
     let (nodes, pods) = (Api::<Node>::all(client.clone()), Api::<Pod>::all(client));
-    let both = futures::future::try_join(nodes.list(&everything), pods.list(&everything));
+    let both = futures::future::try_join(nodes.list(&of_nodes), pods.list(&of_pods));
     let (nodes, pods) = tokio::time::timeout(API_TIMEOUT, both)
         .await
         .context("the API server does not answer")??;
@@ -238,7 +301,9 @@ fn print(report: &Report) {
     say!("Cluster {:?} is {}{pid}", report.name, report.state);
     say!("  version      {}", report.version);
     say!("  API server   {}", report.endpoint);
-    say!("  kubeconfig   {}", report.kubeconfig.display());
+    if report.servers.is_empty() {
+        say!("  kubeconfig   {}", report.kubeconfig.display());
+    }
     say!("  data         {}", report.data_dir.display());
     say!("  log          {}", report.log_file.display());
     if let Some(seconds) = report.uptime_seconds {
@@ -284,6 +349,17 @@ fn print(report: &Report) {
                 phases.join(", ")
             }
         );
+    }
+    if !report.servers.is_empty() {
+        say!("\nServers");
+        for server in &report.servers {
+            let state = if server.reachable {
+                "reachable"
+            } else {
+                "not reachable:"
+            };
+            say!("  {:<28} {state} {}", server.url, server.message);
+        }
     }
     say!("\nNodes");
     for node in &report.nodes {
@@ -332,7 +408,7 @@ pub fn list(args: &ListArgs) -> Result<()> {
         entries.push(ListEntry {
             state: if pid.is_some() { "running" } else { "stopped" },
             pid,
-            endpoint: cluster.endpoint(),
+            endpoint: endpoint(&cluster),
             name: cluster.name,
             data_dir: cluster.data_dir,
         });

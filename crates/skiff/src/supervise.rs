@@ -80,6 +80,14 @@ impl Supervisor {
         }
     }
 
+    /// Whether the component was started and is not at its end.
+    pub fn is_running(&self, component: &str) -> bool {
+        let states = self.states.lock();
+        states
+            .get(component)
+            .is_some_and(|state| state.state != "stopped")
+    }
+
     /// Runs what `start` makes until the shutdown, again and again if it ends before.
     pub fn run<F>(
         self: &Arc<Self>,

@@ -5,12 +5,14 @@ mod belongings;
 mod cluster;
 mod external;
 mod image;
+mod machines;
 pub mod whole_path;
 
 pub use belongings::{belongings, shims};
 pub use cluster::{Cluster, Kubectl};
 pub use external::{Containerd, Etcd, Registry, free_port};
 pub use image::{BUSYBOX, PAUSE, busybox_archive, pause_archive};
+pub use machines::{Machine, Switch};
 
 use anyhow::{Result, bail};
 use std::fmt::Debug;

@@ -1,10 +1,11 @@
 //! The approving controller: a request for a kubelet's client certificate is approved if a SubjectAccessReview allows
-//! its requester to create one, for itself or for any node.
+//! its requester to create one, for itself or for any node. For a node that is Ready only the node itself gets one.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
+use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::PostParams;
 use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile};
@@ -38,7 +39,7 @@ fn permissions(object: &CertificateSigningRequest, request: &Request) -> Vec<Per
     }
 }
 
-fn is_decided(object: &CertificateSigningRequest) -> bool {
+pub(super) fn is_decided(object: &CertificateSigningRequest) -> bool {
     let conditions = object
         .status
         .iter()
@@ -70,20 +71,33 @@ fn review(object: &CertificateSigningRequest, subresource: &str) -> SubjectAcces
     }
 }
 
+fn is_ready(node: &Node) -> bool {
+    let conditions = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    conditions
+        .into_iter()
+        .any(|one| one.type_ == "Ready" && one.status == "True")
+}
+
 struct Approver {
     context: Context,
     requests: Informer<CertificateSigningRequest>,
+    nodes: Informer<Node>,
 }
 
 pub(crate) async fn run(context: Context) {
     let reconciler = Arc::new(Approver {
         requests: context.informers.informer(),
+        nodes: context.informers.informer(),
         context: context.clone(),
     });
     context
         .controller("certificate", reconciler)
         .workers(5)
         .owns(|r| &r.requests)
+        .reads(|r| &r.nodes)
         .run()
         .await;
 }
@@ -105,13 +119,24 @@ impl Reconcile for Approver {
         if permissions.is_empty() {
             return Ok(Action::Done);
         }
+        let requested = request.common_name();
+        if object.spec.username.as_deref() != Some(requested)
+            && let Some(node) = requested.strip_prefix("system:node:")
+            && self.nodes.get("", node).is_some_and(|node| is_ready(&node))
+        {
+            // Beyond upstream: who has a bootstrap token could become any node that is at work.
+            return Err(Error::Other(format!(
+                "csr {:?} is for node {node:?}, which is Ready and renews its own certificate",
+                key.name
+            )));
+        }
         let reviews: Api<SubjectAccessReview> = Api::all(self.context.client.clone());
         for (subresource, message) in &permissions {
             let answer = reviews
                 .create(&PostParams::default(), &review(&object, subresource))
                 .await?;
             if answer.status.is_some_and(|status| status.allowed) {
-                return self.approve(&object, message).await;
+                return approve(&self.context, &object, message).await;
             }
         }
         let tried: Vec<&str> = permissions.iter().map(|(name, _)| *name).collect();
@@ -123,31 +148,34 @@ impl Reconcile for Approver {
     }
 }
 
-impl Approver {
-    async fn approve(&self, object: &CertificateSigningRequest, message: &str) -> Result<Action, Error> {
-        let mut approved = object.clone();
-        let conditions = approved
-            .status
-            .get_or_insert_default()
-            .conditions
-            .get_or_insert_default();
-        conditions.push(CertificateSigningRequestCondition {
-            type_: "Approved".into(),
-            status: "True".into(),
-            reason: Some("AutoApproved".into()),
-            message: Some(message.into()),
-            ..Default::default()
-        });
-        let api: Api<CertificateSigningRequest> = Api::all(self.context.client.clone());
-        let name = object.metadata.name.as_deref().unwrap_or_default();
-        match api
-            .replace_subresource("approval", name, &PostParams::default(), &approved)
-            .await
-        {
-            Ok(_) => Ok(Action::Done),
-            Err(error) if error.is_not_found() => Ok(Action::Done),
-            Err(error) => Err(error.into()),
-        }
+/// Writes the approval; a request that is gone needs none.
+pub(super) async fn approve(
+    context: &Context,
+    object: &CertificateSigningRequest,
+    message: &str,
+) -> Result<Action, Error> {
+    let mut approved = object.clone();
+    let conditions = approved
+        .status
+        .get_or_insert_default()
+        .conditions
+        .get_or_insert_default();
+    conditions.push(CertificateSigningRequestCondition {
+        type_: "Approved".into(),
+        status: "True".into(),
+        reason: Some("AutoApproved".into()),
+        message: Some(message.into()),
+        ..Default::default()
+    });
+    let api: Api<CertificateSigningRequest> = Api::all(context.client.clone());
+    let name = object.metadata.name.as_deref().unwrap_or_default();
+    match api
+        .replace_subresource("approval", name, &PostParams::default(), &approved)
+        .await
+    {
+        Ok(_) => Ok(Action::Done),
+        Err(error) if error.is_not_found() => Ok(Action::Done),
+        Err(error) => Err(error.into()),
     }
 }
 

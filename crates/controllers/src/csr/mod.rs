@@ -1,14 +1,16 @@
 //! The controllers of CertificateSigningRequests: kubelets' client certificates are approved if their requesters may
-//! have them, approved requests of the four built-in signers are signed by the cluster's authority, and old requests
+//! have them, their serving certificates if they are for the node's own name and addresses, approved requests of the four built-in signers are signed by the cluster's authority, and old requests
 //! are deleted.
 
 mod approve;
 mod clean;
 mod request;
+mod serving;
 mod sign;
 
 pub(crate) use approve::run as run_approving;
 pub(crate) use clean::run as run_cleaner;
+pub(crate) use serving::run as run_serving_approver;
 pub(crate) use sign::run as run_signing;
 
 use std::net::IpAddr;

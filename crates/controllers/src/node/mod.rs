@@ -1,6 +1,7 @@
 //! The controllers that look after nodes and what runs on them: health and taints, eviction by taints, pod
 //! networks, and pods that nobody else will remove.
 
+pub(crate) mod departure;
 pub(crate) mod ipam;
 pub(crate) mod lifecycle;
 pub(crate) mod pod_gc;

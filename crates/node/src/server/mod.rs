@@ -65,12 +65,6 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
 /// Clients are asked for a certificate, but may come without: they then get a 401 they can read.
 pub fn tls_config(config: &NodeConfig) -> Result<Arc<rustls::ServerConfig>, Error> {
     let tls = |error: &dyn std::fmt::Display| Error::Tls(error.to_string());
-    let certificates: Vec<_> = rustls_pemfile::certs(&mut config.tls_cert_pem.as_slice())
-        .collect::<Result<_, _>>()
-        .map_err(|e| tls(&e))?;
-    let key = rustls_pemfile::private_key(&mut config.tls_key_pem.as_slice())
-        .map_err(|e| tls(&e))?
-        .ok_or_else(|| tls(&"no private key"))?;
     let mut roots = rustls::RootCertStore::empty();
     for certificate in rustls_pemfile::certs(&mut config.client_ca_pem.as_slice()) {
         roots
@@ -84,16 +78,23 @@ pub fn tls_config(config: &NodeConfig) -> Result<Arc<rustls::ServerConfig>, Erro
             .build()
             .map_err(|e| tls(&e))?;
     // HTTP/1.1 only: streams are upgraded connections.
-    let mut server = rustls::ServerConfig::builder_with_provider(provider)
+    let builder = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|e| tls(&e))?
-        .with_client_cert_verifier(verifier)
-        .with_single_cert(certificates, key)
-        .map_err(|e| tls(&e))?;
+        .with_client_cert_verifier(verifier);
+    let mut server = match &config.tls_resolver {
+        Some(resolver) => builder.with_cert_resolver(resolver.clone()),
+        None => {
+            let certificates: Vec<_> = rustls_pemfile::certs(&mut config.tls_cert_pem.as_slice())
+                .collect::<Result<_, _>>()
+                .map_err(|e| tls(&e))?;
+            let key = rustls_pemfile::private_key(&mut config.tls_key_pem.as_slice())
+                .map_err(|e| tls(&e))?
+                .ok_or_else(|| tls(&"no private key"))?;
+            builder.with_single_cert(certificates, key).map_err(|e| tls(&e))?
+        }
+    };
     server.alpn_protocols = vec![b"http/1.1".to_vec()];
-    if let Some(resolver) = &config.tls_resolver {
-        server.cert_resolver = resolver.clone();
-    }
     Ok(Arc::new(server))
 }
 

@@ -1,0 +1,131 @@
+//! What makes a machine a node: the container runtime, the kubelet, and the provisioner of its local volumes.
+
+use super::{Machine, Prepared};
+use crate::VERSION;
+use crate::cluster::Cluster;
+use anyhow::{Context, Result};
+use futures::FutureExt;
+use skiff_node::NodeConfig;
+use skiff_runtime::Runtime;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The embedded runtime, or nothing to run if another one serves.
+pub(super) async fn prepare_runtime(machine: &Machine) -> Result<Prepared> {
+    if let Some(endpoint) = &machine.args.node.container_runtime_endpoint {
+        let _ = machine.runtime_endpoint.set(endpoint.clone());
+        return Ok(Prepared::alone(|stop| {
+            async move {
+                stop.cancelled().await;
+                Ok(())
+            }
+            .boxed()
+        }));
+    }
+    let config = machine.cluster.runtime_config()?;
+    let starting = async { Runtime::start(config.clone()).await };
+    let runtime = machine.reporter.step("container runtime", starting).await;
+    let runtime = runtime.context("the container runtime cannot start")?;
+    let _ = machine.runtime_endpoint.set(runtime.endpoint());
+    machine.images.send_replace(Some(Some(runtime.images())));
+    let mut started = Some(runtime);
+    Ok(Prepared::alone(move |stop| {
+        let (started, config) = (started.take(), config.clone());
+        async move {
+            let mut running = match started {
+                Some(running) => running,
+                None => Runtime::start(config).await.map_err(|e| e.to_string())?,
+            };
+            let ended = tokio::select! {
+                () = stop.cancelled() => Ok(()),
+                why = running.ended() => Err(why),
+            };
+            running.stop().await;
+            ended
+        }
+        .boxed()
+    }))
+}
+
+pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
+    let (args, cluster) = (&machine.args, machine.cluster.clone());
+    let endpoint = machine.runtime_endpoint.get().context("no container runtime")?;
+    let mut config = NodeConfig::new(&machine.node_name, cluster.data_dir.join("kubelet"), endpoint);
+    config.node_ips = vec![machine.node_address];
+    config.log_dir = cluster.data_dir.join("logs");
+    config.server_bind = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), cluster.kubelet_port);
+    config.tls_resolver = Some(machine.node_keys.serving.clone());
+    config.client_ca_pem = machine.node_keys.ca.clone().into_bytes();
+    config.cluster_dns = vec![cluster.service_ip(10)?];
+    config.cluster_domain.clone_from(&args.cluster_domain);
+    config.cgroup_root = cluster.cgroup();
+    config.cni_conf_dir = Some(cluster.data_dir.join("cni/conf"));
+    if machine.control_plane.is_some() && !machine.runs(crate::cli::Component::Controllers) {
+        // Nobody assigns one.
+        config.pod_cidrs = vec![cluster.node_pod_cidr()?];
+    }
+    config.kubelet_version = VERSION.to_owned();
+    config.node_labels.clone_from(&args.node.node_labels);
+    config.register_taints.clone_from(&args.node.register_with_taints);
+    config.allowed_sysctls = skiff_node::AllowedSysctls::with_unsafe(&args.node.allowed_unsafe_sysctls)
+        .context("--allowed-unsafe-sysctls")?;
+    config.cni_config = Some(Arc::new(move |cidrs| cluster.cni_conf_list(cidrs)));
+    Ok(Prepared::new(move |client, stop| {
+        let config = config.clone();
+        async move {
+            let ended = skiff_node::run(config, client, stop).await;
+            ended.map_err(|e| e.to_string())
+        }
+        .boxed()
+    }))
+}
+
+pub(super) async fn prepare_local_volumes(machine: &Machine) -> Result<Prepared> {
+    let data_dir = &machine.cluster.data_dir;
+    let config = skiff_node::LocalVolumesConfig {
+        node_name: machine.node_name.clone(),
+        root: data_dir.join("volumes"),
+        pods: data_dir.join("kubelet/pods"),
+    };
+    Ok(Prepared::new(move |client, stop| {
+        let config = config.clone();
+        async move {
+            skiff_node::run_local_volumes(config, client, stop).await;
+            Ok(())
+        }
+        .boxed()
+    }))
+}
+
+/// Keeps the certificates of an agent fresh. On a machine with an authority of its own, that is done beside it.
+pub(super) async fn prepare_certificates(machine: &Machine) -> Result<Prepared> {
+    let keys = machine
+        .agent
+        .clone()
+        .context("only an agent gets its certificates by the API")?;
+    Ok(Prepared::new(move |client, stop| {
+        let keys = keys.clone();
+        async move {
+            keys.keep_fresh(client, stop).await;
+            Ok(())
+        }
+        .boxed()
+    }))
+}
+
+/// Where the embedded runtime keeps what, for the server and for `skiff image`.
+impl Cluster {
+    pub fn runtime_config(&self) -> Result<skiff_runtime::Config> {
+        let mut config =
+            skiff_runtime::Config::new(self.data_dir.join("runtime"), self.run_dir(), self.cgroup());
+        config.cni_conf_dir = self.data_dir.join("cni/conf");
+        config.cni_bin_dirs = vec![
+            self.data_dir.join("cni/bin"),
+            PathBuf::from("/opt/cni/bin"),
+            PathBuf::from("/usr/lib/cni"),
+        ];
+        config.exe = std::env::current_exe()?;
+        Ok(config)
+    }
+}

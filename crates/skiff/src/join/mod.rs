@@ -1,0 +1,192 @@
+//! `skiff join`: makes this machine a node of a cluster that runs elsewhere. It finds the cluster and makes sure that it is
+//! the right one, trades the token for a certificate, and starts the agent. The token is needed for this alone: it is
+//! neither kept nor handed to the agent.
+
+mod discovery;
+mod problems;
+
+use crate::agent::AgentState;
+use crate::cli::JoinArgs;
+use crate::cluster::{Cluster, Wishes};
+use crate::csr::{self, Purpose};
+use crate::progress::Steps;
+use crate::{VERSION, cleanup, daemon, preflight};
+use anyhow::{Context, Result, bail};
+use discovery::Found;
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use kube::{Api, Client};
+use problems::Problem;
+use serde::Deserialize;
+use skiff_client::{Remote, ServerAddress};
+use skiff_pki::{NODE_CLIENT, NodePki};
+use std::time::{Duration, Instant};
+
+/// How long the cluster may take to sign the certificate.
+const CERTIFICATE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the cluster says of itself to who has a token.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ClusterConfiguration {
+    #[serde(default)]
+    networking: Networking,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Networking {
+    dns_domain: String,
+    pod_subnet: String,
+    service_subnet: String,
+}
+
+pub fn run(args: &JoinArgs) -> Result<()> {
+    preflight::check_root()?;
+    if let Some(found) = Cluster::find(&args.cluster.name)? {
+        refuse_existing(&found)?;
+    }
+    let began = Instant::now();
+    say!("Joining {} as node {:?}", args.server, args.node.node_name()?);
+    let cluster = crate::block_on(bootstrap(args))??;
+    daemon::start(&cluster, &[], began, |times| {
+        say!("\n{times}\n");
+        say!("  kubectl get nodes          (where the API server runs)");
+        say!("  skiff status{}", cluster.name_flag());
+        say!("  skiff leave{}", cluster.name_flag());
+    })
+}
+
+/// Joining again is fine for a node that is stopped: its certificate may have ended.
+fn refuse_existing(found: &Cluster) -> Result<()> {
+    if !found.agent {
+        bail!(
+            "there is a cluster {:?} on this machine; join under another --name, or remove it with `skiff down --delete{}`",
+            found.name,
+            found.name_flag()
+        );
+    }
+    if let Some(pid) = found.running()? {
+        bail!(
+            "this machine is a node of {} already (pid {pid}); to join another cluster, first run `skiff leave{}`",
+            AgentState::read(found)?.servers.join(", "),
+            found.name_flag()
+        );
+    }
+    Ok(())
+}
+
+/// Everything up to the node's certificate.
+async fn bootstrap(args: &JoinArgs) -> Result<Cluster> {
+    let steps = Steps::default();
+    let name = args.node.node_name()?;
+    let found = steps
+        .step(
+            "discovery",
+            discovery::discover(&args.server, &args.token, &args.ca_hash),
+        )
+        .await?;
+    let tls = skiff_pki::client_config(&found.ca, None)?;
+    let remote = Remote::with_token(found.servers.clone(), tls, &args.token.to_string())?;
+    let client = remote.client("skiff-join");
+    let networking = steps.step("cluster", examine(&remote, &client, &name)).await?;
+    let known = Cluster::find(&args.cluster.name)?.is_some();
+    let cluster = Cluster::find_or_make(
+        &args.cluster.name,
+        &Wishes {
+            data_dir: args.cluster.data_dir.clone(),
+            pod_cidr: Some(networking.pod_subnet.clone()),
+            service_cidr: Some(networking.service_subnet.clone()),
+            agent: true,
+            ..Wishes::default()
+        },
+    )?;
+    let certified = steps.step(
+        "certificate",
+        certify(args, &cluster, &found, &client, &name, &networking),
+    );
+    if let Err(error) = certified.await {
+        // Nothing was started: a machine that did not join keeps no trace of it.
+        if !known && let Err(left) = cleanup::forget_unstarted(&cluster) {
+            say!("{left:#}");
+        }
+        return Err(error);
+    }
+    Ok(cluster)
+}
+
+/// Asks the cluster, over a connection that is trusted now, whether this machine fits.
+async fn examine(remote: &Remote, client: &Client, name: &str) -> Result<Networking> {
+    if let Err(error) = remote.check().await {
+        bail!(problems::connect(&error));
+    }
+    let refused = |error: kube::Error| match &error {
+        kube::Error::Api(status) if status.code == 401 => anyhow::Error::new(Problem::UnknownToken),
+        _ => error.into(),
+    };
+    let version = client.apiserver_version().await.map_err(refused)?;
+    if let Some(problem) = problems::version(&version.git_version, VERSION) {
+        bail!(problem);
+    }
+    let node = Api::<Node>::all(client.clone())
+        .get_opt(name)
+        .await
+        .map_err(refused)?;
+    if node.is_some_and(|node| is_ready(&node)) {
+        bail!(Problem::NameTaken(name.to_owned()));
+    }
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-system");
+    let map = maps.get(crate::joining::CLUSTER_CONFIG).await.map_err(refused);
+    let map = map.context("the cluster's networks (ConfigMap kubeadm-config) cannot be read")?;
+    let text = map
+        .data
+        .as_ref()
+        .and_then(|data| data.get("ClusterConfiguration"));
+    let text = text.context("the ConfigMap kubeadm-config has no ClusterConfiguration")?;
+    let config: ClusterConfiguration =
+        serde_saphyr::from_str(text).context("the ClusterConfiguration in the ConfigMap kubeadm-config")?;
+    let networking = config.networking;
+    if networking.pod_subnet.is_empty() || networking.service_subnet.is_empty() {
+        bail!(
+            "the cluster does not say which networks its pods and services have (ConfigMap kubeadm-config)"
+        );
+    }
+    Ok(networking)
+}
+
+pub fn is_ready(node: &Node) -> bool {
+    let conditions = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    conditions
+        .into_iter()
+        .any(|one| one.type_ == "Ready" && one.status == "True")
+}
+
+/// Gets the node's certificate and writes down what the agent needs.
+async fn certify(
+    args: &JoinArgs,
+    cluster: &Cluster,
+    found: &Found,
+    client: &Client,
+    name: &str,
+    networking: &Networking,
+) -> Result<()> {
+    let identity = csr::request(client, Purpose::Client, name, &[], CERTIFICATE_PATIENCE).await?;
+    let pki = NodePki::open(&cluster.pki_dir())?;
+    pki.save_authority(&found.ca)?;
+    pki.save(NODE_CLIENT, &identity)?;
+    let mut node = args.node.clone();
+    // The certificate is for this name, whatever the host is called later.
+    node.hostname_override = Some(name.to_owned());
+    let domain = match networking.dns_domain.as_str() {
+        "" => "cluster.local",
+        domain => domain,
+    };
+    AgentState {
+        servers: found.servers.iter().map(ServerAddress::to_string).collect(),
+        cluster_domain: domain.to_owned(),
+        node,
+    }
+    .write(cluster)
+}

@@ -1,0 +1,239 @@
+//! `skiff leave`: takes this machine out of its cluster: no new pods, the present ones evicted, the Node deleted, and
+//! everything removed that `skiff down --delete` removes. It does all of this as the node itself.
+
+use crate::agent::{AgentKeys, AgentState};
+use crate::cli::LeaveArgs;
+use crate::cluster::Cluster;
+use crate::progress::Steps;
+use crate::{cleanup, daemon, preflight};
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{EvictParams, ListParams, Patch, PatchParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+use skiff_client::ErrorExt;
+use std::time::{Duration, Instant};
+
+const POLL: Duration = Duration::from_millis(200);
+/// A budget that allows no eviction is asked again so often, as kubectl does.
+const BUDGET_POLL: Duration = Duration::from_secs(5);
+/// How long the cluster may take to delete the Node.
+const DELETION_PATIENCE: Duration = Duration::from_secs(15);
+
+pub fn run(args: &LeaveArgs) -> Result<()> {
+    preflight::check_root()?;
+    let cluster = daemon::existing(&args.cluster)?;
+    if !cluster.agent {
+        bail!(
+            "this machine runs cluster {:?} itself; remove it with `skiff down --delete{}`",
+            cluster.name,
+            cluster.name_flag()
+        );
+    }
+    if let Err(error) = crate::block_on(depart(args, &cluster))? {
+        if !args.force {
+            return Err(error).context(
+                "this machine is still a node; try again, or remove it without the cluster's consent with --force",
+            );
+        }
+        say!("The cluster is not told ({error:#}); remove the node there with `kubectl delete node`.");
+    }
+    // Also after a departure that failed: the kubelet must not register again.
+    if let Some(pid) = cluster.running()? {
+        daemon::stop(&cluster, pid)?;
+    }
+    match crate::block_on(unregister(&cluster))? {
+        Ok(true) => {}
+        Ok(false) => say!(
+            "The cluster keeps the Node, because of its taints or labels; remove it with `kubectl delete node`."
+        ),
+        Err(error) if !args.force => {
+            return Err(error).context(
+                "the agent is stopped, but the cluster still has the Node; run the command again, or add --force",
+            );
+        }
+        Err(error) => say!("The Node stays ({error:#}); remove it with `kubectl delete node`."),
+    }
+    cleanup::delete(&cluster)?;
+    say!("This machine has left the cluster.");
+    Ok(())
+}
+
+fn connect(cluster: &Cluster) -> Result<(Client, String)> {
+    let state = AgentState::read(cluster)?;
+    let keys = AgentKeys::open(cluster, &state)?;
+    Ok((keys.remote.client("skiff-leave"), state.node.node_name()?))
+}
+
+/// Cordons the node and evicts its pods.
+async fn depart(args: &LeaveArgs, cluster: &Cluster) -> Result<()> {
+    let (client, name) = connect(cluster)?;
+    let steps = Steps::default();
+    let nodes: Api<Node> = Api::all(client.clone());
+    let cordon = Patch::Merge(json!({"spec": {"unschedulable": true}}));
+    let cordoning = async {
+        match nodes.patch(&name, &PatchParams::default(), &cordon).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_not_found() => Ok(false),
+            Err(error) => Err(error).context("the node cannot be cordoned"),
+        }
+    };
+    // A Node that somebody deleted has nothing to drain.
+    if !steps.step("cordon", cordoning).await? {
+        return Ok(());
+    }
+    if cluster.running()?.is_none() && !is_drained(&client, &name).await? {
+        bail!(
+            "the agent is not running, so nobody would end its pods; start it with `skiff up{}`",
+            cluster.name_flag()
+        );
+    }
+    let draining = drain(&client, &name, args.force);
+    let draining = async {
+        match tokio::time::timeout(args.timeout, draining).await {
+            Ok(drained) => drained,
+            Err(_) => bail!(
+                "pods are left after {} s; look at `kubectl get pods -A --field-selector spec.nodeName={name}` and at their budgets (`kubectl get pdb -A`)",
+                args.timeout.as_secs()
+            ),
+        }
+    };
+    steps.step("drain", draining).await
+}
+
+/// What becomes of a pod when its node is drained.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    /// It goes with the node: a DaemonSet's, or a static one.
+    Stays,
+    Evict,
+    /// Nobody would make it again elsewhere.
+    Lost,
+}
+
+fn fate(pod: &Pod) -> Fate {
+    let controller = pod
+        .owner_references()
+        .iter()
+        .find(|owner| owner.controller == Some(true));
+    let finished = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .is_some_and(|phase| ["Succeeded", "Failed"].contains(&phase));
+    if pod.annotations().contains_key("kubernetes.io/config.mirror") {
+        return Fate::Stays;
+    }
+    match controller {
+        Some(owner) if owner.kind == "DaemonSet" && !finished => Fate::Stays,
+        Some(_) => Fate::Evict,
+        None if finished => Fate::Evict,
+        None => Fate::Lost,
+    }
+}
+
+/// Whether nothing is left to evict, as after a departure that was cut off.
+async fn is_drained(client: &Client, name: &str) -> Result<bool> {
+    let all: Api<Pod> = Api::all(client.clone());
+    let here = ListParams::default().fields(&format!("spec.nodeName={name}"));
+    let pods = all
+        .list(&here)
+        .await
+        .context("the pods of this node cannot be listed")?;
+    Ok(pods.iter().all(|pod| fate(pod) == Fate::Stays))
+}
+
+async fn drain(client: &Client, name: &str, force: bool) -> Result<()> {
+    let all: Api<Pod> = Api::all(client.clone());
+    let here = ListParams::default().fields(&format!("spec.nodeName={name}"));
+    loop {
+        let pods = all
+            .list(&here)
+            .await
+            .context("the pods of this node cannot be listed")?;
+        let (mut leaving, mut lost) = (Vec::new(), Vec::new());
+        for pod in pods {
+            match fate(&pod) {
+                Fate::Stays => {}
+                Fate::Lost if !force && pod.metadata.deletion_timestamp.is_none() => {
+                    lost.push(format!(
+                        "{}/{}",
+                        pod.namespace().unwrap_or_default(),
+                        pod.name_any()
+                    ));
+                }
+                _ => leaving.push(pod),
+            }
+        }
+        if !lost.is_empty() {
+            bail!(
+                "no controller would make these pods again: {}; delete them, or evict them with --force",
+                lost.join(", ")
+            );
+        }
+        if leaving.is_empty() {
+            return Ok(());
+        }
+        let mut pause = POLL;
+        for pod in leaving
+            .iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+        {
+            let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+            match pods.evict(&pod.name_any(), &EvictParams::default()).await {
+                Ok(_) => {}
+                Err(error) if error.is_not_found() => {}
+                // Its budget allows none now.
+                Err(kube::Error::Api(status)) if status.code == 429 => pause = BUDGET_POLL,
+                Err(error) => {
+                    return Err(error).with_context(|| format!("pod {} cannot be evicted", pod.name_any()));
+                }
+            }
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Says that the node leaves, and waits until the cluster has deleted it. `false`: an administrator must.
+async fn unregister(cluster: &Cluster) -> Result<bool> {
+    let (client, name) = connect(cluster)?;
+    let nodes: Api<Node> = Api::all(client);
+    let mark = Patch::Merge(json!({"metadata": {"annotations": {skiff_controllers::LEAVING: ""}}}));
+    match nodes.patch(&name, &PatchParams::default(), &mark).await {
+        Err(error) if error.is_not_found() => return Ok(true),
+        marked => marked.with_context(|| format!("the Node {name:?} cannot be marked"))?,
+    };
+    let began = Instant::now();
+    while began.elapsed() < DELETION_PATIENCE {
+        if nodes.get_opt(&name).await?.is_none() {
+            return Ok(true);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    #[test]
+    fn who_is_evicted() {
+        let check = |owner: Value, phase: &str, annotations: Value, expected: Fate| {
+            let pod = json!({"metadata": {"name": "p", "ownerReferences": owner, "annotations": annotations},
+                "status": {"phase": phase}});
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            assert_eq!(fate(&pod), expected, "{pod:?}");
+        };
+        let owner = |kind: &str, controller: bool| json!([{"apiVersion": "apps/v1", "kind": kind, "name": "x", "uid": "u", "controller": controller}]);
+        check(owner("ReplicaSet", true), "Running", json!({}), Fate::Evict);
+        check(owner("DaemonSet", true), "Running", json!({}), Fate::Stays);
+        check(owner("DaemonSet", true), "Failed", json!({}), Fate::Evict);
+        check(owner("ReplicaSet", false), "Running", json!({}), Fate::Lost);
+        check(json!([]), "Running", json!({}), Fate::Lost);
+        check(json!([]), "Succeeded", json!({}), Fate::Evict);
+        let mirror = json!({"kubernetes.io/config.mirror": "x"});
+        check(owner("Node", true), "Running", mirror, Fate::Stays);
+    }
+}

@@ -1,0 +1,201 @@
+//! The flags of a machine that is to be a node, by the kubelet's names: of `up`, `server` and `join`.
+
+use anyhow::{Result, bail};
+use clap::Args;
+use k8s_openapi::api::core::v1::Taint;
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
+#[command(next_help_heading = "Node")]
+#[serde(rename_all = "camelCase")]
+pub struct NodeArgs {
+    /// Name of this node [default: the host name]
+    #[arg(long, value_name = "NAME", value_parser = crate::cli::node_name)]
+    pub hostname_override: Option<String>,
+    /// Address that others reach this node by [default: that of the default route]
+    #[arg(long, value_name = "IP", value_parser = node_ip)]
+    pub node_ip: Option<IpAddr>,
+    /// Labels of the node when it registers
+    #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',', value_parser = label)]
+    pub node_labels: Vec<(String, String)>,
+    /// Taints of the node when it registers
+    #[arg(long, value_name = "KEY=VALUE:EFFECT", value_delimiter = ',', value_parser = taint)]
+    pub register_with_taints: Vec<Taint>,
+    /// Run containers by this CRI runtime instead of the embedded one
+    #[arg(long, value_name = "unix://PATH", value_parser = crate::cli::unix_socket)]
+    pub container_runtime_endpoint: Option<String>,
+    /// Sysctls that pods may set besides the safe ones; a name may end in *
+    #[arg(long, value_name = "SYSCTL", value_delimiter = ',', value_parser = crate::cli::sysctl)]
+    pub allowed_unsafe_sysctls: Vec<String>,
+}
+
+impl NodeArgs {
+    /// The name of this node: the flag's, or the machine's.
+    pub fn node_name(&self) -> Result<String> {
+        if let Some(name) = &self.hostname_override {
+            return Ok(name.clone());
+        }
+        let name = rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .to_lowercase();
+        if name.is_empty() || name == "(none)" {
+            bail!(
+                "this machine has no host name; set one, or choose a node name with --hostname-override NAME"
+            );
+        }
+        match crate::cli::node_name(&name) {
+            Ok(name) => Ok(name),
+            Err(why) => bail!(
+                "the host name {name:?} is no name of a node ({why}); choose one with --hostname-override NAME"
+            ),
+        }
+    }
+}
+
+fn node_ip(text: &str) -> Result<IpAddr, String> {
+    let address: IpAddr = text.parse().map_err(|_| "not an IP address".to_owned())?;
+    // As the kubelet: an address of this machine that others can reach it by.
+    let unusable = match address {
+        IpAddr::V4(ip) => ip.is_loopback() || ip.is_multicast() || ip.is_link_local() || ip.is_unspecified(),
+        IpAddr::V6(ip) => ip.is_loopback() || ip.is_multicast() || ip.is_unspecified(),
+    };
+    if unusable {
+        return Err("others cannot reach a machine by this address".to_owned());
+    }
+    Ok(address)
+}
+
+/// Labels below `kubernetes.io` and `k8s.io` that a node may set on itself.
+const OWN_LABELS: [&str; 11] = [
+    "beta.kubernetes.io/arch",
+    "beta.kubernetes.io/instance-type",
+    "beta.kubernetes.io/os",
+    "failure-domain.beta.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "kubernetes.io/arch",
+    "kubernetes.io/hostname",
+    "kubernetes.io/os",
+    "node.kubernetes.io/instance-type",
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+];
+const OWN_NAMESPACES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').unwrap_or((text, ""));
+    if let [why, ..] = skiff_meta::names::qualified_name(key).as_slice() {
+        return Err(why.clone());
+    }
+    if let [why, ..] = skiff_meta::names::label_value(value).as_slice() {
+        return Err(why.clone());
+    }
+    let within = |namespace: &str, domain: &str| {
+        namespace == domain
+            || namespace
+                .strip_suffix(domain)
+                .is_some_and(|rest| rest.ends_with('.'))
+    };
+    let namespace = key.split_once('/').map_or("", |(namespace, _)| namespace);
+    let reserved = within(namespace, "kubernetes.io") || within(namespace, "k8s.io");
+    let own = OWN_LABELS.contains(&key) || OWN_NAMESPACES.iter().any(|own| within(namespace, own));
+    if reserved && !own {
+        return Err(format!(
+            "a node may not set the label {key} on itself; set it with `kubectl label node`"
+        ));
+    }
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+fn taint(text: &str) -> Result<Taint, String> {
+    let wrong = || "write KEY=VALUE:EFFECT, or KEY:EFFECT".to_owned();
+    let (what, effect) = text.rsplit_once(':').ok_or_else(wrong)?;
+    if !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect) {
+        return Err(format!(
+            "{effect:?} is no effect of a taint: NoSchedule, PreferNoSchedule or NoExecute"
+        ));
+    }
+    let (key, value) = match what.split_once('=') {
+        Some((key, value)) => (key, Some(value)),
+        None => (what, None),
+    };
+    let problems = skiff_meta::names::qualified_name(key).into_iter();
+    let problems = problems.chain(skiff_meta::names::label_value(value.unwrap_or_default()));
+    if let Some(why) = problems.into_iter().next() {
+        return Err(why);
+    }
+    Ok(Taint {
+        key: key.to_owned(),
+        value: value.filter(|value| !value.is_empty()).map(str::to_owned),
+        effect: effect.to_owned(),
+        ..Taint::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_a_node_may_set() {
+        let check = |text: &str, expected: Option<(&str, &str)>| {
+            let parsed = label(text).ok();
+            let parsed = parsed.as_ref().map(|(key, value)| (key.as_str(), value.as_str()));
+            assert_eq!(parsed, expected, "{text}");
+        };
+        check("disk=ssd", Some(("disk", "ssd")));
+        check("example.com/rack=", Some(("example.com/rack", "")));
+        check(
+            "topology.kubernetes.io/zone=a",
+            Some(("topology.kubernetes.io/zone", "a")),
+        );
+        check(
+            "gpu.node.kubernetes.io/x=1",
+            Some(("gpu.node.kubernetes.io/x", "1")),
+        );
+        check("node-role.kubernetes.io/control-plane=", None);
+        check("node-restriction.kubernetes.io/x=1", None);
+        check("k8s.io/x=1", None);
+        check("a b=c", None);
+        check("a=b c", None);
+    }
+
+    #[test]
+    fn taints_are_written_as_upstream_does() {
+        let parsed = taint("dedicated=db:NoSchedule").unwrap();
+        assert_eq!(
+            (
+                parsed.key.as_str(),
+                parsed.value.as_deref(),
+                parsed.effect.as_str()
+            ),
+            ("dedicated", Some("db"), "NoSchedule")
+        );
+        assert_eq!(taint("dedicated:NoExecute").unwrap().value, None);
+        for bad in [
+            "dedicated",
+            "dedicated=db",
+            "dedicated:Never",
+            ":NoSchedule",
+            "a b:NoSchedule",
+        ] {
+            assert!(taint(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_others_can_reach() {
+        assert!(node_ip("192.0.2.7").is_ok() && node_ip("fd00::1").is_ok());
+        for bad in [
+            "127.0.0.1",
+            "0.0.0.0",
+            "224.0.0.1",
+            "169.254.1.1",
+            "::1",
+            "example",
+        ] {
+            assert!(node_ip(bad).is_err(), "{bad}");
+        }
+    }
+}
