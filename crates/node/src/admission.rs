@@ -1,21 +1,35 @@
 //! Whether the node takes a pod: the operating system and the node it wants, enough room, and taints that it
 //! must tolerate. The scheduler has looked at most of that; pods also come past it. Pure.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use skiff_pods::requests::{Resources, pod_requests};
+use skiff_pods::requests::{Resources, pod_requests, spec_requests};
 use skiff_pods::{affinity, taints};
 
 use crate::pods;
+use crate::preemption::{Missing, is_critical};
 use crate::resources::{ResourceList, milli_value, value};
 use crate::sysctls::AllowedSysctls;
 
 /// Why not; becomes the reason of a failed pod.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refusal {
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
     pub message: String,
+    /// What the node has too little of, if that is all that is wrong.
+    pub missing: Vec<Missing>,
+}
+
+impl Refusal {
+    pub fn new(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Refusal {
+            reason: reason.into(),
+            message: message.into(),
+            missing: Vec::new(),
+        }
+    }
 }
 
 const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
@@ -44,28 +58,69 @@ pub fn admit(
         .and_then(|s| s.os.as_ref())
         .is_some_and(|os| os.name != "linux")
     {
-        return Err(Refusal {
-            reason: "PodOSNotSupported",
-            message: "Failed to admit pod as the OS field doesn't match node OS".to_owned(),
-        });
+        return Err(Refusal::new(
+            "PodOSNotSupported",
+            "Failed to admit pod as the OS field doesn't match node OS".to_owned(),
+        ));
     }
     app_armor(pod, confinement.app_armor)?;
-    enough_room(pod, others, allocatable)?;
-    let Some(node) = node else { return Ok(()) };
+    undeclared_features(pod)?;
+    let Some(node) = node else {
+        return enough_room(pod, others, allocatable);
+    };
     strict_groups(pod, node)?;
+    let room = enough_room(pod, others, &with_extended(allocatable, node));
+    match (room, fits_node(pod, others, node)) {
+        (Ok(()), rest) => rest,
+        (Err(room), Ok(())) => Err(room),
+        // Room would not help.
+        (Err(_), Err(rest)) if is_critical(pod) => Err(rest),
+        (Err(room), Err(_)) => Err(Refusal {
+            missing: Vec::new(),
+            ..room
+        }),
+    }
+}
+
+/// What the node has, with the resources that others have given it.
+fn with_extended(allocatable: &ResourceList, node: &Node) -> ResourceList {
+    let given = node.status.as_ref().and_then(|status| status.allocatable.clone());
+    let mut all = given.unwrap_or_default();
+    all.extend(allocatable.clone());
+    all
+}
+
+/// COMPAT: upstream calls what a pod needs of its node a declared feature.
+fn undeclared_features(pod: &Pod) -> Result<(), Refusal> {
+    let spec = pod.spec.iter();
+    let containers = spec.flat_map(|spec| {
+        spec.containers
+            .iter()
+            .chain(spec.init_containers.iter().flatten())
+    });
+    let mut rules = containers.flat_map(|container| container.restart_policy_rules.iter().flatten());
+    if rules.any(|rule| rule.action == "RestartAllContainers") {
+        return Err(Refusal::new(
+            "PodFeatureUnsupported",
+            "Pod requires node features that are not available: RestartAllContainersOnContainerExits",
+        ));
+    }
+    Ok(())
+}
+
+fn fits_node(pod: &Pod, others: &[Arc<Pod>], node: &Node) -> Result<(), Refusal> {
     if !{ pod.spec.as_ref() }.is_none_or(|spec| affinity::required_affinity_matches(spec, node)) {
-        return Err(Refusal {
-            reason: NODE_AFFINITY,
-            message: "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
-                .to_owned(),
-        });
+        return Err(Refusal::new(
+            NODE_AFFINITY,
+            "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector".to_owned(),
+        ));
     }
     if !free_ports(pod, others) {
-        return Err(Refusal {
-            reason: "NodePorts",
-            message: "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"
+        return Err(Refusal::new(
+            "NodePorts",
+            "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"
                 .to_owned(),
-        });
+        ));
     }
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref());
     let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref());
@@ -75,11 +130,10 @@ pub fn admit(
         |taint| taint.effect == "NoExecute",
     );
     if untolerated.is_some() {
-        return Err(Refusal {
-            reason: "TaintToleration",
-            message: "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate"
-                .to_owned(),
-        });
+        return Err(Refusal::new(
+            "TaintToleration",
+            "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate".to_owned(),
+        ));
     }
     Ok(())
 }
@@ -104,10 +158,10 @@ fn app_armor(pod: &Pod, enabled: bool) -> Result<(), Refusal> {
         .flatten()
         .any(|(key, value)| key.starts_with(APP_ARMOR_ANNOTATION) && value != "unconfined");
     if confined || annotated {
-        return Err(Refusal {
-            reason: "AppArmor",
-            message: "Cannot enforce AppArmor: AppArmor is not enabled on the host".to_owned(),
-        });
+        return Err(Refusal::new(
+            "AppArmor",
+            "Cannot enforce AppArmor: AppArmor is not enabled on the host".to_owned(),
+        ));
     }
     Ok(())
 }
@@ -118,10 +172,10 @@ fn strict_groups(pod: &Pod, node: &Node) -> Result<(), Refusal> {
     if context.and_then(|c| c.supplemental_groups_policy.as_deref()) == Some("Strict")
         && features.and_then(|f| f.supplemental_groups_policy) != Some(true)
     {
-        return Err(Refusal {
-            reason: "SupplementalGroupsPolicyNotSupported",
-            message: "SupplementalGroupsPolicy=Strict is not supported in this node".to_owned(),
-        });
+        return Err(Refusal::new(
+            "SupplementalGroupsPolicyNotSupported",
+            "SupplementalGroupsPolicy=Strict is not supported in this node".to_owned(),
+        ));
     }
     Ok(())
 }
@@ -169,53 +223,41 @@ fn host_ports(pod: &Pod) -> Vec<HostPort<'_>> {
 }
 
 fn enough_room(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Result<(), Refusal> {
-    let wanted = pod_requests(pod);
+    // What a pod asks for, not what it has: it may be one that is resized.
+    let wanted = pod.spec.as_ref().map(spec_requests).unwrap_or_default();
     let mut taken = Resources::default();
     others.iter().for_each(|other| taken.add(&pod_requests(other)));
-    let capacity =
-        |name: &str, measure: fn(&k8s_openapi::apimachinery::pkg::api::resource::Quantity) -> i64| {
-            allocatable.get(name).map_or(0, measure)
+    let capacity = |name: &str| {
+        allocatable
+            .get(name)
+            .map(if name == "cpu" { milli_value } else { value })
+    };
+    // COMPAT: what the node does not have at all is the cluster's business, and counts for nothing here.
+    let others_wanted = wanted.others.keys().filter(|name| capacity(name).is_some());
+    let names = ["pods", "cpu", "memory", "ephemeral-storage"].into_iter();
+    let mut refusal: Option<Refusal> = None;
+    for name in names.chain(others_wanted.map(String::as_str)) {
+        let (requested, used) = match name {
+            "pods" => (1, i64::try_from(others.len()).unwrap_or(i64::MAX)),
+            name => (wanted.get(name), taken.get(name)),
         };
-    let checks = [
-        (
-            "OutOfpods",
-            "pods",
-            1,
-            i64::try_from(others.len()).unwrap_or(i64::MAX),
-            capacity("pods", value),
-        ),
-        (
-            "OutOfcpu",
-            "cpu",
-            wanted.milli_cpu,
-            taken.milli_cpu,
-            capacity("cpu", milli_value),
-        ),
-        (
-            "OutOfmemory",
-            "memory",
-            wanted.memory,
-            taken.memory,
-            capacity("memory", value),
-        ),
-        (
-            "OutOfephemeral-storage",
-            "ephemeral-storage",
-            wanted.ephemeral_storage,
-            taken.ephemeral_storage,
-            capacity("ephemeral-storage", value),
-        ),
-    ];
-    for (reason, resource, requested, used, capacity) in checks {
+        let capacity = capacity(name).unwrap_or(0);
         // Asking for nothing always fits, even on a node that is over-full.
-        if requested > 0 && requested > capacity - used {
-            let message = format!(
-                "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
-            );
-            return Err(Refusal { reason, message });
+        if requested <= 0 || requested <= capacity - used {
+            continue;
         }
+        let missing = (name.to_owned(), requested - (capacity - used));
+        let refusal = refusal.get_or_insert_with(|| {
+            Refusal::new(
+                format!("OutOf{name}"),
+                format!(
+                    "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
+                ),
+            )
+        });
+        refusal.missing.push(missing);
     }
-    Ok(())
+    refusal.map_or(Ok(()), Err)
 }
 
 #[cfg(test)]
@@ -248,7 +290,10 @@ mod tests {
                 },
             )
             .err();
-            assert_eq!(found.as_ref().map(|r| (r.reason, r.message.as_str())), expected);
+            assert_eq!(
+                found.as_ref().map(|r| (r.reason.as_ref(), r.message.as_str())),
+                expected
+            );
         };
         check(pod("2", "1Gi"), vec![], None);
         check(
@@ -289,6 +334,63 @@ mod tests {
     }
 
     #[test]
+    fn extended_resources_and_features() {
+        let check = |spec: serde_json::Value,
+                     others: &[Arc<Pod>],
+                     expected: Option<&str>,
+                     missing: &[(&str, i64)]| {
+            let node: Node = serde_json::from_value(json!({"metadata": {"name": "n1"},
+                "status": {"allocatable": {"example.com/dongle": "3", "hugepages-2Mi": "4Mi", "cpu": "99"}}}))
+            .unwrap();
+            let pod: Pod = serde_json::from_value(json!({ "spec": spec })).unwrap();
+            let allocatable: ResourceList =
+                serde_json::from_value(json!({"pods": "10", "cpu": "1", "hugepages-2Mi": "2Mi"})).unwrap();
+            let confinement = Confinement {
+                sysctls: &AllowedSysctls::default(),
+                app_armor: false,
+            };
+            let found = admit(&pod, others, &allocatable, Some(&node), &confinement).err();
+            assert_eq!(
+                found.as_ref().map(|refusal| refusal.reason.as_ref()),
+                expected,
+                "{pod:?}"
+            );
+            let short = found.map(|refusal| refusal.missing).unwrap_or_default();
+            let short: Vec<(&str, i64)> = short.iter().map(|(n, q)| (n.as_str(), *q)).collect();
+            assert_eq!(short, missing, "{pod:?}");
+        };
+        let asks = |amounts: serde_json::Value| json!({"containers": [{"name": "c", "resources": {"requests": amounts}}]});
+        let other: Arc<Pod> = Arc::new(
+            serde_json::from_value(json!({"spec": asks(json!({"example.com/dongle": "2"}))})).unwrap(),
+        );
+        let others = [other];
+        check(asks(json!({"example.com/dongle": "1"})), &others, None, &[]);
+        check(
+            asks(json!({"example.com/dongle": "3", "cpu": "2"})),
+            &others,
+            Some("OutOfcpu"),
+            &[("cpu", 1000), ("example.com/dongle", 2)],
+        );
+        check(
+            asks(json!({"hugepages-2Mi": "4Mi"})),
+            &[],
+            Some("OutOfhugepages-2Mi"),
+            &[("hugepages-2Mi", 2 << 20)],
+        );
+        // Nobody on the node knows it.
+        check(asks(json!({"example.com/other": "1"})), &[], None, &[]);
+        // Room alone would not help.
+        let mut elsewhere = asks(json!({"cpu": "2"}));
+        elsewhere["nodeSelector"] = json!({"disk": "ssd"});
+        check(elsewhere.clone(), &[], Some("OutOfcpu"), &[]);
+        elsewhere["priority"] = json!(2_000_000_000);
+        check(elsewhere, &[], Some(NODE_AFFINITY), &[]);
+        let rules = json!({"containers": [{"name": "c", "restartPolicy": "Never", "restartPolicyRules": [
+            {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]}]});
+        check(rules, &[], Some("PodFeatureUnsupported"), &[]);
+    }
+
+    #[test]
     fn nodes_and_taints() {
         let check = |spec: serde_json::Value, expected: Option<&str>| {
             let node: Node = serde_json::from_value(json!({
@@ -315,7 +417,11 @@ mod tests {
                 },
             )
             .err();
-            assert_eq!(found.map(|refusal| refusal.reason), expected, "{pod:?}");
+            assert_eq!(
+                found.as_ref().map(|refusal| refusal.reason.as_ref()),
+                expected,
+                "{pod:?}"
+            );
         };
         let term = |term: serde_json::Value| {
             json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
+use skiff_pods::requests::spec_requests;
 
+use crate::machine::{huge_page_file_name, huge_page_name};
 use crate::pods;
 use crate::resources::{
-    CgroupResources, MIN_SHARES, QUOTA_PERIOD, QosClass, cpu_request_milli, milli_cpu_to_shares,
-    pod_cgroup_resources, pod_total, qos_class,
+    CgroupResources, MIN_SHARES, QUOTA_PERIOD, QosClass, milli_cpu_to_shares, pod_cgroup_resources, qos_class,
 };
 
 /// Where the hierarchies are mounted.
@@ -93,9 +94,43 @@ const CONTROLLERS: [&str; 12] = [
 /// On v1 these get a pod directory from us; the runtime makes what it needs in the others.
 const MANAGED_V1: [&str; 3] = ["cpu", "memory", "pids"];
 
+/// The kernel counts memory limits in pages.
+const PAGE: i64 = 4096;
+/// What v1 shows where there is no limit is the largest number of whole pages.
+const UNLIMITED_V1: i64 = i64::MAX / PAGE * PAGE;
+
+/// A pod's cgroup as it is and as it shall be. On v2 `cpu_shares` are weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodConfig {
+    pub current: CgroupResources,
+    pub wanted: CgroupResources,
+}
+
+impl PodConfig {
+    /// A limit that is not asked for is left as it is.
+    pub fn differs(&self) -> bool {
+        let (current, wanted) = (&self.current, &self.wanted);
+        let limit = |wanted: Option<i64>, current: Option<i64>| wanted.is_some() && wanted != current;
+        wanted.cpu_shares != current.cpu_shares
+            || limit(wanted.cpu_quota, current.cpu_quota)
+            || limit(wanted.memory_limit, current.memory_limit)
+    }
+}
+
+/// What of a pod's cgroup is changed at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Memory,
+    Quota,
+    Shares,
+}
+
 pub struct Cgroups {
     hierarchies: Hierarchies,
     root: String,
+    pod_max_pids: Option<i64>,
+    /// The sizes of huge pages, in KiB.
+    page_sizes: Vec<u64>,
     /// CPU requests of burstable pods, whose sum is the weight of their common parent.
     burstable: Mutex<HashMap<String, i64>>,
 }
@@ -114,7 +149,18 @@ impl Cgroups {
         Cgroups {
             hierarchies,
             root: root.trim_matches('/').to_owned(),
+            pod_max_pids: None,
+            page_sizes: Vec::new(),
             burstable: Mutex::default(),
+        }
+    }
+
+    /// Limits that all pods get when their cgroups are made.
+    pub fn with_limits(self, pod_max_pids: Option<i64>, page_sizes: Vec<u64>) -> Self {
+        Cgroups {
+            pod_max_pids,
+            page_sizes,
+            ..self
         }
     }
 
@@ -143,25 +189,145 @@ impl Cgroups {
         Ok(())
     }
 
+    /// Makes the pod's cgroup with its shares and limits. One that is there keeps what it has: to change that is a
+    /// resize, whose order matters.
     pub fn create_pod(&self, pod: &Pod) -> io::Result<()> {
-        let CgroupResources {
-            cpu_shares,
-            cpu_quota,
-            memory_limit,
-        } = pod_cgroup_resources(pod);
-        self.make(&self.pod_path(pod), Some(cpu_shares), cpu_quota, memory_limit)?;
+        let path = self.pod_path(pod);
+        if !self.exists(&path) {
+            let wanted = pod_cgroup_resources(pod);
+            self.make(
+                &path,
+                Some(wanted.cpu_shares),
+                wanted.cpu_quota,
+                wanted.memory_limit,
+            )?;
+            self.limit_the_rest(pod, &path)?;
+        }
         if qos_class(pod) == QosClass::Burstable {
+            let requested = pod.spec.as_ref().map_or(0, |spec| spec_requests(spec).milli_cpu);
             let total = {
                 let mut burstable = self.burstable.lock();
-                burstable.insert(
-                    pods::uid(pod).to_owned(),
-                    pod_total(pod, "cpu", cpu_request_milli),
-                );
-                burstable.values().sum()
+                let before = burstable.insert(pods::uid(pod).to_owned(), requested);
+                (before != Some(requested)).then(|| burstable.values().sum())
             };
-            self.weigh_burstable(total);
+            if let Some(total) = total {
+                self.weigh_burstable(total);
+            }
         }
         Ok(())
+    }
+
+    /// What cannot be changed while the pod lives: processes and huge pages.
+    fn limit_the_rest(&self, pod: &Pod, path: &str) -> io::Result<()> {
+        let requests = pod.spec.as_ref().map(spec_requests).unwrap_or_default();
+        let huge = self.page_sizes.iter().map(|kib| {
+            let amount = requests.get(&format!("hugepages-{}", huge_page_name(*kib)));
+            (huge_page_file_name(*kib), amount)
+        });
+        let directory = |controller: &str| match &self.hierarchies {
+            Hierarchies::None => None,
+            Hierarchies::V1 { controllers, .. } => controllers.get(controller).map(|mount| join(mount, path)),
+            Hierarchies::V2(mount) => Some(join(mount, path)),
+        };
+        if let (Some(limit), Some(directory)) = (self.pod_max_pids, directory("pids")) {
+            write_value(&directory.join("pids.max"), &limit.to_string())?;
+        }
+        let v2 = matches!(self.hierarchies, Hierarchies::V2(_));
+        let Some(directory) = directory("hugetlb") else {
+            return Ok(());
+        };
+        if !v2 {
+            std::fs::create_dir_all(&directory)?;
+        }
+        let end = if v2 { "max" } else { "limit_in_bytes" };
+        for (size, amount) in huge {
+            let file = directory.join(format!("hugetlb.{size}.{end}"));
+            // On v2 the controller may not have been handed down.
+            if !v2 || file.exists() {
+                write_value(&file, &amount.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn exists(&self, path: &str) -> bool {
+        match &self.hierarchies {
+            Hierarchies::None => true,
+            Hierarchies::V1 { controllers, .. } => MANAGED_V1
+                .iter()
+                .filter_map(|controller| controllers.get(*controller))
+                .all(|mount| join(mount, path).is_dir()),
+            Hierarchies::V2(mount) => join(mount, path).is_dir(),
+        }
+    }
+
+    /// What the pod's cgroup has, and what it shall have, both as the kernel counts. `None` where pods have no cgroups.
+    pub fn pod_config(&self, pod: &Pod) -> io::Result<Option<PodConfig>> {
+        let path = self.pod_path(pod);
+        let wanted = pod_cgroup_resources(pod);
+        let in_pages = |limit: i64| limit / PAGE * PAGE;
+        let (current, shares) = match &self.hierarchies {
+            Hierarchies::None => return Ok(None),
+            Hierarchies::V1 { controllers, .. } => {
+                let read = |controller: &str, file: &str| match controllers.get(controller) {
+                    Some(mount) => read_number(&join(mount, &path).join(file)).map(Some),
+                    None => Ok(None),
+                };
+                let current = CgroupResources {
+                    cpu_shares: read("cpu", "cpu.shares")?.unwrap_or(wanted.cpu_shares),
+                    cpu_quota: read("cpu", "cpu.cfs_quota_us")?.filter(|quota| *quota > 0),
+                    memory_limit: read("memory", "memory.limit_in_bytes")?
+                        .filter(|limit| *limit < UNLIMITED_V1),
+                };
+                (current, wanted.cpu_shares)
+            }
+            Hierarchies::V2(mount) => {
+                let directory = join(mount, &path);
+                let quota = std::fs::read_to_string(directory.join("cpu.max"))?;
+                let memory = std::fs::read_to_string(directory.join("memory.max"))?;
+                let current = CgroupResources {
+                    cpu_shares: read_number(&directory.join("cpu.weight"))?,
+                    cpu_quota: quota
+                        .split_whitespace()
+                        .next()
+                        .and_then(|quota| quota.parse().ok()),
+                    memory_limit: memory.trim().parse().ok(),
+                };
+                (current, shares_to_weight(wanted.cpu_shares))
+            }
+        };
+        Ok(Some(PodConfig {
+            current,
+            wanted: CgroupResources {
+                cpu_shares: shares,
+                cpu_quota: wanted.cpu_quota,
+                memory_limit: wanted.memory_limit.map(in_pages),
+            },
+        }))
+    }
+
+    /// Gives the pod's cgroup one part of what the pod asks for.
+    pub fn set_pod(&self, pod: &Pod, part: Part) -> io::Result<()> {
+        let path = self.pod_path(pod);
+        let wanted = pod_cgroup_resources(pod);
+        match part {
+            Part::Memory => self.make(&path, None, None, wanted.memory_limit),
+            Part::Quota => self.make(&path, None, wanted.cpu_quota, None),
+            Part::Shares => self.make(&path, Some(wanted.cpu_shares), None, None),
+        }
+    }
+
+    /// The memory that all of the pod uses, page cache included.
+    pub fn pod_memory(&self, pod: &Pod) -> io::Result<i64> {
+        let path = self.pod_path(pod);
+        match &self.hierarchies {
+            Hierarchies::None => Err(io::Error::other("pods have no cgroups")),
+            Hierarchies::V1 { controllers, .. } => match controllers.get("memory") {
+                Some(mount) => read_number(&join(mount, &path).join("memory.usage_in_bytes")),
+                None => Err(io::Error::other("there is no memory controller")),
+            },
+            Hierarchies::V2(mount) => read_number(&join(mount, &path).join("memory.current")),
+        }
     }
 
     fn weigh_burstable(&self, total_milli: i64) {
@@ -273,6 +439,19 @@ impl Cgroups {
 
 fn join(mount: &Path, path: &str) -> PathBuf {
     mount.join(path.trim_start_matches('/'))
+}
+
+fn read_number(file: &Path) -> io::Result<i64> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;
+    // A counter may be larger than what is signed.
+    let number = text
+        .trim()
+        .parse::<u64>()
+        .map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+    number
+        .or_else(|_| text.trim().parse::<i64>())
+        .map_err(|e| io::Error::other(format!("{}: {e}", file.display())))
 }
 
 fn write_value(file: &Path, value: &str) -> io::Result<()> {
@@ -415,6 +594,54 @@ mod tests {
         assert_eq!(cgroups.pods(), ["u1", "u2"]);
         cgroups.remove_pod("u2").unwrap();
         assert!(!named.exists());
+    }
+
+    #[test]
+    fn a_cgroup_keeps_what_it_has_until_it_is_resized() {
+        let dir = tempfile::tempdir().unwrap();
+        let map = ["cpu", "memory", "pids", "hugetlb"].map(|c| (c.to_owned(), dir.path().join(c)));
+        let mounts = map.iter().map(|(_, mount)| mount.clone()).collect();
+        let hierarchies = Hierarchies::V1 {
+            controllers: HashMap::from(map),
+            mounts,
+        };
+        let cgroups = Cgroups::with_hierarchies("t", hierarchies).with_limits(Some(77), vec![2048, 1 << 20]);
+        let pod = |cpu: &str, memory: &str| -> Pod {
+            serde_json::from_value(
+                json!({"metadata": {"uid": "u1"}, "status": {"qosClass": "Guaranteed"},
+                "spec": {"containers": [{"name": "a", "resources": {
+                    "requests": {"cpu": cpu, "memory": memory, "hugepages-2Mi": "4Mi"},
+                    "limits": {"cpu": cpu, "memory": memory, "hugepages-2Mi": "4Mi"}}}]}}),
+            )
+            .unwrap()
+        };
+        cgroups.create_pod(&pod("1", "64Mi")).unwrap();
+        let read = |file: &str| std::fs::read_to_string(dir.path().join(file)).unwrap();
+        assert_eq!(read("pids/t/kubepods/podu1/pids.max"), "77");
+        assert_eq!(
+            read("hugetlb/t/kubepods/podu1/hugetlb.2MB.limit_in_bytes"),
+            "4194304"
+        );
+        assert_eq!(read("hugetlb/t/kubepods/podu1/hugetlb.1GB.limit_in_bytes"), "0");
+        assert!(!cgroups.pod_config(&pod("1", "64Mi")).unwrap().unwrap().differs());
+        let wanted = pod("2", "128Mi");
+        cgroups.create_pod(&wanted).unwrap();
+        let config = cgroups.pod_config(&wanted).unwrap().unwrap();
+        assert!(config.differs());
+        assert_eq!(
+            (config.current.cpu_shares, config.wanted.cpu_shares),
+            (1024, 2048)
+        );
+        assert_eq!(
+            (config.current.memory_limit, config.wanted.memory_limit),
+            (Some(64 << 20), Some(128 << 20))
+        );
+        for part in [Part::Memory, Part::Quota, Part::Shares] {
+            cgroups.set_pod(&wanted, part).unwrap();
+        }
+        let config = cgroups.pod_config(&wanted).unwrap().unwrap();
+        assert!(!config.differs(), "{config:?}");
+        assert_eq!(config.current.cpu_quota, Some(200_000));
     }
 
     #[test]

@@ -44,6 +44,8 @@ pub struct NodeConfig {
     /// Known before the API assigns one (a single node); else the node waits for `spec.podCIDR`.
     pub pod_cidrs: Vec<String>,
     pub max_pods: u32,
+    /// Processes and threads of one pod; `None` is as many as the machine allows.
+    pub pod_max_pids: Option<i64>,
     /// How many images are pulled at once.
     pub max_parallel_image_pulls: usize,
     pub node_labels: Vec<(String, String)>,
@@ -87,6 +89,7 @@ impl NodeConfig {
             cni_config: None,
             pod_cidrs: Vec::new(),
             max_pods: 110,
+            pod_max_pids: None,
             max_parallel_image_pulls: 4,
             node_labels: Vec::new(),
             register_taints: Vec::new(),

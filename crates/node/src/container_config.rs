@@ -3,15 +3,16 @@
 
 use std::collections::HashMap;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use skiff_cri::v1;
 
 use crate::expansion::expand;
 use crate::images::ImageInfo;
+use crate::machine::{huge_page_file_name, huge_page_name};
 use crate::observed::{container_hash, labels};
 use crate::resources::{
-    QUOTA_PERIOD, cpu_request_milli, limit_milli, limit_value, milli_cpu_to_quota, milli_cpu_to_shares,
-    oom_score_adj,
+    QUOTA_PERIOD, cpu_request_milli, limit, limit_milli, limit_value, milli_cpu_to_quota,
+    milli_cpu_to_shares, oom_score_adj, value,
 };
 use crate::runtime::log_path;
 use crate::sandbox_config::identity_labels;
@@ -25,6 +26,8 @@ pub struct ContainerInputs<'a> {
     pub env: &'a [(String, String)],
     pub mounts: Vec<v1::Mount>,
     pub memory_capacity: i64,
+    /// In KiB.
+    pub page_sizes: &'a [u64],
     pub seccomp_root: &'a str,
     /// The container whose processes an ephemeral container shall see.
     pub target_container_id: Option<String>,
@@ -39,6 +42,7 @@ pub fn container_config(inputs: ContainerInputs<'_>) -> v1::ContainerConfig {
         env,
         mounts,
         memory_capacity,
+        page_sizes,
         seccomp_root,
         target_container_id,
     } = inputs;
@@ -95,7 +99,7 @@ pub fn container_config(inputs: ContainerInputs<'_>) -> v1::ContainerConfig {
         stdin_once: container.stdin_once == Some(true),
         tty: container.tty == Some(true),
         linux: Some(v1::LinuxContainerConfig {
-            resources: Some(linux_resources(pod, container, memory_capacity)),
+            resources: Some(linux_resources(pod, container, memory_capacity, page_sizes)),
             security_context: Some(security),
         }),
         stop_signal,
@@ -103,7 +107,29 @@ pub fn container_config(inputs: ContainerInputs<'_>) -> v1::ContainerConfig {
     }
 }
 
-fn linux_resources(pod: &Pod, container: &Container, memory_capacity: i64) -> v1::LinuxContainerResources {
+/// Of every size that the machine has: what is not asked for is not to be had.
+fn huge_page_limits(
+    of_pod: Option<&ResourceRequirements>,
+    own: Option<&ResourceRequirements>,
+    page_sizes: &[u64],
+) -> Vec<v1::HugepageLimit> {
+    let one = |kib: &u64| {
+        let name = format!("hugepages-{}", huge_page_name(*kib));
+        let asked = limit(own, &name).or_else(|| limit(of_pod, &name));
+        v1::HugepageLimit {
+            page_size: huge_page_file_name(*kib),
+            limit: asked.map_or(0, |amount| u64::try_from(value(amount)).unwrap_or(0)),
+        }
+    };
+    page_sizes.iter().map(one).collect()
+}
+
+fn linux_resources(
+    pod: &Pod,
+    container: &Container,
+    memory_capacity: i64,
+    page_sizes: &[u64],
+) -> v1::LinuxContainerResources {
     let own = container.resources.as_ref();
     let of_pod = pod.spec.as_ref().and_then(|s| s.resources.as_ref());
     // A limit that only the pod has still bounds each container.
@@ -119,6 +145,7 @@ fn linux_resources(pod: &Pod, container: &Container, memory_capacity: i64) -> v1
         cpu_shares: milli_cpu_to_shares(cpu_request_milli(own, "cpu")),
         memory_limit_in_bytes: memory_limit,
         oom_score_adj: oom_score_adj(pod, container, memory_capacity),
+        hugepage_limits: huge_page_limits(of_pod, own, page_sizes),
         ..Default::default()
     }
 }
@@ -159,7 +186,7 @@ mod tests {
     fn a_container() {
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"},
             "spec": {"terminationGracePeriodSeconds": 5, "containers": [{"name": "c", "image": "i:1", "command": ["$(A)"], "args": ["$$(A)", "$(NO)"],
-                "tty": true, "resources": {"requests": {"cpu": "250m"}, "limits": {"cpu": "500m", "memory": "32Mi"}}}]}})).unwrap();
+                "tty": true, "resources": {"requests": {"cpu": "250m"}, "limits": {"cpu": "500m", "memory": "32Mi", "hugepages-2Mi": "4Mi"}}}]}})).unwrap();
         let container = &pod.spec.as_ref().unwrap().containers[0];
         let image = ImageInfo {
             id: "sha256:1".into(),
@@ -174,6 +201,7 @@ mod tests {
             env: &[("A".into(), "b".into())],
             mounts: vec![],
             memory_capacity: 1 << 30,
+            page_sizes: &[2048, 1 << 20],
             seccomp_root: "",
             target_container_id: None,
         });
@@ -194,6 +222,12 @@ mod tests {
             ),
             (256, 50_000, 32 << 20)
         );
+        let huge: Vec<(&str, u64)> = resources
+            .hugepage_limits
+            .iter()
+            .map(|limit| (limit.page_size.as_str(), limit.limit))
+            .collect();
+        assert_eq!(huge, [("2MB", 4 << 20), ("1GB", 0)]);
         assert_eq!(linux.security_context.unwrap().run_as_user.unwrap().value, 7);
     }
 }

@@ -27,8 +27,8 @@ pub enum EnvError {
         namespace: String,
         name: String,
     },
-    #[error("environment variable {0:?} reads a file, which this node does not do yet")]
-    FileKeyRef(String),
+    #[error("environment variable key {key:?} not found in file {path:?}")]
+    NoFileKey { key: String, path: String },
     #[error(transparent)]
     Field(#[from] FieldError),
 }
@@ -38,6 +38,8 @@ pub enum EnvError {
 pub struct Sources {
     pub config_maps: HashMap<String, Arc<ConfigMap>>,
     pub secrets: HashMap<String, Arc<Secret>>,
+    /// What files of volumes say, by the name of the variable.
+    pub from_files: HashMap<String, String>,
 }
 
 /// The names of the ConfigMaps and Secrets that the container's environment needs.
@@ -144,8 +146,17 @@ pub fn environment(
                         None if optional => None,
                         None => return Err(EnvError::NoSecret(key.name.clone())),
                     }
-                } else if from.file_key_ref.is_some() {
-                    return Err(EnvError::FileKeyRef(variable.name.clone()));
+                } else if let Some(key) = &from.file_key_ref {
+                    match sources.from_files.get(&variable.name) {
+                        Some(value) => Some(value.clone()),
+                        None if key.optional == Some(true) => None,
+                        None => {
+                            return Err(EnvError::NoFileKey {
+                                key: key.key.clone(),
+                                path: key.path.clone(),
+                            });
+                        }
+                    }
                 } else {
                     Some(String::new())
                 };
@@ -258,6 +269,7 @@ mod tests {
         let sources = Sources {
             config_maps: HashMap::from([("m".to_owned(), Arc::new(map))]),
             secrets: HashMap::from([("s".to_owned(), Arc::new(secret))]),
+            from_files: HashMap::from([("F".to_owned(), "of a file".to_owned())]),
         };
         let services = BTreeMap::from([("SVC_SERVICE_HOST".to_owned(), "10.0.0.9".to_owned())]);
         environment(&pod, &container, &sources, &services, &NodeFacts::default())
@@ -279,6 +291,23 @@ mod tests {
             json!([{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)-$(SVC_SERVICE_HOST)-$(C)"}]),
             json!([]),
             &[("A", "1"), ("B", "1-10.0.0.9-$(C)")],
+        );
+        let of_file = |name: &str, optional: bool| {
+            let key = json!({"volumeName": "v", "path": "env", "key": "K", "optional": optional});
+            json!({"name": name, "valueFrom": {"fileKeyRef": key}})
+        };
+        check(
+            json!([of_file("F", false), of_file("G", true)]),
+            json!([]),
+            &[("F", "of a file")],
+        );
+        let missing = environment_of(json!({"name": "c", "env": [of_file("G", false)]}));
+        assert_eq!(
+            missing,
+            Err(EnvError::NoFileKey {
+                key: "K".into(),
+                path: "env".into()
+            })
         );
         check(
             json!([{"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},

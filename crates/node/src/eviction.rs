@@ -12,7 +12,7 @@ use crate::kubelet::Kubelet;
 use crate::observed::labels;
 use crate::pod_state::PodState;
 use crate::pods;
-use crate::resources::{limit, limit_value, pod_total, value};
+use crate::resources::{limit, value};
 use crate::runtime::pod_log_dir;
 use crate::volumes;
 
@@ -50,9 +50,16 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.spec.iter().flat_map(|spec| &spec.containers)
 }
 
+fn storage_limit(pod: &Pod) -> i64 {
+    let spec = pod.spec.as_ref();
+    spec.map_or(0, |spec| {
+        skiff_pods::requests::spec_limits(spec).ephemeral_storage
+    })
+}
+
 /// Whether the pod has a limit on ephemeral storage, of a container or of its own.
 fn limits_storage(pod: &Pod) -> bool {
-    pod_total(pod, RESOURCE, limit_value) > 0
+    storage_limit(pod) > 0
 }
 
 /// Why the pod is evicted, if it is.
@@ -67,7 +74,7 @@ fn over_limit(pod: &Pod, usage: &Usage) -> Option<String> {
             ));
         }
     }
-    let total = pod_total(pod, RESOURCE, limit_value);
+    let total = storage_limit(pod);
     let used: u64 = usage.empty_dirs.values().chain(usage.containers.values()).sum();
     if u64::try_from(total).is_ok_and(|total| total > 0 && used > total) {
         return Some(format!(

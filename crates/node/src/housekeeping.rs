@@ -14,6 +14,8 @@ use crate::observed::ContainerState;
 const ORPHAN_PERIOD: Duration = Duration::from_secs(10);
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 const LIMIT_PERIOD: Duration = Duration::from_secs(10);
+/// Resizes that wait are tried again when room becomes free; this is for what was missed.
+const RESIZE_PERIOD: Duration = Duration::from_secs(60);
 /// A pod nobody knows gets little time.
 const ORPHAN_GRACE: i64 = 1;
 
@@ -21,9 +23,12 @@ impl Kubelet {
     /// Runs only once the list of pods is complete: before that, everything would look like an orphan.
     pub async fn run_housekeeping(self: Arc<Self>) {
         self.pods.synced().await;
+        self.pods_listed.store(true, std::sync::atomic::Ordering::SeqCst);
+        self.retry_resizes();
         let mut orphans = tokio::time::interval(ORPHAN_PERIOD);
         let mut logs = tokio::time::interval(LOG_PERIOD);
         let mut limits = tokio::time::interval(LIMIT_PERIOD);
+        let mut resizes = tokio::time::interval(RESIZE_PERIOD);
         // Measuring a large volume may take longer than that.
         limits.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -32,6 +37,7 @@ impl Kubelet {
                 _ = orphans.tick() => self.remove_orphans().await,
                 _ = logs.tick() => self.rotate_logs().await,
                 _ = limits.tick() => self.evict_over_limits().await,
+                _ = resizes.tick() => self.retry_waiting_resizes(),
             }
         }
     }
@@ -70,7 +76,7 @@ impl Kubelet {
             if outlines.contains_key(&uid) || self.is_known(&uid) {
                 continue;
             }
-            if let Err(error) = std::fs::remove_dir_all(&logs) {
+            if let Err(error) = skiff_fs::remove_tree(&logs) {
                 tracing::warn!(%error, logs = %logs.display(), "cannot remove the logs that a pod left behind");
             }
         }

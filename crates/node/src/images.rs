@@ -53,6 +53,24 @@ impl ImageInfo {
     }
 }
 
+/// An image that is mounted as a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageVolume {
+    pub id: String,
+    /// As the pod names it.
+    pub reference: String,
+}
+
+/// An image, for whom, and how it may be had.
+struct Wanted<'a> {
+    /// What events are about.
+    reference: &'a ObjectReference,
+    /// Of the container or the volume.
+    name: &'a str,
+    image: &'a str,
+    policy: Option<&'a str>,
+}
+
 pub struct Images {
     runtime: Runtime,
     recorder: EventRecorder,
@@ -87,8 +105,51 @@ impl Images {
         secrets: &[Arc<Secret>],
         sandbox_config: &v1::PodSandboxConfig,
     ) -> Result<ImageInfo, ImageError> {
-        let requested = container.image.as_deref().unwrap_or_default();
-        let reference = pods::container_reference(pod, &container.name);
+        let wanted = Wanted {
+            reference: &pods::container_reference(pod, &container.name),
+            name: &container.name,
+            image: container.image.as_deref().unwrap_or_default(),
+            policy: container.image_pull_policy.as_deref(),
+        };
+        self.ensure_wanted(pod, &wanted, secrets, sandbox_config).await
+    }
+
+    /// Sees to it that the images of volumes are here, whether or not a container mounts them.
+    pub async fn ensure_volumes(
+        &self,
+        pod: &Pod,
+        secrets: &[Arc<Secret>],
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> HashMap<String, Result<ImageVolume, ImageError>> {
+        let mut results = HashMap::new();
+        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        for volume in volumes {
+            let Some(source) = &volume.image else { continue };
+            let wanted = Wanted {
+                reference: &pods::reference(pod),
+                name: &volume.name,
+                image: source.reference.as_deref().unwrap_or_default(),
+                policy: source.pull_policy.as_deref(),
+            };
+            let ensured = self.ensure_wanted(pod, &wanted, secrets, sandbox_config).await;
+            let found = ensured.map(|info| ImageVolume {
+                id: info.id,
+                reference: wanted.image.to_owned(),
+            });
+            results.insert(volume.name.clone(), found);
+        }
+        results
+    }
+
+    async fn ensure_wanted(
+        &self,
+        pod: &Pod,
+        wanted: &Wanted<'_>,
+        secrets: &[Arc<Secret>],
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> Result<ImageInfo, ImageError> {
+        let requested = wanted.image;
+        let reference = wanted.reference.clone();
         let fail = |reason: &'static str, message: String| ImageError {
             reason,
             message,
@@ -100,14 +161,11 @@ impl Images {
                 .event(&reference, "Warning", "InspectFailed", message.clone());
             fail("InvalidImageName", message)
         })?;
-        let policy = container
-            .image_pull_policy
-            .as_deref()
-            .unwrap_or(if image.ends_with(":latest") {
-                "Always"
-            } else {
-                "IfNotPresent"
-            });
+        let policy = wanted.policy.unwrap_or(if image.ends_with(":latest") {
+            "Always"
+        } else {
+            "IfNotPresent"
+        });
         if policy != "Always" {
             match self.inspect(&image).await {
                 Ok(Some(info)) => {
@@ -139,7 +197,7 @@ impl Images {
         if let Err(error) = &pulled
             && let Some(delay) = error.retry_after
         {
-            marks::next_try(&container.name, delay);
+            marks::next_try(wanted.name, delay);
         }
         pulled
     }

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
@@ -29,7 +30,9 @@ use crate::objects::{ApiObjects, Objects, error_message};
 use crate::pod_state::PodState;
 use crate::pod_worker::PodWorker;
 use crate::pods;
+use crate::preemption::is_critical;
 use crate::probes::{ProbeKind, Probes};
+use crate::resize::{Record, Resize};
 use crate::resources::{milli_value, value};
 use crate::runtime::Runtime;
 use crate::server;
@@ -73,7 +76,11 @@ pub struct Kubelet {
     /// This node alone.
     pub node: Informer<Node>,
     /// Taken before `states`.
-    admission: Mutex<()>,
+    pub(crate) admission: Mutex<()>,
+    /// All pods of this node are known.
+    pub pods_listed: AtomicBool,
+    /// A resize waits for room.
+    pub resizes_wait: AtomicBool,
     pub crash_backoff: Mutex<Backoff>,
     /// Why the node is not ready; `None` when it is.
     pub network: watch::Sender<Option<String>>,
@@ -99,7 +106,9 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     let server_port = listener.local_addr().map_err(server::Error::from)?.port();
     let tls = server::tls_config(&config)?;
     let runtime = Runtime::connect(&config.runtime_endpoint).await?;
+    let machine = Machine::detect(&config.data_dir);
     let cgroups = Cgroups::new(&config.cgroup_root, config.cgroups_per_qos)
+        .map(|cgroups| cgroups.with_limits(config.pod_max_pids, machine.page_sizes()))
         .and_then(|cgroups| cgroups.set_up().map(|()| cgroups))
         .map_err(|source| Error::Cgroups {
             root: config.cgroup_root.clone(),
@@ -115,7 +124,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     let recorder = EventRecorder::new(client.clone(), "kubelet", &config.node_name);
     let objects: Arc<dyn Objects> = Arc::new(ApiObjects::new(client.clone()));
     let kubelet = Arc::new(Kubelet {
-        machine: Machine::detect(&config.data_dir),
+        machine,
         images: Images::new(runtime.clone(), recorder.clone(), config.max_parallel_image_pulls),
         volumes: Volumes::new(&config.data_dir, objects.clone()).with_recorder(recorder.clone()),
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
@@ -143,6 +152,8 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         services,
         node,
         admission: Mutex::default(),
+        pods_listed: AtomicBool::new(false),
+        resizes_wait: AtomicBool::new(false),
     });
     kubelet.recorder.event(
         &node_reference(&kubelet.config.node_name),
@@ -229,11 +240,15 @@ impl Kubelet {
         let uid = pods::uid(pod);
         let state = {
             let mut states = self.states.lock();
-            if let Some(state) = states.get(uid) {
+            if let Some(state) = states.get(uid).cloned() {
+                drop(states);
+                let before = state.pod();
                 state.update(pod.clone());
+                self.consider_resize(&before, pod);
                 return;
             }
-            let state = PodState::new(pod.clone(), self.found_at_start.contains(uid));
+            let resize = Resize::restored(pod, Record::load(&self.volumes.pod_dir(uid)));
+            let state = PodState::new(pod.clone(), self.found_at_start.contains(uid), resize);
             states.insert(uid.to_owned(), state.clone());
             state
         };
@@ -248,6 +263,16 @@ impl Kubelet {
 
     /// Takes the pod, if the node can have it beside those it has taken.
     pub async fn admit(&self, state: &PodState) -> Result<(), Refusal> {
+        match self.try_admit(state).await {
+            Err(refusal) if !refusal.missing.is_empty() && is_critical(&state.pod()) => {
+                self.make_room(state, &refusal.missing).await?;
+                self.try_admit(state).await
+            }
+            admitted => admitted,
+        }
+    }
+
+    async fn try_admit(&self, state: &PodState) -> Result<(), Refusal> {
         let refused = match self.node.list().first() {
             Some(node) => match self.admit_on(state, Some(node)) {
                 Err(refused) if refused.reason == admission::NODE_AFFINITY => Some(refused),
@@ -267,24 +292,38 @@ impl Kubelet {
     fn admit_on(&self, state: &PodState, node: Option<&Node>) -> Result<(), Refusal> {
         // One after the other: two pods must not both be given the last room.
         let _turn = self.admission.lock();
+        self.admit_beside_others(state, &state.allocated_pod(), node)?;
+        self.record_allocation(state);
+        state.set_admitted();
+        Ok(())
+    }
+
+    /// Whether the pod can be had beside the others. Under `admission`.
+    pub(crate) fn admit_beside_others(
+        &self,
+        state: &PodState,
+        pod: &Pod,
+        node: Option<&Node>,
+    ) -> Result<(), Refusal> {
+        // What ran when this process started was taken before.
+        let is_taken = |other: &PodState| other.is_admitted() || other.may_be_in_runtime();
         let others: Vec<Arc<Pod>> = self
             .states()
             .into_iter()
-            .filter(|other| other.uid != state.uid && other.is_admitted() && !other.is_terminal())
-            .map(|other| other.pod())
+            .filter(|other| other.uid != state.uid && is_taken(other) && !other.is_terminal())
+            .map(|other| other.allocated_pod())
             .collect();
         let confinement = Confinement {
             sysctls: &self.config.allowed_sysctls,
             app_armor: self.machine.app_armor,
         };
-        admission::admit(&state.pod(), &others, &self.allocatable(), node, &confinement)?;
-        state.set_admitted();
-        Ok(())
+        admission::admit(pod, &others, &self.allocatable(), node, &confinement)
     }
 
     /// Nothing of the pod is left.
     pub fn forget_pod(&self, uid: &str) {
         self.states.lock().remove(uid);
+        self.retry_waiting_resizes();
         self.images.forget(uid);
         self.crash_backoff.lock().forget(&format!("{uid}_"));
         self.probes.remove_pod(uid);
@@ -334,11 +373,20 @@ impl Kubelet {
         let mut current = state.status.lock();
         // Read under the lock, so that an older view cannot overwrite what a newer one made.
         let pod = state.pod();
+        let resize = state.resize.lock().clone();
+        let allocated = match &resize.record {
+            Some(record) if resize.is_wanted(&pod) => Arc::new(record.allocated.applied(&pod)),
+            _ => pod.clone(),
+        };
+        let pod_config = self.cgroups.pod_config(&allocated).ok().flatten();
         let observed = state.observed();
         let reasons = state.reasons();
         let failed = state.failed();
         let made = generate(&StatusInput {
-            pod: &pod,
+            pod: &allocated,
+            resize: &resize,
+            is_considered: resize.is_considered(&pod),
+            pod_config: pod_config.as_ref(),
             previous: &current,
             observed: &observed,
             runtime_name: &self.runtime_name,

@@ -48,6 +48,11 @@ impl Machine {
         }
     }
 
+    /// The sizes of huge pages, in KiB.
+    pub fn page_sizes(&self) -> Vec<u64> {
+        self.huge_pages.iter().map(|(size, _)| *size).collect()
+    }
+
     pub fn capacity(&self, max_pods: u32) -> BTreeMap<String, Quantity> {
         let kib = |bytes: i64| Quantity(format!("{}Ki", bytes / 1024));
         let mut list = BTreeMap::from([
@@ -140,7 +145,12 @@ fn huge_pages() -> Vec<(u64, i64)> {
     pages
 }
 
-fn huge_page_name(kib: u64) -> String {
+/// As the kernel names the files of its cgroups: `2MB`.
+pub fn huge_page_file_name(kib: u64) -> String {
+    huge_page_name(kib).replace('i', "B")
+}
+
+pub fn huge_page_name(kib: u64) -> String {
     if kib >= 1 << 20 {
         format!("{}Gi", kib >> 20)
     } else if kib >= 1 << 10 {

@@ -1,6 +1,7 @@
 //! What is mounted into a container: its volumes, /etc/hosts and the file for its last words. Makes those
 //! files; the runtime does the mounting.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -9,6 +10,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
 use skiff_cri::v1;
 
 use crate::hosts;
+use crate::images::ImageVolume;
 use crate::pods;
 use crate::volumes::{MountedVolumes, Volumes, sub_path};
 
@@ -19,6 +21,8 @@ pub struct MountInputs<'a> {
     pub container: &'a Container,
     pub volumes: &'a Volumes,
     pub mounted: &'a MountedVolumes,
+    /// By the name of the volume.
+    pub image_volumes: &'a HashMap<String, ImageVolume>,
     pub env: &'a [(String, String)],
     pub pod_ips: &'a [String],
     pub cluster_domain: &'a str,
@@ -31,6 +35,7 @@ pub fn container_mounts(inputs: &MountInputs<'_>) -> Result<Vec<v1::Mount>, Stri
         container,
         volumes,
         mounted,
+        image_volumes,
         env,
         pod_ips,
         cluster_domain,
@@ -45,9 +50,11 @@ pub fn container_mounts(inputs: &MountInputs<'_>) -> Result<Vec<v1::Mount>, Stri
             )
         })?;
         let mut host_path = volume.path.clone();
-        if let Some(path) = sub_path::requested(mount, env)? {
+        let sub_path = sub_path::requested(mount, env)?;
+        let image = image_volumes.get(&mount.name);
+        if let (Some(path), None) = (&sub_path, image) {
             let target = volumes.sub_path_dir(pods::uid(pod), &mount.name, &container.name, index);
-            host_path = sub_path::bind(&volume.path, &path, &target).map_err(|error| {
+            host_path = sub_path::bind(&volume.path, path, &target).map_err(|error| {
                 // What the host looks like inside is not for the user to learn.
                 tracing::warn!(%error, volume = mount.name, container = container.name, "cannot prepare a sub-path");
                 format!("failed to prepare subPath for volumeMount {:?} of container {:?}", mount.name, container.name)
@@ -65,6 +72,12 @@ pub fn container_mounts(inputs: &MountInputs<'_>) -> Result<Vec<v1::Mount>, Stri
             propagation: propagation(mount)? as i32,
             recursive_read_only: mount.read_only == Some(true)
                 && mount.recursive_read_only.as_deref() == Some("Enabled"),
+            image: image.map(|image| v1::ImageSpec {
+                image: image.id.clone(),
+                user_specified_image: image.reference.clone(),
+                ..Default::default()
+            }),
+            image_sub_path: image.and(sub_path).unwrap_or_default(),
             ..Default::default()
         });
     }

@@ -26,6 +26,11 @@ const UPDATE_PERIOD: Duration = Duration::from_secs(10);
 const REPORT_PERIOD: Duration = Duration::from_secs(300);
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(7);
+/// What the API server asks for before it lets a pod use it.
+const DECLARED_FEATURES: [&str; 2] = [
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+];
 const MAX_IMAGES: usize = 50;
 const MAX_NAMES_PER_IMAGE: usize = 5;
 
@@ -253,6 +258,7 @@ impl Kubelet {
             images: (!images.is_empty()).then_some(images),
             runtime_handlers: (!handlers.is_empty()).then_some(handlers),
             features,
+            declared_features: Some(DECLARED_FEATURES.map(str::to_owned).to_vec()),
             ..Default::default()
         }
     }

@@ -67,6 +67,8 @@ pub struct ObservedContainer {
     pub message: String,
     pub log_path: String,
     pub user: Option<v1::LinuxContainerUser>,
+    /// What the container may use, as far as the runtime tells.
+    pub resources: Option<v1::LinuxContainerResources>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -199,6 +201,9 @@ pub fn container_from_cri(
         image_ref: status.image_ref,
         log_path: status.log_path,
         user: status.user.and_then(|u| u.linux),
+        resources: status.resources.and_then(|r| r.linux).filter(|r| {
+            r.cpu_shares > 0 || r.memory_limit_in_bytes > 0 || (r.cpu_quota > 0 && r.cpu_period > 0)
+        }),
         id: status.id,
         sandbox_id: String::new(),
     }

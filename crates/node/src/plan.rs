@@ -4,6 +4,7 @@
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
 use crate::observed::{ContainerState, ObservedPod, container_hash};
+use crate::resize::{Record, Updates, container_update};
 use crate::resources::is_sidecar;
 
 /// Why a container is killed; a probe may bring its own grace period.
@@ -34,6 +35,8 @@ pub struct PodActions {
     pub containers_to_start: Vec<usize>,
     pub ephemeral_containers_to_start: Vec<usize>,
     pub containers_to_kill: Vec<Kill>,
+    /// Running containers that get other resources.
+    pub updates: Updates,
 }
 
 /// What probes say of a running container, by its id. `None`: not known yet.
@@ -115,7 +118,13 @@ pub fn has_any_regular_container(spec: &PodSpec, observed: &ObservedPod) -> bool
         .any(|c| observed.container(&c.name).is_some())
 }
 
-pub fn plan(pod: &Pod, observed: &ObservedPod, probes: &dyn ProbeVerdicts) -> PodActions {
+/// `pod` is as allocated; `record` says what is in effect, if that is known.
+pub fn plan(
+    pod: &Pod,
+    observed: &ObservedPod,
+    probes: &dyn ProbeVerdicts,
+    record: Option<&Record>,
+) -> PodActions {
     let Some(spec) = &pod.spec else {
         return PodActions::default();
     };
@@ -137,11 +146,11 @@ pub fn plan(pod: &Pod, observed: &ObservedPod, probes: &dyn ProbeVerdicts) -> Po
             actions.ephemeral_containers_to_start.push(index);
         }
     }
-    let initialized = plan_init_containers(pod, spec, observed, probes, &mut actions);
+    let initialized = plan_init_containers(pod, spec, observed, probes, record, &mut actions);
     if actions.kill_pod || !initialized {
         return actions;
     }
-    plan_containers(pod, spec, observed, probes, &mut actions);
+    plan_containers(pod, spec, observed, probes, record, &mut actions);
     actions
 }
 
@@ -188,6 +197,7 @@ fn plan_init_containers(
     spec: &PodSpec,
     observed: &ObservedPod,
     probes: &dyn ProbeVerdicts,
+    record: Option<&Record>,
     actions: &mut PodActions,
 ) -> bool {
     let init = spec.init_containers.as_deref().unwrap_or_default();
@@ -223,7 +233,11 @@ fn plan_init_containers(
         }
         match status.state {
             ContainerState::Created => actions.init_containers_to_start.push(index),
-            ContainerState::Running if !sidecar => {}
+            ContainerState::Running if !sidecar => {
+                if let Some(record) = record {
+                    container_update(pod, container, status, record, &mut actions.updates);
+                }
+            }
             ContainerState::Running => 'sidecar: {
                 if container.startup_probe.is_some() {
                     match probes.startup(&status.id) {
@@ -263,6 +277,14 @@ fn plan_init_containers(
                         message,
                         KillReason::LivenessProbe,
                     ));
+                    actions.init_containers_to_start.push(index);
+                } else if record.is_some_and(|record| {
+                    container_update(pod, container, status, record, &mut actions.updates)
+                }) {
+                    let message = format!("Container {} resize requires restart", container.name);
+                    actions
+                        .containers_to_kill
+                        .push(kill(&status.id, container, message, KillReason::Other));
                     actions.init_containers_to_start.push(index);
                 }
             }
@@ -316,6 +338,7 @@ fn plan_containers(
     spec: &PodSpec,
     observed: &ObservedPod,
     probes: &dyn ProbeVerdicts,
+    record: Option<&Record>,
     actions: &mut PodActions,
 ) {
     let mut kept = 0;
@@ -361,6 +384,17 @@ fn plan_containers(
                 format!("Container {} failed startup probe", container.name),
                 KillReason::StartupProbe,
             )
+        } else if record
+            .is_some_and(|record| container_update(pod, container, status, record, &mut actions.updates))
+        {
+            actions.containers_to_start.push(index);
+            actions.containers_to_kill.push(Kill {
+                id: status.id.clone(),
+                name: container.name.clone(),
+                message: format!("Container {} resize requires restart", container.name),
+                reason: KillReason::Other,
+            });
+            continue;
         } else {
             kept += 1;
             continue;

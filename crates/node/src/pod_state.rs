@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::observed::ObservedPod;
 use crate::pods;
+use crate::resize::Resize;
 use crate::status::WaitingReason;
 
 pub struct PodState {
@@ -23,6 +24,8 @@ pub struct PodState {
     /// The last status made. Held while the next one is made, so that two makers cannot cross; before
     /// `reasons` and `failed` in lock order.
     pub(crate) status: Mutex<Arc<PodStatus>>,
+    /// What was allocated to the pod. A leaf lock.
+    pub(crate) resize: Mutex<Resize>,
     /// Why containers wait, by name.
     reasons: Mutex<HashMap<String, WaitingReason>>,
     /// An end the kubelet decided.
@@ -50,12 +53,13 @@ pub struct PodState {
 }
 
 impl PodState {
-    pub fn new(pod: Arc<Pod>, in_runtime: bool) -> Arc<Self> {
+    pub fn new(pod: Arc<Pod>, in_runtime: bool, resize: Resize) -> Arc<Self> {
         let status = pod.status.clone().unwrap_or_default();
         let state = PodState {
             uid: pods::uid(&pod).to_owned(),
             observed: RwLock::default(),
             status: Mutex::new(Arc::new(status)),
+            resize: Mutex::new(resize),
             reasons: Mutex::default(),
             failed: Mutex::default(),
             terminal: AtomicBool::new(false),
@@ -76,6 +80,16 @@ impl PodState {
 
     pub fn pod(&self) -> Arc<Pod> {
         self.pod.borrow().clone()
+    }
+
+    /// The pod with the resources that were allocated to it, which may not be those that it asks for by now.
+    pub fn allocated_pod(&self) -> Arc<Pod> {
+        let pod = self.pod();
+        let resize = self.resize.lock();
+        match &resize.record {
+            Some(record) if resize.is_wanted(&pod) => Arc::new(record.allocated.applied(&pod)),
+            _ => pod,
+        }
     }
 
     pub fn update(&self, pod: Arc<Pod>) {
@@ -156,6 +170,16 @@ impl PodState {
             reason: reason.to_owned(),
             message,
         });
+    }
+
+    /// Says in the status that the node ends the pod for another's sake.
+    pub fn mark_disrupted(&self, condition: k8s_openapi::api::core::v1::PodCondition) {
+        let mut status = self.status.lock();
+        let mut marked = (**status).clone();
+        let conditions = marked.conditions.get_or_insert_default();
+        conditions.retain(|known| known.type_ != condition.type_);
+        conditions.push(condition);
+        *status = Arc::new(marked);
     }
 
     pub fn is_terminal(&self) -> bool {

@@ -131,13 +131,14 @@ impl PodWorker {
                 self.kubelet.recorder.event(
                     &pods::reference(&pod),
                     "Warning",
-                    refusal.reason,
+                    &refusal.reason,
                     refusal.message.clone(),
                 );
                 self.state
-                    .fail(refusal.reason, format!("{REJECTED}{}", refusal.message));
+                    .fail(&refusal.reason, format!("{REJECTED}{}", refusal.message));
                 return Next::Again;
             }
+            self.kubelet.record_allocation(&self.state);
             self.state.set_admitted();
         }
         let terminate = self.state.terminate.clone();
@@ -212,6 +213,7 @@ impl PodWorker {
         kubelet.probes.remove_pod(&state.uid);
         state.set_terminal();
         kubelet.refresh_status(state);
+        kubelet.retry_waiting_resizes();
         if let Err(error) = kubelet.volumes.tear_down(&state.uid).await {
             tracing::warn!(pod = %pods::full_name(&pod), %error, "cannot unmount the volumes of the pod");
             return Next::Wait(self.retry());

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{
-    Container, EphemeralContainer, ObjectReference, Pod, PodSpec, SecurityContext,
+    Container, EnvVar, EphemeralContainer, ObjectReference, Pod, PodSpec, SecurityContext,
 };
 
 pub fn uid(pod: &Pod) -> &str {
@@ -82,12 +82,22 @@ pub fn used_volumes(pod: &Pod) -> BTreeSet<&str> {
     {
         used.extend(container.volume_mounts.iter().flatten().map(|m| m.name.as_str()));
         used.extend(container.volume_devices.iter().flatten().map(|d| d.name.as_str()));
+        used.extend(volumes_read(container.env.as_deref()));
     }
     for container in spec.ephemeral_containers.iter().flatten() {
         used.extend(container.volume_mounts.iter().flatten().map(|m| m.name.as_str()));
         used.extend(container.volume_devices.iter().flatten().map(|d| d.name.as_str()));
     }
     used
+}
+
+/// The volumes that variables are read from.
+fn volumes_read(env: Option<&[EnvVar]>) -> impl Iterator<Item = &str> {
+    let sources = env
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|v| v.value_from.as_ref());
+    sources.filter_map(|from| Some(from.file_key_ref.as_ref()?.volume_name.as_str()))
 }
 
 /// Whether a container takes the volume as a block device.

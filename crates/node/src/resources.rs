@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use skiff_pods::requests::{spec_limits, spec_requests};
 
 /// The kernel's bounds of `cpu.shares`.
 pub const MIN_SHARES: i64 = 2;
@@ -89,40 +90,18 @@ pub fn milli_cpu_to_quota(milli: i64) -> i64 {
     (milli.saturating_mul(QUOTA_PERIOD) / 1000).max(MIN_QUOTA)
 }
 
-pub fn is_sidecar(container: &Container) -> bool {
-    container.restart_policy.as_deref() == Some("Always")
+/// The request that shares were made of, as far as they tell.
+pub fn shares_to_milli_cpu(shares: i64) -> i64 {
+    // Rounded up: making shares rounded down.
+    shares.saturating_mul(1000).saturating_add(1023) / 1024
 }
 
-/// What one resource amounts to for the whole pod: the containers together with the sidecars, or the
-/// largest init container beside the sidecars started before it, whichever is more, plus the overhead.
-pub fn pod_total(pod: &Pod, name: &str, pick: fn(Option<&ResourceRequirements>, &str) -> i64) -> i64 {
-    let Some(spec) = &pod.spec else { return 0 };
-    let mut total: i64 = spec
-        .containers
-        .iter()
-        .map(|c| pick(c.resources.as_ref(), name))
-        .sum();
-    let mut sidecars = 0;
-    let mut init_peak = 0;
-    for container in spec.init_containers.iter().flatten() {
-        let amount = pick(container.resources.as_ref(), name);
-        if is_sidecar(container) {
-            sidecars += amount;
-            init_peak = init_peak.max(sidecars);
-        } else {
-            init_peak = init_peak.max(sidecars + amount);
-        }
-    }
-    total = (total + sidecars).max(init_peak);
-    let pod_level = pick(spec.resources.as_ref(), name);
-    if pod_level > 0 {
-        total = pod_level;
-    }
-    if total > 0 || name == "cpu" {
-        let overhead = of(spec.overhead.as_ref(), name);
-        total += overhead.map_or(0, if name == "cpu" { milli_value } else { value });
-    }
-    total
+pub fn quota_to_milli_cpu(quota: i64, period: i64) -> i64 {
+    quota.saturating_mul(1000) / period.max(1)
+}
+
+pub fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
 }
 
 pub fn cpu_request_milli(resources: Option<&ResourceRequirements>, name: &str) -> i64 {
@@ -148,9 +127,13 @@ pub struct CgroupResources {
 }
 
 pub fn pod_cgroup_resources(pod: &Pod) -> CgroupResources {
-    let shares = milli_cpu_to_shares(pod_total(pod, "cpu", cpu_request_milli));
-    let quota = milli_cpu_to_quota(pod_total(pod, "cpu", limit_milli));
-    let memory = pod_total(pod, "memory", limit_value);
+    let (requests, limits) = match &pod.spec {
+        Some(spec) => (spec_requests(spec), spec_limits(spec)),
+        None => Default::default(),
+    };
+    let shares = milli_cpu_to_shares(requests.milli_cpu);
+    let quota = milli_cpu_to_quota(limits.milli_cpu);
+    let memory = limits.memory;
     match qos_class(pod) {
         QosClass::Guaranteed => CgroupResources {
             cpu_shares: shares,
@@ -245,6 +228,11 @@ mod tests {
         assert_eq!(milli_cpu_to_quota(200), 20_000);
         assert_eq!(milli_cpu_to_quota(1), 1_000);
         assert_eq!(milli_cpu_to_quota(0), 0);
+        for milli in (2..3000).chain([10_000, 64_000, 255_000]) {
+            assert_eq!(shares_to_milli_cpu(milli_cpu_to_shares(milli)), milli, "{milli}");
+            let quota = milli_cpu_to_quota(milli);
+            assert_eq!(quota_to_milli_cpu(quota, QUOTA_PERIOD), milli.max(10), "{milli}");
+        }
     }
 
     #[test]
@@ -283,7 +271,7 @@ mod tests {
                 {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}},
                 {"name": "i", "resources": {"requests": {"cpu": "500m"}}}],
             "containers": [{"name": "a", "resources": {"requests": {"cpu": "200m"}}}]}}));
-        assert_eq!(pod_total(&pod, "cpu", cpu_request_milli), 600);
+        assert_eq!(pod_cgroup_resources(&pod).cpu_shares, milli_cpu_to_shares(600));
     }
 
     #[test]

@@ -310,6 +310,50 @@ impl Runtime {
         )
     }
 
+    pub async fn update_container_resources(
+        &self,
+        id: &str,
+        resources: v1::LinuxContainerResources,
+    ) -> Result<()> {
+        let request = v1::UpdateContainerResourcesRequest {
+            container_id: id.to_owned(),
+            linux: Some(resources),
+            ..Default::default()
+        };
+        within(TIMEOUT, self.runtime.clone().update_container_resources(request))
+            .await
+            .map(|_| ())
+    }
+
+    pub async fn update_sandbox_resources(
+        &self,
+        id: &str,
+        resources: v1::LinuxContainerResources,
+    ) -> Result<()> {
+        let request = v1::UpdatePodSandboxResourcesRequest {
+            pod_sandbox_id: id.to_owned(),
+            overhead: None,
+            resources: Some(resources),
+        };
+        within(
+            TIMEOUT,
+            self.runtime.clone().update_pod_sandbox_resources(request),
+        )
+        .await
+        .map(|_| ())
+    }
+
+    /// The memory that a container uses, in bytes. `None` if the runtime does not tell.
+    pub async fn container_memory(&self, id: &str) -> Result<Option<i64>> {
+        let request = v1::ContainerStatsRequest {
+            container_id: id.to_owned(),
+        };
+        let response = within(TIMEOUT, self.runtime.clone().container_stats(request)).await?;
+        let memory = response.stats.and_then(|stats| stats.memory);
+        let used = memory.and_then(|memory| memory.usage_bytes.or(memory.working_set_bytes));
+        Ok(used.map(|used| i64::try_from(used.value).unwrap_or(i64::MAX)))
+    }
+
     pub async fn reopen_log(&self, id: &str) -> Result<()> {
         let request = v1::ReopenContainerLogRequest {
             container_id: id.to_owned(),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use skiff_cri::v1;
 
 use crate::config::NodeConfig;
@@ -10,7 +10,9 @@ use crate::dns::{ClusterDns, pod_dns};
 use crate::hosts::kernel_hostname;
 use crate::observed::labels;
 use crate::pods;
-use crate::resources::{QUOTA_PERIOD, pod_cgroup_resources};
+use crate::resources::{
+    QUOTA_PERIOD, is_sidecar, milli_cpu_to_quota, milli_cpu_to_shares, pod_cgroup_resources,
+};
 use crate::runtime::pod_log_dir;
 use crate::security::sandbox_context;
 use crate::sysctls::normalized;
@@ -40,7 +42,7 @@ pub fn sandbox_config(
         domain: config.cluster_domain.clone(),
     };
     let (dns_config, dns_warnings) = pod_dns(pod, &cluster, host_dns);
-    let mut warnings: Vec<_> = dns_warnings
+    let warnings: Vec<_> = dns_warnings
         .into_iter()
         .map(|w| ("DNSConfigForming", w))
         .collect();
@@ -58,7 +60,7 @@ pub fn sandbox_config(
     );
     let port_mappings: Vec<v1::PortMapping> = spec
         .into_iter()
-        .flat_map(|s| &s.containers)
+        .flat_map(|s| s.containers.iter().chain(sidecars(s)))
         .flat_map(|c| c.ports.iter().flatten())
         .map(|port| v1::PortMapping {
             protocol: match port.protocol.as_deref() {
@@ -71,17 +73,6 @@ pub fn sandbox_config(
             host_ip: port.host_ip.clone().unwrap_or_default(),
         })
         .collect();
-    // The network that skiff sets up itself maps no ports.
-    let ignored = port_mappings.iter().find(|port| port.host_port > 0);
-    if let Some(port) = ignored.filter(|_| config.cni_config.is_some() && !pods::is_host_network(pod)) {
-        warnings.push((
-            "HostPortNotSupported",
-            format!(
-                "hostPort {} is not opened on the node: the pod network maps no host ports; use a NodePort service or hostNetwork",
-                port.host_port
-            ),
-        ));
-    }
     let sysctls = spec
         .and_then(|s| s.security_context.as_ref())
         .and_then(|c| c.sysctls.as_ref())
@@ -113,7 +104,7 @@ pub fn sandbox_config(
             cgroup_parent,
             security_context: Some(sandbox_context(pod)),
             sysctls,
-            overhead: None,
+            overhead: spec.and_then(overhead),
             resources: Some(v1::LinuxContainerResources {
                 cpu_period: QUOTA_PERIOD,
                 cpu_quota: resources.cpu_quota.unwrap_or(0),
@@ -125,6 +116,23 @@ pub fn sandbox_config(
         windows: None,
     };
     Ok((made, warnings))
+}
+
+/// What the sandbox itself takes, which runtimes that run virtual machines want to know.
+fn overhead(spec: &PodSpec) -> Option<v1::LinuxContainerResources> {
+    let amounts = skiff_pods::requests::Resources::read(spec.overhead.as_ref()?);
+    Some(v1::LinuxContainerResources {
+        cpu_period: QUOTA_PERIOD,
+        cpu_quota: milli_cpu_to_quota(amounts.milli_cpu),
+        cpu_shares: milli_cpu_to_shares(amounts.milli_cpu),
+        memory_limit_in_bytes: amounts.memory,
+        ..Default::default()
+    })
+}
+
+/// Their ports are open as long as those of containers.
+fn sidecars(spec: &PodSpec) -> impl Iterator<Item = &Container> {
+    spec.init_containers.iter().flatten().filter(|c| is_sidecar(c))
 }
 
 fn pod_labels(pod: &Pod, config: &NodeConfig) -> HashMap<String, String> {

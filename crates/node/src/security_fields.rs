@@ -254,8 +254,8 @@ fn each_field_is_acted_on_or_refused() {
         let container = &pod.spec.as_ref().unwrap().containers[0];
         let rejected = admit(&pod, &[], &allocatable, Some(&node), &confinement).err();
         if let Rejected(reason, message) = fate {
-            let found = rejected.map(|r| (r.reason, r.message));
-            assert_eq!(found, Some((reason, message.to_owned())), "{shown}");
+            let found = rejected.map(|r| (r.reason.into_owned(), r.message));
+            assert_eq!(found, Some((reason.to_owned(), message.to_owned())), "{shown}");
             continue;
         }
         assert_eq!(rejected, None, "{shown}");

@@ -1,6 +1,7 @@
 //! Starting one container: image, configuration, create, start, postStart, with upstream's events and the
 //! reasons users see in `kubectl get pods`.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,8 +11,10 @@ use skiff_cri::v1;
 use crate::container_config::{ContainerInputs, container_config};
 use crate::durations::go_duration;
 use crate::env;
+use crate::env_file;
 use crate::field_ref::NodeFacts;
 use crate::hooks;
+use crate::images::{ImageError, ImageVolume};
 use crate::kill::Target;
 use crate::kubelet::Kubelet;
 use crate::marks::{self, stage};
@@ -20,6 +23,7 @@ use crate::observed::{ContainerState, ObservedContainer, ObservedPod, container_
 use crate::plan::KillReason;
 use crate::pod_state::PodState;
 use crate::pods;
+use crate::resize::Amounts;
 use crate::runtime::pod_log_dir;
 use crate::security::verify_run_as_non_root;
 use crate::volumes::MountedVolumes;
@@ -34,6 +38,8 @@ pub struct StartContext<'a> {
     pub pod_ips: &'a [String],
     pub mounted: &'a MountedVolumes,
     pub pull_secrets: &'a [Arc<Secret>],
+    /// By the name of the volume.
+    pub image_volumes: &'a HashMap<String, Result<ImageVolume, ImageError>>,
     pub facts: &'a NodeFacts,
 }
 
@@ -83,6 +89,15 @@ impl Kubelet {
             }
         })?;
 
+        let image_volumes = image_volumes_of(container, context.image_volumes).map_err(|failed| {
+            event("Warning", "Failed", format!("Error: {}", failed.reason));
+            StartError {
+                reason: failed.reason,
+                message: failed.message,
+                retry_after: failed.retry_after,
+            }
+        })?;
+
         let created = stage(&format!("create {}", container.name), async {
             let config_error = |message: String| {
                 event("Warning", "Failed", format!("Error: {message}"));
@@ -98,7 +113,7 @@ impl Kubelet {
             };
             verify_run_as_non_root(pod, container, image.uid, &image.username).map_err(config_error)?;
             let env = self
-                .environment(pod, container, context.facts)
+                .environment(pod, container, context.mounted, context.facts)
                 .await
                 .map_err(config_error)?;
             let mounts = container_mounts(&MountInputs {
@@ -106,6 +121,7 @@ impl Kubelet {
                 container,
                 volumes: &self.volumes,
                 mounted: context.mounted,
+                image_volumes: &image_volumes,
                 env: &env,
                 pod_ips: context.pod_ips,
                 cluster_domain: &self.config.cluster_domain,
@@ -132,6 +148,7 @@ impl Kubelet {
                 env: &env,
                 mounts,
                 memory_capacity: self.machine.memory,
+                page_sizes: &self.machine.page_sizes(),
                 seccomp_root: &self.config.data_dir.join("seccomp").to_string_lossy(),
                 target_container_id,
             });
@@ -145,10 +162,12 @@ impl Kubelet {
                 }
                 runtime.create_container(&sandbox, config, sandbox_config).await
             };
+            let amounts = Amounts::of_container(pod, container);
             let id = context.state.change(create).await.map_err(|status| {
                 event("Warning", "Failed", format!("Error: {}", status.message()));
                 error("CreateContainerError", status.message().to_owned())
             })?;
+            self.note_container_made(context.state, &container.name, amounts);
             event("Normal", "Created", "Container created".to_owned());
             Ok(id)
         })
@@ -270,6 +289,7 @@ impl Kubelet {
         &self,
         pod: &Pod,
         container: &Container,
+        mounted: &MountedVolumes,
         facts: &NodeFacts,
     ) -> Result<Vec<(String, String)>, String> {
         let namespace = pods::namespace(pod);
@@ -283,6 +303,21 @@ impl Kubelet {
         for name in secrets {
             if let Some(secret) = self.objects.secret(namespace, &name).await? {
                 sources.secrets.insert(name, secret);
+            }
+        }
+        for variable in container.env.iter().flatten() {
+            let from = variable.value_from.as_ref();
+            let Some(key) = from.and_then(|from| from.file_key_ref.as_ref()) else {
+                continue;
+            };
+            let volume = mounted.get(&key.volume_name).ok_or_else(|| {
+                format!(
+                    "cannot find the volume {:?} referenced by FileKeyRef",
+                    key.volume_name
+                )
+            })?;
+            if let Some(value) = env_file::read(&volume.path, &key.path, &key.key)? {
+                sources.from_files.insert(variable.name.clone(), value);
             }
         }
         // A pod must not miss the API's address because it came before the list of services.
@@ -299,6 +334,18 @@ impl Kubelet {
         let service_env = env::service_environment(&services, namespace, links);
         env::environment(pod, container, &sources, &service_env, facts).map_err(|e| e.to_string())
     }
+}
+
+/// The images that the container mounts, or why one of them is not here.
+fn image_volumes_of(
+    container: &Container,
+    all: &HashMap<String, Result<ImageVolume, ImageError>>,
+) -> Result<HashMap<String, ImageVolume>, ImageError> {
+    let names = container.volume_mounts.iter().flatten().map(|mount| &mount.name);
+    names
+        .filter_map(|name| Some((name, all.get(name)?)))
+        .map(|(name, result)| Ok((name.clone(), result.clone()?)))
+        .collect()
 }
 
 /// The newest instance of a container if it was made but never started: whoever made it was killed before.

@@ -1,6 +1,7 @@
 //! One sync of a pod that should run: volumes, sandbox, containers, in upstream's order. `plan.rs` decides
 //! what to do; this file does it, and says when to sync again.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +37,14 @@ pub enum Pass {
 }
 
 impl Pass {
+    /// A part failed that is tried again.
+    fn and_failed(self) -> Pass {
+        match self {
+            Pass::Settled => Pass::Failed,
+            other => other,
+        }
+    }
+
     /// The sooner of two.
     fn and_retry(self, after: Option<Duration>) -> Pass {
         match (self, after) {
@@ -51,13 +60,15 @@ impl Kubelet {
     /// Brings the pod closer to its spec. May be dropped at any point: what changes the runtime or the disk runs to its
     /// end, and the next pass waits for that, looks at the runtime and goes on from there.
     pub async fn sync_pod(self: &Arc<Self>, state: &Arc<PodState>) -> Pass {
-        let pod = state.pod();
+        let pod = state.allocated_pod();
         if let Err(status) = self.observe(state).await {
             tracing::warn!(pod = %pods::full_name(&pod), error = describe(&status), "the runtime reports no status for the pod sandbox");
             return Pass::Failed;
         }
         let observed = state.observed();
-        let actions = plan(&pod, &observed, &self.probes);
+        let record = state.resize.lock().record.clone();
+        let actions = plan(&pod, &observed, &self.probes, record.as_ref());
+        self.settle_resize(state, &pod, &observed);
         self.probes.add_pod(self, state, &pod);
         self.refresh_status(state);
         if actions.kill_pod && !actions.create_sandbox {
@@ -81,11 +92,12 @@ impl Kubelet {
                 return Pass::Failed;
             }
         };
-        if !needs_runtime(&actions) {
+        if !needs_runtime(&actions) && !self.pod_cgroup_differs(&pod) {
             return Pass::Settled;
         }
         let pass = Box::pin(self.act(state, &pod, &observed, actions, &mounted)).await;
         if self.observe(state).await.is_ok() {
+            self.settle_resize(state, &pod, &state.observed());
             self.refresh_status(state);
             self.probes.wake_pod(&state.uid);
         }
@@ -173,7 +185,20 @@ impl Kubelet {
         } else {
             pod_ips
         };
+        let mut resized = true;
+        if (!actions.updates.is_empty() || self.pod_cgroup_differs(pod))
+            && let Err(failed) = Box::pin(self.resize_pod(state, pod, &sandbox_id, &actions.updates)).await
+        {
+            self.tell_resize_failed(state, pod, &failed);
+            resized = false;
+        }
         let pull_secrets = self.pull_secrets(pod).await;
+        let image_volumes = if starts_anything(&actions) {
+            let ensured = self.images.ensure_volumes(pod, &pull_secrets, &config);
+            stage("image volumes", ensured).await
+        } else {
+            HashMap::new()
+        };
         let observed = state.observed();
         let facts = self.node_facts(&pod_ips);
         let context = StartContext {
@@ -185,9 +210,11 @@ impl Kubelet {
             pod_ips: &pod_ips,
             mounted,
             pull_secrets: &pull_secrets,
+            image_volumes: &image_volumes,
             facts: &facts,
         };
-        self.start_containers(state, &context, &actions).await
+        let pass = self.start_containers(state, &context, &actions).await;
+        if resized { pass } else { pass.and_failed() }
     }
 
     async fn create_sandbox(
@@ -200,6 +227,18 @@ impl Kubelet {
             self.recorder
                 .event(&pods::reference(pod), "Warning", reason, message)
         };
+        // Without its devices the pod must not run.
+        let claims = pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_deref());
+        if let Some(claim) = claims.and_then(|claims| claims.first()) {
+            event(
+                "FailedPrepareDynamicResources",
+                format!(
+                    "Failed to prepare dynamic resources: claim {:?}: this node has no DRA drivers",
+                    claim.name
+                ),
+            );
+            return Err(());
+        }
         let handler = match self.runtime_handler(pod).await {
             Ok(handler) => handler,
             Err(error) => {
@@ -361,13 +400,18 @@ impl Kubelet {
     }
 }
 
+fn starts_anything(actions: &PodActions) -> bool {
+    !actions.init_containers_to_start.is_empty()
+        || !actions.containers_to_start.is_empty()
+        || !actions.ephemeral_containers_to_start.is_empty()
+}
+
 fn needs_runtime(actions: &PodActions) -> bool {
     actions.kill_pod
         || actions.create_sandbox
         || !actions.containers_to_kill.is_empty()
-        || !actions.init_containers_to_start.is_empty()
-        || !actions.containers_to_start.is_empty()
-        || !actions.ephemeral_containers_to_start.is_empty()
+        || starts_anything(actions)
+        || !actions.updates.is_empty()
 }
 
 #[cfg(test)]

@@ -83,10 +83,7 @@ impl AllowedSysctls {
         let sysctls = spec.security_context.as_ref().and_then(|c| c.sysctls.as_ref());
         for sysctl in sysctls.into_iter().flatten() {
             self.check(pod, &normalized(&sysctl.name))
-                .map_err(|why| Refusal {
-                    reason: "SysctlForbidden",
-                    message: format!("forbidden sysctl: {why}"),
-                })?;
+                .map_err(|why| Refusal::new("SysctlForbidden", format!("forbidden sysctl: {why}")))?;
         }
         Ok(())
     }

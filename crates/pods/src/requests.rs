@@ -143,6 +143,18 @@ pub fn spec_requests(spec: &PodSpec) -> Resources {
     )
 }
 
+/// The limits of the spec alone. Overhead is added to limits that are set.
+pub fn spec_limits(spec: &PodSpec) -> Resources {
+    total(
+        spec,
+        &Count {
+            list: List::Limits,
+            pod: None,
+            defaults: None,
+        },
+    )
+}
+
 /// The pod's limits. Overhead is added to limits that are set.
 pub fn pod_limits(pod: &Pod) -> Resources {
     let Some(spec) = &pod.spec else {

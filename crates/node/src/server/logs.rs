@@ -304,7 +304,7 @@ mod tests {
     }
 
     fn state_with(running: bool) -> Arc<PodState> {
-        let state = PodState::new(Arc::default(), true);
+        let state = PodState::new(Arc::default(), true, Default::default());
         set_running(&state, running);
         state
     }

@@ -89,6 +89,9 @@ pub fn conditions(
     ] {
         all.push(dated(input, type_, verdict));
     }
+    if !matches!(phase, "Failed" | "Succeeded") {
+        all.extend(input.resize.conditions());
+    }
     all
 }
 
@@ -106,7 +109,7 @@ fn dated(input: &StatusInput<'_>, type_: &str, verdict: Verdict) -> PodCondition
             Some(earlier) if earlier.status == value => earlier.last_transition_time.clone(),
             _ => Some(whole_seconds(input.now)),
         },
-        observed_generation: input.pod.metadata.generation.filter(|g| *g > 0),
+        observed_generation: input.observed_generation(),
     }
 }
 

@@ -13,6 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::StatusInput;
 use crate::observed::{ContainerState, ObservedContainer};
 use crate::plan::{has_any_regular_container, should_be_restarted};
+use crate::resize::container_resources;
 use crate::resources::is_sidecar;
 
 /// Termination messages of all containers of a pod together stay below this.
@@ -199,6 +200,8 @@ fn from_observed(
     old: Option<&ContainerStatus>,
 ) -> ContainerStatus {
     let id = format!("{}://{}", input.runtime_name, observed.id);
+    let record = input.resize.record.as_ref();
+    let actuated = record.and_then(|record| record.actuated.get(&container.name).copied());
     let mut status = ContainerStatus {
         name: observed.name.clone(),
         restart_count: observed.restart_count,
@@ -208,7 +211,7 @@ fn from_observed(
         volume_mounts: old
             .and_then(|o| o.volume_mounts.clone())
             .or_else(|| volume_mounts(container)),
-        resources: container.resources.clone().or_else(|| Some(Default::default())),
+        resources: Some(container_resources(container, observed, actuated)),
         allocated_resources: container.resources.as_ref().and_then(|r| r.requests.clone()),
         user: observed.user.as_ref().map(|user| ContainerUser {
             linux: Some(LinuxContainerUser {

@@ -90,6 +90,15 @@ fn changed_conditions(before: Option<&Value>, after: &Value) -> Option<Value> {
         }
         changed.push(change);
     }
+    // A resize that waits or is under way has a condition, and none when that is over.
+    for gone in before.iter().map(|condition| &condition["type"]) {
+        let stays = after
+            .as_array()
+            .is_some_and(|list| list.iter().any(|c| c["type"] == *gone));
+        if !stays && (gone == "PodResizePending" || gone == "PodResizeInProgress") {
+            changed.push(json!({"$patch": "delete", "type": gone}));
+        }
+    }
     (!changed.is_empty()).then_some(Value::Array(changed))
 }
 

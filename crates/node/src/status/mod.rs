@@ -12,7 +12,9 @@ use k8s_openapi::api::core::v1::{HostIP, Pod, PodCondition, PodIP, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
+use crate::cgroups::PodConfig;
 use crate::observed::{ContainerState, ObservedPod};
+use crate::resize::{Resize, pod_resources};
 use crate::resources::{is_sidecar, qos_class};
 
 pub use containers::container_by_name;
@@ -37,7 +39,13 @@ pub const REJECTED: &str = "Pod was rejected: ";
 
 /// Everything a status is made of.
 pub struct StatusInput<'a> {
+    /// With the resources that were allocated to it.
     pub pod: &'a Pod,
+    pub resize: &'a Resize,
+    /// Whether the node has looked at what this version of the pod asks for.
+    pub is_considered: bool,
+    /// The pod's own cgroup, where it has one.
+    pub pod_config: Option<&'a PodConfig>,
     /// The last status made by this kubelet, else the API's.
     pub previous: &'a PodStatus,
     pub observed: &'a ObservedPod,
@@ -52,6 +60,18 @@ pub struct StatusInput<'a> {
     pub now: Timestamp,
 }
 
+impl StatusInput<'_> {
+    /// A version of the pod is observed when what it asks for is allocated or known to wait.
+    fn observed_generation(&self) -> Option<i64> {
+        let own = self.pod.metadata.generation.filter(|g| *g > 0);
+        if self.is_considered {
+            own
+        } else {
+            self.previous.observed_generation.or(own)
+        }
+    }
+}
+
 pub fn generate(input: &StatusInput<'_>) -> PodStatus {
     let pod = input.pod;
     let Some(spec) = &pod.spec else {
@@ -60,7 +80,7 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
     let api_status = pod.status.clone().unwrap_or_default();
     let mut status = PodStatus {
         qos_class: Some(qos_class(pod).as_str().to_owned()),
-        observed_generation: pod.metadata.generation.filter(|g| *g > 0),
+        observed_generation: input.observed_generation(),
         nominated_node_name: api_status.nominated_node_name.clone(),
         resource_claim_statuses: api_status.resource_claim_statuses.clone(),
         extended_resource_claim_status: api_status.extended_resource_claim_status.clone(),
@@ -148,6 +168,9 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
         status.message = input.previous.message.clone();
     }
     status.phase = deferred_phase.or(Some(phase));
+    let (allocated, resources) = pod_resources(pod, input.pod_config);
+    status.allocated_resources = (!allocated.is_empty()).then_some(allocated);
+    status.resources = Some(resources);
     status.host_ip = input.host_ips.first().cloned();
     status.host_ips = (!input.host_ips.is_empty()).then(|| {
         input

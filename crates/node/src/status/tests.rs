@@ -52,6 +52,9 @@ fn case(spec: Value, containers: Vec<ObservedContainer>) -> Case {
 fn run(case: &Case) -> PodStatus {
     generate(&StatusInput {
         pod: &case.pod,
+        resize: &Resize::default(),
+        is_considered: true,
+        pod_config: None,
         previous: &case.previous,
         observed: &case.observed,
         runtime_name: "skiff",
@@ -337,6 +340,9 @@ fn an_end_waits_for_the_last_container() {
     };
     let status = generate(&StatusInput {
         pod: &case.pod,
+        resize: &Resize::default(),
+        is_considered: true,
+        pod_config: None,
         previous: &case.previous,
         observed: &case.observed,
         runtime_name: "skiff",
@@ -357,6 +363,9 @@ fn an_end_waits_for_the_last_container() {
     };
     let status = generate(&StatusInput {
         pod: &case.pod,
+        resize: &Resize::default(),
+        is_considered: true,
+        pod_config: None,
         previous: &case.previous,
         observed: &case.observed,
         runtime_name: "skiff",

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use crate::field_ref::NodeFacts;
 use crate::objects::Objects;
 use crate::pods;
-use crate::resources::{limit_value, pod_total, value};
+use crate::resources::value;
 use atomic_writer::{File, Payload};
 use skiff_client::EventRecorder;
 use skiff_fs::{remove_tree, unmount_below};
@@ -232,6 +232,13 @@ impl Volumes {
                 read_only: false,
             });
         }
+        if volume.image.is_some() {
+            // The runtime mounts it; there is nothing of it on the node.
+            return Ok(MountedVolume {
+                path: PathBuf::new(),
+                read_only: true,
+            });
+        }
         if let Some(source) = &volume.empty_dir {
             let path = self.volume_dir(uid, "empty-dir", &volume.name);
             let medium = source.medium.clone().unwrap_or_default();
@@ -241,7 +248,8 @@ impl Volumes {
                 ));
             }
             let memory = medium == "Memory" && self.memory_backed;
-            let pod_limit = Some(pod_total(pod, "memory", limit_value)).filter(|l| *l > 0);
+            let limits = pod.spec.as_ref().map(skiff_pods::requests::spec_limits);
+            let pod_limit = limits.map(|limits| limits.memory).filter(|l| *l > 0);
             let asked = source.size_limit.as_ref().map(value).filter(|s| *s > 0);
             let size = match (asked, pod_limit) {
                 (Some(asked), Some(limit)) => Some(asked.min(limit)),

@@ -6,6 +6,7 @@
 )]
 
 mod ends;
+mod resize;
 mod runtime;
 
 use std::sync::Arc;

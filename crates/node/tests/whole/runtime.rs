@@ -25,6 +25,8 @@ pub struct Inner {
     /// With the sandbox's id.
     pub containers: HashMap<String, (String, ContainerConfig, ContainerStatus)>,
     pub exec_exit_code: i32,
+    /// What every container uses, in bytes.
+    pub memory_used: u64,
     /// Starts never come to an end, as if the runtime was killed over them.
     pub starts_hang: bool,
     counter: u32,
@@ -281,6 +283,10 @@ impl RuntimeService for FakeRuntime {
             labels: config.labels.clone(),
             annotations: config.annotations.clone(),
             mounts: config.mounts.clone(),
+            resources: Some(ContainerResources {
+                linux: config.linux.clone().and_then(|linux| linux.resources),
+                windows: None,
+            }),
             log_path: format!("{log_root}/{}", config.log_path),
             ..Default::default()
         };
@@ -429,15 +435,46 @@ impl RuntimeService for FakeRuntime {
         Ok(Response::new(Box::pin(stream)))
     }
 
+    async fn update_container_resources(
+        &self,
+        request: Request<UpdateContainerResourcesRequest>,
+    ) -> Answer<UpdateContainerResourcesResponse> {
+        let request = request.into_inner();
+        let mut inner = self.inner.lock();
+        let (_, _, status) = inner
+            .containers
+            .get_mut(&request.container_id)
+            .ok_or_else(|| Status::not_found("no such container"))?;
+        status.resources = Some(ContainerResources {
+            linux: request.linux,
+            windows: None,
+        });
+        Ok(Response::new(UpdateContainerResourcesResponse {}))
+    }
+
+    async fn container_stats(&self, _: Request<ContainerStatsRequest>) -> Answer<ContainerStatsResponse> {
+        let usage_bytes = Some(UInt64Value {
+            value: self.inner.lock().memory_used,
+        });
+        let memory = Some(MemoryUsage {
+            usage_bytes,
+            ..Default::default()
+        });
+        Ok(Response::new(ContainerStatsResponse {
+            stats: Some(ContainerStats {
+                memory,
+                ..Default::default()
+            }),
+        }))
+    }
+
     not_here! {
         stream_pod_sandboxes(StreamPodSandboxesRequest) -> Self::StreamPodSandboxesStream;
         stream_containers(StreamContainersRequest) -> Self::StreamContainersStream;
-        update_container_resources(UpdateContainerResourcesRequest) -> UpdateContainerResourcesResponse;
         reopen_container_log(ReopenContainerLogRequest) -> ReopenContainerLogResponse;
         exec(ExecRequest) -> ExecResponse;
         attach(AttachRequest) -> AttachResponse;
         port_forward(PortForwardRequest) -> PortForwardResponse;
-        container_stats(ContainerStatsRequest) -> ContainerStatsResponse;
         stream_container_stats(StreamContainerStatsRequest) -> Self::StreamContainerStatsStream;
         pod_sandbox_stats(PodSandboxStatsRequest) -> PodSandboxStatsResponse;
         list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse;
