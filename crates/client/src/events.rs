@@ -1,14 +1,18 @@
 //! The event recorder: core/v1 Events as upstream's recorder writes them. A repeated event raises the
 //! count of the first one, many similar ones are combined, and an object that talks too much is muted.
 //!
-//! Recording never blocks and never fails its caller: the queue is bounded, and what does not fit is lost. Messages
-//! may hold what a container or a registry said: they are cut, and only their digests are remembered.
+//! Recording never blocks and never fails its caller: the queue is bounded, and what does not fit is lost. Events of
+//! different objects are written at once, those of one object in their order. Messages may hold what a container or a
+//! registry said: they are cut, and only their digests are remembered.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -16,6 +20,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource};
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use crate::ErrorExt;
 
@@ -30,6 +35,10 @@ const SIMILAR_INTERVAL: i64 = 600;
 const SPAM_BURST: f64 = 25.0;
 const SPAM_REFILL: f64 = 300.0;
 const TRIES: u32 = 5;
+/// Writes at a time. The store commits in groups: writes that wait together cost little more than one.
+const WRITES_AT_ONCE: usize = 32;
+/// Writes that wait for an earlier one of the same object, of all objects together.
+const WAITING_WRITES: usize = 64;
 
 /// The reference that an event about `object` carries.
 pub fn reference<K: Resource<DynamicType = ()>>(object: &K) -> ObjectReference {
@@ -146,7 +155,8 @@ struct Correlator {
 }
 
 impl Correlator {
-    fn plan(&mut self, source: &EventSource, occurrence: &Occurrence) -> Write {
+    /// With the object that it is about: writes of one object must keep their order.
+    fn plan(&mut self, source: &EventSource, occurrence: &Occurrence) -> (Digest, Write) {
         let object = &occurrence.object;
         let object_key = format!(
             "{:?}/{:?}/{:?}/{:?}/{:?}",
@@ -154,10 +164,11 @@ impl Correlator {
         );
         // COMPAT: what is muted is counted all the same, so the next event that passes tells the true number.
         let write = self.count(source, occurrence, &object_key);
-        if self.admit(digest(&object_key, &self.keys), occurrence.at) {
-            write
+        let object = digest(&object_key, &self.keys);
+        if self.admit(object, occurrence.at) {
+            (object, write)
         } else {
-            Write::Nothing
+            (object, Write::Nothing)
         }
     }
 
@@ -293,20 +304,95 @@ async fn write_events(
 ) {
     let mut occurrences = occurrences.lock().await;
     let mut correlator = Correlator::default();
-    while let Some(occurrence) = occurrences.recv().await {
-        let write = correlator.plan(&source, &occurrence);
-        for attempt in 1..=TRIES {
-            match perform(&client, &write).await {
-                Ok(()) => break,
-                // The server has decided: a namespace that ends takes no new events.
-                Err(kube::Error::Api(status)) if status.code != 429 && status.code < 500 => {
-                    tracing::debug!(%status, reason = occurrence.reason, "event refused");
-                    break;
+    let mut writes = Writes::default();
+    loop {
+        tokio::select! {
+            Some(written) = writes.running.join_next() => writes.ended(&client, written),
+            occurrence = occurrences.recv(), if writes.has_room() => {
+                let Some(occurrence) = occurrence else { break };
+                match correlator.plan(&source, &occurrence) {
+                    (_, Write::Nothing) => {}
+                    (object, write) => writes.add(&client, object, write),
                 }
-                Err(error) if attempt == TRIES => {
-                    tracing::debug!(%error, reason = occurrence.reason, "event lost");
-                }
-                Err(_) => tokio::time::sleep(Duration::from_millis(100 << attempt)).await,
+            }
+        }
+    }
+    while let Some(written) = writes.running.join_next().await {
+        writes.ended(&client, written);
+    }
+}
+
+/// The writes under way, at most one of an object.
+#[derive(Default)]
+struct Writes {
+    running: JoinSet<Digest>,
+    /// By object that is being written of: what comes next.
+    next: HashMap<Digest, VecDeque<Write>>,
+    waiting: usize,
+}
+
+impl Writes {
+    fn has_room(&self) -> bool {
+        self.running.len() < WRITES_AT_ONCE && self.waiting < WAITING_WRITES
+    }
+
+    fn add(&mut self, client: &Client, object: Digest, write: Write) {
+        match self.next.entry(object) {
+            Entry::Occupied(mut busy) => {
+                busy.get_mut().push_back(write);
+                self.waiting += 1;
+            }
+            Entry::Vacant(free) => {
+                free.insert(VecDeque::new());
+                self.start(client, object, write);
+            }
+        }
+    }
+
+    fn start(&mut self, client: &Client, object: Digest, write: Write) {
+        let client = client.clone();
+        self.running.spawn(async move {
+            // One bad event must not hold up the others of its object.
+            let written = AssertUnwindSafe(persevere(&client, &write)).catch_unwind().await;
+            if let Err(panic) = written {
+                skiff_supervise::failed("events", skiff_supervise::panic_text(&*panic));
+            }
+            object
+        });
+    }
+
+    fn ended(&mut self, client: &Client, object: Result<Digest, tokio::task::JoinError>) {
+        // Nobody aborts these, and panics are caught inside.
+        let Ok(object) = object else { return };
+        let Entry::Occupied(mut busy) = self.next.entry(object) else {
+            return;
+        };
+        match busy.get_mut().pop_front() {
+            Some(write) => {
+                self.waiting -= 1;
+                self.start(client, object, write);
+            }
+            None => {
+                busy.remove();
+            }
+        }
+    }
+}
+
+/// Writes, and tries again a little later each time while the server may do better.
+async fn persevere(client: &Client, write: &Write) {
+    for attempt in 1..=TRIES {
+        match perform(client, write).await {
+            Ok(()) => return,
+            // The server has decided: a namespace that ends takes no new events.
+            Err(kube::Error::Api(status)) if status.code != 429 && status.code < 500 => {
+                tracing::debug!(%status, "event refused");
+                return;
+            }
+            Err(error) if attempt == TRIES => tracing::debug!(%error, "event lost"),
+            Err(_) => {
+                let pause = Duration::from_millis(100 << attempt);
+                tokio::time::sleep(pause.mul_f64(rand::random_range(1.0..1.5))).await;
             }
         }
     }
@@ -373,12 +459,12 @@ mod tests {
     fn repeats_are_counted_and_a_flood_is_combined_then_muted() {
         let mut correlator = Correlator::default();
         let source = EventSource::default();
-        let Write::Create(first) = correlator.plan(&source, &occurrence("same", 0)) else {
+        let (_, Write::Create(first)) = correlator.plan(&source, &occurrence("same", 0)) else {
             panic!()
         };
         let name = first.metadata.name.clone().unwrap();
         assert_eq!(name, format!("web.{:x}", 1_000_000i128 * 1_000_000_000));
-        match correlator.plan(&source, &occurrence("same", 5)) {
+        match correlator.plan(&source, &occurrence("same", 5)).1 {
             Write::Update {
                 name: again,
                 count: 2,
@@ -393,7 +479,7 @@ mod tests {
         let mut outcomes = Vec::new();
         for number in 0..30 {
             outcomes.push(
-                match correlator.plan(&source, &occurrence(&format!("m{number}"), 6)) {
+                match correlator.plan(&source, &occurrence(&format!("m{number}"), 6)).1 {
                     Write::Create(event) if event.message.as_deref().unwrap().starts_with("(combined") => 'C',
                     Write::Create(_) => 'c',
                     Write::Update { event, .. }
@@ -409,7 +495,7 @@ mod tests {
         let text: String = outcomes.iter().collect();
         assert_eq!(text, "ccccccccCUUUUUUUUUUUUUU-------");
         // Later one more may pass, and it tells of those that were muted.
-        match correlator.plan(&source, &occurrence("m30", 600)) {
+        match correlator.plan(&source, &occurrence("m30", 600)).1 {
             Write::Update { count, .. } => assert_eq!(count, 23),
             other => panic!("{other:?}"),
         }
@@ -438,5 +524,86 @@ mod tests {
         assert_eq!(seen[0].body["reportingComponent"], "test");
         let long = seen[3].body["message"].as_str().unwrap_or_default();
         assert_eq!(long.len(), MAX_MESSAGE, "a long message is cut");
+    }
+
+    fn about(name: &str) -> ObjectReference {
+        ObjectReference {
+            name: Some(name.into()),
+            ..occurrence("", 0).object
+        }
+    }
+
+    fn messages(seen: &[fake::Seen], name: &str) -> Vec<String> {
+        let of_object = seen
+            .iter()
+            .filter(|request| request.body["involvedObject"]["name"] == name);
+        of_object
+            .map(|request| request.body["message"].as_str().unwrap_or_default().to_owned())
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn objects_do_not_wait_for_each_other_and_one_keeps_its_order() {
+        let (release, held) = mpsc::unbounded_channel();
+        let held = parking_lot::Mutex::new(Some(held));
+        let (client, seen) = fake::client(move |request| {
+            let slow = request.body["involvedObject"]["name"] == "slow";
+            match slow.then(|| held.lock().take()).flatten() {
+                Some(held) => Reply::Stream(held),
+                None => Reply::Json(201, request.body.clone()),
+            }
+        });
+        let recorder = EventRecorder::new(client, "test", "");
+        for message in ["first", "second", "third"] {
+            recorder.event(&about("slow"), "Normal", "Test", message.into());
+        }
+        for number in 0..100 {
+            recorder.event(&about(&format!("o{number}")), "Normal", "Test", "quick".into());
+        }
+        while seen.lock().len() < 101 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(
+            messages(&seen.lock(), "slow"),
+            ["first"],
+            "the others wait for it"
+        );
+        release.send("{}".to_owned()).unwrap();
+        drop(release);
+        while seen.lock().len() < 103 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(messages(&seen.lock(), "slow"), ["first", "second", "third"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_does_not_answer_gets_so_many_writes_and_no_more() {
+        let kept = parking_lot::Mutex::new(Vec::new());
+        let (client, seen) = fake::client(move |_| {
+            let (never, held) = mpsc::unbounded_channel();
+            kept.lock().push(never);
+            Reply::Stream(held)
+        });
+        let recorder = EventRecorder::new(client, "test", "");
+        for number in 0..2 * WRITES_AT_ONCE {
+            recorder.event(&about(&format!("o{number}")), "Normal", "Test", "m".into());
+        }
+        // The clock stands still until nothing else is to do.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(seen.lock().len(), WRITES_AT_ONCE);
+    }
+
+    #[test]
+    fn what_waits_for_one_object_is_bounded() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let _guard = runtime.enter();
+        let (client, _) = fake::client(|_| fake::status(500, "InternalError"));
+        let mut writes = Writes::default();
+        let mut taken = 0;
+        while writes.has_room() && taken < 10 * WAITING_WRITES {
+            writes.add(&client, 1, Write::Nothing);
+            taken += 1;
+        }
+        assert_eq!(taken, WAITING_WRITES + 1);
     }
 }
