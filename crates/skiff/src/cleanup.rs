@@ -38,6 +38,10 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
             async { Ok(skiff_network::proxy::remove(&cluster.proxy_config("")?).await?) }.await,
         );
         attempt(
+            "host ports",
+            async { Ok(skiff_cni::remove_host_ports(&cluster.bridge_conf()?).await?) }.await,
+        );
+        attempt(
             "bridge",
             async { Ok(skiff_cni::remove_bridge(&cluster.bridge_conf()?).await?) }.await,
         );

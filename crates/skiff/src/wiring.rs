@@ -415,6 +415,12 @@ impl Wiring<'_> {
                     .await
                     .is_some()
                 {
+                    if skiff_cni::restore_host_ports(&conf)
+                        .await
+                        .map_err(|e| e.to_string())?
+                    {
+                        tracing::warn!("somebody removed the rules of host ports; restored them");
+                    }
                     let restored = skiff_cni::restore_guards(&conf)
                         .await
                         .map_err(|e| e.to_string())?;
@@ -493,6 +499,7 @@ impl Wiring<'_> {
         config.cni_conf_dir = Some(cluster.data_dir.join("cni/conf"));
         config.pod_cidrs = vec![cluster.node_pod_cidr()?];
         config.kubelet_version = VERSION.to_owned();
+        config.pod_max_pids = Some(self.args.pod_max_pids).filter(|limit| *limit > 0);
         config.allowed_sysctls = skiff_node::AllowedSysctls::with_unsafe(&self.args.allowed_unsafe_sysctls)
             .context("--allowed-unsafe-sysctls")?;
         let named = cluster.clone();
