@@ -38,6 +38,13 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
             async { Ok(skiff_network::proxy::remove(&cluster.proxy_config("", None)?).await?) }.await,
         );
         attempt(
+            "host ports",
+            async {
+                Ok(skiff_cni::remove_host_ports(&cluster.bridge_conf(&cluster.node_pod_cidr()?)?).await?)
+            }
+            .await,
+        );
+        attempt(
             "bridge",
             async { Ok(skiff_cni::remove_bridge(&cluster.bridge_conf(&cluster.node_pod_cidr()?)?).await?) }
                 .await,

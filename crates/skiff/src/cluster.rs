@@ -255,6 +255,7 @@ impl Cluster {
             "bridge": self.bridge(),
             "subnet": subnet,
             "dataDir": self.data_dir.join("cni/addresses"),
+            "capabilities": {"portMappings": true},
         })
     }
 

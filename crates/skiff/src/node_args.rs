@@ -28,6 +28,10 @@ pub struct NodeArgs {
     /// Sysctls that pods may set besides the safe ones; a name may end in *
     #[arg(long, value_name = "SYSCTL", value_delimiter = ',', value_parser = crate::cli::sysctl)]
     pub allowed_unsafe_sysctls: Vec<String>,
+    /// Processes and threads that one pod may have; -1: as many as the machine allows
+    #[arg(long, value_name = "COUNT", default_value_t = -1, allow_negative_numbers = true)]
+    #[serde(default)]
+    pub pod_max_pids: i64,
 }
 
 impl NodeArgs {

@@ -295,13 +295,6 @@ fn pods_that_ask_for_what_is_not_built_are_told_so() -> Result<()> {
             message: "csi",
         },
         Unbuilt {
-            page: "Others end in a FailedMount event",
-            name: "image-volume",
-            spec: volume(json!({"image": {"reference": BUSYBOX}})),
-            reason: "FailedMount",
-            message: "image volumes are not supported by this node",
-        },
-        Unbuilt {
             page: "A pod with `hostUsers: false` is not started (FailedCreatePodSandBox)",
             name: "user-namespace",
             spec: json!({"hostUsers": false}),
@@ -309,12 +302,13 @@ fn pods_that_ask_for_what_is_not_built_are_told_so() -> Result<()> {
             message: "runtime does not support user namespaces",
         },
         Unbuilt {
-            page: "A `hostPort` is reserved but not opened on the node, and an event says so",
-            name: "host-port",
-            spec: json!({"containers": [{"name": "c", "image": BUSYBOX, "command": ["sleep", "1000"],
-                "ports": [{"containerPort": 80, "hostPort": 34567}]}]}),
-            reason: "HostPortNotSupported",
-            message: "hostPort 34567 is not opened on the node",
+            page: "Restart rules with `RestartAllContainers` are refused (PodFeatureUnsupported)",
+            name: "restart-all",
+            spec: json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": BUSYBOX, "command": ["sleep", "1000"],
+                "restartPolicy": "Never", "restartPolicyRules": [
+                    {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]}]}),
+            reason: "PodFeatureUnsupported",
+            message: "RestartAllContainersOnContainerExits",
         },
     ] {
         page_says(page)?;
@@ -327,21 +321,5 @@ fn pods_that_ask_for_what_is_not_built_are_told_so() -> Result<()> {
         kubectl.create(&pod.to_string())?;
         has_event(&kubectl, name, reason, message)?;
     }
-
-    page_says(
-        "`pods/resize` is stored, but no node resizes in place: a running pod is refused as on an old node",
-    )?;
-    kubectl.run(&["wait", "--for=condition=Ready", "pod/host-port", "--timeout=90s"])?;
-    let patch = r#"{"spec":{"containers":[{"name":"c","resources":{"requests":{"cpu":"1m"}}}]}}"#;
-    let (code, said) = kubectl.try_run(&[
-        "patch",
-        "pod",
-        "host-port",
-        "--subresource",
-        "resize",
-        "-p",
-        patch,
-    ])?;
-    ensure!(code != 0 && said.contains("resiz"), "{said}");
     Ok(())
 }

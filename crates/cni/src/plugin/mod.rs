@@ -3,16 +3,19 @@
 
 mod bridge;
 mod guard;
+mod host_ports;
 mod ipam;
 
 use std::io::Read;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::result::CniError;
+use host_ports::HostPorts;
+
 pub use bridge::{ensure_bridge, remove_bridge, restore_guards};
 
 /// The name the binary must be called by to act as the plugin.
@@ -43,8 +46,17 @@ pub struct BridgeConf {
     pub data_dir: PathBuf,
     #[serde(rename = "prevResult", default)]
     prev_result: Option<Value>,
+    #[serde(rename = "runtimeConfig", default)]
+    runtime_config: RuntimeConfig,
     #[serde(rename = "cni.dev/valid-attachments", default)]
     valid_attachments: Vec<ValidAttachment>,
+}
+
+/// What the runtime says of the sandbox, by the capabilities that the configuration declares.
+#[derive(Debug, Clone, Default, Deserialize)]
+struct RuntimeConfig {
+    #[serde(rename = "portMappings", default)]
+    port_mappings: Vec<host_ports::PortMapping>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -72,6 +84,7 @@ impl BridgeConf {
             mtu: None,
             data_dir: data_dir.into(),
             prev_result: None,
+            runtime_config: RuntimeConfig::default(),
             valid_attachments: Vec::new(),
         }
     }
@@ -255,6 +268,18 @@ fn environment(needs_netns: bool) -> Result<Environment, CniError> {
     })
 }
 
+/// Opens the host ports again if somebody has flushed their rules. Returns whether that was so.
+pub async fn restore_host_ports(conf: &BridgeConf) -> crate::Result<bool> {
+    let invalid = |error: CniError| crate::Error::Invalid(error.to_string());
+    HostPorts::new(conf).restore().await.map_err(invalid)
+}
+
+/// Closes all host ports of the network.
+pub async fn remove_host_ports(conf: &BridgeConf) -> crate::Result<()> {
+    let invalid = |error: CniError| crate::Error::Invalid(error.to_string());
+    HostPorts::new(conf).remove().await.map_err(invalid)
+}
+
 async fn add(
     conf: &BridgeConf,
     subnet: Subnet,
@@ -262,6 +287,8 @@ async fn add(
     env: &Environment,
 ) -> Result<Value, CniError> {
     let address = addresses.allocate(&env.container_id, &env.ifname)?;
+    // Before the sandbox is attached, which ends in its namespace. If that fails, DEL closes them.
+    open_host_ports(conf, env, &[address.into()]).await?;
     let host_ifname = bridge::host_ifname(&conf.name, &env.container_id, &env.ifname);
     let attached = bridge::attach(conf, subnet, &env.netns, &env.ifname, &host_ifname, address).await;
     if let Err(error) = attached {
@@ -293,8 +320,24 @@ async fn add(
     }))
 }
 
+async fn open_host_ports(conf: &BridgeConf, env: &Environment, addresses: &[IpAddr]) -> Result<(), CniError> {
+    let ports = &conf.runtime_config.port_mappings;
+    if ports.is_empty() {
+        return Ok(());
+    }
+    if !Path::new("/proc/sys/net/ipv4/conf").join(&conf.bridge).exists() {
+        ensure_bridge(conf)
+            .await
+            .map_err(|error| CniError::new(CniError::IO_FAILURE, error.to_string()))?;
+    }
+    HostPorts::new(conf)
+        .open(&env.container_id, &env.ifname, addresses, ports)
+        .await
+}
+
 /// The device goes first: an address must not be given out again while its last owner can still send.
 async fn del(conf: &BridgeConf, addresses: &ipam::Addresses, env: &Environment) -> Result<(), CniError> {
+    HostPorts::new(conf).close(&env.container_id, &env.ifname).await?;
     let host_ifname = bridge::host_ifname(&conf.name, &env.container_id, &env.ifname);
     bridge::detach(conf, &host_ifname).await?;
     addresses.release(&env.container_id, &env.ifname)
@@ -313,11 +356,21 @@ async fn check(conf: &BridgeConf, addresses: &ipam::Addresses, env: &Environment
             format!("container {} has no address", env.container_id),
         )
     })?;
+    // In the host's namespace; what follows ends in the sandbox's.
+    let ports = &conf.runtime_config.port_mappings;
+    HostPorts::new(conf)
+        .check(&env.container_id, &env.ifname, ports)
+        .await?;
     let host_ifname = bridge::host_ifname(&conf.name, &env.container_id, &env.ifname);
     bridge::check(conf, &env.netns, &env.ifname, &host_ifname, address).await
 }
 
 async fn gc(conf: &BridgeConf, addresses: &ipam::Addresses) -> Result<(), CniError> {
+    let attachments = conf.valid_attachments.iter();
+    let valid: Vec<(&str, &str)> = attachments
+        .map(|v| (v.container_id.as_str(), v.ifname.as_str()))
+        .collect();
+    HostPorts::new(conf).retain(&valid).await?;
     for (container_id, ifname, _) in addresses.held()? {
         let valid = conf
             .valid_attachments

@@ -87,6 +87,8 @@ pub struct Resources {
     pub memory_limit: Option<i64>,
     pub memory_swap_limit: Option<i64>,
     pub pids_limit: Option<i64>,
+    /// Bytes of huge pages, by their size as the kernel names it: `2MB`.
+    pub huge_pages: Vec<(String, u64)>,
     /// Files of v2, written as they are.
     pub unified: BTreeMap<String, String>,
 }
@@ -222,7 +224,20 @@ impl Cgroup {
         })
     }
 
+    /// Memory first: of all limits it is the one that the kernel may refuse, and then nothing has changed.
     fn apply_v1(&self, resources: &Resources) -> io::Result<()> {
+        if let Some(limit) = resources.memory_limit {
+            // Memory plus swap may never be below memory: a smaller limit of both is in the way.
+            let both = self.read_number("memory", "memory.memsw.limit_in_bytes");
+            if both.is_some_and(|both| both < limit) {
+                self.write("memory", "memory.memsw.limit_in_bytes", "-1")?;
+            }
+            self.write("memory", "memory.limit_in_bytes", &limit.to_string())?;
+        }
+        if let Some(limit) = resources.memory_swap_limit {
+            // A kernel without swap accounting has no such file.
+            let _ = self.write("memory", "memory.memsw.limit_in_bytes", &limit.to_string());
+        }
         if let Some(shares) = resources.cpu_shares {
             self.write("cpu", "cpu.shares", &shares.max(2).to_string())?;
         }
@@ -238,22 +253,44 @@ impl Cgroup {
         if let Some(mems) = &resources.cpuset_mems {
             self.write("cpuset", "cpuset.mems", mems)?;
         }
-        if let Some(limit) = resources.memory_limit {
-            let limit = limit.to_string();
-            if self.write("memory", "memory.limit_in_bytes", &limit).is_err() {
-                // Memory plus swap may never be below memory: the old limit of both is in the way.
-                self.write("memory", "memory.memsw.limit_in_bytes", "-1")?;
-                self.write("memory", "memory.limit_in_bytes", &limit)?;
-            }
-        }
-        if let Some(limit) = resources.memory_swap_limit {
-            // A kernel without swap accounting has no such file.
-            let _ = self.write("memory", "memory.memsw.limit_in_bytes", &limit.to_string());
-        }
         if let Some(limit) = resources.pids_limit {
             self.write("pids", "pids.max", &limit_or_max(limit))?;
         }
+        self.limit_huge_pages(resources, "limit_in_bytes")
+    }
+
+    /// A size that the kernel does not count has no file, and no pages.
+    fn limit_huge_pages(&self, resources: &Resources, end: &str) -> io::Result<()> {
+        for (size, limit) in &resources.huge_pages {
+            let file = format!("hugetlb.{size}.{end}");
+            let is_counted = self
+                .controller("hugetlb")
+                .is_some_and(|directory| !file.contains('/') && directory.join(&file).exists());
+            if is_counted {
+                self.write("hugetlb", &file, &limit.to_string())?;
+            } else if *limit > 0 {
+                return Err(io::Error::other(format!(
+                    "the kernel does not limit huge pages of {size}"
+                )));
+            }
+        }
         Ok(())
+    }
+
+    fn read_number(&self, controller: &str, file: &str) -> Option<i64> {
+        let text = std::fs::read_to_string(self.controller(controller)?.join(file)).ok()?;
+        text.trim().parse().ok()
+    }
+
+    /// Whether processes of the group use more memory than a limit would allow them. v2 takes every limit and kills
+    /// what is above it; v1 refuses by itself what it cannot reclaim.
+    pub fn uses_more_than(&self, limit: i64) -> Option<i64> {
+        match hierarchy() {
+            Hierarchy::V1(_) => None,
+            Hierarchy::V2(_) => self
+                .read_number("memory", "memory.current")
+                .filter(|used| *used > limit),
+        }
     }
 
     fn apply_v2(&self, resources: &Resources) -> io::Result<()> {
@@ -286,6 +323,7 @@ impl Cgroup {
         if let Some(limit) = resources.pids_limit {
             self.write("pids", "pids.max", &limit_or_max(limit))?;
         }
+        self.limit_huge_pages(resources, "max")?;
         for (file, value) in &resources.unified {
             if file.contains('/') {
                 return Err(io::Error::other(format!("{file:?} is not a cgroup file")));

@@ -11,6 +11,7 @@ use crate::shim::protocol::{ContainerState, ExecRequest, StartRequest, frame, re
 use serde::{Deserialize, Serialize};
 use skiff_cri::v1 as cri;
 use skiff_fs::remove_tree;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,10 +81,11 @@ impl Daemon {
             .find(&wanted)
             .map_err(|error| Status::internal(error.to_string()))?
             .ok_or_else(|| Status::not_found(format!("failed to resolve image {wanted:?}: not found")))?;
+        let image_volumes = self.image_volumes(&config)?;
         let id = new_id();
         self.reserve(&container_name(&sandbox_id, &config), &id)?;
         let directory = self.config.containers().join(&id);
-        match self.prepare_container(&sandbox, &id, &directory, config, &image) {
+        match self.prepare_container(&sandbox, &id, &directory, config, &image, &image_volumes) {
             Ok(container) => {
                 self.containers.write().insert(id.clone(), Arc::new(container));
                 self.publish(&id, cri::ContainerEventType::ContainerCreatedEvent, &sandbox_id);
@@ -100,6 +102,28 @@ impl Daemon {
         }
     }
 
+    /// The images that are mounted, by the place of their mount.
+    fn image_volumes(&self, config: &cri::ContainerConfig) -> Result<BTreeMap<usize, Image>, Status> {
+        let mut found = BTreeMap::new();
+        for (index, mount) in config.mounts.iter().enumerate() {
+            let Some(wanted) = mount.image.as_ref().filter(|image| !image.image.is_empty()) else {
+                continue;
+            };
+            let image = self
+                .images
+                .find(&wanted.image)
+                .map_err(|error| Status::internal(error.to_string()))?
+                .ok_or_else(|| {
+                    Status::not_found(format!(
+                        "ImageVolumeMountFailed: failed to resolve image {:?}: not found",
+                        wanted.image
+                    ))
+                })?;
+            found.insert(index, image);
+        }
+        Ok(found)
+    }
+
     fn prepare_container(
         &self,
         sandbox: &Sandbox,
@@ -107,6 +131,7 @@ impl Daemon {
         directory: &Path,
         config: cri::ContainerConfig,
         image: &Image,
+        image_volumes: &BTreeMap<usize, Image>,
     ) -> Result<Container, Status> {
         let make =
             |path: &Path| std::fs::create_dir_all(path).map_err(internal("make the container's directory"));
@@ -117,8 +142,11 @@ impl Daemon {
         // The upper directory is the container's root directory as programs in it see it.
         std::fs::set_permissions(directory.join("upper"), std::fs::Permissions::from_mode(0o755))
             .map_err(internal("make the container's directory"))?;
+        // Its own layers, and those of images that it mounts.
+        let volumes = image_volumes.values().flat_map(|image| &image.layers);
+        let held: Vec<String> = image.layers.iter().chain(volumes).cloned().collect();
         self.images
-            .lease(id, &image.layers)
+            .lease(id, &held)
             .map_err(|error| Status::internal(error.to_string()))?;
 
         let record = sandbox.get();
@@ -135,6 +163,7 @@ impl Daemon {
             config: &config,
             sandbox: &paths,
             image,
+            image_volumes,
             layers_dir: self.images.layers_directory(),
             directory,
             cgroup: &cgroup,
@@ -508,6 +537,24 @@ impl Daemon {
         }
         if container.is_running() {
             let cgroup = Cgroup::new(&record.cgroup).map_err(internal("cgroup"))?;
+            let limit = linux.memory_limit_in_bytes;
+            let before = record
+                .config
+                .0
+                .linux
+                .as_ref()
+                .and_then(|linux| linux.resources.as_ref());
+            let shrinks = before.is_none_or(|before| {
+                before.memory_limit_in_bytes == 0 || limit < before.memory_limit_in_bytes
+            });
+            if limit > 0
+                && shrinks
+                && let Some(used) = cgroup.uses_more_than(limit)
+            {
+                return Err(Status::failed_precondition(format!(
+                    "failed to update resources: memory limit {limit} is below the {used} bytes in use"
+                )));
+            }
             cgroup
                 .apply(&spec::resources(&linux))
                 .map_err(internal("failed to update resources"))?;

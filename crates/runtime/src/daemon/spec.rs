@@ -6,10 +6,12 @@ use super::devices::{add_device, default_devices, host_devices};
 use crate::cgroup::{self, Cgroup, DeviceRule, Resources};
 use crate::image::{Image, ImageConfig};
 use crate::init::spec::{
-    InitSpec, Mount, MountKind, Namespaces, PidNamespace, ProcessSpec, Propagation, Rootfs, UserSpec,
+    ImageTree, InitSpec, Mount, MountKind, Namespaces, PidNamespace, ProcessSpec, Propagation, Rootfs,
+    UserSpec,
 };
 use crate::seccomp;
 use skiff_cri::v1 as cri;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// What the sandbox brings.
@@ -30,6 +32,8 @@ pub struct Request<'a> {
     pub config: &'a cri::ContainerConfig,
     pub sandbox: &'a SandboxPaths,
     pub image: &'a Image,
+    /// The images that are mounted as volumes, by the place of their mount in the configuration.
+    pub image_volumes: &'a BTreeMap<usize, Image>,
     pub layers_dir: PathBuf,
     /// The container's own directory: upper, work, rootfs are below it.
     pub directory: &'a Path,
@@ -87,7 +91,7 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
             readonly: security.readonly_rootfs,
         },
         namespaces: namespaces(&security, request.sandbox),
-        mounts: mounts(config, request.sandbox, privileged)?,
+        mounts: mounts(request, privileged)?,
         devices,
         masked_paths: if privileged {
             Vec::new()
@@ -127,9 +131,6 @@ fn refuse_unsupported(
         return Err("SELinux labels are not supported by this runtime".into());
     }
     for mount in &config.mounts {
-        if mount.image.as_ref().is_some_and(|image| !image.image.is_empty()) {
-            return Err("image volumes are not supported by this runtime".into());
-        }
         if !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty() {
             return Err("id-mapped mounts are not supported by this runtime".into());
         }
@@ -324,11 +325,8 @@ fn bind(target: &str, source: &Path, readonly: bool) -> Mount {
     }
 }
 
-fn mounts(
-    config: &cri::ContainerConfig,
-    sandbox: &SandboxPaths,
-    privileged: bool,
-) -> Result<Vec<Mount>, String> {
+fn mounts(request: &Request<'_>, privileged: bool) -> Result<Vec<Mount>, String> {
+    let (config, sandbox) = (request.config, request.sandbox);
     let mut mounts = vec![
         filesystem("/proc", "proc", &[], false, true, true),
         filesystem("/dev", "tmpfs", &["mode=755", "size=65536k"], false, false, false),
@@ -380,8 +378,11 @@ fn mounts(
         mounts.push(mount);
     }
     let mut own = Vec::new();
-    for mount in &config.mounts {
-        own.push(volume(mount)?);
+    for (index, mount) in config.mounts.iter().enumerate() {
+        own.push(match request.image_volumes.get(&index) {
+            Some(image) => image_volume(request, index, mount, image)?,
+            None => volume(mount)?,
+        });
     }
     // A volume inside another must come after it, whatever the order they are named in.
     own.sort_by_key(|mount| Path::new(&mount.target).components().count());
@@ -396,6 +397,78 @@ fn clean_path(path: &str) -> String {
     } else {
         trimmed.to_owned()
     }
+}
+
+/// COMPAT: the start of the message is the kubelet's name for it.
+fn image_volume(
+    request: &Request<'_>,
+    index: usize,
+    mount: &cri::Mount,
+    image: &Image,
+) -> Result<Mount, String> {
+    if !mount.container_path.starts_with('/') {
+        return Err(format!("mount path {:?} is not absolute", mount.container_path));
+    }
+    let sub_path = Path::new(&mount.image_sub_path);
+    let is_inside = sub_path.components().all(|part| {
+        matches!(
+            part,
+            std::path::Component::Normal(_) | std::path::Component::CurDir
+        )
+    });
+    if !is_inside {
+        let path = &mount.image_sub_path;
+        return Err(format!(
+            "ImageVolumeMountFailed: image sub path {path:?} leaves the image"
+        ));
+    }
+    if !mount.image_sub_path.is_empty() && !is_in_layers(&request.layers_dir, &image.layers, sub_path) {
+        let path = &mount.image_sub_path;
+        return Err(format!(
+            "ImageVolumeMountFailed: image sub path {path:?} does not exist"
+        ));
+    }
+    let images = request.directory.join("images");
+    let (empty, mountpoint) = (images.join("empty"), images.join(index.to_string()));
+    for directory in [&empty, &mountpoint] {
+        std::fs::create_dir_all(directory)
+            .map_err(|error| format!("failed to make {}: {error}", directory.display()))?;
+    }
+    Ok(Mount {
+        target: clean_path(&mount.container_path),
+        kind: MountKind::Image(ImageTree {
+            layers_dir: request.layers_dir.clone(),
+            lower: image.layers.iter().rev().cloned().collect(),
+            empty,
+            mountpoint,
+            sub_path: mount.image_sub_path.clone(),
+        }),
+        volume: true,
+        readonly: true,
+        nosuid: true,
+        nodev: true,
+        noexec: true,
+    })
+}
+
+/// Whether the topmost layer that knows the path has it. What lies behind a link is found out when it is mounted.
+fn is_in_layers(layers_dir: &Path, layers: &[String], path: &Path) -> bool {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    for layer in layers.iter().rev() {
+        let mut at = layers_dir.join(layer);
+        for part in path.components() {
+            at.push(part);
+            match std::fs::symlink_metadata(&at) {
+                // A whiteout: what lower layers have of it is gone.
+                Ok(found) if found.file_type().is_char_device() && found.rdev() == 0 => return false,
+                Ok(found) if found.is_symlink() => return true,
+                Ok(_) if at == layers_dir.join(layer).join(path) => return true,
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+    }
+    false
 }
 
 fn volume(mount: &cri::Mount) -> Result<Mount, String> {
@@ -488,6 +561,11 @@ pub fn resources(linux: &cri::LinuxContainerResources) -> Resources {
         memory_limit: positive(linux.memory_limit_in_bytes),
         memory_swap_limit: positive(linux.memory_swap_limit_in_bytes),
         pids_limit: None,
+        huge_pages: linux
+            .hugepage_limits
+            .iter()
+            .map(|limit| (limit.page_size.clone(), limit.limit))
+            .collect(),
         unified: linux
             .unified
             .iter()

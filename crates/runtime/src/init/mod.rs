@@ -7,6 +7,7 @@
 //! in the same `process::become_program`.
 
 pub mod control;
+mod image_volume;
 mod masks;
 mod mounts;
 mod process;

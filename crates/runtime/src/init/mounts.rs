@@ -3,6 +3,7 @@
 //! and following none of its links; then the volumes, which stay inside the root; then masked and
 //! read-only paths; and last a look whether all of that is what the container will see.
 
+use super::image_volume::image_tree;
 use super::masks::{self, NullDevice};
 use super::process::{Console, open_terminal_in};
 use super::spec::{Device, InitSpec, Mount, MountKind, Propagation, Rootfs};
@@ -77,8 +78,15 @@ pub fn build_root(spec: &InitSpec) -> Result<Option<Console>, InitError> {
     };
 
     for item in volumes {
-        let Some((tree, directory)) = item.bind else {
-            continue;
+        let (tree, directory) = match (item.bind, &item.mount.kind) {
+            (Some(bind), _) => bind,
+            (None, MountKind::Image(image)) => {
+                let (tree, directory) = image_tree(image)?;
+                set_attributes(tree.as_fd(), attribute_bits(item.mount), libc::MS_PRIVATE, false)
+                    .context(|| format!("set the flags of {}", item.mount.target))?;
+                (tree, directory)
+            }
+            (None, _) => continue,
         };
         let target = volume_target(root, &item.mount.target, tree.as_fd(), directory)?;
         attach(&tree, &target, &item.mount.target)?;
@@ -190,7 +198,7 @@ fn place_own(
         }
         (MountKind::Bind { .. }, Some((tree, true))) => attach(&tree, &own_directory(root, path)?, path),
         (MountKind::Bind { .. }, Some((tree, false))) => attach(&tree, &own_file(root, path)?, path),
-        (MountKind::Bind { .. }, None) => Ok(()),
+        (MountKind::Bind { .. } | MountKind::Image(_), _) => Ok(()),
         (MountKind::Cgroup, _) => place_cgroups(root, path, cgroups, cgroup_readonly),
     }
 }

@@ -75,8 +75,24 @@ pub enum MountKind {
         propagation: Propagation,
         recursive_readonly: bool,
     },
+    /// The files of an image, which nobody can change.
+    Image(ImageTree),
     /// The container's own cgroups, made out of `InitSpec::cgroup_mounts`.
     Cgroup,
+}
+
+/// An image, or a part of it, that is mounted as a volume.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ImageTree {
+    /// The directory that `lower` is relative to.
+    pub layers_dir: PathBuf,
+    /// Topmost layer first.
+    pub lower: Vec<String>,
+    /// An empty directory, and one to mount on.
+    pub empty: PathBuf,
+    pub mountpoint: PathBuf,
+    /// Below the image's root; empty is all of it.
+    pub sub_path: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,6 +8,7 @@ mod harness;
 mod images;
 mod lifecycle;
 mod propagation;
+mod resized;
 mod teardown;
 mod websocket;
 
@@ -33,6 +34,8 @@ const TESTS: &[Test] = tests![
     teardown::a_lost_pause_process_ends_the_pod,
     teardown::a_successor_is_left_alone,
     propagation::scopes,
+    resized::a_limit_below_what_is_used_is_refused,
+    resized::images_are_mounted,
     images::archives,
     images::pulls,
     images::real_registry,

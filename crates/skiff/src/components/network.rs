@@ -72,13 +72,17 @@ async fn pod_cidr(client: Client, node_name: &str) -> String {
     }
 }
 
-/// Keeps the guards of the pods' interfaces: whoever reloads the host's firewall may flush them.
+/// Keeps the guards of the pods' interfaces and the host ports: whoever reloads the host's firewall may flush them.
 async fn guard(conf: &BridgeConf, stop: CancellationToken) -> Result<(), String> {
     while stop
         .run_until_cancelled(tokio::time::sleep(GUARD_PERIOD))
         .await
         .is_some()
     {
+        let host_ports = skiff_cni::restore_host_ports(conf).await;
+        if host_ports.map_err(|e| e.to_string())? {
+            tracing::warn!("somebody removed the rules of host ports; restored them");
+        }
         let restored = skiff_cni::restore_guards(conf).await.map_err(|e| e.to_string())?;
         if restored > 0 {
             tracing::warn!(

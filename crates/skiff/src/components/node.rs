@@ -68,6 +68,7 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
     config.kubelet_version = VERSION.to_owned();
     config.node_labels.clone_from(&args.node.node_labels);
     config.register_taints.clone_from(&args.node.register_with_taints);
+    config.pod_max_pids = Some(args.node.pod_max_pids).filter(|limit| *limit > 0);
     config.allowed_sysctls = skiff_node::AllowedSysctls::with_unsafe(&args.node.allowed_unsafe_sysctls)
         .context("--allowed-unsafe-sysctls")?;
     config.cni_config = Some(Arc::new(move |cidrs| cluster.cni_conf_list(cidrs)));
