@@ -18,7 +18,7 @@ use std::time::Duration;
 pub(crate) const MAX_SCORE: i64 = 100;
 
 /// What kind of a no it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Code {
     /// Removing pods from the node may help.
     Unschedulable,
@@ -29,7 +29,7 @@ pub(crate) enum Code {
 }
 
 /// Why a node, or the whole cluster, is not for a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Rejection {
     pub(crate) code: Code,
     pub(crate) reasons: Vec<Cow<'static, str>>,
@@ -271,6 +271,7 @@ pub(crate) trait Plugin: Send + Sync {
     /// Brings raw scores into `0..=MAX_SCORE`. May depend on which scores there are, not on how often.
     fn normalize(&self, _state: &CycleState, _nodes: &[&NodeInfo], _scores: &mut [i64]) {}
 
+    /// May depend on the pod's shape, its volumes and claims, and whether it names a node; not on anything else of it.
     fn scope(&self, _pod: &PodInfo) -> Scope {
         Scope::Opaque
     }
