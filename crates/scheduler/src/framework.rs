@@ -14,6 +14,9 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Stands among the plugins that rejected a pod for the extenders: nobody knows what would help them, so everything may.
+pub(crate) const EXTENDERS: u64 = 1 << 63;
+
 /// Scores of a plugin after normalisation lie in `0..=MAX_SCORE`.
 pub(crate) const MAX_SCORE: i64 = 100;
 
@@ -373,7 +376,8 @@ impl Points {
     }
 }
 
-/// A profile: the plugins for pods of one scheduler name. At most 64, so that a set of them is one number.
+/// A profile: the plugins for pods of one scheduler name. At most 63, so that a set of them is one number, with
+/// [`EXTENDERS`].
 pub(crate) struct Profile {
     pub(crate) scheduler_name: String,
     pub(crate) plugins: Vec<Enabled>,

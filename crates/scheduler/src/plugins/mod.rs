@@ -188,8 +188,8 @@ fn preemption(handle: &Handle, args: &Value) -> Made {
     }))
 }
 
-/// The strategies of NodeResourcesFit, for its arguments.
-pub(crate) use node_resources::Strategy;
+/// For the configuration.
+pub(crate) use node_resources::{Strategy, is_extended};
 
 #[cfg(any(test, feature = "bench"))]
 pub(crate) mod testing {
