@@ -34,6 +34,7 @@ async fn the_default_profile_has_all_plugins_with_upstreams_weights() {
             ("NodeResourcesFit", 1),
             ("PodTopologySpread", 2),
             ("InterPodAffinity", 2),
+            ("DynamicResources", 2),
             ("NodeResourcesBalancedAllocation", 1),
             ("ImageLocality", 1)
         ]
