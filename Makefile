@@ -60,7 +60,7 @@ conformance: build
 
 ## bench-scheduler: pods a second over the shapes of upstream's scheduler_perf, no API server
 bench-scheduler:
-	cargo bench -p skiff-scheduler --features bench --bench scheduler
+	$(CARGO) run --release --package skiff-scheduler --features bench --bin bench-scheduler -- $(NODES)
 
 ## bench: the figures of docs/performance.md
 bench: build
@@ -75,10 +75,12 @@ churn: test-deps
 	SKIFF_CHURN_SECONDS=$$(( $(or $(MINUTES),5) * 60 )) SKIFF_CHURN_SEED=$(SEED) \
 	$(CARGO) test --package skiff --test churn -- --nocapture
 
-## restarts: controller managers are killed under load KILLS=100 times; SEED=n repeats the choices of a run
+## restarts: controller managers, then schedulers, are killed under load KILLS=100 times; SEED=n repeats the choices of a run
 restarts:
 	SKIFF_RESTARTS=$(or $(KILLS),100) SKIFF_SEED=$(or $(SEED),1) \
 	$(CARGO) test --package skiff-controllers --test whole restarts -- --nocapture
+	SKIFF_RESTARTS=$(or $(KILLS),100) SKIFF_SEED=$(or $(SEED),1) \
+	$(CARGO) test --package skiff-scheduler --test whole restarts -- --nocapture
 
 ## clients: other people's client libraries against a fresh cluster (needs Go, Node.js and Python)
 clients: build

@@ -39,7 +39,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("client", &["api", "pki", "supervise", "trace", "prometheus"]),
     ("pods", &["meta"]),
     ("controllers", &["client", "pods"]),
-    ("scheduler", &["client", "cel", "pods", "prometheus"]),
+    ("scheduler", &["client", "cel", "https", "pods", "prometheus"]),
     ("cri", &[]),
     ("cni", &[]),
     ("streaming", &[]),

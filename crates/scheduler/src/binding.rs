@@ -22,6 +22,11 @@ use tokio::sync::oneshot;
 /// Upstream's limit of an event's message.
 const MAX_NOTE: usize = 1024;
 
+/// COMPAT: how often, and after which first pause, upstream tries to write a pod's status. In all it is less than the
+/// shortest back-off of a pod: a report of an older try must not come after that of a newer one.
+const STATUS_TRIES: u32 = 4;
+const FIRST_STATUS_PAUSE: Duration = Duration::from_millis(10);
+
 type Answer = oneshot::Sender<Result<(), Rejection>>;
 
 /// Pods that a Permit plugin lets wait, with the way to tell them.
@@ -163,8 +168,14 @@ impl Scheduler {
                 failure(rejection, number)
             })?;
         }
-        let mut bound = false;
+        let mut bound = self
+            .bind_by_extender(pod, node)
+            .await
+            .map_err(|error| failure(Rejection::error(format!("binding rejected: {error}")), 0))?;
         for (number, enabled) in profile.at(Points::BIND) {
+            if bound {
+                break;
+            }
             let Some(result) = enabled.plugin.bind(state, pod, node).await else {
                 continue;
             };
@@ -177,7 +188,6 @@ impl Scheduler {
                 pod_is_gone: error.is_not_found(),
             })?;
             bound = true;
-            break;
         }
         if !bound {
             return Err(failure(Rejection::error("no plugin binds"), 0));
@@ -247,7 +257,7 @@ impl Scheduler {
             Ok(()) => self.queue.release(&pod.uid),
             Err(error) => {
                 tracing::warn!(pod = %pod.key, node, %error, "preemption failed");
-                self.queue.activate(&pod.uid);
+                self.queue.retry(&pod.uid);
             }
         }
         report.await;
@@ -311,14 +321,34 @@ impl Scheduler {
         }
     }
 
+    /// A status that cannot be written, be it after some tries, is written with the next try of the pod, which then comes
+    /// soon.
     async fn patch_status(&self, pod: &PodInfo, status: Value) {
         let patch = json!({"metadata": {"uid": pod.uid}, "status": status});
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.key.namespace);
-        let written = api
-            .patch_status(&pod.key.name, &PatchParams::default(), &Patch::Strategic(patch))
-            .await;
-        if let Err(error) = written {
+        let mut pause = FIRST_STATUS_PAUSE;
+        for attempt in 1..=STATUS_TRIES {
+            let written = api
+                .patch_status(&pod.key.name, &PatchParams::default(), &Patch::Strategic(&patch))
+                .await;
+            let Err(error) = written else { return };
             tracing::debug!(pod = %pod.key, %error, "cannot write the pod's status");
+            if !may_pass(&error) {
+                return;
+            }
+            if attempt < STATUS_TRIES {
+                tokio::time::sleep(pause.mul_f64(rand::random_range(1.0..1.1))).await;
+                pause *= 5;
+            }
         }
+        self.queue.retry(&pod.uid);
+    }
+}
+
+/// True if the server, or the way to it, may do better the next time.
+fn may_pass(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => matches!(status.code, 409 | 429) || status.code >= 500,
+        _ => true,
     }
 }

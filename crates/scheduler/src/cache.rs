@@ -35,6 +35,8 @@ pub(crate) struct Cache {
     /// Ids of changed nodes; the first is number `log_base`.
     log: VecDeque<NodeId>,
     log_base: u64,
+    /// Goes up with each change of a node.
+    pub(crate) version: u64,
     /// Goes up with whatever may make room: changed nodes, removed pods, and pods whose place can satisfy an affinity.
     pub(crate) releases: u64,
     /// Goes up with each pod that is placed, and with each nomination that is made or forgotten.
@@ -106,6 +108,7 @@ impl Cache {
     }
 
     fn changed(&mut self, id: NodeId) {
+        self.version += 1;
         if self.log.back() != Some(&id) {
             self.log.push_back(id);
         }

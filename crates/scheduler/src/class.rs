@@ -19,6 +19,7 @@ use crate::framework::{CycleState, MAX_SCORE, Points, Profile, Rejection, Scope,
 use crate::node::{NodeId, NodeInfo};
 use crate::pod::PodInfo;
 use rand::RngExt;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -51,6 +52,8 @@ struct Group {
 
 /// A plugin that counts over domains.
 struct Counted {
+    /// Of the plugin.
+    number: usize,
     weight: i64,
     filters: bool,
     scores: bool,
@@ -93,16 +96,20 @@ struct Class {
     groups: Vec<Group>,
     by_key: HashMap<Box<[i64]>, u32>,
     seen: u64,
+    /// The cache's, as of the last look.
+    version: u64,
     membership: u64,
     image_nodes: Vec<usize>,
     failure: Option<Failure>,
+    /// A pod of this class without volumes and claims was here: such pods have no plugins that ask for the pod itself.
+    plain: bool,
     used: u64,
 }
 
 /// All classes that are kept.
 #[derive(Default)]
 pub(crate) struct Classes {
-    classes: HashMap<(usize, usize), Class>,
+    classes: HashMap<(usize, usize), Box<Class>>,
     clock: u64,
 }
 
@@ -122,12 +129,16 @@ impl Classes {
             Arc::as_ptr(&pod.shape) as usize,
             std::ptr::from_ref(profile) as usize,
         );
-        let known = self.classes.contains_key(&key);
-        if pod.shape.count_attempt() < ATTEMPTS_BEFORE && !known {
+        let known = self.classes.get(&key);
+        if pod.shape.count_attempt() < ATTEMPTS_BEFORE && known.is_none() {
             return None;
         }
+        let plain = !pod.is_special() && pod.node_name.is_empty();
+        let per_pod = match known {
+            Some(class) if plain && class.plain => Vec::new(),
+            _ => per_pod_plugins(profile, pod)?,
+        };
         let mut state = CycleState::default();
-        let per_pod = per_pod_plugins(profile, pod)?;
         if !per_pod.is_empty() {
             let wanted = |number: usize| per_pod.contains(&number);
             match pre_filter(profile, cache, pod, &mut state, wanted) {
@@ -136,23 +147,26 @@ impl Classes {
             }
         }
         self.clock += 1;
-        let mut class = match self.classes.remove(&key) {
-            Some(class) => class,
-            None => Class::new(profile, cache, pod)?,
+        let class = match self.classes.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(Box::new(Class::new(profile, cache, pod)?)),
         };
-        class.used = self.clock;
         if !class.sync(profile, cache) {
-            class = Class::new(profile, cache, pod)?;
-            class.used = self.clock;
+            match Class::new(profile, cache, pod) {
+                Some(anew) => **class = anew,
+                None => {
+                    self.classes.remove(&key);
+                    return None;
+                }
+            }
         }
-        let outcome = class.choose(profile, cache, pod, &per_pod, &state);
-        let outcome = match outcome {
-            Chosen::Node(id) => Some(Outcome::Node { id, state }),
-            Chosen::Unsuitable => None,
-            Chosen::Nowhere => Some(class.nowhere(profile, cache, pod, per_pod.is_empty())),
-        };
-        self.classes.insert(key, class);
-        self.make_room(cache.slots());
+        let is_new = class.used == 0;
+        class.used = self.clock;
+        class.plain |= plain && per_pod.is_empty();
+        let outcome = class.decide(profile, cache, pod, &per_pod, state);
+        if is_new {
+            self.make_room(cache.slots());
+        }
         outcome
     }
 
@@ -232,9 +246,11 @@ impl Class {
             groups: Vec::new(),
             by_key: HashMap::new(),
             seen: cache.log_end(),
+            version: cache.version,
             membership: cache.membership,
             image_nodes: image_nodes(cache, pod),
             failure: None,
+            plain: false,
             used: 0,
             example: Arc::clone(pod),
             state,
@@ -254,6 +270,7 @@ impl Class {
             });
             if let Some(topology) = enabled.plugin.topology(pod, cache) {
                 class.counted.push(Counted {
+                    number,
                     weight: enabled.weight,
                     filters,
                     scores,
@@ -277,21 +294,23 @@ impl Class {
 
     /// Catches up with what has changed; false if the class must be made anew.
     fn sync(&mut self, profile: &Profile, cache: &Cache) -> bool {
-        let pod = Arc::clone(&self.example);
-        let images = image_nodes(cache, &pod);
-        let weighed = images.iter().any(|count| *count > 0);
-        if images != self.image_nodes || (weighed && self.membership != cache.membership) {
-            return false;
-        }
         for known in &mut self.versions {
             let plugin = &profile.plugins[known.number].plugin;
-            let epoch = plugin.topology_epoch(&pod);
+            let epoch = plugin.topology_epoch(&self.example);
             if epoch != known.epoch {
                 known.epoch = epoch;
-                if plugin.topology_version(&pod) != known.version {
+                if plugin.topology_version(&self.example) != known.version {
                     return false;
                 }
             }
+        }
+        if self.version == cache.version {
+            return true;
+        }
+        let images = image_nodes(cache, &self.example);
+        let weighed = images.iter().any(|count| *count > 0);
+        if images != self.image_nodes || (weighed && self.membership != cache.membership) {
+            return false;
         }
         let Some(changes) = cache.changes_since(self.seen) else {
             return false;
@@ -314,6 +333,7 @@ impl Class {
             self.refresh(profile, cache, *id);
         }
         self.seen = cache.log_end();
+        self.version = cache.version;
         self.membership = cache.membership;
         true
     }
@@ -419,15 +439,22 @@ impl Class {
     }
 
     fn group_passes(&self, key: &[i64]) -> bool {
+        self.group_rejection(key).is_none()
+    }
+
+    /// Why counts over domains rule the nodes of a group out, and by which plugin.
+    fn group_rejection(&self, key: &[i64]) -> Option<(usize, Rejection)> {
         let mut at = self.normalized.len();
         for counted in &self.counted {
             let part = &key[at..at + counted.topology.width()];
             at += part.len();
-            if counted.filters && counted.topology.filter(part).is_err() {
-                return false;
+            if counted.filters
+                && let Err(rejection) = counted.topology.filter(part)
+            {
+                return Some((counted.number, rejection));
             }
         }
-        true
+        None
     }
 
     fn choose(
@@ -538,58 +565,75 @@ impl Class {
         totals
     }
 
-    /// Nothing fits. If no domains are counted, all that is needed to say why is here; otherwise the plain algorithm says
-    /// it, once for all pods of the class until something changes.
+    fn decide(
+        &mut self,
+        profile: &Profile,
+        cache: &mut Cache,
+        pod: &Arc<PodInfo>,
+        per_pod: &[usize],
+        state: CycleState,
+    ) -> Option<Outcome> {
+        // Of such a pod nothing counts but its class: what was said of the last one holds while nothing changes.
+        let is_ordinary = per_pod.is_empty()
+            && pod.nominated.is_empty()
+            && cache.nomination(&pod.uid).is_none()
+            && !cache.any_below(pod.priority());
+        if is_ordinary
+            && let Some(failure) = &self.failure
+            && failure.releases == cache.releases
+            && failure.placements == cache.placements
+        {
+            return Some(Outcome::Nowhere(failure.diagnosis.clone()));
+        }
+        match self.choose(profile, cache, pod, per_pod, &state) {
+            Chosen::Node(id) => Some(Outcome::Node { id, state }),
+            Chosen::Unsuitable => None,
+            Chosen::Nowhere => Some(self.nowhere(profile, cache, pod, per_pod.is_empty(), is_ordinary)),
+        }
+    }
+
+    /// Nothing fits. What is kept says why, unless room could be made while domains are counted: then the plain algorithm
+    /// says it.
     fn nowhere(
         &mut self,
         profile: &Profile,
         cache: &mut Cache,
         pod: &Arc<PodInfo>,
         is_plain: bool,
+        is_ordinary: bool,
     ) -> Outcome {
-        let lower = cache.any_below(pod.priority());
-        let may_remember = is_plain && !lower && cache.nomination(&pod.uid).is_none();
         let counts = self
             .counted
             .iter()
             .any(|one| one.filters && one.topology.filters());
-        if may_remember
-            && let Some(failure) = &self.failure
-            && failure.releases == cache.releases
-            // A placement makes no room, but it may change the reasons.
-            && failure.placements == cache.placements
-        {
-            return Outcome::Nowhere(failure.diagnosis.clone());
-        }
         let mut plugins = profile.at(Points::POST_FILTER);
         let preemption = plugins.find_map(|(_, enabled)| enabled.plugin.preemption());
-        if is_plain
-            && !counts
-            && let Some(preemption) = preemption
-        {
-            let diagnosis = self.preempt(profile, cache, pod, preemption);
-            if may_remember {
-                self.remember(cache, &diagnosis);
+        let said = match preemption {
+            // Without nodes there is nothing to count.
+            _ if cache.len() == 0 => None,
+            Some(_) if is_ordinary => self.without_victims(profile, cache),
+            Some(preemption) if is_plain && !counts => Some(self.preempt(profile, cache, pod, preemption)),
+            _ => None,
+        };
+        let outcome = match said {
+            Some(diagnosis) => Outcome::Nowhere(diagnosis),
+            None => {
+                let mut start = cache.next_start;
+                let outcome = schedule(profile, cache, pod, &mut start);
+                cache.next_start = start;
+                outcome
             }
-            return Outcome::Nowhere(diagnosis);
-        }
-        let mut start = cache.next_start;
-        let outcome = schedule(profile, cache, pod, &mut start);
-        cache.next_start = start;
+        };
         if let Outcome::Nowhere(diagnosis) = &outcome
-            && may_remember
+            && is_ordinary
             && !diagnosis.is_error
         {
-            self.remember(cache, diagnosis);
+            self.failure = Some(Failure {
+                releases: cache.releases,
+                placements: cache.placements,
+                diagnosis: diagnosis.clone(),
+            });
         }
         outcome
-    }
-
-    fn remember(&mut self, cache: &Cache, diagnosis: &Diagnosis) {
-        self.failure = Some(Failure {
-            releases: cache.releases,
-            placements: cache.placements,
-            diagnosis: diagnosis.clone(),
-        });
     }
 }

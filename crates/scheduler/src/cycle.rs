@@ -153,140 +153,196 @@ pub(crate) fn pre_filter(
     Prepared::Ready { names, narrowed_by }
 }
 
-/// `start` is where to begin with the nodes; it moves on, so that all get their turn.
-pub(crate) fn schedule(profile: &Profile, cache: &Cache, pod: &Arc<PodInfo>, start: &mut usize) -> Outcome {
-    let total = cache.len();
-    if total == 0 {
-        // COMPAT: upstream's words for a cluster without nodes; a new node is what would help.
-        return Outcome::Nowhere(Diagnosis {
-            message: "no nodes available to schedule pods".to_owned(),
-            post_filter: PostFilter {
-                nominate: Some(String::new()),
-                ..PostFilter::default()
-            },
-            ..Diagnosis::default()
-        });
-    }
-    let mut state = CycleState::default();
-    let mut statuses = Statuses::default();
-    let (names, mut rejected_by) = match pre_filter(profile, cache, pod, &mut state, |_| true) {
-        Prepared::Ready { names, narrowed_by } => (names, narrowed_by),
-        Prepared::Rejected(rejection, number) => {
-            let message = rejection.message();
-            if rejection.code == Code::Error {
-                return Outcome::Nowhere(error(message));
+/// A cycle between its steps: extenders are asked after [`Cycle::filter`] and after [`Cycle::scores`].
+pub(crate) struct Cycle {
+    pub(crate) state: CycleState,
+    /// The nodes that passed the filters.
+    pub(crate) fitting: Vec<NodeId>,
+    pub(crate) statuses: Statuses,
+    /// The plugins that turned the pod away somewhere, by their numbers in the profile.
+    pub(crate) rejected_by: u64,
+    /// The nodes to look at; `None`: all.
+    names: Option<Vec<String>>,
+    /// Why PreFilter rejected the pod everywhere.
+    pre_filter: Option<String>,
+}
+
+impl Cycle {
+    /// Runs PreFilter. An error is one that the pod is not to blame for, or that there are no nodes.
+    pub(crate) fn begin(profile: &Profile, cache: &Cache, pod: &PodInfo) -> Result<Self, Diagnosis> {
+        if cache.len() == 0 {
+            // COMPAT: upstream's words for a cluster without nodes; a new node is what would help.
+            return Err(Diagnosis {
+                message: "no nodes available to schedule pods".to_owned(),
+                post_filter: PostFilter {
+                    nominate: Some(String::new()),
+                    ..PostFilter::default()
+                },
+                ..Diagnosis::default()
+            });
+        }
+        let mut cycle = Self {
+            state: CycleState::default(),
+            fitting: Vec::new(),
+            statuses: Statuses::default(),
+            rejected_by: 0,
+            names: None,
+            pre_filter: None,
+        };
+        match pre_filter(profile, cache, pod, &mut cycle.state, |_| true) {
+            Prepared::Ready { names, narrowed_by } => {
+                cycle.names = names;
+                cycle.rejected_by = narrowed_by;
             }
-            statuses.absent = Some(rejection);
-            let rejected_by = 1 << number;
-            return Outcome::Nowhere(nowhere(
-                profile,
-                cache,
-                pod,
-                &state,
-                statuses,
-                rejected_by,
-                Some(&message),
-            ));
-        }
-    };
-    let nominated = cache.nomination(&pod.uid).unwrap_or(&pod.nominated);
-    if !nominated.is_empty()
-        && let Some(node) = cache.by_name(nominated)
-        && profile
-            .run_filters_with_nominated(&state, pod, node, cache)
-            .is_ok()
-    {
-        return Outcome::Node { id: node.id, state };
-    }
-    let candidates: Vec<&NodeInfo> = match &names {
-        None => {
-            let all: Vec<&NodeInfo> = cache.nodes().collect();
-            let first = *start % all.len();
-            all[first..].iter().chain(&all[..first]).copied().collect()
-        }
-        Some(names) => {
-            let plugins = profile.names(rejected_by).join(" ");
-            let reason = format!("node(s) didn't satisfy plugin(s) [{plugins}]");
-            statuses.absent = Some(Rejection::unresolvable(reason));
-            names.iter().filter_map(|name| cache.by_name(name)).collect()
-        }
-    };
-    let wanted = if profile.at(Points::SCORE).next().is_none() {
-        1
-    } else {
-        enough(candidates.len(), profile.percentage_of_nodes_to_score)
-    };
-    let mut fitting: Vec<&NodeInfo> = Vec::new();
-    for node in &candidates {
-        if fitting.len() >= wanted {
-            break;
-        }
-        match profile.run_filters_with_nominated(&state, pod, node, cache) {
-            Ok(()) => fitting.push(node),
-            Err(rejection) if rejection.code == Code::Error => {
-                return Outcome::Nowhere(error(rejection.message()));
+            Prepared::Rejected(rejection, _) if rejection.code == Code::Error => {
+                return Err(error(rejection.message()));
             }
-            Err(rejection) => {
-                if let Some(number) = profile.number(rejection.plugin) {
-                    rejected_by |= 1 << number;
+            Prepared::Rejected(rejection, number) => {
+                cycle.pre_filter = Some(rejection.message());
+                cycle.statuses.absent = Some(rejection);
+                cycle.rejected_by = 1 << number;
+            }
+        }
+        Ok(cycle)
+    }
+
+    /// The node that a preemption made room on for the pod, if the pod fits there.
+    pub(crate) fn nominated(&self, profile: &Profile, cache: &Cache, pod: &PodInfo) -> Option<NodeId> {
+        let nominated = cache.nomination(&pod.uid).unwrap_or(&pod.nominated);
+        if nominated.is_empty() || self.pre_filter.is_some() {
+            return None;
+        }
+        let node = cache.by_name(nominated)?;
+        let verdict = profile.run_filters_with_nominated(&self.state, pod, node, cache);
+        verdict.is_ok().then_some(node.id)
+    }
+
+    /// Looks for `enough` nodes that fit, or for one if nobody compares them. `start` is where to begin with the nodes; it
+    /// moves on, so that all get their turn.
+    pub(crate) fn filter(
+        &mut self,
+        profile: &Profile,
+        cache: &Cache,
+        pod: &PodInfo,
+        start: &mut usize,
+        compared: bool,
+    ) -> Result<(), Diagnosis> {
+        if self.pre_filter.is_some() {
+            return Ok(());
+        }
+        let candidates: Vec<&NodeInfo> = match &self.names {
+            None => {
+                let all: Vec<&NodeInfo> = cache.nodes().collect();
+                let first = *start % all.len();
+                all[first..].iter().chain(&all[..first]).copied().collect()
+            }
+            Some(names) => {
+                let plugins = profile.names(self.rejected_by).join(" ");
+                let reason = format!("node(s) didn't satisfy plugin(s) [{plugins}]");
+                self.statuses.absent = Some(Rejection::unresolvable(reason));
+                names.iter().filter_map(|name| cache.by_name(name)).collect()
+            }
+        };
+        let wanted = if compared {
+            enough(candidates.len(), profile.percentage_of_nodes_to_score)
+        } else {
+            1
+        };
+        for node in &candidates {
+            if self.fitting.len() >= wanted {
+                break;
+            }
+            match profile.run_filters_with_nominated(&self.state, pod, node, cache) {
+                Ok(()) => self.fitting.push(node.id),
+                Err(rejection) if rejection.code == Code::Error => return Err(error(rejection.message())),
+                Err(rejection) => {
+                    if let Some(number) = profile.number(rejection.plugin) {
+                        self.rejected_by |= 1 << number;
+                    }
+                    self.statuses.nodes.push((node.id, rejection));
                 }
-                statuses.nodes.push((node.id, rejection));
             }
         }
+        *start = (*start + self.fitting.len() + self.statuses.nodes.len()) % cache.len();
+        Ok(())
     }
-    *start = (*start + fitting.len() + statuses.nodes.len()) % total;
-    if fitting.is_empty() {
-        return Outcome::Nowhere(nowhere(profile, cache, pod, &state, statuses, rejected_by, None));
+
+    /// The fitting nodes that still exist, with their scores.
+    pub(crate) fn scores(&mut self, profile: &Profile, cache: &Cache, pod: &PodInfo) -> Vec<(NodeId, i64)> {
+        let nodes: Vec<&NodeInfo> = self.fitting.iter().filter_map(|id| cache.get(*id)).collect();
+        let scores = total_scores(profile, cache, pod, &mut self.state, &nodes);
+        nodes.iter().map(|node| node.id).zip(scores).collect()
     }
-    let scores = total_scores(profile, cache, pod, &mut state, &fitting);
-    Outcome::Node {
-        id: fitting[best(&scores)].id,
-        state,
+
+    pub(crate) fn failed<'a>(
+        &'a self,
+        profile: &'a Profile,
+        cache: &'a Cache,
+        pod: &'a Arc<PodInfo>,
+    ) -> Failed<'a> {
+        Failed {
+            profile,
+            cache,
+            state: &self.state,
+            pod,
+            statuses: &self.statuses,
+        }
+    }
+
+    /// Asks the PostFilter plugins.
+    pub(crate) fn post_filter(&self, profile: &Profile, cache: &Cache, pod: &Arc<PodInfo>) -> PostFilter {
+        let failed = self.failed(profile, cache, pod);
+        let mut plugins = profile.at(Points::POST_FILTER);
+        let found = plugins.find_map(|(_, enabled)| enabled.plugin.post_filter(&failed));
+        found.unwrap_or_default()
+    }
+
+    /// Why nothing fits among so many nodes.
+    pub(crate) fn nowhere(&self, nodes: usize, post_filter: PostFilter) -> Diagnosis {
+        let reasons = count_reasons(nodes, &self.statuses);
+        let mut message = fit_error(nodes, &reasons, self.pre_filter.as_deref());
+        if !post_filter.message.is_empty() {
+            message = format!("{message} {}", post_filter.message);
+        }
+        Diagnosis {
+            message,
+            rejected_by: self.rejected_by,
+            post_filter,
+            is_error: false,
+        }
     }
 }
 
-fn error(message: String) -> Diagnosis {
+/// The whole cycle. `start` is where to begin with the nodes; it moves on, so that all get their turn.
+pub(crate) fn schedule(profile: &Profile, cache: &Cache, pod: &Arc<PodInfo>, start: &mut usize) -> Outcome {
+    let mut cycle = match Cycle::begin(profile, cache, pod) {
+        Ok(cycle) => cycle,
+        Err(diagnosis) => return Outcome::Nowhere(diagnosis),
+    };
+    if let Some(id) = cycle.nominated(profile, cache, pod) {
+        let state = cycle.state;
+        return Outcome::Node { id, state };
+    }
+    let compared = profile.at(Points::SCORE).next().is_some();
+    if let Err(diagnosis) = cycle.filter(profile, cache, pod, start, compared) {
+        return Outcome::Nowhere(diagnosis);
+    }
+    if cycle.fitting.is_empty() {
+        let post_filter = cycle.post_filter(profile, cache, pod);
+        return Outcome::Nowhere(cycle.nowhere(cache.len(), post_filter));
+    }
+    let scores = cycle.scores(profile, cache, pod);
+    Outcome::Node {
+        id: best(&scores),
+        state: cycle.state,
+    }
+}
+
+pub(crate) fn error(message: String) -> Diagnosis {
     Diagnosis {
         message,
         is_error: true,
         ..Diagnosis::default()
-    }
-}
-
-/// Asks the PostFilter plugins, and puts the message together.
-fn nowhere(
-    profile: &Profile,
-    cache: &Cache,
-    pod: &Arc<PodInfo>,
-    state: &CycleState,
-    statuses: Statuses,
-    rejected_by: u64,
-    pre_filter: Option<&str>,
-) -> Diagnosis {
-    let failed = Failed {
-        profile,
-        cache,
-        state,
-        pod,
-        statuses: &statuses,
-    };
-    let mut post_filter = PostFilter::default();
-    for (_, enabled) in profile.at(Points::POST_FILTER) {
-        if let Some(found) = enabled.plugin.post_filter(&failed) {
-            post_filter = found;
-            break;
-        }
-    }
-    let reasons = count_reasons(cache.len(), &statuses);
-    let mut message = fit_error(cache.len(), &reasons, pre_filter);
-    if !post_filter.message.is_empty() {
-        message = format!("{message} {}", post_filter.message);
-    }
-    Diagnosis {
-        message,
-        rejected_by,
-        post_filter,
-        is_error: false,
     }
 }
 
@@ -324,10 +380,14 @@ pub(crate) fn total_scores(
     totals
 }
 
-/// The place of the highest score; a random one among equals.
-fn best(scores: &[i64]) -> usize {
-    let top = scores.iter().copied().max().unwrap_or(0);
-    let equals: Vec<usize> = (0..scores.len()).filter(|at| scores[*at] == top).collect();
+/// The node of the highest score; a random one among equals. There must be one.
+pub(crate) fn best(scores: &[(NodeId, i64)]) -> NodeId {
+    let top = scores.iter().map(|(_, score)| *score).max().unwrap_or(0);
+    let equals: Vec<NodeId> = scores
+        .iter()
+        .filter(|(_, score)| *score == top)
+        .map(|(id, _)| *id)
+        .collect();
     equals[rand::rng().random_range(0..equals.len())]
 }
 

@@ -14,11 +14,14 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Stands among the plugins that rejected a pod for the extenders: nobody knows what would help them, so everything may.
+pub(crate) const EXTENDERS: u64 = 1 << 63;
+
 /// Scores of a plugin after normalisation lie in `0..=MAX_SCORE`.
 pub(crate) const MAX_SCORE: i64 = 100;
 
 /// What kind of a no it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Code {
     /// Removing pods from the node may help.
     Unschedulable,
@@ -29,7 +32,7 @@ pub(crate) enum Code {
 }
 
 /// Why a node, or the whole cluster, is not for a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Rejection {
     pub(crate) code: Code,
     pub(crate) reasons: Vec<Cow<'static, str>>,
@@ -271,6 +274,7 @@ pub(crate) trait Plugin: Send + Sync {
     /// Brings raw scores into `0..=MAX_SCORE`. May depend on which scores there are, not on how often.
     fn normalize(&self, _state: &CycleState, _nodes: &[&NodeInfo], _scores: &mut [i64]) {}
 
+    /// May depend on the pod's shape, its volumes and claims, and whether it names a node; not on anything else of it.
     fn scope(&self, _pod: &PodInfo) -> Scope {
         Scope::Opaque
     }
@@ -372,7 +376,8 @@ impl Points {
     }
 }
 
-/// A profile: the plugins for pods of one scheduler name. At most 64, so that a set of them is one number.
+/// A profile: the plugins for pods of one scheduler name. At most 63, so that a set of them is one number, with
+/// [`EXTENDERS`].
 pub(crate) struct Profile {
     pub(crate) scheduler_name: String,
     pub(crate) plugins: Vec<Enabled>,

@@ -128,6 +128,8 @@ pub(crate) async fn follow(scheduler: &Arc<Scheduler>, factory: &InformerFactory
     );
     let pods = subscribe::<Pod>(scheduler, factory, |scheduler, change| scheduler.on_pod(change));
     pods.synced().await;
+    // Once a scheduler.
+    let _ = scheduler.objects.set((pods, nodes));
 }
 
 fn subscribe<K>(scheduler: &Arc<Scheduler>, factory: &InformerFactory, handle: Keep<K>) -> Informer<K>

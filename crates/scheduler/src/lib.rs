@@ -1,7 +1,7 @@
 //! The scheduler: finds a node for each pod that has none, and says why when there is none.
 //!
 //! The way of a pod: [`queue`] → one cycle over the [`cache`] of nodes and placed pods ([`class`] where pods of the same
-//! shape were seen before, else the plain [`cycle`]) by the plugins of a [`framework`] profile → assumed on the node →
+//! shape were seen before, else the plain [`cycle`], with [`extended`] steps where extenders have a say) by the plugins of a [`framework`] profile → assumed on the node →
 //! bound by a task of its own ([`binding`]). A pod that fits nowhere waits in the queue until something changes that one
 //! of the plugins which turned it away takes for a chance; a preemption ([`preempt`]) may make room for it.
 //!
@@ -15,6 +15,8 @@ mod class;
 mod config;
 mod cycle;
 mod events;
+mod extended;
+mod extender;
 #[cfg(test)]
 mod fixtures;
 mod framework;

@@ -5,6 +5,7 @@ use crate::cache::Cache;
 use crate::class::Classes;
 use crate::config::Configuration;
 use crate::cycle::{Diagnosis, Outcome, schedule};
+use crate::extender::Extender;
 use crate::framework::{Code, CycleState, Permit, Points, Profile, Rejection};
 use crate::handlers;
 use crate::listers::Listers;
@@ -14,20 +15,24 @@ use crate::plugins::Handle;
 use crate::pod::PodInfo;
 use crate::preempt::Preempting;
 use crate::queue::{Queued, SchedulingQueue};
+use futures::FutureExt;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use parking_lot::Mutex;
-use skiff_client::{Client, ComponentMetrics, EventRecorder, InformerFactory, LeaderElector};
+use skiff_client::{Client, ComponentMetrics, EventRecorder, Informer, InformerFactory};
 use skiff_trace::Work;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 #[derive(Clone, Default)]
 pub struct SchedulerConfig {
     /// Profiles, plugins and times.
     pub configuration: Configuration,
-    /// With it, the lease `kube-scheduler` decides which of several schedulers works; the value is our identity.
+    /// With it, a lease decides which of several schedulers works, unless the configuration says otherwise; the value is
+    /// our identity.
     pub leader_elect: Option<String>,
     /// What is measured of it.
     pub metrics: Arc<ComponentMetrics>,
@@ -49,6 +54,12 @@ pub(crate) struct Scheduler {
     pub(crate) listers: Arc<Listers>,
     pub(crate) preempting: Arc<Preempting>,
     pub(crate) waiting: WaitingPods,
+    pub(crate) extenders: Vec<Arc<Extender>>,
+    /// Whole objects, which extenders are shown.
+    pub(crate) objects: OnceLock<(Informer<Pod>, Informer<Node>)>,
+    /// Bindings and reports under way. They end where they stand when this scheduler no longer leads.
+    tasks: TaskTracker,
+    stopped: CancellationToken,
     /// Lock order: before the queue's.
     pub(crate) core: Mutex<Core>,
     pub(crate) metrics: SchedulerMetrics,
@@ -56,11 +67,11 @@ pub(crate) struct Scheduler {
 
 /// Schedules until `shutdown`.
 pub async fn run(config: SchedulerConfig, client: Client, shutdown: CancellationToken) {
-    match config.leader_elect.clone() {
+    let election = &config.configuration.election;
+    match config.leader_elect.clone().filter(|_| election.elects) {
         None => lead(config, client, shutdown).await,
         Some(identity) => {
-            let elector = LeaderElector::new("kube-system", "kube-scheduler", &identity)
-                .measured(config.metrics.clone());
+            let elector = election.elector(&identity).measured(config.metrics.clone());
             let work_client = client.clone();
             elector
                 .run(client, move |stop| lead(config, work_client, stop), shutdown)
@@ -79,6 +90,8 @@ async fn lead(config: SchedulerConfig, client: Client, shutdown: CancellationTok
             return;
         }
     };
+    // Also if this future is dropped.
+    let _stops = scheduler.stopped.clone().drop_guard();
     SchedulerMetrics::show_queue(&config.metrics.registry, Arc::downgrade(&scheduler.queue));
     let factory = InformerFactory::new(client, shutdown.clone());
     tokio::select! {
@@ -96,15 +109,24 @@ async fn lead(config: SchedulerConfig, client: Client, shutdown: CancellationTok
             queued = scheduler.queue.next() => queued,
         };
         let Some(queued) = queued else { break };
-        scheduler.attempt(queued);
+        tokio::select! {
+            biased;
+            () = scheduler.attempt(queued) => {}
+            // An extender takes its time.
+            () = shutdown.cancelled() => break,
+        }
         // Bindings that wait for this thread get their turn.
         tokio::task::consume_budget().await;
     }
     scheduler.queue.close();
+    // Whoever leads next must see everything that this one wrote: nothing is written once the lease is given back.
+    scheduler.stopped.cancel();
+    scheduler.tasks.close();
+    scheduler.tasks.wait().await;
 }
 
 /// What a cycle came to.
-enum Decided {
+pub(crate) enum Decided {
     Placed {
         node: Arc<str>,
         state: CycleState,
@@ -141,18 +163,34 @@ impl Scheduler {
             listers: handle.listers,
             preempting: handle.preempting,
             waiting: WaitingPods::default(),
+            extenders: config.configuration.extenders()?,
+            objects: OnceLock::new(),
+            tasks: TaskTracker::new(),
+            stopped: CancellationToken::new(),
             core: Mutex::default(),
             metrics: SchedulerMetrics::new(&config.metrics.registry),
         })
     }
 
-    /// One cycle. The decision is made here and now; what needs the network goes on in a task of its own.
-    fn attempt(self: &Arc<Self>, queued: Queued) {
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let stopped = self.stopped.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                biased;
+                () = stopped.cancelled() => {}
+                () = task => {}
+            }
+        });
+    }
+
+    /// One cycle. The decision is made here, at once unless extenders have a say; what needs the network goes on in a task
+    /// of its own.
+    async fn attempt(self: &Arc<Self>, queued: Queued) {
         let pod = Arc::clone(&queued.pod);
         let Some(profile) = self.queue.profile(&pod).cloned() else {
             return;
         };
-        let work = Work::new(queued.cause.clone());
+        let work = Work::new(Some((*queued.cause).clone()));
         work.push(
             "queue",
             queued.entered_us,
@@ -160,7 +198,13 @@ impl Scheduler {
         );
         let (began, started) = (skiff_trace::now_us(), Instant::now());
         // A plugin that trips over one pod must not keep all others waiting.
-        let decided = catch_unwind(AssertUnwindSafe(|| self.decide(&profile, &pod)));
+        let extenders = self.extenders_of(&pod);
+        let decided = if extenders.is_empty() {
+            catch_unwind(AssertUnwindSafe(|| self.decide(&profile, &pod)))
+        } else {
+            let deciding = self.decide_with_extenders(&profile, &pod, &extenders);
+            AssertUnwindSafe(deciding).catch_unwind().await
+        };
         self.metrics.algorithm(started);
         let decided = match decided {
             Ok(Some(decided)) => decided,
@@ -181,7 +225,7 @@ impl Scheduler {
         let scheduler = Arc::clone(self);
         match decided {
             Decided::Placed { node, state, wait } => {
-                tokio::spawn(skiff_trace::scope(work, async move {
+                self.spawn(skiff_trace::scope(work, async move {
                     scheduler
                         .bind(&profile, queued, &node, &state, wait, started)
                         .await;
@@ -189,7 +233,7 @@ impl Scheduler {
             }
             Decided::Nowhere(diagnosis) => {
                 let running = self.failed(&profile, &pod, &diagnosis, started);
-                tokio::spawn(skiff_trace::scope(work, async move {
+                self.spawn(skiff_trace::scope(work, async move {
                     scheduler.report_failure(&profile, &pod, diagnosis, running).await;
                 }));
             }
@@ -216,7 +260,7 @@ impl Scheduler {
     }
 
     /// Assumed at once: the next cycle must not give the same room away again.
-    fn take(
+    pub(crate) fn take(
         &self,
         profile: &Profile,
         cache: &mut Cache,
@@ -306,7 +350,6 @@ mod tests {
     use crate::framework::{Enabled, Plugin, Scope, Verdict};
     use crate::node::NodeInfo;
     use crate::plugins::testing::unreachable_client;
-    use k8s_openapi::api::core::v1::{Node, Pod};
     use serde_json::json;
     use skiff_client::Change;
     use tokio::time::timeout;
@@ -377,7 +420,7 @@ mod tests {
     async fn try_once(scheduler: &Arc<Scheduler>, name: &str) {
         scheduler.on_pod(&applied(waiting(name)));
         let queued = scheduler.queue.next().await.unwrap();
-        scheduler.attempt(queued);
+        scheduler.attempt(queued).await;
     }
 
     fn is_placed(scheduler: &Scheduler, name: &str) -> bool {
@@ -445,7 +488,7 @@ mod tests {
         scheduler.on_pod(&applied(big("there", "a")));
         scheduler.on_pod(&applied(big("p", "")));
         let queued = scheduler.queue.next().await.unwrap();
-        scheduler.attempt(queued);
+        scheduler.attempt(queued).await;
         assert_eq!(scheduler.queue.pending().unschedulable, 1);
         assert!(
             scheduler.on_node(&applied(node("a"))).is_none(),

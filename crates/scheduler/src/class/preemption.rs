@@ -12,37 +12,40 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-/// How many nodes were rejected by a plugin for the same list of reasons.
+/// How many nodes were rejected by a plugin with the same code for the same list of reasons.
 #[derive(Default)]
-pub(super) struct ReasonCounts(HashMap<(&'static str, Vec<Cow<'static, str>>), usize>);
+pub(super) struct ReasonCounts(HashMap<Rejection, usize>);
 
 impl ReasonCounts {
     pub(super) fn add(&mut self, rejection: &Rejection) {
-        let key = (rejection.plugin, rejection.reasons.clone());
-        *self.0.entry(key).or_default() += 1;
+        match self.0.get_mut(rejection) {
+            Some(count) => *count += 1,
+            None => {
+                self.0.insert(rejection.clone(), 1);
+            }
+        }
     }
 
     pub(super) fn remove(&mut self, rejection: &Rejection) {
-        let key = (rejection.plugin, rejection.reasons.clone());
-        if let Some(count) = self.0.get_mut(&key) {
+        if let Some(count) = self.0.get_mut(rejection) {
             *count -= 1;
             if *count == 0 {
-                self.0.remove(&key);
+                self.0.remove(rejection);
             }
         }
     }
 
     fn plugins(&self) -> impl Iterator<Item = &'static str> {
-        self.0.keys().map(|(plugin, _)| *plugin)
+        self.0.keys().map(|rejection| rejection.plugin)
     }
 
     /// `0/3 nodes are available: …`, with `rest` for the nodes that are not counted here.
     fn message(&self, nodes: usize, rest: Option<&str>) -> String {
         let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
         let mut counted = 0;
-        for ((_, list), count) in &self.0 {
+        for (rejection, count) in &self.0 {
             counted += count;
-            for reason in list {
+            for reason in &rejection.reasons {
                 *reasons.entry(reason).or_default() += count;
             }
         }
@@ -93,6 +96,71 @@ impl Preemption {
 }
 
 impl Class {
+    /// What the plain algorithm says of a pod that nobody can make room for, because no pod is less important. It is put
+    /// together from counts; `None` if they do not tell.
+    pub(super) fn without_victims(&self, profile: &Profile, cache: &Cache) -> Option<Diagnosis> {
+        let mut counts: Vec<(usize, Cow<'_, Rejection>, usize)> = Vec::new();
+        for (rejection, count) in &self.reasons.0 {
+            counts.push((
+                profile.number(rejection.plugin)?,
+                Cow::Borrowed(rejection),
+                *count,
+            ));
+        }
+        let counting = || {
+            self.counted
+                .iter()
+                .filter(|one| one.filters && one.topology.filters())
+        };
+        // A plugin that comes later would not have been asked about a node that counts rule out.
+        let first = counting().map(|one| one.number).min().unwrap_or(usize::MAX);
+        if counts.iter().any(|(number, ..)| *number > first) {
+            return None;
+        }
+        for group in self.groups.iter().filter(|group| !group.nodes.is_empty()) {
+            let (number, rejection) = self.group_rejection(&group.key)?;
+            counts.push((number, Cow::Owned(rejection), group.nodes.len()));
+        }
+        let (mut rejected_by, mut helpful) = (0, 0);
+        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+        for (number, rejection, count) in &counts {
+            rejected_by |= 1_u64 << *number;
+            match rejection.code {
+                Code::Unschedulable => helpful += count,
+                Code::Unresolvable => {}
+                Code::Error => return None,
+            }
+            for reason in &rejection.reasons {
+                *reasons.entry(reason).or_default() += count;
+            }
+        }
+        let nodes = cache.len();
+        let message = fit_error(nodes, &reasons, None);
+        let post_filter = if self.example.shape.never_preempts {
+            PostFilter {
+                message: "preemption: not eligible due to preemptionPolicy=Never.".to_owned(),
+                ..PostFilter::default()
+            }
+        } else {
+            let mut reasons = BTreeMap::from([
+                ("No preemption victims found for incoming pod", helpful),
+                ("Preemption is not helpful for scheduling", nodes - helpful),
+            ]);
+            reasons.retain(|_, count| *count > 0);
+            PostFilter {
+                nominate: Some(String::new()),
+                victims: Vec::new(),
+                message: format!("preemption: {}", fit_error(nodes, &reasons, None)),
+            }
+        };
+        Some(Diagnosis {
+            message: format!("{message} {}", post_filter.message),
+            rejected_by,
+            post_filter,
+            is_error: false,
+        })
+    }
+
     /// What the plain algorithm's diagnosis and preemption come to, from what is kept per node.
     pub(super) fn preempt(
         &mut self,

@@ -173,12 +173,13 @@ impl DefaultPreemption {
             .then_some("not eligible due to a terminating pod on the nominated node.")
     }
 
-    fn preempt(&self, failed: &Failed) -> PostFilter {
+    /// The nodes on which room can be made, or why there is none.
+    pub(crate) fn candidates(&self, failed: &Failed) -> Result<Vec<Candidate>, PostFilter> {
         if let Some(reason) = self.not_eligible(failed) {
-            return PostFilter {
+            return Err(PostFilter {
                 message: format!("preemption: {reason}"),
                 ..PostFilter::default()
-            };
+            });
         }
         let cache = failed.cache;
         let helpful = |rejection: &Rejection| rejection.code == Code::Unschedulable;
@@ -216,24 +217,28 @@ impl DefaultPreemption {
                 .nodes
                 .extend(potential.iter().map(|node| (node.id, none())));
         }
-        let Some(best) = candidates.into_iter().min_by_key(Candidate::cost) else {
-            statuses.absent = Some(Rejection::unresolvable(
-                "Preemption is not helpful for scheduling",
-            ));
-            return PostFilter {
-                nominate: Some(String::new()),
-                victims: Vec::new(),
-                message: format!(
-                    "preemption: {}",
-                    fit_error(cache.len(), &count_reasons(cache.len(), &statuses), None)
-                ),
-            };
-        };
-        PostFilter {
+        if !candidates.is_empty() {
+            return Ok(candidates);
+        }
+        statuses.absent = Some(Rejection::unresolvable(
+            "Preemption is not helpful for scheduling",
+        ));
+        let reasons = count_reasons(cache.len(), &statuses);
+        Err(PostFilter {
+            nominate: Some(String::new()),
+            victims: Vec::new(),
+            message: format!("preemption: {}", fit_error(cache.len(), &reasons, None)),
+        })
+    }
+
+    /// The candidate that costs least.
+    pub(crate) fn choose(candidates: Vec<Candidate>) -> Option<PostFilter> {
+        let best = candidates.into_iter().min_by_key(Candidate::cost)?;
+        Some(PostFilter {
             nominate: Some(best.node.to_string()),
             victims: best.victims,
             message: String::new(),
-        }
+        })
     }
 }
 
@@ -257,7 +262,10 @@ impl Plugin for DefaultPreemption {
     }
 
     fn post_filter(&self, run: &Failed) -> Option<PostFilter> {
-        Some(self.preempt(run))
+        match self.candidates(run) {
+            Ok(candidates) => Self::choose(candidates),
+            Err(none) => Some(none),
+        }
     }
 
     fn preemption(&self) -> Option<&DefaultPreemption> {

@@ -1,7 +1,7 @@
 //! Allocation of devices: which devices of the ResourceSlices that a node reaches satisfy the requests of some claims.
 //!
-//! A search with backtracking over pure data, bounded in steps. Devices that can be allocated several times, that wait for
-//! binding conditions or that carry capacity requests are left out (see docs/limits.md).
+//! A search with backtracking over pure data, bounded in steps. Devices that can be allocated several times or that carry
+//! capacity requests are left out (see docs/limits.md).
 
 use crate::node::NodeInfo;
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
@@ -189,7 +189,6 @@ pub(crate) fn current_slices(slices: &[Arc<ResourceSlice>]) -> Vec<&ResourceSlic
 
 fn is_supported(device: &Device) -> bool {
     device.allow_multiple_allocations != Some(true)
-        && device.binding_conditions.as_ref().is_none_or(Vec::is_empty)
 }
 
 impl<'a> Search<'a> {
@@ -478,7 +477,10 @@ impl<'a> Search<'a> {
             let chosen: Vec<_> = self.chosen.iter().filter(|(one, ..)| *one == claim).collect();
             let results = chosen.iter().map(|(_, request, _, index, admin)| {
                 let (driver, pool, device) = self.reachable[*index].id.clone();
+                let object_of = self.reachable[*index].device;
                 DeviceRequestAllocationResult {
+                    binding_conditions: object_of.binding_conditions.clone(),
+                    binding_failure_conditions: object_of.binding_failure_conditions.clone(),
                     request: request.clone(),
                     driver,
                     pool,
@@ -514,7 +516,8 @@ impl<'a> Search<'a> {
             } else {
                 (&spec.node_name, &spec.node_selector)
             };
-            if name.as_ref().is_some_and(|name| !name.is_empty()) {
+            let ties = one.device.binds_to_node == Some(true);
+            if ties || name.as_ref().is_some_and(|name| !name.is_empty()) {
                 fields = vec![NodeSelectorRequirement {
                     key: "metadata.name".to_owned(),
                     operator: "In".to_owned(),

@@ -2,9 +2,10 @@
 
 use crate::cache::Cache;
 use crate::events::ClusterEvent;
-use crate::framework::{CycleState, Plugin, PreFilter, Rejection, Scope, Verdict};
+use crate::framework::{CycleState, Plugin, PreFilter, Rejection, Scope, Verdict, scale_to_max};
 use crate::listers::Listers;
 use crate::node::NodeInfo;
+use crate::plugins::device_conditions::{BINDING_TIMEOUT, Readiness, has_conditions, readiness};
 use crate::plugins::devices::{Search, Selectors, Taken, current_slices};
 use crate::pod::PodInfo;
 use async_trait::async_trait;
@@ -24,6 +25,7 @@ const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// Upstream's limit of consumers of one claim.
 const MAX_CONSUMERS: usize = 256;
 const WRITE_TRIES: usize = 5;
+const CONDITIONS_POLL: std::time::Duration = std::time::Duration::from_millis(100);
 
 pub(crate) struct DynamicResources {
     client: kube::Client,
@@ -142,6 +144,54 @@ impl DynamicResources {
         }
     }
 
+    /// Waits until the drivers say that the devices are ready for the pod. A claim whose devices fail is given back, so that
+    /// the next try may find others.
+    async fn until_ready(&self, claims: &Claims, pod: &PodInfo) -> Verdict {
+        let deadline = tokio::time::Instant::now() + BINDING_TIMEOUT;
+        for claim in claims.allocated.iter().chain(claims.waiting.iter()) {
+            let name = claim.metadata.name.as_deref().unwrap_or_default();
+            loop {
+                let Some(now) = self.listers.resource_claims.get(&pod.key.namespace, name) else {
+                    return Err(Rejection::error(format!(
+                        "resourceclaim.resource.k8s.io {name:?} not found"
+                    )));
+                };
+                if !has_conditions(&now) {
+                    break;
+                }
+                let late = tokio::time::Instant::now() >= deadline;
+                let why = match readiness(&now) {
+                    Readiness::Ready => break,
+                    Readiness::Failed(why) => why,
+                    Readiness::Waiting if late => format!("device binding timeout: claim={name}"),
+                    Readiness::Waiting => {
+                        tokio::time::sleep(CONDITIONS_POLL).await;
+                        continue;
+                    }
+                };
+                self.deallocate(&now, pod).await;
+                return Err(Rejection::error(why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the allocation back, unless somebody else uses it.
+    async fn deallocate(&self, claim: &ResourceClaim, pod: &PodInfo) {
+        if reservations(claim).iter().any(|one| *one.uid != *pod.uid) {
+            return;
+        }
+        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &pod.key.namespace);
+        let name = claim.metadata.name.clone().unwrap_or_default();
+        let mut claim = claim.clone();
+        let status = claim.status.get_or_insert_default();
+        (status.allocation, status.reserved_for, status.devices) = (None, None, None);
+        // A conflict means that the claim has changed: the next try looks at it anew.
+        if let Err(error) = api.replace_status(&name, &PostParams::default(), &claim).await {
+            tracing::debug!(claim = name, %error, "cannot deallocate the resource claim");
+        }
+    }
+
     /// Writes allocation and reservation of one claim.
     async fn write(
         &self,
@@ -203,7 +253,10 @@ impl DynamicResources {
         let reserved = is_reserved_for(&claim, pod);
         let status = claim.status.get_or_insert_with(ResourceClaimStatus::default);
         if let Some(allocation) = wanted {
-            status.allocation = Some(allocation.clone());
+            let mut allocation = allocation.clone();
+            let now = k8s_openapi::jiff::Timestamp::now();
+            allocation.allocation_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
+            status.allocation = Some(allocation);
         }
         if !reserved {
             status
@@ -221,6 +274,40 @@ impl DynamicResources {
         }
         Ok(())
     }
+}
+
+/// Requests that list alternatives, best first.
+fn has_alternatives(claim: &ResourceClaim) -> bool {
+    let devices = claim.spec.devices.iter();
+    let mut requests = devices.flat_map(|devices| devices.requests.iter().flatten());
+    requests.any(|request| {
+        request
+            .first_available
+            .as_ref()
+            .is_some_and(|all| !all.is_empty())
+    })
+}
+
+/// COMPAT: the earlier an alternative stands in its list of at most eight, the more it counts.
+fn score_of(claim: &ResourceClaim, allocation: &AllocationResult) -> i64 {
+    const MOST_ALTERNATIVES: usize = 8;
+    let devices = claim.spec.devices.iter();
+    let requests = devices.flat_map(|devices| devices.requests.iter().flatten());
+    let results = allocation
+        .devices
+        .iter()
+        .flat_map(|devices| devices.results.iter().flatten());
+    let chosen: Vec<&str> = results.map(|result| result.request.as_str()).collect();
+    let mut score = 0;
+    for request in requests {
+        for (place, option) in request.first_available.iter().flatten().enumerate() {
+            let name = format!("{}/{}", request.name, option.name);
+            if chosen.contains(&name.as_str()) {
+                score += MOST_ALTERNATIVES.saturating_sub(place);
+            }
+        }
+    }
+    i64::try_from(score).unwrap_or(i64::MAX)
 }
 
 enum WriteError {
@@ -328,6 +415,48 @@ impl Plugin for DynamicResources {
         self.allocate(claims, node).map(|_| ())
     }
 
+    fn scores(&self) -> bool {
+        true
+    }
+
+    fn pre_score(
+        &self,
+        state: &mut CycleState,
+        _pod: &PodInfo,
+        _nodes: &[&NodeInfo],
+        _cache: &Cache,
+    ) -> bool {
+        let claims = state.read::<Claims>(NAME);
+        claims.is_some_and(|claims| {
+            let mut all = claims.allocated.iter().chain(claims.waiting.iter());
+            all.any(|claim| has_alternatives(claim))
+        })
+    }
+
+    fn score(&self, state: &CycleState, _pod: &PodInfo, node: &NodeInfo) -> i64 {
+        let Some(claims) = state.read::<Claims>(NAME) else {
+            return 0;
+        };
+        let allocated = claims.allocated.iter();
+        let before: i64 = allocated
+            .filter_map(|claim| Some(score_of(claim, allocation(claim)?)))
+            .sum();
+        let found = self.allocate(claims, node).unwrap_or_default();
+        let now = claims.waiting.iter().zip(&found);
+        before
+            + now
+                .map(|(claim, allocation)| score_of(claim, allocation))
+                .sum::<i64>()
+    }
+
+    fn normalizes(&self) -> bool {
+        true
+    }
+
+    fn normalize(&self, _state: &CycleState, _nodes: &[&NodeInfo], scores: &mut [i64]) {
+        scale_to_max(scores, false);
+    }
+
     fn reserve(&self, state: &mut CycleState, _pod: &PodInfo, node: &NodeInfo) -> Verdict {
         let Some(claims) = state.read_mut::<Claims>(NAME) else {
             return Ok(());
@@ -386,15 +515,20 @@ impl Plugin for DynamicResources {
             }
             self.in_flight.lock().remove(uid(claim));
         }
-        Ok(())
+        self.until_ready(claims, pod).await
     }
 
+    /// Scores of pods whose claims list alternatives differ from pod to pod: the class cache cannot keep them.
     fn scope(&self, pod: &PodInfo) -> Scope {
         if pod.resource_claims.is_empty() {
-            Scope::None
-        } else {
-            Scope::PerPod
+            return Scope::None;
         }
+        let mut wanted = pod.resource_claims.iter().filter_map(|one| one.claim.as_ref());
+        let listed = wanted.any(|name| {
+            let claim = self.listers.resource_claims.get(&pod.key.namespace, name);
+            claim.is_some_and(|claim| has_alternatives(&claim))
+        });
+        if listed { Scope::Opaque } else { Scope::PerPod }
     }
 }
 
@@ -546,6 +680,74 @@ mod tests {
         );
         assert_eq!(feasible(&plugin, &using(&["c"])).0, ["b"]);
         assert_eq!(feasible(&plugin, &using(&["d"])).0, ["a"]);
+    }
+
+    #[tokio::test]
+    async fn a_better_alternative_scores_higher() {
+        let plugin = plugin();
+        let model = |model: &str| json!([{"cel": {"expression": format!("device.attributes['gpu.example.com'].model == '{model}'")}}]);
+        let sub = |name: &str, model_name: &str| json!({"name": name, "deviceClassName": "gpu", "selectors": model(model_name)});
+        let listed =
+            json!({"requests": [{"name": "r", "firstAvailable": [sub("x", "big"), sub("y", "small")]}]});
+        add_claim(&plugin, "c", listed, json!({}));
+        add_claim(&plugin, "d", exactly(json!({})), json!({}));
+        let pod = using(&["c"]);
+        let (nodes, mut state) = feasible(&plugin, &pod);
+        assert_eq!(nodes, ["a", "b"]);
+        assert!(plugin.pre_score(&mut state, &pod, &[], &Cache::default()));
+        let score = |name: &str| plugin.score(&state, &pod, &node(name, json!({}), json!({}), json!({})));
+        assert_eq!((score("a"), score("b")), (8, 7));
+        assert_eq!(plugin.scope(&pod), Scope::Opaque);
+        let plain = using(&["d"]);
+        let (_, mut state) = feasible(&plugin, &plain);
+        assert!(!plugin.pre_score(&mut state, &plain, &[], &Cache::default()));
+        assert_eq!(plugin.scope(&plain), Scope::PerPod);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_waits_for_the_binding_conditions_of_its_devices() {
+        let plugin = plugin();
+        let device = json!({"name": "g9", "bindsToNode": true, "bindingConditions": ["Attached"],
+            "bindingFailureConditions": ["Broken"]});
+        let slice = json!({"metadata": {"name": "z"}, "spec": {"driver": "gpu.example.com", "allNodes": true,
+            "pool": {"name": "z", "generation": 1, "resourceSliceCount": 1}, "devices": [device]}});
+        let slice = Arc::new(serde_json::from_value(slice).unwrap());
+        plugin.listers.slices.set(Key::new("", "z"), slice);
+        add_claim(&plugin, "c", exactly(json!({})), json!({}));
+        let pod = using(&["c"]);
+        let (nodes, mut state) = feasible(&plugin, &pod);
+        assert_eq!(nodes, ["a", "b", "c"], "the device reaches every node");
+        plugin
+            .reserve(&mut state, &pod, &node("c", json!({}), json!({}), json!({})))
+            .unwrap();
+        let claims = state.read::<Claims>(NAME).unwrap().clone();
+        let allocation = serde_json::to_value(&claims.allocations[0]).unwrap();
+        assert_eq!(
+            allocation["devices"]["results"][0]["bindingConditions"],
+            json!(["Attached"])
+        );
+        let field = &allocation["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0];
+        assert_eq!(field["values"], json!(["c"]), "it binds to the node");
+        let told = |name: &str| {
+            let condition = json!({"type": name, "status": "True", "reason": "R", "message": "m",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            json!({"allocation": allocation, "devices": [
+                {"driver": "gpu.example.com", "pool": "z", "device": "g9", "conditions": [condition]}]})
+        };
+        add_claim(&plugin, "c", exactly(json!({})), told("Other"));
+        let waits = tokio::time::timeout(BINDING_TIMEOUT / 2, plugin.until_ready(&claims, &pod)).await;
+        assert!(waits.is_err(), "it is not attached yet");
+        let late = plugin.until_ready(&claims, &pod).await.unwrap_err();
+        assert_eq!(late.message(), "device binding timeout: claim=c");
+        add_claim(&plugin, "c", exactly(json!({})), told("Broken"));
+        let failed = plugin.until_ready(&claims, &pod).await.unwrap_err();
+        assert!(
+            failed.message().starts_with("device binding failed: claim=c"),
+            "{}",
+            failed.message()
+        );
+        add_claim(&plugin, "c", exactly(json!({})), told("Attached"));
+        assert_eq!(plugin.until_ready(&claims, &pod).await, Ok(()));
     }
 
     #[tokio::test]

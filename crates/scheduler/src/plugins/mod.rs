@@ -2,6 +2,7 @@
 
 mod default_binder;
 pub(crate) mod default_preemption;
+mod device_conditions;
 mod devices;
 mod domains;
 mod dynamic_resources;
@@ -188,8 +189,8 @@ fn preemption(handle: &Handle, args: &Value) -> Made {
     }))
 }
 
-/// The strategies of NodeResourcesFit, for its arguments.
-pub(crate) use node_resources::Strategy;
+/// For the configuration.
+pub(crate) use node_resources::{Strategy, is_extended};
 
 #[cfg(any(test, feature = "bench"))]
 pub(crate) mod testing {

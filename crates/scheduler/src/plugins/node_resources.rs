@@ -38,7 +38,7 @@ impl Default for Fit {
 }
 
 /// Extended resources are those of a domain of their own.
-fn is_extended(name: &str) -> bool {
+pub(crate) fn is_extended(name: &str) -> bool {
     let native = !name.contains('/')
         || name
             .split('/')

@@ -2,14 +2,27 @@
 //!
 //! What is not supported is refused, not ignored.
 
+mod args;
+mod election;
+mod extender;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use self::args::{
+    BalancedAllocationArgs, DefaultPreemptionArgs, FitArgs, InterPodAffinityArgs, NodeAffinityArgs,
+    PodTopologySpreadArgs, VolumeBindingArgs, parse_args,
+};
+pub(crate) use self::election::Election;
+pub(crate) use self::extender::ExtenderFile;
+
+use crate::extender::Extender;
 use crate::framework::{Enabled, Points, Profile};
-use crate::plugins::{Handle, PLUGINS, Strategy};
+use crate::plugins::{Handle, PLUGINS};
 use crate::queue::Backoff;
-use k8s_openapi::api::core::v1::{NodeAffinity, TopologySpreadConstraint};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) const DEFAULT_SCHEDULER: &str = "default-scheduler";
@@ -40,8 +53,8 @@ struct File {
     pod_initial_backoff_seconds: Option<i64>,
     pod_max_backoff_seconds: Option<i64>,
     profiles: Vec<ProfileFile>,
-    extenders: Vec<Value>,
-    leader_election: Option<Value>,
+    extenders: Vec<ExtenderFile>,
+    leader_election: election::ElectionFile,
     client_connection: Option<Value>,
     enable_profiling: Option<bool>,
     enable_contention_profiling: Option<bool>,
@@ -121,6 +134,8 @@ pub struct Configuration {
     profiles: Vec<ProfileFile>,
     percentage_of_nodes_to_score: usize,
     pub(crate) backoff: Backoff,
+    pub(crate) election: Election,
+    extenders: Vec<ExtenderFile>,
 }
 
 impl Default for Configuration {
@@ -129,6 +144,8 @@ impl Default for Configuration {
             profiles: vec![ProfileFile::default()],
             percentage_of_nodes_to_score: 0,
             backoff: Backoff::default(),
+            election: Election::default(),
+            extenders: Vec::new(),
         }
     }
 }
@@ -155,8 +172,6 @@ impl Configuration {
             );
         }
         for (field, set) in [
-            ("extenders", !file.extenders.is_empty()),
-            ("leaderElection", file.leader_election.is_some()),
             ("clientConnection", file.client_connection.is_some()),
             ("enableProfiling", file.enable_profiling == Some(true)),
             (
@@ -207,12 +222,17 @@ impl Configuration {
             },
             percentage_of_nodes_to_score: share.unwrap_or(0),
             backoff,
+            election: file.leader_election.check()?,
+            extenders: file.extenders,
         };
         configuration.check()?;
+        // What is wrong with an address or a certificate is told now, not with the first pod.
+        configuration.extenders()?;
         Ok(configuration)
     }
 
     fn check(&self) -> Result<(), ConfigError> {
+        extender::check(&self.extenders)?;
         let mut names: HashMap<String, usize> = HashMap::new();
         for (index, profile) in self.profiles.iter().enumerate() {
             let name = profile.name();
@@ -243,6 +263,26 @@ impl Configuration {
         Ok(())
     }
 
+    /// Clients of the extenders, in the order of the file.
+    pub(crate) fn extenders(&self) -> Result<Vec<Arc<Extender>>, ConfigError> {
+        let made = self.extenders.iter().enumerate().map(|(index, file)| {
+            let extender = Extender::new(file).map_err(|message| ConfigError::Invalid {
+                field: format!("extenders[{index}]"),
+                message,
+            });
+            extender.map(Arc::new)
+        });
+        made.collect()
+    }
+
+    /// Resources that an extender looks after, and nobody else.
+    fn ignored_resources(&self) -> impl Iterator<Item = &str> {
+        let managed = self.extenders.iter().flat_map(|one| &one.managed_resources);
+        managed
+            .filter(|one| one.ignored_by_scheduler)
+            .map(|one| one.name.as_str())
+    }
+
     /// The profiles with their plugins made.
     pub(crate) fn profiles(&self, handle: &Handle) -> Result<Vec<Profile>, ConfigError> {
         let mut profiles = Vec::new();
@@ -253,7 +293,10 @@ impl Configuration {
                     continue;
                 };
                 let config = file.plugin_config.iter().find(|config| config.name == name);
-                let args = config.map(|config| args_of(&config.args)).unwrap_or_default();
+                let mut args = config.map(|config| args_of(&config.args)).unwrap_or_default();
+                if name == "NodeResourcesFit" {
+                    ignore(&mut args, self.ignored_resources());
+                }
                 let plugin = (known.make)(handle, &args).map_err(|message| ConfigError::Invalid {
                     field: format!("profiles[{index}].pluginConfig[{name}].args"),
                     message,
@@ -286,6 +329,17 @@ fn args_of(args: &Value) -> Value {
         fields.remove("kind");
     }
     args
+}
+
+/// Adds resources to those that NodeResourcesFit ignores.
+fn ignore<'a>(args: &mut Value, resources: impl Iterator<Item = &'a str>) {
+    for name in resources {
+        let list = &mut args["ignoredResources"];
+        match list.as_array_mut() {
+            Some(list) => list.push(name.into()),
+            None => *list = vec![name].into(),
+        }
+    }
 }
 
 impl ProfileFile {
@@ -360,334 +414,5 @@ impl ProfileFile {
             );
         }
         Ok(list)
-    }
-}
-
-/// Arguments of a plugin; `null` is the defaults.
-pub(crate) fn parse_args<T: DeserializeOwned + Default>(args: &Value) -> Result<T, String> {
-    if args.is_null() {
-        return Ok(T::default());
-    }
-    serde_json::from_value(args.clone()).map_err(|error| error.to_string())
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct NodeAffinityArgs {
-    pub(crate) added_affinity: Option<NodeAffinity>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct ResourceWeight {
-    name: String,
-    weight: Option<i64>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct ShapePoint {
-    utilization: i64,
-    score: i64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct RatioParam {
-    shape: Vec<ShapePoint>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct ScoringStrategy {
-    #[serde(rename = "type")]
-    type_: String,
-    resources: Vec<ResourceWeight>,
-    requested_to_capacity_ratio: Option<RatioParam>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct FitArgs {
-    pub(crate) ignored_resources: Vec<String>,
-    pub(crate) ignored_resource_groups: Vec<String>,
-    scoring_strategy: Option<ScoringStrategy>,
-}
-
-fn weights(resources: &[ResourceWeight]) -> Result<Vec<(String, i64)>, String> {
-    if resources.is_empty() {
-        return Ok(vec![("cpu".to_owned(), 1), ("memory".to_owned(), 1)]);
-    }
-    let read = resources.iter().map(|one| match one.weight.unwrap_or(1) {
-        weight @ 1..=100 => Ok((one.name.clone(), weight)),
-        _ => Err(format!(
-            "resource weight of {} not in valid range [1-100]",
-            one.name
-        )),
-    });
-    read.collect()
-}
-
-impl FitArgs {
-    pub(crate) fn strategy(&self) -> Result<(Strategy, Vec<(String, i64)>), String> {
-        let Some(given) = &self.scoring_strategy else {
-            return Ok((Strategy::LeastAllocated, weights(&[])?));
-        };
-        let resources = weights(&given.resources)?;
-        let strategy = match given.type_.as_str() {
-            "" | "LeastAllocated" => Strategy::LeastAllocated,
-            "MostAllocated" => Strategy::MostAllocated,
-            "RequestedToCapacityRatio" => {
-                let points = given
-                    .requested_to_capacity_ratio
-                    .iter()
-                    .flat_map(|one| &one.shape);
-                let shape: Vec<(i64, i64)> = points.map(|point| (point.utilization, point.score)).collect();
-                let rising = shape.windows(2).all(|pair| pair[0].0 < pair[1].0);
-                let in_range = shape
-                    .iter()
-                    .all(|(at, score)| (0..=100).contains(at) && (0..=10).contains(score));
-                if shape.is_empty() || !rising || !in_range {
-                    return Err(
-                        "requestedToCapacityRatio.shape: at least one point must be specified, with utilization rising in \
-                         [0-100] and score in [0-10]"
-                            .to_owned(),
-                    );
-                }
-                Strategy::RequestedToCapacityRatio(
-                    shape.into_iter().map(|(at, score)| (at, score * 10)).collect(),
-                )
-            }
-            other => return Err(format!("scoringStrategy.type: unsupported value {other:?}")),
-        };
-        Ok((strategy, resources))
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct BalancedAllocationArgs {
-    resources: Vec<ResourceWeight>,
-}
-
-impl BalancedAllocationArgs {
-    pub(crate) fn names(&self) -> Result<Option<Vec<String>>, String> {
-        if self.resources.is_empty() {
-            return Ok(None);
-        }
-        if self.resources.iter().any(|one| one.weight.unwrap_or(1) != 1) {
-            return Err("resources: weights must be 1".to_owned());
-        }
-        Ok(Some(self.resources.iter().map(|one| one.name.clone()).collect()))
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct VolumeBindingArgs {
-    bind_timeout_seconds: Option<i64>,
-    shape: Option<Value>,
-}
-
-impl VolumeBindingArgs {
-    pub(crate) fn seconds(&self) -> Result<u64, String> {
-        if self.shape.is_some() {
-            return Err("shape: needs the feature gate StorageCapacityScoring, which is off".to_owned());
-        }
-        u64::try_from(self.bind_timeout_seconds.unwrap_or(600)).map_err(|_| {
-            "bindTimeoutSeconds: invalid BindTimeoutSeconds, should not be a negative value".to_owned()
-        })
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct PodTopologySpreadArgs {
-    default_constraints: Vec<TopologySpreadConstraint>,
-    defaulting_type: Option<String>,
-}
-
-impl PodTopologySpreadArgs {
-    /// `None` is the system's defaults.
-    pub(crate) fn constraints(&self) -> Result<Option<Vec<TopologySpreadConstraint>>, String> {
-        match self.defaulting_type.as_deref() {
-            None | Some("System") if self.default_constraints.is_empty() => Ok(None),
-            None | Some("List") => {
-                for one in &self.default_constraints {
-                    if one.label_selector.is_some() {
-                        return Err("defaultConstraints: constraint must not define a selector".to_owned());
-                    }
-                    if one.max_skew <= 0 || one.topology_key.is_empty() {
-                        return Err(
-                            "defaultConstraints: maxSkew must be greater than zero and topologyKey be set"
-                                .to_owned(),
-                        );
-                    }
-                    if !matches!(
-                        one.when_unsatisfiable.as_str(),
-                        "DoNotSchedule" | "ScheduleAnyway"
-                    ) {
-                        return Err("defaultConstraints: unsupported whenUnsatisfiable".to_owned());
-                    }
-                }
-                Ok(Some(self.default_constraints.clone()))
-            }
-            Some("System") => {
-                Err("when .defaultingType is System, .defaultConstraints must be empty".to_owned())
-            }
-            Some(other) => Err(format!("defaultingType: unsupported value {other:?}")),
-        }
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct InterPodAffinityArgs {
-    hard_pod_affinity_weight: Option<i64>,
-    pub(crate) ignore_preferred_terms_of_existing_pods: bool,
-}
-
-impl InterPodAffinityArgs {
-    pub(crate) fn weight(&self) -> Result<i64, String> {
-        match self.hard_pod_affinity_weight.unwrap_or(1) {
-            weight @ 0..=100 => Ok(weight),
-            _ => Err("hardPodAffinityWeight: not in valid range [0-100]".to_owned()),
-        }
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct DefaultPreemptionArgs {
-    min_candidate_nodes_percentage: Option<i64>,
-    min_candidate_nodes_absolute: Option<i64>,
-}
-
-impl DefaultPreemptionArgs {
-    pub(crate) fn candidates(&self) -> Result<(usize, usize), String> {
-        let percentage = usize::try_from(self.min_candidate_nodes_percentage.unwrap_or(10));
-        let absolute = usize::try_from(self.min_candidate_nodes_absolute.unwrap_or(100));
-        match (percentage, absolute) {
-            (Ok(percentage @ 0..=100), Ok(absolute)) if percentage + absolute > 0 => Ok((percentage, absolute)),
-            _ => Err("minCandidateNodesPercentage must be in [0-100] and minCandidateNodesAbsolute not negative, and not both zero".to_owned()),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::plugins::testing::handle;
-    use std::sync::Arc;
-
-    fn parse(rest: &str) -> Result<Vec<Profile>, String> {
-        let text =
-            format!("apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n{rest}");
-        let configuration = Configuration::parse(&text).map_err(|error| error.to_string())?;
-        configuration
-            .profiles(&handle(Arc::default()))
-            .map_err(|error| error.to_string())
-    }
-
-    #[tokio::test]
-    async fn the_default_profile_has_all_plugins_with_upstreams_weights() {
-        let profiles = parse("").unwrap();
-        assert_eq!(
-            (profiles.len(), profiles[0].scheduler_name.as_str()),
-            (1, DEFAULT_SCHEDULER)
-        );
-        let weights: Vec<(&str, i64)> = profiles[0]
-            .plugins
-            .iter()
-            .filter(|enabled| enabled.plugin.scores())
-            .map(|enabled| (enabled.plugin.name(), enabled.weight))
-            .collect();
-        assert_eq!(
-            weights,
-            [
-                ("TaintToleration", 3),
-                ("NodeAffinity", 2),
-                ("NodeResourcesFit", 1),
-                ("PodTopologySpread", 2),
-                ("InterPodAffinity", 2),
-                ("NodeResourcesBalancedAllocation", 1),
-                ("ImageLocality", 1)
-            ]
-        );
-    }
-
-    #[tokio::test]
-    async fn plugins_are_turned_off_and_weighed_anew() {
-        let profiles = parse(
-            "percentageOfNodesToScore: 30\nprofiles:\n- schedulerName: a\n  plugins:\n    score:\n      disabled: [{name: ImageLocality}]\n      enabled: [{name: NodeAffinity, weight: 9}]\n    multiPoint:\n      disabled: [{name: NodePorts}]\n- schedulerName: b\n  percentageOfNodesToScore: 50\n  pluginConfig:\n  - name: NodeResourcesFit\n    args: {scoringStrategy: {type: MostAllocated}}\n",
-        )
-        .unwrap();
-        let [a, b] = &profiles[..] else { panic!() };
-        assert_eq!(
-            (a.percentage_of_nodes_to_score, b.percentage_of_nodes_to_score),
-            (30, 50)
-        );
-        let names = |profile: &Profile, point| -> Vec<&str> {
-            profile
-                .at(point)
-                .map(|(_, enabled)| enabled.plugin.name())
-                .collect()
-        };
-        assert!(
-            !names(a, Points::SCORE).contains(&"ImageLocality")
-                && names(b, Points::SCORE).contains(&"ImageLocality")
-        );
-        assert!(
-            !names(a, Points::FILTER).contains(&"NodePorts")
-                && names(b, Points::FILTER).contains(&"NodePorts")
-        );
-        let affinity = a
-            .plugins
-            .iter()
-            .find(|enabled| enabled.plugin.name() == "NodeAffinity");
-        assert_eq!(affinity.unwrap().weight, 9);
-    }
-
-    #[tokio::test]
-    async fn what_is_wrong_is_refused() {
-        let check = |rest: &str, expected: &str| {
-            let error = parse(rest).err().unwrap_or_default();
-            assert!(error.contains(expected), "{rest}\n{error}");
-        };
-        check("extenders: [{urlPrefix: x}]", "extenders: is not supported");
-        check("colour: red", "colour");
-        check("percentageOfNodesToScore: 101", "not in valid range [0-100]");
-        check("podInitialBackoffSeconds: 0", "must be greater than 0");
-        check("podInitialBackoffSeconds: 20", "podMaxBackoffSeconds");
-        check(
-            "profiles: [{schedulerName: a}, {schedulerName: a}]",
-            "Duplicate value",
-        );
-        check(
-            "profiles: [{plugins: {filter: {enabled: [{name: X}]}}}]",
-            "no plugin has the name \"X\"",
-        );
-        check(
-            "profiles: [{plugins: {multiPoint: {disabled: [{name: '*'}]}}}]",
-            "queue sort plugin required",
-        );
-        check(
-            "profiles: [{plugins: {bind: {disabled: [{name: '*'}]}}}]",
-            "at least one bind plugin",
-        );
-        check(
-            "profiles: [{pluginConfig: [{name: NodePorts, args: {a: 1}}]}]",
-            "takes no arguments",
-        );
-        check(
-            "profiles: [{pluginConfig: [{name: InterPodAffinity, args: {hardPodAffinityWeight: 101}}]}]",
-            "hardPodAffinityWeight",
-        );
-        check(
-            "profiles: [{pluginConfig: [{name: NodeResourcesFit, args: {scoringStrategy: {type: Best}}}]}]",
-            "unsupported value \"Best\"",
-        );
-        assert!(Configuration::parse("kind: Pod").is_err());
-        assert!(Configuration::parse("{").is_err());
     }
 }
