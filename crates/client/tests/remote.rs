@@ -32,7 +32,9 @@ struct TestServer {
 
 /// Serves until it is aborted; its connections end with it.
 async fn serve(pki: &Pki, name: &str, handler: Handler) -> TestServer {
-    let identity = pki.serving(name, name, &["127.0.0.1".to_owned()]).unwrap();
+    let identity = pki
+        .serving(&name.replace(':', "-"), name, &["127.0.0.1".to_owned()])
+        .unwrap();
     let tls = skiff_pki::asking_server_config(&identity, &[pki.ca_certificate()]).unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(tls));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -147,6 +149,24 @@ async fn a_server_of_another_authority_is_not_spoken_to() {
     let refused = remote.check().await.unwrap_err();
     assert!(matches!(refused, ConnectError::Tls { .. }), "{refused:?}");
     assert!(ask(&remote.client("test")).await.is_err());
+}
+
+/// The same authority signs kubelets' serving certificates: who shows one is no API server.
+#[tokio::test]
+async fn a_kubelet_does_not_pass_for_an_api_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let pki = Pki::open(dir.path()).unwrap();
+    let (api, kubelet) = (
+        serve(&pki, "kube-apiserver", named("api")).await,
+        serve(&pki, "system:node:evil", named("kubelet")).await,
+    );
+    let tls = skiff_pki::api_client_config(pki.ca_certificate(), None).unwrap();
+    let remote = Remote::new(vec![kubelet.address.clone()], tls.clone());
+    let refused = remote.check().await.unwrap_err();
+    assert!(matches!(refused, ConnectError::Tls { .. }), "{refused:?}");
+    // With an API server in the list the client finds its way.
+    let remote = Remote::new(vec![kubelet.address.clone(), api.address.clone()], tls);
+    assert_eq!(ask(&remote.client("test")).await.unwrap()["server"], "api");
 }
 
 /// A list, then a watch that breaks after each event, at another version each time.

@@ -13,10 +13,12 @@ mod tls;
 pub use facts::CertificateFacts;
 pub use live::LiveIdentity;
 pub use renew::{Renewed, Renewer};
-pub use request::{KeyRequest, NODE_CLIENT, NODE_SERVER, NodePki, ServingIdentity, authority_hash};
+pub use request::{
+    KeyRequest, NODE_CLIENT, NODE_SERVER, NodePki, ServingIdentity, authority_hash, pinned_authorities,
+};
 pub use sign::{CertificateOrder, SigningAuthority};
 pub use tls::{
-    ClientAuthority, asking_server_config, chain, client_config, insecure_client_config,
+    ClientAuthority, api_client_config, asking_server_config, chain, client_config, insecure_client_config,
     pinning_client_config, server_config,
 };
 

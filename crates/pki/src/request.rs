@@ -73,6 +73,23 @@ pub fn authority_hash(ca: &str) -> Result<String> {
     Ok(format!("sha256:{}", hex(&Sha256::digest(&facts.public_key))))
 }
 
+/// The certificates of a bundle whose key has this hash, and no other: who signs the bundle could add an authority of
+/// their own to the right one. `Err` has the hashes that were found.
+pub fn pinned_authorities(bundle: &str, hash: &str) -> Result<std::result::Result<String, Vec<String>>> {
+    let (mut pinned, mut found) = (String::new(), Vec::new());
+    for block in x509_parser::pem::Pem::iter_from_buffer(bundle.as_bytes()) {
+        let block = block.map_err(|error| Error::Tls(format!("not a certificate: {error}")))?;
+        let pem = crate::sign::pem("CERTIFICATE", &block.contents);
+        let its = authority_hash(&pem)?;
+        if its.eq_ignore_ascii_case(hash) {
+            pinned.push_str(&pem);
+        } else {
+            found.push(its);
+        }
+    }
+    Ok(if pinned.is_empty() { Err(found) } else { Ok(pinned) })
+}
+
 /// A serving certificate that is still to come, and then is renewed: handshakes fail until there is one.
 #[derive(Debug, Default)]
 pub struct ServingIdentity(ArcSwapOption<CertifiedKey>);
@@ -210,6 +227,21 @@ mod tests {
         write(&node.dir.join("kubelet-client.key"), &new.key, 0o600).unwrap();
         assert_eq!(node.recover(NODE_CLIENT).unwrap(), Some(new.clone()));
         assert_eq!(node.load(NODE_CLIENT).unwrap(), Some(new));
+    }
+
+    #[test]
+    fn what_is_not_pinned_is_not_trusted() {
+        let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let ours = Pki::open(ours.path()).unwrap().ca_certificate().to_owned();
+        let theirs = Pki::open(theirs.path()).unwrap().ca_certificate().to_owned();
+        let hash = authority_hash(&ours).unwrap();
+        for bundle in [format!("{ours}{theirs}"), format!("{theirs}{ours}"), ours.clone()] {
+            let pinned = pinned_authorities(&bundle, &hash).unwrap().unwrap();
+            assert_eq!(crate::chain(&pinned).unwrap(), crate::chain(&ours).unwrap());
+        }
+        let found = pinned_authorities(&theirs, &hash).unwrap().unwrap_err();
+        assert_eq!(found, [authority_hash(&theirs).unwrap()]);
+        assert!(pinned_authorities("no certificate", &hash).unwrap().is_err());
     }
 
     #[test]

@@ -246,7 +246,7 @@ fn replaced(draft: &[u8], subject: &[u8], public_key: &[u8], key: &KeyPair) -> R
     Ok(element(SEQUENCE, &parts.concat()))
 }
 
-fn pem(label: &str, der: &[u8]) -> String {
+pub(crate) fn pem(label: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let lines: Vec<&str> = (0..text.len())
         .step_by(64)

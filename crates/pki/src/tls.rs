@@ -146,6 +146,74 @@ pub fn client_config(ca: &str, identity: Option<&Identity>) -> Result<ClientConf
     }
 }
 
+/// A client of the cluster's API servers, for machines that joined: it trusts `ca`, but takes no certificate of a
+/// kubelet. The same authority signs those, and a node must not be able to answer in the API server's place.
+pub fn api_client_config(ca: &str, identity: Option<&Identity>) -> Result<ClientConfig> {
+    let by_authority = WebPkiServerVerifier::builder_with_provider(Arc::new(roots(ca)?), provider())
+        .build()
+        .map_err(tls)?;
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(tls)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(NoKubelet(by_authority)));
+    match identity {
+        Some(identity) => builder
+            .with_client_auth_cert(chain(&identity.certificate)?, key(&identity.key)?)
+            .map_err(tls),
+        None => Ok(builder.with_no_client_auth()),
+    }
+}
+
+/// Takes what an authority signed for servers that are no kubelets.
+#[derive(Debug)]
+struct NoKubelet(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for NoKubelet {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        let verified = self.0.verify_server_cert(leaf, intermediates, name, ocsp, now)?;
+        let (_, certificate) = X509Certificate::from_der(leaf)
+            .map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
+        let subject = certificate.subject();
+        let is_node = |text: &str| text.starts_with("system:node:") || text == "system:nodes";
+        let mut names = subject.iter_common_name().chain(subject.iter_organization());
+        // What cannot be read is not an API server's either.
+        if names.any(|name| name.as_str().map_or(true, is_node)) {
+            return Err(CertificateError::ApplicationVerificationFailure.into());
+        }
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
 /// A client of a server that somebody else set up, such as an extension API server or a webhook: it trusts `ca`, and
 /// also takes a certificate that is in `ca` itself. Those are often made without an authority, and marked as one.
 pub fn pinning_client_config(ca: &str, identity: Option<&Identity>) -> Result<ClientConfig> {

@@ -5,16 +5,18 @@ use crate::cluster::{Cluster, host_address, needs_root};
 use crate::csr::{self, Purpose};
 use crate::node_args::NodeArgs;
 use anyhow::{Context, Result, bail};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Client;
 use serde::{Deserialize, Serialize};
-use skiff_client::{Remote, ServerAddress};
+use skiff_client::{Informer, InformerFactory, Remote, ServerAddress};
 use skiff_pki::{
     CertificateFacts, Identity, LiveIdentity, NODE_CLIENT, NODE_SERVER, NodePki, ServingIdentity,
 };
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 /// How long a certificate may take to be approved before it is asked for anew.
@@ -123,7 +125,7 @@ impl AgentKeys {
             );
         }
         let client = LiveIdentity::new(NODE_CLIENT, identity)?;
-        let mut tls = skiff_pki::client_config(&ca, Some(&client.identity()))?;
+        let mut tls = skiff_pki::api_client_config(&ca, Some(&client.identity()))?;
         tls.client_auth_cert_resolver = client.clone();
         let serving = Arc::new(ServingIdentity::default());
         let node_name = state.node.node_name()?;
@@ -213,6 +215,71 @@ impl AgentKeys {
         let mut hosts = self.hosts.clone();
         hosts.sort();
         Ok(CertificateFacts::parse(&identity.certificate)?.hosts == hosts)
+    }
+}
+
+/// An agent knows at most so many servers.
+const MAX_SERVERS: usize = 16;
+
+/// The server that was joined first, then those that the cluster has now.
+fn merged_servers(joined: &str, endpoints: &[Arc<EndpointSlice>]) -> Vec<String> {
+    let mut servers = vec![joined.to_owned()];
+    let ours = endpoints
+        .iter()
+        .filter(|slice| slice.metadata.namespace.as_deref() == Some("default"));
+    for slice in ours {
+        let ports = slice.ports.iter().flatten();
+        let port = ports
+            .into_iter()
+            .find(|port| port.name.as_deref() == Some("https"));
+        let Some(port) = port.and_then(|port| u16::try_from(port.port?).ok()) else {
+            continue;
+        };
+        let addresses = slice
+            .endpoints
+            .iter()
+            .flatten()
+            .flat_map(|endpoint| &endpoint.addresses);
+        for address in addresses.filter_map(|address| address.parse::<IpAddr>().ok()) {
+            servers.push(ServerAddress::from(SocketAddr::new(address, port)).to_string());
+        }
+    }
+    let mut known = std::collections::HashSet::new();
+    servers.retain(|server| known.insert(server.clone()));
+    servers.truncate(MAX_SERVERS);
+    servers
+}
+
+/// Follows which API servers the cluster has, so that the agent finds another one when its own is gone. What it
+/// learns is kept for the next start.
+pub async fn follow_servers(
+    cluster: Cluster,
+    remote: Remote,
+    client: Client,
+    stop: CancellationToken,
+) -> Result<()> {
+    let informers = InformerFactory::new(client, stop.clone());
+    let selector = "kubernetes.io/service-name=kubernetes";
+    let slices: Informer<EndpointSlice> = informers.filtered(Some(selector), None);
+    let changed = Arc::new(Notify::new());
+    let notify = changed.clone();
+    slices.subscribe(move |_| notify.notify_one());
+    if stop.run_until_cancelled(slices.synced()).await.is_none() {
+        return Ok(());
+    }
+    loop {
+        let mut state = AgentState::read(&cluster)?;
+        let joined = state.servers.first().cloned().unwrap_or_default();
+        let servers = merged_servers(&joined, &slices.list());
+        if servers != state.servers {
+            tracing::info!(?servers, "the API servers of the cluster");
+            state.servers = servers;
+            state.write(&cluster)?;
+            remote.set_servers(state.addresses()?);
+        }
+        if stop.run_until_cancelled(changed.notified()).await.is_none() {
+            return Ok(());
+        }
     }
 }
 
@@ -368,5 +435,31 @@ mod tests {
         let keys = AgentKeys::open(&cluster, &moved).unwrap();
         keys.renew(&api).await.unwrap();
         assert_ne!(node.load(NODE_SERVER).unwrap(), Some(serving));
+    }
+
+    #[test]
+    fn servers_are_learned_and_the_first_stays() {
+        let slice = |namespace: &str, addresses: &[&str], port: u16| {
+            let slice = serde_json::json!({"metadata": {"name": "kubernetes", "namespace": namespace}, "addressType": "IPv4",
+                "endpoints": [{"addresses": addresses}], "ports": [{"name": "https", "port": port}]});
+            Arc::new(serde_json::from_value::<EndpointSlice>(slice).unwrap())
+        };
+        let joined = "https://api.example:6443";
+        let check = |slices: &[Arc<EndpointSlice>], expected: &[&str]| {
+            assert_eq!(merged_servers(joined, slices), expected);
+        };
+        check(&[], &[joined]);
+        check(
+            &[slice("default", &["192.0.2.1", "192.0.2.2"], 6443)],
+            &[joined, "https://192.0.2.1:6443", "https://192.0.2.2:6443"],
+        );
+        check(&[slice("other", &["192.0.2.9"], 6443)], &[joined]);
+        check(&[slice("default", &["nonsense"], 6443)], &[joined]);
+        let many: Vec<String> = (1..=40).map(|n| format!("192.0.2.{n}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(
+            merged_servers(joined, &[slice("default", &many, 1)]).len(),
+            MAX_SERVERS
+        );
     }
 }

@@ -35,6 +35,16 @@ pub struct NodeArgs {
 }
 
 impl NodeArgs {
+    /// Refuses an address that is not this machine's: nobody would find the kubelet there.
+    pub fn check_address(&self) -> Result<()> {
+        if let Some(address) = self.node_ip
+            && let Err(error) = std::net::UdpSocket::bind((address, 0))
+        {
+            bail!("this machine does not have the address {address} ({error}); choose another --node-ip");
+        }
+        Ok(())
+    }
+
     /// The name of this node: the flag's, or the machine's.
     pub fn node_name(&self) -> Result<String> {
         if let Some(name) = &self.hostname_override {

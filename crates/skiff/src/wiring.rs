@@ -43,6 +43,7 @@ impl Wiring {
     async fn server(self) -> Result<Machine> {
         let (args, cluster) = (&*self.args, &self.cluster);
         let node_name = args.node.node_name()?;
+        args.node.check_address()?;
         let gateway = cluster.pod_gateway()?;
         check_mask(cluster, args.node_cidr_mask_size)?;
         let advertise = advertise_address(args, cluster, gateway);

@@ -163,10 +163,8 @@ fn refused_to_start(flags: &[&str], refusal: &str) -> Result<()> {
 
 #[test]
 fn commands_that_are_not_built_are_unknown() -> Result<()> {
-    page_says(
-        "`skiff join` does not exist yet, nor do `skiff kubectl`, `why`, `token`, `backup` and `restore`",
-    )?;
-    for command in ["join", "kubectl", "why", "token", "backup", "restore"] {
+    page_says("`skiff kubectl`, `why`, `backup` and `restore` do not exist yet")?;
+    for command in ["kubectl", "why", "backup", "restore"] {
         let output = Command::new(SKIFF).arg(command).output()?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(

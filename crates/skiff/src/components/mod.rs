@@ -184,6 +184,14 @@ pub const COMPONENTS: &[Spec] = &[
         node::prepare_certificates
     ),
     component!(
+        "servers",
+        Node,
+        Identity::Node,
+        "skiff-servers",
+        Agent,
+        node::prepare_servers
+    ),
+    component!(
         "local-volumes",
         Node,
         Identity::ServiceAccount(crate::addons::LOCAL_VOLUMES),

@@ -2,6 +2,7 @@
 
 use super::{Machine, Prepared};
 use crate::VERSION;
+use crate::agent;
 use crate::cluster::Cluster;
 use anyhow::{Context, Result};
 use futures::FutureExt;
@@ -110,6 +111,23 @@ pub(super) async fn prepare_certificates(machine: &Machine) -> Result<Prepared> 
         async move {
             keys.keep_fresh(client, stop).await;
             Ok(())
+        }
+        .boxed()
+    }))
+}
+
+/// Keeps the list of API servers that an agent may turn to.
+pub(super) async fn prepare_servers(machine: &Machine) -> Result<Prepared> {
+    let keys = machine
+        .agent
+        .clone()
+        .context("only an agent has its API server elsewhere")?;
+    let cluster = machine.cluster.clone();
+    Ok(Prepared::new(move |client, stop| {
+        let (cluster, remote) = (cluster.clone(), keys.remote.clone());
+        async move {
+            let followed = agent::follow_servers(cluster, remote, client, stop).await;
+            followed.map_err(|e| format!("{e:#}"))
         }
         .boxed()
     }))

@@ -112,13 +112,14 @@ fn check_signature(kubeconfig: &str, signature: Option<&String>, token: &Token) 
 /// What the signed document says, if its authority is the one that is expected.
 fn trusted(server: &ServerAddress, kubeconfig: &str, ca_hash: &str) -> Result<Found> {
     let (named, ca) = read_cluster_info(kubeconfig)?;
-    let hash = skiff_pki::authority_hash(&ca)?;
-    if !hash.eq_ignore_ascii_case(ca_hash) {
-        bail!(Problem::OtherAuthority {
-            found: hash,
+    let ca = match skiff_pki::pinned_authorities(&ca, ca_hash)? {
+        Ok(ca) => ca,
+        Err(found) if found.is_empty() => bail!("cluster-info has no certificate authority"),
+        Err(found) => bail!(Problem::OtherAuthority {
+            found: found.join(", "),
             expected: ca_hash.to_owned()
-        });
-    }
+        }),
+    };
     let named: ServerAddress = named.parse().context("cluster-info")?;
     let mut servers = vec![server.clone()];
     if named != *server {

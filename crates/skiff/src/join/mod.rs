@@ -45,6 +45,7 @@ pub fn run(args: &JoinArgs) -> Result<()> {
     if let Some(found) = Cluster::find(&args.cluster.name)? {
         refuse_existing(&found)?;
     }
+    args.node.check_address()?;
     let began = Instant::now();
     say!("Joining {} as node {:?}", args.server, args.node.node_name()?);
     let cluster = crate::block_on(bootstrap(args))??;
@@ -85,7 +86,7 @@ async fn bootstrap(args: &JoinArgs) -> Result<Cluster> {
             discovery::discover(&args.server, &args.token, &args.ca_hash),
         )
         .await?;
-    let tls = skiff_pki::client_config(&found.ca, None)?;
+    let tls = skiff_pki::api_client_config(&found.ca, None)?;
     let remote = Remote::with_token(found.servers.clone(), tls, &args.token.to_string())?;
     let client = remote.client("skiff-join");
     let networking = steps.step("cluster", examine(&remote, &client, &name)).await?;
