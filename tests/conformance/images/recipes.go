@@ -171,6 +171,8 @@ func picture(name string) func(*kitchen) (*image, error) {
 	return agnhost("test-webserver", func(k *kitchen, l *layer) {
 		html := filepath.Join(k.module, "test/images", name, "html")
 		l.file("/"+name+".jpg", filepath.Join(html, name+".jpg")).file("/data.json", filepath.Join(html, "data.json"))
+		// The suite's own image is built on Alpine, and the test of image volumes reads it there.
+		l.text("/etc/os-release", "NAME=\"Alpine Linux\"\nID=alpine\n")
 	})
 }
 
