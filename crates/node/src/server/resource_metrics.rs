@@ -250,6 +250,7 @@ mod tests {
             memory_available: 4,
             swap_total: 5,
             swap_free: 3,
+            ..NodeUsage::default()
         };
         let text = format(Some(&[pod]), &node);
         let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();

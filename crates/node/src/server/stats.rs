@@ -61,6 +61,12 @@ pub struct NodeUsage {
     pub cpu_nanos: u64,
     pub memory_total: u64,
     pub memory_available: u64,
+    /// All that is not free, caches included.
+    pub memory_used: u64,
+    /// Anonymous memory.
+    pub memory_rss: u64,
+    pub page_faults: u64,
+    pub major_page_faults: u64,
     pub swap_total: u64,
     pub swap_free: u64,
 }
@@ -77,11 +83,20 @@ impl NodeUsage {
             line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
                 .map_or(0, |kib| kib * 1024)
         };
+        let vmstat = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+        let count = |name: &str| {
+            let line = vmstat.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|rest| rest.trim().parse().ok()).unwrap_or(0)
+        };
         NodeUsage {
             time: now_nanos(),
             cpu_nanos: busy_nanos(&std::fs::read_to_string("/proc/stat").unwrap_or_default()),
             memory_total: u64::try_from(memory_total).unwrap_or(0),
             memory_available: u64::try_from(machine::memory_available()).unwrap_or(0),
+            memory_used: bytes("MemTotal:").saturating_sub(bytes("MemFree:")),
+            memory_rss: bytes("AnonPages:"),
+            page_faults: count("pgfault "),
+            major_page_faults: count("pgmajfault "),
             swap_total: bytes("SwapTotal:"),
             swap_free: bytes("SwapFree:"),
         }

@@ -75,7 +75,11 @@ fn node_summary(name: &str, node: &NodeUsage, cores: &HashMap<String, u64>) -> V
     ]);
     let mut memory = object([
         ("availableBytes", Some(node.memory_available)),
+        ("usageBytes", Some(node.memory_used)),
         ("workingSetBytes", Some(node.working_set())),
+        ("rssBytes", Some(node.memory_rss)),
+        ("pageFaults", Some(node.page_faults)),
+        ("majorPageFaults", Some(node.major_page_faults)),
     ]);
     let mut swap = object([
         ("swapAvailableBytes", Some(node.swap_free)),
@@ -225,6 +229,20 @@ fn pod_summary(pod: &PodUsage, cores: &HashMap<String, u64>, only_cpu_and_memory
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// COMPAT: clients read every number of the node's memory without a look whether it is there.
+    #[test]
+    fn the_memory_of_the_node_is_whole() {
+        let node = NodeUsage::read(1 << 30);
+        let shown = node_summary("n", &node, &HashMap::new());
+        for field in ["usageBytes", "rssBytes", "pageFaults"] {
+            assert!(
+                shown["memory"][field].as_u64().is_some_and(|n| n > 0),
+                "{field}: {shown}"
+            );
+        }
+        assert!(shown["memory"]["majorPageFaults"].is_u64(), "{shown}");
+    }
 
     #[test]
     fn a_pod() {
