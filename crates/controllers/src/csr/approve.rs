@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
-use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use kube::Api;
 use kube::api::PostParams;
-use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile};
+use skiff_client::{Action, Informer, Key, Reconcile};
 
 use super::request::{Request, check_kubelet_client};
-use super::{KUBELET_CLIENT, is_issued};
+use super::{KUBELET_CLIENT, add_condition, is_issued, write};
 use crate::{Context, Error};
 
 /// The subresource that the requester must be allowed to create, and what the approval then says.
@@ -80,12 +80,7 @@ pub(crate) async fn run(context: Context) {
         requests: context.informers.informer(),
         context: context.clone(),
     });
-    context
-        .controller("certificate", reconciler)
-        .workers(5)
-        .owns(|r| &r.requests)
-        .run()
-        .await;
+    super::run(&context, reconciler, |r| &r.requests).await;
 }
 
 impl Reconcile for Approver {
@@ -126,28 +121,8 @@ impl Reconcile for Approver {
 impl Approver {
     async fn approve(&self, object: &CertificateSigningRequest, message: &str) -> Result<Action, Error> {
         let mut approved = object.clone();
-        let conditions = approved
-            .status
-            .get_or_insert_default()
-            .conditions
-            .get_or_insert_default();
-        conditions.push(CertificateSigningRequestCondition {
-            type_: "Approved".into(),
-            status: "True".into(),
-            reason: Some("AutoApproved".into()),
-            message: Some(message.into()),
-            ..Default::default()
-        });
-        let api: Api<CertificateSigningRequest> = Api::all(self.context.client.clone());
-        let name = object.metadata.name.as_deref().unwrap_or_default();
-        match api
-            .replace_subresource("approval", name, &PostParams::default(), &approved)
-            .await
-        {
-            Ok(_) => Ok(Action::Done),
-            Err(error) if error.is_not_found() => Ok(Action::Done),
-            Err(error) => Err(error.into()),
-        }
+        add_condition(&mut approved, "Approved", "AutoApproved", message);
+        write(&self.context, "approval", &approved).await
     }
 }
 
