@@ -14,7 +14,7 @@ TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
                   iperf util-linux etcd-server wget
 
-.PHONY: up down build build-deps test test-deps lint unit e2e conformance churn restarts clients bench bench-scheduler fuzz release install clean
+.PHONY: up down build build-deps test test-deps lint unit e2e conformance churn restarts clients bench bench-scheduler bench-sim fuzz release install clean
 
 ## up: build the release binary and start a cluster with everything embedded
 up: build
@@ -61,6 +61,10 @@ conformance: build
 ## bench-scheduler: pods a second over the shapes of upstream's scheduler_perf, no API server
 bench-scheduler:
 	$(CARGO) run --release --package skiff-scheduler --features bench --bin bench-scheduler -- $(NODES)
+
+## bench-sim: simulated NODES=1000 and PODS=30000: pods a second, memory, CPU at rest (over REST=60 seconds)
+bench-sim: build
+	NODES=$(or $(NODES),1000) PODS=$(or $(PODS),30000) REST=$(or $(REST),60) sh tools/bench-sim.sh $(RELEASE)
 
 ## bench: the figures of docs/performance.md
 bench: build

@@ -7,6 +7,9 @@
 //! controller that follows a written resource has passed the revision of that write. Reconciles in between are
 //! not lost: the key stays queued and runs as soon as it is released.
 //!
+//! **Writers that never rest.** A key that writes in every reconcile is slowed down (see `pace`), and one that wrote and
+//! failed keeps its back-off though the events of its own writes would wake it.
+//!
 //! A reconcile gets a key, never an event. It must not spawn tasks that write: only writes of its own task are
 //! waited for.
 
@@ -22,13 +25,18 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::informer::{Change, Informer};
+use crate::pace::Pace;
 use crate::queue::{Taken, WorkQueue};
-use crate::workers::{Action, work};
+use crate::workers::{Action, Worked, work};
 use crate::writes::Write;
 use crate::{Key, cause_of};
 
 /// A watch that breaks may take a while to come back; after this long a copy is trusted again.
 const MAX_HOLD: Duration = Duration::from_secs(30);
+
+/// A key that wrote and failed waits at most this long, whatever happens. After that, events wake it before its back-off
+/// is over, as they wake one that failed without a write.
+const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 /// What a controller does with one key: observe its informers, plan, write.
 ///
@@ -174,7 +182,9 @@ impl<R: Reconcile> Controller<R> {
             () = self.shutdown.cancelled() => return,
         }
         let mut tasks = JoinSet::new();
+        let pace: Arc<Pace<R::Key>> = Arc::default();
         for _ in 0..self.workers {
+            let pace = pace.clone();
             let (name, queue, shutdown) = (self.name.clone(), self.queue.clone(), self.shutdown.clone());
             let (informers, reconciler) = (informers.clone(), self.reconciler.clone());
             tasks.spawn(async move {
@@ -185,8 +195,16 @@ impl<R: Reconcile> Controller<R> {
                         taken = queue.next() => taken,
                     };
                     let Some(taken) = taken else { return };
-                    let written = work(&name, &queue, &taken, |key| reconciler.reconcile(key)).await;
-                    hold(&name, taken, written, &informers, &shutdown);
+                    let worked = work(&name, &queue, &taken, |key| reconciler.reconcile(key)).await;
+                    let Worked { written, retry_after } = worked;
+                    let pause = match written.is_empty() {
+                        true => Duration::ZERO,
+                        // The events of what it wrote before it failed would bring it back at once.
+                        false => pace
+                            .wrote(&name, &taken.item)
+                            .max(retry_after.unwrap_or_default().min(MAX_PAUSE)),
+                    };
+                    hold(&name, taken, written, pause, &informers, &shutdown);
                 }
             });
         }
@@ -226,16 +244,17 @@ impl<R: Reconcile<Key = Key>> Controller<R> {
     }
 }
 
-/// Releases the key when the informers show what its reconcile wrote.
+/// Releases the key when the informers show what its reconcile wrote, and not before `pause` is over.
 fn hold<T: Clone + Debug + Eq + Hash + Send + Sync + 'static>(
     name: &str,
     taken: Taken<T>,
     written: Vec<Write>,
+    pause: Duration,
     informers: &Arc<[Box<dyn Follow>]>,
     shutdown: &CancellationToken,
 ) {
     let shown = move |informer: &dyn Follow| written.iter().all(|write| informer.shows(write));
-    if informers.iter().all(|informer| shown(&**informer)) {
+    if pause.is_zero() && informers.iter().all(|informer| shown(&**informer)) {
         return;
     }
     let (informers, shutdown, name) = (informers.clone(), shutdown.clone(), name.to_owned());
@@ -250,12 +269,14 @@ fn hold<T: Clone + Debug + Eq + Hash + Send + Sync + 'static>(
                 }
             }
         };
-        tokio::select! {
-            () = caught_up => {}
-            () = shutdown.cancelled() => {}
-            () = tokio::time::sleep(MAX_HOLD) => {
+        let caught_up = async {
+            if tokio::time::timeout(MAX_HOLD, caught_up).await.is_err() {
                 tracing::warn!(controller = name, item = ?taken.item, "an informer does not show the last write");
             }
+        };
+        tokio::select! {
+            _ = async { tokio::join!(caught_up, tokio::time::sleep(pause)) } => {}
+            () = shutdown.cancelled() => {}
         }
         drop(taken);
     });
@@ -299,6 +320,62 @@ mod tests {
         while !what() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+    }
+
+    /// Writes at each look, and each write is an event that wakes it.
+    struct Restless {
+        client: kube::Client,
+        maps: Informer<ConfigMap>,
+    }
+
+    impl Reconcile for Restless {
+        type Key = Key;
+        type Error = kube::Error;
+
+        async fn reconcile(&self, _key: Key) -> Result<Action, kube::Error> {
+            let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), "d");
+            api.create(&PostParams::default(), &ConfigMap::default()).await?;
+            Ok(Action::Done)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_that_wakes_itself_by_its_writes_is_slowed_down() {
+        let (events, stream) = mpsc::unbounded_channel();
+        let (stream, version) = (Mutex::new(Some(stream)), Mutex::new(1));
+        let (client, requests) = fake::client(move |request| match request.method.as_str() {
+            "POST" => {
+                *version.lock() += 1;
+                let made = json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "a",
+                    "namespace": "d", "uid": "u", "resourceVersion": version.lock().to_string()}});
+                let event = json!({"type": "MODIFIED", "object": made});
+                events.send(format!("{event}\n")).unwrap();
+                Reply::Json(201, made)
+            }
+            _ if request.query.contains("watch=") => match stream.lock().take() {
+                Some(stream) => Reply::Stream(stream),
+                None => fake::status(500, "InternalError"),
+            },
+            _ => Reply::Json(200, json!({"metadata": {"resourceVersion": "1"}, "items": []})),
+        });
+        let stop = CancellationToken::new();
+        let factory = InformerFactory::new(client.clone(), stop.clone());
+        let maps = factory.informer();
+        let reconciler = Arc::new(Restless { client, maps });
+        let queue: Arc<WorkQueue> = WorkQueue::new();
+        let controller =
+            Controller::new("test", queue.clone(), stop.clone(), reconciler).owns(|r: &Restless| &r.maps);
+        let running = tokio::spawn(controller.run());
+        queue.add(Key::new("d", "a"), None);
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let writes = requests
+            .lock()
+            .iter()
+            .filter(|seen| seen.method == "POST")
+            .count();
+        assert!((100..130).contains(&writes), "{writes} writes in 20 seconds");
+        stop.cancel();
+        running.await.unwrap();
     }
 
     #[tokio::test]

@@ -17,6 +17,9 @@ use tokio_util::sync::CancellationToken;
 use crate::ErrorExt;
 use crate::metrics::ComponentMetrics;
 
+/// By how much a contender may wait longer, chosen by chance.
+const JITTER: f64 = 0.2;
+
 /// `identity` names the contender. One that stays the same over a restart takes its own lease back at
 /// once instead of waiting for it to run out.
 #[derive(Clone)]
@@ -111,7 +114,8 @@ impl LeaderElector {
             }
             tokio::select! {
                 _ = shutdown.cancelled() => return Outcome::Shutdown,
-                _ = tokio::time::sleep(retry) => {}
+                // Contenders that started together do not go on asking together.
+                _ = tokio::time::sleep(retry.mul_f64(rand::random_range(1.0..1.0 + JITTER))) => {}
             }
         }
         tracing::info!(lease = self.name, identity = self.identity, "leading");

@@ -11,6 +11,7 @@ pub mod kubeconfig;
 mod leader;
 mod marks;
 mod metrics;
+mod pace;
 mod queue;
 mod remote;
 mod workers;
@@ -21,7 +22,7 @@ mod fake;
 
 pub use controller::{Controller, Reconcile};
 pub use events::{EventRecorder, reference};
-pub use informer::{Change, Informer, InformerFactory, Old, PartialObject};
+pub use informer::{Change, Informer, InformerFactory, Old, PartialObject, Parts};
 pub use kube::Client;
 pub use leader::{LeaderElector, Outcome};
 pub use marks::{cause_of, in_process, in_process_as, in_process_measured, with_marks};

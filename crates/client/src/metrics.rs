@@ -45,6 +45,7 @@ pub struct ComponentMetrics {
     requests: Arc<Family<Counter>>,
     request_durations: Arc<Family<Histogram>>,
     leading: Arc<Family<Gauge>>,
+    decodes: Arc<Family<Counter>>,
 }
 
 impl Default for ComponentMetrics {
@@ -129,6 +130,12 @@ impl Default for ComponentMetrics {
                 &["name"],
                 MAX_SERIES,
             ),
+            decodes: registry.counters(
+                "skiff_informer_decodes_total",
+                "How often an informer decoded an object, by resource.",
+                &["resource"],
+                MAX_SERIES,
+            ),
             queues,
             registry,
         }
@@ -176,6 +183,11 @@ impl ComponentMetrics {
                 .with(&[HOST, method])
                 .observe_duration(took);
         }
+    }
+
+    /// What counts the decoded objects of a resource.
+    pub(crate) fn decodes(&self, resource: &str) -> Arc<Counter> {
+        self.decodes.with(&[resource])
     }
 
     /// Notes whether this component holds a lease.

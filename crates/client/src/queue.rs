@@ -21,6 +21,8 @@ use crate::metrics::{ComponentMetrics, QueueMetrics, QueueState};
 
 const BASE_DELAY: Duration = Duration::from_millis(5);
 const MAX_DELAY: Duration = Duration::from_secs(1000);
+/// By how much a delay may be longer, chosen by chance: what failed together must not come back together.
+const JITTER: f64 = 0.2;
 /// Users choose delays (deadlines, schedules), and a clock cannot hold every one of them.
 const LONGEST_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -200,8 +202,9 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
         self.changed.notify_one();
     }
 
-    /// Adds `item` after a delay that doubles with each failure since the last [`forget`](Self::forget).
-    pub fn add_rate_limited(&self, item: T, cause: Option<Cause>) {
+    /// Adds `item` after a delay that doubles with each failure since the last [`forget`](Self::forget), and a little
+    /// more by chance. Answers the delay.
+    pub fn add_rate_limited(&self, item: T, cause: Option<Cause>) -> Duration {
         let delay = {
             let mut state = self.state.lock();
             let failures = state.failures.entry(item.clone()).or_insert(0);
@@ -209,9 +212,10 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
                 .saturating_mul(1u32.checked_shl(*failures).unwrap_or(u32::MAX))
                 .min(MAX_DELAY);
             *failures = failures.saturating_add(1);
-            delay
+            delay.mul_f64(rand::random_range(1.0..1.0 + JITTER))
         };
         self.add_after(item, delay, cause);
+        delay
     }
 
     pub fn forget(&self, item: &T) {
@@ -386,9 +390,15 @@ mod tests {
             let before = Instant::now();
             queue.add_rate_limited("a", None);
             drop(queue.next().await.unwrap());
-            waits.push(before.elapsed().as_millis());
+            waits.push(before.elapsed());
         }
-        assert_eq!(waits, vec![5, 10, 20, 40]);
+        // The clock of tests has steps of a millisecond.
+        let near = |wait: Duration, base: Duration| {
+            wait >= base && wait <= base.mul_f64(1.0 + JITTER) + Duration::from_millis(2)
+        };
+        for (nth, wait) in waits.iter().enumerate() {
+            assert!(near(*wait, Duration::from_millis(5 << nth)), "{waits:?}");
+        }
         assert_eq!(queue.requeues(&"a"), 4);
         queue.forget(&"a");
         assert_eq!(queue.requeues(&"a"), 0);
@@ -399,7 +409,7 @@ mod tests {
         let before = Instant::now();
         queue.add_rate_limited("b", None);
         drop(queue.next().await);
-        assert_eq!(before.elapsed(), MAX_DELAY);
+        assert!(near(before.elapsed(), MAX_DELAY), "{:?}", before.elapsed());
     }
 
     #[tokio::test(start_paused = true)]

@@ -21,13 +21,20 @@ pub enum Action {
     RequeueAfter(Duration),
 }
 
+/// What one reconcile left behind.
+pub(crate) struct Worked {
+    pub(crate) written: Vec<Write>,
+    /// When it comes back, if it failed.
+    pub(crate) retry_after: Option<Duration>,
+}
+
 /// One reconcile, and what it wrote.
 pub(crate) async fn work<T, R, F, E>(
     name: &str,
     queue: &WorkQueue<T>,
     taken: &Taken<T>,
     reconcile: R,
-) -> Vec<Write>
+) -> Worked
 where
     T: Clone + Debug + Eq + Hash,
     R: Fn(T) -> F,
@@ -48,6 +55,7 @@ where
         Box::pin(async { reconcile(item).await }),
     ));
     let (outcome, written) = writes::recorded(run.catch_unwind()).await;
+    let mut retry_after = None;
     match outcome {
         Ok(Ok(Action::Done)) => queue.forget(&taken.item),
         Ok(Ok(Action::RequeueAfter(delay))) => {
@@ -62,7 +70,7 @@ where
             } else {
                 tracing::warn!(controller = name, item = ?taken.item, %error, "reconcile keeps failing");
             }
-            queue.add_rate_limited(taken.item.clone(), taken.cause.clone());
+            retry_after = Some(queue.add_rate_limited(taken.item.clone(), taken.cause.clone()));
         }
         Err(panic) => {
             let message = skiff_supervise::panic_text(&*panic);
@@ -71,10 +79,10 @@ where
                 "reconcile",
                 &format!("{name} {:?}: panicked: {message}", taken.item),
             );
-            queue.add_rate_limited(taken.item.clone(), taken.cause.clone());
+            retry_after = Some(queue.add_rate_limited(taken.item.clone(), taken.cause.clone()));
         }
     }
-    written
+    Worked { written, retry_after }
 }
 
 #[cfg(test)]

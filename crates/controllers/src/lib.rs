@@ -506,7 +506,7 @@ pub async fn run(config: ControllersConfig, shutdown: CancellationToken) {
 }
 
 async fn run_all(config: Arc<ControllersConfig>, client: Client, shutdown: CancellationToken) {
-    let informers = InformerFactory::new(client, shutdown.clone());
+    let informers = InformerFactory::new(client, shutdown.clone()).measured(config.metrics.clone());
     let mut tasks = JoinSet::new();
     for spec in CONTROLLERS
         .iter()

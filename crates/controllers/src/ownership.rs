@@ -5,12 +5,14 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::api::{Patch, PatchParams};
-use kube::core::NamespaceResourceScope;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::core::{NamespaceResourceScope, Status};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use skiff_client::{Change, ErrorExt, Key};
+use skiff_client::{Change, ErrorExt, Informer, Key, Parts};
+
+use crate::selector::Labels;
 
 pub(crate) fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
     meta.owner_references
@@ -132,7 +134,15 @@ where
             .patch(name, &PatchParams::default(), &Patch::Strategic(patch))
             .await;
         match patched {
-            Ok(patched) if adopting => claimed.push(Arc::new(patched)),
+            Ok(patched) if adopting => {
+                let controller = controller_of(patched.meta());
+                if controller.is_none_or(|found| Some(&found.uid) != owner.meta().uid.as_ref()) {
+                    let name = patched.meta().name.as_deref().unwrap_or_default();
+                    let message = format!("cannot adopt {name:?}: admission changed its owner references");
+                    return Err(changed(&message));
+                }
+                claimed.push(Arc::new(patched));
+            }
             Ok(_) => {}
             Err(error) if error.is_not_found() => {}
             // It was replaced by another of its name, or changed hands.
@@ -209,15 +219,89 @@ pub(crate) fn by_controller<K: Resource>(object: &K) -> Vec<String> {
 
 pub(crate) const BY_CONTROLLER: &str = "controller";
 
-/// The objects that `owner` controls or might adopt, from the index [`BY_CONTROLLER`].
+fn orphans_of(owner: &ObjectMeta) -> String {
+    format!("orphans/{}", owner.namespace.as_deref().unwrap_or_default())
+}
+
+/// The objects that `owner` controls or might adopt by their labels, from the index [`BY_CONTROLLER`].
 pub(crate) fn candidates<K: Resource + 'static>(
-    informer: &skiff_client::Informer<K>,
+    informer: &Informer<K>,
     owner: &ObjectMeta,
+    selects: impl Fn(Option<&Labels>) -> bool,
 ) -> Vec<Arc<K>> {
     let mut found = informer.by_index(BY_CONTROLLER, owner.uid.as_deref().unwrap_or_default());
-    let orphans = format!("orphans/{}", owner.namespace.as_deref().unwrap_or_default());
-    found.extend(informer.by_index(BY_CONTROLLER, &orphans));
+    found.extend(informer.by_index_labelled(BY_CONTROLLER, &orphans_of(owner), selects));
     found
+}
+
+/// As [`claim_all`] over the index [`BY_CONTROLLER`], for who needs only a part of what it controls: an object is decoded
+/// only if it is to be adopted or released.
+pub(crate) async fn claim_parts<O, K, V>(
+    client: &kube::Client,
+    owner: &O,
+    informer: &Informer<K>,
+    parts: &Parts<K, V>,
+    selects: impl Fn(Option<&Labels>) -> bool,
+    may_adopt: impl Fn(&K) -> bool,
+) -> Result<Vec<Arc<V>>, kube::Error>
+where
+    O: Owner,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + 'static,
+    V: Send + Sync + 'static,
+{
+    let uid = owner.meta().uid.as_deref().unwrap_or_default();
+    let mut claimed = parts.by_index_labelled(BY_CONTROLLER, uid, &selects);
+    let mut others = informer.by_index_labelled(BY_CONTROLLER, uid, |labels| !selects(labels));
+    others.extend(informer.by_index_labelled(BY_CONTROLLER, &orphans_of(owner.meta()), &selects));
+    let selects = |object: &K| selects(object.meta().labels.as_ref());
+    let adopted = claim_all(client, owner, others, selects, may_adopt).await?;
+    claimed.extend(adopted.iter().map(|object| Arc::new(parts.make(object))));
+    Ok(claimed)
+}
+
+/// Checks that what was created will be found again as the owner's. Admission may have changed what that depends on, and
+/// then another one would be created at each look, without end: it is deleted instead, and the failure brings the next
+/// try with back-off.
+pub(crate) async fn check_created<O, K>(
+    api: &Api<K>,
+    owner: &O,
+    created: K,
+    selected: bool,
+) -> Result<K, kube::Error>
+where
+    O: Owner,
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    let controller = controller_of(created.meta());
+    let controlled = controller.is_some_and(|found| Some(&found.uid) == owner.meta().uid.as_ref());
+    if controlled && selected {
+        return Ok(created);
+    }
+    let name = created.meta().name.clone().unwrap_or_default();
+    match api.delete(&name, &DeleteParams::default()).await {
+        Err(error) if !error.is_not_found() => return Err(error),
+        _ => {}
+    }
+    let what = if controlled {
+        "labels or template"
+    } else {
+        "owner references"
+    };
+    Err(changed(&format!(
+        "{} {name:?} was deleted again: admission changed its {what}, so that it no longer belongs to {} {:?}",
+        K::kind(&()),
+        O::kind(&()),
+        owner.meta().name.as_deref().unwrap_or_default()
+    )))
+}
+
+/// What the server stored is not what was written.
+fn changed(message: &str) -> kube::Error {
+    kube::Error::Api(Status::failure(message, "Invalid").with_code(422).boxed())
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! Every step is read from the pod's own state and times, so a simulation that is started again goes on where it was.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client, Resource};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use skiff_client::{Action, Controller, ErrorExt, Informer, InformerFactory, Key, Reconcile, WorkQueue};
 use tokio_util::sync::CancellationToken;
@@ -26,9 +27,44 @@ use crate::{LABEL, SimConfig, Stage};
 const FIRST_ADDRESS: u32 = u32::from_be_bytes([100, 64, 0, 0]);
 const ADDRESSES: u32 = 1 << 22;
 
+/// The parts of the metadata that are looked at. Managed fields and annotations are most of the rest.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SimMeta {
+    #[serde(default)]
+    namespace: Option<String>,
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    uid: Option<String>,
+    #[serde(default)]
+    resource_version: Option<String>,
+    #[serde(default)]
+    labels: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    deletion_timestamp: Option<Time>,
+    #[serde(default)]
+    deletion_grace_period_seconds: Option<i64>,
+}
+
+fn sim_meta<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    let meta = SimMeta::deserialize(deserializer)?;
+    Ok(ObjectMeta {
+        namespace: meta.namespace,
+        name: meta.name,
+        uid: meta.uid,
+        resource_version: meta.resource_version,
+        labels: meta.labels,
+        deletion_timestamp: meta.deletion_timestamp,
+        deletion_grace_period_seconds: meta.deletion_grace_period_seconds,
+        ..ObjectMeta::default()
+    })
+}
+
 /// The parts of a pod that are looked at. With 100,000 pods the rest would be most of the memory.
 #[derive(Clone, Debug, Default, Deserialize)]
 struct SimPod {
+    #[serde(deserialize_with = "sim_meta")]
     metadata: ObjectMeta,
     #[serde(default)]
     spec: SimPodSpec,
@@ -96,11 +132,42 @@ impl Resource for SimPod {
     }
 }
 
+/// That it exists is all that is asked of a node.
+#[derive(Clone, Debug, Default, Deserialize)]
+struct SimNode {
+    #[serde(deserialize_with = "sim_meta")]
+    metadata: ObjectMeta,
+}
+
+impl Resource for SimNode {
+    type DynamicType = ();
+    type Scope = k8s_openapi::ClusterResourceScope;
+
+    fn kind(_: &()) -> Cow<'_, str> {
+        Node::kind(&())
+    }
+    fn group(_: &()) -> Cow<'_, str> {
+        Node::group(&())
+    }
+    fn version(_: &()) -> Cow<'_, str> {
+        Node::version(&())
+    }
+    fn plural(_: &()) -> Cow<'_, str> {
+        Node::plural(&())
+    }
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
 struct Kubelets {
     client: Client,
     config: Arc<SimConfig>,
     pods: Informer<SimPod>,
-    nodes: Informer<Node>,
+    nodes: Informer<SimNode>,
     next_address: AtomicU32,
 }
 
@@ -111,8 +178,9 @@ pub(crate) async fn run(client: Client, config: Arc<SimConfig>, stop: Cancellati
     let kubelets = Arc::new(Kubelets {
         client,
         config,
-        pods: informers.informer(),
-        nodes: informers.filtered(Some(LABEL), None),
+        // Pods that no scheduler has bound yet are nobody's.
+        pods: informers.partial(None, Some("spec.nodeName!=")),
+        nodes: informers.partial(Some(LABEL), None),
         next_address: AtomicU32::new(1),
     });
     Controller::new("sim", WorkQueue::new(), stop, kubelets)
@@ -237,7 +305,7 @@ impl Reconcile for Kubelets {
         let Some(pod) = self.pods.get(&key.namespace, &key.name) else {
             return Ok(Action::Done);
         };
-        if self.nodes.get("", &pod.spec.node_name).is_none() {
+        if !self.nodes.contains("", &pod.spec.node_name) {
             return Ok(Action::Done);
         }
         let default = Stage::default();

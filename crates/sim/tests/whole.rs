@@ -5,48 +5,15 @@
     reason = "everything here is a test, though not every function is marked as one"
 )]
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use kube::{Api, Client};
 use serde_json::{Value, json};
 use skiff_sim::{Profile, SimConfig};
-use tokio_util::sync::CancellationToken;
-
-async fn server(dir: &std::path::Path, stop: &CancellationToken) -> Client {
-    let pki = skiff_pki::Pki::open(&dir.join("pki")).unwrap();
-    let identity = pki
-        .serving("apiserver", "kube-apiserver", &["localhost".to_owned()])
-        .unwrap();
-    let server = skiff_server::Server::start(skiff_server::ServerConfig {
-        store: Arc::new(skiff_store::Embedded::open(dir.join("store")).unwrap()),
-        service_cidr: "10.96.0.0/16".into(),
-        node_ports: 30000..=32767,
-        advertise_address: "192.0.2.1".parse().unwrap(),
-        advertise_port: 6443,
-        tls: Arc::new(skiff_pki::asking_server_config(&identity, &[]).unwrap()),
-        client_certificates: None,
-        service_account: None,
-        authentication: Default::default(),
-        authorization: vec![skiff_auth::Mode::Rbac],
-        admission: skiff_admission::Chain::recommended(),
-        kubelet: None,
-        recorder: Arc::default(),
-        audit: None,
-        kms_health: None,
-        version: Default::default(),
-        shutdown: stop.clone(),
-    });
-    let admin = skiff_auth::UserInfo::new("admin", ["system:masters", "system:authenticated"]);
-    let client = skiff_client::in_process(server.await.unwrap().service(admin), "default");
-    let account: ServiceAccount = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
-    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
-    accounts.create(&PostParams::default(), &account).await.unwrap();
-    client
-}
+use skiff_testkit::ApiServer;
 
 async fn until(what: &str, done: impl AsyncFn() -> bool) {
     let waited = tokio::time::timeout(Duration::from_secs(30), async {
@@ -59,10 +26,9 @@ async fn until(what: &str, done: impl AsyncFn() -> bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_of_simulated_nodes_live_as_the_profile_says() {
-    let dir = tempfile::tempdir().unwrap();
-    let stop = CancellationToken::new();
-    let _end = stop.clone().drop_guard();
-    let client = server(dir.path(), &stop).await;
+    let server = ApiServer::start().await.unwrap();
+    server.create_service_account().await.unwrap();
+    let (client, stop) = (server.admin(), server.stop.clone());
     let profile = "
 nodes: [{count: 3, zones: [a, b]}]
 pods:

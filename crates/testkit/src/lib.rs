@@ -1,18 +1,24 @@
-//! For tests only: a whole cluster under a name of its own, the real kubectl, images made on the spot, and the
-//! other programs that tests run beside skiff. Everything started here ends when its value is dropped.
+//! For tests only: a whole cluster under a name of its own, the real kubectl, images made on the spot, the
+//! other programs that tests run beside skiff, and for tests of its clients an API server in this process. Everything started here ends when its value is dropped.
 
+mod api_server;
 mod belongings;
 mod cluster;
 mod external;
 mod image;
 mod machines;
+mod outage;
+mod webhook;
 pub mod whole_path;
 
+pub use api_server::ApiServer;
 pub use belongings::{belongings, shims};
 pub use cluster::{Cluster, Kubectl};
 pub use external::{Containerd, Etcd, Registry, free_port};
 pub use image::{BUSYBOX, PAUSE, busybox_archive, pause_archive};
 pub use machines::{Machine, Switch};
+pub use outage::StoreSwitch;
+pub use webhook::Webhook;
 
 use anyhow::{Result, bail};
 use std::fmt::Debug;

@@ -5,8 +5,12 @@
 //! out is shared: clone before changing. Of a kind with many objects most are kept as JSON and decoded when
 //! they are asked for (see `store`), so ask for what is needed: by name, by index or by label.
 
+mod decode;
+mod parts;
 mod reflector;
 mod store;
+
+pub use parts::Parts;
 
 use std::any::{Any, TypeId};
 use std::collections::{BTreeMap, HashMap};
@@ -25,10 +29,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use reflector::{Reflector, Source};
-use store::{Before, Identity, Kept, Store};
+use skiff_prometheus::Counter;
+use store::{Before, Identity, Kept, Store, labelled};
 
 use crate::Key;
 use crate::controller::Follow;
+use crate::metrics::ComponentMetrics;
 use crate::writes::{Effect, Write};
 
 /// How many objects of a kind are kept decoded: more than a node runs pods.
@@ -48,6 +54,7 @@ pub enum Change<K> {
 pub struct Old<K> {
     kept: Kept<K>,
     form: Form<K>,
+    decodes: Option<Arc<Counter>>,
     decoded: OnceLock<Arc<K>>,
 }
 
@@ -57,7 +64,7 @@ impl<K: Resource> Deref for Old<K> {
     fn deref(&self) -> &K {
         self.decoded.get_or_init(|| match &self.kept {
             Kept::Decoded(object) => object.clone(),
-            Kept::Raw(raw) => match self.form.decode(raw) {
+            Kept::Raw(raw) => match self.form.decode(raw, self.decodes.as_deref()) {
                 Ok(object) => object,
                 // Nothing is kept that could not be decoded when it came.
                 Err(error) => unreachable!("an object cannot be decoded a second time: {error}"),
@@ -71,10 +78,12 @@ impl<K: DeserializeOwned> From<Arc<K>> for Old<K> {
         Old {
             kept: Kept::Decoded(object),
             form: Form {
-                decode: |raw| serde_json::from_slice(raw),
+                decode: decode::decode,
                 transform: |_| {},
                 identity_only: false,
+                is_part: false,
             },
+            decodes: None,
             decoded: OnceLock::new(),
         }
     }
@@ -110,6 +119,8 @@ pub(crate) struct Shared<K> {
     /// to one of those.
     complete: Option<String>,
     form: Form<K>,
+    /// How often an object was decoded, where that is measured.
+    decodes: Option<Arc<Counter>>,
 }
 
 /// What an informer makes of the JSON it gets.
@@ -118,6 +129,8 @@ pub(crate) struct Form<K> {
     transform: fn(&mut ObjectMeta),
     /// Who it is, is all that is kept.
     identity_only: bool,
+    /// `K` is small, and the JSON not worth keeping.
+    is_part: bool,
 }
 
 impl<K> Clone for Form<K> {
@@ -129,7 +142,10 @@ impl<K> Clone for Form<K> {
 impl<K> Copy for Form<K> {}
 
 impl<K: Resource> Form<K> {
-    fn decode(&self, raw: &[u8]) -> serde_json::Result<Arc<K>> {
+    fn decode(&self, raw: &[u8], decodes: Option<&Counter>) -> serde_json::Result<Arc<K>> {
+        if let Some(decodes) = decodes {
+            decodes.inc();
+        }
         let mut object = (self.decode)(raw)?;
         (self.transform)(object.meta_mut());
         Ok(Arc::new(object))
@@ -144,7 +160,7 @@ pub(crate) struct Listed<K> {
 
 impl<K: Resource> Shared<K> {
     fn decode(&self, raw: &[u8]) -> serde_json::Result<Arc<K>> {
-        self.form.decode(raw)
+        self.form.decode(raw, self.decodes.as_deref())
     }
 
     /// What is kept was decoded before, so this gives an object.
@@ -169,12 +185,12 @@ impl<K: Resource> Shared<K> {
     /// `raw` is the object's JSON. It may be part of a larger memory, if that lives as long anyway.
     fn apply(&self, new: Arc<K>, raw: Bytes) {
         let handlers = self.handlers.lock();
-        let raw = if self.form.identity_only {
-            identity(new.meta())
-        } else {
-            raw
+        let raw = match (self.form.identity_only, self.form.is_part) {
+            (true, _) => Some(identity(new.meta())),
+            (_, true) => None,
+            _ => Some(raw),
         };
-        let before = self.store.write().insert(&new, Some(raw));
+        let before = self.store.write().insert(&new, raw);
         self.dispatch_applied(&handlers, before, new);
     }
 
@@ -187,6 +203,7 @@ impl<K: Resource> Shared<K> {
                 old = Some(Old {
                     kept: before.kept,
                     form: self.form,
+                    decodes: self.decodes.clone(),
                     decoded: OnceLock::new(),
                 });
             } else if let Some(last) = self.thaw(before.kept) {
@@ -218,7 +235,7 @@ impl<K: Resource> Shared<K> {
     fn listed(&self, nth: usize, raw: &[u8]) -> serde_json::Result<Listed<K>> {
         let object = self.decode(raw)?;
         let key = Key::of(&*object);
-        let kept = if self.form.identity_only || nth < DECODED {
+        let kept = if self.form.identity_only || self.form.is_part || nth < DECODED {
             Kept::Decoded(object)
         } else {
             Kept::Raw(Bytes::copy_from_slice(raw))
@@ -312,6 +329,11 @@ impl<K: Resource + 'static> Informer<K> {
         let _ = synced.wait_for(|synced| *synced).await;
     }
 
+    /// Whether there is such an object. It is not decoded for that.
+    pub fn contains(&self, namespace: &str, name: &str) -> bool {
+        self.shared.store.read().entry(namespace, name).is_some()
+    }
+
     /// `namespace` is empty for cluster-scoped kinds.
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<K>> {
         let kept = self.shared.store.read().get(namespace, name)?;
@@ -334,12 +356,26 @@ impl<K: Resource + 'static> Informer<K> {
         namespace: &str,
         wanted: impl Fn(Option<&BTreeMap<String, String>>) -> bool,
     ) -> Vec<Arc<K>> {
-        let mut kept = self.shared.store.read().list_namespaced(namespace);
-        kept.retain(|kept| match kept {
-            Kept::Decoded(object) => wanted(object.meta().labels.as_ref()),
-            Kept::Raw(raw) => serde_json::from_slice::<Labelled>(raw)
-                .is_ok_and(|object| wanted(object.metadata.labels.as_ref())),
-        });
+        let kept = {
+            let store = self.shared.store.read();
+            let found = labelled(store.entries_of_namespace(namespace), wanted);
+            found.filter_map(|(.., slot)| slot.kept()).collect()
+        };
+        self.shared.thaw_all(kept)
+    }
+
+    /// What [`Informer::by_index`] answers, as far as its labels are `wanted`. The others are not decoded for it.
+    pub fn by_index_labelled(
+        &self,
+        name: &str,
+        value: &str,
+        wanted: impl Fn(Option<&BTreeMap<String, String>>) -> bool,
+    ) -> Vec<Arc<K>> {
+        let kept = {
+            let store = self.shared.store.read();
+            let found = labelled(store.entries_of_index(name, value), wanted);
+            found.filter_map(|(.., slot)| slot.kept()).collect()
+        };
         self.shared.thaw_all(kept)
     }
 
@@ -349,6 +385,11 @@ impl<K: Resource + 'static> Informer<K> {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// What `make` takes of each object, decoded once for as long as the object does not change.
+    pub fn parts<V: Send + Sync + 'static>(&self, make: fn(&K) -> V) -> Parts<K, V> {
+        Parts::new(self, make)
     }
 
     /// Adds an index over what is and what will be in the copy. A name that is taken is left as it is.
@@ -366,6 +407,14 @@ impl<K: Resource + 'static> Informer<K> {
     /// All that the index `name` gave for any object, each once.
     pub fn index_values(&self, name: &str) -> Vec<String> {
         self.shared.store.read().index_values(name)
+    }
+
+    /// As [`Informer::subscribe`], but what is there already is passed over: nothing is decoded for it.
+    fn subscribe_to_changes(&self, handler: impl Fn(&Change<K>) + Send + Sync + 'static) {
+        self.shared.handlers.lock().push(Handler {
+            scope: self.scope.clone(),
+            call: Box::new(handler),
+        });
     }
 
     /// Calls `handler` for each present object and then for each change, in order, from the informer's
@@ -397,8 +446,9 @@ impl<K: Resource + Send + Sync + 'static> Follow for Informer<K> {
         match &write.effect {
             Effect::Revision(revision) => *self.shared.progress.borrow() >= *revision,
             Effect::Gone { key, uid } => {
-                let present = self.get(&key.namespace, &key.name);
-                present.is_none_or(|present| present.meta().uid.as_ref() != Some(uid))
+                let store = self.shared.store.read();
+                let present = store.entry(&key.namespace, &key.name);
+                present.is_none_or(|(.., slot)| !slot.identity.has_uid(uid))
             }
         }
     }
@@ -408,21 +458,25 @@ impl<K: Resource + Send + Sync + 'static> Follow for Informer<K> {
     }
 }
 
-#[derive(serde::Deserialize)]
-struct Labelled {
-    metadata: Labels,
-}
-
-#[derive(serde::Deserialize)]
-struct Labels {
-    #[serde(default)]
-    labels: Option<BTreeMap<String, String>>,
-}
-
 /// Keeps what an update needs. The server takes an update without managed fields as one that leaves them
 /// alone, so a copy without them can be written back.
 fn without_managed_fields(meta: &mut ObjectMeta) {
     meta.managed_fields = None;
+}
+
+fn names_and_labels(meta: &mut ObjectMeta) {
+    let all = std::mem::take(meta);
+    *meta = ObjectMeta {
+        namespace: all.namespace,
+        name: all.name,
+        uid: all.uid,
+        resource_version: all.resource_version,
+        labels: all.labels,
+        creation_timestamp: all.creation_timestamp,
+        deletion_timestamp: all.deletion_timestamp,
+        deletion_grace_period_seconds: all.deletion_grace_period_seconds,
+        ..ObjectMeta::default()
+    };
 }
 
 fn graph_only(meta: &mut ObjectMeta) {
@@ -441,6 +495,7 @@ pub struct InformerFactory {
     /// How long the informers serve whoever got them from here; shared ones live until the shutdown.
     scope: CancellationToken,
     informers: Arc<Mutex<SharedInformers>>,
+    metrics: Option<Arc<ComponentMetrics>>,
 }
 
 impl InformerFactory {
@@ -450,6 +505,16 @@ impl InformerFactory {
             scope: shutdown.clone(),
             shutdown,
             informers: Arc::default(),
+            metrics: None,
+        }
+    }
+
+    /// Counts how often objects are decoded, by resource. Informers of metadata are not counted: their kinds are
+    /// the users'.
+    pub fn measured(self, metrics: Arc<ComponentMetrics>) -> Self {
+        InformerFactory {
+            metrics: Some(metrics),
+            ..self
         }
     }
 
@@ -476,6 +541,17 @@ impl InformerFactory {
     {
         let source = Source::new(K::url_path(&(), None), label_selector, field_selector);
         self.get_or_start(source, without_managed_fields, self.shutdown.clone())
+    }
+
+    /// As [`InformerFactory::filtered`] for a `K` that is itself only a part of its kind: objects are kept as `K`, and their
+    /// JSON is not. For who is not in the server's process, where informers share the server's JSON, and watches many.
+    /// Of the metadata there are names, labels, the version and what tells of a deletion.
+    pub fn partial<K>(&self, label_selector: Option<&str>, field_selector: Option<&str>) -> Informer<K>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static,
+    {
+        let source = Source::new(K::url_path(&(), None), label_selector, field_selector).partial();
+        self.get_or_start(source, names_and_labels, self.shutdown.clone())
     }
 
     /// All objects of the kind in one namespace.
@@ -547,7 +623,9 @@ impl InformerFactory {
     where
         K: Resource + DeserializeOwned + Send + Sync + 'static,
     {
-        let identity_only = source.is_metadata_only();
+        let (identity_only, is_part) = (source.is_metadata_only(), source.is_partial());
+        let measured = self.metrics.as_ref().filter(|_| !identity_only);
+        let decodes = measured.map(|metrics| metrics.decodes(&source.resource()));
         let shared = Arc::new(Shared {
             handlers: Mutex::new(handlers),
             store: RwLock::new(Store::new(if identity_only { 0 } else { DECODED })),
@@ -555,10 +633,12 @@ impl InformerFactory {
             progress: watch::Sender::new(0),
             complete: source.complete_resource(),
             form: Form {
-                decode: |raw| serde_json::from_slice(raw),
+                decode: decode::decode,
                 transform,
                 identity_only,
+                is_part,
             },
+            decodes,
         });
         let reflector = Arc::new(Reflector::new(self.client.clone(), source, shared.clone()));
         skiff_supervise::keep("informer", &stop, move || {

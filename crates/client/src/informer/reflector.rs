@@ -45,6 +45,7 @@ pub(super) struct Source {
     label_selector: Option<String>,
     field_selector: Option<String>,
     metadata_only: bool,
+    partial: bool,
 }
 
 impl Source {
@@ -54,7 +55,18 @@ impl Source {
             label_selector: label_selector.map(str::to_owned),
             field_selector: field_selector.map(str::to_owned),
             metadata_only: false,
+            partial: false,
         }
+    }
+
+    /// What is decoded is all that is kept.
+    pub(super) fn partial(mut self) -> Self {
+        self.partial = true;
+        self
+    }
+
+    pub(super) fn is_partial(&self) -> bool {
+        self.partial
     }
 
     pub(super) fn metadata_only(mut self) -> Self {
@@ -64,6 +76,11 @@ impl Source {
 
     pub(super) fn is_metadata_only(&self) -> bool {
         self.metadata_only
+    }
+
+    /// Resource and group.
+    pub(super) fn resource(&self) -> String {
+        Target::parse(&self.url).map_or_else(String::new, |target| target.resource)
     }
 
     /// Resource and group of a source without selectors.
@@ -76,8 +93,8 @@ impl Source {
 
     pub(super) fn identity(&self) -> String {
         format!(
-            "{} {:?} {:?} {}",
-            self.url, self.label_selector, self.field_selector, self.metadata_only
+            "{} {:?} {:?} {} {}",
+            self.url, self.label_selector, self.field_selector, self.metadata_only, self.partial
         )
     }
 }

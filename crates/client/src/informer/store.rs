@@ -6,7 +6,7 @@
 //!
 //! It knows nothing of lists and watches, and calls nobody but the index functions.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -44,17 +44,22 @@ pub(super) struct Identity {
     version: u64,
 }
 
+fn digest(text: Option<&str>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
 impl Identity {
     pub(super) fn of(meta: &ObjectMeta) -> Self {
-        let digest = |text: &Option<String>| {
-            let mut hasher = DefaultHasher::new();
-            text.hash(&mut hasher);
-            hasher.finish()
-        };
         Identity {
-            uid: digest(&meta.uid),
-            version: digest(&meta.resource_version),
+            uid: digest(meta.uid.as_deref()),
+            version: digest(meta.resource_version.as_deref()),
         }
+    }
+
+    pub(super) fn has_uid(self, uid: &str) -> bool {
+        self.uid == digest(Some(uid))
     }
 
     pub(super) fn is_same_object(self, other: Self) -> bool {
@@ -62,7 +67,10 @@ impl Identity {
     }
 }
 
-struct Slot<K> {
+/// The labels of an object. Most objects of a kind share theirs with others.
+type Labels = BTreeMap<String, String>;
+
+pub(super) struct Slot<K> {
     decoded: Option<Arc<K>>,
     /// `None`: it stays decoded.
     raw: Option<Bytes>,
@@ -70,11 +78,13 @@ struct Slot<K> {
     stamp: u64,
     /// What the indexes gave for it, by their number.
     values: Box<[(usize, Arc<str>)]>,
-    identity: Identity,
+    /// One memory with all objects that have the same labels, so that they can be selected without decoding.
+    labels: Option<Arc<Labels>>,
+    pub(super) identity: Identity,
 }
 
 impl<K> Slot<K> {
-    fn kept(&self) -> Option<Kept<K>> {
+    pub(super) fn kept(&self) -> Option<Kept<K>> {
         match (&self.decoded, &self.raw) {
             (Some(object), _) => Some(Kept::Decoded(object.clone())),
             (None, Some(raw)) => Some(Kept::Raw(raw.clone())),
@@ -84,7 +94,10 @@ impl<K> Slot<K> {
 }
 
 /// Namespace and name.
-type Place = (Arc<str>, Arc<str>);
+pub(super) type Place = (Arc<str>, Arc<str>);
+
+/// One object of the copy, and where it is.
+pub(super) type Entry<'a, K> = (&'a Arc<str>, &'a Arc<str>, &'a Slot<K>);
 
 struct Index<K> {
     name: &'static str,
@@ -100,6 +113,8 @@ pub(super) struct Store<K> {
     next_stamp: u64,
     /// How many objects are kept decoded.
     decoded: usize,
+    /// Every set of labels that some object has.
+    labels: HashSet<Arc<Labels>>,
 }
 
 impl<K: Resource> Store<K> {
@@ -110,7 +125,19 @@ impl<K: Resource> Store<K> {
             recent: BTreeMap::new(),
             next_stamp: 0,
             decoded,
+            labels: HashSet::new(),
         }
+    }
+
+    /// The shared form of an object's labels.
+    fn share_labels(&mut self, labels: Option<&Labels>) -> Option<Arc<Labels>> {
+        let labels = labels.filter(|labels| !labels.is_empty())?;
+        if let Some(known) = self.labels.get(labels) {
+            return Some(known.clone());
+        }
+        let shared = Arc::new(labels.clone());
+        self.labels.insert(shared.clone());
+        Some(shared)
     }
 
     /// Puts the object in and answers what was there before. With a raw form it may be kept in that form alone.
@@ -140,6 +167,7 @@ impl<K: Resource> Store<K> {
                 values.push((nth, index.insert(&value, &place)));
             }
         }
+        let labels = self.share_labels(meta.labels.as_ref());
         let stamp = self.next_stamp;
         self.next_stamp += 1;
         if raw.is_some() {
@@ -150,6 +178,7 @@ impl<K: Resource> Store<K> {
             raw,
             stamp,
             values: values.into_boxed_slice(),
+            labels,
             identity: Identity::of(object.meta()),
         };
         self.objects.entry(place.0).or_default().insert(place.1, slot);
@@ -172,8 +201,14 @@ impl<K: Resource> Store<K> {
     fn take(&mut self, namespace: &str, name: &str) -> Option<(Place, Slot<K>)> {
         let (known, _) = self.objects.get_key_value(namespace)?;
         let known = known.clone();
-        let (name, slot) = self.objects.get_mut(namespace)?.remove_entry(name)?;
+        let (name, mut slot) = self.objects.get_mut(namespace)?.remove_entry(name)?;
         let place = (known, name);
+        // The last one but the set itself.
+        if let Some(labels) = slot.labels.take()
+            && Arc::strong_count(&labels) == 2
+        {
+            self.labels.remove(&labels);
+        }
         self.recent.remove(&slot.stamp);
         for (nth, value) in &slot.values {
             self.indexes[*nth].remove(value, &place);
@@ -193,15 +228,36 @@ impl<K: Resource> Store<K> {
         self.objects.get(namespace)?.get(name)?.kept()
     }
 
+    pub(super) fn entry(&self, namespace: &str, name: &str) -> Option<Entry<'_, K>> {
+        let (namespace, names) = self.objects.get_key_value(namespace)?;
+        let (name, slot) = names.get_key_value(name)?;
+        Some((namespace, name, slot))
+    }
+
+    pub(super) fn entries(&self) -> impl Iterator<Item = Entry<'_, K>> {
+        let all = self.objects.iter();
+        all.flat_map(|(namespace, names)| names.iter().map(move |(name, slot)| (namespace, name, slot)))
+    }
+
+    pub(super) fn entries_of_namespace(&self, namespace: &str) -> impl Iterator<Item = Entry<'_, K>> {
+        let all = self.objects.get_key_value(namespace).into_iter();
+        all.flat_map(|(namespace, names)| names.iter().map(move |(name, slot)| (namespace, name, slot)))
+    }
+
+    /// The objects for which an index gave `value`.
+    pub(super) fn entries_of_index(&self, name: &str, value: &str) -> impl Iterator<Item = Entry<'_, K>> {
+        let places = self.index(name).and_then(|index| index.places.get(value));
+        let places = places.into_iter().flatten();
+        places.filter_map(|(namespace, name)| self.entry(namespace, name))
+    }
+
     pub(super) fn list(&self) -> Vec<Kept<K>> {
-        let all = self.objects.values().flat_map(BTreeMap::values);
-        all.filter_map(Slot::kept).collect()
+        self.entries().filter_map(|(.., slot)| slot.kept()).collect()
     }
 
     pub(super) fn list_namespaced(&self, namespace: &str) -> Vec<Kept<K>> {
-        let names = self.objects.get(namespace);
-        let all = names.into_iter().flat_map(BTreeMap::values);
-        all.filter_map(Slot::kept).collect()
+        let all = self.entries_of_namespace(namespace);
+        all.filter_map(|(.., slot)| slot.kept()).collect()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -254,12 +310,8 @@ impl<K: Resource> Store<K> {
     }
 
     pub(super) fn by_index(&self, name: &str, value: &str) -> Vec<Kept<K>> {
-        let places = self.index(name).and_then(|index| index.places.get(value));
-        places
-            .into_iter()
-            .flatten()
-            .filter_map(|(namespace, name)| self.get(namespace, name))
-            .collect()
+        let all = self.entries_of_index(name, value);
+        all.filter_map(|(.., slot)| slot.kept()).collect()
     }
 
     /// The values that an index has objects for.
@@ -268,6 +320,20 @@ impl<K: Resource> Store<K> {
         let values = index.into_iter().flat_map(|index| index.places.keys());
         values.map(|value| value.to_string()).collect()
     }
+}
+
+/// Picks objects by their labels: a set of labels that many share is looked at once.
+pub(super) fn labelled<'a, K: 'a>(
+    entries: impl Iterator<Item = Entry<'a, K>>,
+    wanted: impl Fn(Option<&Labels>) -> bool,
+) -> impl Iterator<Item = Entry<'a, K>> {
+    let mut known: HashMap<Option<*const Labels>, bool> = HashMap::new();
+    entries.filter(move |(.., slot)| {
+        let labels = slot.labels.as_ref();
+        *known
+            .entry(labels.map(Arc::as_ptr))
+            .or_insert_with(|| wanted(labels.map(|labels| &**labels)))
+    })
 }
 
 impl<K> Index<K> {
@@ -374,6 +440,31 @@ mod tests {
             store.remove(&Key::new("ns", name));
         }
         assert!(store.objects.is_empty() && store.recent.is_empty());
+    }
+
+    #[test]
+    fn labels_are_shared_and_looked_at_once() {
+        let mut store = Store::<ConfigMap>::new(1);
+        for (version, name) in (1..).zip(["a", "b", "c", "d"]) {
+            let (object, raw) = object(name, version);
+            store.insert(&object, Some(raw));
+        }
+        assert_eq!(store.labels.len(), 2);
+        let looks = std::cell::Cell::new(0);
+        let even = |labels: Option<&Labels>| {
+            looks.set(looks.get() + 1);
+            labels.is_some_and(|labels| labels["even"] == "true")
+        };
+        let found = labelled(store.entries_of_namespace("ns"), even);
+        let names: Vec<&str> = found.map(|(_, name, _)| &**name).collect();
+        assert_eq!((names, looks.get()), (vec!["b", "d"], 2));
+        for name in ["a", "b", "c"] {
+            store.remove(&Key::new("ns", name));
+        }
+        assert_eq!(store.labels.len(), 1, "labels that nobody has are not kept");
+        let (object, raw) = object("d", 5);
+        store.insert(&object, Some(raw));
+        assert_eq!(store.labels.len(), 1);
     }
 
     #[test]

@@ -332,6 +332,7 @@ fn what_was_before_is_decoded_once_and_only_if_it_is_looked_at() {
         },
         transform: without_managed_fields,
         identity_only: false,
+        is_part: false,
     };
     let shared = Arc::new(Shared {
         handlers: Mutex::default(),
@@ -340,6 +341,7 @@ fn what_was_before_is_decoded_once_and_only_if_it_is_looked_at() {
         progress: watch::Sender::new(0),
         complete: None,
         form,
+        decodes: None,
     });
     let informer = Informer {
         shared: shared.clone(),
@@ -375,4 +377,76 @@ fn what_was_before_is_decoded_once_and_only_if_it_is_looked_at() {
     seen.lock().clear();
     apply("4", "v");
     assert_eq!(*seen.lock(), [None, None]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_is_made_once_and_kept_fresh() {
+    let (feed, stream) = mpsc::unbounded_channel();
+    let stream = Mutex::new(Some(stream));
+    let count = 4 * DECODED;
+    let items: Vec<Value> = (0..count)
+        .map(|n| {
+            config_map(
+                &format!("m{n}"),
+                &(n + 1).to_string(),
+                if n % 2 == 0 { "even" } else { "odd" },
+            )
+        })
+        .collect();
+    let (client, _) = fake::client(move |request| {
+        if request.query.contains("watch=true") {
+            return match stream.lock().take() {
+                Some(stream) => Reply::Stream(stream),
+                None => fake::status(500, "InternalError"),
+            };
+        }
+        Reply::Json(
+            200,
+            json!({"metadata": {"resourceVersion": "5000"}, "items": items}),
+        )
+    });
+    let metrics = Arc::new(ComponentMetrics::default());
+    let factory = InformerFactory::new(client, CancellationToken::new()).measured(metrics.clone());
+    let informer = factory.informer::<ConfigMap>();
+    informer.synced().await;
+    let decodes = || {
+        let text = metrics.registry.text();
+        let mut lines = text.lines();
+        let line = lines
+            .find_map(|line| line.strip_prefix("skiff_informer_decodes_total{resource=\"configmaps\"} "));
+        line.unwrap().parse::<usize>().unwrap()
+    };
+    let parts: Parts<ConfigMap, String> = informer.parts(|map| {
+        format!(
+            "{}@{}",
+            map.metadata.name.as_deref().unwrap(),
+            map.metadata.resource_version.as_deref().unwrap()
+        )
+    });
+    assert_eq!(parts.len(), 0, "nothing is made before it is asked for");
+    let even =
+        |labels: Option<&BTreeMap<String, String>>| labels.is_some_and(|labels| labels["app"] == "even");
+    let before = decodes();
+    assert_eq!(parts.list_labelled("default", even).len(), count / 2);
+    let first = decodes() - before;
+    assert!(first > 0 && first <= count / 2, "{first}");
+    let before = decodes();
+    assert_eq!(parts.list_labelled("default", even).len(), count / 2);
+    assert_eq!(decodes(), before, "the second look decodes nothing");
+    assert_eq!(*parts.get("default", "m0").unwrap(), "m0@1");
+    // A change is decoded once, by its event.
+    let mut changes = record(&informer);
+    while changes.try_recv().is_ok() {}
+    let before = decodes();
+    feed.send(event("MODIFIED", config_map("m0", "5001", "even")))
+        .unwrap();
+    assert_eq!(changes.recv().await.unwrap(), "+m0@5001");
+    assert_eq!(*parts.get("default", "m0").unwrap(), "m0@5001");
+    assert_eq!(parts.list_labelled("default", even).len(), count / 2);
+    assert_eq!(decodes(), before + 1);
+    feed.send(event("DELETED", config_map("m0", "5002", "even")))
+        .unwrap();
+    assert_eq!(changes.recv().await.unwrap(), "-m0");
+    assert_eq!(parts.get("default", "m0"), None);
+    assert_eq!(parts.len(), count / 2 - 1);
 }

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
-use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::PostParams;
-use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile};
+use skiff_client::{Action, Informer, Key, Reconcile};
 
 use super::request::{Request, check_kubelet_client};
-use super::{KUBELET_CLIENT, is_issued};
+use super::{KUBELET_CLIENT, add_condition, is_issued, write};
 use crate::{Context, Error};
 
 /// The subresource that the requester must be allowed to create, and what the approval then says.
@@ -155,28 +155,8 @@ pub(super) async fn approve(
     message: &str,
 ) -> Result<Action, Error> {
     let mut approved = object.clone();
-    let conditions = approved
-        .status
-        .get_or_insert_default()
-        .conditions
-        .get_or_insert_default();
-    conditions.push(CertificateSigningRequestCondition {
-        type_: "Approved".into(),
-        status: "True".into(),
-        reason: Some("AutoApproved".into()),
-        message: Some(message.into()),
-        ..Default::default()
-    });
-    let api: Api<CertificateSigningRequest> = Api::all(context.client.clone());
-    let name = object.metadata.name.as_deref().unwrap_or_default();
-    match api
-        .replace_subresource("approval", name, &PostParams::default(), &approved)
-        .await
-    {
-        Ok(_) => Ok(Action::Done),
-        Err(error) if error.is_not_found() => Ok(Action::Done),
-        Err(error) => Err(error.into()),
-    }
+    add_condition(&mut approved, "Approved", "AutoApproved", message);
+    write(context, "approval", &approved).await
 }
 
 #[cfg(test)]

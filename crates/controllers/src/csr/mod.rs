@@ -14,8 +14,14 @@ pub(crate) use serving::run as run_serving_approver;
 pub(crate) use sign::run as run_signing;
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
+use kube::Api;
+use kube::api::PostParams;
+use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile};
+
+use crate::{Context, Error};
 
 /// What a certificate shall say: the request's subject, names and key, and what the signer makes of the rest.
 #[derive(Clone, Debug)]
@@ -61,4 +67,52 @@ fn is_issued(request: &CertificateSigningRequest) -> bool {
         .as_ref()
         .and_then(|status| status.certificate.as_ref());
     certificate.is_some_and(|certificate| !certificate.0.is_empty())
+}
+
+/// Runs a controller of requests, with upstream's queue and number of workers.
+async fn run<R: Reconcile<Key = Key>>(
+    context: &Context,
+    reconciler: Arc<R>,
+    requests: fn(&R) -> &Informer<CertificateSigningRequest>,
+) {
+    let controller = context.controller("certificate", reconciler).workers(5);
+    controller.owns(requests).run().await;
+}
+
+/// Adds a condition that is true.
+fn add_condition<'a>(
+    request: &'a mut CertificateSigningRequest,
+    type_: &str,
+    reason: &str,
+    message: &str,
+) -> &'a mut CertificateSigningRequestCondition {
+    let conditions = request
+        .status
+        .get_or_insert_default()
+        .conditions
+        .get_or_insert_default();
+    conditions.push_mut(CertificateSigningRequestCondition {
+        type_: type_.into(),
+        status: "True".into(),
+        reason: Some(reason.into()),
+        message: Some(message.into()),
+        ..Default::default()
+    })
+}
+
+/// Writes a subresource of the request. One that is gone needs nothing more.
+async fn write(
+    context: &Context,
+    subresource: &str,
+    request: &CertificateSigningRequest,
+) -> Result<Action, Error> {
+    let api: Api<CertificateSigningRequest> = Api::all(context.client.clone());
+    let name = request.metadata.name.as_deref().unwrap_or_default();
+    let written = api
+        .replace_subresource(subresource, name, &PostParams::default(), request)
+        .await;
+    match written {
+        Err(error) if !error.is_not_found() => Err(error.into()),
+        _ => Ok(Action::Done),
+    }
 }

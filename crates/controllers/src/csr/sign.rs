@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::Api;
-use kube::api::PostParams;
-use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile};
+use skiff_client::{Action, Informer, Key, Reconcile};
 
 use super::request::{Request, check_client_usages, check_kubelet_client, check_kubelet_serving};
-use super::{CertificateOrder, CertificateSigner, KUBELET_CLIENT, condition, is_issued};
+use super::{
+    CertificateOrder, CertificateSigner, KUBELET_CLIENT, add_condition, condition, is_issued, write,
+};
 use crate::{Context, Error};
 
 /// How much earlier than now a certificate begins to be valid.
@@ -109,12 +109,7 @@ pub(crate) async fn run(context: Context) {
         requests: context.informers.informer(),
         context: context.clone(),
     });
-    context
-        .controller("certificate", reconciler)
-        .workers(5)
-        .owns(|r| &r.requests)
-        .run()
-        .await;
+    super::run(&context, reconciler, |r| &r.requests).await;
 }
 
 impl Reconcile for Signing {
@@ -128,36 +123,21 @@ impl Reconcile for Signing {
         let now = Timestamp::now();
         let max = i64::try_from(self.context.config.cluster_signing_duration.as_secs()).unwrap_or(i64::MAX);
         let mut updated = (*object).clone();
-        let status = updated.status.get_or_insert_default();
         match plan(&object, max, now.as_second())? {
             Plan::Nothing => return Ok(Action::Done),
             Plan::Fail(message) => {
-                let conditions = status.conditions.get_or_insert_default();
-                conditions.push(CertificateSigningRequestCondition {
-                    type_: "Failed".into(),
-                    status: "True".into(),
-                    reason: Some("SignerValidationFailure".into()),
-                    message: Some(message),
-                    last_update_time: Some(Time(now)),
-                    ..Default::default()
-                });
+                let failed = add_condition(&mut updated, "Failed", "SignerValidationFailure", &message);
+                failed.last_update_time = Some(Time(now));
             }
             Plan::Sign(order) => {
                 let signed = self.signer.sign(&order, now.as_second());
                 let certificate =
                     signed.map_err(|error| Error::Other(format!("error auto signing csr: {error}")))?;
-                status.certificate = Some(ByteString(certificate.into_bytes()));
+                updated.status.get_or_insert_default().certificate =
+                    Some(ByteString(certificate.into_bytes()));
             }
         }
-        let api: Api<CertificateSigningRequest> = Api::all(self.context.client.clone());
-        match api
-            .replace_status(&key.name, &PostParams::default(), &updated)
-            .await
-        {
-            Ok(_) => Ok(Action::Done),
-            Err(error) if error.is_not_found() => Ok(Action::Done),
-            Err(error) => Err(error.into()),
-        }
+        write(&self.context, "status", &updated).await
     }
 }
 

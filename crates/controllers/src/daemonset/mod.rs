@@ -4,6 +4,7 @@
 //! scheduler binds the pods; this controller only says for which node each is.
 
 mod backoff;
+mod daemon;
 mod placement;
 mod plan;
 mod revisions;
@@ -21,13 +22,15 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use skiff_client::{
-    Action, COMPLETE, Change, ErrorExt, Informer, Key, Reconcile, WorkQueue, cause_of, note, reference, stage,
+    Action, COMPLETE, Change, ErrorExt, Informer, Key, Parts, Reconcile, WorkQueue, cause_of, note,
+    reference, stage,
 };
 
 use crate::node::{BY_NODE, by_node};
 use crate::ownership::{self, BY_CONTROLLER};
 use crate::{Context, Error, error_message, is_namespace_terminating, replicas, seconds_until, selector};
 use backoff::FailedPods;
+use daemon::{Daemon, placement_part};
 use placement::{DaemonPod, Placement};
 use plan::{Observed, Plan};
 
@@ -38,7 +41,9 @@ struct DaemonSets {
     context: Context,
     sets: Informer<DaemonSet>,
     pods: Informer<Pod>,
+    daemons: Parts<Pod, Daemon>,
     nodes: Informer<Node>,
+    node_parts: Parts<Node, Node>,
     revisions: Informer<ControllerRevision>,
     failed: FailedPods,
 }
@@ -52,10 +57,14 @@ struct NodeUpdates {
 }
 
 pub(crate) async fn run(context: Context) {
+    let pods: Informer<Pod> = context.informers.informer();
+    let nodes: Informer<Node> = context.informers.informer();
     let reconciler = Arc::new(DaemonSets {
         sets: context.informers.informer(),
-        pods: context.informers.informer(),
-        nodes: context.informers.informer(),
+        daemons: pods.parts(Daemon::of),
+        pods,
+        node_parts: nodes.parts(placement_part),
+        nodes,
         revisions: context.informers.informer(),
         failed: FailedPods::default(),
         context: context.clone(),
@@ -162,7 +171,7 @@ impl Reconcile for DaemonSets {
         }
         let pods = self.claim_pods(&set, spec).await?;
         let history = self.construct_history(&set, spec, &pods).await?;
-        let nodes = self.nodes.list();
+        let nodes = self.node_parts.list();
         let now = Timestamp::now();
         let seen = Observed::new(&set, spec, &nodes, &pods, &history.hash, now);
         let managed = self.manage(&seen).await;
@@ -218,11 +227,10 @@ impl DaemonSets {
         selecting.map(|set| Key::of(&**set)).collect()
     }
 
-    async fn claim_pods(&self, set: &DaemonSet, spec: &DaemonSetSpec) -> Result<Vec<Arc<Pod>>, Error> {
-        let candidates = ownership::candidates(&self.pods, &set.metadata);
-        let selects = |pod: &Pod| selector::matches(&spec.selector, pod.metadata.labels.as_ref());
+    async fn claim_pods(&self, set: &DaemonSet, spec: &DaemonSetSpec) -> Result<Vec<Arc<Daemon>>, Error> {
+        let selects = |labels: Option<&selector::Labels>| selector::matches(&spec.selector, labels);
         let client = &self.context.client;
-        Ok(ownership::claim_all(client, set, candidates, selects, |_| true).await?)
+        Ok(ownership::claim_parts(client, set, &self.pods, &self.daemons, selects, |_| true).await?)
     }
 
     /// Creates and deletes pods; an update goes on only when nothing else is to do. Answers how long the earliest
@@ -279,7 +287,12 @@ impl DaemonSets {
                 .map(|node| placement::new_pod(set, seen.spec, node, seen.hash))
                 .collect();
             let params = PostParams::default();
-            let outcomes = join_all(batch.iter().map(|pod| api.create(&params, pod))).await;
+            let create = async |pod: &Pod| {
+                let created = api.create(&params, pod).await?;
+                let selected = selector::matches(&seen.spec.selector, created.metadata.labels.as_ref());
+                ownership::check_created(&api, set, created, selected).await
+            };
+            let outcomes = join_all(batch.iter().map(|pod| create(pod))).await;
             let mut failure = None;
             for outcome in outcomes {
                 match outcome {

@@ -1,19 +1,18 @@
 //! Where the pods of a DaemonSet belong, and the pods themselves: their tolerations and the node they are for.
 //! No I/O.
 
-use std::sync::Arc;
-
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec};
 use k8s_openapi::api::core::v1::{
     Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Toleration,
 };
 use skiff_pods::{affinity, taints};
 
+use super::daemon::Daemon;
 use crate::history::REVISION_LABEL;
 use crate::ownership::controller_reference;
 use crate::{pods, replicas};
 
-const TEMPLATE_GENERATION_LABEL: &str = "pod-template-generation";
+pub(super) const TEMPLATE_GENERATION_LABEL: &str = "pod-template-generation";
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 
 /// What a DaemonSet's pods tolerate besides what their template says: a node in trouble keeps its daemons.
@@ -166,20 +165,9 @@ pub(super) fn target_node(pod: &Pod) -> Option<&str> {
 }
 
 /// True if the pod has the set's present template.
-pub(super) fn is_updated(set: &DaemonSet, pod: &Pod, hash: &str) -> bool {
-    let label = |key: &str| pod.metadata.labels.as_ref().and_then(|labels| labels.get(key));
+pub(super) fn is_updated(set: &DaemonSet, pod: &Daemon, hash: &str) -> bool {
     let generation = template_generation(set).map(|generation| generation.to_string());
-    label(REVISION_LABEL).is_some_and(|value| value == hash)
-        || (generation.is_some() && label(TEMPLATE_GENERATION_LABEL) == generation.as_ref())
-}
-
-/// Pods that are bound come first, then the oldest.
-pub(super) fn sort_oldest_first(pods: &mut [&Arc<Pod>]) {
-    pods.sort_by_key(|pod| {
-        let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
-        let name = pod.metadata.name.clone();
-        (pods::node_name(pod).is_empty(), created, name)
-    });
+    pod.revision.as_deref() == Some(hash) || (generation.is_some() && pod.template_generation == generation)
 }
 
 #[cfg(test)]
@@ -272,8 +260,8 @@ mod tests {
                     {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}]}}}}));
         let made = new_pod(&set, set.spec.as_ref().unwrap(), "n1", "abc");
         assert_eq!(target_node(&made), Some("n1"));
-        assert!(is_updated(&set, &made, "abc"));
-        assert!(is_updated(&set, &made, "other"), "by the generation");
+        assert!(is_updated(&set, &Daemon::of(&made), "abc"));
+        assert!(is_updated(&set, &Daemon::of(&made), "other"), "by the generation");
         let pod = json!(made);
         assert_eq!(
             pod["metadata"]["labels"],

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetStatus, RollingUpdateDaemonSet};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
 
-use super::placement::{DaemonPod, Placement, is_updated, sort_oldest_first, target_node};
+use super::daemon::{Daemon, sort_oldest_first};
+use super::placement::{DaemonPod, Placement, is_updated};
 use crate::deployment::scaled;
-use crate::pods;
 
 /// At most this many pods are created, and this many deleted, in one go.
 const BURST: usize = 250;
@@ -22,7 +22,7 @@ pub(super) struct Observed<'a> {
     /// Every node, and what the set does about it.
     pub(super) nodes: Vec<(&'a str, Placement)>,
     /// The pods that are on or for each node. Pods that ended and are being deleted are not among them.
-    pub(super) pods: BTreeMap<&'a str, Vec<&'a Arc<Pod>>>,
+    pub(super) pods: BTreeMap<&'a str, Vec<&'a Arc<Daemon>>>,
     /// The hash of the present template.
     pub(super) hash: &'a str,
     pub(super) now: Timestamp,
@@ -63,14 +63,10 @@ impl Plan {
 }
 
 /// One of the pods of a node, if there is such a one.
-type OnNode<'a> = Option<&'a Arc<Pod>>;
+type OnNode<'a> = Option<&'a Arc<Daemon>>;
 
-fn name_of(pod: &Pod) -> String {
-    pod.metadata.name.clone().unwrap_or_default()
-}
-
-fn is_deleting(pod: &Pod) -> bool {
-    pod.metadata.deletion_timestamp.is_some()
+fn name_of(pod: &Daemon) -> String {
+    pod.name.clone()
 }
 
 impl<'a> Observed<'a> {
@@ -78,7 +74,7 @@ impl<'a> Observed<'a> {
         set: &'a DaemonSet,
         spec: &'a DaemonSetSpec,
         nodes: &'a [Arc<Node>],
-        pods: &'a [Arc<Pod>],
+        pods: &'a [Arc<Daemon>],
         hash: &'a str,
         now: Timestamp,
     ) -> Self {
@@ -92,12 +88,12 @@ impl<'a> Observed<'a> {
                 )
             })
             .collect();
-        let mut by_node: BTreeMap<&str, Vec<&Arc<Pod>>> = BTreeMap::new();
+        let mut by_node: BTreeMap<&str, Vec<&Arc<Daemon>>> = BTreeMap::new();
         for pod in pods {
-            if pods::is_terminal(pod) && is_deleting(pod) {
+            if pod.failed.is_some() && pod.is_deleting {
                 continue;
             }
-            if let Some(node) = target_node(pod) {
+            if let Some(node) = pod.node.as_deref() {
                 by_node.entry(node).or_default().push(pod);
             }
         }
@@ -111,8 +107,9 @@ impl<'a> Observed<'a> {
         }
     }
 
-    fn is_available(&self, pod: &Pod) -> bool {
-        pods::is_available(pod, self.spec.min_ready_seconds.unwrap_or(0), self.now)
+    fn is_available(&self, pod: &Daemon) -> bool {
+        let at = pod.available_at(self.spec.min_ready_seconds.unwrap_or(0));
+        at.is_some_and(|at| at <= self.now)
     }
 
     fn rolling(&self) -> Option<&'a RollingUpdateDaemonSet> {
@@ -136,7 +133,7 @@ impl<'a> Observed<'a> {
             match placement {
                 Placement::Run if present.is_empty() => plan.create.push((*node).to_owned()),
                 Placement::Leave => {
-                    let staying = present.iter().filter(|pod| !is_deleting(pod));
+                    let staying = present.iter().filter(|pod| !pod.is_deleting);
                     plan.delete.extend(staying.map(|pod| name_of(pod)));
                 }
                 Placement::Run | Placement::Keep => {
@@ -163,19 +160,15 @@ impl<'a> Observed<'a> {
     fn replace_ended(
         &self,
         node: &str,
-        present: &[&'a Arc<Pod>],
+        present: &[&'a Arc<Daemon>],
         remaining: &impl Fn(&str) -> Option<Duration>,
         plan: &mut Plan,
-    ) -> (Vec<&'a Arc<Pod>>, bool) {
+    ) -> (Vec<&'a Arc<Daemon>>, bool) {
         let (mut running, mut waits) = (Vec::new(), false);
-        for pod in present.iter().filter(|pod| !is_deleting(pod)) {
-            let failed = match pods::phase(pod) {
-                "Failed" => true,
-                "Succeeded" => false,
-                _ => {
-                    running.push(*pod);
-                    continue;
-                }
+        for pod in present.iter().filter(|pod| !pod.is_deleting) {
+            let Some(failed) = pod.failed else {
+                running.push(*pod);
+                continue;
             };
             if failed && let Some(wait) = remaining(node) {
                 plan.wait = Some(plan.wait.map_or(wait, |before| before.min(wait)));
@@ -194,7 +187,7 @@ impl<'a> Observed<'a> {
 
     /// With surge, an old pod may stay beside a new one while the old one is ready and the new one is not
     /// available yet.
-    fn surplus_of_surge(&self, running: &mut [&Arc<Pod>]) -> Vec<String> {
+    fn surplus_of_surge(&self, running: &mut [&Arc<Daemon>]) -> Vec<String> {
         let mut surplus = Vec::new();
         if running.len() <= 1 {
             return surplus;
@@ -202,12 +195,7 @@ impl<'a> Observed<'a> {
         sort_oldest_first(running);
         let (mut new, mut old) = (None, None);
         for pod in running.iter() {
-            let has_hash = pod
-                .metadata
-                .labels
-                .as_ref()
-                .and_then(|labels| labels.get(crate::history::REVISION_LABEL))
-                .is_some_and(|value| value == self.hash);
+            let has_hash = pod.revision.as_deref() == Some(self.hash);
             let place = if has_hash { &mut new } else { &mut old };
             match place {
                 None => *place = Some(*pod),
@@ -215,7 +203,7 @@ impl<'a> Observed<'a> {
             }
         }
         if let (Some(new), Some(old)) = (new, old)
-            && (!pods::is_ready(old) || self.is_available(new))
+            && (!old.is_ready || self.is_available(new))
         {
             surplus.push(name_of(old));
         }
@@ -226,9 +214,9 @@ impl<'a> Observed<'a> {
     fn waiting_for_gone_nodes(&self) -> Vec<String> {
         let there: HashSet<&str> = self.nodes.iter().map(|(name, _)| *name).collect();
         let gone = self.pods.iter().filter(|(node, _)| !there.contains(*node));
-        let waiting = gone.flat_map(|(_, pods)| pods.iter().filter(|pod| pods::node_name(pod).is_empty()));
+        let waiting = gone.flat_map(|(_, pods)| pods.iter().filter(|pod| !pod.is_bound));
         waiting
-            .filter(|pod| !is_deleting(pod))
+            .filter(|pod| !pod.is_deleting)
             .map(|pod| name_of(pod))
             .collect()
     }
@@ -266,9 +254,9 @@ impl<'a> Observed<'a> {
     }
 
     /// The pod with the present template and the one with an older; `None` if there are several of either.
-    fn new_and_old<'b>(&self, pods: &[&'b Arc<Pod>]) -> Option<(OnNode<'b>, OnNode<'b>)> {
+    fn new_and_old<'b>(&self, pods: &[&'b Arc<Daemon>]) -> Option<(OnNode<'b>, OnNode<'b>)> {
         let (mut new, mut old) = (None, None);
-        for pod in pods.iter().filter(|pod| !is_deleting(pod)) {
+        for pod in pods.iter().filter(|pod| !pod.is_deleting) {
             let place = if is_updated(self.set, pod, self.hash) {
                 &mut new
             } else {
@@ -281,7 +269,7 @@ impl<'a> Observed<'a> {
         Some((new, old))
     }
 
-    fn roll_by_deleting(&self, nodes: &BTreeMap<&str, Vec<&Arc<Pod>>>, max_unavailable: usize) -> Plan {
+    fn roll_by_deleting(&self, nodes: &BTreeMap<&str, Vec<&Arc<Daemon>>>, max_unavailable: usize) -> Plan {
         let mut unavailable = 0;
         let mut plan = Plan::default();
         let mut candidates = Vec::new();
@@ -305,7 +293,7 @@ impl<'a> Observed<'a> {
 
     fn roll_by_surging(
         &self,
-        nodes: &BTreeMap<&str, Vec<&Arc<Pod>>>,
+        nodes: &BTreeMap<&str, Vec<&Arc<Daemon>>>,
         max_surge: usize,
         desired: usize,
     ) -> Plan {
@@ -359,7 +347,7 @@ impl<'a> Observed<'a> {
             desired += 1;
             let Some(pod) = oldest else { continue };
             current += 1;
-            ready += i32::from(pods::is_ready(pod));
+            ready += i32::from(pod.is_ready);
             available += i32::from(self.is_available(pod));
             updated += i32::from(is_updated(self.set, pod, self.hash));
         }
@@ -382,7 +370,7 @@ impl<'a> Observed<'a> {
     pub(super) fn next_availability(&self) -> Option<Timestamp> {
         let min_ready_seconds = self.spec.min_ready_seconds.unwrap_or(0);
         let all = self.pods.values().flatten();
-        all.filter_map(|pod| pods::available_at(pod, min_ready_seconds))
+        all.filter_map(|pod| pod.available_at(min_ready_seconds))
             .filter(|at| *at > self.now)
             .min()
     }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, DaemonSetSpec};
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -11,6 +10,7 @@ use serde_json::{Value, json};
 use skiff_client::{ErrorExt, stage};
 
 use super::DaemonSets;
+use super::daemon::Daemon;
 use crate::history::{self, REVISION_LABEL};
 use crate::{Error, ownership, selector};
 
@@ -36,7 +36,7 @@ impl DaemonSets {
         &self,
         set: &DaemonSet,
         spec: &DaemonSetSpec,
-        pods: &[Arc<Pod>],
+        pods: &[Arc<Daemon>],
     ) -> Result<History, Error> {
         let api = self.revisions_api(set);
         let data = history::data_of(&spec.template);
@@ -76,9 +76,9 @@ impl DaemonSets {
         spec: &DaemonSetSpec,
         data: &Value,
     ) -> Result<(Vec<Arc<ControllerRevision>>, Vec<Arc<ControllerRevision>>), Error> {
-        let candidates = ownership::candidates(&self.revisions, &set.metadata);
-        let selects =
-            |one: &ControllerRevision| selector::matches(&spec.selector, one.metadata.labels.as_ref());
+        let selects = |labels: Option<&selector::Labels>| selector::matches(&spec.selector, labels);
+        let candidates = ownership::candidates(&self.revisions, &set.metadata, selects);
+        let selects = |one: &ControllerRevision| selects(one.metadata.labels.as_ref());
         let client = &self.context.client;
         let mut all = ownership::claim_all(client, set, candidates, selects, |_| true).await?;
         let api = self.revisions_api(set);
@@ -108,22 +108,20 @@ impl DaemonSets {
         set: &DaemonSet,
         kept: &ControllerRevision,
         others: &[Arc<ControllerRevision>],
-        pods: &[Arc<Pod>],
+        pods: &[Arc<Daemon>],
     ) -> Result<(), Error> {
         if others.is_empty() {
             return Ok(());
         }
         let pods_api = self.pods_api(set);
-        let label = |pod: &Pod| pod.metadata.labels.as_ref()?.get(REVISION_LABEL).cloned();
         for pod in pods {
             // A pod of another template keeps its label: it still has to be updated.
-            let duplicated =
-                label(pod).is_some_and(|label| others.iter().any(|one| hash_of(one) == Some(&label)));
+            let label = pod.revision.as_ref();
+            let duplicated = label.is_some() && others.iter().any(|one| hash_of(one) == label);
             if duplicated {
                 let patch = json!({"metadata": {"labels": {REVISION_LABEL: hash_of(kept)}}});
-                let name = pod.metadata.name.as_deref().unwrap_or_default();
                 let patched = pods_api
-                    .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+                    .patch(&pod.name, &PatchParams::default(), &Patch::Merge(patch))
                     .await;
                 match patched {
                     Err(error) if !error.is_not_found() => return Err(error.into()),
@@ -143,21 +141,14 @@ impl DaemonSets {
         &self,
         set: &DaemonSet,
         spec: &DaemonSetSpec,
-        pods: &[Arc<Pod>],
+        pods: &[Arc<Daemon>],
         history: &History,
     ) -> Result<(), Error> {
         let limit = usize::try_from(spec.revision_history_limit.unwrap_or(10)).unwrap_or(0);
         let excess = history.old.len().saturating_sub(limit);
         let in_use = |revision: &ControllerRevision| {
             let hash = hash_of(revision);
-            hash.is_some()
-                && pods.iter().any(|pod| {
-                    pod.metadata
-                        .labels
-                        .as_ref()
-                        .and_then(|labels| labels.get(REVISION_LABEL))
-                        == hash
-                })
+            hash.is_some() && pods.iter().any(|pod| pod.revision.as_ref() == hash)
         };
         let api = self.revisions_api(set);
         for revision in history::oldest_unused(&history.old, in_use, excess) {

@@ -8,6 +8,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, json};
 
+use super::daemon::{Daemon, placement_part};
 use super::plan::{Observed, Plan};
 
 /// `a` must have a pod; `a!` is tainted so that a pod may stay; `a-` is one that the set does not select.
@@ -24,12 +25,13 @@ fn node(text: &str) -> Arc<Node> {
         json!({"daemon": "yes"})
     };
     let node = json!({"metadata": {"name": name, "labels": labels}, "spec": {"taints": taints}});
-    Arc::new(serde_json::from_value(node).unwrap())
+    let node: Node = serde_json::from_value(node).unwrap();
+    Arc::new(placement_part(&node))
 }
 
 /// `NAME@NODE REVISION STATE`: the revision is `new` or `old`; states are `ready`, `fresh` (since a second),
 /// `unready`, `failed`, `succeeded`, `waiting` (no node yet), and with `-` in front being deleted.
-fn pod(text: &str) -> Arc<Pod> {
+fn pod(text: &str) -> Arc<Daemon> {
     let mut words = text.split(' ');
     let (name, node) = words.next().unwrap().split_once('@').unwrap();
     let (revision, state) = (words.next().unwrap(), words.next().unwrap());
@@ -58,7 +60,8 @@ fn pod(text: &str) -> Arc<Pod> {
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": [
                 {"key": "metadata.name", "operator": "In", "values": [node]}]}]}}}});
     }
-    Arc::new(serde_json::from_value(pod).unwrap())
+    let pod: Pod = serde_json::from_value(pod).unwrap();
+    Arc::new(Daemon::of(&pod))
 }
 
 fn set(rolling: Value, min_ready_seconds: i32) -> DaemonSet {

@@ -76,11 +76,16 @@ impl Reconcile for Deployments {
             self.complain(&deployment);
             return Ok(Action::Done);
         }
-        let candidates = ownership::candidates(&self.sets, &deployment.metadata);
-        let selects = |set: &ReplicaSet| selects(&deployment, set);
+        let selected = |labels: Option<&selector::Labels>| selects(&deployment, labels);
+        let candidates = ownership::candidates(&self.sets, &deployment.metadata, selected);
+        let selects = |set: &ReplicaSet| selected(set.metadata.labels.as_ref());
         let client = &self.context.client;
         let sets = ownership::claim_all(client, &*deployment, candidates, selects, |_| true).await?;
-        let sets_with_pods = self.sets_with_pods(&sets);
+        // A rolling update counts by the ReplicaSets alone.
+        let sets_with_pods = match scaling::is_rolling(&deployment) {
+            true => Vec::new(),
+            false => self.sets_with_pods(&sets),
+        };
         let sets: Vec<ReplicaSet> = sets.iter().map(|set| (**set).clone()).collect();
         let paused = deployment.spec.as_ref().and_then(|spec| spec.paused) == Some(true);
         if deployment.metadata.deletion_timestamp.is_none()
@@ -100,10 +105,22 @@ impl Reconcile for Deployments {
     }
 }
 
-fn selects(deployment: &Deployment, set: &ReplicaSet) -> bool {
-    deployment.spec.as_ref().is_some_and(|spec| {
-        !selector::is_empty(&spec.selector) && selector::matches(&spec.selector, set.metadata.labels.as_ref())
-    })
+fn selects(deployment: &Deployment, labels: Option<&selector::Labels>) -> bool {
+    deployment
+        .spec
+        .as_ref()
+        .is_some_and(|spec| !selector::is_empty(&spec.selector) && selector::matches(&spec.selector, labels))
+}
+
+fn template_of(set: &ReplicaSet) -> Option<&k8s_openapi::api::core::v1::PodTemplateSpec> {
+    set.spec.as_ref().and_then(|spec| spec.template.as_ref())
+}
+
+/// True if the set has the template that was asked for. One that admission changed is not found again by its template,
+/// and would be made anew at each look.
+fn has_template_of(set: &ReplicaSet, wanted: &ReplicaSet) -> bool {
+    let pair = template_of(set).zip(template_of(wanted));
+    pair.is_some_and(|(left, right)| revision::same_template(left, right))
 }
 
 impl Deployments {
@@ -111,7 +128,9 @@ impl Deployments {
         ownership::owners_of_change::<Deployment, ReplicaSet>(change, |set| {
             let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
             let deployments = self.deployments.list_namespaced(namespace);
-            let adopters = deployments.iter().filter(|deployment| selects(deployment, set));
+            let adopters = deployments
+                .iter()
+                .filter(|deployment| selects(deployment, set.metadata.labels.as_ref()));
             adopters.map(|deployment| Key::of(&**deployment)).collect()
         })
     }
@@ -168,7 +187,11 @@ impl Deployments {
                 }
                 Write::Update(set) => {
                     let name = set.metadata.name.as_deref().unwrap_or_default();
-                    api.replace(name, &PostParams::default(), set).await?;
+                    let replaced = api.replace(name, &PostParams::default(), set).await?;
+                    if !has_template_of(&replaced, set) {
+                        let message = format!("admission changes the template of replica set \"{name}\"");
+                        return Err(Error::Other(message));
+                    }
                 }
                 Write::Delete(name) => match api.delete(name, &DeleteParams::default()).await {
                     Ok(_) => {}
@@ -215,7 +238,15 @@ impl Deployments {
     ) -> Result<bool, Error> {
         let name = set.metadata.name.as_deref().unwrap_or_default();
         let key = Key::of(deployment);
-        match api.create(&PostParams::default(), set).await {
+        let created = match api.create(&PostParams::default(), set).await {
+            Ok(created) => {
+                let belongs =
+                    has_template_of(&created, set) && selects(deployment, created.metadata.labels.as_ref());
+                ownership::check_created(api, deployment, created, belongs).await
+            }
+            Err(error) => Err(error),
+        };
+        match created {
             Ok(_) => Ok(true),
             Err(error) if error.is_already_exists() => {
                 let Some(live) = api.get_opt(name).await? else {

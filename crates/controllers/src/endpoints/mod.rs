@@ -8,16 +8,14 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
-use skiff_client::{Action, ErrorExt, Informer, Key, Reconcile, reference};
+use skiff_client::{Action, ErrorExt, Informer, Key, Parts, Reconcile, reference};
 
-use crate::endpointslice::plan::{
-    HEADLESS, TRIGGER_TIME, find_port, hostname, is_headless, pod_addresses, should_be_in_endpoints,
-    target_reference,
-};
+use crate::endpointslice::plan::{HEADLESS, TRIGGER_TIME, is_headless};
+use crate::endpointslice::pod::EndpointPod;
 use crate::endpointslice::selectors::{Selectors, selects_pods};
 use crate::endpointslice::trigger::TriggerTimes;
 use crate::selector::matches_map;
-use crate::{Context, Error, error_message, is_namespace_terminating, pods};
+use crate::{Context, Error, error_message, is_namespace_terminating};
 
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
@@ -26,15 +24,18 @@ struct EndpointsOfServices {
     context: Context,
     services: Informer<Service>,
     pods: Informer<Pod>,
+    endpoint_pods: Parts<Pod, EndpointPod>,
     endpoints: Informer<Endpoints>,
     selectors: Selectors,
     triggers: TriggerTimes,
 }
 
 pub(crate) async fn run(context: Context) {
+    let pods: Informer<Pod> = context.informers.informer();
     let reconciler = Arc::new(EndpointsOfServices {
         services: context.informers.informer(),
-        pods: context.informers.informer(),
+        endpoint_pods: pods.parts(EndpointPod::of),
+        pods,
         endpoints: context.informers.informer(),
         selectors: Selectors::default(),
         triggers: TriggerTimes::default(),
@@ -55,7 +56,7 @@ pub(crate) async fn run(context: Context) {
 /// `trigger` is when the change happened that this follows.
 fn plan(
     service: &Service,
-    selected: &[Arc<Pod>],
+    selected: &[Arc<EndpointPod>],
     present: Option<&Endpoints>,
     trigger: Option<Timestamp>,
 ) -> Option<Endpoints> {
@@ -96,7 +97,7 @@ fn plan(
 }
 
 /// One subset for each pod.
-fn subsets_of(service: &Service, selected: &[Arc<Pod>]) -> Vec<EndpointSubset> {
+fn subsets_of(service: &Service, selected: &[Arc<EndpointPod>]) -> Vec<EndpointSubset> {
     let spec = service.spec.clone().unwrap_or_default();
     let publish_all = spec.publish_not_ready_addresses.unwrap_or(false);
     let families = spec.ip_families.unwrap_or_default();
@@ -106,12 +107,12 @@ fn subsets_of(service: &Service, selected: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     };
     let ports = spec.ports.unwrap_or_default();
     let mut subsets = Vec::new();
-    for pod in selected.iter().filter(|pod| should_be_in_endpoints(pod)) {
+    for pod in selected.iter().filter(|pod| pod.should_be_in_endpoints()) {
         // This view has no way to say that an endpoint is going.
-        if pod.metadata.deletion_timestamp.is_some() && !publish_all {
+        if pod.is_terminating && !publish_all {
             continue;
         }
-        let Some(ip) = pod_addresses(pod, ipv6).into_iter().next() else {
+        let Some(ip) = pod.addresses(ipv6).into_iter().next() else {
             continue;
         };
         let found: Vec<EndpointPort> = ports
@@ -119,7 +120,7 @@ fn subsets_of(service: &Service, selected: &[Arc<Pod>]) -> Vec<EndpointSubset> {
             .filter_map(|port| {
                 Some(EndpointPort {
                     name: port.name.clone(),
-                    port: find_port(pod, port)?,
+                    port: pod.find_port(port)?,
                     protocol: Some(port.protocol.clone().unwrap_or_else(|| "TCP".into())),
                     app_protocol: port.app_protocol.clone(),
                 })
@@ -131,11 +132,11 @@ fn subsets_of(service: &Service, selected: &[Arc<Pod>]) -> Vec<EndpointSubset> {
         }
         let address = Some(vec![EndpointAddress {
             ip,
-            hostname: hostname(pod, service),
-            node_name: Some(pods::node_name(pod).to_owned()).filter(|name| !name.is_empty()),
-            target_ref: Some(target_reference(pod)),
+            hostname: pod.hostname(service),
+            node_name: pod.node_name(),
+            target_ref: Some(pod.target_reference()),
         }]);
-        let is_ready = publish_all || pods::is_ready(pod);
+        let is_ready = publish_all || pod.is_ready;
         subsets.push(EndpointSubset {
             addresses: address.clone().filter(|_| is_ready),
             not_ready_addresses: address.filter(|_| !is_ready),
@@ -178,8 +179,8 @@ impl Reconcile for EndpointsOfServices {
             .as_ref()
             .and_then(|spec| spec.selector.clone())
             .unwrap_or_default();
-        let selected: Vec<Arc<Pod>> = self
-            .pods
+        let selected = self
+            .endpoint_pods
             .list_labelled(&key.namespace, |labels| matches_map(&selector, labels));
         let trigger = self.triggers.observe(&key, &service, &selected);
         let Some(wanted) = plan(&service, &selected, present.as_deref(), trigger) else {
@@ -221,19 +222,19 @@ mod tests {
             "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
                 "ports": [{"name": "http", "port": 80, "targetPort": "serve"}]}}))
         .unwrap();
-        let pod = |name: &str, ip: &str, port: i32, ready: &str, deleted: bool| -> Arc<Pod> {
+        let pod = |name: &str, ip: &str, port: i32, ready: &str, deleted: bool| -> Arc<EndpointPod> {
             let deleted = if deleted {
                 json!("2026-01-01T00:00:00Z")
             } else {
                 json!(null)
             };
-            Arc::new(
-                serde_json::from_value(json!({
+            Arc::new(EndpointPod::of(
+                &serde_json::from_value(json!({
                     "metadata": {"name": name, "namespace": "default", "uid": name, "deletionTimestamp": deleted},
                     "spec": {"nodeName": "n", "containers": [{"name": "c", "ports": [{"name": "serve", "containerPort": port}]}]},
                     "status": {"phase": "Running", "podIP": ip, "conditions": [{"type": "Ready", "status": ready}]}}))
                 .unwrap(),
-            )
+            ))
         };
         let pods = [
             pod("c", "10.1.0.3", 8080, "True", false),
@@ -271,7 +272,7 @@ mod tests {
         );
         assert_eq!(plan(&service, &pods, Some(&endpoints), None), None);
         assert_eq!(plan(&service, &[], Some(&endpoints), None).unwrap().subsets, None);
-        let crowd: Vec<Arc<Pod>> = (0..1001)
+        let crowd: Vec<Arc<EndpointPod>> = (0..1001)
             .map(|number| {
                 pod(
                     &format!("p{number}"),

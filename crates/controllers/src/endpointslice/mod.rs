@@ -5,6 +5,7 @@
 
 mod hints;
 pub(crate) mod plan;
+pub(crate) mod pod;
 pub(crate) mod selectors;
 pub(crate) mod trigger;
 
@@ -16,13 +17,14 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use parking_lot::Mutex;
-use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile, reference, stage};
+use skiff_client::{Action, Change, ErrorExt, Informer, Key, Parts, Reconcile, reference, stage};
 
 use crate::node::{BY_NODE, by_node};
 use crate::selector::matches_map;
 use crate::{Context, Error, error_message, is_namespace_terminating};
 use hints::{Capacity, ZoneCounts};
 use plan::{CONTROLLER, MANAGED_BY, Observed, SERVICE_NAME};
+use pod::{EndpointNode, EndpointPod};
 use selectors::{Selectors, selects_pods};
 use trigger::TriggerTimes;
 
@@ -32,7 +34,9 @@ struct EndpointSlices {
     context: Context,
     services: Informer<Service>,
     pods: Informer<Pod>,
+    endpoint_pods: Parts<Pod, EndpointPod>,
     nodes: Informer<Node>,
+    endpoint_nodes: Parts<Node, EndpointNode>,
     slices: Informer<EndpointSlice>,
     selectors: Selectors,
     capacity: Mutex<Capacity>,
@@ -59,10 +63,14 @@ fn service_of(slice: &EndpointSlice) -> Option<Key> {
 }
 
 pub(crate) async fn run(context: Context) {
+    let pods: Informer<Pod> = context.informers.informer();
+    let nodes: Informer<Node> = context.informers.informer();
     let reconciler = Arc::new(EndpointSlices {
         services: context.informers.informer(),
-        pods: context.informers.informer(),
-        nodes: context.informers.informer(),
+        endpoint_pods: pods.parts(EndpointPod::of),
+        endpoint_nodes: nodes.parts(EndpointNode::of),
+        pods,
+        nodes,
         slices: context.informers.informer(),
         selectors: Selectors::default(),
         capacity: Mutex::default(),
@@ -132,18 +140,40 @@ impl EndpointSlices {
         overloaded.map(|(key, _)| key.clone()).collect()
     }
 
+    /// A slice that is not found again by its Service would be made anew at each look, without end: it is deleted, and
+    /// the next try comes with back-off.
+    async fn check_is_ours(
+        &self,
+        api: &Api<EndpointSlice>,
+        key: &Key,
+        written: &EndpointSlice,
+    ) -> Result<(), Error> {
+        if service_of(written).as_ref() == Some(key) {
+            return Ok(());
+        }
+        let name = written.metadata.name.as_deref().unwrap_or_default();
+        match api.delete(name, &DeleteParams::default()).await {
+            Err(error) if !error.is_not_found() => return Err(error.into()),
+            _ => {}
+        }
+        Err(Error::Other(format!(
+            "admission changes the labels of EndpointSlice {name}"
+        )))
+    }
+
     async fn write(&self, key: &Key, plan: &plan::Plan) -> Result<(), Error> {
         let api: Api<EndpointSlice> = Api::namespaced(self.context.client.clone(), &key.namespace);
         for slice in &plan.create {
             match api.create(&PostParams::default(), slice).await {
-                Ok(_) => {}
+                Ok(created) => self.check_is_ours(&api, key, &created).await?,
                 Err(error) if is_namespace_terminating(&error) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
         }
         for slice in &plan.update {
             let name = slice.metadata.name.as_deref().unwrap_or_default();
-            api.replace(name, &PostParams::default(), slice).await?;
+            let replaced = api.replace(name, &PostParams::default(), slice).await?;
+            self.check_is_ours(&api, key, &replaced).await?;
         }
         for name in &plan.delete {
             match api.delete(name, &DeleteParams::default()).await {
@@ -176,8 +206,8 @@ impl Reconcile for EndpointSlices {
             .as_ref()
             .and_then(|spec| spec.selector.clone())
             .unwrap_or_default();
-        let selected: Vec<Arc<Pod>> = self
-            .pods
+        let selected = self
+            .endpoint_pods
             .list_labelled(&key.namespace, |labels| matches_map(&selector, labels));
         // A slice that is being deleted by someone else must not be counted on.
         let existing: Vec<Arc<EndpointSlice>> = existing
@@ -189,7 +219,7 @@ impl Reconcile for EndpointSlices {
         let plan = plan::plan(&Observed {
             service: &service,
             pods: &selected,
-            node: &|name| self.nodes.get("", name),
+            node: &|name| self.endpoint_nodes.get("", name),
             existing: &existing,
             ratios: ratios.as_deref(),
             had_hints,
@@ -213,11 +243,11 @@ impl Reconcile for EndpointSlices {
             .iter()
             .map(|(pod, node)| format!("skipping Pod {pod} for Service {key}: Node {node} Not Found"))
             .collect();
-        if let Err(Error::Api(error)) = &outcome
-            && !is_namespace_terminating(error)
-            && !error.is_conflict()
-        {
-            failures.push(error_message(error));
+        match &outcome {
+            Err(Error::Api(error)) if is_namespace_terminating(error) || error.is_conflict() => {}
+            Err(Error::Api(error)) => failures.push(error_message(error)),
+            Err(error) => failures.push(error.to_string()),
+            Ok(()) => {}
         }
         if !failures.is_empty() {
             let failures = failures.join(", ");

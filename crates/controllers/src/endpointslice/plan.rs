@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service, ServicePort};
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::hints::{self, HintEvent, Slices, ZoneCounts, ZoneRatios};
+use super::pod::{EndpointNode, EndpointPod};
 use crate::ownership::{controller_of, controller_reference};
-use crate::pods;
 use crate::selector::Labels;
 
 pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -37,78 +36,6 @@ pub(crate) fn is_headless(service: &Service) -> bool {
     service.spec.as_ref().and_then(|spec| spec.cluster_ip.as_deref()) == Some("None")
 }
 
-/// The port of the pod that a service port means; `None` if the pod has no port of that name.
-pub(crate) fn find_port(pod: &Pod, port: &ServicePort) -> Option<i32> {
-    let protocol = port.protocol.as_deref().unwrap_or("TCP");
-    match &port.target_port {
-        None => Some(port.port),
-        Some(IntOrString::Int(0)) => Some(port.port),
-        Some(IntOrString::Int(number)) => Some(*number),
-        Some(IntOrString::String(name)) => {
-            let spec = pod.spec.as_ref()?;
-            // Sidecars serve too; other init containers have ended.
-            let sidecars = spec
-                .init_containers
-                .iter()
-                .flatten()
-                .filter(|container| container.restart_policy.as_deref() == Some("Always"));
-            let ports = spec
-                .containers
-                .iter()
-                .chain(sidecars)
-                .flat_map(|container| container.ports.iter().flatten());
-            let mut named = ports.filter(|candidate| {
-                candidate.name.as_deref() == Some(name)
-                    && candidate.protocol.as_deref().unwrap_or("TCP") == protocol
-            });
-            named.next().map(|candidate| candidate.container_port)
-        }
-    }
-}
-
-pub(crate) fn should_be_in_endpoints(pod: &Pod) -> bool {
-    let status = pod.status.as_ref();
-    let has_ip = status.is_some_and(|status| {
-        status.pod_ip.as_ref().is_some_and(|ip| !ip.is_empty())
-            || status.pod_ips.as_ref().is_some_and(|ips| !ips.is_empty())
-    });
-    has_ip && !pods::is_terminal(pod)
-}
-
-/// The name under which a headless Service's DNS finds the pod.
-pub(crate) fn hostname(pod: &Pod, service: &Service) -> Option<String> {
-    let spec = pod.spec.as_ref()?;
-    let wanted = spec.hostname.as_ref().filter(|hostname| !hostname.is_empty())?;
-    let ours = spec.subdomain.is_some()
-        && spec.subdomain == service.metadata.name
-        && pod.metadata.namespace == service.metadata.namespace;
-    ours.then(|| wanted.clone())
-}
-
-pub(crate) fn target_reference(pod: &Pod) -> ObjectReference {
-    ObjectReference {
-        kind: Some("Pod".into()),
-        namespace: pod.metadata.namespace.clone(),
-        name: pod.metadata.name.clone(),
-        uid: pod.metadata.uid.clone(),
-        ..Default::default()
-    }
-}
-
-pub(crate) fn pod_addresses(pod: &Pod, ipv6: bool) -> Vec<String> {
-    let Some(status) = &pod.status else {
-        return Vec::new();
-    };
-    let mut all: Vec<&String> = status.pod_ips.iter().flatten().map(|ip| &ip.ip).collect();
-    if all.is_empty() {
-        all.extend(&status.pod_ip);
-    }
-    all.into_iter()
-        .filter(|ip| !ip.is_empty() && ip.contains(':') == ipv6)
-        .cloned()
-        .collect()
-}
-
 /// IPv4 and IPv6, as far as the Service has them.
 fn address_types(service: &Service) -> BTreeSet<&'static str> {
     let spec = service.spec.clone().unwrap_or_default();
@@ -123,7 +50,7 @@ fn address_types(service: &Service) -> BTreeSet<&'static str> {
     }
 }
 
-fn ports_for(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
+fn ports_for(service: &Service, pod: &EndpointPod) -> Vec<EndpointPort> {
     let ports = service
         .spec
         .as_ref()
@@ -132,7 +59,7 @@ fn ports_for(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
     let found = ports.iter().filter_map(|port| {
         Some(EndpointPort {
             name: Some(port.name.clone().unwrap_or_default()),
-            port: Some(find_port(pod, port)?),
+            port: Some(pod.find_port(port)?),
             protocol: Some(port.protocol.clone().unwrap_or_else(|| "TCP".into())),
             app_protocol: port.app_protocol.clone(),
         })
@@ -155,28 +82,24 @@ fn port_key(ports: &[EndpointPort]) -> String {
     texts.join(",")
 }
 
-fn endpoint(pod: &Pod, node: Option<&Node>, service: &Service, ipv6: bool) -> Endpoint {
+fn endpoint(pod: &EndpointPod, node: Option<&EndpointNode>, service: &Service, ipv6: bool) -> Endpoint {
     let publish_all = service
         .spec
         .as_ref()
         .and_then(|spec| spec.publish_not_ready_addresses)
         .unwrap_or(false);
-    let serving = pods::is_ready(pod);
-    let terminating = pod.metadata.deletion_timestamp.is_some();
-    let zone = node
-        .and_then(|node| node.metadata.labels.as_ref())
-        .and_then(|labels| labels.get(ZONE));
+    let (serving, terminating) = (pod.is_ready, pod.is_terminating);
     Endpoint {
-        addresses: pod_addresses(pod, ipv6),
+        addresses: pod.addresses(ipv6),
         conditions: Some(EndpointConditions {
             ready: Some(publish_all || (serving && !terminating)),
             serving: Some(serving),
             terminating: Some(terminating),
         }),
-        hostname: hostname(pod, service),
-        node_name: Some(pods::node_name(pod).to_owned()).filter(|name| !name.is_empty()),
-        target_ref: Some(target_reference(pod)),
-        zone: zone.cloned(),
+        hostname: pod.hostname(service),
+        node_name: pod.node_name(),
+        target_ref: Some(pod.target_reference()),
+        zone: node.and_then(|node| node.zone.clone()),
         ..Default::default()
     }
 }
@@ -235,8 +158,8 @@ fn uid_of(endpoint: &Endpoint) -> &str {
 /// What is known of a Service.
 pub(super) struct Observed<'a> {
     pub service: &'a Service,
-    pub pods: &'a [Arc<Pod>],
-    pub node: &'a dyn Fn(&str) -> Option<Arc<Node>>,
+    pub pods: &'a [Arc<EndpointPod>],
+    pub node: &'a dyn Fn(&str) -> Option<Arc<EndpointNode>>,
     /// Without those that are being deleted.
     pub existing: &'a [Arc<EndpointSlice>],
     /// The part of the cluster's CPUs that each zone has.
@@ -358,17 +281,15 @@ fn desired_groups(
         .and_then(|spec| spec.publish_not_ready_addresses)
         .unwrap_or(false);
     let mut desired: BTreeMap<String, Group> = BTreeMap::new();
-    for pod in observed.pods.iter().filter(|pod| should_be_in_endpoints(pod)) {
-        let node_name = pods::node_name(pod);
-        let found = (observed.node)(node_name);
+    for pod in observed.pods.iter().filter(|pod| pod.should_be_in_endpoints()) {
+        let found = (observed.node)(&pod.node);
         let ports = ports_for(service, pod);
         let group = desired.entry(port_key(&ports)).or_insert_with(|| Group {
             ports,
             endpoints: BTreeMap::new(),
         });
         if found.is_none() && !publish_all {
-            let name = pod.metadata.name.clone().unwrap_or_default();
-            skipped.push((name, node_name.to_owned()));
+            skipped.push((pod.name.clone(), pod.node.clone()));
             continue;
         }
         let endpoint = endpoint(pod, found.as_deref(), service, address_type == "IPv6");
@@ -469,36 +390,35 @@ mod tests {
         }
     }
 
-    fn pod(number: usize, ready: bool, deleting: bool) -> Arc<Pod> {
+    fn pod(number: usize, ready: bool, deleting: bool) -> Arc<EndpointPod> {
         let deleted = if deleting {
             json!("2026-01-01T00:00:00Z")
         } else {
             json!(null)
         };
         let ip = format!("10.1.{}.{}", number / 250, number % 250 + 1);
-        Arc::new(
-            serde_json::from_value(json!({
+        Arc::new(EndpointPod::of(
+            &serde_json::from_value(json!({
                 "metadata": {"name": format!("p{number:03}"), "namespace": "default", "uid": format!("u{number:03}"), "deletionTimestamp": deleted},
                 "spec": {"nodeName": "n", "hostname": "h", "subdomain": "web",
                     "containers": [{"name": "c", "ports": [{"name": "serve", "containerPort": 8080}]}]},
                 "status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}, {"ip": format!("fd00::{number:x}")}],
                     "conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]}}))
             .unwrap(),
-        )
+        ))
     }
 
-    fn node(name: &str) -> Option<Arc<Node>> {
+    fn node(name: &str) -> Option<Arc<EndpointNode>> {
         (name == "n").then(|| {
-            Arc::new(
-                serde_json::from_value(json!({"metadata": {"name": "n", "labels": {ZONE: "z"}}})).unwrap(),
-            )
+            let node = json!({"metadata": {"name": "n", "labels": {ZONE: "z"}}});
+            Arc::new(EndpointNode::of(&serde_json::from_value(node).unwrap()))
         })
     }
 
     fn plan(
         service: &Service,
-        pods: &[Arc<Pod>],
-        node: &dyn Fn(&str) -> Option<Arc<Node>>,
+        pods: &[Arc<EndpointPod>],
+        node: &dyn Fn(&str) -> Option<Arc<EndpointNode>>,
         existing: &[Arc<EndpointSlice>],
     ) -> Plan {
         super::plan(&Observed {
@@ -597,7 +517,7 @@ mod tests {
     #[test]
     fn few_slices_are_touched() {
         let service = service(json!({}));
-        let pods: Vec<Arc<Pod>> = (0..250).map(|number| pod(number, true, false)).collect();
+        let pods: Vec<Arc<EndpointPod>> = (0..250).map(|number| pod(number, true, false)).collect();
         let first = plan(&service, &pods, &node, &[]);
         assert_eq!(summary(&first), "create[100,100,50] update[] delete[]");
         let slices = stored(&first);

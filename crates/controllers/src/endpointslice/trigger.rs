@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::Service;
 use parking_lot::Mutex;
 use skiff_client::Key;
 
-use crate::pods;
+use super::pod::EndpointPod;
 
 /// What was seen of Services and their pods at the last look.
 #[derive(Default)]
@@ -24,17 +24,20 @@ struct Seen {
 
 impl TriggerTimes {
     /// The oldest change since the last look; of a Service that is new, its creation.
-    pub(crate) fn observe(&self, key: &Key, service: &Service, pods: &[Arc<Pod>]) -> Option<Timestamp> {
+    pub(crate) fn observe(
+        &self,
+        key: &Key,
+        service: &Service,
+        pods: &[Arc<EndpointPod>],
+    ) -> Option<Timestamp> {
         let created = service.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let mut now = Seen {
             service: created,
             pods: HashMap::new(),
         };
         for pod in pods {
-            let ready = pods::condition(pod, "Ready");
-            if let Some(changed) = ready.and_then(|ready| ready.last_transition_time.as_ref()) {
-                let name = pod.metadata.name.clone().unwrap_or_default();
-                now.pods.insert(name, changed.0);
+            if let Some(changed) = pod.ready_changed {
+                now.pods.insert(pod.name.clone(), changed);
             }
         }
         let mut services = self.services.lock();
@@ -73,14 +76,12 @@ mod tests {
         let service: Service =
             serde_json::from_value(json!({"metadata": {"creationTimestamp": at(1)}})).unwrap();
         let check = |pods: &[(&str, i64)], expected: Option<i64>| {
-            let pods: Vec<Arc<Pod>> = pods
+            let pods: Vec<Arc<EndpointPod>> = pods
                 .iter()
                 .map(|(name, second)| {
-                    Arc::new(
-                        serde_json::from_value(json!({"metadata": {"name": name}, "status": {"conditions": [
-                            {"type": "Ready", "status": "True", "lastTransitionTime": at(*second)}]}}))
-                        .unwrap(),
-                    )
+                    let pod = json!({"metadata": {"name": name}, "status": {"conditions": [
+                        {"type": "Ready", "status": "True", "lastTransitionTime": at(*second)}]}});
+                    Arc::new(EndpointPod::of(&serde_json::from_value(pod).unwrap()))
                 })
                 .collect();
             assert_eq!(times.observe(&key, &service, &pods), expected.map(at), "{pods:?}");

@@ -70,6 +70,9 @@ struct Node {
     /// `None`: only heard of, as someone's owner.
     object: Option<Object>,
     dependents: BTreeSet<Uid>,
+    /// Those of `dependents` that the object waits for when it is deleted in the foreground. There may be thousands, and
+    /// each that goes asks whether it was the last.
+    blocking: BTreeSet<Uid>,
 }
 
 #[derive(Default)]
@@ -84,21 +87,32 @@ impl Graph {
 
     /// Those whose reference counts: from another namespace than the owner's it names nobody, and must not
     /// keep the owner from going.
-    pub(super) fn dependents(&self, uid: &str) -> Vec<Object> {
-        let Some(node) = self.nodes.get(uid) else {
-            return Vec::new();
-        };
-        let namespace = node.object.as_ref().map_or("", |owner| owner.namespace.as_str());
-        let dependents = node.dependents.iter().filter_map(|uid| self.get(uid));
+    pub(super) fn dependents(&self, uid: &str) -> impl Iterator<Item = &Object> {
+        let node = self.nodes.get(uid);
+        let namespace = node
+            .and_then(|node| node.object.as_ref())
+            .map_or("", |owner| owner.namespace.as_str());
+        let dependents = node.into_iter().flat_map(|node| &node.dependents);
         dependents
-            .filter(|dependent| namespace.is_empty() || dependent.namespace == namespace)
-            .cloned()
-            .collect()
+            .filter_map(|uid| self.get(uid))
+            .filter(move |dependent| namespace.is_empty() || dependent.namespace == namespace)
+    }
+
+    /// Those without which the owner may not go.
+    pub(super) fn blocking(&self, uid: &str) -> impl Iterator<Item = &Object> {
+        let node = self.nodes.get(uid);
+        let namespace = node
+            .and_then(|node| node.object.as_ref())
+            .map_or("", |owner| owner.namespace.as_str());
+        let blocking = node.into_iter().flat_map(|node| &node.blocking);
+        blocking
+            .filter_map(|uid| self.get(uid))
+            .filter(move |dependent| namespace.is_empty() || dependent.namespace == namespace)
     }
 
     /// Takes in the newest state of an object.
     pub(super) fn apply(&mut self, new: Object) -> Vec<Work> {
-        let mut work = BTreeSet::new();
+        let (mut work, mut unblocked) = (BTreeSet::new(), Vec::new());
         let uid = new.uid.clone();
         let node = self.nodes.entry(uid.clone()).or_default();
         let old = node.object.replace(new.clone());
@@ -109,6 +123,11 @@ impl Graph {
         for reference in &new.owners {
             let owner = self.nodes.entry(reference.uid.clone()).or_default();
             let added = owner.dependents.insert(uid.clone()) && was_owner(&reference.uid).is_none();
+            if new.blocks(&reference.uid) {
+                owner.blocking.insert(uid.clone());
+            } else {
+                owner.blocking.remove(&uid);
+            }
             match &owner.object {
                 // Nobody has seen the owner: it may be gone, or not be in yet. The live look will tell.
                 None if added => {
@@ -123,35 +142,37 @@ impl Graph {
                 Some(owner) if owner.deletes_dependents() => {
                     let blocked = old.as_ref().is_some_and(|old| old.blocks(&owner.uid));
                     if blocked && !new.blocks(&owner.uid) {
-                        work.insert(Work::Delete(owner.uid.clone()));
+                        unblocked.push(owner.uid.clone());
                     }
                 }
                 _ => {}
             }
+        }
+        for owner in unblocked {
+            self.look_if_unblocked(&owner, &mut work);
         }
         for reference in old.iter().flat_map(|old| &old.owners) {
             if !new.owners.iter().any(|one| one.uid == reference.uid) {
                 self.leave(&uid, &reference.uid, &mut work);
             }
         }
-        let dependents = self
-            .nodes
-            .get(&uid)
-            .map(|node| node.dependents.clone())
-            .unwrap_or_default();
-        if old.is_none() && !new.namespace.is_empty() {
-            // Now that its namespace is known, references from other namespaces are known to be wrong.
-            for dependent in &dependents {
-                if self
-                    .get(dependent)
-                    .is_some_and(|dependent| dependent.namespace != new.namespace)
-                {
+        // Not at each change of an owner: it may have thousands of dependents.
+        let starts_foreground =
+            new.deletes_dependents() && !old.as_ref().is_some_and(Object::deletes_dependents);
+        let is_new = old.is_none() && !new.namespace.is_empty();
+        if let Some(node) = self.nodes.get(&uid).filter(|_| is_new || starts_foreground) {
+            for dependent in &node.dependents {
+                // Now that its namespace is known, references from other namespaces are known to be wrong.
+                let elsewhere = || {
+                    let dependent = self.get(dependent);
+                    dependent.is_some_and(|dependent| dependent.namespace != new.namespace)
+                };
+                if starts_foreground || elsewhere() {
                     work.insert(Work::Delete(dependent.clone()));
                 }
             }
         }
-        if new.deletes_dependents() && !old.as_ref().is_some_and(Object::deletes_dependents) {
-            work.extend(dependents.iter().cloned().map(Work::Delete));
+        if starts_foreground {
             work.insert(Work::Delete(uid.clone()));
         }
         if new.orphans_dependents() && !old.as_ref().is_some_and(Object::orphans_dependents) {
@@ -188,14 +209,20 @@ impl Graph {
             return;
         };
         node.dependents.remove(uid);
+        node.blocking.remove(uid);
         match &node.object {
-            Some(object) if object.deletes_dependents() => {
-                work.insert(Work::Delete(owner.to_owned()));
-            }
+            Some(object) if object.deletes_dependents() => self.look_if_unblocked(owner, work),
             None if node.dependents.is_empty() => {
                 self.nodes.remove(owner);
             }
             _ => {}
+        }
+    }
+
+    /// An owner that waits for its dependents is looked at when the last one is gone, not at each.
+    fn look_if_unblocked(&self, owner: &str, work: &mut BTreeSet<Work>) {
+        if self.blocking(owner).next().is_none() {
+            work.insert(Work::Delete(owner.to_owned()));
         }
     }
 
@@ -268,23 +295,39 @@ mod tests {
         graph.apply(object("b", &[("owner", true)], None));
         let started = text(graph.apply(object("owner", &[], Some(FOREGROUND))));
         assert_eq!(started, "delete a, delete b, delete owner");
-        assert_eq!(
-            graph
-                .dependents("owner")
-                .iter()
-                .filter(|child| child.blocks("owner"))
-                .count(),
-            2
-        );
+        assert_eq!(graph.blocking("owner").count(), 2);
         assert_eq!(
             text(graph.apply(object("late", &[("owner", true)], None))),
             "delete late"
         );
+        // It is looked at when nothing keeps it any more, and not before.
+        assert_eq!(text(graph.apply(object("a", &[("owner", false)], None))), "");
+        assert_eq!(text(graph.remove("b")), "");
         assert_eq!(
-            text(graph.apply(object("a", &[("owner", false)], None))),
+            text(graph.apply(object("late", &[("owner", false)], None))),
             "delete owner"
         );
-        assert_eq!(text(graph.remove("b")), "delete owner");
+        graph.apply(object("last", &[("owner", true)], None));
+        assert_eq!(text(graph.remove("last")), "delete owner");
+    }
+
+    #[test]
+    fn a_crowd_of_dependents_is_looked_at_once() {
+        let mut graph = Graph::default();
+        graph.apply(object("owner", &[], None));
+        let names: Vec<String> = (0..10_000).map(|n| format!("c{n}")).collect();
+        for name in &names {
+            graph.apply(object(name, &[("owner", true)], None));
+        }
+        // Whatever else changes of the owner concerns nobody.
+        assert_eq!(graph.apply(object("owner", &[], None)).len(), 0);
+        assert_eq!(graph.apply(object("owner", &[], Some(FOREGROUND))).len(), 10_001);
+        let mut looks = 0;
+        for name in &names {
+            looks += graph.remove(name).len();
+        }
+        assert_eq!(looks, 1, "the owner is looked at when the last one is gone");
+        assert_eq!(graph.dependents("owner").count(), 0);
     }
 
     #[test]
@@ -309,6 +352,6 @@ mod tests {
             text(graph.apply(object("late", &[("owner", true)], None))),
             "delete late"
         );
-        assert!(graph.dependents("owner").is_empty(), "nor do they block it");
+        assert_eq!(graph.dependents("owner").count(), 0, "nor do they block it");
     }
 }

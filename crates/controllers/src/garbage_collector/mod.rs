@@ -268,10 +268,14 @@ impl Collector {
             None => return Ok(Action::Done),
         };
         let unseen = verdicts.unseen;
-        let dependents = self.graph.lock().dependents(uid);
-        match verdict(&live, &verdicts, dependents.is_empty()) {
+        let (has_no_dependents, closes_circle) = {
+            let graph = self.graph.lock();
+            let has_none = graph.dependents(uid).next().is_none();
+            (has_none, closes_circle(&live, graph.dependents(uid)))
+        };
+        match verdict(&live, &verdicts, has_no_dependents) {
             Verdict::Keep => {}
-            Verdict::Delete(PropagationPolicy::Foreground) if closes_circle(&live, &dependents) => {
+            Verdict::Delete(PropagationPolicy::Foreground) if closes_circle => {
                 let unblocked: Vec<OwnerReference> = live
                     .owners
                     .iter()
@@ -285,11 +289,9 @@ impl Collector {
                 return Ok(Action::RequeueAfter(Duration::ZERO));
             }
             Verdict::Detach(uids) => {
-                let kept: Vec<&OwnerReference> = live
-                    .owners
-                    .iter()
-                    .filter(|owner| !uids.contains(&owner.uid))
-                    .collect();
+                let uids: HashSet<&Uid> = uids.iter().collect();
+                let owners = live.owners.iter();
+                let kept: Vec<&OwnerReference> = owners.filter(|owner| !uids.contains(&owner.uid)).collect();
                 set_owners(&api, &meta, &kept).await?;
             }
             Verdict::Delete(policy) => {
@@ -386,20 +388,20 @@ impl Collector {
         object: &Object,
         meta: &ObjectMeta,
     ) -> Result<Action, Error> {
-        let blocking: Vec<Object> = {
+        let (is_blocked, staying) = {
             let graph = self.graph.lock();
-            graph
-                .dependents(&object.uid)
-                .into_iter()
-                .filter(|dependent| dependent.blocks(&object.uid))
-                .collect()
+            let staying = graph
+                .blocking(&object.uid)
+                .filter(|dependent| !dependent.deleting);
+            let staying: Vec<Uid> = staying.map(|dependent| dependent.uid.clone()).collect();
+            (graph.blocking(&object.uid).next().is_some(), staying)
         };
-        if blocking.is_empty() {
+        if !is_blocked {
             remove_finalizer(api, meta, FOREGROUND).await?;
             return Ok(Action::Done);
         }
-        for dependent in blocking.iter().filter(|dependent| !dependent.deleting) {
-            self.queue.add(Work::Delete(dependent.uid.clone()), None);
+        for dependent in staying {
+            self.queue.add(Work::Delete(dependent), None);
         }
         Ok(Action::Done)
     }
@@ -407,7 +409,8 @@ impl Collector {
     async fn attempt_to_orphan(&self, uid: &str) -> Result<Action, Error> {
         let (owner, dependents) = {
             let graph = self.graph.lock();
-            (graph.get(uid).cloned(), graph.dependents(uid))
+            let dependents: Vec<Object> = graph.dependents(uid).cloned().collect();
+            (graph.get(uid).cloned(), dependents)
         };
         let Some(owner) = owner else {
             return Ok(Action::Done);
@@ -475,12 +478,12 @@ fn verdict(object: &Object, owners: &Verdicts, has_no_dependents: bool) -> Verdi
 
 /// Objects that own each other in a ring and wait for their dependents would wait for ever. One that is about
 /// to join them while a dependent of its own waits already stops blocking its owners.
-fn closes_circle(object: &Object, dependents: &[Object]) -> bool {
+fn closes_circle<'a>(object: &Object, mut dependents: impl Iterator<Item = &'a Object>) -> bool {
     let blocks = object
         .owners
         .iter()
         .any(|owner| owner.block_owner_deletion == Some(true));
-    blocks && dependents.iter().any(Object::deletes_dependents)
+    blocks && dependents.any(Object::deletes_dependents)
 }
 
 async fn set_owners(

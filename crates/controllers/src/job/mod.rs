@@ -158,9 +158,11 @@ impl Jobs {
         let keys = ownership::owners_of_change::<Job, Pod>(change, |pod| {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
             let jobs = self.jobs.list_namespaced(namespace);
-            let adopters = jobs
-                .iter()
-                .filter(|job| job.spec.as_ref().is_some_and(|spec| selects(spec, pod)));
+            let adopters = jobs.iter().filter(|job| {
+                job.spec
+                    .as_ref()
+                    .is_some_and(|spec| selects(spec, pod.metadata.labels.as_ref()))
+            });
             adopters.map(|job| Key::of(&**job)).collect()
         });
         self.batched(&**change.object(), keys)
@@ -168,13 +170,13 @@ impl Jobs {
 
     /// The pods that the Job controls, after adopting and releasing. Adopted ones get the finalizer.
     async fn claim(&self, job: &Job, spec: &JobSpec) -> Result<Vec<Arc<Pod>>, Error> {
-        let candidates = ownership::candidates(&self.pods, &job.metadata);
+        let candidates = ownership::candidates(&self.pods, &job.metadata, |labels| selects(spec, labels));
         let client = &self.context.client;
         let claim = ownership::claim_with_finalizers(
             client,
             job,
             candidates,
-            |pod| selects(spec, pod),
+            |pod| selects(spec, pod.metadata.labels.as_ref()),
             |_| true,
             &[facts::TRACKING],
         );
@@ -338,7 +340,9 @@ impl Jobs {
             let create = async |index: Option<i32>| {
                 let replaced = index.and_then(|index| sync.awaiting_replacement.get(&index));
                 let pod = template::job_pod(job, sync.spec, &owner, index, replaced.map(|pod| &**pod));
-                api.create(&PostParams::default(), &pod).await
+                let created = api.create(&PostParams::default(), &pod).await?;
+                let selected = selects(sync.spec, created.metadata.labels.as_ref());
+                ownership::check_created(&api, job, created, selected).await
             };
             for result in join_all(batch.iter().map(|index| create(*index))).await {
                 match result {
@@ -439,9 +443,9 @@ impl Jobs {
     }
 }
 
-fn selects(spec: &JobSpec, pod: &Pod) -> bool {
+fn selects(spec: &JobSpec, labels: Option<&selector::Labels>) -> bool {
     let wanted = spec.selector.as_ref();
-    wanted.is_some_and(|wanted| selector::matches(wanted, pod.metadata.labels.as_ref()))
+    wanted.is_some_and(|wanted| selector::matches(wanted, labels))
 }
 
 /// The back-off by the finished pods that are counted already: a restart does not forget them.

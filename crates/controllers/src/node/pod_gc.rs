@@ -103,6 +103,7 @@ fn plan(all: &[Arc<Pod>], lost: &Lost, threshold: usize) -> Vec<(Arc<Pod>, Why)>
                 .map(|pod| (pod.clone(), Why::Finished)),
         );
     }
+    let chosen: HashSet<Option<String>> = removals.iter().map(|(pod, _)| pod.metadata.uid.clone()).collect();
     for pod in all {
         let node = pods::node_name(pod);
         let deleting = pod.metadata.deletion_timestamp.is_some();
@@ -114,9 +115,7 @@ fn plan(all: &[Arc<Pod>], lost: &Lost, threshold: usize) -> Vec<(Arc<Pod>, Why)>
             (deleting && node.is_empty()).then_some(Why::NeverScheduled)
         };
         if let Some(why) = why
-            && !removals
-                .iter()
-                .any(|(other, _)| other.metadata.uid == pod.metadata.uid)
+            && !chosen.contains(&pod.metadata.uid)
         {
             removals.push((pod.clone(), why));
         }
@@ -194,7 +193,7 @@ impl PodGarbage {
         let missing: HashSet<&str> = named
             .iter()
             .map(String::as_str)
-            .filter(|name| !name.is_empty() && self.nodes.get("", name).is_none())
+            .filter(|name| !name.is_empty() && !self.nodes.contains("", name))
             .collect();
         let overdue: Vec<&str> = {
             let mut since = self.missing_since.lock();

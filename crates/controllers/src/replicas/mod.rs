@@ -2,6 +2,7 @@
 //! the spec says, adopts matching orphans, releases what no longer matches.
 
 mod plan;
+mod pod;
 mod workload;
 
 use std::sync::Arc;
@@ -13,12 +14,16 @@ use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Pod, ReplicationController};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
-use skiff_client::{Action, COMPLETE, Change, ErrorExt, Informer, Key, Reconcile, note, reference, stage};
+use skiff_client::{
+    Action, COMPLETE, Change, ErrorExt, Informer, Key, Parts, Reconcile, note, reference, stage,
+};
 
 use crate::ownership::{self, BY_CONTROLLER};
+use crate::selector::{Labels, matches_map};
 use crate::{Context, Error, error_message, is_namespace_terminating, pods, seconds_until};
 use plan::{Failure, Plan};
 pub(crate) use plan::{batches, new_pod};
+use pod::ReplicaPod;
 pub(crate) use workload::Workload;
 
 pub(crate) async fn run_replica_sets(context: Context) {
@@ -33,12 +38,15 @@ struct Replicas<W> {
     context: Context,
     workloads: Informer<W>,
     pods: Informer<Pod>,
+    replicas: Parts<Pod, ReplicaPod>,
 }
 
 async fn run<W: Workload>(context: Context) {
+    let pods = context.informers.informer::<Pod>();
     let reconciler = Arc::new(Replicas {
         workloads: context.informers.informer::<W>(),
-        pods: context.informers.informer::<Pod>(),
+        replicas: pods.parts(ReplicaPod::of),
+        pods,
         context: context.clone(),
     });
     reconciler.pods.add_index(BY_CONTROLLER, ownership::by_controller);
@@ -61,14 +69,15 @@ impl<W: Workload> Reconcile for Replicas<W> {
         };
         let controlled = self.claim(&workload).await?;
         let now = Timestamp::now();
-        let active: Vec<Arc<Pod>> = controlled
-            .iter()
-            .filter(|pod| pods::is_active(pod))
-            .cloned()
-            .collect();
+        let active: Vec<Arc<ReplicaPod>> = controlled.iter().filter(|pod| pod.is_active()).cloned().collect();
         let mut failure = None;
         if workload.meta().deletion_timestamp.is_none() {
-            let related = self.related(&workload);
+            // Only who has to choose asks for them.
+            let has_surplus = active.len() > usize::try_from(workload.replicas()).unwrap_or(0);
+            let related = match has_surplus {
+                true => self.related(&workload),
+                false => Vec::new(),
+            };
             failure = match plan::plan(workload.replicas(), &active, &related, now) {
                 Plan::Nothing => None,
                 Plan::Create(count) => stage("create pods", self.create(&key, &workload, count)).await,
@@ -101,20 +110,33 @@ impl<W: Workload> Replicas<W> {
     }
 
     /// The pods that the workload controls, after adopting and releasing.
-    async fn claim(&self, workload: &W) -> Result<Vec<Arc<Pod>>, Error> {
-        let candidates = ownership::candidates(&self.pods, workload.meta());
-        let selects = |pod: &Pod| workload.selects(pod.metadata.labels.as_ref());
+    async fn claim(&self, workload: &W) -> Result<Vec<Arc<ReplicaPod>>, Error> {
+        let selects = |labels: Option<&Labels>| workload.selects(labels);
         let may_adopt = |pod: &Pod| !pods::is_terminal(pod);
         let client = &self.context.client;
-        Ok(ownership::claim_all(client, workload, candidates, selects, may_adopt).await?)
+        Ok(ownership::claim_parts(client, workload, &self.pods, &self.replicas, selects, may_adopt).await?)
     }
 
-    fn related(&self, workload: &W) -> Vec<Arc<Pod>> {
+    /// How many of its active pods have all labels of the template.
+    fn fully_labeled(&self, workload: &W) -> i32 {
+        let template = workload
+            .template()
+            .and_then(|template| template.metadata.as_ref());
+        let wanted = template.and_then(|meta| meta.labels.clone()).unwrap_or_default();
+        let uid = workload.meta().uid.as_deref().unwrap_or_default();
+        let labelled = self.replicas.by_index_labelled(BY_CONTROLLER, uid, |labels| {
+            workload.selects(labels) && matches_map(&wanted, labels)
+        });
+        let active = labelled.iter().filter(|pod| pod.is_active());
+        i32::try_from(active.count()).unwrap_or(i32::MAX)
+    }
+
+    fn related(&self, workload: &W) -> Vec<Arc<ReplicaPod>> {
         let owners = workload.related(&self.workloads);
         let owned = owners
             .iter()
-            .flat_map(|uid| self.pods.by_index(BY_CONTROLLER, uid));
-        owned.filter(|pod| pods::is_active(pod)).collect()
+            .flat_map(|uid| self.replicas.by_index(BY_CONTROLLER, uid));
+        owned.filter(|pod| pod.is_active()).collect()
     }
 
     async fn create(&self, key: &Key, workload: &W, count: usize) -> Option<Failure> {
@@ -128,7 +150,12 @@ impl<W: Workload> Replicas<W> {
         let mut failure = None;
         for batch in plan::batches(count) {
             let params = PostParams::default();
-            let outcomes = join_all((0..batch).map(|_| api.create(&params, &pod))).await;
+            let create = async || {
+                let created = api.create(&params, &pod).await?;
+                let selected = workload.selects(created.metadata.labels.as_ref());
+                ownership::check_created(&api, workload, created, selected).await
+            };
+            let outcomes = join_all((0..batch).map(|_| create())).await;
             for outcome in outcomes {
                 match outcome {
                     Ok(created) => {
@@ -162,14 +189,11 @@ impl<W: Workload> Replicas<W> {
         failure
     }
 
-    async fn delete(&self, key: &Key, workload: &W, surplus: Vec<Arc<Pod>>) -> Option<Failure> {
+    async fn delete(&self, key: &Key, workload: &W, surplus: Vec<Arc<ReplicaPod>>) -> Option<Failure> {
         let api: Api<Pod> = Api::namespaced(self.context.client.clone(), &key.namespace);
         let about = reference(workload);
         let params = DeleteParams::default();
-        let names: Vec<&str> = surplus
-            .iter()
-            .map(|pod| pod.metadata.name.as_deref().unwrap_or_default())
-            .collect();
+        let names: Vec<&str> = surplus.iter().map(|pod| pod.name.as_str()).collect();
         let outcomes = join_all(names.iter().map(|name| api.delete(name, &params))).await;
         let mut failure = None;
         for (name, outcome) in names.iter().zip(outcomes) {
@@ -202,11 +226,11 @@ impl<W: Workload> Replicas<W> {
     async fn write_status(
         &self,
         workload: &W,
-        controlled: &[Arc<Pod>],
+        controlled: &[Arc<ReplicaPod>],
         failure: Option<&Failure>,
         now: Timestamp,
     ) -> Result<(), Error> {
-        let mut status = plan::new_status(workload, controlled, failure, now);
+        let mut status = plan::new_status(workload, controlled, self.fully_labeled(workload), failure, now);
         let present = workload.status();
         if W::kind(&()) != "ReplicaSet" {
             status.terminating = None;

@@ -7,9 +7,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
+use super::pod::{ReplicaPod, deletion_order};
 use super::workload::{Condition, Status, Workload};
-use crate::pods;
-use crate::selector::{Labels, matches_map};
 
 /// At most this many pods are made or removed in one go.
 const BURST: usize = 500;
@@ -18,11 +17,16 @@ const BURST: usize = 500;
 pub(crate) enum Plan {
     Nothing,
     Create(usize),
-    Delete(Vec<Arc<Pod>>),
+    Delete(Vec<Arc<ReplicaPod>>),
 }
 
 /// `related` are the active pods of all workloads that share a parent with this one.
-pub(crate) fn plan(replicas: i32, active: &[Arc<Pod>], related: &[Arc<Pod>], now: Timestamp) -> Plan {
+pub(crate) fn plan(
+    replicas: i32,
+    active: &[Arc<ReplicaPod>],
+    related: &[Arc<ReplicaPod>],
+    now: Timestamp,
+) -> Plan {
     let wanted = usize::try_from(replicas).unwrap_or(0);
     if active.len() < wanted {
         return Plan::Create((wanted - active.len()).min(BURST));
@@ -33,11 +37,11 @@ pub(crate) fn plan(replicas: i32, active: &[Arc<Pod>], related: &[Arc<Pod>], now
     }
     let mut on_node: HashMap<&str, usize> = HashMap::new();
     for pod in related {
-        *on_node.entry(pods::node_name(pod)).or_default() += 1;
+        *on_node.entry(&pod.node).or_default() += 1;
     }
-    let rank = |pod: &Pod| on_node.get(pods::node_name(pod)).copied().unwrap_or(0);
+    let rank = |pod: &ReplicaPod| on_node.get(pod.node.as_str()).copied().unwrap_or(0);
     let mut ranked = active.to_vec();
-    ranked.sort_by(|left, right| pods::deletion_order((left, rank(left)), (right, rank(right)), now));
+    ranked.sort_by(|left, right| deletion_order((left, rank(left)), (right, rank(right)), now));
     ranked.truncate(surplus);
     Plan::Delete(ranked)
 }
@@ -75,26 +79,24 @@ pub(crate) fn new_pod(template: &PodTemplateSpec, owner: &OwnerReference, namesp
 /// What went wrong while managing pods: the reason and the message of the ReplicaFailure condition.
 pub(crate) type Failure = (&'static str, String);
 
-/// The status after looking at `pods`, all that the workload controls.
+/// The status after looking at all that the workload controls. `fully_labeled` are the active pods that have all labels
+/// of the template.
 pub(crate) fn new_status<W: Workload>(
     workload: &W,
-    controlled: &[Arc<Pod>],
+    controlled: &[Arc<ReplicaPod>],
+    fully_labeled: i32,
     failure: Option<&Failure>,
     now: Timestamp,
 ) -> Status {
     let mut status = workload.status();
-    let empty = Labels::new();
-    let template = workload
-        .template()
-        .and_then(|template| template.metadata.as_ref());
-    let template_labels = template.and_then(|meta| meta.labels.as_ref()).unwrap_or(&empty);
-    let active: Vec<&Arc<Pod>> = controlled.iter().filter(|pod| pods::is_active(pod)).collect();
-    let count = |test: &dyn Fn(&Pod) -> bool| active.iter().filter(|pod| test(pod)).count() as i32;
+    let active: Vec<&Arc<ReplicaPod>> = controlled.iter().filter(|pod| pod.is_active()).collect();
+    let count = |test: &dyn Fn(&ReplicaPod) -> bool| active.iter().filter(|pod| test(pod)).count() as i32;
+    let available = |pod: &ReplicaPod| pod.available_at(workload.min_ready_seconds());
     status.replicas = active.len() as i32;
-    status.fully_labeled = count(&|pod| matches_map(template_labels, pod.metadata.labels.as_ref()));
-    status.ready = count(&pods::is_ready);
-    status.available = count(&|pod| pods::is_available(pod, workload.min_ready_seconds(), now));
-    status.terminating = Some(controlled.iter().filter(|pod| pods::is_terminating(pod)).count() as i32);
+    status.fully_labeled = fully_labeled;
+    status.ready = count(&|pod| pod.is_ready);
+    status.available = count(&|pod| available(pod).is_some_and(|at| at <= now));
+    status.terminating = Some(controlled.iter().filter(|pod| pod.is_terminating()).count() as i32);
     status.observed_generation = workload.meta().generation.unwrap_or(0);
     let failed_before = status
         .conditions
@@ -118,13 +120,13 @@ pub(crate) fn new_status<W: Workload>(
 
 /// When the next ready pod becomes available by the mere passing of time.
 pub(crate) fn next_availability(
-    active: &[Arc<Pod>],
+    active: &[Arc<ReplicaPod>],
     min_ready_seconds: i32,
     now: Timestamp,
 ) -> Option<Timestamp> {
     active
         .iter()
-        .filter_map(|pod| pods::available_at(pod, min_ready_seconds))
+        .filter_map(|pod| pod.available_at(min_ready_seconds))
         .filter(|at| *at > now)
         .min()
 }
@@ -139,31 +141,31 @@ mod tests {
         "2026-01-01T01:00:00Z".parse().unwrap()
     }
 
-    fn pod(name: &str, ready: bool, deleting: bool) -> Arc<Pod> {
+    fn pod(name: &str, ready: bool, deleting: bool) -> Arc<ReplicaPod> {
         let status = if ready { "True" } else { "False" };
         let deleted = if deleting {
             json!("2026-01-01T00:00:00Z")
         } else {
             json!(null)
         };
-        Arc::new(
-            serde_json::from_value(json!({
+        Arc::new(ReplicaPod::of(
+            &serde_json::from_value(json!({
                 "metadata": {"name": name, "uid": name, "labels": {"app": "web"}, "deletionTimestamp": deleted},
                 "spec": {"nodeName": "n", "containers": []},
                 "status": {"phase": "Running", "conditions": [
                     {"type": "Ready", "status": status, "lastTransitionTime": "2026-01-01T00:59:50Z"}]}}))
             .unwrap(),
-        )
+        ))
     }
 
     #[test]
     fn makes_what_is_missing_and_removes_what_is_too_much() {
-        let check = |replicas: i32, pods: &[Arc<Pod>], expected: &str| {
+        let check = |replicas: i32, pods: &[Arc<ReplicaPod>], expected: &str| {
             let got = match plan(replicas, pods, pods, now()) {
                 Plan::Nothing => "nothing".to_owned(),
                 Plan::Create(count) => format!("create {count}"),
                 Plan::Delete(pods) => {
-                    let names: Vec<_> = pods.iter().filter_map(|pod| pod.metadata.name.clone()).collect();
+                    let names: Vec<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
                     format!("delete {}", names.join(" "))
                 }
             };
@@ -198,7 +200,7 @@ mod tests {
             pod("b", false, false),
             pod("c", true, true),
         ];
-        let status = new_status(&set, &pods, None, now());
+        let status = new_status(&set, &pods, 1, None, now());
         assert_eq!(
             (
                 status.replicas,
@@ -207,13 +209,13 @@ mod tests {
                 status.available,
                 status.terminating
             ),
-            (2, 0, 1, 0, Some(1))
+            (2, 1, 1, 0, Some(1))
         );
         assert_eq!(status.observed_generation, 4);
         assert!(status.conditions.is_empty());
         let at = next_availability(&pods[..1], 30, now()).unwrap();
         assert_eq!(at.to_string(), "2026-01-01T01:00:20Z");
-        let failed = new_status(&set, &pods, Some(&("FailedCreate", "no quota".into())), now());
+        let failed = new_status(&set, &pods, 1, Some(&("FailedCreate", "no quota".into())), now());
         assert_eq!(failed.conditions.len(), 1);
     }
 }

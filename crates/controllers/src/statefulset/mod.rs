@@ -135,7 +135,8 @@ impl StatefulSets {
     }
 
     async fn claim_pods(&self, set: &Set<'_>) -> Result<Vec<Arc<Pod>>, Error> {
-        let candidates = ownership::candidates(&self.pods, &set.object.metadata);
+        let selected = |labels: Option<&selector::Labels>| selector::matches(&set.spec.selector, labels);
+        let candidates = ownership::candidates(&self.pods, &set.object.metadata, selected);
         let selects = |pod: &Pod| {
             parse_name(name_of(pod)).is_some_and(|(parent, _)| parent == set.name())
                 && selector::matches(&set.spec.selector, pod.metadata.labels.as_ref())
@@ -146,7 +147,8 @@ impl StatefulSets {
 
     /// The revisions of the set, after adopting those that nobody controls. None is released.
     async fn claim_revisions(&self, set: &Set<'_>) -> Result<Vec<Arc<ControllerRevision>>, Error> {
-        let mut candidates = ownership::candidates(&self.revisions, &set.object.metadata);
+        let selected = |labels: Option<&selector::Labels>| selector::matches(&set.spec.selector, labels);
+        let mut candidates = ownership::candidates(&self.revisions, &set.object.metadata, selected);
         candidates
             .retain(|revision| selector::matches(&set.spec.selector, revision.metadata.labels.as_ref()));
         let client = &self.context.client;

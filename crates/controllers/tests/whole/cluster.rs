@@ -16,18 +16,19 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use skiff_auth::UserInfo;
 use skiff_controllers::ControllersConfig;
+use skiff_testkit::ApiServer;
 use tokio_util::sync::CancellationToken;
+
+use crate::door::Door;
 
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub struct Cluster {
-    /// An administrator.
+    /// An administrator, who is not disturbed by outages.
     pub client: Client,
-    pub server: skiff_server::Server,
-    /// Private and public, PEM.
-    pub service_account_keys: (String, String),
-    stop: CancellationToken,
-    _dir: tempfile::TempDir,
+    pub server: ApiServer,
+    /// Between the controllers and the server.
+    pub door: Arc<Door>,
 }
 
 /// A controller manager that can be killed.
@@ -41,12 +42,6 @@ impl Manager {
     pub async fn kill(&mut self) {
         self.task.abort();
         let _ = (&mut self.task).await;
-        self.stop.cancel();
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
         self.stop.cancel();
     }
 }
@@ -79,7 +74,7 @@ impl Cluster {
     /// One of several controller managers, which compete for the lease.
     pub fn start_manager(&self, identity: &str) -> Manager {
         let config = self.config(|config| config.identity = identity.to_owned());
-        let stop = self.stop.child_token();
+        let stop = self.server.stop.child_token();
         Manager {
             task: tokio::spawn(skiff_controllers::run(config, stop.clone())),
             stop,
@@ -87,69 +82,28 @@ impl Cluster {
     }
 
     pub async fn without_controllers() -> Cluster {
-        let dir = tempfile::tempdir().unwrap();
-        let store = skiff_store::Embedded::open(dir.path().join("store")).unwrap();
-        let pki = skiff_pki::Pki::open(&dir.path().join("pki")).unwrap();
-        let (private_key, public_key) = pki.service_account_keys().unwrap();
-        let service_account_keys = (private_key.clone(), public_key.clone());
-        let identity = pki
-            .serving("apiserver", "kube-apiserver", &["localhost".to_owned()])
-            .unwrap();
-        let stop = CancellationToken::new();
-        let server = skiff_server::Server::start(skiff_server::ServerConfig {
-            store: Arc::new(store),
-            service_cidr: "10.96.0.0/16".into(),
-            node_ports: 30000..=32767,
-            advertise_address: "192.0.2.1".parse().unwrap(),
-            advertise_port: 6443,
-            tls: Arc::new(skiff_pki::asking_server_config(&identity, &[]).unwrap()),
-            client_certificates: None,
-            service_account: Some(skiff_server::ServiceAccountKey {
-                private_key,
-                public_key,
-                issuer: "https://kubernetes.default.svc.cluster.local".into(),
-                audiences: Vec::new(),
-            }),
-            authentication: Default::default(),
-            authorization: vec![skiff_auth::Mode::Node, skiff_auth::Mode::Rbac],
-            admission: skiff_admission::Chain::recommended(),
-            kubelet: None,
-            recorder: Arc::default(),
-            audit: None,
-            kms_health: None,
-            version: Default::default(),
-            shutdown: stop.clone(),
-        })
-        .await
-        .unwrap();
-        let admin = UserInfo::new("admin", ["system:masters", "system:authenticated"]);
+        Cluster::of(ApiServer::start().await.unwrap())
+    }
+
+    pub fn of(server: ApiServer) -> Cluster {
         Cluster {
-            client: skiff_client::in_process(server.service(admin), "default"),
+            client: server.admin(),
             server,
-            service_account_keys,
-            stop,
-            _dir: dir,
+            door: Arc::default(),
         }
     }
 
     /// Starts the controllers; the answer ends them again. `change` adjusts upstream's defaults.
     pub fn run_controllers(&self, change: impl FnOnce(&mut ControllersConfig)) -> CancellationToken {
         let config = self.config(change);
-        let stop = self.stop.child_token();
+        let stop = self.server.stop.child_token();
         tokio::spawn(skiff_controllers::run(config, stop.clone()));
         stop
     }
 
     fn config(&self, change: impl FnOnce(&mut ControllersConfig)) -> ControllersConfig {
-        let server = self.server.clone();
-        let client_for = Arc::new(move |name: &str| {
-            let user = if name == skiff_controllers::MANAGER {
-                UserInfo::new(name, ["system:authenticated"])
-            } else {
-                UserInfo::service_account("kube-system", name)
-            };
-            skiff_client::in_process(server.service(user), "default")
-        });
+        let (server, door) = (self.server.server.clone(), self.door.clone());
+        let client_for = Arc::new(move |name: &str| door.client(&server, user_of(name)));
         let mut config = ControllersConfig::new(client_for, "PEM".into(), "test".into());
         config.cluster_cidrs = vec!["10.244.0.0/16".into()];
         change(&mut config);
@@ -264,18 +218,28 @@ impl Cluster {
 
     /// Plays the kubelet until `done`; fails with what was seen last.
     pub async fn until<F: Future<Output = Result<(), String>>>(&self, what: &str, done: impl Fn() -> F) {
-        self.wait(what, true, done).await;
+        self.wait(what, PATIENCE, true, done).await;
     }
 
     /// As [`Cluster::until`], but pods stay as they are.
     #[allow(dead_code)]
     pub async fn until_idle<F: Future<Output = Result<(), String>>>(&self, what: &str, done: impl Fn() -> F) {
-        self.wait(what, false, done).await;
+        self.wait(what, PATIENCE, false, done).await;
+    }
+
+    /// As [`Cluster::until_idle`], for tests with thousands of objects.
+    pub async fn until_slowly<F: Future<Output = Result<(), String>>>(
+        &self,
+        what: &str,
+        done: impl Fn() -> F,
+    ) {
+        self.wait(what, 20 * PATIENCE, false, done).await;
     }
 
     async fn wait<F: Future<Output = Result<(), String>>>(
         &self,
         what: &str,
+        patience: Duration,
         run_pods: bool,
         done: impl Fn() -> F,
     ) {
@@ -292,7 +256,7 @@ impl Cluster {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        let in_time = tokio::time::timeout(PATIENCE, work).await.is_ok();
+        let in_time = tokio::time::timeout(patience, work).await.is_ok();
         assert!(in_time, "{what}: {last}");
     }
 
@@ -312,6 +276,15 @@ impl Cluster {
             check(told, seen)
         })
         .await;
+    }
+}
+
+/// The identity of a controller, or of all together.
+pub fn user_of(name: &str) -> UserInfo {
+    if name == skiff_controllers::MANAGER {
+        UserInfo::new(name, ["system:authenticated"])
+    } else {
+        UserInfo::service_account("kube-system", name)
     }
 }
 

@@ -285,7 +285,7 @@ async fn a_kubelet_gets_its_certificate() {
     let signer = Arc::new(Signer(pki.signing_authority()));
     let cluster = start_with(move |config| config.certificate_signer = Some(signer)).await;
     let post = async |user: UserInfo, name: &str, signer: &str, usages: Value, pem: String| {
-        let client = skiff_client::in_process(cluster.server.service(user), "default");
+        let client = cluster.server.client(user);
         let api: Api<CertificateSigningRequest> = Api::all(client);
         let bytes = k8s_openapi::ByteString(pem.into_bytes());
         let object = json!({"metadata": {"name": name}, "spec": {"request": bytes, "signerName": signer, "usages": usages}});
@@ -389,7 +389,7 @@ async fn a_kubelet_gets_its_certificate() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_secret_is_filled_and_goes_with_its_account() {
     let cluster = Cluster::without_controllers().await;
-    let (private, public) = &cluster.service_account_keys;
+    let (private, public) = &cluster.server.service_account_keys;
     let issuer = skiff_auth::TokenIssuer::new(private, public, "iss".into(), Vec::new()).unwrap();
     cluster.run_controllers(move |config| {
         config.token_signer = Some(Arc::new(move |claims: &Value| {

@@ -7,10 +7,9 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::DeleteParams;
 use kube::client::Body;
 use serde_json::{Value, json};
-use skiff_auth::UserInfo;
 use tower::{BoxError, ServiceExt};
 
-use crate::cluster::{Cluster, check};
+use crate::cluster::{Cluster, check, user_of};
 use crate::rollout::{deployment, rolled_out};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -121,15 +120,10 @@ async fn a_forged_reference_costs_nobody_else() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owner_that_cannot_be_read_is_not_gone() {
     let cluster = Cluster::without_controllers().await;
-    let server = cluster.server.clone();
+    let server = cluster.server.server.clone();
     cluster.run_controllers(|config| {
         config.client_for = Arc::new(move |name: &str| {
-            let user = if name == skiff_controllers::MANAGER {
-                UserInfo::new(name, ["system:authenticated"])
-            } else {
-                UserInfo::service_account("kube-system", name)
-            };
-            let inner = server.service(user);
+            let inner = server.service(user_of(name));
             // Nobody can read the pod `unreadable`.
             let service = tower::service_fn(move |request: http::Request<Body>| {
                 let inner = inner.clone();

@@ -6,18 +6,22 @@
     reason = "everything here is a test, though not every function is marked as one"
 )]
 
+mod bad_input;
 mod cluster;
 mod cluster_loops;
 mod collector;
 mod daemonset;
 mod devices;
+mod door;
 mod endpoints;
 mod jobs;
 mod namespaces;
 mod nodes;
+mod outages;
 mod protection;
 mod replicas;
 mod restarts;
 mod rollout;
+mod scale;
 mod statefulset;
 mod volumes;

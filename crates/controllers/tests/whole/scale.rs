@@ -1,0 +1,180 @@
+//! Many objects: what one change costs must not grow with their number. Counted in objects that informers decode, which
+//! no slow machine changes.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use serde_json::json;
+use skiff_client::ComponentMetrics;
+use skiff_controllers::ControllerSelection;
+
+use crate::cluster::{Cluster, check, running};
+
+const NODES: usize = 1000;
+/// Of one change: itself, what was before, the set, the slices, and what the reconcile wrote; never the thousand others.
+const MOST_DECODES: usize = 60;
+
+struct Measured {
+    cluster: Cluster,
+    metrics: Arc<ComponentMetrics>,
+}
+
+impl Measured {
+    async fn start(controllers: &[&str]) -> Measured {
+        let cluster = Cluster::without_controllers().await;
+        let metrics: Arc<ComponentMetrics> = Arc::default();
+        cluster.run_controllers(|config| {
+            config.metrics = metrics.clone();
+            // Nobody renews the leases of these nodes.
+            config.node_monitor_grace_period = std::time::Duration::from_secs(3600);
+            config.controllers = ControllerSelection::parse(controllers).unwrap();
+        });
+        cluster.furnished().await;
+        let nodes: Vec<String> = (0..NODES).map(|n| format!("n{n}")).collect();
+        let made = futures::stream::iter(&nodes).map(|name| cluster.add_node(name));
+        made.buffer_unordered(16).collect::<()>().await;
+        Measured { cluster, metrics }
+    }
+
+    /// How many objects were decoded so far.
+    fn decodes(&self) -> usize {
+        let text = self.metrics.registry.text();
+        let lines = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("skiff_informer_decodes_total{"));
+        lines
+            .map(|line| line.split(' ').next_back().unwrap().parse::<usize>().unwrap())
+            .sum()
+    }
+
+    /// Waits until nothing is decoded any more.
+    async fn rest(&self) -> usize {
+        let mut before = self.decodes();
+        loop {
+            tokio::time::sleep(std::time::Duration::from_millis(700)).await;
+            let now = self.decodes();
+            if now == before {
+                return now;
+            }
+            before = now;
+        }
+    }
+
+    /// Binds and runs all pods.
+    async fn run_all(&self) {
+        let pods = self.cluster.list::<Pod>().await;
+        let run = async |pod: &Pod| {
+            if pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_none()) {
+                self.cluster.bind(pod).await;
+            }
+            let name = pod.metadata.name.as_deref().unwrap();
+            self.cluster.set_pod_status(name, running(pod)).await;
+        };
+        let run = futures::stream::iter(&pods).map(|pod| run(pod));
+        run.buffer_unordered(16).collect::<()>().await;
+    }
+
+    /// A pod stops to be ready.
+    async fn break_one(&self) {
+        let pod = self.cluster.list::<Pod>().await.pop().unwrap();
+        let mut status = running(&pod);
+        status["conditions"][1]["status"] = json!("False");
+        let name = pod.metadata.name.as_deref().unwrap();
+        self.cluster.set_pod_status(name, status).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_set_does_not_decode_all_nodes_and_pods_for_one() {
+    let measured = Measured::start(&[
+        "daemonset-controller",
+        "serviceaccount-controller",
+        // A new node is tainted until this one finds it ready.
+        "node-lifecycle-controller",
+    ])
+    .await;
+    let cluster = &measured.cluster;
+    let set = json!({"metadata": {"name": "agent"}, "spec": {"selector": {"matchLabels": {"app": "agent"}},
+        "template": {"metadata": {"labels": {"app": "agent"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}}});
+    cluster.create::<DaemonSet>(set).await;
+    let sets = cluster.api::<DaemonSet>();
+    let status = async || sets.get("agent").await.unwrap().status.unwrap_or_default();
+    cluster
+        .until_slowly("a pod a node", async || {
+            let scheduled = status().await.current_number_scheduled;
+            check(scheduled == NODES as i32, scheduled)
+        })
+        .await;
+    measured.run_all().await;
+    let ready = async |count: usize| {
+        let ready = status().await.number_ready;
+        check(ready == count as i32, ready)
+    };
+    cluster
+        .until_slowly("all ready", async || ready(NODES).await)
+        .await;
+    let before = measured.rest().await;
+    measured.break_one().await;
+    cluster
+        .until_slowly("one less", async || ready(NODES - 1).await)
+        .await;
+    let decoded = measured.rest().await - before;
+    assert!(
+        decoded <= MOST_DECODES,
+        "{decoded} objects were decoded for one change"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endpoints_do_not_decode_all_pods_for_one() {
+    let measured = Measured::start(&[
+        "endpoints-controller",
+        "endpointslice-controller",
+        "serviceaccount-controller",
+        "node-ipam-controller",
+    ])
+    .await;
+    let cluster = &measured.cluster;
+    cluster
+        .create::<Service>(json!({"metadata": {"name": "web"},
+            "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]}}))
+        .await;
+    let create = |n: usize| {
+        let pod = json!({"metadata": {"name": format!("p{n}"), "labels": {"app": "web"}},
+            "spec": {"nodeName": format!("n{n}"), "containers": [{"name": "c", "image": "i"}]}});
+        async move {
+            cluster.create::<Pod>(pod).await;
+        }
+    };
+    let made = futures::stream::iter(0..NODES).map(create);
+    made.buffer_unordered(16).collect::<()>().await;
+    measured.run_all().await;
+    let ready = async |wanted: usize| {
+        let slices = cluster.list::<EndpointSlice>().await;
+        let ours = slices.iter().filter(|slice| {
+            let labels = slice.metadata.labels.as_ref();
+            let service = labels.and_then(|labels| labels.get("kubernetes.io/service-name"));
+            service.is_some_and(|name| name == "web")
+        });
+        let endpoints = ours.flat_map(|slice| slice.endpoints.iter().flatten());
+        let ready = endpoints.filter(|one| one.conditions.as_ref().and_then(|c| c.ready) == Some(true));
+        let count = ready.count();
+        check(count == wanted, count)
+    };
+    cluster
+        .until_slowly("all ready", async || ready(NODES).await)
+        .await;
+    let before = measured.rest().await;
+    measured.break_one().await;
+    cluster
+        .until_slowly("one less", async || ready(NODES - 1).await)
+        .await;
+    let decoded = measured.rest().await - before;
+    assert!(
+        decoded <= MOST_DECODES,
+        "{decoded} objects were decoded for one change"
+    );
+}
