@@ -101,7 +101,7 @@ impl Kubelet {
                     waiting.push((worth(&pod, &state.allocated_pod(), since), state));
                 }
             }
-            waiting.sort_by(|a, b| a.0.cmp(&b.0));
+            waiting.sort_by_key(|(worth, _)| *worth);
             let mut still_waits = false;
             for (_, state) in waiting {
                 if self.try_resize(&state) {
@@ -201,7 +201,7 @@ mod tests {
         ];
         let expected: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
         all.reverse();
-        all.sort_by(|a, b| a.1.cmp(&b.1));
+        all.sort_by_key(|(_, worth)| *worth);
         let found: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
         assert_eq!(found, expected);
     }
