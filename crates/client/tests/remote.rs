@@ -1,6 +1,8 @@
 //! Clients over the network, against real TLS servers on this machine: failover, renewed certificates, and informers that
 //! go on after a broken connection.
 
+#![allow(clippy::unwrap_used)]
+
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full, StreamBody};
