@@ -38,8 +38,12 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
             async { Ok(skiff_network::proxy::remove(&cluster.proxy_config("")?).await?) }.await,
         );
         attempt(
-            "bridge",
-            async { Ok(skiff_cni::remove_bridge(&cluster.bridge_conf()?).await?) }.await,
+            "pod network",
+            async {
+                let config = cluster.pod_network_config("", Default::default(), false)?;
+                Ok(skiff_network::pods::remove(&config).await?)
+            }
+            .await,
         );
     });
     runtime.shutdown_background();

@@ -92,9 +92,13 @@ pub struct ServerArgs {
     /// Name of this node [default: the host name]
     #[arg(long, value_name = "NAME", value_parser = node_name)]
     pub hostname_override: Option<String>,
-    /// Network of the pods [default: 10.244.0.0/16]
+    /// Network of the pods, or one of each address family with a comma between [default: 10.244.0.0/16]
     #[arg(long, value_name = "CIDR")]
     pub cluster_cidr: Option<String>,
+    /// How packets reach pods of other nodes: auto (routes on one link, else VXLAN), direct, vxlan, wireguard, or none
+    /// for another CNI plugin
+    #[arg(long, value_name = "MODE", value_parser = pod_network, default_value = "auto")]
+    pub pod_network: PodNetworkMode,
     /// Network of the services [default: 10.96.0.0/12]
     #[arg(long, value_name = "CIDR")]
     pub service_cluster_ip_range: Option<String>,
@@ -381,6 +385,16 @@ pub fn file(text: &str) -> std::io::Result<PathBuf> {
     let folder =
         std::env::var_os(CALLED_IN).map_or_else(std::env::current_dir, |folder| Ok(folder.into()))?;
     Ok(folder.join(text))
+}
+
+/// `None`: another CNI plugin makes the pod network.
+pub type PodNetworkMode = Option<skiff_network::pods::Mode>;
+
+fn pod_network(text: &str) -> Result<PodNetworkMode, String> {
+    match text {
+        "none" => Ok(None),
+        mode => mode.parse().map(Some),
+    }
 }
 
 /// The kubelet takes a host name in lower case.

@@ -5,7 +5,7 @@
 
 use crate::certificates::Certificates;
 use crate::cli::{Component, ServerArgs};
-use crate::cluster::{Cluster, host_address};
+use crate::cluster::{Cluster, host_address, host_address_v6};
 use crate::progress::{NODE_READY, Reporter};
 use crate::supervise::Supervisor;
 use crate::{VERSION, addons, image, preflight};
@@ -28,11 +28,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
-
-/// How often pod interfaces are checked for their guards.
-const GUARD_PERIOD: Duration = Duration::from_secs(10);
 
 pub struct Wiring<'a> {
     pub args: &'a ServerArgs,
@@ -79,8 +76,9 @@ impl Wiring<'_> {
         if !self.runs(Component::Node) {
             return Ok((None, None));
         }
-        self.reporter.step("pod network", self.prepare_network()).await?;
-        self.guard_network()?;
+        self.reporter
+            .step("pod network", async { self.prepare_network() })
+            .await?;
         if let Some(endpoint) = &self.args.container_runtime_endpoint {
             return Ok((Some(endpoint.clone()), None));
         }
@@ -117,8 +115,12 @@ impl Wiring<'_> {
         let mut addresses = vec![bind];
         if !bind.ip().is_unspecified() && bind.ip() != advertise {
             let other = SocketAddr::new(advertise, bind.port());
+            // The pods' bridge gets its address when there is a server to learn it from.
+            let later =
+                self.runs(Component::Node) && self.cluster.pod_gateway().is_ok_and(|ip| ip == advertise);
             match std::net::TcpListener::bind(other) {
                 Ok(_) => addresses.push(other),
+                Err(_) if later => addresses.push(other),
                 // A load balancer's, perhaps.
                 Err(error) => tracing::warn!(
                     %error, advertised = %other,
@@ -157,11 +159,15 @@ impl Wiring<'_> {
         self.reporter
             .step(
                 "cluster add-ons",
-                addons::install(&admin, cluster, gateway, self.runs(Component::Metrics)),
+                addons::install(&admin, cluster, self.runs(Component::Metrics)),
             )
             .await?;
         if self.runs(Component::Controllers) {
             self.start_controllers(&server, certificates, node_name)?;
+        }
+        if self.runs(Component::Controllers) || self.runs(Component::Dns) {
+            let account = UserInfo::service_account("kube-system", addons::DNS_ENDPOINTS);
+            self.start_dns_endpoints(client(account, "cluster-dns-controller"));
         }
         if self.runs(Component::Scheduler) {
             let metrics = ComponentMetrics::new(VERSION);
@@ -203,6 +209,7 @@ impl Wiring<'_> {
         }
         if let Some(endpoint) = endpoint {
             let identity = UserInfo::new(format!("system:node:{node_name}"), ["system:nodes"]);
+            self.start_pod_network(client(identity.clone(), "skiff-network"), node_name)?;
             self.start_node(
                 client(identity, "kubelet"),
                 node_name,
@@ -216,7 +223,7 @@ impl Wiring<'_> {
         if self.runs(Component::Dns) {
             self.start_dns(
                 client(UserInfo::service_account("kube-system", "coredns"), "coredns"),
-                gateway,
+                node_name,
             )?;
         }
         if self.runs(Component::Metrics) {
@@ -359,7 +366,12 @@ impl Wiring<'_> {
         let current = ca.borrow_and_update().clone();
         let mut config =
             skiff_controllers::ControllersConfig::new(client_for, current, self.identity(node_name));
-        config.cluster_cidrs = vec![self.cluster.pod_cidr.clone()];
+        config.cluster_cidrs = self
+            .cluster
+            .pod_cidrs()?
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         config.service_cidrs = vec![self.cluster.service_cidr.clone()];
         config.metrics = metrics;
         config.certificate_signer = Some(Arc::new(crate::certificates::Signer::new(self.cluster)));
@@ -388,47 +400,52 @@ impl Wiring<'_> {
         Ok(())
     }
 
-    async fn prepare_network(&self) -> Result<()> {
+    /// Puts the CNI plugin where the runtime looks for it: it is this binary under another name.
+    fn prepare_network(&self) -> Result<()> {
         let cluster = self.cluster;
-        // The CNI plugin is this binary under another name.
         let bin = cluster.data_dir.join("cni/bin");
         fs::create_dir_all(&bin)?;
-        fs::create_dir_all(cluster.data_dir.join("cni/conf"))?;
+        fs::create_dir_all(cluster.cni_conf_dir())?;
         let plugin = bin.join(skiff_cni::PLUGIN_NAME);
         let beside = bin.join(".new");
         let _ = fs::remove_file(&beside);
         std::os::unix::fs::symlink(std::env::current_exe()?, &beside)?;
         fs::rename(&beside, &plugin)?;
-        skiff_cni::ensure_bridge(&cluster.bridge_conf()?)
-            .await
-            .context("the pod bridge cannot be made")
+        Ok(())
     }
 
-    /// Keeps the guards of the pods' interfaces: whoever reloads the host's firewall may flush them.
-    fn guard_network(&self) -> Result<()> {
-        let conf = self.cluster.bridge_conf()?;
+    /// Bridge, routes to other nodes and the CNI configuration: from what the Node says is ours.
+    fn start_pod_network(&self, client: Client, node_name: &str) -> Result<()> {
+        let mode = self.args.pod_network;
+        let dns = self.runs(Component::Dns);
+        let config = self
+            .cluster
+            .pod_network_config(node_name, mode.unwrap_or_default(), dns)?;
+        if mode.is_none() {
+            // Another CNI plugin's configuration goes to the same directory.
+            return Ok(skiff_network::pods::remove_cni_configuration(&config)?);
+        }
         self.supervisor.run("network", move |stop| {
-            let conf = conf.clone();
+            let (config, client) = (config.clone(), client.clone());
             async move {
-                while stop
-                    .run_until_cancelled(tokio::time::sleep(GUARD_PERIOD))
+                skiff_network::pods::run(config, client, stop)
                     .await
-                    .is_some()
-                {
-                    let restored = skiff_cni::restore_guards(&conf)
-                        .await
-                        .map_err(|e| e.to_string())?;
-                    if restored > 0 {
-                        tracing::warn!(
-                            restored,
-                            "somebody removed the guards of pod interfaces; restored them"
-                        );
-                    }
-                }
-                Ok(())
+                    .map_err(|e| e.to_string())
             }
         });
         Ok(())
+    }
+
+    /// The EndpointSlices of cluster DNS, one of every node that runs it.
+    fn start_dns_endpoints(&self, client: Client) {
+        self.supervisor.run("dns-endpoints", move |stop| {
+            let client = client.clone();
+            async move {
+                skiff_network::dns_endpoints::run(client, stop)
+                    .await
+                    .map_err(|e| e.to_string())
+            }
+        });
     }
 
     async fn start_runtime(&self) -> Result<(String, Arc<ImageStore>)> {
@@ -480,6 +497,9 @@ impl Wiring<'_> {
         let cluster = self.cluster.clone();
         let mut config = skiff_node::NodeConfig::new(node_name, cluster.data_dir.join("kubelet"), endpoint);
         config.node_ips = vec![address];
+        if cluster.is_dual_stack() && address.is_ipv4() {
+            config.node_ips.extend(host_address_v6());
+        }
         config.log_dir = cluster.data_dir.join("logs");
         config.server_bind = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), cluster.kubelet_port);
         let identity = certificates.kubelet.identity();
@@ -490,13 +510,17 @@ impl Wiring<'_> {
         config.cluster_dns = vec![cluster.service_ip(10)?];
         config.cluster_domain.clone_from(&self.args.cluster_domain);
         config.cgroup_root = cluster.cgroup();
-        config.cni_conf_dir = Some(cluster.data_dir.join("cni/conf"));
-        config.pod_cidrs = vec![cluster.node_pod_cidr()?];
+        if !self.runs(Component::Controllers) {
+            // Nobody assigns one.
+            config.pod_cidrs = cluster
+                .node_pod_cidrs()?
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+        }
         config.kubelet_version = VERSION.to_owned();
         config.allowed_sysctls = skiff_node::AllowedSysctls::with_unsafe(&self.args.allowed_unsafe_sysctls)
             .context("--allowed-unsafe-sysctls")?;
-        let named = cluster.clone();
-        config.cni_config = Some(Arc::new(move |cidrs| named.cni_conf_list(cidrs)));
         self.supervisor.run("node", move |stop| {
             let (config, client) = (config.clone(), client.clone());
             async move {
@@ -563,12 +587,17 @@ impl Wiring<'_> {
         Ok(())
     }
 
-    fn start_dns(&self, client: Client, gateway: IpAddr) -> Result<()> {
-        let own = [gateway, self.cluster.service_ip(10).unwrap_or(gateway)];
+    fn start_dns(&self, client: Client, node_name: &str) -> Result<()> {
+        let own = [self.cluster.pod_gateway()?, self.cluster.service_ip(10)?];
         let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
         let config = skiff_dns::DnsConfig {
-            bind: SocketAddr::new(gateway, 53),
-            pods: self.cluster.pod_cidr.parse()?,
+            listen: match self.runs(Component::Node) {
+                true => skiff_dns::Listen::Gateways {
+                    node: node_name.to_owned(),
+                },
+                false => skiff_dns::Listen::On(vec![SocketAddr::new(own[0], 53)]),
+            },
+            pods: self.cluster.pod_cidrs()?,
             domain: self.args.cluster_domain.clone(),
             resolvers: skiff_dns::host_resolvers(&resolv_conf, &own),
         };
@@ -587,10 +616,21 @@ impl Wiring<'_> {
 async fn listen(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>> {
     let mut listeners = Vec::with_capacity(addresses.len());
     for address in addresses {
-        let listener = TcpListener::bind(address).await;
-        listeners.push(listener.with_context(|| format!("cannot listen on {address}"))?);
+        listeners.push(listen_on(*address).with_context(|| format!("cannot listen on {address}"))?);
     }
     Ok(listeners)
+}
+
+/// Also on an address that this machine does not have yet, such as that of the pods' bridge.
+fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    socket.set_reuseaddr(true)?;
+    rustix::net::sockopt::set_ip_freebind(&socket, true)?;
+    socket.bind(address)?;
+    socket.listen(1024)
 }
 
 async fn node_ready(client: Client, name: &str) -> Result<()> {
@@ -673,7 +713,7 @@ impl Cluster {
     pub fn runtime_config(&self) -> Result<skiff_runtime::Config> {
         let mut config =
             skiff_runtime::Config::new(self.data_dir.join("runtime"), self.run_dir(), self.cgroup());
-        config.cni_conf_dir = self.data_dir.join("cni/conf");
+        config.cni_conf_dir = self.cni_conf_dir();
         config.cni_bin_dirs = vec![
             self.data_dir.join("cni/bin"),
             PathBuf::from("/opt/cni/bin"),
@@ -687,9 +727,8 @@ impl Cluster {
         Ok(skiff_network::proxy::ProxyConfig {
             table: self.nft_table(),
             node_name: node_name.to_owned(),
-            pod_cidr: Some(self.pod_cidr.parse().map_err(anyhow::Error::msg)?),
-            service_cidr: Some(self.service_cidr.parse().map_err(anyhow::Error::msg)?),
-            masquerade_from: Some(self.node_pod_cidr()?.parse().map_err(anyhow::Error::msg)?),
+            pod_cidrs: self.pod_cidrs()?,
+            service_cidrs: vec![self.service_cidr.parse()?],
             host_ports: vec![self.bind.port(), self.kubelet_port],
             bridge: Some(self.bridge()),
         })
