@@ -12,7 +12,9 @@ mod result;
 
 pub use conf::{Network, SUPPORTED_VERSIONS};
 pub use invoke::{Attachment, PodArgs};
-pub use plugin::{BridgeConf, PLUGIN_NAME, ensure_bridge, plugin_main, remove_bridge, restore_guards};
+pub use plugin::{
+    BridgeConf, PLUGIN_NAME, ensure_bridge, mac_of, plugin_main, remove_bridge, restore_guards,
+};
 pub use result::{AddResult, CniError, Dns, Interface, IpConfig, Route};
 
 /// What can go wrong between the runtime and a network.
