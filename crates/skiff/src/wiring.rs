@@ -518,6 +518,10 @@ impl Wiring<'_> {
                 .map(ToString::to_string)
                 .collect();
         }
+        if self.args.pod_network.is_some() {
+            // The pod network writes its configuration itself; this only says that it is skiff's own.
+            config.cni_config = Some(Arc::new(|_| String::new()));
+        }
         config.kubelet_version = VERSION.to_owned();
         config.allowed_sysctls = skiff_node::AllowedSysctls::with_unsafe(&self.args.allowed_unsafe_sysctls)
             .context("--allowed-unsafe-sysctls")?;
