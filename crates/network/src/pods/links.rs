@@ -87,16 +87,17 @@ impl Links {
     }
 
     async fn own_devices(&self) -> Result<BTreeSet<u32>, Error> {
-        let mut own = BTreeSet::new();
-        for name in &self.devices {
-            own.extend(self.find(name).await?.map(|link| link.ifindex()));
-        }
-        Ok(own)
+        let links = self.route.get_links().await;
+        let links = links.map_err(Error::netlink("list devices"))?;
+        let is_ours = |link: &&LinkMessage| self.devices.iter().any(|name| link.name() == Some(name));
+        Ok(links.iter().filter(is_ours).map(LinkMessage::ifindex).collect())
     }
 
+    /// Looks at all devices: asking for one that is not there is an error that the library logs.
     pub(super) async fn find(&self, name: &str) -> Result<Option<LinkMessage>, Error> {
-        let found = self.route.get_link_by_name(name).await;
-        found.map_err(Error::netlink(format!("look for {name}")))
+        let links = self.route.get_links().await;
+        let links = links.map_err(Error::netlink(format!("look for {name}")))?;
+        Ok(links.into_iter().find(|link| link.name() == Some(name)))
     }
 
     /// The link with the node's own address. A node without one, such as a machine without a network, has none.
@@ -411,6 +412,9 @@ impl Links {
     }
 
     pub(super) async fn remove_device(&self, name: &str) -> Result<(), Error> {
+        if self.find(name).await?.is_none() {
+            return Ok(());
+        }
         let removed = self.route.del_link_if_exists(name).await;
         removed
             .map(drop)
