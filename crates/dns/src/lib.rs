@@ -11,4 +11,4 @@ mod server;
 mod zone;
 
 pub use forward::host_resolvers;
-pub use server::{DnsConfig, Error, PodNetwork, run};
+pub use server::{DnsConfig, Error, Listen, run};

@@ -10,7 +10,9 @@ use crate::cluster::Cluster;
 use crate::forward::Upstream;
 use crate::respond::Responder;
 use crate::zone::{Records, Zone};
-use skiff_client::{Client, InformerFactory};
+use k8s_openapi::api::core::v1::Node;
+use skiff_client::{Client, Informer, InformerFactory};
+use skiff_meta::net::Cidr;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,7 +22,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -32,26 +34,36 @@ const MAX_IN_FLIGHT_OF_PEER: usize = 128;
 /// Connections at once: in all, and of one peer.
 const MAX_CONNECTIONS: usize = 256;
 const MAX_CONNECTIONS_OF_PEER: usize = 16;
+/// Of the gateways.
+const PORT: u16 = 53;
 const TCP_IDLE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub struct DnsConfig {
-    /// May be an address that the host does not have yet, such as the pod bridge's.
-    pub bind: SocketAddr,
-    /// The pods' network; besides pods, only this machine itself is answered.
-    pub pods: PodNetwork,
+    pub listen: Listen,
+    /// The pods' networks; besides pods, only this machine itself is answered.
+    pub pods: Vec<Cidr>,
     /// The cluster domain, `cluster.local`.
     pub domain: String,
     /// Where foreign names go.
     pub resolvers: Vec<SocketAddr>,
 }
 
+/// Where questions come to.
+#[derive(Debug, Clone)]
+pub enum Listen {
+    /// Addresses that the host may not have yet.
+    On(Vec<SocketAddr>),
+    /// Port 53 of the gateways of this Node's pod networks, once it has them.
+    Gateways { node: String },
+}
+
 #[derive(Debug, Error)]
 pub enum Error {
     #[error("cluster DNS cannot listen on {0}: {1}")]
     Bind(SocketAddr, std::io::Error),
-    #[error("{0:?} is not an IPv4 network in CIDR notation")]
-    Network(String),
+    #[error("the node's pod networks changed; cluster DNS starts again on their gateways")]
+    Moved,
     #[error("{0:?} is not a DNS domain")]
     Domain(String),
 }
@@ -63,39 +75,7 @@ struct Server<R> {
     /// Questions by UDP and connections of each peer.
     asking: Peers,
     connected: Peers,
-    pods: PodNetwork,
-}
-
-/// The addresses that pods can have.
-#[derive(Debug, Clone, Copy)]
-pub struct PodNetwork {
-    address: Ipv4Addr,
-    mask: u32,
-}
-
-impl std::str::FromStr for PodNetwork {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<PodNetwork, Error> {
-        let parse = || {
-            let (address, prefix) = text.split_once('/')?;
-            let prefix: u32 = prefix.parse().ok().filter(|prefix| *prefix <= 32)?;
-            Some(PodNetwork {
-                address: address.parse().ok()?,
-                mask: u32::MAX.checked_shl(32 - prefix).unwrap_or(0),
-            })
-        };
-        parse().ok_or_else(|| Error::Network(text.to_owned()))
-    }
-}
-
-impl PodNetwork {
-    fn contains(self, address: IpAddr) -> bool {
-        let IpAddr::V4(address) = address else {
-            return false;
-        };
-        (u32::from(address) ^ u32::from(self.address)) & self.mask == 0
-    }
+    pods: Vec<Cidr>,
 }
 
 /// Whether an address is one of this machine's: what goes to such an address leaves from it. No packet is sent.
@@ -114,25 +94,102 @@ fn is_own(address: IpAddr) -> bool {
 
 /// Serves until `shutdown`. Answers begin once the informers have their first list.
 pub async fn run(config: DnsConfig, client: Client, shutdown: CancellationToken) -> Result<(), Error> {
-    let udp = listen_udp(config.bind).map_err(|e| Error::Bind(config.bind, e))?;
-    let tcp = listen_tcp(config.bind).map_err(|e| Error::Bind(config.bind, e))?;
     let factory = InformerFactory::new(client, shutdown.clone());
+    let zone = Zone::new(&config.domain).ok_or(Error::Domain(config.domain))?;
     let responder = Responder {
-        zone: Zone::new(&config.domain).ok_or(Error::Domain(config.domain))?,
+        zone,
         records: Cluster::new(&factory),
         upstream: Upstream::new(config.resolvers),
         turn: AtomicUsize::new(0),
     };
     let server = Arc::new(Server::new(responder, config.pods));
+    let (addresses, moved) = match config.listen {
+        Listen::On(addresses) => (addresses, None),
+        Listen::Gateways { node } => {
+            let Some(gateways) = Gateways::follow(&factory, &node).known(&shutdown).await else {
+                return Ok(());
+            };
+            (gateways.addresses.clone(), Some(gateways))
+        }
+    };
+    let mut sockets = Vec::new();
+    for address in addresses {
+        let failed = |e| Error::Bind(address, e);
+        let udp = listen_udp(address).map_err(failed)?;
+        sockets.push((udp, listen_tcp(address).map_err(failed)?));
+    }
     tokio::select! {
         () = shutdown.cancelled() => return Ok(()),
         () = server.responder.records.synced() => {}
     }
+    let serving = sockets
+        .into_iter()
+        .map(|(udp, tcp)| serve(server.clone(), udp, tcp));
     tokio::select! {
-        () = shutdown.cancelled() => {}
-        () = serve(server, udp, tcp) => {}
+        () = shutdown.cancelled() => Ok(()),
+        _ = futures::future::join_all(serving) => Ok(()),
+        () = Gateways::changed(moved) => Err(Error::Moved),
     }
-    Ok(())
+}
+
+/// The gateways of a node's pod networks, which its Node says.
+struct Gateways {
+    node: Informer<Node>,
+    news: Arc<Notify>,
+    addresses: Vec<SocketAddr>,
+}
+
+impl Gateways {
+    fn follow(factory: &InformerFactory, name: &str) -> Gateways {
+        let node = factory.filtered::<Node>(None, Some(&format!("metadata.name={name}")));
+        let news = Arc::new(Notify::new());
+        let tell = news.clone();
+        node.subscribe(move |_| tell.notify_one());
+        Gateways {
+            node,
+            news,
+            addresses: Vec::new(),
+        }
+    }
+
+    fn current(&self) -> Vec<SocketAddr> {
+        let nodes = self.node.list();
+        let cidrs = nodes.iter().flat_map(|node| {
+            let spec = node.spec.as_ref();
+            spec.and_then(|spec| spec.pod_cidrs.clone()).unwrap_or_default()
+        });
+        cidrs
+            .filter_map(|cidr| Some(SocketAddr::new(cidr.parse::<Cidr>().ok()?.nth(1)?, PORT)))
+            .collect()
+    }
+
+    /// Waits until the node has networks; `None` at shutdown.
+    async fn known(mut self, shutdown: &CancellationToken) -> Option<Gateways> {
+        loop {
+            self.addresses = self.current();
+            if !self.addresses.is_empty() {
+                return Some(self);
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => return None,
+                () = self.news.notified() => {}
+            }
+        }
+    }
+
+    /// Waits until the node has other networks, as one has that was deleted and registered again.
+    async fn changed(gateways: Option<Gateways>) {
+        let Some(gateways) = gateways else {
+            return std::future::pending().await;
+        };
+        loop {
+            gateways.news.notified().await;
+            let now = gateways.current();
+            if !now.is_empty() && now != gateways.addresses {
+                return;
+            }
+        }
+    }
 }
 
 async fn serve<R: Records + Send + Sync + 'static>(server: Arc<Server<R>>, udp: UdpSocket, tcp: TcpListener) {
@@ -279,7 +336,7 @@ impl Drop for Turn {
 }
 
 impl<R> Server<R> {
-    fn new(responder: Responder<R>, pods: PodNetwork) -> Server<R> {
+    fn new(responder: Responder<R>, pods: Vec<Cidr>) -> Server<R> {
         Server {
             responder,
             pods,
@@ -291,7 +348,7 @@ impl<R> Server<R> {
     }
 
     fn is_inside(&self, peer: IpAddr) -> bool {
-        self.pods.contains(peer) || is_own(peer)
+        self.pods.iter().any(|pods| pods.contains(peer)) || is_own(peer)
     }
 }
 
@@ -323,8 +380,6 @@ mod tests {
     use std::sync::mpsc;
 
     const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
-    const PORT: u16 = 53;
-
     struct Nothing;
 
     impl Records for Nothing {
@@ -352,7 +407,7 @@ mod tests {
             upstream: Upstream::new(Vec::new()),
             turn: AtomicUsize::new(0),
         };
-        Arc::new(Server::new(responder, "10.1.0.0/24".parse().unwrap()))
+        Arc::new(Server::new(responder, vec!["10.1.0.0/24".parse().unwrap()]))
     }
 
     fn question() -> Vec<u8> {

@@ -1,6 +1,8 @@
-//! The pod network as the node sees it: the service proxy. Network policy and routes between nodes will
-//! live here too.
+//! The network as the node sees it: `pods` connects this node's pods with those of all others, `proxy` sends
+//! packets for services to their endpoints. Network policy will live here too.
 //!
 //! It is a client of the API and of the kernel, and calls no other component.
 
+pub mod dns_endpoints;
+pub mod pods;
 pub mod proxy;

@@ -213,9 +213,8 @@ async fn traffic() {
     let config = ProxyConfig {
         table: "skiff-test".into(),
         node_name: "here".into(),
-        pod_cidr: Some("10.244.0.0/16".parse().unwrap()),
-        service_cidr: Some("10.96.0.0/12".parse().unwrap()),
-        masquerade_from: Some("10.244.0.0/24".parse().unwrap()),
+        pod_cidrs: vec!["10.244.0.0/16".parse().unwrap()],
+        service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
         host_ports: vec![6443],
         bridge: Some("skiff0".into()),
     };
@@ -391,7 +390,6 @@ async fn traffic() {
         Err(ErrorKind::ConnectionRefused)
     );
 
-    nobody_outside_passes_for_a_pod(&node).await;
     thieves_get_nothing(&config, &mut table, &client, [a, b]).await;
 
     // Somebody else's hands: noticed and repaired.
@@ -474,45 +472,6 @@ async fn follows_the_api(config: &ProxyConfig, client: &Pod, a: Ipv4Addr, b: Ipv
     proxy.await.unwrap().unwrap();
     // The rules outlive the loop.
     assert_eq!(client.run(|| ask(CLUSTER_IP, 80)).unwrap().0, b.to_string());
-}
-
-/// A neighbour of the node that sends under a pod's address.
-async fn nobody_outside_passes_for_a_pod(node: &Connection<Route>) {
-    let (jobs, queue) = mpsc::channel::<Job>();
-    let (tell, told) = mpsc::channel();
-    std::thread::spawn(move || {
-        unshare_network();
-        tell.send(std::fs::File::open("/proc/thread-self/ns/net").unwrap())
-            .unwrap();
-        for job in queue {
-            job();
-        }
-    });
-    let namespace = told.recv().unwrap();
-    let pair = VethLink::new("lan", "eth0").peer_netns_fd(&namespace).up();
-    node.add_link(pair).await.unwrap();
-    let here = Ipv4Addr::new(198, 51, 100, 1);
-    node.add_address_by_name("lan", here.into(), 24).await.unwrap();
-    let inside = Connection::<Route>::new_in(namespace.as_fd()).unwrap();
-    let index = inside.get_link_by_name("eth0").await.unwrap().unwrap().ifindex();
-    let (own, pods) = (Ipv4Addr::new(198, 51, 100, 2), Ipv4Addr::new(10, 244, 0, 77));
-    for address in [own, pods] {
-        let address = Ipv4Address::with_index(index, address, 24);
-        inside.add_address(address).await.unwrap();
-    }
-    inside.set_link_up_by_index(index).await.unwrap();
-    let socket = UdpSocket::bind((here, 0)).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    let to = socket.local_addr().unwrap();
-    let send = move || {
-        for from in [pods, own] {
-            let socket = UdpSocket::bind((from, 0)).unwrap();
-            socket.send_to(b"hello", to).unwrap();
-        }
-    };
-    jobs.send(Box::new(send)).unwrap();
-    let (_, from) = socket.recv_from(&mut [0; 16]).unwrap();
-    assert_eq!(from.ip(), own);
 }
 
 /// A service that names the node's own address, with a port of the node and a node port of another service.

@@ -1,5 +1,5 @@
 //! What a cluster needs beside its components: the `kube-dns` service in front of the embedded DNS, and the roles of DNS,
-//! of the Metrics API, of the API server towards kubelets, of the provisioner of local volumes, and of the service proxy,
+//! of the pod network, of the Metrics API, of the API server towards kubelets, of the provisioner of local volumes, and of the service proxy,
 //! which reports to the trace. Made at every start, so that an upgrade brings them up to date. The StorageClass is made
 //! once: users may change or delete it.
 
@@ -13,19 +13,9 @@ const CLUSTER_ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
 const CLUSTER_ROLE_BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
 /// Objects by the path of their collection.
-fn objects(cluster_ip: IpAddr, dns: IpAddr) -> Vec<(&'static str, Value)> {
-    let ports = |target: bool| -> Vec<Value> {
-        [("dns", "UDP"), ("dns-tcp", "TCP")]
-            .iter()
-            .map(|(name, protocol)| {
-                let mut port = json!({"name": name, "port": 53, "protocol": protocol});
-                if target {
-                    port["targetPort"] = 53.into();
-                }
-                port
-            })
-            .collect()
-    };
+fn objects(cluster_ip: IpAddr) -> Vec<(&'static str, Value)> {
+    let ports = [("dns", "UDP"), ("dns-tcp", "TCP")]
+        .map(|(name, protocol)| json!({"name": name, "port": 53, "protocol": protocol, "targetPort": 53}));
     let provisioner = "system:local-volume-provisioner";
     let labels = json!({"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true", "kubernetes.io/name": "CoreDNS"});
     vec![
@@ -40,6 +30,8 @@ fn objects(cluster_ip: IpAddr, dns: IpAddr) -> Vec<(&'static str, Value)> {
                 "rules": [
                     {"apiGroups": [""], "resources": ["endpoints", "services", "pods", "namespaces"], "verbs": ["list", "watch"]},
                     {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+                    // Its own Node says where it listens.
+                    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]},
                 ],
             }),
         ),
@@ -71,18 +63,8 @@ fn objects(cluster_ip: IpAddr, dns: IpAddr) -> Vec<(&'static str, Value)> {
             json!({
                 "apiVersion": "v1", "kind": "Service",
                 "metadata": {"name": "kube-dns", "namespace": "kube-system", "labels": labels},
-                "spec": {"clusterIP": cluster_ip.to_string(), "ports": ports(true)},
-            }),
-        ),
-        (
-            "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices",
-            json!({
-                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-                "metadata": {"name": "kube-dns", "namespace": "kube-system", "labels": {
-                    "kubernetes.io/service-name": "kube-dns", "endpointslice.kubernetes.io/managed-by": "skiff"}},
-                "addressType": if dns.is_ipv4() { "IPv4" } else { "IPv6" },
-                "endpoints": [{"addresses": [dns.to_string()], "conditions": {"ready": true}}],
-                "ports": ports(false),
+                // Every node has an instance, and pods ask their own node's.
+                "spec": {"clusterIP": cluster_ip.to_string(), "ports": ports, "trafficDistribution": "PreferSameNode"},
             }),
         ),
         (
@@ -109,6 +91,44 @@ fn objects(cluster_ip: IpAddr, dns: IpAddr) -> Vec<(&'static str, Value)> {
                 "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": provisioner},
                 "subjects": [{"kind": "ServiceAccount", "name": LOCAL_VOLUMES, "namespace": "kube-system"}],
             }),
+        ),
+    ]
+}
+
+/// The service account that keeps the endpoints of cluster DNS.
+pub const DNS_ENDPOINTS: &str = "cluster-dns-controller";
+
+/// What the pod network needs: every node reads the networks and addresses of all others, which upstream's node
+/// authorizer alone does not allow; and somebody writes where cluster DNS answers.
+fn network_objects() -> Vec<(&'static str, Value)> {
+    let role = |name: &str, rules: Value| json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules});
+    let binding = |name: &str, subject: Value| {
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+            "subjects": [subject],
+        })
+    };
+    let nodes = json!({"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]});
+    let slices = json!({"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"],
+        "verbs": ["get", "list", "watch", "create", "update", "patch", "delete"]});
+    let (network, dns) = ("skiff:pod-network", "skiff:cluster-dns-endpoints");
+    vec![
+        (CLUSTER_ROLES, role(network, json!([nodes]))),
+        (
+            CLUSTER_ROLE_BINDINGS,
+            binding(
+                network,
+                json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}),
+            ),
+        ),
+        (CLUSTER_ROLES, role(dns, json!([nodes, slices]))),
+        (
+            CLUSTER_ROLE_BINDINGS,
+            binding(
+                dns,
+                json!({"kind": "ServiceAccount", "name": DNS_ENDPOINTS, "namespace": "kube-system"}),
+            ),
         ),
     ]
 }
@@ -253,13 +273,13 @@ fn metrics_objects() -> Vec<(&'static str, Value)> {
 pub async fn install(
     client: &Client,
     cluster: &Cluster,
-    dns: IpAddr,
     metrics: bool,
     joining: Vec<(&'static str, Value)>,
 ) -> Result<()> {
-    let mut objects = objects(cluster.service_ip(10)?, dns);
+    let mut objects = objects(cluster.service_ip(10)?);
     objects.extend(joining);
     objects.push(kubelet_access());
+    objects.extend(network_objects());
     if metrics {
         objects.extend(metrics_objects());
     } else {
@@ -275,9 +295,27 @@ pub async fn install(
             .with_context(|| format!("{path}/{name}"))
     };
     futures::future::try_join_all(objects.into_iter().map(put_one)).await?;
+    remove_former_dns_endpoints(client)
+        .await
+        .context("the former EndpointSlice of cluster DNS")?;
     install_storage_class(client)
         .await
         .context("the default StorageClass")
+}
+
+/// An earlier version had one slice for the only node; today every node has its own.
+async fn remove_former_dns_endpoints(client: &Client) -> Result<()> {
+    let path = "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices/kube-dns";
+    let found: Value = match client.request(http::Request::get(path).body(Vec::new())?).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+        found => found?,
+    };
+    if found["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] == "skiff" {
+        client
+            .request::<Value>(http::Request::delete(path).body(Vec::new())?)
+            .await?;
+    }
+    Ok(())
 }
 
 /// Removes the APIService that an earlier start with the Metrics API left: nothing serves it now. One that names a

@@ -32,6 +32,8 @@ pub struct AgentState {
     /// `https://HOST:PORT`, each.
     pub servers: Vec<String>,
     pub cluster_domain: String,
+    /// As `--pod-network` of the server.
+    pub pod_network: String,
     /// The flags of `skiff join`.
     pub node: NodeArgs,
 }
@@ -301,6 +303,7 @@ mod tests {
         let state = AgentState {
             servers: vec!["https://192.0.2.1:6443".into()],
             cluster_domain: "cluster.local".into(),
+            pod_network: "auto".into(),
             node: NodeArgs {
                 hostname_override: Some("n".into()),
                 node_ip: Some("192.0.2.7".parse().unwrap()),
@@ -327,6 +330,7 @@ mod tests {
         let state = AgentState {
             servers: vec!["https://192.0.2.1:6443".into()],
             cluster_domain: "cluster.local".into(),
+            pod_network: "auto".into(),
             node: NodeArgs::default(),
         };
         let pki = skiff_pki::Pki::open(&root.path().join("ca")).unwrap();
@@ -406,6 +410,7 @@ mod tests {
         let state = AgentState {
             servers: vec!["https://192.0.2.1:6443".into()],
             cluster_domain: "cluster.local".into(),
+            pod_network: "auto".into(),
             node: NodeArgs {
                 hostname_override: Some("n".into()),
                 node_ip: Some("192.0.2.7".parse().unwrap()),

@@ -35,19 +35,15 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
         );
         attempt(
             "nftables",
-            async { Ok(skiff_network::proxy::remove(&cluster.proxy_config("", None)?).await?) }.await,
+            async { Ok(skiff_network::proxy::remove(&cluster.proxy_config("")?).await?) }.await,
         );
         attempt(
-            "host ports",
+            "pod network",
             async {
-                Ok(skiff_cni::remove_host_ports(&cluster.bridge_conf(&cluster.node_pod_cidr()?)?).await?)
+                let config = cluster.pod_network_config("", Default::default(), false)?;
+                Ok(skiff_network::pods::remove(&config).await?)
             }
             .await,
-        );
-        attempt(
-            "bridge",
-            async { Ok(skiff_cni::remove_bridge(&cluster.bridge_conf(&cluster.node_pod_cidr()?)?).await?) }
-                .await,
         );
     });
     runtime.shutdown_background();

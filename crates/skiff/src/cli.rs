@@ -98,10 +98,14 @@ pub struct ServerArgs {
         value_parser = controller
     )]
     pub controllers: Vec<String>,
-    /// Network of the pods [default: 10.244.0.0/16]
+    /// Network of the pods, or one of each address family with a comma between [default: 10.244.0.0/16]
     #[arg(long, value_name = "CIDR")]
     pub cluster_cidr: Option<String>,
-    /// Prefix length of each node's part of the pod network
+    /// How packets reach pods of other nodes: auto (routes on one link, else VXLAN), direct, vxlan, wireguard, or none
+    /// for another CNI plugin
+    #[arg(long, value_name = "MODE", value_parser = pod_network, default_value = "auto")]
+    pub pod_network: PodNetworkMode,
+    /// Prefix length of each node's part of the IPv4 pod network
     #[arg(long, value_name = "BITS", default_value_t = 24, value_parser = clap::value_parser!(u8).range(16..=28))]
     pub node_cidr_mask_size: u8,
     /// Network of the services [default: 10.96.0.0/12]
@@ -477,6 +481,28 @@ pub fn file(text: &str) -> std::io::Result<PathBuf> {
     Ok(folder.join(text))
 }
 
+/// `None`: another CNI plugin makes the pod network.
+pub type PodNetworkMode = Option<skiff_network::pods::Mode>;
+
+/// The word for a mode, as the flag takes it.
+pub fn pod_network_name(mode: PodNetworkMode) -> &'static str {
+    use skiff_network::pods::Mode;
+    match mode {
+        None => "none",
+        Some(Mode::Auto) => "auto",
+        Some(Mode::Direct) => "direct",
+        Some(Mode::Vxlan) => "vxlan",
+        Some(Mode::WireGuard) => "wireguard",
+    }
+}
+
+pub fn pod_network(text: &str) -> Result<PodNetworkMode, String> {
+    match text {
+        "none" => Ok(None),
+        mode => mode.parse().map(Some),
+    }
+}
+
 /// The kubelet takes a host name in lower case.
 pub fn node_name(text: &str) -> Result<String, String> {
     subdomain(&text.trim().to_lowercase())
@@ -592,6 +618,14 @@ mod tests {
         for bad in ["", "1", "2-1", "0-5", "a-b", "1-70000"] {
             assert!(port_range(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn modes_of_the_pod_network_are_found_again() {
+        for word in ["auto", "direct", "vxlan", "wireguard", "none"] {
+            assert_eq!(pod_network_name(pod_network(word).unwrap()), word);
+        }
+        assert!(pod_network("pigeons").is_err());
     }
 
     #[test]

@@ -7,8 +7,9 @@ use crate::networks;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
+use skiff_meta::net::{Cidr, parse_list};
 use std::fs::{self, File, OpenOptions};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -19,6 +20,8 @@ const RUN_ROOT: &str = "/run/skiff";
 const MAX_SLOT: u8 = 40;
 const DEFAULT_API_PORT: u16 = 6443;
 const DEFAULT_KUBELET_PORT: u16 = 10250;
+/// Of the default cluster; others have the ports behind it.
+const WIREGUARD_PORT: u16 = 51820;
 
 /// What is remembered of a cluster between commands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -215,59 +218,69 @@ impl Cluster {
 
     /// The n-th address of the service network: 1 is the API's, 10 is DNS's.
     pub fn service_ip(&self, n: u32) -> Result<IpAddr> {
-        let network = self.service_cidr.split('/').next().unwrap_or_default();
-        let base: Ipv4Addr = network
-            .parse()
-            .with_context(|| format!("{} is not an IPv4 network", self.service_cidr))?;
-        Ok(IpAddr::V4(Ipv4Addr::from(u32::from(base) + n)))
+        let network: Cidr = self.service_cidr.parse()?;
+        network
+            .nth(u128::from(n))
+            .with_context(|| format!("the service network {network} has no address {n}"))
     }
 
-    /// The pod network of the first node: the first 256 addresses.
-    pub fn node_pod_cidr(&self) -> Result<String> {
-        let (network, mask) = self.pod_cidr.split_once('/').unwrap_or((&self.pod_cidr, ""));
-        let fits = network.parse::<Ipv4Addr>().is_ok() && mask.parse::<u8>().is_ok_and(|m| m <= 24);
-        if !fits {
-            bail!(
-                "--cluster-cidr {} is not an IPv4 network of at least 256 addresses",
-                self.pod_cidr
-            );
-        }
-        Ok(format!("{network}/24"))
+    /// The pods' networks, one of each family at most.
+    pub fn pod_cidrs(&self) -> Result<Vec<Cidr>> {
+        Ok(parse_list(&self.pod_cidr)?)
     }
 
-    /// The address of the pods' bridge, where cluster DNS listens.
+    pub fn is_dual_stack(&self) -> bool {
+        self.pod_cidrs().is_ok_and(|cidrs| cidrs.len() > 1)
+    }
+
+    /// The pod networks of a node that nobody assigns one to: the first part of the cluster's.
+    pub fn node_pod_cidrs(&self) -> Result<Vec<Cidr>> {
+        let part = |network: Cidr| {
+            let prefix = if network.is_ipv4() { 24 } else { 64 };
+            network.part(prefix.max(network.prefix()), 0)
+        };
+        Ok(self.pod_cidrs()?.into_iter().filter_map(part).collect())
+    }
+
+    /// The address of the pods' bridge, where this machine is reached by its pods: as it was when the pod network last
+    /// stood here, or as the cluster's first node gets it.
     pub fn pod_gateway(&self) -> Result<IpAddr> {
-        let cidr = self.node_pod_cidr()?;
-        let base: Ipv4Addr = cidr.trim_end_matches("/24").parse()?;
-        Ok(IpAddr::V4(Ipv4Addr::from(u32::from(base) + 1)))
+        let remembered = fs::read(self.cni_conf_dir().join("10-skiff.conflist"))
+            .ok()
+            .and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok())
+            .and_then(|list| serde_json::from_value::<Cidr>(list["plugins"][0]["subnets"][0].clone()).ok());
+        let first = self.pod_cidrs()?.first().copied();
+        remembered
+            .or(first)
+            .and_then(|network| network.nth(1))
+            .context("the cluster has no pod network")
     }
 
-    /// The pods' bridge on this node.
-    pub fn bridge_conf(&self, subnet: &str) -> Result<skiff_cni::BridgeConf> {
-        Ok(serde_json::from_value(self.plugin_conf(subnet))?)
+    pub fn cni_conf_dir(&self) -> PathBuf {
+        self.data_dir.join("cni/conf")
     }
 
-    fn plugin_conf(&self, subnet: &str) -> serde_json::Value {
-        serde_json::json!({
-            "cniVersion": "1.0.0",
-            "name": self.nft_table(),
-            "type": "skiff-bridge",
-            "bridge": self.bridge(),
-            "subnet": subnet,
-            "dataDir": self.data_dir.join("cni/addresses"),
-            "capabilities": {"portMappings": true},
+    /// The pod network of this machine.
+    pub fn pod_network_config(
+        &self,
+        node_name: &str,
+        mode: skiff_network::pods::Mode,
+        dns: bool,
+    ) -> Result<skiff_network::pods::PodNetworkConfig> {
+        Ok(skiff_network::pods::PodNetworkConfig {
+            node_name: node_name.to_owned(),
+            cluster_cidrs: self.pod_cidrs()?,
+            network: self.nft_table(),
+            bridge: self.bridge(),
+            table: format!("{}-pods", self.nft_table()),
+            cni_conf_dir: self.cni_conf_dir(),
+            addresses_dir: self.data_dir.join("cni/addresses"),
+            state_dir: self.data_dir.join("cni"),
+            mode,
+            mtu: None,
+            wireguard_port: WIREGUARD_PORT + u16::from(self.slot),
+            dns,
         })
-    }
-
-    /// The CNI configuration of a node with these pod networks.
-    pub fn cni_conf_list(&self, cidrs: &[String]) -> String {
-        let subnet = cidrs.first().map(String::as_str).unwrap_or_default();
-        let mut plugin = self.plugin_conf(subnet);
-        if let Some(plugin) = plugin.as_object_mut() {
-            plugin.remove("cniVersion");
-            plugin.remove("name");
-        }
-        serde_json::json!({"cniVersion": "1.0.0", "name": self.nft_table(), "plugins": [plugin]}).to_string()
     }
 
     /// Where clients on this machine find the API server.
@@ -415,13 +428,27 @@ pub fn remove_if_there(path: &Path) -> Result<()> {
 
 /// The address of this host that others reach it by: the source of its default route. No packet is sent.
 pub fn host_address() -> Option<IpAddr> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-    socket.connect((Ipv4Addr::new(203, 0, 113, 1), 9)).ok()?;
-    socket
-        .local_addr()
-        .ok()
-        .map(|a| a.ip())
-        .filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
+    // Addresses for documentation, which are nobody's.
+    default_source(
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        Ipv4Addr::new(203, 0, 113, 1).into(),
+    )
+}
+
+/// The IPv6 address of this host, if it has one that others reach.
+pub fn host_address_v6() -> Option<IpAddr> {
+    let elsewhere = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+    default_source(IpAddr::V6(Ipv6Addr::UNSPECIFIED), elsewhere.into())
+}
+
+fn default_source(any: IpAddr, elsewhere: IpAddr) -> Option<IpAddr> {
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((elsewhere, 9)).ok()?;
+    let usable = |ip: &IpAddr| {
+        let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        !ip.is_loopback() && !ip.is_unspecified() && !link_local
+    };
+    socket.local_addr().ok().map(|a| a.ip()).filter(usable)
 }
 
 #[cfg(test)]
@@ -534,5 +561,11 @@ mod tests {
         let cluster = Cluster::find_or_make_in(root.path(), "skiff", &Wishes::default()).unwrap();
         assert_eq!(cluster.service_ip(10).unwrap().to_string(), "10.96.0.10");
         assert_eq!(cluster.endpoint(), "https://127.0.0.1:6443");
+        assert_eq!(cluster.pod_gateway().unwrap().to_string(), "10.244.0.1");
+        // Another node's networks, as the CNI configuration remembers them.
+        fs::create_dir_all(cluster.cni_conf_dir()).unwrap();
+        let list = r#"{"plugins":[{"subnets":["10.244.7.0/24","fd00:7::/64"]}]}"#;
+        fs::write(cluster.cni_conf_dir().join("10-skiff.conflist"), list).unwrap();
+        assert_eq!(cluster.pod_gateway().unwrap().to_string(), "10.244.7.1");
     }
 }

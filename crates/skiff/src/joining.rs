@@ -2,6 +2,7 @@
 //! networks for who has a token, and the roles by which a token becomes a node's certificate. Made at every start.
 
 use crate::VERSION;
+use crate::cli::{self, PodNetworkMode};
 use crate::cluster::Cluster;
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -12,6 +13,8 @@ use std::net::{IpAddr, SocketAddr};
 pub const BOOTSTRAPPERS: &str = "system:bootstrappers:kubeadm:default-node-token";
 pub const CLUSTER_INFO: &str = "cluster-info";
 pub const CLUSTER_CONFIG: &str = "kubeadm-config";
+/// How packets reach the pods of other nodes, in that ConfigMap: all nodes must do it in the same way.
+pub const POD_NETWORK: &str = "skiff.io.pod-network";
 
 const RBAC: &str = "rbac.authorization.k8s.io";
 const CLUSTER_ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
@@ -22,6 +25,7 @@ const CLUSTER_ROLE_BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterr
 pub fn objects(
     cluster: &Cluster,
     domain: &str,
+    pod_network: PodNetworkMode,
     advertise: IpAddr,
     ca: &str,
 ) -> Result<Vec<(&'static str, Value)>> {
@@ -37,21 +41,21 @@ pub fn objects(
         "networking": {"dnsDomain": domain, "podSubnet": cluster.pod_cidr, "serviceSubnet": cluster.service_cidr},
     });
     let map = |namespace: &str, name: &str, key: &str, value: String| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}, "data": {key: value}});
+    let mut config_map = map(
+        "kube-system",
+        CLUSTER_CONFIG,
+        "ClusterConfiguration",
+        yaml(&config)?,
+    );
+    // kubeadm has no word for it.
+    config_map["data"][POD_NETWORK] = cli::pod_network_name(pod_network).into();
     let mut objects = vec![
         (
             "/api/v1/namespaces/kube-public/configmaps",
             // One entry a line: people read it, and so does the approver of serving certificates.
             map("kube-public", CLUSTER_INFO, "kubeconfig", yaml(&kubeconfig)?),
         ),
-        (
-            "/api/v1/namespaces/kube-system/configmaps",
-            map(
-                "kube-system",
-                CLUSTER_CONFIG,
-                "ClusterConfiguration",
-                yaml(&config)?,
-            ),
-        ),
+        ("/api/v1/namespaces/kube-system/configmaps", config_map),
     ];
     let group = |name: &str| json!({"apiGroup": RBAC, "kind": "Group", "name": name});
     let bind = |name: &str, role: &str, groups: &[&str]| {
@@ -80,8 +84,16 @@ pub fn objects(
             }),
         ),
         bind("kubeadm:get-nodes", "kubeadm:get-nodes", &[BOOTSTRAPPERS]),
-        // An agent has one certificate: its proxy and its pod network are the node, and read what kube-proxy reads.
+        // An agent has one certificate: its proxy, its pod network and its DNS are the node, and read what theirs read.
         bind("skiff:node-proxier", "system:node-proxier", &["system:nodes"]),
+        (
+            CLUSTER_ROLES,
+            json!({
+                "apiVersion": format!("{RBAC}/v1"), "kind": "ClusterRole", "metadata": {"name": "skiff:node-dns"},
+                "rules": [{"apiGroups": [""], "resources": ["namespaces"], "verbs": ["list", "watch"]}],
+            }),
+        ),
+        bind("skiff:node-dns", "skiff:node-dns", &["system:nodes"]),
         bind("skiff:node-trace-reporter", "skiff:trace-reporter", &["system:nodes"]),
     ]);
     let read_map = |namespace: &str, role: &str, name: &str| {
@@ -173,7 +185,14 @@ mod tests {
     fn the_documents_are_what_clients_read() {
         let root = tempfile::tempdir().unwrap();
         let cluster = Cluster::find_or_make_in(root.path(), "skiff", &Wishes::default()).unwrap();
-        let objects = objects(&cluster, "cluster.local", "192.0.2.1".parse().unwrap(), "PEM").unwrap();
+        let objects = objects(
+            &cluster,
+            "cluster.local",
+            Some(Default::default()),
+            "192.0.2.1".parse().unwrap(),
+            "PEM",
+        )
+        .unwrap();
         let text = |name: &str, key: &str| {
             let found = objects
                 .iter()
@@ -200,7 +219,14 @@ mod tests {
     fn who_may_what() {
         let root = tempfile::tempdir().unwrap();
         let cluster = Cluster::find_or_make_in(root.path(), "skiff", &Wishes::default()).unwrap();
-        let objects = objects(&cluster, "cluster.local", "192.0.2.1".parse().unwrap(), "PEM").unwrap();
+        let objects = objects(
+            &cluster,
+            "cluster.local",
+            Some(Default::default()),
+            "192.0.2.1".parse().unwrap(),
+            "PEM",
+        )
+        .unwrap();
         for (_, object) in &objects {
             for subject in object["subjects"].as_array().into_iter().flatten() {
                 let name = subject["name"].as_str().unwrap();

@@ -3,11 +3,14 @@
 
 use crate::cluster::Cluster;
 use anyhow::{Result, bail};
-use skiff_network::proxy::Cidr;
+use skiff_meta::net::{Cidr, parse_list};
 use std::net::IpAddr;
 
 /// The pod network holds at least one node's pods.
 const LARGEST_POD_PREFIX: u8 = 24;
+const LARGEST_POD_PREFIX_V6: u8 = 64;
+/// Upstream's limit: no more than 65,536 nodes' parts.
+const SMALLEST_POD_PREFIX_V6: u8 = 48;
 /// DNS has the tenth address of the service network.
 const LARGEST_SERVICE_PREFIX: u8 = 28;
 /// Upstream's limit: the allocator keeps at most a million addresses.
@@ -16,31 +19,38 @@ const SMALLEST_SERVICE_PREFIX: u8 = 12;
 /// `others` are the clusters that exist on this machine, `host` is the address that others reach it by.
 pub fn check(cluster: &Cluster, others: &[Cluster], host: Option<IpAddr>) -> Result<()> {
     let pods = parse("--cluster-cidr", &cluster.pod_cidr)?;
-    if pods.prefix > LARGEST_POD_PREFIX {
+    check_pods(&pods)?;
+    let services = parse("--service-cluster-ip-range", &cluster.service_cidr)?;
+    let [services] = services[..] else {
         bail!(
-            "--cluster-cidr {pods} is too small: a node takes 256 addresses, so use a /{LARGEST_POD_PREFIX} or larger"
+            "--service-cluster-ip-range {}: one network is supported",
+            cluster.service_cidr
+        );
+    };
+    if services.is_ipv6() {
+        bail!(
+            "--service-cluster-ip-range {services} is not an IPv4 network; services of IPv6 are not supported yet"
         );
     }
-    let services = parse("--service-cluster-ip-range", &cluster.service_cidr)?;
-    if !(SMALLEST_SERVICE_PREFIX..=LARGEST_SERVICE_PREFIX).contains(&services.prefix) {
+    if !(SMALLEST_SERVICE_PREFIX..=LARGEST_SERVICE_PREFIX).contains(&services.prefix()) {
         bail!(
             "--service-cluster-ip-range {services} must be between a /{SMALLEST_SERVICE_PREFIX} and a /{LARGEST_SERVICE_PREFIX}"
         );
     }
-    if overlap(pods, services) {
+    if let Some(pods) = pods.iter().find(|pods| pods.overlaps(services)) {
         bail!(
             "--cluster-cidr {pods} and --service-cluster-ip-range {services} overlap; choose networks apart"
         );
     }
-    for (flag, network) in [("--cluster-cidr", pods), ("--service-cluster-ip-range", services)] {
-        if let Some(host @ IpAddr::V4(address)) = host
-            && overlap(network, Cidr { address, prefix: 32 })
-        {
+    let pods = pods.into_iter().map(|network| ("--cluster-cidr", network));
+    for (flag, network) in pods.chain([("--service-cluster-ip-range", services)]) {
+        if let Some(host) = host.filter(|host| network.contains(*host)) {
             bail!("{flag} {network} contains this machine's own address {host}; choose another network");
         }
         for other in others.iter().filter(|other| other.name != cluster.name) {
             for theirs in [&other.pod_cidr, &other.service_cidr] {
-                if theirs.parse().is_ok_and(|theirs| overlap(network, theirs)) {
+                let theirs = parse_list(theirs).unwrap_or_default();
+                if let Some(theirs) = theirs.iter().find(|theirs| theirs.overlaps(network)) {
                     bail!(
                         "{flag} {network} overlaps {theirs} of cluster {:?} on this machine; choose another network",
                         other.name
@@ -52,21 +62,45 @@ pub fn check(cluster: &Cluster, others: &[Cluster], host: Option<IpAddr>) -> Res
     Ok(())
 }
 
-fn parse(flag: &str, text: &str) -> Result<Cidr> {
-    let network: Cidr = text.parse().map_err(|why| anyhow::anyhow!("{flag}: {why}"))?;
-    if network.address.is_loopback() || network.address.is_multicast() || network.address.is_unspecified() {
-        bail!("{flag} {network} is not a network for hosts");
+fn check_pods(pods: &[Cidr]) -> Result<()> {
+    match pods {
+        [_] => {}
+        [a, b] if !a.same_family(*b) => {}
+        _ => bail!("--cluster-cidr: write one network, or one of each address family with a comma between"),
     }
-    Ok(network)
+    for network in pods {
+        let (largest, node) = match network.is_ipv4() {
+            true => (LARGEST_POD_PREFIX, "256 addresses"),
+            false => (LARGEST_POD_PREFIX_V6, "a /64"),
+        };
+        if network.prefix() > largest {
+            bail!(
+                "--cluster-cidr {network} is too small: a node takes {node}, so use a /{largest} or larger"
+            );
+        }
+        if network.is_ipv6() && network.prefix() < SMALLEST_POD_PREFIX_V6 {
+            bail!("--cluster-cidr {network} is too large: use a /{SMALLEST_POD_PREFIX_V6} or smaller");
+        }
+    }
+    if pods[0].is_ipv6() {
+        bail!(
+            "--cluster-cidr {}: the first network must be an IPv4 one; services of IPv6 are not supported yet",
+            pods[0]
+        );
+    }
+    Ok(())
 }
 
-fn overlap(a: Cidr, b: Cidr) -> bool {
-    let prefix = u32::from(a.prefix.min(b.prefix));
-    let shift = 32 - prefix;
-    (u32::from(a.address) ^ u32::from(b.address))
-        .checked_shr(shift)
-        .unwrap_or(0)
-        == 0
+fn parse(flag: &str, text: &str) -> Result<Vec<Cidr>> {
+    let networks = parse_list(text).map_err(|why| anyhow::anyhow!("{flag}: {why}"))?;
+    for network in &networks {
+        let address = network.address();
+        let link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+        if address.is_loopback() || address.is_multicast() || address.is_unspecified() || link_local {
+            bail!("{flag} {network} is not a network for hosts");
+        }
+    }
+    Ok(networks)
 }
 
 #[cfg(test)]
@@ -89,10 +123,25 @@ mod tests {
             check(&tried, &[one.clone(), two.clone()], host).map_err(|error| error.to_string())
         };
         assert_eq!(tried("10.9.0.0/16", "10.8.0.0/16"), Ok(()));
+        assert_eq!(tried("10.9.0.0/16,fd00:9::/48", "10.8.0.0/16"), Ok(()));
         assert_eq!(tried(&one.pod_cidr, &one.service_cidr), Ok(()), "its own");
         for (pods, services, why) in [
-            ("nonsense", "10.8.0.0/16", "not an IPv4 network"),
-            ("fd00::/48", "10.8.0.0/16", "not an IPv4 network"),
+            ("nonsense", "10.8.0.0/16", "not a network in CIDR notation"),
+            ("fd00::/48", "10.8.0.0/16", "first network must be an IPv4 one"),
+            (
+                "10.9.0.0/16,10.10.0.0/16",
+                "10.8.0.0/16",
+                "one of each address family",
+            ),
+            ("10.9.0.0/16,fd00::/80", "10.8.0.0/16", "a node takes a /64"),
+            ("10.9.0.0/16,fd00::/40", "10.8.0.0/16", "too large"),
+            ("10.9.0.0/16,fe80::/64", "10.8.0.0/16", "not a network for hosts"),
+            ("10.9.0.0/16", "fd00::/112", "not an IPv4 network"),
+            (
+                "10.9.0.0/16",
+                "10.8.0.0/16,fd00::/112",
+                "one network is supported",
+            ),
             ("10.9.0.0/25", "10.8.0.0/16", "too small"),
             ("127.0.0.0/16", "10.8.0.0/16", "not a network for hosts"),
             ("10.9.0.0/16", "10.8.0.0/29", "between a /12 and a /28"),

@@ -73,7 +73,7 @@ async fn run(args: &ServerArgs, reporter: &Arc<Reporter>) -> Result<()> {
         );
     }
     let args = &match cluster.agent {
-        true => agent_args(args, &AgentState::read(&cluster)?),
+        true => agent_args(args, &AgentState::read(&cluster)?)?,
         false => args.clone(),
     };
     let Some(mut lock) = cluster.lock()? else {
@@ -142,11 +142,12 @@ async fn run(args: &ServerArgs, reporter: &Arc<Reporter>) -> Result<()> {
 }
 
 /// The flags of an agent: those of `skiff join`, and what its cluster said.
-fn agent_args(args: &ServerArgs, state: &AgentState) -> ServerArgs {
-    ServerArgs {
-        components: vec![Component::Node, Component::Proxy],
+fn agent_args(args: &ServerArgs, state: &AgentState) -> Result<ServerArgs> {
+    Ok(ServerArgs {
+        components: vec![Component::Node, Component::Proxy, Component::Dns],
         cluster_domain: state.cluster_domain.clone(),
+        pod_network: cli::pod_network(&state.pod_network).map_err(anyhow::Error::msg)?,
         node: state.node.clone(),
         ..args.clone()
-    }
+    })
 }

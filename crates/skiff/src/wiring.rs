@@ -139,15 +139,14 @@ async fn start(machine: &Machine) -> Result<()> {
 
 /// Each node takes a part of the pod network, and there must be room for one.
 fn check_mask(cluster: &Cluster, mask: u8) -> Result<()> {
-    let prefix = cluster
-        .pod_cidr
-        .split_once('/')
-        .and_then(|(_, bits)| bits.parse::<u8>().ok());
-    if prefix.is_some_and(|prefix| prefix > mask) {
+    let pods = cluster.pod_cidrs()?;
+    if let Some(network) = pods
+        .into_iter()
+        .find(|network| network.is_ipv4() && network.prefix() > mask)
+    {
         bail!(
-            "--node-cidr-mask-size {mask} is larger than the whole pod network {}; choose at least {}",
-            cluster.pod_cidr,
-            prefix.unwrap_or_default()
+            "--node-cidr-mask-size {mask} is larger than the whole pod network {network}; choose at least {}",
+            network.prefix()
         );
     }
     Ok(())

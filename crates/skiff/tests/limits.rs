@@ -198,7 +198,7 @@ fn requests_are_refused() -> Result<()> {
     let (code, said) = post("/api/v1/namespaces/default/configmaps", &nested(90))?;
     ensure!(code == 0, "{said}");
 
-    page_says("IPv4 only, in the pod network and in the service proxy")?;
+    page_says("Services are IPv4 only")?;
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "six"},
         "spec": {"ipFamilies": ["IPv6"], "ports": [{"port": 80}]}});
     let (code, said) = post("/api/v1/namespaces/default/services", &service.to_string())?;

@@ -1,6 +1,6 @@
 //! The devices of `skiff-bridge`: one bridge a cluster and node, a veth pair a sandbox.
 //!
-//! A sandbox gets its address as a /32 with the gateway as its only neighbour, so that all traffic
+//! A sandbox gets its addresses as a /32 and a /128 with the gateway as its only neighbour, so that all traffic
 //! between pods passes the host's network layer. On a plain bridge, the answer of a service's endpoint
 //! to a client on the same bridge would take the short way past connection tracking, and the client
 //! would refuse an answer from an address it never spoke to.
@@ -12,7 +12,8 @@
 //! Hardware addresses follow from IP addresses, so that a neighbour entry never outlives its truth:
 //! who gets an address later has the same hardware address, and the gateway's does not change with the
 //! ports of the bridge. For the same reason the bridge need not learn them: each port has one static entry, and
-//! frames for others are not flooded to it.
+//! frames for others are not flooded to it. IPv6 has no neighbour discovery here at all: sandbox and host have
+//! permanent entries of each other.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -21,14 +22,17 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use nlink::netlink::InterfaceRef;
-use nlink::netlink::addr::Ipv4Address;
+use nlink::netlink::addr::{Ipv4Address, Ipv6Address};
 use nlink::netlink::fdb::FdbEntryBuilder;
 use nlink::netlink::link::{BridgeLink, BridgePortConfig, LinkCreateExt, VethLink};
-use nlink::netlink::route::Ipv4Route;
+use nlink::netlink::messages::AddressMessage;
+use nlink::netlink::neigh::Neighbor;
+use nlink::netlink::route::{Ipv4Route, Ipv6Route};
 use nlink::netlink::{Connection, Route};
 
 use super::guard::Guard;
-use super::{BridgeConf, Subnet, ipam};
+use super::subnet::Subnets;
+use super::{BridgeConf, ipam};
 use crate::result::CniError;
 use crate::{Error, Result};
 
@@ -38,15 +42,15 @@ fn failed(what: impl std::fmt::Display) -> impl FnOnce(nlink::Error) -> CniError
     move |error| CniError::new(CniError::INTERNAL, format!("{what}: {error}"))
 }
 
-/// Makes the bridge with the gateway's address, or completes one that is there, with the guards of all its
+/// Makes the bridge with the gateways' addresses, or completes one that is there, with the guards of all its
 /// ports: those of sandboxes that outlived the process that made them, too.
 pub async fn ensure_bridge(conf: &BridgeConf) -> Result<()> {
     let invalid = |error: CniError| Error::Invalid(error.to_string());
-    let subnet = conf.validate().map_err(invalid)?;
+    let subnets = conf.validate().map_err(invalid)?;
     let host = Connection::<Route>::new()?;
-    ensure(&host, conf, subnet).await.map_err(invalid)?;
+    ensure(&host, conf, &subnets).await.map_err(invalid)?;
     let none = BTreeSet::new();
-    let restored = restore_ports(&host, conf, subnet, &none).await;
+    let restored = restore_ports(&host, conf, &subnets, &none).await;
     restored.map(drop).map_err(invalid)
 }
 
@@ -54,22 +58,18 @@ pub async fn ensure_bridge(conf: &BridgeConf) -> Result<()> {
 /// Returns how many there were.
 pub async fn restore_guards(conf: &BridgeConf) -> Result<usize> {
     let invalid = |error: CniError| Error::Invalid(error.to_string());
-    let subnet = conf.validate().map_err(invalid)?;
+    let subnets = conf.validate().map_err(invalid)?;
     let protected = Guard::open(&conf.bridge)?.protected().await?;
     let host = Connection::<Route>::new()?;
-    restore_ports(&host, conf, subnet, &protected)
+    restore_ports(&host, conf, &subnets, &protected)
         .await
         .map_err(invalid)
 }
 
 /// Removes the bridge and its guards; the host ends of sandboxes that still use it stay. Not having it is fine.
-pub async fn remove_bridge(conf: &BridgeConf) -> Result<()> {
-    conf.validate()
-        .map_err(|error| Error::Invalid(error.to_string()))?;
-    Connection::<Route>::new()?
-        .del_link_if_exists(conf.bridge.as_str())
-        .await?;
-    Guard::open(&conf.bridge)?.remove_table().await?;
+pub async fn remove_bridge(bridge: &str) -> Result<()> {
+    Connection::<Route>::new()?.del_link_if_exists(bridge).await?;
+    Guard::open(bridge)?.remove_table().await?;
     Ok(())
 }
 
@@ -77,16 +77,16 @@ pub async fn remove_bridge(conf: &BridgeConf) -> Result<()> {
 async fn restore_ports(
     host: &Connection<Route>,
     conf: &BridgeConf,
-    subnet: Subnet,
+    subnets: &Subnets,
     done: &BTreeSet<String>,
 ) -> PluginResult<usize> {
     let mut restored = 0;
-    for (container_id, ifname, address) in ipam::Addresses::new(conf, subnet).held()? {
-        let host_ifname = host_ifname(&conf.name, &container_id, &ifname);
+    for held in ipam::Addresses::new(conf, subnets.clone()).held()? {
+        let host_ifname = host_ifname(&conf.name, &held.container_id, &held.ifname);
         if done.contains(&host_ifname) || !is_there(host, &host_ifname).await? {
             continue;
         }
-        match set_up_port(host, conf, subnet, &host_ifname, address).await {
+        match set_up_port(host, conf, subnets, &host_ifname, &held.addresses).await {
             Ok(()) => restored += 1,
             // Its sandbox may be gone by now.
             Err(error) if is_there(host, &host_ifname).await? => return Err(error),
@@ -101,15 +101,16 @@ async fn is_there(host: &Connection<Route>, ifname: &str) -> PluginResult<bool> 
     Ok(link.map_err(failed(format_args!("look for {ifname}")))?.is_some())
 }
 
-async fn ensure(host: &Connection<Route>, conf: &BridgeConf, subnet: Subnet) -> PluginResult<u32> {
+async fn ensure(host: &Connection<Route>, conf: &BridgeConf, subnets: &Subnets) -> PluginResult<u32> {
     let find = || async {
         host.get_link_by_name(conf.bridge.as_str())
             .await
             .map_err(failed("look for the bridge"))
     };
+    let mac = mac_of(subnets.first_gateway());
     let mut link = find().await?;
     if link.is_none() {
-        let mut bridge = BridgeLink::new(&conf.bridge).address(mac_of(subnet.gateway()));
+        let mut bridge = BridgeLink::new(&conf.bridge).address(mac);
         if let Some(mtu) = conf.mtu {
             bridge = bridge.mtu(mtu);
         }
@@ -128,10 +129,25 @@ async fn ensure(host: &Connection<Route>, conf: &BridgeConf, subnet: Subnet) -> 
         ));
     }
     let index = link.ifindex();
-    host.replace_address(Ipv4Address::with_index(index, subnet.gateway(), subnet.prefix))
-        .await
-        .map_err(failed("give the bridge its address"))?;
-    set_sysctl("ipv4/ip_forward", "1")?;
+    // The node may have got other networks since, or another way to its peers.
+    if link.address() != Some(&mac) {
+        host.set_link_address_by_index(index, mac)
+            .await
+            .map_err(failed("give the bridge its hardware address"))?;
+    }
+    if let Some(mtu) = conf.mtu.filter(|mtu| link.mtu() != Some(*mtu)) {
+        host.set_link_mtu_by_index(index, mtu)
+            .await
+            .map_err(failed("set the bridge's MTU"))?;
+    }
+    set_up_ipv6(&conf.bridge, subnets.has_ipv6())?;
+    give_gateways(host, index, subnets).await?;
+    if subnets.has_ipv4() {
+        set_sysctl("ipv4/ip_forward", "1")?;
+    }
+    if subnets.has_ipv6() {
+        forward_ipv6(&conf.bridge)?;
+    }
     // Pods are each other's neighbours by design only through us; nobody should tell them or us otherwise.
     for (name, value) in [
         ("send_redirects", "0"),
@@ -141,7 +157,6 @@ async fn ensure(host: &Connection<Route>, conf: &BridgeConf, subnet: Subnet) -> 
     ] {
         set_sysctl(&format!("ipv4/conf/{}/{name}", conf.bridge), value)?;
     }
-    disable_ipv6(&conf.bridge)?;
     Guard::open(&conf.bridge)
         .map_err(failed("open netlink"))?
         .ensure_table()
@@ -156,13 +171,53 @@ async fn ensure(host: &Connection<Route>, conf: &BridgeConf, subnet: Subnet) -> 
     Ok(index)
 }
 
+/// The gateways' addresses, and none of a network that the node no longer has.
+async fn give_gateways(host: &Connection<Route>, index: u32, subnets: &Subnets) -> PluginResult<()> {
+    let give = failed("give the bridge its address");
+    for subnet in subnets.iter() {
+        let given = match subnet.gateway() {
+            IpAddr::V4(gateway) => {
+                let address = Ipv4Address::with_index(index, gateway, subnet.prefix());
+                host.replace_address(address).await
+            }
+            // A bridge without ports has no carrier, and detection of duplicates would never end.
+            IpAddr::V6(gateway) => {
+                let address = Ipv6Address::with_index(index, gateway, subnet.prefix()).nodad();
+                host.replace_address(address).await
+            }
+        };
+        if let Err(error) = given {
+            return Err(give(error));
+        }
+    }
+    let present = host
+        .get_addresses_by_index(index)
+        .await
+        .map_err(failed("list the bridge's addresses"))?;
+    for message in present {
+        let Some(address) = message.primary_address().copied() else {
+            continue;
+        };
+        let wanted = subnets
+            .iter()
+            .any(|subnet| subnet.gateway() == address && subnet.prefix() == message.prefix_len());
+        let link_local = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        if !wanted && !link_local {
+            host.del_address_by_index(index, address, message.prefix_len())
+                .await
+                .map_err(failed("remove a former address of the bridge"))?;
+        }
+    }
+    Ok(())
+}
+
 pub(super) async fn attach(
     conf: &BridgeConf,
-    subnet: Subnet,
+    subnets: &Subnets,
     netns: &Path,
     ifname: &str,
     host_ifname: &str,
-    address: Ipv4Addr,
+    addresses: &[IpAddr],
 ) -> PluginResult<()> {
     let host = Connection::<Route>::new().map_err(failed("open netlink"))?;
     let namespace = open_namespace(netns)?;
@@ -172,12 +227,12 @@ pub(super) async fn attach(
         .map_err(failed("look for the bridge"))?
     {
         Some(link) if link.is_up() && link.kind() == Some("bridge") => link.ifindex(),
-        _ => ensure(&host, conf, subnet).await?,
+        _ => ensure(&host, conf, subnets).await?,
     };
     let pair = || {
         let mut pair = VethLink::new(host_ifname, ifname)
             .peer_netns_fd(&namespace)
-            .peer_address(mac_of(address));
+            .peer_address(mac_of_pod(addresses));
         if let Some(mtu) = conf.mtu {
             pair = pair.mtu(mtu);
         }
@@ -197,8 +252,8 @@ pub(super) async fn attach(
         added => added.map_err(failed(format_args!("add {ifname} to the sandbox")))?,
     }
     let configured = async {
-        set_up_port(&host, conf, subnet, host_ifname, address).await?;
-        configure(subnet, namespace, ifname, address).await
+        set_up_port(&host, conf, subnets, host_ifname, addresses).await?;
+        configure(conf, subnets, namespace, ifname, addresses).await
     }
     .await;
     if configured.is_err() {
@@ -212,13 +267,13 @@ pub(super) async fn attach(
 async fn set_up_port(
     host: &Connection<Route>,
     conf: &BridgeConf,
-    subnet: Subnet,
+    subnets: &Subnets,
     host_ifname: &str,
-    address: Ipv4Addr,
+    addresses: &[IpAddr],
 ) -> PluginResult<()> {
     Guard::open(&conf.bridge)
         .map_err(failed("open netlink"))?
-        .protect(host_ifname, address, subnet.gateway())
+        .protect(host_ifname, addresses, subnets)
         .await
         .map_err(failed(format_args!("guard {host_ifname}")))?;
     let port = BridgePortConfig::new()
@@ -229,17 +284,30 @@ async fn set_up_port(
     host.set_bridge_port(host_ifname, port)
         .await
         .map_err(failed("configure the bridge port"))?;
-    let entry = FdbEntryBuilder::new(mac_of(address)).dev(host_ifname).static_();
-    host.replace_fdb(entry)
+    let mac = mac_of_pod(addresses);
+    host.replace_fdb(FdbEntryBuilder::new(mac).dev(host_ifname).static_())
         .await
         .map_err(failed("tell the bridge the sandbox's hardware address"))?;
-    disable_ipv6(host_ifname)?;
+    for address in addresses.iter().filter(|address| address.is_ipv6()) {
+        let neighbour = Neighbor::new(&conf.bridge, *address).lladdr(mac).permanent();
+        host.replace_neighbor(neighbour)
+            .await
+            .map_err(failed(format_args!("enter the neighbour {address}")))?;
+    }
+    // The port itself has no addresses.
+    set_up_ipv6(host_ifname, false)?;
     host.set_link_up(host_ifname)
         .await
         .map_err(failed(format_args!("bring {host_ifname} up")))
 }
 
-async fn configure(subnet: Subnet, namespace: File, ifname: &str, address: Ipv4Addr) -> PluginResult<()> {
+async fn configure(
+    conf: &BridgeConf,
+    subnets: &Subnets,
+    namespace: File,
+    ifname: &str,
+    addresses: &[IpAddr],
+) -> PluginResult<()> {
     enter(&namespace)?;
     let sandbox = Connection::<Route>::new().map_err(failed("open netlink in the sandbox"))?;
     let link = sandbox
@@ -248,6 +316,13 @@ async fn configure(subnet: Subnet, namespace: File, ifname: &str, address: Ipv4A
         .map_err(failed("look into the sandbox"))?
         .ok_or_else(|| CniError::new(CniError::INTERNAL, format!("{ifname} did not reach the sandbox")))?;
     let index = link.ifindex();
+    // A pair made by the kernel's default may differ from its bridge.
+    if let Some(mtu) = conf.mtu.filter(|mtu| link.mtu() != Some(*mtu)) {
+        sandbox
+            .set_link_mtu_by_index(index, mtu)
+            .await
+            .map_err(failed("set the sandbox's MTU"))?;
+    }
     // The loopback device has index 1 in every namespace.
     sandbox
         .set_link_up_by_index(1)
@@ -256,32 +331,61 @@ async fn configure(subnet: Subnet, namespace: File, ifname: &str, address: Ipv4A
     // The host forwards between pods over one bridge and may tell them of a shorter way; there is none.
     set_sysctl("ipv4/conf/all/accept_redirects", "0")?;
     set_sysctl(&format!("ipv4/conf/{ifname}/accept_redirects"), "0")?;
-    disable_ipv6(ifname)?;
-    sandbox
-        .add_address(Ipv4Address::with_index(index, address, 32))
-        .await
-        .map_err(failed(format_args!("give {ifname} its address")))?;
+    set_up_ipv6(ifname, addresses.iter().any(IpAddr::is_ipv6))?;
+    let give = |error| failed(format_args!("give {ifname} its address"))(error);
+    for address in addresses {
+        match *address {
+            IpAddr::V4(address) => {
+                let address = Ipv4Address::with_index(index, address, 32);
+                sandbox.add_address(address).await.map_err(give)?;
+            }
+            // Nobody else can have it, and a process may bind to it at once.
+            IpAddr::V6(address) => {
+                let address = Ipv6Address::with_index(index, address, 128).nodad();
+                sandbox.add_address(address).await.map_err(give)?;
+            }
+        }
+    }
     sandbox
         .set_link_up_by_index(index)
         .await
         .map_err(failed(format_args!("bring {ifname} up")))?;
-    sandbox
-        .add_route(
-            Ipv4Route::default_route()
-                .gateway(subnet.gateway())
-                .dev_index(index)
-                .onlink(),
-        )
-        .await
-        .map_err(failed("add the default route"))
+    let route = |error| failed("add the default route")(error);
+    for address in addresses {
+        match subnets.gateway_of(*address) {
+            Some(IpAddr::V4(gateway)) => {
+                let default = Ipv4Route::default_route().gateway(gateway).dev_index(index);
+                sandbox.add_route(default.onlink()).await.map_err(route)?;
+            }
+            Some(IpAddr::V6(gateway)) => {
+                let neighbour =
+                    Neighbor::with_index_v6(index, gateway).lladdr(mac_of(subnets.first_gateway()));
+                sandbox
+                    .replace_neighbor(neighbour.permanent())
+                    .await
+                    .map_err(failed("enter the gateway as a neighbour"))?;
+                let default = Ipv6Route::default_route().gateway(gateway).dev_index(index);
+                sandbox.add_route(default.onlink()).await.map_err(route)?;
+            }
+            None => {}
+        }
+    }
+    Ok(())
 }
 
 /// Removes the pair by its host end. The sandbox may be gone, and the pair with it.
-pub(super) async fn detach(conf: &BridgeConf, host_ifname: &str) -> PluginResult<()> {
+pub(super) async fn detach(conf: &BridgeConf, host_ifname: &str, addresses: &[IpAddr]) -> PluginResult<()> {
     let host = Connection::<Route>::new().map_err(failed("open netlink"))?;
     host.del_link_if_exists(host_ifname)
         .await
         .map_err(failed(format_args!("remove {host_ifname}")))?;
+    if addresses.iter().any(IpAddr::is_ipv6) && is_there(&host, &conf.bridge).await? {
+        for address in addresses.iter().filter(|address| address.is_ipv6()) {
+            host.del_neighbor_if_exists(Neighbor::new(&conf.bridge, *address))
+                .await
+                .map_err(failed(format_args!("remove the neighbour {address}")))?;
+        }
+    }
     Guard::open(&conf.bridge)
         .map_err(failed("open netlink"))?
         .forget(host_ifname)
@@ -294,7 +398,7 @@ pub(super) async fn check(
     netns: &Path,
     ifname: &str,
     host_ifname: &str,
-    address: Ipv4Addr,
+    wanted: &[IpAddr],
 ) -> PluginResult<()> {
     let wrong = |what: String| Err(CniError::new(CniError::INTERNAL, what));
     let host = Connection::<Route>::new().map_err(failed("open netlink"))?;
@@ -332,12 +436,11 @@ pub(super) async fn check(
         .get_addresses_by_index(link.ifindex())
         .await
         .map_err(failed("look into the sandbox"))?;
-    let wanted = IpAddr::V4(address);
-    if !addresses
-        .iter()
-        .any(|a| a.local() == Some(&wanted) || a.address() == Some(&wanted))
-    {
-        return wrong(format!("{ifname} has lost its address {address}"));
+    for wanted in wanted {
+        let has = |a: &AddressMessage| a.local() == Some(wanted) || a.address() == Some(wanted);
+        if !addresses.iter().any(has) {
+            return wrong(format!("{ifname} has lost its address {wanted}"));
+        }
     }
     Ok(())
 }
@@ -365,20 +468,48 @@ fn enter(namespace: &File) -> PluginResult<()> {
     })
 }
 
-/// The pod network has IPv4 only. An interface with IPv6 would take part in it all the same: configure itself
-/// an address, and others from whoever advertises a router.
-fn disable_ipv6(ifname: &str) -> PluginResult<()> {
+/// Whether an interface takes part in IPv6. If so, with the addresses that it is given alone: not one that it makes
+/// up itself, nor others from whoever advertises a router.
+fn set_up_ipv6(ifname: &str, on: bool) -> PluginResult<()> {
     if !Path::new("/proc/sys/net/ipv6").exists() {
+        if on {
+            let why = "the pod network has IPv6, but this kernel has not (ipv6.disable=1?)";
+            return Err(CniError::new(CniError::INTERNAL, why));
+        }
         return Ok(());
     }
     for (name, value) in [
         ("accept_ra", "0"),
         ("accept_redirects", "0"),
-        ("disable_ipv6", "1"),
+        // No link-local address.
+        ("addr_gen_mode", "1"),
+        ("disable_ipv6", if on { "0" } else { "1" }),
     ] {
         set_sysctl(&format!("ipv6/conf/{ifname}/{name}"), value)?;
     }
     Ok(())
+}
+
+/// Makes this machine forward IPv6. A machine that does so no longer listens to routers, unless told to: those of its
+/// interfaces that do keep doing so, or it would lose its own way out.
+fn forward_ipv6(bridge: &str) -> PluginResult<()> {
+    if std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/forwarding").is_ok_and(|on| on.trim() == "1") {
+        return Ok(());
+    }
+    for entry in std::fs::read_dir("/proc/sys/net/ipv6/conf")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let listens = || std::fs::read_to_string(entry.path().join("accept_ra"));
+        if !["all", "default", "lo", bridge].contains(&name.as_str())
+            && listens().is_ok_and(|value| value.trim() == "1")
+        {
+            set_sysctl(&format!("ipv6/conf/{name}/accept_ra"), "2")?;
+        }
+    }
+    set_sysctl("ipv6/conf/all/forwarding", "1")
 }
 
 /// Sets a setting below `net`.
@@ -404,10 +535,24 @@ pub(super) fn host_ifname(network: &str, container_id: &str, ifname: &str) -> St
     format!("veth{:011x}", hash >> 20)
 }
 
-pub(super) fn mac_of(address: Ipv4Addr) -> [u8; 6] {
-    let [a, b, c, d] = address.octets();
+/// The hardware address that follows from an IP address: of IPv6 the last bytes, which differ within a node.
+pub fn mac_of(address: IpAddr) -> [u8; 6] {
+    let [a, b, c, d] = match address {
+        IpAddr::V4(address) => address.octets(),
+        IpAddr::V6(address) => (address.to_bits() as u32).to_be_bytes(),
+    };
     // Locally administered, unicast.
     [0x0a, 0x58, a, b, c, d]
+}
+
+/// A sandbox has one hardware address, whatever addresses it has.
+pub(super) fn mac_of_pod(addresses: &[IpAddr]) -> [u8; 6] {
+    mac_of(
+        addresses
+            .first()
+            .copied()
+            .unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+    )
 }
 
 pub(super) fn format_mac(mac: [u8; 6]) -> String {
@@ -425,8 +570,12 @@ mod tests {
         assert_eq!(one, host_ifname("net", "abc", "eth0"));
         assert_ne!(one, host_ifname("net", "abce", "th0"));
         assert_eq!(
-            format_mac(mac_of(Ipv4Addr::new(10, 244, 0, 5))),
+            format_mac(mac_of("10.244.0.5".parse().unwrap())),
             "0a:58:0a:f4:00:05"
+        );
+        assert_eq!(
+            format_mac(mac_of("fd00::1:5".parse().unwrap())),
+            "0a:58:00:01:00:05"
         );
     }
 }

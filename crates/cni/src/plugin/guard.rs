@@ -1,22 +1,26 @@
 //! What a sandbox may send. Each host end has an nftables chain at its ingress hook, which sees every frame
-//! before the bridge, the host's protocol handlers and connection tracking do. The chain accepts IPv4 and ARP
+//! before the bridge, the host's protocol handlers and connection tracking do. The chain accepts IPv4, IPv6 and ARP
 //! that carry the sandbox's own hardware and IP address and are meant for the gateway, its only neighbour; all
-//! else is dropped: forged ARP, forged sources, IPv6 (so router advertisements too), DHCP servers, frames to
-//! other sandboxes, frames to the link-local multicast group that a bridge hands to the host unseen.
+//! else is dropped: forged ARP, forged sources, a family that the sandbox has no address of, DHCP servers, frames
+//! to other sandboxes, frames to the link-local multicast group that a bridge hands to the host unseen.
+//!
+//! Of IPv6's neighbour discovery nothing passes: router advertisements, redirects and forged neighbours have no
+//! good use here, because both ends have permanent neighbour entries of each other.
 //!
 //! The hook belongs to the port, not to the bridge: a `bridge` table does not see the link-local group, and
 //! cannot tell bridges apart on every kernel.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use nlink::netlink::nftables::{
-    BaseChain, Chain, CmpOp, Expr, Family, FilterHook, NFT_MSG_NEWTABLE, PayloadBase, Policy, Priority,
-    RawMessage, Register, Rule,
+    BaseChain, Chain, CmpOp, Expr, Family, FilterHook, MetaKey, NFT_MSG_NEWTABLE, PayloadBase, Policy,
+    Priority, RawMessage, Register, Rule,
 };
 use nlink::netlink::{Connection, Nftables};
 
-use super::bridge::mac_of;
+use super::bridge::{mac_of, mac_of_pod};
+use super::subnet::Subnets;
 
 const FAMILY: Family = Family::Netdev;
 
@@ -27,6 +31,7 @@ const NLM_F_CREATE: u16 = 0x400;
 const NFTA_TABLE_NAME: u16 = 1;
 
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
+const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 const ETHERTYPE_ARP: [u8; 2] = [0x08, 0x06];
 
 /// The first eight bytes of ARP for IPv4 over Ethernet: hardware, protocol, their lengths, the operation.
@@ -38,6 +43,11 @@ const ARP_SENDER: u32 = 8;
 const ARP_TARGET_IP: u32 = 24;
 const IPV4_SOURCE: u32 = 12;
 const IPV4_DESTINATION: u32 = 16;
+const IPV6_SOURCE: u32 = 8;
+
+const ICMPV6: u8 = 58;
+/// Router solicitation to redirect, the messages of neighbour discovery.
+const NEIGHBOUR_DISCOVERY: (u8, u8) = (133, 137);
 
 /// The chains of one bridge's ports: a table named after the bridge, a chain named after the host end.
 pub(super) struct Guard<'a> {
@@ -72,13 +82,13 @@ impl<'a> Guard<'a> {
             .attrs(name)
     }
 
-    /// Limits the host end to what the sandbox with this address may send, in one step: there is no moment
+    /// Limits the host end to what the sandbox with these addresses may send, in one step: there is no moment
     /// with half of the rules. The host end must exist.
     pub(super) async fn protect(
         &self,
         host_ifname: &str,
-        address: Ipv4Addr,
-        gateway: Ipv4Addr,
+        addresses: &[IpAddr],
+        subnets: &Subnets,
     ) -> nlink::Result<()> {
         let base = BaseChain::filter(FilterHook::ingress([host_ifname]), PRIORITY).policy(Policy::Drop);
         let chain = Chain::new(self.table, host_ifname)?.family(FAMILY).base(base);
@@ -89,9 +99,12 @@ impl<'a> Guard<'a> {
             .raw(self.table_message())
             .update_chain(chain)
             .flush_chain(self.table, host_ifname, FAMILY);
-        for fields in allowed(address, gateway) {
-            let rule = Rule::new(self.table, host_ifname).family(FAMILY);
-            let rule = fields.into_iter().fold(rule, Field::add_to);
+        let rule = || Rule::new(self.table, host_ifname).family(FAMILY);
+        if addresses.iter().any(IpAddr::is_ipv6) {
+            transaction = transaction.add_rule(neighbour_discovery(rule()).drop());
+        }
+        for fields in allowed(addresses, subnets) {
+            let rule = fields.into_iter().fold(rule(), Field::add_to);
             transaction = transaction.add_rule(rule.accept());
         }
         transaction.commit(&self.connection).await
@@ -157,32 +170,71 @@ impl Field {
     }
 }
 
+/// Matches neighbour discovery, behind whatever extension headers.
+fn neighbour_discovery(rule: Rule) -> Rule {
+    let (dreg, sreg) = (Register::R0, Register::R0);
+    let kind = |op, value: u8| Expr::Cmp {
+        sreg,
+        op,
+        data: vec![value],
+    };
+    let rule = Field::add_to(rule, Field::new(PayloadBase::LinkLayer, 12, &[&ETHERTYPE_IPV6]));
+    rule.expr(Expr::Meta {
+        dreg,
+        key: MetaKey::L4Proto,
+    })
+    .expr(kind(CmpOp::Eq, ICMPV6))
+    .expr(Expr::Payload {
+        dreg,
+        base: PayloadBase::Transport,
+        offset: 0,
+        len: 1,
+    })
+    .expr(kind(CmpOp::Gte, NEIGHBOUR_DISCOVERY.0))
+    .expr(kind(CmpOp::Lte, NEIGHBOUR_DISCOVERY.1))
+}
+
 /// The frames that pass, one list of conditions each. The type in the Ethernet header is that of the frame as
 /// sent, so tagged frames (VLAN) do not pass.
-fn allowed(address: Ipv4Addr, gateway: Ipv4Addr) -> [Vec<Field>; 3] {
+fn allowed(addresses: &[IpAddr], subnets: &Subnets) -> Vec<Vec<Field>> {
     use PayloadBase::{LinkLayer, Network};
-    let (own_mac, gateway_mac) = (mac_of(address), mac_of(gateway));
-    let (own_ip, gateway_ip) = (address.octets(), gateway.octets());
-    let ipv4 = vec![
-        Field::new(LinkLayer, 0, &[&gateway_mac, &own_mac, &ETHERTYPE_IPV4]),
-        Field::new(Network, IPV4_SOURCE, &[&own_ip]),
-        // The bridge routes loopback addresses for the sake of node ports; sandboxes have no part in that.
-        Field {
-            is: CmpOp::Neq,
-            ..Field::new(Network, IPV4_DESTINATION, &[&[127]])
-        },
-    ];
-    let request = vec![
-        Field::new(LinkLayer, ETHERNET_SOURCE, &[&own_mac, &ETHERTYPE_ARP]),
-        Field::new(Network, 0, &[&ARP_REQUEST, &own_mac]),
-        Field::new(Network, ARP_SENDER + 6, &[&own_ip]),
-        Field::new(Network, ARP_TARGET_IP, &[&gateway_ip]),
-    ];
-    // The host may have asked from any of its addresses, so the target's is not looked at.
-    let reply = vec![
-        Field::new(LinkLayer, 0, &[&gateway_mac, &own_mac, &ETHERTYPE_ARP]),
-        Field::new(Network, 0, &[&ARP_REPLY, &own_mac]),
-        Field::new(Network, ARP_SENDER + 6, &[&own_ip]),
-    ];
-    [ipv4, request, reply]
+    let (own_mac, gateway_mac) = (mac_of_pod(addresses), mac_of(subnets.first_gateway()));
+    let mut allowed = Vec::new();
+    for address in addresses {
+        match (*address, subnets.gateway_of(*address)) {
+            (IpAddr::V4(own), Some(IpAddr::V4(gateway))) => {
+                let (own_ip, gateway_ip) = (own.octets(), gateway.octets());
+                allowed.push(vec![
+                    Field::new(LinkLayer, 0, &[&gateway_mac, &own_mac, &ETHERTYPE_IPV4]),
+                    Field::new(Network, IPV4_SOURCE, &[&own_ip]),
+                    // The bridge routes loopback addresses for the sake of node ports; sandboxes have no part in
+                    // that.
+                    Field {
+                        is: CmpOp::Neq,
+                        ..Field::new(Network, IPV4_DESTINATION, &[&[127]])
+                    },
+                ]);
+                // A request for the gateway, and an answer to the host, which may have asked from any of its
+                // addresses: the target's is not looked at.
+                allowed.push(vec![
+                    Field::new(LinkLayer, ETHERNET_SOURCE, &[&own_mac, &ETHERTYPE_ARP]),
+                    Field::new(Network, 0, &[&ARP_REQUEST, &own_mac]),
+                    Field::new(Network, ARP_SENDER + 6, &[&own_ip]),
+                    Field::new(Network, ARP_TARGET_IP, &[&gateway_ip]),
+                ]);
+                allowed.push(vec![
+                    Field::new(LinkLayer, 0, &[&gateway_mac, &own_mac, &ETHERTYPE_ARP]),
+                    Field::new(Network, 0, &[&ARP_REPLY, &own_mac]),
+                    Field::new(Network, ARP_SENDER + 6, &[&own_ip]),
+                ]);
+            }
+            (IpAddr::V6(own), Some(_)) => allowed.push(vec![
+                Field::new(LinkLayer, 0, &[&gateway_mac, &own_mac, &ETHERTYPE_IPV6]),
+                Field::new(Network, IPV6_SOURCE, &[&own.octets()]),
+            ]),
+            // Of a network that the node no longer has.
+            _ => {}
+        }
+    }
+    allowed
 }

@@ -1,23 +1,31 @@
-//! Host-local addresses: one file an address, named after it and holding its owner, in a directory a
-//! network. A lock file orders processes. Addresses are given out round robin, so that one that was
+//! Host-local addresses of both families: one file an address, named after it and holding its owner, in a
+//! directory a network. A lock file orders processes. Addresses are given out round robin, so that one that was
 //! just freed rests as long as possible.
 //!
-//! Next to the address files, `owners/` maps each owner back to its address, because ADD and DEL must
+//! Next to the address files, `owners/` maps each owner back to its addresses, because ADD and DEL must
 //! not read every file of the directory. The address files are the truth; the map may be missing.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
-use super::{BridgeConf, Subnet};
+use super::BridgeConf;
+use super::subnet::{Subnet, Subnets};
 use crate::result::CniError;
-
-const LAST_RESERVED: &str = "last_reserved_ip.0";
 
 pub(super) struct Addresses {
     dir: PathBuf,
-    subnet: Subnet,
+    subnets: Subnets,
+}
+
+/// What one interface of a sandbox has, IPv4 first.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) container_id: String,
+    pub(super) ifname: String,
+    pub(super) addresses: Vec<IpAddr>,
 }
 
 /// Held while files are changed; the kernel lets go of it if the process dies.
@@ -28,10 +36,10 @@ fn failed(what: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> CniErr
 }
 
 impl Addresses {
-    pub fn new(conf: &BridgeConf, subnet: Subnet) -> Addresses {
+    pub fn new(conf: &BridgeConf, subnets: Subnets) -> Addresses {
         Addresses {
             dir: conf.data_dir.join(&conf.name),
-            subnet,
+            subnets,
         }
     }
 
@@ -62,19 +70,55 @@ impl Addresses {
         self.dir.join("owners").join(format!("{container_id}-{ifname}"))
     }
 
-    /// The address of an owner who has none yet, or the one it already has.
-    pub fn allocate(&self, container_id: &str, ifname: &str) -> Result<Ipv4Addr, CniError> {
+    /// The addresses of an owner who has none yet, one of each network, or those it already has.
+    pub fn allocate(&self, container_id: &str, ifname: &str) -> Result<Vec<IpAddr>, CniError> {
         let _lock = self.lock()?;
-        if let Some(address) = self.mapped(container_id, ifname) {
-            return Ok(address);
+        if let Some(addresses) = self.mapped(container_id, ifname) {
+            return Ok(addresses);
         }
-        let last = std::fs::read_to_string(self.dir.join(LAST_RESERVED))
+        self.free_former(container_id, ifname);
+        let owner = owner_text(container_id, ifname);
+        let mut addresses = Vec::new();
+        let mut reserve = || -> Result<(), CniError> {
+            for (number, subnet) in self.subnets.iter().enumerate() {
+                addresses.push(self.reserve(number, subnet, &owner)?);
+            }
+            let text: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+            let path = self.owner_path(container_id, ifname);
+            std::fs::write(&path, text.join("\n")).map_err(failed(path.display()))
+        };
+        if let Err(error) = reserve() {
+            // A full disk, or a full network of the other family, must not cost an address.
+            for address in addresses {
+                let _ = std::fs::remove_file(self.dir.join(address.to_string()));
+            }
+            let _ = std::fs::remove_file(self.owner_path(container_id, ifname));
+            return Err(error);
+        }
+        Ok(addresses)
+    }
+
+    /// Frees what the owner has of networks that the node no longer has.
+    fn free_former(&self, container_id: &str, ifname: &str) {
+        let text = std::fs::read_to_string(self.owner_path(container_id, ifname)).unwrap_or_default();
+        for address in text.lines().filter_map(|line| line.trim().parse::<IpAddr>().ok()) {
+            let path = self.dir.join(address.to_string());
+            if std::fs::read_to_string(&path).is_ok_and(|owner| owner == owner_text(container_id, ifname)) {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+
+    /// Takes the next free address of a network.
+    fn reserve(&self, number: usize, subnet: Subnet, owner: &str) -> Result<IpAddr, CniError> {
+        let last_reserved = self.dir.join(format!("last_reserved_ip.{number}"));
+        let last = std::fs::read_to_string(&last_reserved)
             .ok()
-            .and_then(|text| self.subnet.index(text.trim().parse().ok()?));
-        let count = self.subnet.len();
+            .and_then(|text| subnet.index(text.trim().parse().ok()?));
+        let count = subnet.len();
         let start = last.map_or(0, |last| (last + 1) % count);
         for step in 0..count {
-            let address = self.subnet.pod((start + step) % count);
+            let address = subnet.pod((start + step) % count);
             let path = self.dir.join(address.to_string());
             let mut file = match OpenOptions::new().write(true).create_new(true).open(&path) {
                 Ok(file) => file,
@@ -93,15 +137,11 @@ impl Addresses {
                 }
                 Err(error) => return Err(failed(path.display())(error)),
             };
-            let mut reserve = || {
-                file.write_all(owner_text(container_id, ifname).as_bytes())?;
-                std::fs::write(self.owner_path(container_id, ifname), address.to_string())?;
-                std::fs::write(self.dir.join(LAST_RESERVED), address.to_string())
-            };
-            if let Err(error) = reserve() {
-                // A full disk must not cost an address.
+            let written = file
+                .write_all(owner.as_bytes())
+                .and_then(|()| std::fs::write(&last_reserved, address.to_string()));
+            if let Err(error) = written {
                 let _ = std::fs::remove_file(&path);
-                let _ = std::fs::remove_file(self.owner_path(container_id, ifname));
                 return Err(failed(path.display())(error));
             }
             return Ok(address);
@@ -110,13 +150,13 @@ impl Addresses {
             CniError::TRY_AGAIN_LATER,
             format!(
                 "no IP addresses available in range set: {}-{}",
-                self.subnet.pod(0),
-                self.subnet.pod(count - 1)
+                subnet.pod(0),
+                subnet.pod(count - 1)
             ),
         ))
     }
 
-    pub fn find(&self, container_id: &str, ifname: &str) -> Result<Option<Ipv4Addr>, CniError> {
+    pub fn find(&self, container_id: &str, ifname: &str) -> Result<Option<Vec<IpAddr>>, CniError> {
         let _lock = self.lock()?;
         Ok(self.mapped(container_id, ifname))
     }
@@ -126,8 +166,11 @@ impl Addresses {
         let _lock = self.lock()?;
         let owner_path = self.owner_path(container_id, ifname);
         let owner = owner_text(container_id, ifname);
-        let addresses = match self.mapped(container_id, ifname) {
-            Some(address) => vec![self.dir.join(address.to_string())],
+        let addresses: Vec<PathBuf> = match self.mapped(container_id, ifname) {
+            Some(addresses) => addresses
+                .iter()
+                .map(|address| self.dir.join(address.to_string()))
+                .collect(),
             // ADD was cut off between its two files, or never happened.
             None => self
                 .files()?
@@ -147,30 +190,44 @@ impl Addresses {
         Ok(())
     }
 
-    /// Every address that is held, with its owner: container id, interface name, address.
-    pub fn held(&self) -> Result<Vec<(String, String, Ipv4Addr)>, CniError> {
+    /// Everything that is held, by owner.
+    pub fn held(&self) -> Result<Vec<Held>, CniError> {
         let _lock = self.lock()?;
-        Ok(self
-            .files()?
-            .into_iter()
-            .filter_map(|(path, text)| {
-                let address = path.file_name()?.to_str()?.parse().ok()?;
-                let (id, ifname) = text.split_once("\r\n")?;
-                Some((id.to_string(), ifname.to_string(), address))
-            })
-            .collect())
+        let mut owners: BTreeMap<(String, String), Vec<IpAddr>> = BTreeMap::new();
+        for (path, text) in self.files()? {
+            let address = path.file_name().and_then(|name| name.to_str()?.parse().ok());
+            if let (Some(address), Some((id, ifname))) = (address, text.split_once("\r\n")) {
+                let owner = (id.to_string(), ifname.to_string());
+                owners.entry(owner).or_default().push(address);
+            }
+        }
+        let held = owners.into_iter().map(|((container_id, ifname), mut addresses)| {
+            addresses.sort();
+            Held {
+                container_id,
+                ifname,
+                addresses,
+            }
+        });
+        Ok(held.collect())
     }
 
-    /// The address the map names, if the address file agrees and the subnet still is the same.
-    fn mapped(&self, container_id: &str, ifname: &str) -> Option<Ipv4Addr> {
-        let address: Ipv4Addr = std::fs::read_to_string(self.owner_path(container_id, ifname))
-            .ok()?
-            .trim()
-            .parse()
-            .ok()?;
-        self.subnet.index(address)?;
-        let owner = std::fs::read_to_string(self.dir.join(address.to_string())).ok()?;
-        (owner == owner_text(container_id, ifname)).then_some(address)
+    /// The addresses the map names, if the address files agree and the networks still are the same.
+    fn mapped(&self, container_id: &str, ifname: &str) -> Option<Vec<IpAddr>> {
+        let text = std::fs::read_to_string(self.owner_path(container_id, ifname)).ok()?;
+        let addresses: Vec<IpAddr> = text
+            .lines()
+            .map(|line| line.trim().parse().ok())
+            .collect::<Option<_>>()?;
+        let mut subnets = self.subnets.iter();
+        for address in &addresses {
+            subnets.next()?.index(*address)?;
+            let owner = std::fs::read_to_string(self.dir.join(address.to_string())).ok()?;
+            if owner != owner_text(container_id, ifname) {
+                return None;
+            }
+        }
+        subnets.next().is_none().then_some(addresses)
     }
 
     fn files(&self) -> Result<Vec<(PathBuf, String)>, CniError> {
@@ -178,7 +235,7 @@ impl Addresses {
         Ok(entries
             .filter_map(|entry| {
                 let entry = entry.ok()?;
-                entry.file_name().to_str()?.parse::<Ipv4Addr>().ok()?;
+                entry.file_name().to_str()?.parse::<IpAddr>().ok()?;
                 Some((entry.path(), std::fs::read_to_string(entry.path()).ok()?))
             })
             .collect())
@@ -192,11 +249,17 @@ fn owner_text(container_id: &str, ifname: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use skiff_meta::net::parse_list;
 
-    fn addresses(dir: &tempfile::TempDir, subnet: &str) -> Addresses {
-        let mut conf = BridgeConf::new("br0", subnet, dir.path());
+    fn addresses(dir: &tempfile::TempDir, subnets: &str) -> Addresses {
+        let mut conf = BridgeConf::new("br0", parse_list(subnets).unwrap(), dir.path());
         conf.name = "net".into();
-        Addresses::new(&conf, conf.parse_subnet().unwrap())
+        Addresses::new(&conf, conf.validate().unwrap())
+    }
+
+    fn text(addresses: &[IpAddr]) -> String {
+        let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+        texts.join(" ")
     }
 
     #[test]
@@ -205,7 +268,7 @@ mod tests {
         let a = addresses(&dir, "10.0.0.0/29");
         let got: Vec<String> = ["a", "b", "a", "c"]
             .iter()
-            .map(|id| a.allocate(id, "eth0").unwrap().to_string())
+            .map(|id| text(&a.allocate(id, "eth0").unwrap()))
             .collect();
         assert_eq!(got, ["10.0.0.2", "10.0.0.3", "10.0.0.2", "10.0.0.4"]);
         a.release("a", "eth0").unwrap();
@@ -214,12 +277,17 @@ mod tests {
         // The freed one rests until the others are used.
         let next: Vec<String> = ["d", "e", "f"]
             .iter()
-            .map(|id| a.allocate(id, "eth0").unwrap().to_string())
+            .map(|id| text(&a.allocate(id, "eth0").unwrap()))
             .collect();
         assert_eq!(next, ["10.0.0.5", "10.0.0.6", "10.0.0.2"]);
         let full = a.allocate("g", "eth0").unwrap_err();
         assert_eq!(full.code, CniError::TRY_AGAIN_LATER);
-        let mut owners: Vec<String> = a.held().unwrap().into_iter().map(|(id, _, _)| id).collect();
+        let mut owners: Vec<String> = a
+            .held()
+            .unwrap()
+            .into_iter()
+            .map(|held| held.container_id)
+            .collect();
         owners.sort();
         assert_eq!(owners, ["b", "c", "d", "e", "f"]);
     }
@@ -229,7 +297,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("net")).unwrap();
         let a = addresses(&dir, "10.0.0.0/29");
-        assert_eq!(a.allocate("a", "eth0").unwrap().to_string(), "10.0.0.2");
+        assert_eq!(text(&a.allocate("a", "eth0").unwrap()), "10.0.0.2");
     }
 
     #[test]
@@ -242,10 +310,39 @@ mod tests {
         assert!(a.held().unwrap().is_empty());
         a.allocate("b", "eth0").unwrap();
         let moved = addresses(&dir, "10.9.0.0/24");
-        assert_eq!(moved.allocate("b", "eth0").unwrap().to_string(), "10.9.0.2");
+        assert_eq!(text(&moved.allocate("b", "eth0").unwrap()), "10.9.0.2");
+        assert!(
+            !dir.path().join("net/10.0.0.2").exists(),
+            "the former address is free"
+        );
         // Killed between making the file and writing the owner.
         std::fs::write(dir.path().join("net/10.9.0.3"), "").unwrap();
-        assert_eq!(moved.allocate("c", "eth0").unwrap().to_string(), "10.9.0.3");
+        assert_eq!(text(&moved.allocate("c", "eth0").unwrap()), "10.9.0.3");
+    }
+
+    #[test]
+    fn one_address_of_each_family() {
+        let dir = tempfile::tempdir().unwrap();
+        let both = addresses(&dir, "10.0.0.0/29,fd00::/126");
+        assert_eq!(text(&both.allocate("a", "eth0").unwrap()), "10.0.0.2 fd00::2");
+        assert_eq!(text(&both.allocate("b", "eth0").unwrap()), "10.0.0.3 fd00::3");
+        assert_eq!(
+            text(&both.find("b", "eth0").unwrap().unwrap()),
+            "10.0.0.3 fd00::3"
+        );
+        // One family has no more: the address of the other one is not lost.
+        both.allocate("c", "eth0").unwrap_err();
+        assert_eq!(both.held().unwrap().len(), 2);
+        both.release("a", "eth0").unwrap();
+        assert_eq!(text(&both.allocate("c", "eth0").unwrap()), "10.0.0.5 fd00::2");
+        assert_eq!(both.held().unwrap()[1].addresses.len(), 2);
+        // From one family to both, with sandboxes that outlive the change.
+        let dir = tempfile::tempdir().unwrap();
+        addresses(&dir, "10.0.0.0/29").allocate("a", "eth0").unwrap();
+        let both = addresses(&dir, "10.0.0.0/29,fd00::/126");
+        assert_eq!(text(&both.held().unwrap()[0].addresses), "10.0.0.2");
+        both.release("a", "eth0").unwrap();
+        assert!(both.held().unwrap().is_empty());
     }
 
     #[test]
@@ -265,6 +362,7 @@ mod tests {
             workers
                 .into_iter()
                 .flat_map(|worker| worker.join().unwrap())
+                .flatten()
                 .collect::<std::collections::HashSet<_>>()
         });
         assert_eq!(all.len(), 160);

@@ -5,18 +5,21 @@ mod bridge;
 mod guard;
 mod host_ports;
 mod ipam;
+mod subnet;
 
 use std::io::Read;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
+use skiff_meta::net::Cidr;
 
 use crate::result::CniError;
 use host_ports::HostPorts;
+use subnet::Subnets;
 
-pub use bridge::{ensure_bridge, remove_bridge, restore_guards};
+pub use bridge::{ensure_bridge, mac_of, remove_bridge, restore_guards};
 
 /// The name the binary must be called by to act as the plugin.
 pub const PLUGIN_NAME: &str = "skiff-bridge";
@@ -37,8 +40,13 @@ pub struct BridgeConf {
     pub name: String,
     /// The bridge device.
     pub bridge: String,
-    /// The node's pod addresses in CIDR notation; the first one is the gateway's.
-    pub subnet: String,
+    /// The node's pod networks, at most one of each address family; the first address of each is the gateway's.
+    #[serde(default)]
+    pub subnets: Vec<Cidr>,
+    /// COMPAT: the only network, in configurations that the runtime has kept from an earlier version.
+    #[serde(default)]
+    subnet: Option<Cidr>,
+    /// The largest packet that reaches a pod of any node; the kernel's default without it.
     #[serde(default)]
     pub mtu: Option<u32>,
     /// Where allocations are kept.
@@ -73,14 +81,15 @@ fn default_data_dir() -> PathBuf {
 impl BridgeConf {
     pub fn new(
         bridge: impl Into<String>,
-        subnet: impl Into<String>,
+        subnets: impl Into<Vec<Cidr>>,
         data_dir: impl Into<PathBuf>,
     ) -> BridgeConf {
         BridgeConf {
             cni_version: String::new(),
             name: String::new(),
             bridge: bridge.into(),
-            subnet: subnet.into(),
+            subnets: subnets.into(),
+            subnet: None,
             mtu: None,
             data_dir: data_dir.into(),
             prev_result: None,
@@ -89,33 +98,14 @@ impl BridgeConf {
         }
     }
 
-    pub(crate) fn parse_subnet(&self) -> Result<Subnet, CniError> {
-        let invalid = |why: &str| {
-            CniError::new(
-                CniError::INVALID_CONFIG,
-                format!("subnet {:?}: {why}", self.subnet),
-            )
-        };
-        let (address, prefix) = self
-            .subnet
-            .split_once('/')
-            .ok_or_else(|| invalid("not in CIDR notation"))?;
-        if address.parse::<std::net::Ipv6Addr>().is_ok() {
-            return Err(invalid("IPv6 is not supported yet"));
+    fn networks(&self) -> Vec<Cidr> {
+        if self.subnets.is_empty() {
+            return self.subnet.into_iter().collect();
         }
-        let address: Ipv4Addr = address.parse().map_err(|_| invalid("not an address"))?;
-        let prefix: u8 = prefix.parse().map_err(|_| invalid("not a prefix length"))?;
-        if !(8..=30).contains(&prefix) {
-            return Err(invalid("the prefix length must be from 8 to 30"));
-        }
-        let mask = u32::MAX << (32 - prefix);
-        Ok(Subnet {
-            base: u32::from(address) & mask,
-            prefix,
-        })
+        self.subnets.clone()
     }
 
-    fn validate(&self) -> Result<Subnet, CniError> {
+    fn validate(&self) -> Result<Subnets, CniError> {
         let name_ok = !self.bridge.is_empty()
             && self.bridge.len() <= 15
             && !self
@@ -130,36 +120,7 @@ impl BridgeConf {
                 ),
             ));
         }
-        self.parse_subnet()
-    }
-}
-
-/// The addresses of one node: the first is the gateway's, the last is broadcast.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Subnet {
-    base: u32,
-    prefix: u8,
-}
-
-impl Subnet {
-    fn gateway(self) -> Ipv4Addr {
-        (self.base + 1).into()
-    }
-
-    /// How many addresses pods can have.
-    fn len(self) -> u32 {
-        (1 << (32 - self.prefix)) - 3
-    }
-
-    /// The pod address with this index, from zero.
-    fn pod(self, index: u32) -> Ipv4Addr {
-        (self.base + 2 + index).into()
-    }
-
-    fn index(self, address: Ipv4Addr) -> Option<u32> {
-        u32::from(address)
-            .checked_sub(self.base + 2)
-            .filter(|index| *index < self.len())
+        Subnets::new(&self.networks())
     }
 }
 
@@ -215,15 +176,15 @@ fn act(command: &str, version: &mut String) -> Result<Option<Value>, CniError> {
         ));
     }
     version.clone_from(&conf.cni_version);
-    let subnet = conf.validate()?;
+    let subnets = conf.validate()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| CniError::new(CniError::IO_FAILURE, format!("start the event loop: {error}")))?;
-    let addresses = ipam::Addresses::new(&conf, subnet);
+    let addresses = ipam::Addresses::new(&conf, subnets.clone());
     match command {
         "ADD" => runtime
-            .block_on(add(&conf, subnet, &addresses, &environment(true)?))
+            .block_on(add(&conf, &subnets, &addresses, &environment(true)?))
             .map(Some),
         "DEL" => runtime
             .block_on(del(&conf, &addresses, &environment(false)?))
@@ -282,41 +243,49 @@ pub async fn remove_host_ports(conf: &BridgeConf) -> crate::Result<()> {
 
 async fn add(
     conf: &BridgeConf,
-    subnet: Subnet,
+    subnets: &Subnets,
     addresses: &ipam::Addresses,
     env: &Environment,
 ) -> Result<Value, CniError> {
-    let address = addresses.allocate(&env.container_id, &env.ifname)?;
+    let pod = addresses.allocate(&env.container_id, &env.ifname)?;
     // Before the sandbox is attached, which ends in its namespace. If that fails, DEL closes them.
-    open_host_ports(conf, env, &[address.into()]).await?;
+    open_host_ports(conf, env, &pod).await?;
     let host_ifname = bridge::host_ifname(&conf.name, &env.container_id, &env.ifname);
-    let attached = bridge::attach(conf, subnet, &env.netns, &env.ifname, &host_ifname, address).await;
+    let attached = bridge::attach(conf, subnets, &env.netns, &env.ifname, &host_ifname, &pod).await;
     if let Err(error) = attached {
         // The error is the answer; a failing release would only hide it, and DEL comes in any case.
         let _ = addresses.release(&env.container_id, &env.ifname);
         return Err(error);
     }
-    let mut ip = json!({
-        "address": format!("{address}/32"),
-        "gateway": subnet.gateway().to_string(),
-        "interface": 2,
-    });
-    if conf.cni_version.starts_with("0.") {
-        ip["version"] = "4".into();
+    let with_version = conf.cni_version.starts_with("0.");
+    let (mut ips, mut routes) = (Vec::new(), Vec::new());
+    for (address, subnet) in pod.iter().zip(subnets.iter()) {
+        let gateway = subnet.gateway();
+        let mut ip = json!({
+            "address": Cidr::host(*address),
+            "gateway": gateway,
+            "interface": 2,
+        });
+        if with_version {
+            ip["version"] = if address.is_ipv4() { "4" } else { "6" }.into();
+        }
+        ips.push(ip);
+        let all = if address.is_ipv4() { "0.0.0.0/0" } else { "::/0" };
+        routes.push(json!({"dst": all, "gw": gateway}));
     }
     Ok(json!({
         "cniVersion": conf.cni_version,
         "interfaces": [
-            {"name": conf.bridge, "mac": bridge::format_mac(bridge::mac_of(subnet.gateway()))},
+            {"name": conf.bridge, "mac": bridge::format_mac(mac_of(subnets.first_gateway()))},
             {"name": host_ifname},
             {
                 "name": env.ifname,
-                "mac": bridge::format_mac(bridge::mac_of(address)),
+                "mac": bridge::format_mac(bridge::mac_of_pod(&pod)),
                 "sandbox": env.netns.to_string_lossy(),
             },
         ],
-        "ips": [ip],
-        "routes": [{"dst": "0.0.0.0/0", "gw": subnet.gateway().to_string()}],
+        "ips": ips,
+        "routes": routes,
     }))
 }
 
@@ -339,7 +308,8 @@ async fn open_host_ports(conf: &BridgeConf, env: &Environment, addresses: &[IpAd
 async fn del(conf: &BridgeConf, addresses: &ipam::Addresses, env: &Environment) -> Result<(), CniError> {
     HostPorts::new(conf).close(&env.container_id, &env.ifname).await?;
     let host_ifname = bridge::host_ifname(&conf.name, &env.container_id, &env.ifname);
-    bridge::detach(conf, &host_ifname).await?;
+    let held = addresses.find(&env.container_id, &env.ifname)?;
+    bridge::detach(conf, &host_ifname, &held.unwrap_or_default()).await?;
     addresses.release(&env.container_id, &env.ifname)
 }
 
@@ -350,7 +320,7 @@ async fn check(conf: &BridgeConf, addresses: &ipam::Addresses, env: &Environment
             "prevResult is required for CHECK",
         ));
     }
-    let address = addresses.find(&env.container_id, &env.ifname)?.ok_or_else(|| {
+    let pod = addresses.find(&env.container_id, &env.ifname)?.ok_or_else(|| {
         CniError::new(
             CniError::UNKNOWN_CONTAINER,
             format!("container {} has no address", env.container_id),
@@ -362,7 +332,7 @@ async fn check(conf: &BridgeConf, addresses: &ipam::Addresses, env: &Environment
         .check(&env.container_id, &env.ifname, ports)
         .await?;
     let host_ifname = bridge::host_ifname(&conf.name, &env.container_id, &env.ifname);
-    bridge::check(conf, &env.netns, &env.ifname, &host_ifname, address).await
+    bridge::check(conf, &env.netns, &env.ifname, &host_ifname, &pod).await
 }
 
 async fn gc(conf: &BridgeConf, addresses: &ipam::Addresses) -> Result<(), CniError> {
@@ -371,14 +341,19 @@ async fn gc(conf: &BridgeConf, addresses: &ipam::Addresses) -> Result<(), CniErr
         .map(|v| (v.container_id.as_str(), v.ifname.as_str()))
         .collect();
     HostPorts::new(conf).retain(&valid).await?;
-    for (container_id, ifname, _) in addresses.held()? {
+    for ipam::Held {
+        container_id,
+        ifname,
+        addresses: held,
+    } in addresses.held()?
+    {
         let valid = conf
             .valid_attachments
             .iter()
             .any(|v| v.container_id == container_id && v.ifname == ifname);
         if !valid {
             let host_ifname = bridge::host_ifname(&conf.name, &container_id, &ifname);
-            bridge::detach(conf, &host_ifname).await?;
+            bridge::detach(conf, &host_ifname, &held).await?;
             addresses.release(&container_id, &ifname)?;
         }
     }
@@ -390,32 +365,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn subnets() {
-        fn check(subnet: &str, expected: Result<(&str, &str, &str), &str>) {
-            let conf = BridgeConf::new("br0", subnet, "/nowhere");
-            match (conf.validate(), expected) {
-                (Ok(got), Ok((gateway, first, last))) => {
-                    assert_eq!(got.gateway().to_string(), gateway);
-                    assert_eq!(got.pod(0).to_string(), first);
-                    assert_eq!(got.pod(got.len() - 1).to_string(), last);
-                    assert_eq!(got.index(got.pod(0)), Some(0));
-                    assert_eq!(got.index(got.gateway()), None);
-                }
-                (Err(error), Err(why)) => assert!(error.msg.contains(why), "{error}"),
-                (got, expected) => panic!("{subnet}: got {got:?}, expected {expected:?}"),
-            }
-        }
-        check("10.244.0.0/24", Ok(("10.244.0.1", "10.244.0.2", "10.244.0.254")));
-        check("10.244.3.77/24", Ok(("10.244.3.1", "10.244.3.2", "10.244.3.254")));
-        check("10.0.0.0/30", Ok(("10.0.0.1", "10.0.0.2", "10.0.0.2")));
-        check("10.0.0.0/31", Err("prefix length must be"));
-        check("10.0.0.0", Err("CIDR"));
-        check("fd00::/64", Err("IPv6"));
-        check("x/24", Err("not an address"));
-        assert!(
-            BridgeConf::new("a-name-much-too-long", "10.0.0.0/24", "/")
-                .validate()
-                .is_err()
+    fn configurations() {
+        let parse = |extra: Value| -> Result<Subnets, CniError> {
+            let mut conf = json!({"cniVersion": "1.0.0", "name": "n", "bridge": "br0"});
+            conf.as_object_mut()
+                .unwrap()
+                .extend(extra.as_object().unwrap().clone());
+            serde_json::from_value::<BridgeConf>(conf).unwrap().validate()
+        };
+        let gateways = |extra: Value| -> Vec<String> {
+            let subnets = parse(extra).unwrap();
+            subnets.iter().map(|s| s.gateway().to_string()).collect()
+        };
+        assert_eq!(gateways(json!({"subnet": "10.244.0.0/24"})), ["10.244.0.1"]);
+        assert_eq!(
+            gateways(json!({"subnets": ["10.244.0.0/24", "fd00::/64"]})),
+            ["10.244.0.1", "fd00::1"]
         );
+        assert!(parse(json!({})).is_err());
+        assert!(parse(json!({"bridge": "a-name-much-too-long", "subnet": "10.0.0.0/24"})).is_err());
     }
 }

@@ -12,6 +12,7 @@ use std::net::IpAddr;
 
 use sandbox::{Sandbox, ask, unshare_network};
 use skiff_cni::{Attachment, BridgeConf, Network, PodArgs};
+use skiff_meta::net::Cidr;
 
 fn main() {
     if let Some(code) = skiff_cni::plugin_main() {
@@ -21,13 +22,19 @@ fn main() {
         println!("bridge: skipped, it needs root");
         return;
     }
-    unshare_network();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(sandboxes_reach_each_other());
-    println!("bridge: ok");
+    for subnets in [
+        &["10.244.7.0/24"][..],
+        &["10.244.7.0/24", "fd00:7::/64"],
+        &["fd00:7::/64"],
+    ] {
+        unshare_network();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(sandboxes_reach_each_other(subnets));
+        println!("bridge: ok with {subnets:?}");
+    }
 }
 
 fn links() -> Vec<String> {
@@ -41,7 +48,13 @@ fn links() -> Vec<String> {
     names
 }
 
-async fn sandboxes_reach_each_other() {
+/// All addresses of a sandbox with this number, in the order of the networks.
+fn addresses(subnets: &[&str], number: u128) -> Vec<IpAddr> {
+    let networks = subnets.iter().map(|text| text.parse::<Cidr>().unwrap());
+    networks.map(|network| network.nth(number).unwrap()).collect()
+}
+
+async fn sandboxes_reach_each_other(subnets: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let bin = dir.path().join("bin");
     std::fs::create_dir(&bin).unwrap();
@@ -51,7 +64,7 @@ async fn sandboxes_reach_each_other() {
         &conf,
         format!(
             r#"{{"cniVersion":"1.1.0","name":"skiff","plugins":[{{"type":"skiff-bridge","bridge":"skiff0",
-                "subnet":"10.244.7.0/24","mtu":1450,"dataDir":"{}"}}]}}"#,
+                "subnets":{subnets:?},"mtu":1450,"dataDir":"{}"}}]}}"#,
             dir.path().join("data").display()
         ),
     )
@@ -73,40 +86,41 @@ async fn sandboxes_reach_each_other() {
     };
 
     network.status(std::slice::from_ref(&bin)).await.unwrap();
-    let mut ips = Vec::new();
+    let mut ips: Vec<Vec<IpAddr>> = Vec::new();
     for index in 0..2 {
         let start = std::time::Instant::now();
         let result = network.add(&attachment(index)).await.unwrap();
         println!("bridge: ADD took {:?}", start.elapsed());
         assert_eq!(result.interfaces[2].name, "eth0");
-        ips.extend(result.pod_ips());
+        ips.push(result.pod_ips());
         network.check(&attachment(index)).await.unwrap();
     }
-    assert_eq!(
-        ips,
-        [
-            "10.244.7.2".parse::<IpAddr>().unwrap(),
-            "10.244.7.3".parse().unwrap()
-        ]
-    );
+    let gateways = addresses(subnets, 1);
+    assert_eq!(ips, [addresses(subnets, 2), addresses(subnets, 3)]);
 
     // From the host, from sandbox to sandbox (through the host, with its own address), and to itself.
-    sandboxes[1].listen(ips[1]);
-    assert_eq!(ask(ips[1]), "10.244.7.1");
-    let target = ips[1];
-    assert_eq!(sandboxes[0].run(move || ask(target)), "10.244.7.2");
-    assert_eq!(sandboxes[1].run(move || ask(target)), "10.244.7.3");
+    for family in 0..subnets.len() {
+        let (own, target) = (ips[0][family], ips[1][family]);
+        sandboxes[1].listen(target);
+        assert_eq!(ask(target), gateways[family].to_string());
+        assert_eq!(sandboxes[0].run(move || ask(target)), own.to_string());
+        assert_eq!(sandboxes[1].run(move || ask(target)), target.to_string());
+    }
     assert_eq!(sandboxes[0].run(links), ["eth0", "lo"]);
     assert!(links().iter().any(|name| name == "skiff0"));
 
-    let mut bridge = BridgeConf::new("skiff0", "10.244.7.0/24", dir.path().join("data"));
+    let networks: Vec<Cidr> = subnets.iter().map(|text| text.parse().unwrap()).collect();
+    let mut bridge = BridgeConf::new("skiff0", networks, dir.path().join("data"));
     bridge.name = "skiff".into();
-    spoofing::is_prevented(&bridge, &sandboxes, [ips[0], ips[1]]).await;
-    assert_eq!(sandboxes[0].run(move || ask(target)), "10.244.7.2");
+    spoofing::is_prevented(&bridge, &sandboxes, [&ips[0], &ips[1]]).await;
+    for family in 0..subnets.len() {
+        let (own, target) = (ips[0][family], ips[1][family]);
+        assert_eq!(sandboxes[0].run(move || ask(target)), own.to_string());
+    }
 
     // Adding again gives the same address back only if the device can be made; here it is in use.
     let again = network.add(&attachment(0)).await;
-    assert_eq!(again.unwrap().pod_ips(), [ips[0]]);
+    assert_eq!(again.unwrap().pod_ips(), ips[0]);
 
     // A namespace that does not exist is the plugin's error, and costs no address.
     let missing = Attachment {
@@ -134,21 +148,36 @@ async fn sandboxes_reach_each_other() {
         .unwrap();
     assert_eq!(links(), ["lo", "skiff0"]);
     skiff_cni::ensure_bridge(&bridge).await.unwrap();
-    skiff_cni::remove_bridge(&bridge).await.unwrap();
-    skiff_cni::remove_bridge(&bridge).await.unwrap();
+    moves_to_other_networks(&bridge).await;
+    skiff_cni::remove_bridge("skiff0").await.unwrap();
+    skiff_cni::remove_bridge("skiff0").await.unwrap();
     assert_eq!(links(), ["lo"]);
     assert!(spoofing::tables().await.is_empty());
     let left = std::fs::read_dir(dir.path().join("data/skiff"))
         .unwrap()
         .filter(|entry| {
-            entry
-                .as_ref()
-                .unwrap()
-                .file_name()
-                .to_str()
-                .unwrap()
-                .starts_with("10.")
+            let name = entry.as_ref().unwrap().file_name();
+            name.to_str().unwrap().parse::<IpAddr>().is_ok()
         })
         .count();
     assert_eq!(left, 0);
+}
+
+/// A node that registers again may get other networks: the bridge then has their gateways alone.
+async fn moves_to_other_networks(bridge: &BridgeConf) {
+    let mut moved = bridge.clone();
+    moved.subnets = vec!["10.9.9.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()];
+    moved.mtu = Some(1400);
+    skiff_cni::ensure_bridge(&moved).await.unwrap();
+    let host = nlink::netlink::Connection::<nlink::netlink::Route>::new().unwrap();
+    let link = host.get_link_by_name("skiff0").await.unwrap().unwrap();
+    assert_eq!(link.mtu(), Some(1400));
+    assert_eq!(link.address().unwrap(), [0x0a, 0x58, 10, 9, 9, 1]);
+    let found = host.get_addresses_by_index(link.ifindex()).await.unwrap();
+    let mut found: Vec<IpAddr> = found
+        .iter()
+        .filter_map(|a| a.primary_address().copied())
+        .collect();
+    found.sort();
+    assert_eq!(found, [IpAddr::from([10, 9, 9, 1]), "fd00:9::1".parse().unwrap()]);
 }

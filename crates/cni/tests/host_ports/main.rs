@@ -17,6 +17,7 @@ use nlink::netlink::{Connection, Nftables, Route};
 use sandbox::{Sandbox, unshare_network};
 use serde_json::{Value, json};
 use skiff_cni::{Attachment, BridgeConf, Network};
+use skiff_meta::net::Cidr;
 
 /// The node's address on the wire.
 const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -69,7 +70,7 @@ async fn ports_lead_to_sandboxes() {
     let bin = dir.path().join("bin");
     std::fs::create_dir(&bin).unwrap();
     std::os::unix::fs::symlink(std::env::current_exe().unwrap(), bin.join("skiff-bridge")).unwrap();
-    let plugin = json!({"type": "skiff-bridge", "bridge": "skiff0", "subnet": "10.244.7.0/24",
+    let plugin = json!({"type": "skiff-bridge", "bridge": "skiff0", "subnets": ["10.244.7.0/24"],
         "dataDir": dir.path().join("data"), "capabilities": {"portMappings": true}});
     let conf = json!({"cniVersion": "1.1.0", "name": "skiff", "plugins": [plugin]});
     std::fs::write(dir.path().join("10-skiff.conflist"), conf.to_string()).unwrap();
@@ -78,7 +79,8 @@ async fn ports_lead_to_sandboxes() {
     let sandboxes = [Sandbox::new(), Sandbox::new()];
     let attachment =
         |index: usize, ports: Value| attachment(dir.path(), &bin, &sandboxes[index], index, ports);
-    let mut conf = BridgeConf::new("skiff0", "10.244.7.0/24", dir.path().join("data"));
+    let networks: Vec<Cidr> = vec!["10.244.7.0/24".parse().unwrap()];
+    let mut conf = BridgeConf::new("skiff0", networks, dir.path().join("data"));
     conf.name = "skiff".into();
 
     // The same port on one address and on another, and of another protocol: all three are open.
@@ -170,7 +172,7 @@ async fn ports_lead_to_sandboxes() {
     assert!(error.contains("unknown protocol"), "{error}");
     network.del(&bad).await.unwrap();
     skiff_cni::remove_host_ports(&conf).await.unwrap();
-    skiff_cni::remove_bridge(&conf).await.unwrap();
+    skiff_cni::remove_bridge("skiff0").await.unwrap();
     assert!(!dir.path().join("data/host-ports/skiff").exists());
 }
 

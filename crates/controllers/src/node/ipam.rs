@@ -4,7 +4,6 @@
 //! look at all others necessary.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -14,6 +13,7 @@ use kube::api::{Patch, PatchParams};
 use parking_lot::Mutex;
 use serde_json::json;
 use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile};
+use skiff_meta::net::Cidr;
 
 use super::node_reference;
 use crate::{Context, Error};
@@ -22,35 +22,9 @@ const WORKERS: usize = 30;
 /// COMPAT: upstream takes no IPv6 network that has more parts than this many bits can count.
 const MAX_IPV6_BITS: u8 = 16;
 
-/// An address block: its first address, the bits of an address, and the length of its prefix.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Block {
-    base: u128,
-    bits: u8,
-    prefix: u8,
-}
-
-impl Block {
-    fn parse(text: &str) -> Option<Block> {
-        let (address, prefix) = text.split_once('/')?;
-        let prefix: u8 = prefix.parse().ok()?;
-        let (address, bits) = match address.parse::<IpAddr>().ok()? {
-            IpAddr::V4(ip) => (u128::from(u32::from(ip)), 32),
-            IpAddr::V6(ip) => (u128::from(ip), 128),
-        };
-        let host_bits = u32::from(u8::checked_sub(bits, prefix)?);
-        let base = address.checked_shr(host_bits).unwrap_or(0);
-        Some(Block {
-            base: base.checked_shl(host_bits).unwrap_or(0),
-            bits,
-            prefix,
-        })
-    }
-}
-
 /// A cluster network, and which parts of it nodes have.
 struct Pool {
-    block: Block,
+    network: Cidr,
     node_prefix: u8,
     /// How many nodes have a part, by its number. Two have the same only if somebody wrote it into them.
     used: HashMap<u64, u32>,
@@ -60,13 +34,13 @@ struct Pool {
 
 impl Pool {
     fn parse(text: &str, mask_ipv4: u8, mask_ipv6: u8) -> Option<Pool> {
-        let block = Block::parse(text)?;
-        let node_prefix = if block.bits == 32 { mask_ipv4 } else { mask_ipv6 };
+        let network: Cidr = text.parse().ok()?;
+        let node_prefix = if network.is_ipv4() { mask_ipv4 } else { mask_ipv6 };
         // A cluster network smaller than a node's would hold no node at all.
-        let parts = node_prefix.checked_sub(block.prefix)?;
-        let too_many = block.bits == 128 && parts > MAX_IPV6_BITS;
-        (node_prefix <= block.bits && !too_many).then(|| Pool {
-            block,
+        let parts = node_prefix.checked_sub(network.prefix())?;
+        let too_many = network.is_ipv6() && parts > MAX_IPV6_BITS;
+        (node_prefix <= network.bits() && !too_many).then(|| Pool {
+            network,
             node_prefix,
             used: HashMap::new(),
             next: 0,
@@ -75,32 +49,30 @@ impl Pool {
 
     /// How many parts there are.
     fn len(&self) -> u64 {
-        1 << (self.node_prefix - self.block.prefix)
+        1 << (self.node_prefix - self.network.prefix())
     }
 
-    fn part(&self, number: u64) -> String {
-        let step = u32::from(self.block.bits - self.node_prefix);
-        let address = self.block.base | u128::from(number).checked_shl(step).unwrap_or(0);
-        let ip = match self.block.bits {
-            32 => IpAddr::V4(Ipv4Addr::from(address as u32)),
-            _ => IpAddr::V6(Ipv6Addr::from(address)),
-        };
-        format!("{ip}/{}", self.node_prefix)
+    fn part(&self, number: u64) -> Option<String> {
+        let part = self.network.part(self.node_prefix, u128::from(number))?;
+        Some(part.to_string())
     }
 
     /// The parts that a network touches: several if it is larger than a node's.
     fn parts_of(&self, cidr: &str) -> Option<RangeInclusive<u64>> {
-        let other = Block::parse(cidr).filter(|other| other.bits == self.block.bits)?;
-        let shared = u32::from(self.block.bits - self.block.prefix.min(other.prefix));
-        if (self.block.base ^ other.base).checked_shr(shared).unwrap_or(0) != 0 {
+        let other: Cidr = cidr.parse().ok()?;
+        if !self.network.overlaps(other) {
             return None;
         }
-        if other.prefix <= self.block.prefix {
+        if other.prefix() <= self.network.prefix() {
             return Some(0..=self.len() - 1);
         }
-        let step = u32::from(self.block.bits - self.node_prefix);
-        let first = (other.base - self.block.base).checked_shr(step).unwrap_or(0);
-        let more = self.node_prefix.saturating_sub(other.prefix);
+        let step = u32::from(self.network.bits() - self.node_prefix);
+        let first = self
+            .network
+            .index_of(other.address())?
+            .checked_shr(step)
+            .unwrap_or(0);
+        let more = self.node_prefix.saturating_sub(other.prefix());
         let first = u64::try_from(first).ok()?;
         Some(first..=first + ((1 << more) - 1))
     }
@@ -130,7 +102,7 @@ impl Pool {
         let free = numbers.find(|number| !self.used.contains_key(number))?;
         self.next = (free + 1) % self.len();
         self.used.insert(free, 1);
-        Some(self.part(free))
+        self.part(free)
     }
 }
 

@@ -2,7 +2,7 @@
 //! sees either the old table or the new one.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use nlink::netlink::netfilter::{ConntrackFilter, IpProtocol};
 use nlink::netlink::nftables::{
@@ -135,7 +135,7 @@ impl Table {
     }
 }
 
-fn udp_targets(ruleset: &Ruleset) -> BTreeSet<(Ipv4Addr, u16)> {
+fn udp_targets(ruleset: &Ruleset) -> BTreeSet<(IpAddr, u16)> {
     ruleset
         .chains
         .values()
@@ -147,7 +147,7 @@ fn udp_targets(ruleset: &Ruleset) -> BTreeSet<(Ipv4Addr, u16)> {
         .collect()
 }
 
-fn string_attribute(kind: u16, text: &str) -> Vec<u8> {
+pub(crate) fn string_attribute(kind: u16, text: &str) -> Vec<u8> {
     let length = 4 + text.len() + 1;
     let mut bytes = (length as u16).to_ne_bytes().to_vec();
     bytes.extend(kind.to_ne_bytes());
@@ -246,10 +246,10 @@ fn listed_sets(mut t: Transaction, table: &str, before: &Ruleset, after: &Rulese
         let nft = nft_set(table, name, set);
         let (gone, come): (Vec<SetElement>, Vec<SetElement>) = (
             old.difference(new)
-                .map(|address| SetElement::ipv4(*address))
+                .map(|address| address_element(*address))
                 .collect(),
             new.difference(old)
-                .map(|address| SetElement::ipv4(*address))
+                .map(|address| address_element(*address))
                 .collect(),
         );
         for elements in gone.chunks(ELEMENTS_A_MESSAGE) {
@@ -286,10 +286,17 @@ fn nft_map(table: &str, name: &str, kind: KeyKind) -> NftSet {
     NftSet::new(table, name).family(FAMILY).key_type(key).vmap()
 }
 
+fn address_element(address: IpAddr) -> SetElement {
+    match address {
+        IpAddr::V4(address) => SetElement::ipv4(address),
+        IpAddr::V6(address) => SetElement::ipv6(address),
+    }
+}
+
 fn element(key: Key) -> SetElement {
     match key {
         Key::Service(address, protocol, port) => SetElement::concat([
-            SetElement::ipv4(address),
+            address_element(address),
             SetElement::inet_proto(protocol.number()),
             SetElement::port(port),
         ]),
@@ -350,10 +357,10 @@ fn nft_rule(table: &str, chain: &str, rule: &Rule) -> NlResult<NftRule> {
     let mut nft = NftRule::new(table, chain).family(FAMILY);
     for part in rule {
         nft = match part {
-            Statement::Source(cidr) => nft.match_saddr_v4(cidr.address, cidr.prefix),
-            Statement::SourceNot(cidr) => nft.match_saddr_v4_not(cidr.address, cidr.prefix),
-            Statement::Destination(cidr) => nft.match_daddr_v4(cidr.address, cidr.prefix),
-            Statement::DestinationNot(cidr) => nft.match_daddr_v4_not(cidr.address, cidr.prefix),
+            Statement::Source(cidr) => nft.match_saddr(cidr.address(), cidr.prefix()),
+            Statement::SourceNot(cidr) => nft.match_saddr_not(cidr.address(), cidr.prefix()),
+            Statement::Destination(cidr) => nft.match_daddr(cidr.address(), cidr.prefix()),
+            Statement::DestinationNot(cidr) => nft.match_daddr_not(cidr.address(), cidr.prefix()),
             Statement::DestinationLocal => nft.match_fib_type(FibFlags::DADDR, RouteType::Local),
             Statement::SourceLocal => nft.match_fib_type(FibFlags::SADDR, RouteType::Local),
             Statement::InputInterface(name) => nft.match_iif(name),
@@ -407,7 +414,7 @@ mod tests {
     #[test]
     fn elements_fit_their_maps() {
         for (key, length) in [
-            (Key::Service(Ipv4Addr::LOCALHOST, Protocol::Tcp, 80), 12),
+            (Key::Service(IpAddr::from([127, 0, 0, 1]), Protocol::Tcp, 80), 12),
             (Key::Port(Protocol::Udp, 53), 8),
             (Key::Index(1), 4),
         ] {

@@ -2,7 +2,7 @@
 //! that are on their way out, for the whole cluster and for this node.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -24,10 +24,13 @@ struct State {
     /// Still answers although its pod is being deleted.
     serving_terminating: bool,
     local: bool,
+    /// Meant for certain nodes, and for this one.
+    hinted: bool,
+    hinted_here: bool,
 }
 
 /// An address and port that traffic can go to.
-pub type Target = (Ipv4Addr, u16);
+pub type Target = (IpAddr, u16);
 
 /// The targets of one service port, in order of address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -72,18 +75,26 @@ impl<'a> Index<'a> {
                     let ready = conditions.and_then(|c| c.ready).unwrap_or(true);
                     let serving = conditions.and_then(|c| c.serving).unwrap_or(ready);
                     let terminating = conditions.and_then(|c| c.terminating).unwrap_or(false);
+                    let nodes = endpoint
+                        .hints
+                        .iter()
+                        .flat_map(|hints| hints.for_nodes.iter().flatten());
+                    let mut nodes = nodes.map(|hint| hint.name == node).peekable();
                     let state = State {
                         ready,
                         serving_terminating: serving && terminating,
                         local: endpoint.node_name.as_deref() == Some(node),
+                        hinted: nodes.peek().is_some(),
+                        hinted_here: nodes.any(|here| here),
                     };
                     // The first address is the endpoint; the others are aliases nobody uses.
                     let Some(address) = endpoint
                         .addresses
                         .first()
-                        .and_then(|a| a.parse::<Ipv4Addr>().ok())
+                        .and_then(|a| a.parse::<IpAddr>().ok())
                         // The API refuses these; here they would lead into the node itself.
                         .filter(|address| !address.is_loopback() && !address.is_unspecified())
+                        .filter(IpAddr::is_ipv4)
                     else {
                         continue;
                     };
@@ -122,8 +133,14 @@ impl<'a> Index<'a> {
                 ready
             }
         };
+        // Upstream's rule for `PreferSameNode`: if every ready endpoint is meant for certain nodes, and one for this
+        // node, only those for this node are used.
+        let mut ready = endpoints.values().filter(|state| state.ready).peekable();
+        let prefer_here = ready.peek().is_some()
+            && ready.all(|state| state.hinted)
+            && endpoints.values().any(|state| state.ready && state.hinted_here);
         Targets {
-            cluster: pick(&|_| true),
+            cluster: pick(&|state| !prefer_here || state.hinted_here),
             local: pick(&|state| state.local),
         }
     }
@@ -179,6 +196,25 @@ mod tests {
             &[],
             &[],
         );
+        // Meant for certain nodes: only if all are, and one for this node.
+        let hinted = |address: &str, node: &str, ready: bool| {
+            json!({"addresses": [address], "nodeName": node, "conditions": {"ready": ready},
+                "hints": {"forNodes": [{"name": node}]}})
+        };
+        let (here, there) = (
+            hinted("10.0.0.1", "here", true),
+            hinted("10.0.0.2", "there", true),
+        );
+        check(json!([here, there]), &["10.0.0.1"], &["10.0.0.1"]);
+        let gone = hinted("10.0.0.1", "here", false);
+        check(json!([gone, there]), &["10.0.0.2"], &[]);
+        let plain = endpoint("10.0.0.3", "there", true, true, false);
+        check(
+            json!([here, there, plain]),
+            &["10.0.0.1", "10.0.0.2", "10.0.0.3"],
+            &["10.0.0.1"],
+        );
+        check(json!([there]), &["10.0.0.2"], &[]);
         check(
             json!([{"addresses": ["not an address"]}, {"addresses": []}, {"addresses": ["127.0.0.1"]}, {"addresses": ["0.0.0.0"]}]),
             &[],

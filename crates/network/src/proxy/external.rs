@@ -3,14 +3,15 @@
 //! cluster's own addresses, or an address and port that another service has already.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{ObjectReference, Service};
 use skiff_client::reference;
+use skiff_meta::net::Cidr;
 
 use super::ProxyConfig;
 use super::endpoints::Target;
-use super::ruleset::{Cidr, Protocol};
+use super::ruleset::Protocol;
 
 /// Refusals that are told of; services can ask for any number of addresses.
 const MAX_REFUSALS: usize = 1000;
@@ -18,7 +19,7 @@ const MAX_REFUSALS: usize = 1000;
 /// An address that a service wants, with the sources that may use it where that is limited.
 #[derive(Debug)]
 pub struct ExternalIp {
-    pub address: Ipv4Addr,
+    pub address: IpAddr,
     pub origin: Origin,
     pub ranges: Option<Vec<Cidr>>,
 }
@@ -41,9 +42,9 @@ pub struct Refusal {
 pub struct Claims<'a> {
     config: &'a ProxyConfig,
     /// Cluster IPs of all services, whoever serves them.
-    cluster_ips: BTreeMap<Ipv4Addr, &'a Service>,
+    cluster_ips: BTreeMap<IpAddr, &'a Service>,
     api_servers: Vec<Target>,
-    taken: BTreeMap<(Ipv4Addr, Protocol, u16), &'a Service>,
+    taken: BTreeMap<(IpAddr, Protocol, u16), &'a Service>,
     pub refusals: Vec<Refusal>,
 }
 
@@ -101,21 +102,25 @@ impl<'a> Claims<'a> {
     }
 
     /// Whose an address is, if it is not for services to choose.
-    fn belongs_to(&self, address: Ipv4Addr, port: u16) -> Option<String> {
+    fn belongs_to(&self, address: IpAddr, port: u16) -> Option<String> {
         if let Some(owner) = self.cluster_ips.get(&address) {
             return Some(format!("it is the cluster IP of service {}", full_name(owner)));
         }
-        let within = |network: Option<Cidr>| network.is_some_and(|network| network.contains(address));
-        if within(self.config.service_cidr) {
+        let within = |networks: &[Cidr]| networks.iter().any(|network| network.contains(address));
+        if within(&self.config.service_cidrs) {
             return Some("it is in the service network".to_string());
         }
-        if within(self.config.pod_cidr) {
+        if within(&self.config.pod_cidrs) {
             return Some("it is in the pod network".to_string());
         }
         if self.api_servers.contains(&(address, port)) {
             return Some("it is the API server's".to_string());
         }
-        if address.is_loopback() || address.is_unspecified() || address.is_link_local() {
+        let link_local = match address {
+            IpAddr::V4(address) => address.is_link_local(),
+            IpAddr::V6(address) => address.is_unicast_link_local(),
+        };
+        if address.is_loopback() || address.is_unspecified() || link_local {
             return Some("it is not an address that others reach".to_string());
         }
         None
@@ -132,10 +137,11 @@ fn full_name(service: &Service) -> String {
 }
 
 /// The IPv4 cluster IPs; a headless service's `None` is no address and falls out.
-pub fn cluster_ips_of(service: &Service) -> impl Iterator<Item = Ipv4Addr> {
+pub fn cluster_ips_of(service: &Service) -> impl Iterator<Item = IpAddr> {
     let spec = service.spec.iter();
     spec.flat_map(|spec| spec.cluster_ips.iter().flatten().chain(spec.cluster_ip.iter()))
         .filter_map(|ip| ip.parse().ok())
+        .filter(IpAddr::is_ipv4)
 }
 
 /// What a service asks for.
@@ -149,7 +155,7 @@ pub fn external_ips(service: &Service) -> Vec<ExternalIp> {
         .flatten()
         .filter_map(|ip| {
             Some(ExternalIp {
-                address: ip.parse().ok()?,
+                address: ip.parse().ok().filter(IpAddr::is_ipv4)?,
                 origin: Origin::Spec,
                 ranges: None,
             })
@@ -163,6 +169,7 @@ pub fn external_ips(service: &Service) -> Vec<ExternalIp> {
         .iter()
         .flatten()
         .filter_map(|range| range.trim().parse().ok())
+        .filter(|range: &Cidr| range.is_ipv4())
         .collect();
     let limited = spec
         .load_balancer_source_ranges
@@ -178,7 +185,8 @@ pub fn external_ips(service: &Service) -> Vec<ExternalIp> {
         if ingress.ip_mode.as_deref() == Some("Proxy") {
             continue;
         }
-        if let Some(Ok(IpAddr::V4(address))) = ingress.ip.as_deref().map(str::parse) {
+        let address = ingress.ip.as_deref().and_then(|ip| ip.parse().ok());
+        if let Some(address) = address.filter(IpAddr::is_ipv4) {
             addresses.push(ExternalIp {
                 address,
                 origin: Origin::LoadBalancer,

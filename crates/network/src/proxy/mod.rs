@@ -20,10 +20,12 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 pub use apply::Table;
+pub(crate) use apply::string_attribute;
 use marks::Marks;
 pub use plan::plan;
 use plan::plan_with_refusals;
-pub use ruleset::{Cidr, Ruleset};
+pub use ruleset::Ruleset;
+use skiff_meta::net::Cidr;
 
 /// How often the kernel's table is compared with ours.
 const VERIFY_PERIOD: Duration = Duration::from_secs(30);
@@ -52,12 +54,10 @@ pub struct ProxyConfig {
     /// The nftables table; one a cluster and node.
     pub table: String,
     pub node_name: String,
-    /// The pod addresses of the whole cluster: who is inside.
-    pub pod_cidr: Option<Cidr>,
+    /// The pod addresses of the whole cluster, at most one network of each family: who is inside.
+    pub pod_cidrs: Vec<Cidr>,
     /// The addresses of services.
-    pub service_cidr: Option<Cidr>,
-    /// The pod addresses of this node, whose traffic is masqueraded when it leaves the cluster.
-    pub masquerade_from: Option<Cidr>,
+    pub service_cidrs: Vec<Cidr>,
     /// TCP ports of this machine that no service may take: the API server's and the kubelet's.
     pub host_ports: Vec<u16>,
     /// The pods' bridge; node ports answer on 127.0.0.1 too when it is known.
@@ -65,6 +65,15 @@ pub struct ProxyConfig {
 }
 
 impl ProxyConfig {
+    /// The table has IPv4 rules; those of IPv6 will be a table of their own.
+    fn pods(&self) -> Option<Cidr> {
+        self.pod_cidrs.iter().copied().find(|cidr| cidr.is_ipv4())
+    }
+
+    fn services(&self) -> Option<Cidr> {
+        self.service_cidrs.iter().copied().find(|cidr| cidr.is_ipv4())
+    }
+
     fn validate(&self) -> Result<(), Error> {
         let ok = !self.table.is_empty()
             && self.table.len() <= 64

@@ -6,18 +6,19 @@
 //! rest of the connection.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use skiff_meta::net::Cidr;
 
 use super::ProxyConfig;
 use super::endpoints::{Index, Target};
 use super::external::{Claims, ExternalIp, Refusal, cluster_ips_of, external_ips};
 use super::ruleset::{
-    Base, Chain, Cidr, Hook, Key, KeyKind, Kind, Map, Protocol, Rule, Ruleset, Set, Statement, Verdict,
+    Base, Chain, Hook, Key, KeyKind, Kind, Map, Protocol, Rule, Ruleset, Set, Statement, Verdict,
 };
 
 /// The packet mark that asks for masquerading; upstream's bit.
@@ -34,11 +35,6 @@ const ENDPOINTS_CHECK: &str = "endpoints-check";
 const CLUSTER_IPS_CHECK: &str = "cluster-ips-check";
 const MASQUERADING: &str = "masquerading";
 const REJECT: &str = "reject-chain";
-
-const LOOPBACK: Cidr = Cidr {
-    address: Ipv4Addr::new(127, 0, 0, 0),
-    prefix: 8,
-};
 
 /// A service with this label, whatever its value, is another proxy's.
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -119,7 +115,7 @@ fn frame(config: &ProxyConfig) -> Ruleset {
         ruleset.chains.insert(name.into(), Chain { base: None, rules });
     };
     let mut services: Vec<Rule> = Vec::new();
-    if let Some(pods) = config.pod_cidr {
+    if let Some(pods) = config.pods() {
         // Who is not a pod may come from an address that endpoints have no way back to.
         let set = CLUSTER_IPS.into();
         services.push(vec![
@@ -155,7 +151,7 @@ fn frame(config: &ProxyConfig) -> Ruleset {
         Statement::DestinationIn(CLUSTER_IPS.into()),
         Statement::Verdict(Verdict::Reject),
     ]];
-    if let Some(services) = config.service_cidr {
+    if let Some(services) = config.services() {
         unknown.push(vec![
             Statement::Destination(services),
             Statement::Verdict(Verdict::Drop),
@@ -163,26 +159,11 @@ fn frame(config: &ProxyConfig) -> Ruleset {
     }
     chain(CLUSTER_IPS_CHECK, unknown);
     chain(REJECT, vec![vec![Statement::Verdict(Verdict::Reject)]]);
-    let mut masquerading = vec![vec![
+    let masquerading = vec![vec![
         Statement::Marked(MASQUERADE_BIT),
         Statement::Unmark(MASQUERADE_BIT),
         Statement::Masquerade,
     ]];
-    if let Some(pods) = config.masquerade_from {
-        // Pods keep their addresses inside the cluster and borrow the node's outside of it.
-        let mut rule = vec![Statement::Source(pods)];
-        rule.extend(
-            [config.pod_cidr, config.service_cidr]
-                .into_iter()
-                .flatten()
-                .map(Statement::DestinationNot),
-        );
-        if let Some(bridge) = &config.bridge {
-            rule.push(Statement::OutputInterfaceNot(bridge.clone()));
-        }
-        rule.push(Statement::Masquerade);
-        masquerading.push(rule);
-    }
     chain(MASQUERADING, masquerading);
 
     let check = || vec![Statement::NewConnection, jump(ENDPOINTS_CHECK)];
@@ -238,27 +219,22 @@ fn frame(config: &ProxyConfig) -> Ruleset {
     if let Some(bridge) = &config.bridge {
         // Node ports on 127.0.0.1 need `route_localnet` on the bridge, which would also open the
         // node's own loopback services to pods. Before translation, nothing from a pod may go there.
-        let mut rules = vec![vec![
-            Statement::InputInterface(bridge.clone()),
-            Statement::Destination(LOOPBACK),
-            Statement::Verdict(Verdict::Drop),
-        ]];
-        if let Some(pods) = config.masquerade_from {
-            // Pods of this node come by the bridge. Who comes another way under such an address is none of them.
-            rules.push(vec![
-                Statement::InputInterfaceNot(bridge.clone()),
-                Statement::InputInterfaceNot("lo".into()),
-                Statement::Source(pods),
+        let loopback = Cidr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8);
+        let away = loopback.map(|loopback| {
+            vec![
+                Statement::InputInterface(bridge.clone()),
+                Statement::Destination(loopback),
                 Statement::Verdict(Verdict::Drop),
-            ]);
-        }
+            ]
+        });
+        let rules = away.into_iter().collect();
         let base = Base {
             kind: Kind::Filter,
             hook: Hook::Prerouting,
             priority: -300,
         };
         ruleset.chains.insert(
-            "guard-sources".into(),
+            "guard-loopback".into(),
             Chain {
                 base: Some(base),
                 rules,
@@ -502,7 +478,7 @@ impl<'a> Plan<'a> {
         let name = chain_name("endpoint", &format!("{key}/{address}/{port}"));
         // A pod that reaches itself through a service would see its own address as the source.
         let mut rules = vec![vec![
-            Statement::Source(Cidr { address, prefix: 32 }),
+            Statement::Source(Cidr::host(address)),
             Statement::Mark(MASQUERADE_BIT),
         ]];
         if let Some(timeout) = affinity {
@@ -524,7 +500,7 @@ impl<'a> Plan<'a> {
         let name = chain_name("external", key);
         let mut rules = Vec::new();
         if let Some(cluster) = cluster {
-            if let Some(pods) = self.config.pod_cidr {
+            if let Some(pods) = self.config.pods() {
                 rules.push(vec![Statement::Source(pods), goto(cluster)]);
             }
             rules.push(vec![Statement::SourceLocal, Statement::Mark(MASQUERADE_BIT)]);

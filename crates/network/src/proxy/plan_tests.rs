@@ -7,9 +7,8 @@ fn config() -> ProxyConfig {
     ProxyConfig {
         table: "skiff-test".into(),
         node_name: "here".into(),
-        pod_cidr: Some("10.244.0.0/16".parse().unwrap()),
-        service_cidr: Some("10.96.0.0/12".parse().unwrap()),
-        masquerade_from: Some("10.244.0.0/24".parse().unwrap()),
+        pod_cidrs: vec!["10.244.0.0/16".parse().unwrap()],
+        service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
         host_ports: vec![6443],
         bridge: Some("skiff0".into()),
     }
@@ -102,12 +101,10 @@ chain filter-output filter output -110
   ct state new jump endpoints-check
 chain filter-output-post-dnat filter output -90
   ct state new jump cluster-ips-check
-chain guard-sources filter prerouting -300
+chain guard-loopback filter prerouting -300
   iifname skiff0 ip daddr 127.0.0.0/8 drop
-  iifname != skiff0 iifname != lo ip saddr 10.244.0.0/24 drop
 chain masquerading
   meta mark & 0x4000 == 0x4000 meta mark set mark and not 0x4000 masquerade fully-random
-  ip saddr 10.244.0.0/24 ip daddr != 10.244.0.0/16 ip daddr != 10.96.0.0/12 oifname != skiff0 masquerade fully-random
 chain nat-output nat output -100
   jump services
 chain nat-postrouting nat postrouting 100

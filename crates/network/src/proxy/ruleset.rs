@@ -3,8 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::Duration;
+
+use skiff_meta::net::Cidr;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
@@ -40,49 +42,6 @@ impl Protocol {
     }
 }
 
-/// An IPv4 network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Cidr {
-    pub address: Ipv4Addr,
-    pub prefix: u8,
-}
-
-impl Cidr {
-    pub fn contains(self, address: Ipv4Addr) -> bool {
-        u32::from(address) & self.mask() == u32::from(self.address)
-    }
-
-    fn mask(self) -> u32 {
-        u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0)
-    }
-}
-
-impl std::str::FromStr for Cidr {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Cidr, String> {
-        let invalid = || format!("{text:?} is not an IPv4 network in CIDR notation");
-        let (address, prefix) = text.split_once('/').ok_or_else(invalid)?;
-        let address: Ipv4Addr = address.parse().map_err(|_| invalid())?;
-        let prefix: u8 = prefix
-            .parse()
-            .ok()
-            .filter(|prefix| *prefix <= 32)
-            .ok_or_else(invalid)?;
-        let cidr = Cidr { address, prefix };
-        Ok(Cidr {
-            address: (u32::from(address) & cidr.mask()).into(),
-            prefix,
-        })
-    }
-}
-
-impl fmt::Display for Cidr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.prefix)
-    }
-}
-
 /// A match or statement of a rule, in the order in which the kernel evaluates it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Statement {
@@ -115,7 +74,7 @@ pub enum Statement {
     Marked(u32),
     Mark(u32),
     Unmark(u32),
-    Dnat(Ipv4Addr, u16),
+    Dnat(IpAddr, u16),
     Masquerade,
     Verdict(Verdict),
 }
@@ -162,7 +121,7 @@ pub struct Chain {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
-    Service(Ipv4Addr, Protocol, u16),
+    Service(IpAddr, Protocol, u16),
     Port(Protocol, u16),
     Index(u32),
 }
@@ -183,7 +142,7 @@ pub struct Map {
 /// A set of addresses: listed here, or remembered by rules for a while.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Set {
-    Listed(BTreeSet<Ipv4Addr>),
+    Listed(BTreeSet<IpAddr>),
     Remembered(Duration),
 }
 
@@ -251,7 +210,7 @@ impl fmt::Display for Ruleset {
         for (name, set) in &self.sets {
             match set {
                 Set::Listed(addresses) => {
-                    let addresses: Vec<String> = addresses.iter().map(Ipv4Addr::to_string).collect();
+                    let addresses: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
                     writeln!(f, "set {name} {{ {} }}", addresses.join(", "))?;
                 }
                 Set::Remembered(timeout) => writeln!(f, "set {name} timeout {}s", timeout.as_secs())?,

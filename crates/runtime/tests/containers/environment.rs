@@ -14,7 +14,7 @@ pub struct Environment {
     directory: tempfile::TempDir,
     pub config: Config,
     pub runtime: Option<Runtime>,
-    bridge: skiff_cni::BridgeConf,
+    bridge: String,
 }
 
 impl Environment {
@@ -33,7 +33,6 @@ impl Environment {
         let subnet = format!("10.{}.{}.0/24", 100 + (number >> 8) % 100, number & 0xff);
         let data_dir = directory.path().join("ipam");
         write_network(&config, &bridge, &subnet, &data_dir);
-        let bridge = skiff_cni::BridgeConf::new(bridge, subnet, data_dir);
         let mut environment = Environment {
             directory,
             config,

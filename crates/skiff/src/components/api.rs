@@ -16,7 +16,7 @@ use skiff_store::Store;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 /// What a machine with an API server has besides.
 pub struct ControlPlane {
@@ -44,7 +44,7 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
         .reporter
         .step("store", open_store(args, cluster, &control.certificates))
         .await?;
-    let addresses = listen_addresses(cluster, control.advertise);
+    let addresses = listen_addresses(machine, control.advertise);
     let (server, listeners) = machine
         .reporter
         .step("API server", async {
@@ -66,16 +66,8 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
         .reporter
         .step("cluster add-ons", async {
             let (domain, ca) = (&args.cluster_domain, certificates.current_ca.borrow().clone());
-            let joining = joining::objects(cluster, domain, control.advertise, &ca)?;
-            let gateway = cluster.pod_gateway()?;
-            addons::install(
-                &admin,
-                cluster,
-                gateway,
-                machine.runs(Component::Metrics),
-                joining,
-            )
-            .await
+            let joining = joining::objects(cluster, domain, args.pod_network, control.advertise, &ca)?;
+            addons::install(&admin, cluster, machine.runs(Component::Metrics), joining).await
         })
         .await?;
     Ok(serving)
@@ -102,13 +94,17 @@ fn serve(server: Server, addresses: Vec<SocketAddr>, listeners: Vec<TcpListener>
 
 /// Where the API server listens: at `--bind`, and where pods are told to find it if that is another address
 /// of this machine.
-fn listen_addresses(cluster: &Cluster, advertise: IpAddr) -> Vec<SocketAddr> {
-    let bind = cluster.bind;
+fn listen_addresses(machine: &Machine, advertise: IpAddr) -> Vec<SocketAddr> {
+    let bind = machine.cluster.bind;
     let mut addresses = vec![bind];
     if !bind.ip().is_unspecified() && bind.ip() != advertise {
         let other = SocketAddr::new(advertise, bind.port());
+        // The pods' bridge gets its address when there is a server to learn it from.
+        let gateway = machine.cluster.pod_gateway();
+        let later = machine.runs(Component::Node) && gateway.is_ok_and(|ip| ip == advertise);
         match std::net::TcpListener::bind(other) {
             Ok(_) => addresses.push(other),
+            Err(_) if later => addresses.push(other),
             // A load balancer's, perhaps.
             Err(error) => tracing::warn!(
                 %error, advertised = %other,
@@ -122,10 +118,21 @@ fn listen_addresses(cluster: &Cluster, advertise: IpAddr) -> Vec<SocketAddr> {
 async fn listen(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>> {
     let mut listeners = Vec::with_capacity(addresses.len());
     for address in addresses {
-        let listener = TcpListener::bind(address).await;
-        listeners.push(listener.with_context(|| format!("cannot listen on {address}"))?);
+        listeners.push(listen_on(*address).with_context(|| format!("cannot listen on {address}"))?);
     }
     Ok(listeners)
+}
+
+/// Also on an address that this machine does not have yet, such as that of the pods' bridge.
+fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    socket.set_reuseaddr(true)?;
+    rustix::net::sockopt::set_ip_freebind(&socket, true)?;
+    socket.bind(address)?;
+    socket.listen(1024)
 }
 
 async fn open_store(

@@ -23,7 +23,8 @@ pub(super) async fn prepare_controllers(machine: &Machine) -> Result<Prepared> {
     });
     let current = ca.borrow_and_update().clone();
     let mut config = ControllersConfig::new(client_for, current, machine.lease_holder());
-    config.cluster_cidrs = vec![machine.cluster.pod_cidr.clone()];
+    let pods = machine.cluster.pod_cidrs()?;
+    config.cluster_cidrs = pods.iter().map(ToString::to_string).collect();
     config.service_cidrs = vec![machine.cluster.service_cidr.clone()];
     config.node_cidr_mask_ipv4 = machine.args.node_cidr_mask_size;
     config.metrics = metrics.clone();

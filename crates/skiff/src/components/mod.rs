@@ -112,6 +112,17 @@ impl Prepared {
         }
     }
 
+    /// For a part that something else on the machine does.
+    fn idle() -> Self {
+        Prepared::alone(|stop| {
+            async move {
+                stop.cancelled().await;
+                Ok(())
+            }
+            .boxed()
+        })
+    }
+
     fn measured(mut self, metrics: Arc<ComponentMetrics>) -> Self {
         self.metrics = Some(metrics);
         self
@@ -200,11 +211,19 @@ pub const COMPONENTS: &[Spec] = &[
         node::prepare_local_volumes
     ),
     component!(
+        "dns-endpoints",
+        Dns,
+        Identity::ServiceAccount(crate::addons::DNS_ENDPOINTS),
+        "cluster-dns-controller",
+        ApiServer,
+        services::prepare_dns_endpoints
+    ),
+    component!(
         "dns",
         Dns,
         Identity::ServiceAccount("coredns"),
         "coredns",
-        ApiServer,
+        Nothing,
         services::prepare_dns
     ),
     component!(

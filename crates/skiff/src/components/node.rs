@@ -3,26 +3,19 @@
 use super::{Machine, Prepared};
 use crate::VERSION;
 use crate::agent;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, host_address_v6};
 use anyhow::{Context, Result};
 use futures::FutureExt;
 use skiff_node::NodeConfig;
 use skiff_runtime::Runtime;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 /// The embedded runtime, or nothing to run if another one serves.
 pub(super) async fn prepare_runtime(machine: &Machine) -> Result<Prepared> {
     if let Some(endpoint) = &machine.args.node.container_runtime_endpoint {
         let _ = machine.runtime_endpoint.set(endpoint.clone());
-        return Ok(Prepared::alone(|stop| {
-            async move {
-                stop.cancelled().await;
-                Ok(())
-            }
-            .boxed()
-        }));
+        return Ok(Prepared::idle());
     }
     let config = machine.cluster.runtime_config()?;
     let starting = async { Runtime::start(config.clone()).await };
@@ -50,10 +43,13 @@ pub(super) async fn prepare_runtime(machine: &Machine) -> Result<Prepared> {
 }
 
 pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
-    let (args, cluster) = (&machine.args, machine.cluster.clone());
+    let (args, cluster) = (&machine.args, &machine.cluster);
     let endpoint = machine.runtime_endpoint.get().context("no container runtime")?;
     let mut config = NodeConfig::new(&machine.node_name, cluster.data_dir.join("kubelet"), endpoint);
     config.node_ips = vec![machine.node_address];
+    if cluster.is_dual_stack() && machine.node_address.is_ipv4() {
+        config.node_ips.extend(host_address_v6());
+    }
     config.log_dir = cluster.data_dir.join("logs");
     config.server_bind = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), cluster.kubelet_port);
     config.tls_resolver = Some(machine.node_keys.serving.clone());
@@ -61,10 +57,13 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
     config.cluster_dns = vec![cluster.service_ip(10)?];
     config.cluster_domain.clone_from(&args.cluster_domain);
     config.cgroup_root = cluster.cgroup();
-    config.cni_conf_dir = Some(cluster.data_dir.join("cni/conf"));
     if machine.control_plane.is_some() && !machine.runs(crate::cli::Component::Controllers) {
         // Nobody assigns one.
-        config.pod_cidrs = vec![cluster.node_pod_cidr()?];
+        config.pod_cidrs = cluster
+            .node_pod_cidrs()?
+            .iter()
+            .map(ToString::to_string)
+            .collect();
     }
     config.kubelet_version = VERSION.to_owned();
     config.node_labels.clone_from(&args.node.node_labels);
@@ -72,7 +71,6 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
     config.pod_max_pids = Some(args.node.pod_max_pids).filter(|limit| *limit > 0);
     config.allowed_sysctls = skiff_node::AllowedSysctls::with_unsafe(&args.node.allowed_unsafe_sysctls)
         .context("--allowed-unsafe-sysctls")?;
-    config.cni_config = Some(Arc::new(move |cidrs| cluster.cni_conf_list(cidrs)));
     Ok(Prepared::new(move |client, stop| {
         let config = config.clone();
         async move {
@@ -138,7 +136,7 @@ impl Cluster {
     pub fn runtime_config(&self) -> Result<skiff_runtime::Config> {
         let mut config =
             skiff_runtime::Config::new(self.data_dir.join("runtime"), self.run_dir(), self.cgroup());
-        config.cni_conf_dir = self.data_dir.join("cni/conf");
+        config.cni_conf_dir = self.cni_conf_dir();
         config.cni_bin_dirs = vec![
             self.data_dir.join("cni/bin"),
             PathBuf::from("/opt/cni/bin"),

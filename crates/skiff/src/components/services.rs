@@ -1,6 +1,7 @@
 //! What makes services work: the proxy, cluster DNS, and the Metrics API behind the API server.
 
 use super::{Access, Machine, Prepared};
+use crate::cli::Component;
 use crate::cluster::Cluster;
 use anyhow::{Result, bail};
 use futures::FutureExt;
@@ -9,12 +10,7 @@ use skiff_server::LocalApi;
 use std::net::SocketAddr;
 
 pub(super) async fn prepare_proxy(machine: &Machine) -> Result<Prepared> {
-    let cluster = &machine.cluster;
-    let own = match &machine.control_plane {
-        Some(_) => Some(cluster.node_pod_cidr()?),
-        None => None,
-    };
-    let config = cluster.proxy_config(&machine.node_name, own.as_deref())?;
+    let config = machine.cluster.proxy_config(&machine.node_name)?;
     Ok(Prepared::new(move |client, stop| {
         let config = config.clone();
         async move {
@@ -27,12 +23,16 @@ pub(super) async fn prepare_proxy(machine: &Machine) -> Result<Prepared> {
 
 pub(super) async fn prepare_dns(machine: &Machine) -> Result<Prepared> {
     let cluster = &machine.cluster;
-    let gateway = cluster.pod_gateway()?;
-    let own = [gateway, cluster.service_ip(10).unwrap_or(gateway)];
+    let own = [cluster.pod_gateway()?, cluster.service_ip(10)?];
     let resolv_conf = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     let config = skiff_dns::DnsConfig {
-        bind: SocketAddr::new(gateway, 53),
-        pods: cluster.pod_cidr.parse()?,
+        listen: match machine.runs(Component::Node) {
+            true => skiff_dns::Listen::Gateways {
+                node: machine.node_name.clone(),
+            },
+            false => skiff_dns::Listen::On(vec![SocketAddr::new(own[0], 53)]),
+        },
+        pods: cluster.pod_cidrs()?,
         domain: machine.args.cluster_domain.clone(),
         resolvers: skiff_dns::host_resolvers(&resolv_conf, &own),
     };
@@ -40,6 +40,17 @@ pub(super) async fn prepare_dns(machine: &Machine) -> Result<Prepared> {
         let config = config.clone();
         async move {
             let ended = skiff_dns::run(config, client, stop).await;
+            ended.map_err(|e| e.to_string())
+        }
+        .boxed()
+    }))
+}
+
+/// The EndpointSlices of cluster DNS, one of every node that runs it.
+pub(super) async fn prepare_dns_endpoints(_: &Machine) -> Result<Prepared> {
+    Ok(Prepared::new(|client, stop| {
+        async move {
+            let ended = skiff_network::dns_endpoints::run(client, stop).await;
             ended.map_err(|e| e.to_string())
         }
         .boxed()
@@ -72,19 +83,12 @@ pub(super) async fn prepare_metrics(machine: &Machine) -> Result<Prepared> {
 }
 
 impl Cluster {
-    /// `own` is this node's part of the pod network, if it is known.
-    pub fn proxy_config(
-        &self,
-        node_name: &str,
-        own: Option<&str>,
-    ) -> Result<skiff_network::proxy::ProxyConfig> {
-        let network = |text: &str| text.parse().map_err(anyhow::Error::msg);
+    pub fn proxy_config(&self, node_name: &str) -> Result<skiff_network::proxy::ProxyConfig> {
         Ok(skiff_network::proxy::ProxyConfig {
             table: self.nft_table(),
             node_name: node_name.to_owned(),
-            pod_cidr: Some(network(&self.pod_cidr)?),
-            service_cidr: Some(network(&self.service_cidr)?),
-            masquerade_from: own.map(network).transpose()?,
+            pod_cidrs: self.pod_cidrs()?,
+            service_cidrs: vec![self.service_cidr.parse()?],
             host_ports: vec![self.bind.port(), self.kubelet_port],
             bridge: Some(self.bridge()),
         })

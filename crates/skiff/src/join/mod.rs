@@ -38,6 +38,9 @@ struct Networking {
     dns_domain: String,
     pod_subnet: String,
     service_subnet: String,
+    /// Beside kubeadm's document.
+    #[serde(skip)]
+    pod_network: String,
 }
 
 pub fn run(args: &JoinArgs) -> Result<()> {
@@ -145,7 +148,15 @@ async fn examine(remote: &Remote, client: &Client, name: &str) -> Result<Network
     let text = text.context("the ConfigMap kubeadm-config has no ClusterConfiguration")?;
     let config: ClusterConfiguration =
         serde_saphyr::from_str(text).context("the ClusterConfiguration in the ConfigMap kubeadm-config")?;
-    let networking = config.networking;
+    let mut networking = config.networking;
+    let mode = map
+        .data
+        .as_ref()
+        .and_then(|data| data.get(crate::joining::POD_NETWORK));
+    networking.pod_network = mode.map_or("auto", String::as_str).to_owned();
+    crate::cli::pod_network(&networking.pod_network).map_err(|why| {
+        anyhow::anyhow!("the cluster's pod network: {why}; install the server's version here")
+    })?;
     if networking.pod_subnet.is_empty() || networking.service_subnet.is_empty() {
         bail!(
             "the cluster does not say which networks its pods and services have (ConfigMap kubeadm-config)"
@@ -187,6 +198,7 @@ async fn certify(
     AgentState {
         servers: found.servers.iter().map(ServerAddress::to_string).collect(),
         cluster_domain: domain.to_owned(),
+        pod_network: networking.pod_network.clone(),
         node,
     }
     .write(cluster)

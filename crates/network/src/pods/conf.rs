@@ -1,0 +1,82 @@
+//! The CNI configuration of the node: written when the network stands, which is what the runtime's readiness waits
+//! for, and read at a start, to look after the pods of before until the API is there.
+
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use skiff_cni::BridgeConf;
+
+use super::plan::Plan;
+use super::{Error, PodNetworkConfig};
+
+const FILE: &str = "10-skiff.conflist";
+
+fn path(config: &PodNetworkConfig) -> PathBuf {
+    config.cni_conf_dir.join(FILE)
+}
+
+fn plugin(config: &PodNetworkConfig, plan: &Plan) -> Value {
+    let mut plugin = json!({
+        "type": skiff_cni::PLUGIN_NAME,
+        "bridge": config.bridge,
+        "subnets": plan.cidrs,
+        "dataDir": config.addresses_dir,
+        "capabilities": {"portMappings": true},
+    });
+    if let Some(mtu) = plan.mtu {
+        plugin["mtu"] = mtu.into();
+    }
+    plugin
+}
+
+pub(super) fn bridge_conf(config: &PodNetworkConfig, plan: &Plan) -> BridgeConf {
+    let mut conf = BridgeConf::new(&config.bridge, plan.cidrs.clone(), &config.addresses_dir);
+    conf.name.clone_from(&config.network);
+    conf.mtu = plan.mtu;
+    conf
+}
+
+/// Whether two say the same of the bridge.
+pub(super) fn same(a: Option<&BridgeConf>, b: &BridgeConf) -> bool {
+    a.is_some_and(|a| (&a.subnets, a.mtu, &a.name) == (&b.subnets, b.mtu, &b.name))
+}
+
+/// The bridge of the configuration that is there, if it is ours.
+pub(super) fn remembered(config: &PodNetworkConfig) -> Option<BridgeConf> {
+    let text = std::fs::read(path(config)).ok()?;
+    let list: Value = serde_json::from_slice(&text).ok()?;
+    let mut conf: BridgeConf = serde_json::from_value(list["plugins"][0].clone()).ok()?;
+    conf.name = list["name"].as_str()?.to_owned();
+    (conf.name == config.network && conf.bridge == config.bridge && !conf.subnets.is_empty()).then_some(conf)
+}
+
+pub(super) fn write(config: &PodNetworkConfig, plan: &Plan) -> Result<(), Error> {
+    let list = json!({
+        "cniVersion": "1.0.0",
+        "name": config.network,
+        "plugins": [plugin(config, plan)],
+    })
+    .to_string();
+    let path = path(config);
+    if std::fs::read_to_string(&path).is_ok_and(|present| present == list) {
+        return Ok(());
+    }
+    let write = || -> std::io::Result<()> {
+        std::fs::create_dir_all(&config.cni_conf_dir)?;
+        let beside = config.cni_conf_dir.join(format!(".{FILE}.tmp"));
+        std::fs::write(&beside, list)?;
+        std::fs::rename(&beside, &path)
+    };
+    write().map_err(Error::io(format!("write {}", path.display())))
+}
+
+pub(super) fn remove(config: &PodNetworkConfig) -> Result<(), Error> {
+    let path = path(config);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Error::io(format!("remove {}", path.display()))(error))
+        }
+        _ => Ok(()),
+    }
+}

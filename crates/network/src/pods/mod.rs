@@ -1,0 +1,424 @@
+//! The pod network of one node: it follows the Node objects, and makes this machine's kernel forward packets between
+//! its own pods and those of all other nodes. `peers` reads Nodes, `plan` decides without I/O, `links`, `firewall` and
+//! `wireguard` talk to the kernel; the loop here brings them together.
+//!
+//! What it made stays when it ends: pods keep their connections while skiff restarts. It never removes anything
+//! before it has seen all Nodes.
+
+mod conf;
+mod firewall;
+mod links;
+mod peers;
+mod plan;
+mod wireguard;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use parking_lot::Mutex;
+use skiff_client::{Change, Client, InformerFactory};
+use skiff_cni::BridgeConf;
+use skiff_meta::net::Cidr;
+use tokio::sync::Notify;
+use tokio::time::{Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+
+use firewall::Firewall;
+use links::Links;
+use peers::Peers;
+use plan::{Plan, plan};
+
+/// The UDP port of VXLAN packets between nodes, Linux's own.
+pub const VXLAN_PORT: u16 = 8472;
+
+/// The annotation of a Node whose cluster DNS answers, with its addresses.
+pub const DNS_ANNOTATION: &str = "skiff.io/cluster-dns";
+/// The annotation of a Node with its WireGuard key and port.
+pub const WIREGUARD_ANNOTATION: &str = "skiff.io/wireguard";
+
+/// Changes that come together are applied together.
+const SETTLE: Duration = Duration::from_millis(2);
+/// How often the guards of the pods' interfaces are looked at.
+const GUARD_PERIOD: Duration = Duration::from_secs(10);
+/// How often the kernel is compared with what it should have.
+const VERIFY_PERIOD: Duration = Duration::from_secs(30);
+/// Less than a period of the guards, which would start it anew.
+const MAX_RETRY: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{0}")]
+    Config(String),
+    #[error("{what}: {source}")]
+    Netlink {
+        what: String,
+        #[source]
+        source: nlink::Error,
+    },
+    #[error("the pod bridge: {0}")]
+    Bridge(#[from] skiff_cni::Error),
+    #[error("{what}: {source}")]
+    Io {
+        what: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("{0}")]
+    Unsupported(String),
+    #[error("the WireGuard key {0} is damaged; remove it to get a new one")]
+    Key(PathBuf),
+    #[error("annotate the Node: {0}")]
+    Annotate(#[from] kube::Error),
+}
+
+impl Error {
+    fn netlink(what: impl Into<String>) -> impl FnOnce(nlink::Error) -> Error {
+        let what = what.into();
+        move |source| Error::Netlink { what, source }
+    }
+
+    fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
+        let what = what.into();
+        move |source| Error::Io { what, source }
+    }
+}
+
+/// How packets reach the pods of other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// By a route where the other node is on the same link, else by VXLAN.
+    #[default]
+    Auto,
+    /// By routes alone: all nodes are on one link, and pods get its whole MTU.
+    Direct,
+    /// By VXLAN, also on the same link.
+    Vxlan,
+    /// By WireGuard, encrypted.
+    WireGuard,
+}
+
+impl std::str::FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Mode, String> {
+        match text {
+            "auto" => Ok(Mode::Auto),
+            "direct" => Ok(Mode::Direct),
+            "vxlan" => Ok(Mode::Vxlan),
+            "wireguard" => Ok(Mode::WireGuard),
+            other => Err(format!("{other:?} is not one of auto, direct, vxlan, wireguard")),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct PodNetworkConfig {
+    pub node_name: String,
+    /// The pod networks of the whole cluster, at most one of each family. A Node whose `podCIDRs` lie elsewhere gets
+    /// no route.
+    pub cluster_cidrs: Vec<Cidr>,
+    /// The CNI network's name.
+    pub network: String,
+    /// The pods' bridge; the devices to other nodes are named after it.
+    pub bridge: String,
+    /// The nftables table.
+    pub table: String,
+    /// Where the CNI configuration goes: once it is there, the node can take pods.
+    pub cni_conf_dir: PathBuf,
+    /// Where the plugin keeps which pod has which address.
+    pub addresses_dir: PathBuf,
+    /// Where the WireGuard key is kept.
+    pub state_dir: PathBuf,
+    pub mode: Mode,
+    /// The pods' MTU; found out if there is none.
+    pub mtu: Option<u32>,
+    pub wireguard_port: u16,
+    /// Whether cluster DNS listens on the gateways.
+    pub dns: bool,
+}
+
+impl PodNetworkConfig {
+    fn validate(&self) -> Result<(), Error> {
+        let families: Vec<bool> = self.cluster_cidrs.iter().map(|cidr| cidr.is_ipv4()).collect();
+        if !matches!(families.as_slice(), [_]) && !matches!(families.as_slice(), [a, b] if a != b) {
+            return Err(Error::Config(format!(
+                "the cluster's pod networks are {:?}: there must be one, or one of each family",
+                self.cluster_cidrs
+            )));
+        }
+        // "-vxlan" must fit behind it.
+        if self.bridge.is_empty() || self.bridge.len() > 9 {
+            return Err(Error::Config(format!(
+                "bridge {:?}: the name must have 1 to 9 characters",
+                self.bridge
+            )));
+        }
+        Ok(())
+    }
+
+    fn vxlan(&self) -> String {
+        format!("{}-vxlan", self.bridge)
+    }
+
+    fn wireguard(&self) -> String {
+        format!("{}-wg", self.bridge)
+    }
+
+    /// The same on all nodes, and another for each cluster that a machine is part of: their pod networks differ.
+    fn vni(&self) -> u32 {
+        let text = self
+            .cluster_cidrs
+            .first()
+            .map(Cidr::to_string)
+            .unwrap_or_default();
+        let hash = text.bytes().fold(0x811c_9dc5u32, |hash, byte| {
+            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        });
+        1 + hash % 0x00ff_fffe
+    }
+}
+
+/// Runs until `shutdown`.
+pub async fn run(config: PodNetworkConfig, client: Client, shutdown: CancellationToken) -> Result<(), Error> {
+    config.validate()?;
+    let factory = InformerFactory::new(client.clone(), shutdown.clone());
+    let nodes = factory.informer::<Node>();
+    let peers = Arc::new(Mutex::new(Peers::default()));
+    let changed = Arc::new(Notify::new());
+    let (seen, news) = (peers.clone(), changed.clone());
+    nodes.subscribe(move |change| {
+        let gone = matches!(change, Change::Deleted { .. });
+        // Most changes of a Node are of its status alone.
+        if seen.lock().note(change.object(), gone) {
+            news.notify_one();
+        }
+    });
+    let mut network = Network::open(config, client)?;
+    let mut guard = tokio::time::interval_at(Instant::now() + GUARD_PERIOD, GUARD_PERIOD);
+    let mut verify = tokio::time::interval_at(Instant::now() + VERIFY_PERIOD, VERIFY_PERIOD);
+    guard.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    verify.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut synced = false;
+    let mut retry = Duration::ZERO;
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            // Routes to nodes that are only not read yet must not be removed.
+            () = nodes.synced(), if !synced => synced = true,
+            () = changed.notified(), if synced => tokio::time::sleep(SETTLE).await,
+            () = tokio::time::sleep(retry), if !retry.is_zero() => {}
+            _ = verify.tick(), if synced => network.verify(),
+            _ = guard.tick() => {
+                network.restore_guards().await;
+                continue;
+            }
+        }
+        if !synced {
+            continue;
+        }
+        let peers = peers.lock().clone();
+        match network.sync(&peers).await {
+            Ok(()) => retry = Duration::ZERO,
+            Err(error) => {
+                retry = (retry * 2).clamp(Duration::from_millis(100), MAX_RETRY);
+                tracing::error!(%error, again_in = ?retry, "cannot set up the pod network");
+            }
+        }
+    }
+}
+
+/// Removes all that the pod network made on this machine. Not having it is fine.
+pub async fn remove(config: &PodNetworkConfig) -> Result<(), Error> {
+    config.validate()?;
+    let links = Links::open(config)?;
+    links.remove_routes(&config.cluster_cidrs).await?;
+    links.remove_device(&config.vxlan()).await?;
+    links.remove_device(&config.wireguard()).await?;
+    Firewall::open(&config.table)?.remove().await?;
+    let mut bridge = BridgeConf::new(&config.bridge, [], &config.addresses_dir);
+    bridge.name.clone_from(&config.network);
+    skiff_cni::remove_host_ports(&bridge).await?;
+    skiff_cni::remove_bridge(&config.bridge).await?;
+    Ok(())
+}
+
+/// Takes the CNI configuration away again, for another network in the place of this one.
+pub fn remove_cni_configuration(config: &PodNetworkConfig) -> Result<(), Error> {
+    conf::remove(config)
+}
+
+/// This node's pod network, and what is known to be in the kernel.
+struct Network {
+    config: PodNetworkConfig,
+    client: Client,
+    links: Links,
+    firewall: Firewall,
+    /// The bridge as it was last made; at the start, as the CNI configuration on disk has it.
+    bridge: Option<BridgeConf>,
+    /// The bridge was made, or looked at, since the start.
+    bridge_stands: bool,
+    reach: links::ReachCache,
+    told: Vec<String>,
+}
+
+impl Network {
+    fn open(config: PodNetworkConfig, client: Client) -> Result<Network, Error> {
+        Ok(Network {
+            links: Links::open(&config)?,
+            firewall: Firewall::open(&config.table)?,
+            bridge: conf::remembered(&config),
+            bridge_stands: false,
+            reach: links::ReachCache::default(),
+            told: Vec::new(),
+            config,
+            client,
+        })
+    }
+
+    /// Has everything compared with the kernel at the next round.
+    fn verify(&mut self) {
+        self.bridge_stands = false;
+        self.reach.clear();
+        self.firewall.doubt();
+    }
+
+    /// Whoever reloads the host's firewall may flush the guards of the pods' interfaces and the host ports.
+    async fn restore_guards(&mut self) {
+        let Some(conf) = &self.bridge else { return };
+        match skiff_cni::restore_host_ports(conf).await {
+            Ok(false) => {}
+            Ok(true) => tracing::warn!("somebody removed the rules of host ports; restored them"),
+            Err(error) => tracing::warn!(%error, "cannot look at the rules of host ports"),
+        }
+        match skiff_cni::restore_guards(conf).await {
+            Ok(0) => {}
+            Ok(restored) => {
+                tracing::warn!(
+                    restored,
+                    "somebody removed the guards of pod interfaces; restored them"
+                )
+            }
+            Err(error) => tracing::warn!(%error, "cannot look at the guards of the pod interfaces"),
+        }
+    }
+
+    async fn sync(&mut self, peers: &Peers) -> Result<(), Error> {
+        let Some(own) = peers.get(&self.config.node_name) else {
+            return Ok(());
+        };
+        if own.cidrs.is_empty() {
+            return Ok(());
+        }
+        let underlay = self.links.underlay(own).await?;
+        let reach = self.reach.look_up(&self.links, peers, own).await?;
+        let plan = plan(&self.config, peers, own, &underlay, &reach)?;
+        if plan.warnings != self.told {
+            for warning in &plan.warnings {
+                tracing::warn!("{warning}");
+            }
+            self.told.clone_from(&plan.warnings);
+        }
+        let wanted = conf::bridge_conf(&self.config, &plan);
+        if !self.bridge_stands || !conf::same(self.bridge.as_ref(), &wanted) {
+            skiff_cni::ensure_bridge(&wanted).await?;
+            self.bridge = Some(wanted);
+            self.bridge_stands = true;
+        }
+        self.firewall.apply(&plan.firewall).await?;
+        // From now on the runtime can give pods a network: this is what the node's readiness waits for.
+        conf::write(&self.config, &plan)?;
+        // A tunnel that cannot be made must not keep packets from taking direct routes.
+        let tunnel = self.tunnel(&plan).await;
+        let device = tunnel.as_ref().ok().copied().flatten();
+        self.links
+            .routes(&self.config.cluster_cidrs, &plan.routes, device)
+            .await?;
+        self.publish(own, &plan).await?;
+        tunnel.map(drop)
+    }
+
+    /// Makes the device to other nodes, if one is needed, and answers its index.
+    async fn tunnel(&mut self, plan: &Plan) -> Result<Option<u32>, Error> {
+        let config = &self.config;
+        if plan.vxlan.is_none() {
+            self.links.remove_device(&config.vxlan()).await?;
+        }
+        if plan.wireguard.is_none() {
+            self.links.remove_device(&config.wireguard()).await?;
+        }
+        if let Some(vxlan) = &plan.vxlan {
+            return self.links.vxlan(&config.vxlan(), vxlan).await.map(Some);
+        }
+        if let Some(wanted) = &plan.wireguard {
+            let device =
+                wireguard::apply(&self.links, &config.wireguard(), &config.state_dir, wanted).await?;
+            return Ok(Some(device));
+        }
+        Ok(None)
+    }
+
+    /// Tells others by annotations of the Node what they need to know of it.
+    async fn publish(&self, own: &peers::Peer, plan: &Plan) -> Result<(), Error> {
+        let mut wanted: BTreeMap<&str, Option<String>> = BTreeMap::new();
+        let gateways: Vec<String> = plan.gateways.iter().map(IpAddr::to_string).collect();
+        wanted.insert(DNS_ANNOTATION, self.config.dns.then(|| gateways.join(",")));
+        let key = match self.config.mode {
+            Mode::WireGuard => Some(wireguard::announcement(&self.config)?),
+            _ => None,
+        };
+        wanted.insert(WIREGUARD_ANNOTATION, key);
+        wanted.retain(|name, value| own.annotations.get(*name) != value.as_ref());
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let patch = serde_json::json!({"metadata": {"annotations": wanted}});
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        nodes
+            .patch(
+                &self.config.node_name,
+                &PatchParams::default(),
+                &Patch::Merge(patch),
+            )
+            .await?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clusters_have_their_own_virtual_networks() {
+        let vni = |cidr: &str| {
+            let config = plan::tests::config(&[cidr], Mode::Auto);
+            config.validate().unwrap();
+            config.vni()
+        };
+        assert_eq!(vni("10.244.0.0/16"), vni("10.244.3.0/16"));
+        assert_ne!(vni("10.244.0.0/16"), vni("10.161.0.0/16"));
+        assert!((1..1 << 24).contains(&vni("10.244.0.0/16")));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused() {
+        for cidrs in [
+            &[][..],
+            &["10.0.0.0/16", "10.1.0.0/16"],
+            &["10.0.0.0/16", "fd00::/48", "fd01::/48"],
+        ] {
+            assert!(
+                plan::tests::config(cidrs, Mode::Auto).validate().is_err(),
+                "{cidrs:?}"
+            );
+        }
+        assert!("sideways".parse::<Mode>().is_err());
+        assert_eq!("wireguard".parse(), Ok(Mode::WireGuard));
+    }
+}
