@@ -113,8 +113,7 @@ async fn sandboxes_reach_each_other(subnets: &[&str]) {
     let mut bridge = BridgeConf::new("skiff0", networks, dir.path().join("data"));
     bridge.name = "skiff".into();
     spoofing::is_prevented(&bridge, &sandboxes, [&ips[0], &ips[1]]).await;
-    for family in 0..subnets.len() {
-        let (own, target) = (ips[0][family], ips[1][family]);
+    for (own, target) in ips[0].iter().zip(ips[1].clone()) {
         assert_eq!(sandboxes[0].run(move || ask(target)), own.to_string());
     }
 

@@ -292,7 +292,7 @@ impl DaemonSets {
                 let selected = selector::matches(&seen.spec.selector, created.metadata.labels.as_ref());
                 ownership::check_created(&api, set, created, selected).await
             };
-            let outcomes = join_all(batch.iter().map(|pod| create(pod))).await;
+            let outcomes = join_all(batch.iter().map(create)).await;
             let mut failure = None;
             for outcome in outcomes {
                 match outcome {

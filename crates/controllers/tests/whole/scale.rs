@@ -73,7 +73,7 @@ impl Measured {
             let name = pod.metadata.name.as_deref().unwrap();
             self.cluster.set_pod_status(name, running(pod)).await;
         };
-        let run = futures::stream::iter(&pods).map(|pod| run(pod));
+        let run = futures::stream::iter(&pods).map(run);
         run.buffer_unordered(16).collect::<()>().await;
     }
 

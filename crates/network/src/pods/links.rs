@@ -1,6 +1,7 @@
 //! Devices, neighbours and routes to other nodes in the kernel. What is there is read first, so that a start after a
 //! kill finds its own work again, changes only what differs, and removes what nobody wants any more.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -63,8 +64,8 @@ impl ReachCache {
         if wanted.iter().any(|address| !self.0.contains_key(address)) {
             let ours = links.own_devices().await?;
             for address in wanted {
-                if !self.0.contains_key(&address) {
-                    self.0.insert(address, links.reach(address, &ours).await?);
+                if let Entry::Vacant(unknown) = self.0.entry(address) {
+                    unknown.insert(links.reach(address, &ours).await?);
                 }
             }
         }
