@@ -68,7 +68,7 @@ fn connect(cluster: &Cluster) -> Result<(Client, String)> {
 /// Cordons the node and evicts its pods.
 async fn depart(args: &LeaveArgs, cluster: &Cluster) -> Result<()> {
     let (client, name) = connect(cluster)?;
-    let steps = Steps::default();
+    let steps = Steps;
     let nodes: Api<Node> = Api::all(client.clone());
     let cordon = Patch::Merge(json!({"spec": {"unschedulable": true}}));
     let cordoning = async {

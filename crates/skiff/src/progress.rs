@@ -167,7 +167,6 @@ impl Times {
 }
 
 /// The steps of a command itself, shown as those of a server are.
-#[derive(Default)]
 pub struct Steps;
 
 impl Steps {

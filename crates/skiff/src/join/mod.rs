@@ -81,7 +81,7 @@ fn refuse_existing(found: &Cluster) -> Result<()> {
 
 /// Everything up to the node's certificate.
 async fn bootstrap(args: &JoinArgs) -> Result<Cluster> {
-    let steps = Steps::default();
+    let steps = Steps;
     let name = args.node.node_name()?;
     let found = steps
         .step(
