@@ -91,7 +91,10 @@ fn make_key(path: &Path) -> Result<Key, Error> {
     let random = |_| Error::Unsupported("cannot make a WireGuard key: no randomness".into());
     let made = PrivateKey::generate(&X25519).map_err(random)?;
     let seed: Curve25519SeedBin<'static> = made.as_be_bytes().map_err(random)?;
-    let key: Key = seed.as_ref().try_into().map_err(|_| Error::Key(path.to_path_buf()))?;
+    let key: Key = seed
+        .as_ref()
+        .try_into()
+        .map_err(|_| Error::Key(path.to_path_buf()))?;
     let parent = path.parent().unwrap_or(Path::new("/"));
     std::fs::create_dir_all(parent)
         .and_then(|()| skiff_fs::write_durably(path, &key, 0o600).map_err(std::io::Error::other))
