@@ -300,13 +300,13 @@ fn pods_that_ask_for_what_is_not_built_are_told_so() -> Result<()> {
             message: "runtime does not support user namespaces",
         },
         Unbuilt {
-            page: "Restart rules with `RestartAllContainers` are refused (PodFeatureUnsupported)",
+            page: "`RestartAllContainers` fit no node (FailedScheduling)",
             name: "restart-all",
             spec: json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": BUSYBOX, "command": ["sleep", "1000"],
                 "restartPolicy": "Never", "restartPolicyRules": [
                     {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]}]}),
-            reason: "PodFeatureUnsupported",
-            message: "RestartAllContainersOnContainerExits",
+            reason: "FailedScheduling",
+            message: "didn't match Pod's required features",
         },
     ] {
         page_says(page)?;
