@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::core::{NamespaceResourceScope, Status};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
@@ -282,8 +282,16 @@ where
         return Ok(created);
     }
     let name = created.meta().name.clone().unwrap_or_default();
-    match api.delete(&name, &DeleteParams::default()).await {
-        Err(error) if !error.is_not_found() => return Err(error),
+    // Only what was just created: somebody may have replaced it under the same name.
+    let same = Preconditions {
+        uid: created.meta().uid.clone(),
+        ..Default::default()
+    };
+    match api
+        .delete(&name, &DeleteParams::default().preconditions(same))
+        .await
+    {
+        Err(error) if !error.is_not_found() && !error.is_conflict() => return Err(error),
         _ => {}
     }
     let what = if controlled {
