@@ -1,14 +1,16 @@
-//! `cargo xtask tidy`: the rules of the house that a program can check. It reads sources as text; it
-//! builds nothing and changes nothing.
+//! `cargo xtask tidy`: the rules of the house that a program can check. It reads sources as text and asks cargo for
+//! features; it builds nothing and changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 /// Which crates of ours each crate may use, directly or through one that it may use. `*` is the wiring.
 const MAY_USE: &[(&str, &[&str])] = &[
+    ("features", &[]),
     ("fs", &[]),
     ("meta", &[]),
     ("supervise", &[]),
@@ -127,6 +129,7 @@ pub fn run(root: &Path) -> Result<Vec<String>> {
         check_file(&shown, &text, &mut findings);
     }
     check_paths(root, &mut findings)?;
+    check_features(root, crates.keys(), &mut findings)?;
     findings.sort();
     Ok(findings)
 }
@@ -168,6 +171,50 @@ fn dependencies(manifest: &str) -> Vec<String> {
     found
 }
 
+/// Whatever is built, an outside crate has the features that the whole workspace asks for: otherwise it and all that
+/// uses it is built again for each command. `crates/features` sees to that.
+fn check_features<'a>(
+    root: &Path,
+    crates: impl Iterator<Item = &'a String>,
+    findings: &mut Vec<String>,
+) -> Result<()> {
+    let whole = outside_crates(root, &["--workspace"])?;
+    for name in crates {
+        let package = if name == "skiff" {
+            name.clone()
+        } else {
+            format!("skiff-{name}")
+        };
+        for line in outside_crates(root, &["--package", &package])?.difference(&whole) {
+            findings.push(format!(
+                "crates/features: `{package}` alone builds {line}, unlike the workspace"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Each outside crate that a choice of packages is built with, and its features.
+fn outside_crates(root: &Path, packages: &[&str]) -> Result<BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .current_dir(root)
+        .args(["tree", "--locked", "--edges", "normal,build,dev"])
+        .args(["--prefix", "none", "--format", "{p} with {f}"])
+        .args(packages)
+        .output()
+        .context("run cargo tree")?;
+    ensure!(
+        output.status.success(),
+        "cargo tree: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(|line| line.trim_end_matches(" (*)").trim().to_string())
+        .filter(|line| !line.is_empty() && !line.contains(&*root.to_string_lossy()))
+        .collect())
+}
+
 fn check_dependencies(name: &str, manifest: &str, findings: &mut Vec<String>) {
     let Some(allowed) = allowed(name) else {
         findings.push(format!("crates/{name}: not in the table of xtask/src/tidy.rs"));
@@ -179,7 +226,7 @@ fn check_dependencies(name: &str, manifest: &str, findings: &mut Vec<String>) {
                 "crates/{name}/Cargo.toml: only {} may link store",
                 LINKS_STORE.join(", ")
             ));
-        } else if !allowed.contains(used.as_str()) {
+        } else if used != "features" && !allowed.contains(used.as_str()) {
             findings.push(format!("crates/{name}/Cargo.toml: may not use {used}"));
         }
     }
