@@ -53,7 +53,7 @@ e2e:
 	$(CARGO) test --no-fail-fast --package skiff --test '*' -- --test-threads=3
 	SKIFF_TEST_KUBECTL=$$(sh tools/debian-kubectl.sh) $(CARGO) test --package skiff --test example
 
-## conformance: the official end-to-end suite; takes FOCUS=regex, SKIP=regex and PARALLEL=n, and needs Go
+## conformance: the official end-to-end suite on NODES=1 machines (namespaces); takes FOCUS=regex, SKIP=regex and PARALLEL=n, and needs Go
 conformance: build
 	@sh tools/packages.sh $(IMAGE_PACKAGES)
 	sh tests/conformance/run.sh $(RELEASE) docs/conformance.md

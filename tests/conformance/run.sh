@@ -4,7 +4,8 @@
 #
 #   run.sh SKIFF-BINARY [REPORT]
 #
-# FOCUS and SKIP are regular expressions over test names, PARALLEL the number of tests at a time. UP holds more
+# FOCUS and SKIP are regular expressions over test names, PARALLEL the number of tests at a time. NODES is the number of
+# machines, which are namespaces of this one (tools/machines.sh): a server, and agents that join it. UP holds more
 # arguments for `skiff up`. KEEP=1 leaves the cluster running for a look at what is left.
 set -eu
 # Absolute, because the suite is built in its own folder.
@@ -13,13 +14,17 @@ report=${2:+$(realpath -m "$2")}
 focus=${FOCUS:-'\[Conformance\]'}
 skip=${SKIP:-}
 parallel=${PARALLEL:-4}
+nodes=${NODES:-1}
 name=${NAME:-conformance}
 
 here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here/../../target/conformance}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-data=$out/data
+# shellcheck source=tools/machines.sh
+. "$here/../../tools/machines.sh"
+server=$name-1
+data=$out/machines/$server/lib/skiff
 
 command -v go >/dev/null || {
     echo "make conformance builds the official suite from its Go module and needs Go 1.26 or newer: install it and try again" >&2
@@ -43,25 +48,43 @@ build ./images ./report ./pause ./sh ./coredns github.com/onsi/ginkgo/v2/ginkgo 
     k8s.io/kubernetes/test/images/regression-issue-74839 k8s.io/sample-apiserver
 go test -c -vet=off -buildvcs=false -ldflags "-s -w $stamp" -o "$out/e2e.test" k8s.io/kubernetes/test/e2e
 
+machines=""
+for number in $(seq "$nodes"); do
+    machines="$machines $name-$number"
+done
 registry=""
 finish() {
     [ -z "$registry" ] || kill "$registry" 2>/dev/null || true
     if [ -n "${KEEP:-}" ]; then
-        echo "the cluster is left running: KUBECONFIG=$data/admin.kubeconfig"
-    else
-        "$skiff" down --delete --name "$name" --data-dir "$data" >/dev/null 2>&1 || true
+        echo "the cluster is left running: nsenter -t $(cat "$out/machines/$server.pid") --net, KUBECONFIG=$data/admin.kubeconfig"
+        return
     fi
+    for one in $machines; do
+        machine "$one" "$skiff" down --delete >/dev/null || true
+    done
+    machines_end
 }
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-"$skiff" down --delete --name "$name" --data-dir "$data" >/dev/null 2>&1 || true
 # shellcheck disable=SC2086
-"$skiff" up --name "$name" --data-dir "$data" --no-kubeconfig-merge ${UP:-}
+machines_start "$out/machines" $machines
+# shellcheck disable=SC2086
+machine "$server" "$skiff" up --no-kubeconfig-merge ${UP:-}
+for one in $machines; do
+    [ "$one" != "$server" ] || continue
+    # It prints `skiff join …`.
+    # shellcheck disable=SC2046
+    machine "$one" "$skiff" $(machine "$server" "$skiff" token create | sed -n 's/^skiff //p')
+done
 
 "$out/e2e.test" --list-images >"$out/images.txt"
 rm -f "$out/repos.yaml"
-"$out/images" -programs "$out" -module "$module" -list "$out/images.txt" -repos "$out/repos.yaml" &
+namespaces=""
+for one in $machines; do
+    namespaces="$namespaces,/proc/$(cat "$out/machines/$one.pid")/ns/net"
+done
+"$out/images" -programs "$out" -module "$module" -list "$out/images.txt" -repos "$out/repos.yaml" -netns "${namespaces#,}" &
 registry=$!
 until [ -s "$out/repos.yaml" ]; do
     kill -0 "$registry" || exit 1
@@ -71,7 +94,7 @@ done
 # Ginkgo runs what is marked serial alone, after the rest.
 rm -rf "$out/reports"
 status=0
-KUBE_TEST_REPO_LIST="$out/repos.yaml" "$out/ginkgo" run --procs="$parallel" --timeout=24h --no-color \
+KUBE_TEST_REPO_LIST="$out/repos.yaml" machines_enter "$server" --net "$out/ginkgo" run --procs="$parallel" --timeout=24h --no-color \
     --focus="$focus" --skip="${skip:-^$}" --output-interceptor-mode=none \
     "$out/e2e.test" -- --kubeconfig="$data/admin.kubeconfig" --kubectl-path="$out/kubectl" --provider=skeleton \
     --disable-log-dump --dump-logs-on-failure=false \

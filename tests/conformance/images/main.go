@@ -3,7 +3,7 @@
 // The suite's own programs come from the same Go module as the suite; everything else is a stand-in made of the
 // Debian packages that are installed on this machine, under the name that the suite uses. Nothing is downloaded.
 //
-//	images -programs DIR -module DIR -list FILE -listen HOST:PORT -repos FILE
+//	images -programs DIR -module DIR -list FILE -listen HOST:PORT -netns FILE,… -repos FILE
 //
 // FILE of -list holds the output of `e2e.test --list-images`. The file of -repos is written for the suite's
 // KUBE_TEST_REPO_LIST, so that it asks this registry. It serves until it is stopped.
@@ -18,7 +18,10 @@ import (
 	"net/http"
 	"os"
 	"path"
+	"runtime"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 func main() {
@@ -27,6 +30,7 @@ func main() {
 	module := flag.String("module", "", "folder of the module k8s.io/kubernetes")
 	list := flag.String("list", "", "file with the suite's list of images")
 	listen := flag.String("listen", "127.0.0.1:0", "address to serve at")
+	netns := flag.String("netns", "", "network namespaces to serve in besides, as files, at the same address")
 	repos := flag.String("repos", "", "file to write for KUBE_TEST_REPO_LIST")
 	flag.Parse()
 
@@ -49,8 +53,40 @@ func main() {
 		check(registry.add(name, tag, image))
 	}
 	log.Printf("made %d images; of the suite's list %d have no stand-in (drivers of storage vendors and the like)", registry.count(), len(without))
+	for _, namespace := range strings.FieldsFunc(*netns, func(r rune) bool { return r == ',' }) {
+		inside, err := listenIn(namespace, listener.Addr().String())
+		check(err)
+		go func() { check(http.Serve(inside, registry)) }()
+	}
 	check(os.WriteFile(*repos, []byte(repoList(listener.Addr().String())), 0o644))
 	check(http.Serve(listener, registry))
+}
+
+// listenIn makes a listener that belongs to another network namespace, by a thread that goes there and does not come back:
+// the runtime ends a thread whose goroutine ends while it is locked to it.
+func listenIn(namespace, address string) (net.Listener, error) {
+	type answer struct {
+		listener net.Listener
+		err      error
+	}
+	answers := make(chan answer)
+	go func() {
+		runtime.LockOSThread()
+		listener, err := func() (net.Listener, error) {
+			file, err := os.Open(namespace)
+			if err != nil {
+				return nil, err
+			}
+			defer file.Close()
+			if err := unix.Setns(int(file.Fd()), unix.CLONE_NEWNET); err != nil {
+				return nil, fmt.Errorf("%s: %w", namespace, err)
+			}
+			return net.Listen("tcp", address)
+		}()
+		answers <- answer{listener, err}
+	}()
+	made := <-answers
+	return made.listener, made.err
 }
 
 func check(err error) {
