@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use skiff_meta::Status;
 
-use crate::{Context, Open, Registry, WriteScope, errors, object};
+use crate::{Context, Open, Registry, WriteScope, object};
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
@@ -49,12 +49,12 @@ impl Registry {
             .chain(self.local_api_services())
             .chain([tracking]);
         // Concurrently: the store commits together what waits for it, and a start waits for every commit.
-        futures::try_join!(
-            self.namespaces(),
-            self.ensure_all(objects),
-            self.service_cidr(),
-            self.kubernetes_service(advertise)
-        )?;
+        let network = async {
+            // The address of the service is one of the range.
+            self.service_cidr().await?;
+            self.kubernetes_service(advertise).await
+        };
+        futures::try_join!(self.namespaces(), self.ensure_all(objects), network)?;
         Ok(())
     }
 
@@ -215,12 +215,15 @@ impl Registry {
         }
         let (_, version) = split(&resource.api_version);
         (resource.rules.default)(version, &mut value);
-        match self
-            .create(&Context::of_server(), &resource, &namespace, value, &Open)
-            .await
-        {
-            Err(status) if errors::is_already_exists(&status) => Ok(()),
-            result => result.map(drop),
+        let context = Context::of_server();
+        let created = self.create(&context, &resource, &namespace, value, &Open);
+        let Err(status) = created.await else {
+            return Ok(());
+        };
+        // Another server that starts now may have been quicker, and have what this one asked for: its address.
+        match self.read_stored(&resource.key(&namespace, &name)).await? {
+            Some(_) => Ok(()),
+            None => Err(status),
         }
     }
 
