@@ -155,7 +155,17 @@ impl Registry {
             // Endpoints may not be loopback addresses: pods would reach themselves.
             return service.await;
         }
-        let address = advertise.address.to_string();
+        let all = self.api_servers(advertise.address).await?;
+        let addresses: Vec<Value> = all
+            .iter()
+            .map(|address| json!({"ip": address.to_string()}))
+            .collect();
+        // A slice has addresses of one family.
+        let is_like = |address: &&IpAddr| address.is_ipv4() == advertise.address.is_ipv4();
+        let alike = all.iter().filter(is_like).map(IpAddr::to_string);
+        let slice_endpoints: Vec<Value> = alike
+            .map(|address| json!({"addresses": [address], "conditions": {"ready": true}}))
+            .collect();
         let family = if advertise.address.is_ipv4() {
             "IPv4"
         } else {
@@ -163,11 +173,11 @@ impl Registry {
         };
         let endpoints = json!({"kind": "Endpoints", "apiVersion": "v1",
             "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}},
-            "subsets": [{"addresses": [{"ip": address}], "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]}]});
+            "subsets": [{"addresses": addresses, "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]}]});
         let slice = json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1",
             "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"kubernetes.io/service-name": "kubernetes"}},
             "addressType": family,
-            "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+            "endpoints": slice_endpoints,
             "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]});
         futures::try_join!(
             service,
