@@ -100,15 +100,21 @@ impl Registry {
     /// Objects that were there before this release first wrote to the store get their defaults when they are read,
     /// as upstream has it. Reading what this release wrote costs nothing more.
     pub async fn note_foreign_values(&self) -> Result<(), Status> {
-        let (found, _) = self.store.get(RELEASE_KEY).await.map_err(errors::store)?;
         let release = bytes::Bytes::from_static(facts::KUBERNETES_VERSION.as_bytes());
-        let since = match found {
-            Some(found) if found.value == release => found.mod_revision,
-            _ => {
-                let write = self.store.write(RELEASE_KEY, Expect::Any, Op::Put(release), None);
-                match write.await.map_err(errors::store)? {
-                    Outcome::Done { revision, .. } | Outcome::Conflict { revision, .. } => revision,
-                }
+        let (mut found, _) = self.store.get(RELEASE_KEY).await.map_err(errors::store)?;
+        let since = loop {
+            let expect = match &found {
+                Some(found) if found.value == release => break found.mod_revision,
+                Some(found) => Expect::Revision(found.mod_revision),
+                None => Expect::Absent,
+            };
+            let write = self
+                .store
+                .write(RELEASE_KEY, expect, Op::Put(release.clone()), None);
+            match write.await.map_err(errors::store)? {
+                Outcome::Done { revision, .. } => break revision,
+                // Another server that starts now.
+                Outcome::Conflict { current, .. } => found = current,
             }
         };
         for resource in self.resources.all() {

@@ -231,6 +231,12 @@ impl Repair {
                 continue;
             };
             let Some(found) = found else {
+                // A service goes together with its address: one that is still there really lacks it.
+                let again = self.newest(&self.services, namespace, name).await?;
+                let same = |now: &Value| object::uid(now) == object::uid(&service);
+                if !again.is_ok_and(|now| now.as_ref().is_some_and(same)) {
+                    return Ok(due);
+                }
                 let message = format!("Cluster IP [{family}]: {address} is not allocated; repairing");
                 tell("ClusterIPNotAllocated", message).await;
                 self.create(address, namespace, name).await?;

@@ -595,8 +595,11 @@ fn may_use_reserve(shared: &Shared, writes: &Transaction) -> Option<Keep> {
             Op::Delete => continue,
             Op::Put(value) if value.len() <= present()? + BARELY => {}
             Op::Put(_) => return None,
-            // A record that is there and grows little by little.
-            Op::Merge(_) => drop(present()?),
+            // A record of a fixed size.
+            Op::Merge(_) => {
+                present()?;
+                continue;
+            }
         }
         keep = Keep::Half;
     }

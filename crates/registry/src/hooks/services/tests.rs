@@ -266,6 +266,15 @@ async fn node_ports_follow_updates() {
     all.delete("t").await;
     all.delete("u").await;
     assert!(all.ports().await.is_empty());
+    // One that wants none, until it is told otherwise.
+    let none =
+        json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "ports": [{"port": 80}]});
+    all.create("v", none).await.expect("allocates none");
+    assert!(all.ports().await.is_empty());
+    let wants = |service: &mut Value| service["spec"]["allocateLoadBalancerNodePorts"] = json!(true);
+    let spec = all.change("v", wants).await.expect("allocates");
+    assert!(spec["ports"][0]["nodePort"].as_u64().is_some());
+    assert_eq!(all.ports().await.len(), 1);
 }
 
 #[tokio::test]
