@@ -197,6 +197,10 @@ impl Encryption {
         }
     }
 
+    fn encrypts(&self, key: &str) -> bool {
+        self.providers(key).is_some()
+    }
+
     fn seal(&self, key: &str, plain: Bytes) -> Result<Bytes, String> {
         match self.providers(key) {
             None => Ok(plain),

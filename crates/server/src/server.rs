@@ -342,6 +342,13 @@ impl Server {
         repair::repair(&self.inner).await
     }
 
+    /// Compares the allocated cluster IPs and node ports with the services, as happens every few minutes. `now` decides
+    /// about IPAddresses whose service may still be on its way.
+    pub async fn repair_allocations(&self, now: jiff::Timestamp) -> Result<(), Status> {
+        ip_addresses::repair(&self.inner, now).await?;
+        repair::repair_node_ports(&self.inner).await
+    }
+
     /// Serves HTTPS on the listener until `shutdown`, then waits a little for open requests.
     pub async fn serve(&self, listener: TcpListener, shutdown: CancellationToken) {
         self.serve_within(listener, Limits::default(), shutdown).await;

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use skiff_meta::Status;
 
-use crate::{Context, Open, Registry, WriteScope, errors, object};
+use crate::{Context, Open, Registry, WriteScope, object};
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
@@ -49,12 +49,12 @@ impl Registry {
             .chain(self.local_api_services())
             .chain([tracking]);
         // Concurrently: the store commits together what waits for it, and a start waits for every commit.
-        futures::try_join!(
-            self.namespaces(),
-            self.ensure_all(objects),
-            self.service_cidr(),
-            self.kubernetes_service(advertise)
-        )?;
+        let network = async {
+            // The address of the service is one of the range.
+            self.service_cidr().await?;
+            self.kubernetes_service(advertise).await
+        };
+        futures::try_join!(self.namespaces(), self.ensure_all(objects), network)?;
         Ok(())
     }
 
@@ -155,7 +155,17 @@ impl Registry {
             // Endpoints may not be loopback addresses: pods would reach themselves.
             return service.await;
         }
-        let address = advertise.address.to_string();
+        let all = self.api_servers(advertise.address).await?;
+        let addresses: Vec<Value> = all
+            .iter()
+            .map(|address| json!({"ip": address.to_string()}))
+            .collect();
+        // A slice has addresses of one family.
+        let is_like = |address: &&IpAddr| address.is_ipv4() == advertise.address.is_ipv4();
+        let alike = all.iter().filter(is_like).map(IpAddr::to_string);
+        let slice_endpoints: Vec<Value> = alike
+            .map(|address| json!({"addresses": [address], "conditions": {"ready": true}}))
+            .collect();
         let family = if advertise.address.is_ipv4() {
             "IPv4"
         } else {
@@ -163,11 +173,11 @@ impl Registry {
         };
         let endpoints = json!({"kind": "Endpoints", "apiVersion": "v1",
             "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}},
-            "subsets": [{"addresses": [{"ip": address}], "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]}]});
+            "subsets": [{"addresses": addresses, "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]}]});
         let slice = json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1",
             "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"kubernetes.io/service-name": "kubernetes"}},
             "addressType": family,
-            "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+            "endpoints": slice_endpoints,
             "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]});
         futures::try_join!(
             service,
@@ -215,12 +225,15 @@ impl Registry {
         }
         let (_, version) = split(&resource.api_version);
         (resource.rules.default)(version, &mut value);
-        match self
-            .create(&Context::of_server(), &resource, &namespace, value, &Open)
-            .await
-        {
-            Err(status) if errors::is_already_exists(&status) => Ok(()),
-            result => result.map(drop),
+        let context = Context::of_server();
+        let created = self.create(&context, &resource, &namespace, value, &Open);
+        let Err(status) = created.await else {
+            return Ok(());
+        };
+        // Another server that starts now may have been quicker, and have what this one asked for: its address.
+        match self.read_stored(&resource.key(&namespace, &name)).await? {
+            Some(_) => Ok(()),
+            None => Err(status),
         }
     }
 

@@ -11,7 +11,8 @@ use super::proto::{
     Compare, CompareTarget, CompareValue, KeyValue, PutRequest, Request, Response, ResponseHeader,
     TxnRequest, TxnResponse,
 };
-use super::{TXN, bytes, op, range_of};
+use super::transact::{TXN, op};
+use super::{bytes, range_of};
 use crate::{Error, Result};
 
 const FORMAT: i64 = 1;
