@@ -3,6 +3,7 @@
 
 pub mod bootstrap_secrets;
 pub mod claim_access;
+pub mod endpoints;
 pub mod escalation;
 pub mod follow;
 pub mod identity;
