@@ -28,8 +28,8 @@ use skiff_api::facts;
 use skiff_cache::Cache;
 use skiff_meta::Status;
 use skiff_schema::LeftOut;
-use skiff_store::{Expect, KeyValue, Op, Outcome};
-pub use skiff_store::{Store, together};
+pub use skiff_store::{Expect, Op, Store, together};
+use skiff_store::{KeyValue, Outcome};
 
 pub use codec::Codec;
 pub use context::{Context, Gate, Open, StageGuard, StageTime, now_us};

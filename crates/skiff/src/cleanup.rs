@@ -156,6 +156,8 @@ const OURS: &[&str] = &[
     "pki",
     "runtime",
     "runtime-endpoint",
+    "server-id",
+    "server.json",
     "skiff.log",
     "skiff.log.1",
     "skiff.pid",

@@ -70,7 +70,7 @@ impl EncryptionArgs {
                     path.display()
                 );
             }
-            write_durably(&path, &skiff_encryption::generate()?)
+            write_private(&path, &skiff_encryption::generate()?)
                 .with_context(|| format!("cannot write {}", path.display()))?;
         }
         Ok(Some(Encryption::load(&path).await?))
@@ -127,7 +127,7 @@ impl Cluster {
 
 /// Writes a private file so that after a power cut it is whole or not there: a key that is lost when Secrets were
 /// already written by it takes them along.
-fn write_durably(path: &Path, text: &str) -> std::io::Result<()> {
+pub fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     skiff_fs::create_folders_durably(folder, 0o700)?;
     skiff_fs::write_durably(path, text.as_bytes(), 0o600)
@@ -143,7 +143,7 @@ mod tests {
     fn the_key_is_private() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("encryption/config.yaml");
-        write_durably(&path, "secret").unwrap();
+        write_private(&path, "secret").unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
         assert_eq!(fs::read_to_string(&path).unwrap(), "secret");

@@ -109,7 +109,13 @@ fn commands_and_flags_of_skiff_exist() -> Result<()> {
                 "{page}: there is no `skiff {command}` ({code})"
             );
             let flags = words.iter().filter(|word| word.starts_with("--"));
-            let known = help(&[command])?;
+            let mut known = help(&[command])?;
+            // Flags of a subcommand are in its own help.
+            if let Some(sub) = words.get(1)
+                && known.lines().any(|line| line.starts_with(&format!("  {sub} ")))
+            {
+                known.push_str(&help(&[command, sub])?);
+            }
             for flag in flags {
                 let flag = flag.split('=').next().unwrap_or_default().trim_end_matches(']');
                 ensure!(known.contains(flag), "{page}: `skiff {command}` has no {flag}");

@@ -135,6 +135,28 @@ fn joins_that_fail(server: &Machine, agent: &Machine) -> Result<()> {
         ensure!(told.contains(sentence), "{args:?}: {told}");
     }
     a_token_is_for_new_nodes_alone(agent, url, token)?;
+    // The embedded store is this machine's alone.
+    let key = "0a".repeat(32);
+    let args = [
+        "join",
+        url,
+        "--token",
+        token,
+        "--ca-hash",
+        hash,
+        "--server",
+        "--certificate-key",
+        &key,
+    ];
+    for told in [
+        server.skiff_fails(&["token", "create", "--server"])?,
+        agent.skiff_fails(&args)?,
+    ] {
+        ensure!(
+            told.contains("embedded store") && told.contains("--etcd-servers"),
+            "{told}"
+        );
+    }
     // A token that was deleted, and how tokens are listed.
     ensure!(server.skiff(&["token", "list"])?.contains(id), "it is not listed");
     ensure!(

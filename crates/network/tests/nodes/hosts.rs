@@ -459,6 +459,7 @@ async fn server(dir: &std::path::Path) -> skiff_server::Server {
         kubelet: None,
         recorder: Arc::default(),
         audit: None,
+        instance: String::new(),
         kms_health: None,
         version: Default::default(),
         shutdown: CancellationToken::new(),

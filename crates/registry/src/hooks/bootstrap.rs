@@ -1,6 +1,6 @@
 //! The objects that every cluster has from its first moment: namespaces, priority classes, the
 //! `kubernetes` service. Missing ones are made at each start, and those that nothing works without now and then, too;
-//! changed ones are left as they are, except where the server itself is the owner (the endpoints of `kubernetes`).
+//! changed ones are left as they are, except where the server itself is the owner (what extension API servers check).
 
 use std::net::IpAddr;
 
@@ -151,40 +151,8 @@ impl Registry {
                     "ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": advertise.port}]}}))
                 .await
         };
-        if advertise.address.is_loopback() {
-            // Endpoints may not be loopback addresses: pods would reach themselves.
-            return service.await;
-        }
-        let all = self.api_servers(advertise.address).await?;
-        let addresses: Vec<Value> = all
-            .iter()
-            .map(|address| json!({"ip": address.to_string()}))
-            .collect();
-        // A slice has addresses of one family.
-        let is_like = |address: &&IpAddr| address.is_ipv4() == advertise.address.is_ipv4();
-        let alike = all.iter().filter(is_like).map(IpAddr::to_string);
-        let slice_endpoints: Vec<Value> = alike
-            .map(|address| json!({"addresses": [address], "conditions": {"ready": true}}))
-            .collect();
-        let family = if advertise.address.is_ipv4() {
-            "IPv4"
-        } else {
-            "IPv6"
-        };
-        let endpoints = json!({"kind": "Endpoints", "apiVersion": "v1",
-            "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}},
-            "subsets": [{"addresses": addresses, "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]}]});
-        let slice = json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1",
-            "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"kubernetes.io/service-name": "kubernetes"}},
-            "addressType": family,
-            "endpoints": slice_endpoints,
-            "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]});
-        futures::try_join!(
-            service,
-            self.own(endpoints, "subsets"),
-            self.own(slice, "endpoints")
-        )?;
-        Ok(())
+        // Its endpoints are the living API servers: the server's `hooks::endpoints`.
+        service.await
     }
 
     /// Says in the cluster which authorities client certificates are checked against, so that extension API

@@ -1,7 +1,6 @@
 //! What the registry does specially for certain kinds: where they are stored, what a write of them
 //! allocates, how they are deleted and converted. Only this folder and `subresources` name kinds.
 
-mod api_servers;
 pub mod bootstrap;
 mod change;
 pub mod cidr;

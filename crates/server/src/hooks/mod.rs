@@ -4,6 +4,7 @@
 pub mod allocation_events;
 pub mod bootstrap_secrets;
 pub mod claim_access;
+pub mod endpoints;
 pub mod escalation;
 pub mod follow;
 pub mod identity;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use skiff_meta::Status;
 
-use super::{rbac_source, repair};
+use super::{endpoints, rbac_source, repair};
 use crate::flow;
 use crate::server::Inner;
 
@@ -75,5 +75,6 @@ async fn restore(inner: &Arc<Inner>) -> Result<(), Status> {
     inner.registry.bootstrap(inner.advertise).await?;
     rbac_source::ensure(inner).await?;
     repair::publish(inner).await?;
+    endpoints::publish(inner).await?;
     flow::ensure(inner).await
 }

@@ -4,6 +4,7 @@ use super::{Access, Machine, Prepared};
 use crate::certificates::Certificates;
 use crate::cli::{Component, ServerArgs};
 use crate::cluster::{Cluster, host_address};
+use crate::server_state::ServerState;
 use crate::{VERSION, addons, joining};
 use anyhow::{Context, Result};
 use futures::FutureExt;
@@ -16,13 +17,20 @@ use skiff_store::Store;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
+use tokio_util::sync::CancellationToken;
+
+/// A server that ends waits no longer for this: the others notice by themselves.
+const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What a machine with an API server has besides.
 pub struct ControlPlane {
     pub certificates: Arc<Certificates>,
     /// Where pods and other machines reach the API server.
     pub advertise: IpAddr,
+    /// What it has in common with the other servers of its cluster.
+    pub state: ServerState,
 }
 
 /// Where pods and other machines reach the API server: an address that it listens on.
@@ -42,8 +50,9 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
     let control = machine.control_plane()?;
     let store = machine
         .reporter
-        .step("store", open_store(args, cluster, &control.certificates))
+        .step("store", open_store(cluster, control))
         .await?;
+    control.state.write(cluster)?;
     let addresses = listen_addresses(machine, control.advertise);
     let (server, listeners) = machine
         .reporter
@@ -66,7 +75,8 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
         .reporter
         .step("cluster add-ons", async {
             let (domain, ca) = (&args.cluster_domain, certificates.current_ca.borrow().clone());
-            let joining = joining::objects(cluster, domain, args.pod_network, control.advertise, &ca)?;
+            let (server, shared) = (control.state.reached_at()?, !args.etcd_servers.is_empty());
+            let joining = joining::objects(cluster, domain, args.pod_network, &server, shared, &ca)?;
             addons::install(&admin, cluster, machine.runs(Component::Metrics), joining).await
         })
         .await?;
@@ -85,11 +95,26 @@ fn serve(server: Server, addresses: Vec<SocketAddr>, listeners: Vec<TcpListener>
             let serving = listeners
                 .into_iter()
                 .map(|listener| server.serve(listener, stop.clone()));
-            futures::future::join_all(serving).await;
+            let serving = futures::future::join_all(serving);
+            futures::join!(serving, withdraw(&server, &stop));
             Ok(())
         }
         .boxed()
     })
+}
+
+/// When the server ends, pods and agents are sent to the others at once.
+async fn withdraw(server: &Server, stop: &CancellationToken) {
+    stop.cancelled().await;
+    let why = match tokio::time::timeout(WITHDRAWAL_TIMEOUT, server.withdraw()).await {
+        Ok(Ok(())) => return,
+        Ok(Err(status)) => status.message,
+        Err(_) => "the store does not answer".to_owned(),
+    };
+    tracing::warn!(
+        why,
+        "cannot leave the endpoints of the service kubernetes; the other servers remove this one soon"
+    );
 }
 
 /// Where the API server listens: at `--bind`, and where pods are told to find it if that is another address
@@ -135,31 +160,37 @@ fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(1024)
 }
 
-async fn open_store(
-    args: &ServerArgs,
-    cluster: &Cluster,
-    certificates: &Certificates,
-) -> Result<Arc<dyn Store>> {
-    if args.etcd_servers.is_empty() {
+async fn open_store(cluster: &Cluster, control: &ControlPlane) -> Result<Arc<dyn Store>> {
+    if control.state.settings.etcd_servers.is_empty() {
         let dir = cluster.data_dir.join("store");
         let store = tokio::task::spawn_blocking(move || skiff_store::Embedded::open(dir)).await??;
         return Ok(Arc::new(store));
     }
-    let mut options = skiff_store::etcd::Options::new(&args.etcd_servers);
-    options.prefix.clone_from(&args.etcd_prefix);
+    let store = open_etcd(&control.state, cluster, &control.certificates.service_account.1).await?;
+    Ok(Arc::new(store))
+}
+
+/// Whether etcd can be used from this machine.
+pub async fn check_etcd(state: &ServerState, cluster: &Cluster, token_key: &str) -> Result<()> {
+    open_etcd(state, cluster, token_key).await.map(drop)
+}
+
+/// `token_key` is the public key of service-account tokens.
+async fn open_etcd(state: &ServerState, cluster: &Cluster, token_key: &str) -> Result<skiff_store::Etcd> {
+    let (settings, files) = (&state.settings, &state.files);
+    let mut options = skiff_store::etcd::Options::new(&settings.etcd_servers);
+    options.prefix.clone_from(&settings.etcd_prefix);
     // Whoever has the key of service accounts is of the same cluster.
-    let id = Sha256::digest(certificates.service_account.1.as_bytes());
+    let id = Sha256::digest(token_key.as_bytes());
     options.owner = Some(skiff_store::etcd::Owner {
         id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
         name: cluster.name.clone(),
     });
-    options.ca_file.clone_from(&args.etcd_cafile);
-    options.cert_file.clone_from(&args.etcd_certfile);
-    options.key_file.clone_from(&args.etcd_keyfile);
+    options.ca_file.clone_from(&files.etcd_ca);
+    options.cert_file.clone_from(&files.etcd_certificate);
+    options.key_file.clone_from(&files.etcd_key);
     let store = skiff_store::Etcd::open(options).await;
-    Ok(Arc::new(store.with_context(|| {
-        format!("etcd at {} cannot be used", args.etcd_servers.join(", "))
-    })?))
+    store.with_context(|| format!("etcd at {} cannot be used", settings.etcd_servers.join(", ")))
 }
 
 async fn start(machine: &Machine, control: &ControlPlane, store: Arc<dyn Store>) -> Result<Server> {
@@ -210,6 +241,7 @@ async fn start(machine: &Machine, control: &ControlPlane, store: Arc<dyn Store>)
             git_version: VERSION.to_owned(),
             ..Version::default()
         },
+        instance: machine.server_id.clone(),
         kms_health: args.encryption.health(encryption.as_ref()),
         shutdown: shutdown.clone(),
     })
