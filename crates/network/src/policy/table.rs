@@ -4,7 +4,7 @@
 //! A packet that opens a connection is looked up by its pod's address, by the other side's address, and by the pair of
 //! numbers that these give, with protocol and port: the same work for one policy and for thousands.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use nlink::netlink::nftables::{
     BaseChain, Chain, ChainName, CmpOp, CtState, Expr, Family, FilterHook, LookupExpr, MetaKey,
@@ -37,6 +37,10 @@ const INPUT: &str = "input";
 const CHAINS: usize = 8;
 
 const NFPROTO: [(bool, u8); 2] = [(true, 2), (false, 10)];
+
+/// Isolations and identities, in the kernel's order of bytes: `nft list` turns those of marks around in some sets, and
+/// shows number 7 as 0.0.0.7 here, everywhere.
+const NUMBER: SetKeyType = SetKeyType::Ipv4Addr;
 
 type NlResult<T> = Result<T, nlink::Error>;
 
@@ -181,18 +185,18 @@ impl Table {
     }
 
     fn set(&self, kind: SetKind) -> Set {
-        use SetKeyType::{Concat, InetProto, InetService, Mark};
+        use SetKeyType::{Concat, InetProto, InetService};
         let set = Set::new(&self.name, &kind.name()).family(FAMILY);
         match kind {
             SetKind::Isolated(_, ipv4) | SetKind::Identified(ipv4) => {
-                set.key_type(address_type(ipv4)).map(SetDataType::Value(Mark))
+                set.key_type(address_type(ipv4)).map(SetDataType::Value(NUMBER))
             }
             SetKind::Own(ipv4) => set.key_type(Concat(vec![address_type(ipv4), address_type(ipv4)])),
             SetKind::Allowed(_) => set
-                .key_type(Concat(vec![Mark, Mark, InetProto, InetService]))
+                .key_type(Concat(vec![NUMBER, NUMBER, InetProto, InetService]))
                 .interval(),
             SetKind::AllowedBlock(_, ipv4) => set
-                .key_type(Concat(vec![Mark, address_type(ipv4), InetProto, InetService]))
+                .key_type(Concat(vec![NUMBER, address_type(ipv4), InetProto, InetService]))
                 .interval(),
         }
     }
@@ -285,11 +289,11 @@ fn nft_element(element: Element, value: u32) -> (SetKind, SetElement) {
     match element {
         Element::Isolated(direction, address) => (
             SetKind::Isolated(direction, address.is_ipv4()),
-            one_address(address).value(SetElement::mark(value)),
+            one_address(address).value(number(value)),
         ),
         Element::Identified(address) => (
             SetKind::Identified(address.is_ipv4()),
-            one_address(address).value(SetElement::mark(value)),
+            one_address(address).value(number(value)),
         ),
         Element::Own(address) => (
             SetKind::Own(address.is_ipv4()),
@@ -297,24 +301,23 @@ fn nft_element(element: Element, value: u32) -> (SetKind, SetElement) {
         ),
         Element::Allowed(direction, isolation, identity, ports) => {
             let [protocols, ports] = port_fields(ports);
-            let key = [
-                SetElement::mark(isolation),
-                SetElement::mark(identity),
-                protocols,
-                ports,
-            ];
+            let key = [number(isolation), number(identity), protocols, ports];
             (SetKind::Allowed(direction), SetElement::concat(key))
         }
         Element::AllowedBlock(direction, isolation, first, last, ports) => {
             let [protocols, ports] = port_fields(ports);
             let addresses = SetElement::range(octets(first), octets(last));
-            let key = [SetElement::mark(isolation), addresses, protocols, ports];
+            let key = [number(isolation), addresses, protocols, ports];
             (
                 SetKind::AllowedBlock(direction, first.is_ipv4()),
                 SetElement::concat(key),
             )
         }
     }
+}
+
+fn number(number: u32) -> SetElement {
+    SetElement::ipv4(Ipv4Addr::from_bits(number))
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {
@@ -346,7 +349,7 @@ fn verdict_rules(direction: Direction, ipv4: bool, rule: impl Fn() -> Rule) -> [
     let open = isolation(rule()).expr(Expr::Cmp {
         sreg: word(0),
         op: CmpOp::Eq,
-        data: OPEN.to_ne_bytes().to_vec(),
+        data: OPEN.to_be_bytes().to_vec(),
     });
     let by_identity = load_number(isolation(rule()), other, SetKind::Identified(ipv4), ipv4, word(1));
     let by_identity = look_up(load_ports(by_identity, 2), SetKind::Allowed(direction));
