@@ -12,9 +12,6 @@ mod objects;
 mod ports;
 mod table;
 
-#[cfg(test)]
-mod compile_tests;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

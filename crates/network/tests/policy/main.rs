@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use hosts::eventually;
 use model::{NAMESPACE_KEYS, POD_KEYS, Random};
-use play::{Play, connects, echo, hold};
+use play::{Play, connects, echo, hold, is_closed};
 use serde_json::json;
 
 /// Random rounds, within this time: a slow machine plays fewer.
@@ -149,12 +149,12 @@ fn the_node_and_its_services(play: &mut Play) {
     for address in [web, v6] {
         assert!(connects(&node, address, 8080), "the kubelet's probes");
     }
-    assert!(!connects(&client, service, 80));
+    assert!(is_closed(&client, service, 80));
     assert!(
         connects(&own, service, 80),
         "a pod reaches itself, by way of a service too"
     );
-    assert!(!connects(&client, gateway, 53) && !connects(&client, gateway, 10250));
+    assert!(is_closed(&client, gateway, 53) && is_closed(&client, gateway, 10250));
 
     play.policy(
         "red",
@@ -169,7 +169,7 @@ fn the_node_and_its_services(play: &mut Play) {
     );
     play.settle();
     assert!(
-        !connects(&client, service, 80),
+        is_closed(&client, service, 80),
         "80 is the service's port, not the pod's"
     );
     play.policy(
@@ -179,7 +179,7 @@ fn the_node_and_its_services(play: &mut Play) {
     );
     play.settle();
     assert!(connects(&client, service, 80));
-    assert!(!connects(&client, gateway, 53));
+    assert!(is_closed(&client, gateway, 53));
     play.policy(
         "red",
         "dns",
@@ -189,7 +189,7 @@ fn the_node_and_its_services(play: &mut Play) {
     );
     play.settle();
     assert!(connects(&client, gateway, 53), "cluster DNS");
-    assert!(!connects(&client, gateway, 10250), "nothing else of the node");
+    assert!(is_closed(&client, gateway, 10250), "nothing else of the node");
     play.clear();
     play.machines[0].host.command("nft", "delete table ip services");
     println!("policy: the node, services and DNS");
@@ -212,16 +212,16 @@ fn before_the_first_packet(play: &mut Play) {
         let attached = start.elapsed();
         let pod = play.pod("red", &name).host.path.clone();
         let address = play.address("red", &name, 0);
-        assert!(!connects(&pod, web, 8080) && !connects(&client, address, 8080));
+        assert!(is_closed(&pod, web, 8080) && is_closed(&client, address, 8080));
         println!("policy: a new pod after {attached:?}, closed from the first packet");
     }
     // Nobody's address is closed: a sandbox that belongs to no pod gets no traffic, and does start.
     let stray = play.stray(0);
-    assert!(!connects(&stray.host.path, web, 8080));
+    assert!(is_closed(&stray.host.path, web, 8080));
     play.machines[0].delete(stray);
     // While skiff is away no pod starts, and the rules stay.
     play.stop_policy(0);
-    assert!(!connects(&client, play.address("red", "late-0", 0), 8080));
+    assert!(is_closed(&client, play.address("red", "late-0", 0), 8080));
     assert!(connects(&client, web, 8080));
     play.start_policy(0);
     for number in 0..3 {

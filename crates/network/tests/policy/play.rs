@@ -498,10 +498,19 @@ pub(crate) fn echo(path: &Path, address: IpAddr, port: u16) {
     });
 }
 
-/// Whether a connection can be opened at once.
+/// Whether a connection can be opened.
 pub(crate) fn connects(path: &Path, to: IpAddr, port: u16) -> bool {
+    opens(path, to, port, PATIENCE)
+}
+
+/// Whether no connection can be opened.
+pub(crate) fn is_closed(path: &Path, to: IpAddr, port: u16) -> bool {
+    !opens(path, to, port, SHORT)
+}
+
+fn opens(path: &Path, to: IpAddr, port: u16, patience: Duration) -> bool {
     inside(path, move || {
-        TcpStream::connect_timeout(&(to, port).into(), Duration::from_millis(800)).is_ok()
+        TcpStream::connect_timeout(&(to, port).into(), patience).is_ok()
     })
 }
 

@@ -7,12 +7,12 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use skiff_client::Key;
 
-use super::Direction;
-use super::compile::{Compiler, Delta, Element, OPEN};
-use super::objects::{PodFacts, Policy};
-use super::ports::PortBox;
+use super::{Compiler, Delta, Element, OPEN};
+use crate::policy::Direction;
+use crate::policy::objects::{PodFacts, Policy};
+use crate::policy::ports::PortBox;
 
-#[path = "../../tests/policy/model.rs"]
+#[path = "../../../tests/policy/model.rs"]
 #[allow(dead_code, reason = "the test with real connections uses the rest")]
 mod model;
 
