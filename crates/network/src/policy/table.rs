@@ -1,19 +1,21 @@
-//! The policies' nftables table: a handful of rules that never change, and sets and maps whose elements do. Whatever
-//! changes together is one transaction, so that every packet sees either the old table or the new one.
+//! The policies' nftables table. Whatever changes together is one transaction, so that every packet sees either the old
+//! table or the new one.
 //!
-//! A packet that opens a connection is looked up by its pod's address, by the other side's address, and by the pair of
-//! numbers that these give, with protocol and port: the same work for one policy and for thousands.
+//! A packet that opens a connection is looked up by its pod's address in a map, which leads to the chain of the pod's
+//! isolation; there by the other side's address in a second map, which leads to a set of ports; and where that does not
+//! let it pass, in one set of address blocks with ports. That is the same work for one policy and for thousands.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use nlink::netlink::nftables::{
     BaseChain, Chain, ChainName, CmpOp, CtState, Expr, Family, FilterHook, LookupExpr, MetaKey,
-    NFT_MSG_NEWTABLE, PayloadBase, Priority, RawMessage, Register, Rule, Set, SetDataType, SetElement,
-    SetKeyType, Transaction, Verdict,
+    NFT_MSG_NEWTABLE, PayloadBase, Priority, RawMessage, Register, Rule, Set, SetElement, SetKeyType,
+    Transaction, Verdict,
 };
 use nlink::netlink::{Connection, Nftables};
 
-use super::compile::{Delta, Element, OPEN};
+use super::compile::{ALL_PORTS, Delta, Element, OPEN};
 use super::ports::PortBox;
 use super::{Direction, Error, PolicyConfig};
 
@@ -28,19 +30,18 @@ const SEND_BUFFER: usize = 256 << 20;
 /// Elements a message; a list of them must stay below 64 KiB.
 const ELEMENTS_A_MESSAGE: usize = 200;
 
-/// The kernel's place for filters: service addresses are translated by then, and sources are not yet.
-const FILTER_PRIORITY: i32 = 0;
+/// The kernel's place for filters: service addresses are translated by then, and sources are not yet. What a pod may
+/// send is decided before what the other one may receive; who passes the first chain comes to the second.
+const EGRESS_PRIORITY: i32 = 0;
+const INGRESS_PRIORITY: i32 = 1;
 
-const FORWARD: &str = "forward";
-const INPUT: &str = "input";
-/// Two base chains, and of each direction one chain, and one for each address family.
-const CHAINS: usize = 8;
+const FORWARD_EGRESS: &str = "forward-egress";
+const FORWARD_INGRESS: &str = "forward-ingress";
+const INPUT_EGRESS: &str = "input-egress";
+/// These, and one of each direction.
+const FIXED_CHAINS: usize = 5;
 
-const NFPROTO: [(bool, u8); 2] = [(true, 2), (false, 10)];
-
-/// Isolations and identities, in the kernel's order of bytes: `nft list` turns those of marks around in some sets, and
-/// shows number 7 as 0.0.0.7 here, everywhere.
-const NUMBER: SetKeyType = SetKeyType::Ipv4Addr;
+const FAMILIES: [bool; 2] = [true, false];
 
 type NlResult<T> = Result<T, nlink::Error>;
 
@@ -50,6 +51,8 @@ pub(super) struct Table {
     connection: Connection<Nftables>,
     /// The kernel has all that was handed to `apply`.
     stands: bool,
+    /// Chains of isolations and port sets.
+    chains: usize,
 }
 
 impl Table {
@@ -65,6 +68,7 @@ impl Table {
             bridge: config.bridge.clone(),
             connection,
             stands: false,
+            chains: 0,
         })
     }
 
@@ -80,13 +84,18 @@ impl Table {
         all: impl Iterator<Item = (Element, u32)>,
     ) -> Result<(), Error> {
         let transaction = self.connection.transaction();
-        let transaction = if self.stands {
+        let (transaction, chains) = if self.stands {
             if delta.is_empty() {
                 return Ok(());
             }
-            let removed = delta.removed.iter().map(|element| (*element, 0));
-            let transaction = self.elements(transaction, removed, false);
-            self.elements(transaction, delta.added.iter().copied(), true)
+            let t = self.change(transaction, &delta.removed, &delta.added)?;
+            let removed = delta.removed.iter().filter(|element| is_chain(element)).count();
+            let added = delta
+                .added
+                .iter()
+                .filter(|(element, _)| is_chain(element))
+                .count();
+            (t, self.chains + added - removed)
         } else {
             // Deleting needs a table that exists, and creating first makes sure of it.
             let create = RawMessage::new(NFT_MSG_NEWTABLE, FAMILY)
@@ -96,13 +105,15 @@ impl Table {
                 .raw(create)
                 .del_table(&self.name, FAMILY)
                 .add_table(&self.name, FAMILY);
-            let framed = self.frame(fresh)?;
-            self.elements(framed, all, true)
+            let all: Vec<(Element, u32)> = all.collect();
+            let t = self.change(self.frame(fresh)?, &[], &all)?;
+            (t, all.iter().filter(|(element, _)| is_chain(element)).count())
         };
         // After an error the next attempt starts from scratch.
         self.stands = false;
         transaction.commit(&self.connection).await?;
         self.stands = true;
+        self.chains = chains;
         Ok(())
     }
 
@@ -116,7 +127,7 @@ impl Table {
             Err(error) if error.is_not_found() => 0,
             Err(error) => return Err(error.into()),
         };
-        if chains != CHAINS {
+        if chains != FIXED_CHAINS + self.chains {
             tracing::warn!(
                 table = self.name,
                 "somebody changed the network policies' table; restoring it"
@@ -132,149 +143,216 @@ impl Table {
         Ok(())
     }
 
-    /// Everything but the elements.
+    /// What is there whatever policies exist.
     fn frame(&self, mut t: Transaction) -> NlResult<Transaction> {
-        for kind in SetKind::all() {
-            t = t.add_set(self.set(kind));
-        }
-        let table = self.name.as_str();
-        for (name, hook) in [(FORWARD, FilterHook::Forward), (INPUT, FilterHook::Input)] {
-            let base = BaseChain::filter(hook, Priority::Custom(FILTER_PRIORITY));
-            t = t.add_chain(Chain::new(table, name)?.family(FAMILY).base(base));
-        }
-        for direction in Direction::BOTH {
-            let of_family = |ipv4| family_chain(direction, ipv4);
-            for name in [direction.name().to_owned(), of_family(true), of_family(false)] {
-                t = t.add_chain(Chain::new(table, name.as_str())?.family(FAMILY));
+        for ipv4 in FAMILIES {
+            t = t.add_set(self.set(SetKind::Own(ipv4)));
+            for direction in Direction::BOTH {
+                t = t.add_set(self.set(SetKind::Isolated(direction, ipv4)));
             }
         }
-        let rule = |chain: &str| Rule::new(table, chain).family(FAMILY);
-        let to = |rule: Rule, verdict: Verdict| rule.expr(Expr::Verdict(verdict));
-        let jump = |direction: Direction| ChainName::new(direction.name()).map(Verdict::JumpTo);
-        for chain in [FORWARD, INPUT] {
-            let known = CtState::ESTABLISHED | CtState::RELATED;
-            t = t.add_rule(rule(chain).match_ct_state(known).accept());
+        let base = |hook, priority| BaseChain::filter(hook, Priority::Custom(priority));
+        for (name, base) in [
+            (FORWARD_EGRESS, base(FilterHook::Forward, EGRESS_PRIORITY)),
+            (FORWARD_INGRESS, base(FilterHook::Forward, INGRESS_PRIORITY)),
+            (INPUT_EGRESS, base(FilterHook::Input, EGRESS_PRIORITY)),
+        ] {
+            t = t.add_chain(self.chain(name)?.base(base));
         }
-        for (ipv4, number) in NFPROTO {
+        for direction in Direction::BOTH {
+            t = t.add_chain(self.chain(direction.name())?);
+        }
+        for chain in [FORWARD_EGRESS, FORWARD_INGRESS, INPUT_EGRESS] {
+            let known = CtState::ESTABLISHED | CtState::RELATED;
+            t = t.add_rule(self.rule(chain).match_ct_state(known).accept());
+        }
+        for (chain, ipv4) in [FORWARD_EGRESS, FORWARD_INGRESS]
+            .into_iter()
+            .flat_map(|chain| FAMILIES.map(|ipv4| (chain, ipv4)))
+        {
             // By way of a service a pod may meet itself.
-            let own = only_family(
-                rule(FORWARD).match_iif(&self.bridge).match_oif(&self.bridge),
-                number,
-            );
-            let own = load_address(own, Side::Source, ipv4, word(0));
-            let own = load_address(own, Side::Destination, ipv4, word(address_words(ipv4)));
+            let between_pods = self.rule(chain).match_iif(&self.bridge).match_oif(&self.bridge);
+            let own = load_address(only_family(between_pods, ipv4), Side::Source, ipv4, 0);
+            let own = load_address(own, Side::Destination, ipv4, address_words(ipv4));
             t = t.add_rule(look_up(own, SetKind::Own(ipv4)).accept());
         }
         // Who comes by the bridge is a pod of this node, and so is who is reached by it.
-        let from_pod = |chain: &str| rule(chain).match_iif(&self.bridge);
-        t = t.add_rule(to(from_pod(FORWARD), jump(Direction::Egress)?));
-        let to_pod = rule(FORWARD).match_oif(&self.bridge);
-        t = t.add_rule(to(to_pod, jump(Direction::Ingress)?));
-        t = t.add_rule(to(from_pod(INPUT), jump(Direction::Egress)?));
+        for (chain, direction) in [
+            (FORWARD_EGRESS, Direction::Egress),
+            (FORWARD_INGRESS, Direction::Ingress),
+            (INPUT_EGRESS, Direction::Egress),
+        ] {
+            let rule = match direction {
+                Direction::Egress => self.rule(chain).match_iif(&self.bridge),
+                Direction::Ingress => self.rule(chain).match_oif(&self.bridge),
+            };
+            let decide = Verdict::JumpTo(ChainName::new(direction.name())?);
+            t = t.add_rule(rule.expr(Expr::Verdict(decide)));
+        }
         for direction in Direction::BOTH {
-            for (ipv4, number) in NFPROTO {
-                let chain = ChainName::new(&family_chain(direction, ipv4))?;
-                let of_family = only_family(rule(direction.name()), number);
-                t = t.add_rule(to(of_family, Verdict::GotoTo(chain)));
-                for verdict in verdict_rules(direction, ipv4, || rule(&family_chain(direction, ipv4))) {
-                    t = t.add_rule(verdict);
-                }
+            for ipv4 in FAMILIES {
+                let rule = only_family(self.rule(direction.name()), ipv4);
+                let rule = load_address(rule, Side::of_pod(direction), ipv4, 0);
+                t = t.add_rule(verdict_of(rule, SetKind::Isolated(direction, ipv4)));
+            }
+            // Who is not known has not been looked at, and gets nothing.
+            t = t.add_rule(self.rule(direction.name()).drop());
+        }
+        Ok(t)
+    }
+
+    /// The steps of a change, in an order in which every step finds what it refers to and nothing that still refers to
+    /// what it removes.
+    fn change(
+        &self,
+        mut t: Transaction,
+        removed: &[Element],
+        added: &[(Element, u32)],
+    ) -> NlResult<Transaction> {
+        for (element, _) in added {
+            match *element {
+                Element::Ports(id) => t = self.add_ports(t, id)?,
+                Element::Isolation(direction, id) => t = self.add_isolation(t, direction, id)?,
+                _ => {}
+            }
+        }
+        let mut by_set: BTreeMap<SetKind, (Vec<SetElement>, Vec<SetElement>)> = BTreeMap::new();
+        for element in removed {
+            if let Some((kind, element)) = nft_element(*element, 0)? {
+                by_set.entry(kind).or_default().0.push(element);
+            }
+        }
+        for (element, value) in added {
+            if let Some((kind, element)) = nft_element(*element, *value)? {
+                by_set.entry(kind).or_default().1.push(element);
+            }
+        }
+        for (kind, (removed, _)) in &by_set {
+            for elements in removed.chunks(ELEMENTS_A_MESSAGE) {
+                t = t.del_set_elements(&self.set(*kind), elements);
+            }
+        }
+        for (kind, (_, added)) in &by_set {
+            for elements in added.chunks(ELEMENTS_A_MESSAGE) {
+                t = t.add_set_elements(&self.set(*kind), elements);
+            }
+        }
+        // Isolations refer to ports.
+        for element in removed.iter().rev() {
+            let (chain, sets) = match *element {
+                Element::Ports(id) => (ports_chain(id), vec![SetKind::Ports(id)]),
+                Element::Isolation(direction, id) => (isolation_chain(direction, id), sets_of(direction, id)),
+                _ => continue,
+            };
+            t = t
+                .flush_chain(&self.name, &chain, FAMILY)
+                .del_chain(&self.name, &chain, FAMILY);
+            for set in sets {
+                t = t.del_set(&self.name, &set.name(), FAMILY);
             }
         }
         Ok(t)
+    }
+
+    fn add_ports(&self, t: Transaction, id: u32) -> NlResult<Transaction> {
+        let (set, chain) = (SetKind::Ports(id), ports_chain(id));
+        let rule = look_up(load_ports(self.rule(&chain), 0), set).accept();
+        Ok(t.add_set(self.set(set))
+            .add_chain(self.chain(&chain)?)
+            .add_rule(rule))
+    }
+
+    fn add_isolation(&self, mut t: Transaction, direction: Direction, id: u32) -> NlResult<Transaction> {
+        for set in sets_of(direction, id) {
+            t = t.add_set(self.set(set));
+        }
+        let chain = isolation_chain(direction, id);
+        t = t.add_chain(self.chain(&chain)?);
+        let other = Side::of_pod(direction).other();
+        for ipv4 in FAMILIES {
+            let of_family = || load_address(only_family(self.rule(&chain), ipv4), other, ipv4, 0);
+            t = t.add_rule(verdict_of(of_family(), SetKind::Allowed(direction, id, ipv4)));
+            let by_block = load_ports(of_family(), address_words(ipv4));
+            let by_block = look_up(by_block, SetKind::AllowedBlock(direction, id, ipv4));
+            t = t.add_rule(by_block.accept());
+        }
+        Ok(t.add_rule(self.rule(&chain).drop()))
+    }
+
+    fn chain(&self, name: &str) -> NlResult<Chain> {
+        Ok(Chain::new(self.name.as_str(), name)?.family(FAMILY))
+    }
+
+    fn rule(&self, chain: &str) -> Rule {
+        Rule::new(&self.name, chain).family(FAMILY)
     }
 
     fn set(&self, kind: SetKind) -> Set {
         use SetKeyType::{Concat, InetProto, InetService};
         let set = Set::new(&self.name, &kind.name()).family(FAMILY);
         match kind {
-            SetKind::Isolated(_, ipv4) | SetKind::Identified(ipv4) => {
-                set.key_type(address_type(ipv4)).map(SetDataType::Value(NUMBER))
+            SetKind::Ports(_) => set.key_type(Concat(vec![InetProto, InetService])).interval(),
+            SetKind::Allowed(_, _, ipv4) | SetKind::Isolated(_, ipv4) => {
+                set.key_type(address_type(ipv4)).vmap()
             }
+            SetKind::AllowedBlock(_, _, ipv4) => set
+                .key_type(Concat(vec![address_type(ipv4), InetProto, InetService]))
+                .interval(),
             SetKind::Own(ipv4) => set.key_type(Concat(vec![address_type(ipv4), address_type(ipv4)])),
-            SetKind::Allowed(_) => set
-                .key_type(Concat(vec![NUMBER, NUMBER, InetProto, InetService]))
-                .interval(),
-            SetKind::AllowedBlock(_, ipv4) => set
-                .key_type(Concat(vec![NUMBER, address_type(ipv4), InetProto, InetService]))
-                .interval(),
         }
     }
+}
 
-    /// Adds elements to their sets, or deletes them.
-    fn elements(
-        &self,
-        mut t: Transaction,
-        elements: impl Iterator<Item = (Element, u32)>,
-        add: bool,
-    ) -> Transaction {
-        let mut by_set: std::collections::BTreeMap<SetKind, Vec<SetElement>> = Default::default();
-        for (element, value) in elements {
-            let (kind, element) = nft_element(element, value);
-            by_set.entry(kind).or_default().push(element);
-        }
-        for (kind, elements) in by_set {
-            let set = self.set(kind);
-            for elements in elements.chunks(ELEMENTS_A_MESSAGE) {
-                t = match add {
-                    true => t.add_set_elements(&set, elements),
-                    false => t.del_set_elements(&set, elements),
-                };
-            }
-        }
-        t
-    }
+fn is_chain(element: &Element) -> bool {
+    matches!(element, Element::Ports(_) | Element::Isolation(..))
 }
 
 /// The sets and maps. The flag is true for IPv4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum SetKind {
+    Ports(u32),
+    Allowed(Direction, u32, bool),
+    AllowedBlock(Direction, u32, bool),
     Isolated(Direction, bool),
-    Identified(bool),
     Own(bool),
-    Allowed(Direction),
-    AllowedBlock(Direction, bool),
 }
 
 impl SetKind {
-    fn all() -> impl Iterator<Item = SetKind> {
-        let families = [true, false];
-        let of_both = families
-            .into_iter()
-            .flat_map(|ipv4| [SetKind::Identified(ipv4), SetKind::Own(ipv4)]);
-        let of_directions = Direction::BOTH.into_iter().flat_map(move |direction| {
-            let of_families = families.into_iter().flat_map(move |ipv4| {
-                [
-                    SetKind::Isolated(direction, ipv4),
-                    SetKind::AllowedBlock(direction, ipv4),
-                ]
-            });
-            of_families.chain([SetKind::Allowed(direction)])
-        });
-        of_both.chain(of_directions)
-    }
-
     fn name(self) -> String {
+        let family = |ipv4| if ipv4 { "ipv4" } else { "ipv6" };
         match self {
-            SetKind::Isolated(direction, ipv4) => {
-                format!("{}-isolation-{}", direction.name(), family_name(ipv4))
+            SetKind::Ports(id) => ports_chain(id),
+            SetKind::Allowed(direction, id, ipv4) => {
+                format!("{}-pods-{}", isolation_chain(direction, id), family(ipv4))
             }
-            SetKind::Identified(ipv4) => format!("identity-{}", family_name(ipv4)),
-            SetKind::Own(ipv4) => format!("own-{}", family_name(ipv4)),
-            SetKind::Allowed(direction) => format!("{}-pods", direction.name()),
-            SetKind::AllowedBlock(direction, ipv4) => {
-                format!("{}-blocks-{}", direction.name(), family_name(ipv4))
+            SetKind::AllowedBlock(direction, id, ipv4) => {
+                format!("{}-blocks-{}", isolation_chain(direction, id), family(ipv4))
             }
+            SetKind::Isolated(direction, ipv4) => format!("{}-{}", direction.name(), family(ipv4)),
+            SetKind::Own(ipv4) => format!("own-{}", family(ipv4)),
         }
     }
 }
 
-fn family_name(ipv4: bool) -> &'static str {
-    if ipv4 { "ipv4" } else { "ipv6" }
+/// The sets that an isolation has to itself.
+fn sets_of(direction: Direction, id: u32) -> Vec<SetKind> {
+    FAMILIES
+        .into_iter()
+        .flat_map(|ipv4| {
+            [
+                SetKind::Allowed(direction, id, ipv4),
+                SetKind::AllowedBlock(direction, id, ipv4),
+            ]
+        })
+        .collect()
 }
 
-fn family_chain(direction: Direction, ipv4: bool) -> String {
-    format!("{}-{}", direction.name(), family_name(ipv4))
+fn ports_chain(id: u32) -> String {
+    format!("ports-{id}")
+}
+
+fn isolation_chain(direction: Direction, id: u32) -> String {
+    format!("{}-{id}", direction.name())
 }
 
 fn address_type(ipv4: bool) -> SetKeyType {
@@ -285,39 +363,39 @@ fn address_type(ipv4: bool) -> SetKeyType {
     }
 }
 
-fn nft_element(element: Element, value: u32) -> (SetKind, SetElement) {
-    match element {
-        Element::Isolated(direction, address) => (
-            SetKind::Isolated(direction, address.is_ipv4()),
-            one_address(address).value(number(value)),
-        ),
-        Element::Identified(address) => (
-            SetKind::Identified(address.is_ipv4()),
-            one_address(address).value(number(value)),
-        ),
+/// The element and its set; chains are none.
+fn nft_element(element: Element, value: u32) -> NlResult<Option<(SetKind, SetElement)>> {
+    Ok(Some(match element {
+        Element::Ports(_) | Element::Isolation(..) => return Ok(None),
+        Element::Port(id, ports) => (SetKind::Ports(id), SetElement::concat(port_fields(ports))),
+        Element::Allowed(direction, id, address) => {
+            let verdict = match value {
+                ALL_PORTS => Verdict::Accept,
+                // Who is not let pass there may be by a block.
+                ports => Verdict::JumpTo(ChainName::new(ports_chain(ports))?),
+            };
+            let kind = SetKind::Allowed(direction, id, address.is_ipv4());
+            (kind, one_address(address).verdict(verdict))
+        }
+        Element::AllowedBlock(direction, id, first, last, ports) => {
+            let [protocols, ports] = port_fields(ports);
+            let addresses = SetElement::range(octets(first), octets(last));
+            let kind = SetKind::AllowedBlock(direction, id, first.is_ipv4());
+            (kind, SetElement::concat([addresses, protocols, ports]))
+        }
+        Element::Isolated(direction, address) => {
+            let verdict = match value {
+                OPEN => Verdict::Accept,
+                id => Verdict::GotoTo(ChainName::new(isolation_chain(direction, id))?),
+            };
+            let kind = SetKind::Isolated(direction, address.is_ipv4());
+            (kind, one_address(address).verdict(verdict))
+        }
         Element::Own(address) => (
             SetKind::Own(address.is_ipv4()),
             SetElement::concat([one_address(address), one_address(address)]),
         ),
-        Element::Allowed(direction, isolation, identity, ports) => {
-            let [protocols, ports] = port_fields(ports);
-            let key = [number(isolation), number(identity), protocols, ports];
-            (SetKind::Allowed(direction), SetElement::concat(key))
-        }
-        Element::AllowedBlock(direction, isolation, first, last, ports) => {
-            let [protocols, ports] = port_fields(ports);
-            let addresses = SetElement::range(octets(first), octets(last));
-            let key = [number(isolation), addresses, protocols, ports];
-            (
-                SetKind::AllowedBlock(direction, first.is_ipv4()),
-                SetElement::concat(key),
-            )
-        }
-    }
-}
-
-fn number(number: u32) -> SetElement {
-    SetElement::ipv4(Ipv4Addr::from_bits(number))
+    }))
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {
@@ -338,63 +416,49 @@ fn port_fields(ports: PortBox) -> [SetElement; 2] {
     ]
 }
 
-/// The rules that decide on a pod's packet in one direction.
-fn verdict_rules(direction: Direction, ipv4: bool, rule: impl Fn() -> Rule) -> [Rule; 4] {
-    let (pod, other) = match direction {
-        Direction::Ingress => (Side::Destination, Side::Source),
-        Direction::Egress => (Side::Source, Side::Destination),
-    };
-    let isolation = |rule: Rule| load_number(rule, pod, SetKind::Isolated(direction, ipv4), ipv4, word(0));
-    let done = |rule: Rule| rule.expr(Expr::Verdict(Verdict::Return));
-    let open = isolation(rule()).expr(Expr::Cmp {
-        sreg: word(0),
-        op: CmpOp::Eq,
-        data: OPEN.to_be_bytes().to_vec(),
-    });
-    let by_identity = load_number(isolation(rule()), other, SetKind::Identified(ipv4), ipv4, word(1));
-    let by_identity = look_up(load_ports(by_identity, 2), SetKind::Allowed(direction));
-    let by_block = load_address(isolation(rule()), other, ipv4, word(1));
-    let by_block = look_up(
-        load_ports(by_block, 1 + address_words(ipv4)),
-        SetKind::AllowedBlock(direction, ipv4),
-    );
-    // Also for an address that no pod is known to have: who has not been looked at gets nothing.
-    [done(open), done(by_identity), done(by_block), rule().drop()]
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     Source,
     Destination,
 }
 
+impl Side {
+    /// Where the address of this node's pod is.
+    fn of_pod(direction: Direction) -> Side {
+        match direction {
+            Direction::Ingress => Side::Destination,
+            Direction::Egress => Side::Source,
+        }
+    }
+
+    fn other(self) -> Side {
+        match self {
+            Side::Source => Side::Destination,
+            Side::Destination => Side::Source,
+        }
+    }
+}
+
 /// The n-th word of the kernel's registers: the fields of a key lie in words of four bytes, one after the other.
 fn word(n: usize) -> Register {
-    const WORDS: [Register; 12] = [
+    const WORDS: [Register; 6] = [
         Register::Reg32_00,
         Register::Reg32_01,
         Register::Reg32_02,
         Register::Reg32_03,
         Register::Reg32_04,
         Register::Reg32_05,
-        Register::Reg32_06,
-        Register::Reg32_07,
-        Register::Reg32_08,
-        Register::Reg32_09,
-        Register::Reg32_10,
-        Register::Reg32_11,
     ];
     WORDS[n]
 }
-
-/// Where no key has its fields.
-const SCRATCH: usize = 8;
 
 fn address_words(ipv4: bool) -> usize {
     if ipv4 { 1 } else { 4 }
 }
 
-fn only_family(rule: Rule, number: u8) -> Rule {
+fn only_family(rule: Rule, ipv4: bool) -> Rule {
+    const NFPROTO_IPV4: u8 = 2;
+    const NFPROTO_IPV6: u8 = 10;
     rule.expr(Expr::Meta {
         dreg: word(0),
         key: MetaKey::NfProto,
@@ -402,11 +466,11 @@ fn only_family(rule: Rule, number: u8) -> Rule {
     .expr(Expr::Cmp {
         sreg: word(0),
         op: CmpOp::Eq,
-        data: vec![number],
+        data: vec![if ipv4 { NFPROTO_IPV4 } else { NFPROTO_IPV6 }],
     })
 }
 
-fn load_address(rule: Rule, side: Side, ipv4: bool, dreg: Register) -> Rule {
+fn load_address(rule: Rule, side: Side, ipv4: bool, at: usize) -> Rule {
     let (offset, len) = match (ipv4, side) {
         (true, Side::Source) => (12, 4),
         (true, Side::Destination) => (16, 4),
@@ -414,18 +478,11 @@ fn load_address(rule: Rule, side: Side, ipv4: bool, dreg: Register) -> Rule {
         (false, Side::Destination) => (24, 16),
     };
     rule.expr(Expr::Payload {
-        dreg,
+        dreg: word(at),
         base: PayloadBase::Network,
         offset,
         len,
     })
-}
-
-/// Loads what a map has for an address. The rule ends where the map has nothing.
-fn load_number(rule: Rule, side: Side, map: SetKind, ipv4: bool, dreg: Register) -> Rule {
-    let scratch = word(SCRATCH);
-    load_address(rule, side, ipv4, scratch)
-        .expr(Expr::Lookup(LookupExpr::new(map.name(), scratch).dreg(dreg)))
 }
 
 /// Loads protocol and destination port. What has no ports has other bytes there, which is fine for rules without ports.
@@ -446,26 +503,16 @@ fn look_up(rule: Rule, set: SetKind) -> Rule {
     rule.expr(Expr::Lookup(LookupExpr::new(set.name(), word(0))))
 }
 
+/// Does what the map has for the address.
+fn verdict_of(rule: Rule, map: SetKind) -> Rule {
+    rule.expr(Expr::Lookup(
+        LookupExpr::new(map.name(), word(0)).dreg(Register::Verdict),
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn elements_fit_their_sets() {
-        let (v4, v6): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap());
-        let ingress = Direction::Ingress;
-        for (element, length) in [
-            (Element::Isolated(ingress, v4), 4),
-            (Element::Identified(v6), 16),
-            (Element::Own(v4), 8),
-            (Element::Own(v6), 32),
-            (Element::Allowed(ingress, 1, 2, PortBox::ALL), 16),
-            (Element::AllowedBlock(ingress, 1, v4, v4, PortBox::ALL), 16),
-            (Element::AllowedBlock(ingress, 1, v6, v6, PortBox::ALL), 28),
-        ] {
-            assert_eq!(nft_element(element, 1).1.key().len(), length, "{element:?}");
-        }
-    }
 
     /// The kernel takes the table, and changes in which ranges take the place of others that they overlap.
     #[test]
@@ -497,14 +544,13 @@ mod tests {
             protocols: (6, 6),
             ports: (first, last),
         };
-        let mut there: std::collections::BTreeMap<Element, u32> = [
-            (Element::Isolated(Direction::Ingress, v4), OPEN),
-            (Element::Isolated(egress, v6), 7),
-            (Element::Identified(v4), 9),
-            (Element::Own(v4), 0),
-            (Element::Own(v6), 0),
-            (Element::Allowed(egress, 7, 9, ports(80, 90)), 0),
-            (Element::Allowed(egress, 7, 10, PortBox::ALL), 0),
+        let mut there: BTreeMap<Element, u32> = [
+            (Element::Ports(3), 0),
+            (Element::Port(3, ports(80, 90)), 0),
+            (Element::Port(3, ports(100, 100)), 0),
+            (Element::Isolation(egress, 7), 0),
+            (Element::Allowed(egress, 7, v4), 3),
+            (Element::Allowed(egress, 7, v6), ALL_PORTS),
             (
                 Element::AllowedBlock(egress, 7, v4, address("10.0.0.9"), ports(1, 5)),
                 0,
@@ -513,6 +559,10 @@ mod tests {
                 Element::AllowedBlock(egress, 7, v6, address("fd00::ff"), PortBox::ALL),
                 0,
             ),
+            (Element::Isolated(Direction::Ingress, v4), OPEN),
+            (Element::Isolated(egress, v6), 7),
+            (Element::Own(v4), 0),
+            (Element::Own(v6), 0),
         ]
         .into();
         table
@@ -520,38 +570,80 @@ mod tests {
             .await
             .unwrap();
         for (gone, come) in [
-            (Element::Identified(v4), (Element::Identified(v4), 10)),
             (
-                Element::Allowed(egress, 7, 9, ports(80, 90)),
-                (Element::Allowed(egress, 7, 9, ports(85, 100)), 0),
+                vec![Element::Allowed(egress, 7, v4), Element::Isolated(egress, v6)],
+                vec![
+                    (Element::Allowed(egress, 7, v4), ALL_PORTS),
+                    (Element::Isolated(egress, v6), OPEN),
+                ],
             ),
+            // What comes overlaps what goes.
             (
-                Element::AllowedBlock(egress, 7, v4, address("10.0.0.9"), ports(1, 5)),
-                (
-                    Element::AllowedBlock(egress, 7, address("10.0.0.0"), v4, PortBox::ALL),
-                    0,
-                ),
+                vec![
+                    Element::Port(3, ports(80, 90)),
+                    Element::AllowedBlock(egress, 7, v4, address("10.0.0.9"), ports(1, 5)),
+                ],
+                vec![
+                    (Element::Port(3, ports(85, 95)), 0),
+                    (
+                        Element::AllowedBlock(egress, 7, address("10.0.0.0"), v4, PortBox::ALL),
+                        0,
+                    ),
+                ],
+            ),
+            // Chains take the place of others.
+            (
+                there
+                    .keys()
+                    .copied()
+                    .chain([
+                        Element::Port(3, ports(85, 95)),
+                        Element::AllowedBlock(egress, 7, address("10.0.0.0"), v4, PortBox::ALL),
+                    ])
+                    .filter(|element| {
+                        ![
+                            Element::Port(3, ports(80, 90)),
+                            Element::AllowedBlock(egress, 7, v4, address("10.0.0.9"), ports(1, 5)),
+                            Element::Own(v4),
+                        ]
+                        .contains(element)
+                    })
+                    .collect(),
+                vec![
+                    (Element::Ports(4), 0),
+                    (Element::Port(4, ports(1, 2)), 0),
+                    (Element::Isolation(egress, 8), 0),
+                    (Element::Allowed(egress, 8, v4), 4),
+                    (Element::Isolated(egress, v6), 8),
+                ],
             ),
         ] {
-            let delta = Delta {
-                removed: vec![gone],
-                added: vec![come],
+            for element in &gone {
+                there.remove(element);
+            }
+            there.extend(come.iter().copied());
+            let mut delta = Delta {
+                removed: gone,
+                added: come,
             };
+            // As the compiler has them.
+            delta.removed.sort();
+            delta.added.sort();
             table.apply(&delta, std::iter::empty()).await.unwrap();
-            there.remove(&gone);
-            there.insert(come.0, come.1);
         }
         // Each set has what it was given, and what is there already is replaced as a whole.
         for _ in 0..2 {
-            for kind in SetKind::all() {
-                let expected = there
-                    .iter()
-                    .filter(|(element, value)| nft_element(**element, **value).0 == kind);
-                let listed = table
-                    .connection
-                    .list_set_elements(&config.table, &kind.name(), FAMILY);
+            let mut sets: BTreeMap<SetKind, usize> = BTreeMap::new();
+            for (element, value) in &there {
+                if let Some((kind, _)) = nft_element(*element, *value).unwrap() {
+                    *sets.entry(kind).or_default() += 1;
+                }
+            }
+            for (kind, expected) in sets {
+                let name = kind.name();
+                let listed = table.connection.list_set_elements(&config.table, &name, FAMILY);
                 let listed = listed.await.unwrap();
-                assert_eq!(listed.len(), expected.count(), "{kind:?}: {listed:?}");
+                assert_eq!(listed.len(), expected, "{kind:?}: {listed:?}");
             }
             table.verify().await.unwrap();
             assert!(table.stands());
@@ -569,11 +661,5 @@ mod tests {
         table.verify().await.unwrap();
         assert!(!table.stands());
         table.remove().await.unwrap();
-    }
-
-    #[test]
-    fn sets_have_names_of_their_own() {
-        let names: std::collections::BTreeSet<String> = SetKind::all().map(SetKind::name).collect();
-        assert_eq!(names.len(), SetKind::all().count());
     }
 }

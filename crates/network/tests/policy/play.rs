@@ -82,8 +82,9 @@ impl Play {
         }
         for node in 0..play.machines.len() {
             play.start_policy(node);
-            let pod = play.create_pod(node, MARKERS, &format!("marker-{node}"), &json!({}));
-            let pod = play.attach(node, &pod);
+            let known = play.create_pod(node, MARKERS, &format!("marker-{node}"), &json!({}));
+            let pod = play.attach(node, &known);
+            play.report(&known, &pod);
             play.markers.push(pod);
         }
         play
@@ -197,19 +198,24 @@ impl Play {
         let pod = self.attach(node, &known);
         known.addresses.clone_from(&pod.addresses);
         serve(&pod);
+        self.report(&known, &pod);
+        self.world.pods.push(known);
+        self.pods.push(pod);
+    }
+
+    /// Says in a pod's status what addresses it has.
+    fn report(&self, known: &ModelPod, pod: &Pod) {
         let ips: Vec<Value> = pod
             .addresses
             .iter()
             .map(|address| json!({"ip": address}))
             .collect();
         let status = json!({"status": {"phase": "Running", "podIP": pod.addresses[0], "podIPs": ips}});
-        self.request(
-            "PATCH",
-            &format!("/api/v1/namespaces/{namespace}/pods/{name}/status"),
-            &status,
+        let path = format!(
+            "/api/v1/namespaces/{}/pods/{}/status",
+            known.namespace, known.name
         );
-        self.world.pods.push(known);
-        self.pods.push(pod);
+        self.request("PATCH", &path, &status);
     }
 
     pub(crate) fn remove_pod(&mut self, namespace: &str, name: &str) {
@@ -335,9 +341,7 @@ impl Play {
                 {
                     return None;
                 }
-                let listed = machine
-                    .host
-                    .command("nft", &format!("list set inet {table} ingress-pods"));
+                let listed = machine.host.command("nft", &format!("list table inet {table}"));
                 listed.contains(&format!(". {port}")).then_some(())
             });
         }

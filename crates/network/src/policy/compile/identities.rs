@@ -1,15 +1,16 @@
 //! Which rules name a pod: terms, and the identities of pods that the same terms name. What an isolation and an
-//! identity may exchange follows from the two, and never changes.
+//! identity may exchange follows from the two, which never change.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use skiff_client::Key;
 
-use super::{Compiler, Element, Pod, matches};
+use super::{Compiler, Pod, matches};
 use crate::dns_endpoints;
 use crate::policy::Direction;
 use crate::policy::objects::{NamedPort, NamespaceTerm, PodTerm};
-use crate::policy::ports::{PortBox, PortRange, PortSet};
+use crate::policy::ports::{PortRange, PortSet};
 use crate::proxy::Protocol;
 
 /// Cluster DNS answers on addresses of the node: nothing but its own port is meant by a rule that names it.
@@ -48,6 +49,8 @@ pub(super) struct Signature {
 pub(super) struct Identity {
     signature: Signature,
     pods: BTreeSet<Key>,
+    /// Those of its pods, as far as their elements are made.
+    addresses: BTreeSet<IpAddr>,
 }
 
 impl Compiler {
@@ -196,10 +199,10 @@ impl Compiler {
                 let identity = Identity {
                     signature: signature.clone(),
                     pods: BTreeSet::new(),
+                    addresses: BTreeSet::new(),
                 };
                 self.identities.insert(id, identity);
                 self.identity_ids.insert(signature, id);
-                self.connect_identity(id);
                 Some(id)
             }
         };
@@ -222,7 +225,10 @@ impl Compiler {
         if !identity.pods.is_empty() {
             return;
         }
-        let connected = self.isolations_of(id);
+        for address in std::mem::take(&mut identity.addresses) {
+            self.identified.remove(&address);
+            self.disallow(id, address);
+        }
         let Some(identity) = self.identities.remove(&id) else {
             return;
         };
@@ -232,11 +238,36 @@ impl Compiler {
                 term.identities.remove(&id);
             }
         }
-        for (isolation, direction) in connected {
-            self.remove_range(
-                Element::Allowed(direction, isolation, id, PortBox::LEAST),
-                Element::Allowed(direction, isolation, id, PortBox::GREATEST),
-            );
+    }
+
+    /// Makes the elements of an address those of an identity.
+    pub(super) fn identify_address(&mut self, address: IpAddr, wanted: Option<u32>) {
+        let former = self.identified.get(&address).copied();
+        if former == wanted {
+            return;
+        }
+        if let Some(former) = former {
+            self.identified.remove(&address);
+            if let Some(identity) = self.identities.get_mut(&former) {
+                identity.addresses.remove(&address);
+            }
+            self.disallow(former, address);
+        }
+        if let Some(wanted) = wanted {
+            self.identified.insert(address, wanted);
+            if let Some(identity) = self.identities.get_mut(&wanted) {
+                identity.addresses.insert(address);
+            }
+            for (isolation, direction) in self.isolations_of(wanted) {
+                let ports = self.ports_between(isolation, wanted);
+                self.set_allowed(direction, isolation, address, ports);
+            }
+        }
+    }
+
+    fn disallow(&mut self, identity: u32, address: IpAddr) {
+        for (isolation, direction) in self.isolations_of(identity) {
+            self.set_allowed(direction, isolation, address, PortSet::default());
         }
     }
 
@@ -250,59 +281,51 @@ impl Compiler {
             .collect()
     }
 
-    fn connect_identity(&mut self, identity: u32) {
-        for (isolation, _) in self.isolations_of(identity) {
-            self.connect(isolation, identity);
-        }
-    }
-
-    pub(super) fn connect_isolation(&mut self, isolation: u32) {
-        let Some(terms) = self
-            .isolations
-            .get(&isolation)
-            .map(|isolation| &isolation.allowed)
-        else {
+    /// Makes the elements of a new isolation.
+    pub(super) fn connect_isolation(&mut self, id: u32) {
+        let Some(isolation) = self.isolations.get(&id) else {
             return;
         };
+        let (terms, direction) = (&isolation.allowed, isolation.key.direction);
         let identities: BTreeSet<u32> = terms
             .keys()
             .filter_map(|term| self.terms.get(term))
             .flat_map(|term| term.identities.iter().copied())
             .collect();
         for identity in identities {
-            self.connect(isolation, identity);
+            let ports = self.ports_between(id, identity);
+            let addresses = self
+                .identities
+                .get(&identity)
+                .map(|identity| identity.addresses.clone());
+            for address in addresses.into_iter().flatten() {
+                self.set_allowed(direction, id, address, ports.clone());
+            }
         }
     }
 
-    /// Enters what may pass between an isolation and an identity, neither of which ever changes.
-    fn connect(&mut self, isolation_id: u32, identity_id: u32) {
-        let (Some(isolation), Some(identity)) = (
-            self.isolations.get(&isolation_id),
-            self.identities.get(&identity_id),
-        ) else {
-            return;
+    /// What may pass between an isolation and an identity.
+    fn ports_between(&self, isolation: u32, identity: u32) -> PortSet {
+        let mut ports = PortSet::default();
+        let (Some(isolation), Some(identity)) =
+            (self.isolations.get(&isolation), self.identities.get(&identity))
+        else {
+            return ports;
         };
-        let direction = isolation.key.direction;
         let is_dns = identity.signature.is_dns;
         // It answers, and begins nothing.
-        if is_dns && direction == Direction::Ingress {
-            return;
+        if is_dns && isolation.key.direction == Direction::Ingress {
+            return ports;
         }
-        let mut ports = PortSet::default();
         for (term, named) in &identity.signature.terms {
             if let Some(allowed) = isolation.allowed.get(term) {
                 ports.add(allowed);
                 ports.add(named);
             }
         }
-        if is_dns {
-            ports = ports.within(&DNS_PORTS);
-        }
-        for ports in ports.boxes() {
-            self.set(
-                Element::Allowed(direction, isolation_id, identity_id, ports),
-                Some(0),
-            );
+        match is_dns {
+            true => ports.within(&DNS_PORTS),
+            false => ports,
         }
     }
 }

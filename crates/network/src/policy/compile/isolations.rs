@@ -151,6 +151,7 @@ impl Compiler {
                 }
             }
         }
+        self.set(Element::Isolation(direction, id), Some(0));
         for range in flatten(&blocks) {
             for ports in range.ports.boxes() {
                 let element = Element::AllowedBlock(direction, id, range.first, range.last, ports);
@@ -182,18 +183,22 @@ impl Compiler {
         };
         self.isolation_ids.remove(&isolation.key);
         let direction = isolation.key.direction;
-        self.remove_range(
-            Element::Allowed(direction, id, 0, PortBox::LEAST),
-            Element::Allowed(direction, id, u32::MAX, PortBox::GREATEST),
-        );
         let (least, greatest) = (
             IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             IpAddr::V6(Ipv6Addr::from_bits(u128::MAX)),
         );
+        let all = Element::Allowed(direction, id, least)..=Element::Allowed(direction, id, greatest);
+        let allowed: Vec<Element> = self.elements.range(all).map(|(element, _)| *element).collect();
+        for element in allowed {
+            if let Element::Allowed(_, _, address) = element {
+                self.set_allowed(direction, id, address, PortSet::default());
+            }
+        }
         self.remove_range(
             Element::AllowedBlock(direction, id, least, least, PortBox::LEAST),
             Element::AllowedBlock(direction, id, greatest, greatest, PortBox::GREATEST),
         );
+        self.set(Element::Isolation(direction, id), None);
         let mut unnamed = Vec::new();
         for term in isolation.allowed.keys() {
             unnamed.extend(self.release_term(*term, id));

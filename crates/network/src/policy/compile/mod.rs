@@ -1,10 +1,10 @@
 //! From policies, pods and namespaces to the elements of the kernel's sets, step by step: a change costs what depends
 //! on it. No I/O.
 //!
-//! Two kinds of numbers keep the sets small. Pods of this node that the same policies select have the same *isolation*
-//! of a direction; pods of the cluster that the same rules name have the same *identity*. Which identities may talk
-//! with which isolations is in one set, and which address has which number is in maps. So a pod that comes or goes is
-//! one element in each map, as long as another one like it is there.
+//! Pods of this node that the same policies select share an *isolation* of a direction: a chain, and a map of the pods
+//! that it may talk with. Pods of the cluster that the same rules name share an *identity*, so that rules are compared
+//! with the first of them only. Port sets are shared too. So a pod that comes or goes is one element in each map that
+//! it belongs to, however many policies and ports there are.
 
 mod identities;
 mod isolations;
@@ -21,26 +21,32 @@ use skiff_meta::selector::LabelSelector;
 
 use super::Direction;
 use super::objects::{Labels, PodFacts, Policy};
-use super::ports::PortBox;
+use super::ports::{PortBox, PortSet};
 use identities::{Identity, Signature, Term, TermId};
 use isolations::{Isolation, IsolationKey};
 
 /// The isolation of a pod that no policy selects.
 pub(super) const OPEN: u32 = 0;
 
-/// An element of one of the kernel's sets or maps.
+/// The port set of who may talk about everything.
+pub(super) const ALL_PORTS: u32 = 0;
+
+/// Something in the kernel that comes and goes as a whole: a chain with its sets, or an element of a set or map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Element {
-    /// A pod of this node, mapped to its isolation.
-    Isolated(Direction, IpAddr),
-    /// A pod of any node that rules name, mapped to its identity.
-    Identified(IpAddr),
-    /// A pod of this node: it may talk with itself.
-    Own(IpAddr),
-    /// What passes between pods of an isolation and pods of an identity.
-    Allowed(Direction, u32, u32, PortBox),
+    /// The chain of a port set, and the set.
+    Ports(u32),
+    Port(u32, PortBox),
+    /// The chain of an isolation, its maps and sets.
+    Isolation(Direction, u32),
+    /// A pod that pods of an isolation may talk with, mapped to a port set.
+    Allowed(Direction, u32, IpAddr),
     /// What passes between pods of an isolation and a range of addresses.
     AllowedBlock(Direction, u32, IpAddr, IpAddr, PortBox),
+    /// A pod of this node, mapped to its isolation.
+    Isolated(Direction, IpAddr),
+    /// A pod of this node: it may talk with itself.
+    Own(IpAddr),
 }
 
 /// What has to change in the kernel.
@@ -87,6 +93,11 @@ pub(super) struct Compiler {
     isolation_ids: HashMap<IsolationKey, u32>,
     identities: BTreeMap<u32, Identity>,
     identity_ids: HashMap<Signature, u32>,
+    /// The identity that the elements of an address are made from.
+    identified: BTreeMap<IpAddr, u32>,
+    /// Port sets by number, and how many elements refer to each.
+    port_sets: BTreeMap<u32, (PortSet, usize)>,
+    port_set_ids: HashMap<PortSet, u32>,
     last_id: u32,
     last_version: u64,
     changed: Changed,
@@ -146,7 +157,8 @@ impl Compiler {
         if of_namespace.is_empty() {
             self.policies.remove(&key.namespace);
         }
-        self.changed.policies.insert(key.namespace.clone())
+        self.changed.policies.insert(key.namespace.clone());
+        true
     }
 
     pub(super) fn set_pod(&mut self, key: &Key, facts: Option<PodFacts>) -> bool {
@@ -364,7 +376,56 @@ impl Compiler {
             self.set(Element::Isolated(direction, address), isolation);
         }
         self.set(Element::Own(address), isolations.map(|_| 0));
-        self.set(Element::Identified(address), identity);
+        self.identify_address(address, identity);
+    }
+
+    /// Says which ports a pod under this address may be reached by from an isolation, or may reach there.
+    fn set_allowed(&mut self, direction: Direction, isolation: u32, address: IpAddr, ports: PortSet) {
+        let element = Element::Allowed(direction, isolation, address);
+        let wanted = (!ports.is_empty()).then(|| self.hold_ports(ports));
+        let former = self.elements.get(&element).copied();
+        self.set(element, wanted);
+        if let Some(former) = former {
+            self.release_ports(former);
+        }
+    }
+
+    fn hold_ports(&mut self, ports: PortSet) -> u32 {
+        if ports == PortSet::All {
+            return ALL_PORTS;
+        }
+        if let Some(id) = self.port_set_ids.get(&ports).copied() {
+            if let Some((_, uses)) = self.port_sets.get_mut(&id) {
+                *uses += 1;
+            }
+            return id;
+        }
+        let id = self.next_id();
+        self.set(Element::Ports(id), Some(0));
+        for ports in ports.boxes() {
+            self.set(Element::Port(id, ports), Some(0));
+        }
+        self.port_sets.insert(id, (ports.clone(), 1));
+        self.port_set_ids.insert(ports, id);
+        id
+    }
+
+    fn release_ports(&mut self, id: u32) {
+        let Some((_, uses)) = self.port_sets.get_mut(&id) else {
+            return;
+        };
+        *uses -= 1;
+        if *uses > 0 {
+            return;
+        }
+        if let Some((ports, _)) = self.port_sets.remove(&id) {
+            self.port_set_ids.remove(&ports);
+        }
+        self.remove_range(
+            Element::Port(id, PortBox::LEAST),
+            Element::Port(id, PortBox::GREATEST),
+        );
+        self.set(Element::Ports(id), None);
     }
 
     fn remove_range(&mut self, first: Element, last: Element) {
