@@ -209,7 +209,15 @@ fn status_shows_the_server(server: &Machine, agent: &Machine) -> Result<()> {
         .iter()
         .filter_map(|one| one["name"].as_str())
         .collect();
-    for name in ["network", "runtime", "node", "proxy", "certificates", "servers"] {
+    for name in [
+        "network",
+        "policy",
+        "runtime",
+        "node",
+        "proxy",
+        "certificates",
+        "servers",
+    ] {
         ensure!(names.contains(&name), "{name} is not among {names:?}");
     }
     ensure!(!names.contains(&"api"), "{names:?}");
