@@ -153,7 +153,7 @@ fn three_servers_lose_one_and_nothing_else() -> Result<()> {
     ])?;
     servers_are(three, &[one, two, three], PATIENCE)?;
     step("the endpoints grew");
-    load.is_complete(&house)?;
+    load.check_complete(&house)?;
     running(one, 4)?;
     step("nothing is lost, nothing is doubled");
 
@@ -379,7 +379,7 @@ impl Load {
     }
 
     /// Ends the load and compares what was acknowledged, what is stored and what the watch told.
-    fn is_complete(mut self, house: &House) -> Result<()> {
+    fn check_complete(mut self, house: &House) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("it runs")?;
         let outcome = thread
