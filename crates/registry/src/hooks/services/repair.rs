@@ -54,9 +54,16 @@ impl PortRepair {
         let range = &registry.services.ports;
         // First the record: a service whose port is in it now may be in the list below, but none whose port is not.
         let (found, _) = registry.store.get(node_ports::KEY).await.map_err(errors::store)?;
-        let stored = match &found {
-            Some(found) => Record::read(&found.value)
-                .map_err(|error| Status::internal(format_args!("the record of node ports: {error}")))?,
+        let stored = match found.as_ref().map(|found| Record::read(&found.value)) {
+            Some(Ok(record)) => record,
+            // The server must start, and what cannot be read is not overwritten: another server may be able to.
+            Some(Err(error)) => {
+                tracing::error!(
+                    error,
+                    "cannot read the record of node ports: none can be allocated"
+                );
+                return Ok(Some((self.leaks.clone(), Vec::new())));
+            }
             None => Record::empty(range),
         };
         let listed = registry.store.range(&resource.prefix, None, 0, None).await;
