@@ -153,6 +153,14 @@ pub const COMPONENTS: &[Spec] = &[
         network::prepare
     ),
     component!(
+        "policy",
+        Node,
+        Identity::Node,
+        "skiff-policy",
+        Nothing,
+        network::prepare_policy
+    ),
+    component!(
         "runtime",
         Node,
         Identity::None,
