@@ -113,12 +113,16 @@ fn network_objects() -> Vec<(&'static str, Value)> {
     let slices = json!({"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"],
         "verbs": ["get", "list", "watch", "create", "update", "patch", "delete"]});
     // Who may talk with whom depends on the labels of all pods and namespaces.
-    let labelled =
-        json!({"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["get", "list", "watch"]});
-    let policies = json!({"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["get", "list", "watch"]});
+    let read = |group: &str, resource: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
+    let pods = read("", "pods", &["get", "list", "watch"]);
+    let namespaces = read("", "namespaces", &["list", "watch"]);
+    let policies = read("networking.k8s.io", "networkpolicies", &["list", "watch"]);
     let (network, dns) = ("skiff:pod-network", "skiff:cluster-dns-endpoints");
     vec![
-        (CLUSTER_ROLES, role(network, json!([nodes, labelled, policies]))),
+        (
+            CLUSTER_ROLES,
+            role(network, json!([nodes, pods, namespaces, policies])),
+        ),
         (
             CLUSTER_ROLE_BINDINGS,
             binding(

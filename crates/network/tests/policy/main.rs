@@ -22,6 +22,8 @@ use model::{NAMESPACE_KEYS, POD_KEYS, Random};
 use play::{Play, connects, echo, hold, is_closed};
 use serde_json::json;
 
+/// The first node's address in its pods' network.
+const GATEWAY: &str = "10.244.0.1";
 /// Random rounds, within this time: a slow machine plays fewer.
 const ROUNDS: usize = 25;
 const ROUNDS_TIME: Duration = Duration::from_secs(60);
@@ -46,6 +48,9 @@ fn main() {
         play.add_pod(node, namespace, name, json!({"app": name}));
     }
     play.check("without policies");
+    for port in [53, 10250] {
+        echo(&play.machines[0].host.path, GATEWAY.parse().unwrap(), port);
+    }
 
     written_by_hand(&mut play);
     the_node_and_its_services(&mut play);
@@ -56,8 +61,10 @@ fn main() {
         // A kernel with br_netfilter sees packets at the bridge first, and may pass them from port to port.
         for machine in &play.machines {
             machine.host.sysctl("bridge/bridge-nf-call-iptables", "1");
+            machine.host.sysctl("bridge/bridge-nf-call-ip6tables", "1");
         }
-        play.check("with br_netfilter");
+        written_by_hand(&mut play);
+        the_node_and_its_services(&mut play);
         println!("policy: the same with br_netfilter");
     }
     play.end();
@@ -117,10 +124,7 @@ fn the_node_and_its_services(play: &mut Play) {
     let client = play.pod("red", "client").host.path.clone();
     let own = play.pod("red", "web").host.path.clone();
     let node = play.machines[0].host.path.clone();
-    let gateway: IpAddr = "10.244.0.1".parse().unwrap();
-    for port in [53, 10250] {
-        echo(&node, gateway, port);
-    }
+    let gateway: IpAddr = GATEWAY.parse().unwrap();
     let machine = &play.machines[0].host;
     machine.command("nft", "add table ip services");
     for chain in [
@@ -344,5 +348,10 @@ fn random(play: &mut Play) {
     }
     assert!(played >= 5, "only {played} rounds in {ROUNDS_TIME:?}");
     println!("policy: {played} random rounds in {:?}", start.elapsed());
+    play.label_pod("red", "client", json!({"app": "client"}));
+    play.label_pod("blue", "far", json!({"app": "far"}));
+    for namespace in ["red", "blue"] {
+        play.label_namespace(namespace, json!({"team": namespace}));
+    }
     play.clear();
 }

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -444,9 +445,16 @@ async fn tcp(to: SocketAddr, patience: Duration) -> bool {
     connected.is_ok_and(|connected| connected.is_ok())
 }
 
+/// Every exchange has a port of its own: with one that was used before, it would belong to a flow that is open.
+static NEXT_PORT: AtomicU16 = AtomicU16::new(10000);
+
 async fn udp(to: SocketAddr, patience: Duration) -> bool {
-    let any: SocketAddr = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
-    let socket = tokio::net::UdpSocket::bind(any).await.unwrap();
+    let any = match to.is_ipv4() {
+        true => IpAddr::from([0; 4]),
+        false => IpAddr::from([0; 16]),
+    };
+    let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
+    let socket = tokio::net::UdpSocket::bind((any, port)).await.unwrap();
     socket.connect(to).await.unwrap();
     let exchange = async {
         let mut buffer = [0; 16];
