@@ -405,5 +405,12 @@ async fn what_is_wrong_is_repaired() {
     // It goes with its service, and stays gone.
     assert_eq!(one.delete(&format!("{SERVICES}/a"), json!({})).await.code, 200);
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(code(&one, "10.96.0.9").await, 404);
+    let left = one.get(&format!("{IP_ADDRESSES}/10.96.0.9")).await;
+    assert_eq!(
+        left.code,
+        404,
+        "{} {}",
+        left.text,
+        one.get("/api/v1/namespaces/default/events").await.text
+    );
 }

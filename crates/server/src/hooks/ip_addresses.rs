@@ -95,7 +95,10 @@ impl Repair {
                     continue;
                 }
                 let changed = match encode::decode(&event.entry.bytes) {
-                    Ok(address) => self.sync_parent(&address, Timestamp::now()).await,
+                    Ok(address) => {
+                        self.sync_parent(&address, event.entry.revision, Timestamp::now())
+                            .await
+                    }
                     Err(status) => Err(status),
                 };
                 if let Err(status) = changed {
@@ -193,12 +196,13 @@ impl Repair {
         }
     }
 
-    /// An IPAddress was changed or deleted: its service may lack it now.
-    async fn sync_parent(&self, address: &Value, now: Timestamp) -> Result<(), Status> {
+    /// An IPAddress was changed or deleted at this revision: its service may lack it now.
+    async fn sync_parent(&self, address: &Value, revision: i64, now: Timestamp) -> Result<(), Status> {
         let (namespace, name) = parent_of(address);
         let registry = &self.inner.registry;
-        // A service that is gone takes its addresses along.
-        let seen = registry.get_entry(&self.services, &namespace, &name, ReadAt::Any);
+        // A service that is gone takes its addresses along, in one write.
+        let at = ReadAt::NotOlderThan(revision);
+        let seen = registry.get_entry(&self.services, &namespace, &name, at);
         if name.is_empty() || seen.await.is_ok_and(|seen| seen.is_none()) {
             return Ok(());
         }
@@ -232,14 +236,17 @@ impl Repair {
             };
             let Some(found) = found else {
                 // A service goes together with its address: one that is still there really lacks it.
-                let again = self.newest(&self.services, namespace, name).await?;
                 let same = |now: &Value| object::uid(now) == object::uid(&service);
+                let again = self.newest(&self.services, namespace, name).await?;
                 if !again.is_ok_and(|now| now.as_ref().is_some_and(same)) {
+                    return Ok(due);
+                }
+                self.create(address, namespace, name).await?;
+                if !self.keep_if_held(address, namespace, name).await? {
                     return Ok(due);
                 }
                 let message = format!("Cluster IP [{family}]: {address} is not allocated; repairing");
                 tell("ClusterIPNotAllocated", message).await;
-                self.create(address, namespace, name).await?;
                 continue;
             };
             if is_parent(&found, namespace, name) {
@@ -328,6 +335,24 @@ impl Repair {
     async fn create(&self, address: IpAddr, namespace: &str, name: &str) -> Result<(), Status> {
         let wanted = ip_address(address, namespace, name);
         Loopback::new(&self.inner).ensure(IP_ADDRESSES, &wanted).await
+    }
+
+    /// Removes the IPAddress that was just made if its service went meanwhile. One that goes from now on takes it along:
+    /// it cannot go without looking.
+    async fn keep_if_held(&self, address: IpAddr, namespace: &str, name: &str) -> Result<bool, Status> {
+        let Ok(service) = self.newest(&self.services, namespace, name).await? else {
+            return Ok(true);
+        };
+        if service.is_some_and(|service| addresses_of(&service).contains(&address)) {
+            return Ok(true);
+        }
+        let made = self.newest(&self.addresses, "", &address.to_string()).await?;
+        if let Ok(Some(made)) = made
+            && is_parent(&made, namespace, name)
+        {
+            self.delete(&made).await?;
+        }
+        Ok(false)
     }
 
     /// This very object: one that was made anew since is another's.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use skiff_meta::Status;
-use skiff_store::{Expect, Op, Write};
+use skiff_store::{Expect, Merge, Merged, Op, Write};
 
 use super::family_name;
 use crate::hooks::Asked;
@@ -68,7 +68,11 @@ pub(super) async fn removal(
     if found.is_none() {
         // One that was made a moment ago may not be in the cache yet.
         let stored = registry.read_stored(&key).await?;
-        let Some(stored) = stored else { return Ok(None) };
+        let Some(stored) = stored else {
+            // A repair may be about to make it anew: then the service does not go without it.
+            let stays_away = Op::Merge(Merge::new(|_| Merged::Keep));
+            return Ok(Some(Write::new(key, Expect::Absent, stays_away)));
+        };
         // What cannot be read stays.
         let Ok(object) = resource.read(&stored) else {
             return Ok(None);
