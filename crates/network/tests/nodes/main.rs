@@ -383,8 +383,9 @@ impl Forgery<'_> {
 
 /// Sends from an address that the machine gives itself.
 fn send_as(host: &Host, source: IpAddr, target: IpAddr, text: &'static str) {
-    let prefix = if source.is_ipv4() { 32 } else { 128 };
-    host.ip(&format!("addr add {source}/{prefix} dev lo"));
+    // An IPv6 address that is still looked for elsewhere cannot be used.
+    let (prefix, at_once) = if source.is_ipv4() { (32, "") } else { (128, " nodad") };
+    host.ip(&format!("addr add {source}/{prefix} dev lo{at_once}"));
     inside(&host.path, move || {
         let socket = UdpSocket::bind((source, 0)).unwrap();
         socket.send_to(text.as_bytes(), (target, PORT)).unwrap();
