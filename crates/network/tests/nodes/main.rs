@@ -384,7 +384,11 @@ impl Forgery<'_> {
 /// Sends from an address that the machine gives itself.
 fn send_as(host: &Host, source: IpAddr, target: IpAddr, text: &'static str) {
     // An IPv6 address that is still looked for elsewhere cannot be used.
-    let (prefix, at_once) = if source.is_ipv4() { (32, "") } else { (128, " nodad") };
+    let (prefix, at_once) = if source.is_ipv4() {
+        (32, "")
+    } else {
+        (128, " nodad")
+    };
     host.ip(&format!("addr add {source}/{prefix} dev lo{at_once}"));
     inside(&host.path, move || {
         let socket = UdpSocket::bind((source, 0)).unwrap();
