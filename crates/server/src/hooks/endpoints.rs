@@ -80,7 +80,10 @@ pub async fn publish(inner: &Inner) -> Result<(), Status> {
     if inner.advertise.address.is_loopback() {
         return Ok(());
     }
-    renew(inner).await?;
+    // A server whose disk is full starts all the same: the loop tries again.
+    if let Err(status) = renew(inner).await {
+        tracing::warn!(%status, "cannot write the lease of this API server");
+    }
     write(inner, &living(inner).await?).await
 }
 
