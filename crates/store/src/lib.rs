@@ -16,6 +16,7 @@ pub mod embedded;
 mod error;
 pub mod etcd;
 mod hub;
+mod kine;
 mod together;
 mod watch;
 
@@ -27,6 +28,7 @@ use bytes::Bytes;
 pub use embedded::Embedded;
 pub use error::{Error, Result};
 pub use etcd::Etcd;
+pub use kine::Kine;
 pub use together::together;
 pub use watch::{Batch, Event, OpenValues, Opened, Position, Watch};
 
