@@ -146,7 +146,7 @@ fn remove_cgroup(path: &Path) -> Result<()> {
 }
 
 /// What skiff makes in its data directory.
-const OURS: &[&str] = &[
+pub const OURS: &[&str] = &[
     "admin.kubeconfig",
     "agent.json",
     "cni",
@@ -160,6 +160,8 @@ const OURS: &[&str] = &[
     "skiff.log.1",
     "skiff.pid",
     "store",
+    "store.migrated",
+    "store.new",
     "volumes",
 ];
 

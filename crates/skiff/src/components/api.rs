@@ -4,10 +4,9 @@ use super::{Access, Machine, Prepared};
 use crate::certificates::Certificates;
 use crate::cli::{Component, ServerArgs};
 use crate::cluster::{Cluster, host_address};
-use crate::{VERSION, addons, joining};
+use crate::{VERSION, addons, backup, joining};
 use anyhow::{Context, Result};
 use futures::FutureExt;
-use sha2::{Digest, Sha256};
 use skiff_auth::UserInfo;
 use skiff_encryption::Encrypted;
 use skiff_server::{AuditConfig, AuditMode, AuditPolicy, AuditWebhookOptions, LogOptions};
@@ -42,7 +41,10 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
     let control = machine.control_plane()?;
     let store = machine
         .reporter
-        .step("store", open_store(args, cluster, &control.certificates))
+        .step(
+            "store",
+            cluster.open_store(args.etcd_of(cluster), &control.certificates.service_account.1),
+        )
         .await?;
     let addresses = listen_addresses(machine, control.advertise);
     let (server, listeners) = machine
@@ -135,36 +137,17 @@ fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(1024)
 }
 
-async fn open_store(
-    args: &ServerArgs,
-    cluster: &Cluster,
-    certificates: &Certificates,
-) -> Result<Arc<dyn Store>> {
-    if args.etcd_servers.is_empty() {
-        let dir = cluster.data_dir.join("store");
-        let store = tokio::task::spawn_blocking(move || skiff_store::Embedded::open(dir)).await??;
-        return Ok(Arc::new(store));
-    }
-    let mut options = skiff_store::etcd::Options::new(&args.etcd_servers);
-    options.prefix.clone_from(&args.etcd_prefix);
-    // Whoever has the key of service accounts is of the same cluster.
-    let id = Sha256::digest(certificates.service_account.1.as_bytes());
-    options.owner = Some(skiff_store::etcd::Owner {
-        id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
-        name: cluster.name.clone(),
-    });
-    options.ca_file.clone_from(&args.etcd_cafile);
-    options.cert_file.clone_from(&args.etcd_certfile);
-    options.key_file.clone_from(&args.etcd_keyfile);
-    let store = skiff_store::Etcd::open(options).await;
-    Ok(Arc::new(store.with_context(|| {
-        format!("etcd at {} cannot be used", args.etcd_servers.join(", "))
-    })?))
-}
-
 async fn start(machine: &Machine, control: &ControlPlane, store: Arc<dyn Store>) -> Result<Server> {
     let (args, cluster, certificates) = (&*machine.args, &machine.cluster, &*control.certificates);
-    let encryption = args.encryption.open(cluster, args, &store).await?;
+    let etcd = args.etcd_of(cluster);
+    let encryption = args.encryption.open(cluster, etcd, &store).await?;
+    backup::answer(
+        cluster,
+        etcd.is_some(),
+        &store,
+        encryption.as_ref(),
+        &machine.supervisor.shutdown,
+    );
     let store = match &encryption {
         Some(encryption) => Arc::new(Encrypted::new(store, encryption.clone())),
         None => store,
