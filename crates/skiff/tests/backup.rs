@@ -437,6 +437,34 @@ fn to_etcd_and_back_while_pods_run() -> Result<()> {
     ensure!(format!("{:#}", refused.err().context("refused")?).contains("embedded store already"));
     expect_eq(cluster.pid()?, pid)?;
 
+    // What fails in the middle leads back: with another key Secrets cannot be read.
+    let wrong = path(folder.path(), "wrong.yaml");
+    let own = fs::read_to_string(data.join("encryption/config.yaml"))?;
+    let (_, secret) = own.split_once("secret: ").context("a key")?;
+    let secret = secret.split('}').next().context("its end")?;
+    fs::write(
+        &wrong,
+        own.replace(secret, "ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA="),
+    )?;
+    let refused = cluster.skiff(&[
+        "store",
+        "migrate",
+        "--to",
+        "etcd",
+        "--etcd-servers",
+        etcd.endpoint(),
+        "--encryption-provider-config",
+        &wrong,
+    ]);
+    let refused = format!("{:#}", refused.err().context("refused")?);
+    ensure!(
+        refused.contains("the cluster goes on with its embedded store"),
+        "{refused}"
+    );
+    expect_eq(uids(&identities(&kubectl)?), uids(&before))?;
+    expect_eq(&containers(&kubectl)?, &running)?;
+    expect_eq(objects_in(&etcd)?.len(), 0)?;
+
     let to_etcd = [
         "store",
         "migrate",

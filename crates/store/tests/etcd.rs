@@ -446,6 +446,7 @@ async fn a_copy_goes_on_with_the_revisions_of_its_origin() {
     use skiff_store::etcd::{Loader, Owner, hand_over};
     const ORIGIN: i64 = 5_000_000;
     let cluster = Cluster::new(1, None);
+    drop(cluster.open().await);
     let owner = |id: &str| {
         Some(Owner {
             id: id.to_owned(),

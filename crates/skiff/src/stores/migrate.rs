@@ -20,6 +20,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
+use tokio::runtime::Runtime;
 
 /// Beside the store: one that is being filled, and one that was left.
 const NEW: &str = "store.new";
@@ -104,15 +105,19 @@ pub fn run(cluster: &ClusterArgs, args: &MigrateArgs) -> Result<()> {
         made_key: false,
         handed_over: false,
     };
-    crate::block_on(step.check())??;
+    // One for all: connections to etcd live as long as it does.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(step.check())?;
     if let Some(running) = &running {
         daemon::stop(&step.cluster, running.pid)?;
     }
-    let moved = step.carry_out(running.as_ref());
+    let moved = step.carry_out(&runtime, running.as_ref());
     let Err(error) = moved else {
         return Ok(());
     };
-    let back = crate::block_on(step.undo())?;
+    let back = runtime.block_on(step.undo());
     let from = step.from_name();
     if let Some(running) = &running {
         let started = running.start(&step.cluster, running.flags.clone());
@@ -150,13 +155,13 @@ impl Move {
         Ok(())
     }
 
-    fn carry_out(&mut self, running: Option<&Running>) -> Result<()> {
+    fn carry_out(&mut self, runtime: &Runtime, running: Option<&Running>) -> Result<()> {
         let objects = {
             // The lock keeps a server from starting in the middle.
             let Some(_lock) = self.cluster.lock()? else {
                 bail!("another server of cluster {:?} was started", self.cluster.name);
             };
-            let objects = crate::block_on(self.copy())??;
+            let objects = runtime.block_on(self.copy())?;
             Cluster {
                 etcd: self.to.clone(),
                 ..self.cluster.clone()

@@ -2,7 +2,8 @@
 //! another `--etcd-prefix` all of them are below that one. A key beside the objects names the cluster that owns them.
 //!
 //! A cluster that came from another store goes on with that one's revisions, though etcd began to count at 1: a note
-//! says by how much skiff's revisions are ahead of etcd's. They are translated where etcd's messages are made and read.
+//! says by how much skiff's revisions are ahead of etcd's, and since when: of before, etcd knows nothing. They are translated
+//! where etcd's messages are made and read.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -45,6 +46,8 @@ pub struct KeyPrefix {
     owner: Option<Owner>,
     /// By how much skiff's revisions are ahead of etcd's.
     ahead: AtomicI64,
+    /// The first revision of etcd at which it had everything; 0: from the beginning.
+    first: AtomicI64,
 }
 
 impl KeyPrefix {
@@ -59,6 +62,7 @@ impl KeyPrefix {
             root,
             owner,
             ahead: AtomicI64::new(0),
+            first: AtomicI64::new(0),
         }
     }
 
@@ -101,6 +105,11 @@ impl KeyPrefix {
         skiff - self.ahead.load(Ordering::Relaxed)
     }
 
+    /// The oldest revision of skiff that can be read.
+    pub fn floor(&self) -> i64 {
+        self.inner_revision(self.first.load(Ordering::Relaxed))
+    }
+
     /// The range of the notes, which are beside the objects where the prefix is the usual one.
     pub fn notes(&self) -> Option<&'static str> {
         self.is_usual().then_some(NOTES)
@@ -111,12 +120,11 @@ impl KeyPrefix {
     }
 
     /// What a store that is filled from another one is given at last: with it, it can be used.
-    pub fn notes_of_copy(&self, ahead: i64) -> Vec<(String, String)> {
-        let mut notes = Vec::new();
-        if ahead > 0 {
-            notes.push((self.outer(AHEAD).into_owned(), ahead.to_string()));
-            notes.push((self.format_key().into_owned(), FORMAT.to_string()));
-        }
+    pub fn notes_of_copy(&self, ahead: i64, first: i64) -> Vec<(String, String)> {
+        let mut notes = vec![
+            (self.outer(AHEAD).into_owned(), format!("{ahead} {first}")),
+            (self.format_key().into_owned(), FORMAT.to_string()),
+        ];
         if let Some(owner) = &self.owner {
             notes.push((self.owner_key().into_owned(), owner.value()));
         }
@@ -164,7 +172,7 @@ impl KeyPrefix {
 
     /// Refuses a newer format, and reads how far revisions are ahead.
     async fn check_format(&self, client: &Client, found: Option<KeyValue>) -> Result<()> {
-        let mut ahead = 0;
+        let (mut ahead, mut first) = (0, 0);
         if let Some(kv) = found {
             let text = String::from_utf8_lossy(&kv.value);
             let Ok(found) = text.trim().parse::<i64>() else {
@@ -180,21 +188,25 @@ impl KeyPrefix {
                 });
             }
             if found > PLAIN_FORMAT {
-                ahead = self.read_ahead(client).await?;
+                (ahead, first) = self.read_ahead(client).await?;
             }
         }
         self.ahead.store(ahead, Ordering::Relaxed);
+        self.first.store(first, Ordering::Relaxed);
         Ok(())
     }
 
-    async fn read_ahead(&self, client: &Client) -> Result<i64> {
+    async fn read_ahead(&self, client: &Client) -> Result<(i64, i64)> {
         let key = self.outer(AHEAD);
         let answer: RangeResponse = client
             .call(RANGE, range_of(&key), Again::Yes)
             .await
             .map_err(|status| translate(status, 0, 0))?;
         let text = answer.kvs.first().map(|kv| String::from_utf8_lossy(&kv.value));
-        let ahead = text.as_ref().and_then(|text| text.trim().parse().ok());
+        let ahead = text.as_ref().and_then(|text| {
+            let (ahead, first) = text.trim().split_once(' ')?;
+            Some((ahead.parse().ok()?, first.parse().ok()?))
+        });
         ahead.ok_or_else(|| Error::Corrupt(format!("{key} in {} is {text:?}", client.place)))
     }
 }

@@ -12,7 +12,7 @@ use super::lease::Leases;
 use super::proto::{
     DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse, RangeRequest, RangeResponse,
 };
-use super::{Options, Owner, RANGE, bytes, prefix_end};
+use super::{Options, Owner, RANGE, bytes, prefix_end, range_of};
 use crate::{Error, Result};
 
 const PUT: &str = "/etcdserverpb.KV/Put";
@@ -100,7 +100,13 @@ impl Loader {
 
     /// Makes what was written a store of its owner.
     pub async fn finish(&self) -> Result<()> {
-        for (key, value) in self.place.notes_of_copy(self.ahead) {
+        let found: RangeResponse = self
+            .client
+            .call(RANGE, range_of(&self.place.owner_key()), Again::Yes)
+            .await
+            .map_err(failed)?;
+        let first = found.header.unwrap_or_default().revision;
+        for (key, value) in self.place.notes_of_copy(self.ahead, first) {
             self.put_outer(&key, Bytes::from(value), 0).await?;
         }
         Ok(())

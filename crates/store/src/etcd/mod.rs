@@ -266,10 +266,10 @@ impl Etcd {
             _ => prefix.to_owned(),
         };
         let revision = match at {
-            // Before etcd began, which to it would be "now".
-            Some(at) if self.shared.place.outer_revision(at) <= 0 => {
+            // Before etcd began, which to it would be "now", or before it had everything.
+            Some(at) if at < self.shared.place.floor() || self.shared.place.outer_revision(at) <= 0 => {
                 return Err(Error::Compacted {
-                    revision: self.shared.place.inner_revision(0),
+                    revision: self.shared.place.floor(),
                 });
             }
             Some(at) => self.shared.place.outer_revision(at),
