@@ -118,7 +118,7 @@ pub fn run(cluster: &ClusterArgs, args: &MigrateArgs) -> Result<()> {
         return Ok(());
     };
     let back = runtime.block_on(step.undo());
-    let from = step.from_name();
+    let from = step.old_name();
     if let Some(running) = &running {
         let started = running.start(&step.cluster, running.flags.clone());
         started.with_context(|| format!("after a failure ({error:#}) the old server cannot be started"))?;
@@ -128,7 +128,7 @@ pub fn run(cluster: &ClusterArgs, args: &MigrateArgs) -> Result<()> {
 }
 
 impl Move {
-    fn from_name(&self) -> String {
+    fn old_name(&self) -> String {
         name_of(self.from.as_ref())
     }
 
@@ -196,7 +196,7 @@ impl Move {
         } else {
             say!(
                 "The objects in {} are left there; no skiff starts on them.",
-                self.from_name()
+                self.old_name()
             );
         }
         if running.is_none() {

@@ -196,13 +196,13 @@ pub struct Sink {
 }
 
 enum Target {
-    Embedded(embedded::Loader),
+    Embedded(Box<embedded::Loader>),
     Etcd(Arc<etcd::Loader>),
 }
 
 impl Sink {
     pub fn embedded(loader: embedded::Loader, encryption: Option<Arc<Encryption>>) -> Sink {
-        Sink::new(Target::Embedded(loader), encryption)
+        Sink::new(Target::Embedded(Box::new(loader)), encryption)
     }
 
     pub fn etcd(loader: Arc<etcd::Loader>, encryption: Option<Arc<Encryption>>) -> Sink {
