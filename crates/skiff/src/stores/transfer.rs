@@ -246,27 +246,33 @@ impl Sink {
     pub async fn copy(mut self, mut source: Source) -> Result<Checksum> {
         let mut sum = Checksum::default();
         let mut writes = FuturesUnordered::new();
-        while let Some(item) = source.next().await? {
-            sum.add(&item);
-            let Target::Etcd(loader) = &self.to else {
-                self.put(item)?;
-                continue;
-            };
-            let (loader, item) = (loader.clone(), self.seal(item)?);
-            writes.push(async move {
-                let lease = item.key.starts_with(EVENTS).then_some(EVENT_SECONDS);
-                loader.put(&item.key, item.value, lease).await
-            });
-            if writes.len() >= ETCD_WRITES
-                && let Some(done) = writes.next().await
-            {
-                done?;
+        let copied = async {
+            while let Some(item) = source.next().await? {
+                sum.add(&item);
+                let Target::Etcd(loader) = &self.to else {
+                    self.put(item)?;
+                    continue;
+                };
+                let (loader, item) = (loader.clone(), self.seal(item)?);
+                writes.push(async move {
+                    let lease = item.key.starts_with(EVENTS).then_some(EVENT_SECONDS);
+                    loader.put(&item.key, item.value, lease).await
+                });
+                if writes.len() >= ETCD_WRITES
+                    && let Some(done) = writes.next().await
+                {
+                    done?;
+                }
             }
-        }
+            anyhow::Ok(())
+        };
+        let mut copied = copied.await;
+        // Also after a failure: a write that was given up may still arrive, after what was written is deleted.
         while let Some(done) = writes.next().await {
-            done?;
+            copied = copied.and(done.map_err(Into::into));
         }
         drop(writes);
+        copied?;
         self.finish().await?;
         Ok(sum)
     }
