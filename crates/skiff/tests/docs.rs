@@ -109,7 +109,13 @@ fn commands_and_flags_of_skiff_exist() -> Result<()> {
                 "{page}: there is no `skiff {command}` ({code})"
             );
             let flags = words.iter().filter(|word| word.starts_with("--"));
-            let known = help(&[command])?;
+            let mut known = help(&[command])?;
+            // A flag may be of the command below, such as `skiff store migrate`.
+            if let Some(below) = words.get(1)
+                && known.lines().any(|l| l.starts_with(&format!("  {below} ")))
+            {
+                known += &help(&[command, below])?;
+            }
             for flag in flags {
                 let flag = flag.split('=').next().unwrap_or_default().trim_end_matches(']');
                 ensure!(known.contains(flag), "{page}: `skiff {command}` has no {flag}");
