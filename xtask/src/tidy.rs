@@ -49,7 +49,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("trace", &["meta"]),
     ("prometheus", &[]),
     ("runtime", &["fs", "cri", "cni", "streaming"]),
-    ("node", &["fs", "client", "cri", "pods", "streaming"]),
+    (
+        "node",
+        &["fs", "client", "cri", "pods", "prometheus", "streaming"],
+    ),
     ("network", &["client", "cni", "fs"]),
     ("dns", &["client"]),
     ("ingress", &["client"]),

@@ -11,11 +11,16 @@ use kube::Client;
 use kube::client::Body;
 use skiff_trace::{Cause, TraceHeaders};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tower::{BoxError, Layer, Service, ServiceExt};
 
 use crate::metrics::ComponentMetrics;
 use crate::writes;
+
+/// How often a request is sent to a server that has no seat for it, as upstream's clients do.
+const MAX_TRIES: usize = 10;
+/// The longest pause between two of these, whatever the server says.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The cause that an observed object makes.
 pub fn cause_of<K: kube::Resource<DynamicType = ()>>(object: &K) -> Cause {
@@ -96,10 +101,23 @@ where
         let marked = marked.clone();
         async move {
             let written = writes::wanted(request.method()).then(|| request.uri().path().to_owned());
-            // On the heap: the whole chain of the server may be inside, and reconciles nest deep already.
-            let answer = Box::pin(marked.oneshot(request))
-                .await
-                .map_err(Into::<BoxError>::into)?;
+            let mut request = request;
+            let mut tries = 1;
+            let answer = loop {
+                let again = copy(&request);
+                // On the heap: the whole chain of the server may be inside, and reconciles nest deep already.
+                let answer = Box::pin(marked.clone().oneshot(request))
+                    .await
+                    .map_err(Into::<BoxError>::into)?;
+                match (again, pause_before_retry(&answer)) {
+                    (Some(again), Some(pause)) if tries < MAX_TRIES => {
+                        tokio::time::sleep(pause).await;
+                        request = again;
+                        tries += 1;
+                    }
+                    _ => break answer,
+                }
+            };
             match written {
                 Some(path) if answer.status().is_success() => note_write(&path, answer).await,
                 _ => Ok(answer.map(Either::Left)),
@@ -107,6 +125,26 @@ where
         }
     });
     Client::new(in_callers_task, default_namespace)
+}
+
+/// The same request once more, unless its body can be read only once.
+fn copy(request: &Request<Body>) -> Option<Request<Body>> {
+    let mut again = Request::new(request.body().try_clone()?);
+    *again.method_mut() = request.method().clone();
+    *again.uri_mut() = request.uri().clone();
+    *again.headers_mut() = request.headers().clone();
+    *again.extensions_mut() = request.extensions().clone();
+    Some(again)
+}
+
+/// The pause that a server asks for which had no seat for the request and therefore did nothing with it.
+fn pause_before_retry<B>(answer: &Response<B>) -> Option<Duration> {
+    if answer.status() != http::StatusCode::TOO_MANY_REQUESTS {
+        return None;
+    }
+    let header = answer.headers().get(http::header::RETRY_AFTER)?;
+    let seconds: u64 = header.to_str().ok()?.parse().ok()?;
+    (seconds > 0).then(|| Duration::from_secs(seconds).min(LONGEST_PAUSE))
 }
 
 /// Reads the answer to a write, notes what the write did, and answers it unchanged.
@@ -211,5 +249,33 @@ mod tests {
         ] {
             assert!(text.lines().any(|shown| shown == line), "{line}\n{text}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_without_a_seat_is_asked_again_when_it_says() {
+        let calls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = calls.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let call = counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            async move {
+                let sent = request.into_body().collect_bytes().await.unwrap();
+                assert_eq!(sent, Bytes::from_static(b"body"));
+                let answer = Response::builder();
+                let answer = match call {
+                    0 | 1 => answer.status(429).header("retry-after", "1"),
+                    2 => answer.status(429).header("retry-after", "0"),
+                    _ => answer.status(200),
+                };
+                Ok::<_, BoxError>(answer.body(Full::new(Bytes::new())).unwrap())
+            }
+        });
+        let client = in_process(service, "default");
+        let began = tokio::time::Instant::now();
+        let request = Request::post("/x").body(Body::from(b"body".to_vec())).unwrap();
+        let answer = client.send(request).await.unwrap();
+        // The last says not to come again, as the answer to an eviction that a budget forbids.
+        assert_eq!(answer.status(), 429);
+        assert_eq!(calls.load(std::sync::atomic::Ordering::SeqCst), 3);
+        assert_eq!(began.elapsed(), Duration::from_secs(2));
     }
 }

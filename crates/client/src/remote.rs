@@ -95,7 +95,8 @@ impl ServerAddress {
         &self.host
     }
 
-    fn authority(&self) -> String {
+    /// `HOST:PORT`.
+    pub fn authority(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),
             false => format!("{}:{}", self.host, self.port),

@@ -1,8 +1,6 @@
 //! The ServiceCIDR controller: a ServiceCIDR keeps a finalizer for as long as services have addresses that are in no
 //! other one, and says in a condition whether services get addresses of it.
-//!
-//! The API server allocates from the ServiceCIDR `kubernetes`, the one of its flags, and from no other: those are not
-//! ready, unless they are a part of it.
+//! The API servers allocate from all that are ready and stay (`registry/src/hooks/services/addresses.rs`).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -23,7 +21,6 @@ const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
 const MANAGER: &str = "service-cidr-controller";
 const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
 const ALLOCATOR: &str = "ipallocator.k8s.io";
-const DEFAULT: &str = "kubernetes";
 /// Allocators may learn a little later that a ServiceCIDR is going away.
 const DELETION_GRACE: SignedDuration = SignedDuration::from_secs(10);
 
@@ -112,16 +109,6 @@ fn may_go(cidr: &ServiceCIDR, all: &[Arc<ServiceCIDR>], addresses: &[IpAddr]) ->
             .all(|address| covers(&|other: &Block| other.hands_out(*address)))
 }
 
-fn is_allocated(cidr: &ServiceCIDR, all: &[Arc<ServiceCIDR>]) -> bool {
-    name(cidr) == DEFAULT || {
-        let default = all.iter().find(|other| name(other) == DEFAULT);
-        let default = default.map(|default| blocks(default)).unwrap_or_default();
-        blocks(cidr)
-            .iter()
-            .all(|block| default.iter().any(|range| range.contains_block(block)))
-    }
-}
-
 #[derive(Debug, PartialEq)]
 enum Plan {
     Wait(Timestamp),
@@ -150,14 +137,8 @@ fn plan(cidr: &ServiceCIDR, all: &[Arc<ServiceCIDR>], addresses: &[IpAddr], now:
             "Terminating",
             "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR",
         )
-    } else if is_allocated(cidr, all) {
-        ("True", "", "Kubernetes Service CIDR is ready")
     } else {
-        (
-            "False",
-            "NotAllocated",
-            "Services get addresses of the ServiceCIDR kubernetes only, which --service-cluster-ip-range sets",
-        )
+        ("True", "", "Kubernetes Service CIDR is ready")
     };
     let found = cidr
         .status
@@ -219,12 +200,11 @@ impl ServiceCidrs {
             blocks(cidr),
             !matches!(change, Change::Applied { old: Some(_), .. }),
         );
-        let is_default = name(cidr) == DEFAULT;
-        for other in self.cidrs.list().iter().filter(|_| added || is_default) {
+        for other in self.cidrs.list().iter().filter(|_| added) {
             let touches = blocks(other)
                 .iter()
                 .any(|block| own.iter().any(|own| own.overlaps(block)));
-            if touches || is_default {
+            if touches {
                 keys.insert(Key::of(&**other));
             }
         }
@@ -379,32 +359,27 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_allocated_is_ready() {
+    fn whatever_stays_is_ready() {
         let now = Timestamp::UNIX_EPOCH;
-        let default = cidr(DEFAULT, &["10.96.0.0/12"], None);
-        let check = |own: &Arc<ServiceCIDR>, expected: &str| {
-            let all = [default.clone(), own.clone()];
-            let Plan::Keep {
-                ready: Some(ready),
-                add_finalizer: false,
-            } = plan(own, &all, &[], now)
-            else {
-                panic!()
-            };
-            assert_eq!(ready.status, expected);
-            let mut told = (**own).clone();
-            told.status.get_or_insert_default().conditions = Some(vec![*ready]);
-            let again = plan(&told, &all, &[], now);
-            assert_eq!(
-                again,
-                Plan::Keep {
-                    add_finalizer: false,
-                    ready: None
-                }
-            );
+        let own = cidr("own", &["10.1.0.0/16"], None);
+        let all = [cidr("kubernetes", &["10.96.0.0/12"], None), own.clone()];
+        let Plan::Keep {
+            ready: Some(ready),
+            add_finalizer: false,
+        } = plan(&own, &all, &[], now)
+        else {
+            panic!()
         };
-        check(&default, "True");
-        check(&cidr("part", &["10.97.0.0/16"], None), "True");
-        check(&cidr("other", &["10.1.0.0/16"], None), "False");
+        assert_eq!(ready.status, "True");
+        let mut told = (*own).clone();
+        told.status.get_or_insert_default().conditions = Some(vec![*ready]);
+        let again = plan(&told, &all, &[], now);
+        assert_eq!(
+            again,
+            Plan::Keep {
+                add_finalizer: false,
+                ready: None
+            }
+        );
     }
 }

@@ -197,6 +197,10 @@ impl Encryption {
         }
     }
 
+    fn encrypts(&self, key: &str) -> bool {
+        self.providers(key).is_some()
+    }
+
     /// A value as it is stored below a key.
     pub fn seal(&self, key: &str, plain: Bytes) -> Result<Bytes, String> {
         match self.providers(key) {

@@ -30,8 +30,14 @@ fn resource_part(key: &str) -> Option<&str> {
     Some(&rest[..first + 1 + second])
 }
 
+/// The record of the allocated node ports, which is no resource that is served.
+const NODE_PORTS: &str = "/registry/ranges/servicenodeports";
+
 /// Group and plural name of the resource that a key belongs to.
 pub(crate) fn of_key(key: &str) -> Option<(&str, &str)> {
+    if key == NODE_PORTS {
+        return Some(("", "servicenodeportallocations"));
+    }
     let part = resource_part(key)?;
     match BUILT_IN.get(part) {
         Some(found) => Some(*found),
@@ -68,6 +74,7 @@ mod tests {
                 "/registry/apiregistration.k8s.io/apiservices/v1.apps",
                 Some(("apiregistration.k8s.io", "apiservices")),
             ),
+            (NODE_PORTS, Some(("", "servicenodeportallocations"))),
             ("/skiff/release", None),
             ("/registry/x", None),
         ] {

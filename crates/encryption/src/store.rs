@@ -5,10 +5,14 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use skiff_store::{
-    Error, Expect, KeyValue, Op, OpenValues, Opened, Outcome, RangeResult, Result, Store, Watch,
+    Error, Expect, KeyValue, Merge, Merged, Op, OpenValues, Opened, Outcome, RangeResult, Result, Store,
+    Transacted, Watch, Write,
 };
 
 use crate::Encryption;
+
+/// A merge that keeps losing the race this often gives up.
+const MERGE_ATTEMPTS: usize = 64;
 
 pub struct Encrypted {
     store: Arc<dyn Store>,
@@ -18,6 +22,44 @@ pub struct Encrypted {
 impl Encrypted {
     pub fn new(store: Arc<dyn Store>, encryption: Arc<Encryption>) -> Encrypted {
         Encrypted { store, encryption }
+    }
+
+    fn seal(&self, key: &str, plain: Bytes) -> Result<Bytes> {
+        self.encryption.seal(key, plain).map_err(Error::Encryption)
+    }
+
+    /// A write as the store within gets it; what is there, if the write is refused for it. A merge of an encrypted value
+    /// is made here, where the value is plain, and becomes a compare-and-swap.
+    async fn sealed(&self, write: &Write) -> Result<std::result::Result<Write, Option<KeyValue>>> {
+        let (expect, op) = match &write.op {
+            Op::Put(plain) => (write.expect, Op::Put(self.seal(&write.key, plain.clone())?)),
+            Op::Delete => (write.expect, Op::Delete),
+            Op::Merge(_) if !self.merges(write) => (write.expect, write.op.clone()),
+            Op::Merge(merge) => {
+                let (current, _) = self.get(&write.key).await?;
+                let found = current.as_ref().map(|found| found.mod_revision);
+                if !write.expect.holds(found) {
+                    return Ok(Err(current));
+                }
+                let op = match merge.apply(current.as_ref().map(|found| &*found.value)) {
+                    Merged::Put(plain) => Op::Put(self.seal(&write.key, plain)?),
+                    // What is there is compared, and not written.
+                    Merged::Keep => Op::Merge(Merge::new(|_| Merged::Keep)),
+                    Merged::Refuse => return Ok(Err(current)),
+                };
+                (found.map_or(Expect::Absent, Expect::Revision), op)
+            }
+        };
+        Ok(Ok(Write {
+            expect,
+            op,
+            ..write.clone()
+        }))
+    }
+
+    /// Whether a merge is made here.
+    fn merges(&self, write: &Write) -> bool {
+        matches!(write.op, Op::Merge(_)) && self.encryption.encrypts(&write.key)
     }
 
     async fn open(&self, found: &mut KeyValue) {
@@ -75,8 +117,11 @@ impl Store for Encrypted {
 
     async fn write(&self, key: &str, expect: Expect, op: Op, lease_seconds: Option<i64>) -> Result<Outcome> {
         let op = match op {
-            Op::Put(plain) => Op::Put(self.encryption.seal(key, plain).map_err(Error::Encryption)?),
+            Op::Put(plain) => Op::Put(self.seal(key, plain)?),
             Op::Delete => Op::Delete,
+            Op::Merge(_) => {
+                return Err(Error::Invalid("a merge is written by a transaction".to_owned()));
+            }
         };
         let mut outcome = self.store.write(key, expect, op, lease_seconds).await?;
         if let Outcome::Done {
@@ -90,6 +135,47 @@ impl Store for Encrypted {
             self.open(found).await;
         }
         Ok(outcome)
+    }
+
+    async fn transact(&self, writes: Vec<Write>) -> Result<Transacted> {
+        for _ in 0..MERGE_ATTEMPTS {
+            let mut sealed = Vec::with_capacity(writes.len());
+            for (at, write) in writes.iter().enumerate() {
+                match self.sealed(write).await? {
+                    Ok(write) => sealed.push(write),
+                    Err(current) => {
+                        let revision = current.as_ref().map_or(0, |found| found.mod_revision);
+                        return Ok(Transacted::Conflict {
+                            at,
+                            current,
+                            revision,
+                        });
+                    }
+                }
+            }
+            match self.store.transact(sealed).await? {
+                // Somebody else changed the value in between.
+                Transacted::Conflict { at, .. } if self.merges(&writes[at]) => {}
+                mut transacted => {
+                    match &mut transacted {
+                        Transacted::Done(written) => {
+                            for found in written.iter_mut().filter_map(|one| one.previous.as_mut()) {
+                                self.open(found).await;
+                            }
+                        }
+                        Transacted::Conflict { current, .. } => {
+                            if let Some(found) = current {
+                                self.open(found).await;
+                            }
+                        }
+                    }
+                    return Ok(transacted);
+                }
+            }
+        }
+        Err(Error::Unavailable(
+            "a record that several servers share changes all the time".to_owned(),
+        ))
     }
 
     async fn watch(&self, prefix: &str, from: i64) -> Result<Watch> {

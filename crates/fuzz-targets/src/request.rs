@@ -63,6 +63,7 @@ async fn start() -> (Server, tempfile::TempDir) {
         kubelet: None,
         recorder: Arc::default(),
         audit: None,
+        instance: String::new(),
         kms_health: None,
         version: Version::default(),
         shutdown: CancellationToken::new(),

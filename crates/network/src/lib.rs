@@ -1,8 +1,9 @@
 //! The network as the node sees it: `pods` connects this node's pods with those of all others, `proxy` sends
-//! packets for services to their endpoints. Network policy will live here too.
+//! packets for services to their endpoints, `policy` drops what network policies do not allow.
 //!
 //! It is a client of the API and of the kernel, and calls no other component.
 
 pub mod dns_endpoints;
 pub mod pods;
+pub mod policy;
 pub mod proxy;

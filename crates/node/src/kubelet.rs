@@ -25,6 +25,7 @@ use crate::field_ref::NodeFacts;
 use crate::images::Images;
 use crate::machine::Machine;
 use crate::marks;
+use crate::metrics::Metrics;
 use crate::node_status::node_reference;
 use crate::objects::{ApiObjects, Objects, error_message};
 use crate::pod_state::PodState;
@@ -56,6 +57,7 @@ pub enum Error {
 pub struct Kubelet {
     pub config: NodeConfig,
     pub client: Client,
+    pub metrics: Arc<Metrics>,
     pub shutdown: CancellationToken,
     pub started: Instant,
     pub recorder: EventRecorder,
@@ -105,7 +107,8 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     let listener = server::bind(config.server_bind).await?;
     let server_port = listener.local_addr().map_err(server::Error::from)?.port();
     let tls = server::tls_config(&config)?;
-    let runtime = Runtime::connect(&config.runtime_endpoint).await?;
+    let metrics = Metrics::new(&config.kubelet_version, &config.node_name);
+    let runtime = Runtime::connect(&config.runtime_endpoint, metrics.clone()).await?;
     let machine = Machine::detect(&config.data_dir);
     let cgroups = Cgroups::new(&config.cgroup_root, config.cgroups_per_qos)
         .map(|cgroups| cgroups.with_limits(config.pod_max_pids, machine.page_sizes()))
@@ -142,6 +145,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         cni_written: Mutex::default(),
         config,
         client,
+        metrics,
         shutdown: shutdown.clone(),
         recorder,
         runtime,
@@ -155,6 +159,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         pods_listed: AtomicBool::new(false),
         resizes_wait: AtomicBool::new(false),
     });
+    kubelet.metrics.count_running(&kubelet);
     kubelet.recorder.event(
         &node_reference(&kubelet.config.node_name),
         "Normal",

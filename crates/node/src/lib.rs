@@ -29,6 +29,7 @@ mod lease;
 mod local_volumes;
 mod machine;
 mod marks;
+mod metrics;
 mod mounts;
 mod node_status;
 mod objects;

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use skiff_cri::Code;
 
@@ -19,6 +19,7 @@ const REOPEN: Duration = Duration::from_millis(500);
 impl Kubelet {
     pub async fn run_pleg(self: Arc<Self>, mut known: HashMap<String, PodOutline>) {
         let mut has_events = true;
+        let mut last = None;
         loop {
             let mut events = match has_events {
                 true => match self.runtime.events().await {
@@ -33,7 +34,7 @@ impl Kubelet {
                 false => None,
             };
             // Whatever happened while there was no stream.
-            self.relist(&mut known).await;
+            self.relist(&mut known, &mut last).await;
             loop {
                 let pause = match (&events, has_events) {
                     (Some(_), _) => SAFETY_RELIST,
@@ -52,7 +53,7 @@ impl Kubelet {
                         if events.is_none() && has_events {
                             break;
                         }
-                        self.relist(&mut known).await;
+                        self.relist(&mut known, &mut last).await;
                     }
                     message = next => match message {
                         Ok(Some(event)) => {
@@ -77,8 +78,12 @@ impl Kubelet {
         }
     }
 
-    async fn relist(&self, known: &mut HashMap<String, PodOutline>) {
-        match self.runtime.outlines().await {
+    async fn relist(&self, known: &mut HashMap<String, PodOutline>, last: &mut Option<Instant>) {
+        let began = Instant::now();
+        let found = self.runtime.outlines().await;
+        self.metrics
+            .relisted(began.elapsed(), last.replace(began).map(|last| began - last));
+        match found {
             Ok(now) => {
                 for uid in changed(known, &now) {
                     self.wake(&uid);

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::{Mutex, RwLock};
@@ -18,6 +19,8 @@ use crate::status::WaitingReason;
 
 pub struct PodState {
     pub uid: String,
+    /// When this kubelet first saw the pod.
+    pub since: Instant,
     /// The newest version seen.
     pod: watch::Sender<Arc<Pod>>,
     observed: RwLock<Arc<ObservedPod>>,
@@ -57,6 +60,7 @@ impl PodState {
         let status = pod.status.clone().unwrap_or_default();
         let state = PodState {
             uid: pods::uid(&pod).to_owned(),
+            since: Instant::now(),
             observed: RwLock::default(),
             status: Mutex::new(Arc::new(status)),
             resize: Mutex::new(resize),

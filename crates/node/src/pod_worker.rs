@@ -2,7 +2,7 @@
 //! cleans up, and then lets the API server delete the object.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use k8s_openapi::api::core::v1::Pod;
@@ -33,6 +33,17 @@ enum Stage {
     Ending,
     /// Nothing runs any more and nothing is mounted; the object may still be there.
     Ended,
+}
+
+impl Stage {
+    /// As the kubelet's metrics call it.
+    fn as_str(self) -> &'static str {
+        match self {
+            Stage::Living => "sync",
+            Stage::Ending => "terminating",
+            Stage::Ended => "terminated",
+        }
+    }
 }
 
 enum Next {
@@ -66,6 +77,7 @@ impl PodWorker {
         }));
         loop {
             let work = marks::work_of(&self.state.pod());
+            let (began, stage) = (Instant::now(), self.stage);
             let shutdown = self.kubelet.shutdown.clone();
             // Boxed: these futures are large, and each layer around them would hold another copy on the stack.
             let pass = std::panic::AssertUnwindSafe(marks::scope(work, Box::pin(self.pass()))).catch_unwind();
@@ -77,6 +89,7 @@ impl PodWorker {
                     Next::Wait(LAST_RETRY)
                 }),
             };
+            self.kubelet.metrics.pod_pass(stage.as_str(), began.elapsed());
             match next {
                 Next::Again => {}
                 Next::Done => break,

@@ -146,17 +146,49 @@ pub fn reference(pod: &Pod) -> ObjectReference {
     }
 }
 
+/// Which list of the pod a container stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContainerType {
+    Container,
+    Init,
+    Ephemeral,
+}
+
+impl ContainerType {
+    pub fn of(pod: &Pod, container: &str) -> ContainerType {
+        let spec = pod.spec.as_ref();
+        let in_list = |list: Option<&Vec<Container>>| list.into_iter().flatten().any(|c| c.name == container);
+        if in_list(spec.map(|s| &s.containers)) {
+            ContainerType::Container
+        } else if in_list(spec.and_then(|s| s.init_containers.as_ref())) {
+            ContainerType::Init
+        } else {
+            ContainerType::Ephemeral
+        }
+    }
+
+    /// The field of the pod's spec.
+    fn field(self) -> &'static str {
+        match self {
+            ContainerType::Container => "containers",
+            ContainerType::Init => "initContainers",
+            ContainerType::Ephemeral => "ephemeralContainers",
+        }
+    }
+
+    /// As the kubelet's metrics call it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ContainerType::Container => "container",
+            ContainerType::Init => "init_container",
+            ContainerType::Ephemeral => "ephemeral_container",
+        }
+    }
+}
+
 /// The reference of an event about one container: `spec.containers{name}`.
 pub fn container_reference(pod: &Pod, container: &str) -> ObjectReference {
-    let spec = pod.spec.as_ref();
-    let in_list = |list: Option<&Vec<Container>>| list.into_iter().flatten().any(|c| c.name == container);
-    let list = if in_list(spec.map(|s| &s.containers)) {
-        "containers"
-    } else if in_list(spec.and_then(|s| s.init_containers.as_ref())) {
-        "initContainers"
-    } else {
-        "ephemeralContainers"
-    };
+    let list = ContainerType::of(pod, container).field();
     ObjectReference {
         field_path: Some(format!("spec.{list}{{{container}}}")),
         ..reference(pod)

@@ -3,11 +3,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use skiff_cri::v1;
 use skiff_cri::{Channel, Code, ImageServiceClient, RuntimeServiceClient, Status};
 
+use crate::metrics::Metrics;
 use crate::observed::{self, ObservedPod, labels};
 use crate::termination;
 
@@ -18,6 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 pub struct Runtime {
     runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
+    metrics: Arc<Metrics>,
 }
 
 /// One pod's part of a listing: enough to notice a change.
@@ -43,27 +46,42 @@ fn ignore_missing(result: Result<()>) -> Result<()> {
     }
 }
 
-async fn within<T>(limit: Duration, call: impl Future<Output = Result<skiff_cri::Response<T>>>) -> Result<T> {
-    match tokio::time::timeout(limit, call).await {
-        Ok(result) => result.map(skiff_cri::Response::into_inner),
-        Err(_) => Err(Status::deadline_exceeded(
-            "the container runtime did not answer in time",
-        )),
-    }
-}
-
 impl Runtime {
+    /// A call that ends after `limit` at the latest, and is counted.
+    async fn within<T>(
+        &self,
+        operation: &'static str,
+        limit: Duration,
+        call: impl Future<Output = Result<skiff_cri::Response<T>>>,
+    ) -> Result<T> {
+        let began = Instant::now();
+        let result = match tokio::time::timeout(limit, call).await {
+            Ok(result) => result.map(skiff_cri::Response::into_inner),
+            Err(_) => Err(Status::deadline_exceeded(
+                "the container runtime did not answer in time",
+            )),
+        };
+        self.metrics
+            .operation(operation, began.elapsed(), result.is_err());
+        result
+    }
+
     /// Does not wait for the runtime to listen: the first call connects.
-    pub async fn connect(endpoint: &str) -> std::result::Result<Self, skiff_cri::ConnectError> {
+    pub async fn connect(
+        endpoint: &str,
+        metrics: Arc<Metrics>,
+    ) -> std::result::Result<Self, skiff_cri::ConnectError> {
         let channel = skiff_cri::connect_lazy(endpoint).await?;
         Ok(Runtime {
             runtime: skiff_cri::runtime_client(channel.clone()),
             images: skiff_cri::image_client(channel),
+            metrics,
         })
     }
 
     pub async fn version(&self) -> Result<v1::VersionResponse> {
-        within(
+        self.within(
+            "version",
             TIMEOUT,
             self.runtime.clone().version(v1::VersionRequest {
                 version: "0.1.0".to_owned(),
@@ -73,7 +91,8 @@ impl Runtime {
     }
 
     pub async fn status(&self) -> Result<v1::StatusResponse> {
-        within(
+        self.within(
+            "status",
             TIMEOUT,
             self.runtime.clone().status(v1::StatusRequest { verbose: false }),
         )
@@ -87,9 +106,13 @@ impl Runtime {
         let request = v1::UpdateRuntimeConfigRequest {
             runtime_config: Some(v1::RuntimeConfig { network_config }),
         };
-        within(TIMEOUT, self.runtime.clone().update_runtime_config(request))
-            .await
-            .map(|_| ())
+        self.within(
+            "update_runtime_config",
+            TIMEOUT,
+            self.runtime.clone().update_runtime_config(request),
+        )
+        .await
+        .map(|_| ())
     }
 
     /// The runtime's own events; an error says that it has none, or that the stream could not be opened.
@@ -104,7 +127,8 @@ impl Runtime {
     /// Every pod the runtime knows, by uid.
     pub async fn outlines(&self) -> Result<HashMap<String, PodOutline>> {
         let sandboxes = async {
-            within(
+            self.within(
+                "list_podsandbox",
                 TIMEOUT,
                 self.runtime
                     .clone()
@@ -113,7 +137,8 @@ impl Runtime {
             .await
         };
         let containers = async {
-            within(
+            self.within(
+                "list_containers",
                 TIMEOUT,
                 self.runtime
                     .clone()
@@ -161,7 +186,13 @@ impl Runtime {
             let request = v1::ListPodSandboxRequest {
                 filter: Some(sandbox_filter),
             };
-            let list = within(TIMEOUT, self.runtime.clone().list_pod_sandbox(request)).await?;
+            let list = self
+                .within(
+                    "list_podsandbox",
+                    TIMEOUT,
+                    self.runtime.clone().list_pod_sandbox(request),
+                )
+                .await?;
             let statuses = list.items.into_iter().map(|item| self.sandbox_status(item.id));
             futures::future::join_all(statuses)
                 .await
@@ -172,7 +203,13 @@ impl Runtime {
             let request = v1::ListContainersRequest {
                 filter: Some(container_filter),
             };
-            let list = within(TIMEOUT, self.runtime.clone().list_containers(request)).await?;
+            let list = self
+                .within(
+                    "list_containers",
+                    TIMEOUT,
+                    self.runtime.clone().list_containers(request),
+                )
+                .await?;
             let statuses = list.containers.into_iter().map(async |item| {
                 let status = self.container_status(item.id).await?;
                 Ok(status.map(|status| (status, item.pod_sandbox_id)))
@@ -208,7 +245,14 @@ impl Runtime {
             pod_sandbox_id: id,
             verbose: false,
         };
-        match within(TIMEOUT, self.runtime.clone().pod_sandbox_status(request)).await {
+        match self
+            .within(
+                "podsandbox_status",
+                TIMEOUT,
+                self.runtime.clone().pod_sandbox_status(request),
+            )
+            .await
+        {
             Ok(response) => Ok(response.status),
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),
@@ -220,7 +264,14 @@ impl Runtime {
             container_id: id,
             verbose: false,
         };
-        match within(TIMEOUT, self.runtime.clone().container_status(request)).await {
+        match self
+            .within(
+                "container_status",
+                TIMEOUT,
+                self.runtime.clone().container_status(request),
+            )
+            .await
+        {
             Ok(response) => Ok(response.status),
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),
@@ -233,9 +284,13 @@ impl Runtime {
             config: Some(config),
             runtime_handler,
         };
-        within(TIMEOUT * 2, self.runtime.clone().run_pod_sandbox(request))
-            .await
-            .map(|r| r.pod_sandbox_id)
+        self.within(
+            "run_podsandbox",
+            TIMEOUT * 2,
+            self.runtime.clone().run_pod_sandbox(request),
+        )
+        .await
+        .map(|r| r.pod_sandbox_id)
     }
 
     pub async fn stop_sandbox(&self, id: &str) -> Result<()> {
@@ -243,9 +298,13 @@ impl Runtime {
             pod_sandbox_id: id.to_owned(),
         };
         ignore_missing(
-            within(TIMEOUT, self.runtime.clone().stop_pod_sandbox(request))
-                .await
-                .map(|_| ()),
+            self.within(
+                "stop_podsandbox",
+                TIMEOUT,
+                self.runtime.clone().stop_pod_sandbox(request),
+            )
+            .await
+            .map(|_| ()),
         )
     }
 
@@ -254,9 +313,13 @@ impl Runtime {
             pod_sandbox_id: id.to_owned(),
         };
         ignore_missing(
-            within(TIMEOUT, self.runtime.clone().remove_pod_sandbox(request))
-                .await
-                .map(|_| ()),
+            self.within(
+                "remove_podsandbox",
+                TIMEOUT,
+                self.runtime.clone().remove_pod_sandbox(request),
+            )
+            .await
+            .map(|_| ()),
         )
     }
 
@@ -271,18 +334,26 @@ impl Runtime {
             config: Some(config),
             sandbox_config: Some(sandbox_config),
         };
-        within(TIMEOUT, self.runtime.clone().create_container(request))
-            .await
-            .map(|r| r.container_id)
+        self.within(
+            "create_container",
+            TIMEOUT,
+            self.runtime.clone().create_container(request),
+        )
+        .await
+        .map(|r| r.container_id)
     }
 
     pub async fn start_container(&self, id: &str) -> Result<()> {
         let request = v1::StartContainerRequest {
             container_id: id.to_owned(),
         };
-        within(TIMEOUT, self.runtime.clone().start_container(request))
-            .await
-            .map(|_| ())
+        self.within(
+            "start_container",
+            TIMEOUT,
+            self.runtime.clone().start_container(request),
+        )
+        .await
+        .map(|_| ())
     }
 
     /// Signals the container and, after the grace period, kills it. Returns when it has ended.
@@ -293,9 +364,13 @@ impl Runtime {
         };
         let limit = TIMEOUT + Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(0));
         ignore_missing(
-            within(limit, self.runtime.clone().stop_container(request))
-                .await
-                .map(|_| ()),
+            self.within(
+                "stop_container",
+                limit,
+                self.runtime.clone().stop_container(request),
+            )
+            .await
+            .map(|_| ()),
         )
     }
 
@@ -304,9 +379,13 @@ impl Runtime {
             container_id: id.to_owned(),
         };
         ignore_missing(
-            within(TIMEOUT, self.runtime.clone().remove_container(request))
-                .await
-                .map(|_| ()),
+            self.within(
+                "remove_container",
+                TIMEOUT,
+                self.runtime.clone().remove_container(request),
+            )
+            .await
+            .map(|_| ()),
         )
     }
 
@@ -320,9 +399,13 @@ impl Runtime {
             linux: Some(resources),
             ..Default::default()
         };
-        within(TIMEOUT, self.runtime.clone().update_container_resources(request))
-            .await
-            .map(|_| ())
+        self.within(
+            "update_container_resources",
+            TIMEOUT,
+            self.runtime.clone().update_container_resources(request),
+        )
+        .await
+        .map(|_| ())
     }
 
     pub async fn update_sandbox_resources(
@@ -335,7 +418,8 @@ impl Runtime {
             overhead: None,
             resources: Some(resources),
         };
-        within(
+        self.within(
+            "update_podsandbox_resources",
             TIMEOUT,
             self.runtime.clone().update_pod_sandbox_resources(request),
         )
@@ -348,7 +432,13 @@ impl Runtime {
         let request = v1::ContainerStatsRequest {
             container_id: id.to_owned(),
         };
-        let response = within(TIMEOUT, self.runtime.clone().container_stats(request)).await?;
+        let response = self
+            .within(
+                "container_stats",
+                TIMEOUT,
+                self.runtime.clone().container_stats(request),
+            )
+            .await?;
         let memory = response.stats.and_then(|stats| stats.memory);
         let used = memory.and_then(|memory| memory.usage_bytes.or(memory.working_set_bytes));
         Ok(used.map(|used| i64::try_from(used.value).unwrap_or(i64::MAX)))
@@ -358,9 +448,13 @@ impl Runtime {
         let request = v1::ReopenContainerLogRequest {
             container_id: id.to_owned(),
         };
-        within(TIMEOUT, self.runtime.clone().reopen_container_log(request))
-            .await
-            .map(|_| ())
+        self.within(
+            "reopen_container_log",
+            TIMEOUT,
+            self.runtime.clone().reopen_container_log(request),
+        )
+        .await
+        .map(|_| ())
     }
 
     /// Runs a command to its end. A timeout of zero is none.
@@ -380,7 +474,8 @@ impl Runtime {
         if timeout_seconds == 0 {
             return call.exec_sync(request).await.map(|r| r.into_inner());
         }
-        within(
+        self.within(
+            "exec_sync",
             TIMEOUT + Duration::from_secs(timeout_seconds.unsigned_abs()),
             call.exec_sync(request),
         )
@@ -388,13 +483,13 @@ impl Runtime {
     }
 
     pub async fn exec_url(&self, request: v1::ExecRequest) -> Result<String> {
-        within(TIMEOUT, self.runtime.clone().exec(request))
+        self.within("exec", TIMEOUT, self.runtime.clone().exec(request))
             .await
             .map(|r| r.url)
     }
 
     pub async fn attach_url(&self, request: v1::AttachRequest) -> Result<String> {
-        within(TIMEOUT, self.runtime.clone().attach(request))
+        self.within("attach", TIMEOUT, self.runtime.clone().attach(request))
             .await
             .map(|r| r.url)
     }
@@ -404,29 +499,41 @@ impl Runtime {
             pod_sandbox_id: sandbox.to_owned(),
             port: ports,
         };
-        within(TIMEOUT, self.runtime.clone().port_forward(request))
-            .await
-            .map(|r| r.url)
+        self.within(
+            "port_forward",
+            TIMEOUT,
+            self.runtime.clone().port_forward(request),
+        )
+        .await
+        .map(|r| r.url)
     }
 
     /// What pods use, with their containers.
     pub async fn sandbox_stats(&self) -> Result<Vec<v1::PodSandboxStats>> {
         let request = v1::ListPodSandboxStatsRequest { filter: None };
-        within(TIMEOUT, self.runtime.clone().list_pod_sandbox_stats(request))
-            .await
-            .map(|r| r.stats)
+        self.within(
+            "list_podsandbox_stats",
+            TIMEOUT,
+            self.runtime.clone().list_pod_sandbox_stats(request),
+        )
+        .await
+        .map(|r| r.stats)
     }
 
     pub async fn container_stats(&self) -> Result<Vec<v1::ContainerStats>> {
         let request = v1::ListContainerStatsRequest { filter: None };
-        within(TIMEOUT, self.runtime.clone().list_container_stats(request))
-            .await
-            .map(|r| r.stats)
+        self.within(
+            "list_container_stats",
+            TIMEOUT,
+            self.runtime.clone().list_container_stats(request),
+        )
+        .await
+        .map(|r| r.stats)
     }
 
     pub async fn images(&self) -> Result<Vec<v1::Image>> {
         let request = v1::ListImagesRequest { filter: None };
-        within(TIMEOUT, self.images.clone().list_images(request))
+        self.within("list_images", TIMEOUT, self.images.clone().list_images(request))
             .await
             .map(|r| r.images)
     }
@@ -441,7 +548,10 @@ impl Runtime {
             image,
             verbose: false,
         };
-        match within(TIMEOUT, self.images.clone().image_status(request)).await {
+        match self
+            .within("image_status", TIMEOUT, self.images.clone().image_status(request))
+            .await
+        {
             Ok(response) => Ok(response.image),
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),

@@ -22,7 +22,7 @@ use crate::mounts::{MountInputs, container_mounts};
 use crate::observed::{ContainerState, ObservedContainer, ObservedPod, container_hash};
 use crate::plan::KillReason;
 use crate::pod_state::PodState;
-use crate::pods;
+use crate::pods::{self, ContainerType};
 use crate::resize::Amounts;
 use crate::runtime::pod_log_dir;
 use crate::security::verify_run_as_non_root;
@@ -187,6 +187,8 @@ impl Kubelet {
                 error("RunContainerError", status.message().to_owned())
             })?;
         event("Normal", "Started", "Container started".to_owned());
+        self.metrics
+            .container_started(ContainerType::of(pod, &container.name));
 
         if let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) {
             let pod_ip = context.pod_ips.first().map(String::as_str).unwrap_or_default();

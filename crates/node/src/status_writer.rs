@@ -50,6 +50,10 @@ pub async fn run(kubelet: Arc<Kubelet>, state: Arc<PodState>, stop: Cancellation
                 }
                 Ok(sent) => {
                     if let Sent::Written(pod) = sent {
+                        kubelet.metrics.count_ends(&base, &status);
+                        if !is_running(&base) && is_running(&status) {
+                            kubelet.metrics.pod_started(state.since.elapsed());
+                        }
                         answered = Some(*pod);
                     }
                     written = generation;
@@ -112,6 +116,10 @@ async fn send(
         Err(error) if error.is_not_found() || error.is_conflict() => Ok(Sent::Gone),
         Err(error) => Err(error),
     }
+}
+
+fn is_running(status: &PodStatus) -> bool {
+    status.phase.as_deref() == Some("Running")
 }
 
 fn is_ready(status: &PodStatus) -> bool {

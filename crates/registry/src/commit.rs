@@ -1,6 +1,6 @@
 //! Handing a write to the store. Once the store has it, nobody can take it back: the client may go away (a timeout, a
-//! closed connection), but the write is still carried out. So the write and what depends on its outcome (addresses,
-//! ports) are one piece of work that always runs to its end, in a task of its own if nobody waits for it any more.
+//! closed connection), but the write is still carried out. So the write and what goes with it (addresses, ports) are one
+//! transaction, and one piece of work that always runs to its end, in a task of its own if nobody waits for it any more.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use std::task::{Context as TaskContext, Poll};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use skiff_store::{Error, Expect, Op, Outcome, Store};
+use skiff_store::{Error, Expect, KeyValue, Op, Store, Transacted, Write};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
@@ -26,18 +26,23 @@ pub(crate) struct Commits {
     room: Arc<Semaphore>,
 }
 
-/// A write that did not happen, with what it took; or one of which that is not known, then `change` is empty.
+/// A write that failed, with what was to be written beside it.
 pub(crate) struct Failed {
     pub error: Error,
     pub change: Change,
 }
 
-/// One write of one key.
-pub(crate) struct Write {
-    pub key: String,
-    pub expect: Expect,
-    pub op: Op,
-    pub lease_seconds: Option<i64>,
+/// What a write came to.
+pub(crate) enum Committed {
+    Done {
+        revision: i64,
+    },
+    /// The object is another than expected.
+    Conflict {
+        current: Option<KeyValue>,
+    },
+    /// The object is as expected, but not what is written beside it: the hook of its kind must be asked again.
+    Overtaken,
 }
 
 impl Commits {
@@ -48,13 +53,14 @@ impl Commits {
         }
     }
 
-    /// Writes, and commits or reverts `change` by the outcome, also if the returned future is dropped.
-    pub async fn write(&self, write: Write, change: Change) -> Result<Outcome, Failed> {
+    /// Writes, together with `change`, also if the returned future is dropped.
+    pub async fn write(&self, write: Write, change: Change) -> Result<Committed, Failed> {
         let room = self.room_for(&write.op).await;
         let store = self.store.clone();
         let work = async move {
             let _room = room;
-            settle(&*store, write, change).await
+            let committed = commit(&*store, write, &change).await;
+            committed.map_err(|error| Failed { error, change })
         };
         Finish::new(work).await
     }
@@ -64,23 +70,18 @@ impl Commits {
         &self,
         mark: Write,
         remove: Option<Change>,
-    ) -> Result<(Outcome, Option<Outcome>), Failed> {
+    ) -> Result<(Committed, Option<Committed>), Error> {
         let room = self.room_for(&mark.op).await;
         let store = self.store.clone();
         let work = async move {
             let _room = room;
             let key = mark.key.clone();
-            let marked = settle(&*store, mark, Change::none()).await?;
-            let (Some(change), Outcome::Done { revision, .. }) = (remove, &marked) else {
+            let marked = commit(&*store, mark, &Change::default()).await?;
+            let (Some(change), Committed::Done { revision }) = (remove, &marked) else {
                 return Ok((marked, None));
             };
-            let removal = Write {
-                key,
-                expect: Expect::Revision(*revision),
-                op: Op::Delete,
-                lease_seconds: None,
-            };
-            let removed = settle(&*store, removal, change).await?;
+            let removal = Write::new(key, Expect::Revision(*revision), Op::Delete);
+            let removed = commit(&*store, removal, &change).await?;
             Ok((marked, Some(removed)))
         };
         Finish::new(work).await
@@ -90,7 +91,7 @@ impl Commits {
     async fn room_for(&self, op: &Op) -> Option<tokio::sync::OwnedSemaphorePermit> {
         let bytes = match op {
             Op::Put(value) => value.len(),
-            Op::Delete => 0,
+            Op::Delete | Op::Merge(_) => 0,
         };
         let units = (1 + bytes / UNIT).min(IN_FLIGHT_BYTES / UNIT);
         let units = u32::try_from(units).unwrap_or(u32::MAX);
@@ -99,35 +100,51 @@ impl Commits {
     }
 }
 
-async fn settle(store: &dyn Store, write: Write, mut change: Change) -> Result<Outcome, Failed> {
-    // A panic in the store leaves the outcome open.
-    change.handed_over();
-    let Write {
-        key,
-        expect,
-        op,
-        lease_seconds,
-    } = write;
-    match store.write(&key, expect, op, lease_seconds).await {
-        Ok(outcome) => {
-            match outcome {
-                Outcome::Done { .. } => change.commit(),
-                Outcome::Conflict { .. } => change.revert(),
+async fn commit(store: &dyn Store, write: Write, change: &Change) -> Result<Committed, Error> {
+    let mut undo = Vec::with_capacity(change.before.len());
+    let mut committed = Ok(Committed::Overtaken);
+    for first in &change.before {
+        committed = transact(store, vec![first.clone()]).await;
+        match committed {
+            Ok(Committed::Done { revision }) => {
+                let own = Expect::Revision(revision);
+                undo.push(Write::new(first.key.clone(), own, Op::Delete));
             }
-            Ok(outcome)
-        }
-        Err(error) if is_open(&error) => {
-            change.doubt();
-            Err(Failed {
-                error,
-                change: Change::none(),
-            })
-        }
-        Err(error) => {
-            change.taken_back();
-            Err(Failed { error, change })
+            _ => break,
         }
     }
+    if undo.len() == change.before.len() {
+        let mut writes = change.with.clone();
+        writes.push(write);
+        committed = transact(store, writes).await;
+    } else if let Ok(Committed::Conflict { .. }) = committed {
+        committed = Ok(Committed::Overtaken);
+    }
+    let rest = match &committed {
+        Ok(Committed::Done { .. }) => change.after.clone(),
+        // The object may be there.
+        Err(error) if is_open(error) => Vec::new(),
+        _ => undo,
+    };
+    for write in rest {
+        let key = write.key.clone();
+        if let Err(error) = transact(store, vec![write]).await {
+            tracing::warn!(%key, %error, "cannot free what an object held; a repair loop will");
+        }
+    }
+    committed
+}
+
+/// The last one of `writes` is the object's.
+async fn transact(store: &dyn Store, writes: Vec<Write>) -> Result<Committed, Error> {
+    let last = writes.len().saturating_sub(1);
+    Ok(match store.transact(writes).await? {
+        Transacted::Done(written) => Committed::Done {
+            revision: written.last().map_or(0, |written| written.revision),
+        },
+        Transacted::Conflict { at, current, .. } if at == last => Committed::Conflict { current },
+        Transacted::Conflict { .. } => Committed::Overtaken,
+    })
 }
 
 /// Whether the write may have happened in spite of the error.

@@ -6,14 +6,16 @@ use std::collections::HashSet;
 use serde_json::Value;
 use skiff_meta::Status;
 use skiff_schema::{LeftOut, put_back};
-use skiff_store::{Expect, Op, Outcome};
+use skiff_store::{Expect, Op, Write};
 
-use crate::commit::Write;
+use crate::commit::Committed;
 use crate::fields::{self, Tracking};
-use crate::hooks::Change;
+use crate::hooks::{Asked, Change};
 use crate::update::WriteScope;
 use crate::{Context, Gate, Registry, Resource, errors, object};
 
+/// A create whose addresses or ports keep being taken by others in between gives up.
+const ATTEMPTS: usize = 64;
 /// How often a generated name is drawn again when it is taken.
 const GENERATE_NAME_ATTEMPTS: usize = 8;
 /// Upstream's alphabet: no vowels, so that no words appear, and nothing that is easily misread.
@@ -96,8 +98,47 @@ impl Registry {
         }
     }
 
+    /// Prepares, checks and writes the object; again, if others took in between what its kind allocated for it.
     #[allow(clippy::too_many_arguments)]
     async fn create_once(
+        &self,
+        context: &Context,
+        resource: &Resource,
+        namespace: &str,
+        object: Value,
+        left_out: &[LeftOut],
+        by: By,
+        gate: &dyn Gate,
+    ) -> Result<Value, Status> {
+        let mut object = object;
+        if !resource.hook.allocates() {
+            let created = self
+                .try_create(context, resource, namespace, object, left_out, by, gate, false)
+                .await?;
+            return created.ok_or_else(|| Status::internal("a create was overtaken"));
+        }
+        for attempt in 0..ATTEMPTS {
+            let sent = if attempt + 1 == ATTEMPTS {
+                std::mem::take(&mut object)
+            } else {
+                object.clone()
+            };
+            let again = attempt > 0;
+            let created = self
+                .try_create(context, resource, namespace, sent, left_out, by, gate, again)
+                .await?;
+            if let Some(created) = created {
+                return Ok(created);
+            }
+        }
+        Err(Status::internal(
+            "others keep taking what is allocated for the object",
+        ))
+    }
+
+    /// `None`: what the hook of the kind asked to be written beside the object is no longer as it was.
+    #[allow(clippy::too_many_arguments)]
+    async fn try_create(
         &self,
         context: &Context,
         resource: &Resource,
@@ -106,7 +147,8 @@ impl Registry {
         left_out: &[LeftOut],
         by: By,
         gate: &dyn Gate,
-    ) -> Result<Value, Status> {
+        again: bool,
+    ) -> Result<Option<Value>, Status> {
         let (change, given);
         {
             let _stage = context.stage("prepare");
@@ -118,7 +160,12 @@ impl Registry {
             object::metadata_mut(&mut object).extend(sent.unwrap_or_default());
             given = object::metadata_mut(&mut object).remove("resourceVersion");
             ensure_namespace(resource, namespace, &mut object)?;
-            change = resource.hook.begin_create(&mut object, context)?;
+            let asked = Asked {
+                registry: self,
+                context,
+                again,
+            };
+            change = resource.hook.begin_create(&mut object, &asked).await?;
         }
         {
             let _stage = context.stage("validate");
@@ -159,7 +206,7 @@ impl Registry {
             if let Some(version) = given.as_ref().and_then(Value::as_str) {
                 object::set(&mut object, "resourceVersion", version);
             }
-            return Ok(object);
+            return Ok(Some(object));
         }
         // COMPAT: it is the store that refuses a version: admission comes before it, and a dry run does not get there.
         let version = given.as_ref().and_then(Value::as_str).unwrap_or_default();
@@ -174,11 +221,12 @@ impl Registry {
             .put(context, resource, &key, Expect::Absent, &mut object, change)
             .await?
         {
-            Outcome::Done { revision, .. } => {
+            Committed::Done { revision } => {
                 object::set(&mut object, "resourceVersion", revision.to_string());
-                Ok(object)
+                Ok(Some(object))
             }
-            Outcome::Conflict { current, .. } => {
+            Committed::Overtaken => Ok(None),
+            Committed::Conflict { current } => {
                 let status = Status::already_exists(&resource.group_resource, &name);
                 let deleting = current
                     .and_then(|current| resource.read(&current).ok())
@@ -193,7 +241,7 @@ impl Registry {
     }
 
     /// Encodes an object and writes it; it is then as it will be read. An object that is too large with its
-    /// managedFields is written without them. `change` is settled by the outcome, also if nobody waits for it.
+    /// managedFields is written without them.
     pub(crate) async fn put(
         &self,
         context: &Context,
@@ -202,7 +250,7 @@ impl Registry {
         expect: Expect,
         object: &mut Value,
         mut change: Change,
-    ) -> Result<Outcome, Status> {
+    ) -> Result<Committed, Status> {
         let mut shed = false;
         loop {
             let kept = resource.keep(object).await?;
@@ -210,7 +258,7 @@ impl Registry {
             *object = resource.answered(kept.as_ref(), std::mem::take(object))?;
             let _stage = context.stage("store");
             let write = Write {
-                key: key.to_owned(),
+                key: key.into(),
                 expect,
                 op: Op::Put(bytes),
                 lease_seconds: resource.ttl_seconds,

@@ -4,10 +4,10 @@
 use serde_json::Value;
 use skiff_api::kind::Graceful;
 use skiff_meta::{GroupKind, GroupResource, Status, field, time};
-use skiff_store::{Expect, Op, Outcome};
+use skiff_store::{Expect, Op, Outcome, Write};
 
-use crate::commit::Write;
-use crate::hooks::Marking;
+use crate::commit::Committed;
+use crate::hooks::{Asked, Marking};
 use crate::resource::Orphan;
 use crate::{Context, Gate, Registry, Resource, errors, object};
 
@@ -163,7 +163,12 @@ impl Registry {
         let mut found = self.read_stored(&key).await?;
         let mut admitted = false;
         let mut marked = false;
-        for _ in 0..ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
+            let asked = Asked {
+                registry: self,
+                context,
+                again: attempt > 0,
+            };
             let Some(current) = found.take() else {
                 return Err(Status::not_found(&resource.group_resource, name));
             };
@@ -208,19 +213,26 @@ impl Registry {
                         (current.mod_revision, None)
                     } else {
                         let mark = Write {
-                            key: key.clone(),
+                            key: key.as_str().into(),
                             expect: Expect::Revision(current.mod_revision),
                             op: Op::Put(bytes),
                             lease_seconds: resource.ttl_seconds,
                         };
-                        let removal = remove.then(|| resource.hook.begin_delete(&object));
-                        match self.commits.mark_and_remove(mark, removal).await {
-                            Ok((Outcome::Done { revision, .. }, removed)) => (revision, removed),
-                            Ok((Outcome::Conflict { current, .. }, _)) => {
+                        let removal = match remove {
+                            true => Some(resource.hook.begin_delete(&object, &asked).await?),
+                            false => None,
+                        };
+                        let committed = self.commits.mark_and_remove(mark, removal).await;
+                        match committed.map_err(errors::store)? {
+                            (Committed::Done { revision }, removed) => (revision, removed),
+                            (Committed::Conflict { current }, _) => {
                                 found = current;
                                 continue;
                             }
-                            Err(failed) => return Err(errors::store(failed.error)),
+                            (Committed::Overtaken, _) => {
+                                found = self.read_stored(&key).await?;
+                                continue;
+                            }
                         }
                     };
                     object::set(&mut object, "resourceVersion", revision.to_string());
@@ -235,24 +247,32 @@ impl Registry {
                     options.resource_version = None;
                     match removed {
                         Some(removed) => (removed, object),
-                        None => (self.remove(resource, &key, revision, &object).await?, object),
+                        None => (
+                            self.remove(resource, &key, revision, &object, &asked).await?,
+                            object,
+                        ),
                     }
                 }
                 // COMPAT: finalizers that went with this very request are still shown.
                 Step::Remove => {
-                    let removed = self.remove(resource, &key, current.mod_revision, &stored).await?;
+                    let revision = current.mod_revision;
+                    let removed = self.remove(resource, &key, revision, &stored, &asked).await?;
                     (removed, stored)
                 }
             };
             let mut object = object;
             match removed {
-                Outcome::Done { revision, .. } => {
+                Committed::Done { revision } => {
                     object::set(&mut object, "resourceVersion", revision.to_string());
                 }
                 // Somebody else removed the marked object meanwhile: the delete is done.
-                Outcome::Conflict { current: None, .. } if marked => {}
-                Outcome::Conflict { current, .. } => {
+                Committed::Conflict { current: None } if marked => {}
+                Committed::Conflict { current } => {
                     found = current;
+                    continue;
+                }
+                Committed::Overtaken => {
+                    found = self.read_stored(&key).await?;
                     continue;
                 }
             }
@@ -324,14 +344,11 @@ impl Registry {
         key: &str,
         revision: i64,
         object: &Value,
-    ) -> Result<Outcome, Status> {
-        let write = Write {
-            key: key.to_owned(),
-            expect: Expect::Revision(revision),
-            op: Op::Delete,
-            lease_seconds: None,
-        };
-        let removed = self.commits.write(write, resource.hook.begin_delete(object));
+        asked: &Asked<'_>,
+    ) -> Result<Committed, Status> {
+        let write = Write::new(key, Expect::Revision(revision), Op::Delete);
+        let change = resource.hook.begin_delete(object, asked).await?;
+        let removed = self.commits.write(write, change);
         removed.await.map_err(|failed| errors::store(failed.error))
     }
 

@@ -28,8 +28,8 @@ use skiff_api::facts;
 use skiff_cache::Cache;
 use skiff_meta::Status;
 use skiff_schema::LeftOut;
-use skiff_store::{Expect, KeyValue, Op, Outcome};
-pub use skiff_store::{Store, together};
+pub use skiff_store::{Expect, Op, Store, together};
+use skiff_store::{KeyValue, Outcome};
 
 pub use codec::Codec;
 pub use context::{Context, Gate, Open, StageGuard, StageTime, now_us};
@@ -37,7 +37,7 @@ pub use create::{dedup_owner_references, ensure_namespace, generate_name};
 pub use custom::{Custom, Findings};
 pub use delete::{DeleteOptions, Deleted, Propagation};
 pub use errors::{expired, is_already_exists, is_not_found, store as store_error};
-pub use hooks::ip_allocator::{BadCidr, Cidr};
+pub use hooks::cidr::{BadCidr, Cidr};
 pub use read::{cache_error, list_error};
 pub use resource::{Customs, Orphan, Resource, Resources};
 pub use skiff_cache::{
@@ -46,7 +46,7 @@ pub use skiff_cache::{
 };
 pub use update::{Transform, Updated, WriteScope};
 
-use hooks::services::Services;
+use hooks::services::{Finding, PortRepair, Services};
 
 /// Where the store says which release writes to it; the revision of that is since when. Not below the prefix of objects.
 const RELEASE_KEY: &str = "/skiff/release";
@@ -67,10 +67,12 @@ pub struct Registry {
     /// for. Leaf lock: never held over an await.
     caches: Mutex<HashMap<String, (i64, Arc<Cache>)>>,
     pub services: Arc<Services>,
+    /// Held over a pass.
+    port_repair: tokio::sync::Mutex<PortRepair>,
 }
 
 impl Registry {
-    /// Opens the registry: reads the services once to know which addresses are taken.
+    /// Opens the registry: sees to it that there is a record of the node ports that services hold.
     pub async fn start(config: RegistryConfig) -> Result<Arc<Registry>, Status> {
         let services = Arc::new(Services::new(&config.service_cidrs, config.node_ports.clone()));
         let resources = Resources::new(|facts| hooks::hook_of(facts, &services));
@@ -80,9 +82,10 @@ impl Registry {
             resources,
             caches: Mutex::new(HashMap::new()),
             services,
+            port_repair: tokio::sync::Mutex::default(),
         });
         registry.note_foreign_values().await?;
-        hooks::reconcile_services(&registry).await?;
+        registry.repair_node_ports().await?;
         Ok(registry)
     }
 
@@ -97,21 +100,32 @@ impl Registry {
     /// Objects that were there before this release first wrote to the store get their defaults when they are read,
     /// as upstream has it. Reading what this release wrote costs nothing more.
     pub async fn note_foreign_values(&self) -> Result<(), Status> {
-        let (found, _) = self.store.get(RELEASE_KEY).await.map_err(errors::store)?;
         let release = bytes::Bytes::from_static(facts::KUBERNETES_VERSION.as_bytes());
-        let since = match found {
-            Some(found) if found.value == release => found.mod_revision,
-            _ => {
-                let write = self.store.write(RELEASE_KEY, Expect::Any, Op::Put(release), None);
-                match write.await.map_err(errors::store)? {
-                    Outcome::Done { revision, .. } | Outcome::Conflict { revision, .. } => revision,
-                }
+        let (mut found, _) = self.store.get(RELEASE_KEY).await.map_err(errors::store)?;
+        let since = loop {
+            let expect = match &found {
+                Some(found) if found.value == release => break found.mod_revision,
+                Some(found) => Expect::Revision(found.mod_revision),
+                None => Expect::Absent,
+            };
+            let write = self
+                .store
+                .write(RELEASE_KEY, expect, Op::Put(release.clone()), None);
+            match write.await.map_err(errors::store)? {
+                Outcome::Done { revision, .. } => break revision,
+                // Another server that starts now.
+                Outcome::Conflict { current, .. } => found = current,
             }
         };
         for resource in self.resources.all() {
             resource.codec.complete_up_to(since);
         }
         Ok(())
+    }
+
+    /// Brings the record of node ports in line with the services; what is wrong with services.
+    pub async fn repair_node_ports(&self) -> Result<Vec<Finding>, Status> {
+        self.port_repair.lock().await.pass(self).await
     }
 
     pub fn store(&self) -> &Arc<dyn Store> {

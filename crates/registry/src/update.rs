@@ -4,11 +4,11 @@
 
 use serde_json::Value;
 use skiff_meta::{Status, field};
-use skiff_store::{Expect, Op, Outcome};
+use skiff_store::{Expect, Op, Write};
 
-use crate::commit::Write;
+use crate::commit::Committed;
 use crate::create::{By, dedup_owner_references, ensure_namespace};
-use crate::hooks::Change;
+use crate::hooks::{Asked, Change};
 use crate::{Context, Gate, Registry, Resource, encode, fields, object};
 
 /// A write that keeps losing the race this often gives up with a conflict.
@@ -47,13 +47,12 @@ enum Attempt {
     Done(Updated),
     /// Someone else wrote in between; here is what they wrote.
     Raced(Option<Current>),
+    /// Someone else changed what goes with the object.
+    Overtaken,
     /// The cache has no such object: only the store can confirm that.
     Unsure,
     /// Nothing to write, if what the attempt started from is what the store has.
-    Unchanged {
-        updated: Updated,
-        change: Change,
-    },
+    Unchanged(Updated),
 }
 
 impl Registry {
@@ -83,7 +82,7 @@ impl Registry {
             let tried = current.as_ref().map(|current| current.revision);
             let attempt = match current.take() {
                 Some(old) => {
-                    let write = (rewrite, part);
+                    let write = (rewrite, fresh, part);
                     self.update_once(context, resource, namespace, name, write, old, transform, gate)
                         .await
                 }
@@ -108,15 +107,16 @@ impl Registry {
             match attempt {
                 Ok(Attempt::Done(updated)) => return Ok(updated),
                 Ok(Attempt::Raced(found)) => current = found,
-                Ok(Attempt::Unsure) => current = self.stored_current(resource, &key).await?,
-                Ok(Attempt::Unchanged { updated, change }) => {
+                Ok(Attempt::Unsure | Attempt::Overtaken) => {
+                    current = self.stored_current(resource, &key).await?;
+                }
+                Ok(Attempt::Unchanged(updated)) => {
                     if !fresh {
                         current = self.stored_current(resource, &key).await?;
                     }
                     if fresh || current.as_ref().map(|current| current.revision) == tried {
                         let stale = async { self.store.is_stale(&key).await.map_err(crate::errors::store) };
                         if context.dry_run || !stale.await? {
-                            change.commit();
                             return Ok(updated);
                         }
                         rewrite = true;
@@ -144,7 +144,7 @@ impl Registry {
         resource: &Resource,
         namespace: &str,
         name: &str,
-        (rewrite, part): (bool, WriteScope),
+        (rewrite, again, part): (bool, bool, WriteScope),
         current: Current,
         transform: &mut Transform<'_>,
         gate: &dyn Gate,
@@ -169,14 +169,19 @@ impl Registry {
         skiff_schema::put_back(&mut new, &left_out);
         ensure_namespace(resource, namespace, &mut new)?;
         check_version(resource, &mut new, &old)?;
+        let asked = Asked {
+            registry: self,
+            context,
+            again,
+        };
         let change;
         {
             let _stage = context.stage("prepare");
             // Fields that a strategy resets do not appear in managedFields.
             let managed = fields::take(&mut new);
             change = match part {
-                WriteScope::Main => resource.hook.begin_update(&mut new, &old, context)?,
-                _ => crate::hooks::Change::none(),
+                WriteScope::Main => resource.hook.begin_update(&mut new, &old, &asked).await?,
+                _ => Change::default(),
             };
             match part {
                 WriteScope::Main => resource.begin_update(&mut new, &old),
@@ -228,17 +233,13 @@ impl Registry {
                     deleted: true,
                 }));
             }
-            let write = Write {
-                key,
-                expect: Expect::Revision(revision),
-                op: Op::Delete,
-                lease_seconds: None,
-            };
-            // The object is removed in its stored form; what the update allocated for it is released.
-            let change = resource.hook.begin_delete(&old).instead_of(change);
+            // The object is removed in its stored form; what the update would have allocated for it is not written.
+            drop(change);
+            let change = resource.hook.begin_delete(&old, &asked).await?;
+            let write = Write::new(key, Expect::Revision(revision), Op::Delete);
             let outcome = self.commits.write(write, change).await;
             return match outcome.map_err(|failed| crate::errors::store(failed.error))? {
-                Outcome::Done { revision, .. } => {
+                Committed::Done { revision } => {
                     object::set(&mut new, "resourceVersion", revision.to_string());
                     Ok(Attempt::Done(Updated {
                         object: new,
@@ -246,18 +247,16 @@ impl Registry {
                         deleted: true,
                     }))
                 }
-                Outcome::Conflict { current, .. } => Ok(Attempt::Raced(current_of(resource, current)?)),
+                Committed::Conflict { current } => Ok(Attempt::Raced(current_of(resource, current)?)),
+                Committed::Overtaken => Ok(Attempt::Overtaken),
             };
         }
         if new == old && !rewrite {
-            return Ok(Attempt::Unchanged {
-                updated: Updated {
-                    object: old,
-                    created: false,
-                    deleted: false,
-                },
-                change,
-            });
+            return Ok(Attempt::Unchanged(Updated {
+                object: old,
+                created: false,
+                deleted: false,
+            }));
         }
         if context.dry_run {
             let kept = resource.keep(&mut new).await?;
@@ -272,7 +271,7 @@ impl Registry {
             .put(context, resource, &key, expect, &mut new, change)
             .await?
         {
-            Outcome::Done { revision, .. } => {
+            Committed::Done { revision } => {
                 object::set(&mut new, "resourceVersion", revision.to_string());
                 Ok(Attempt::Done(Updated {
                     object: new,
@@ -280,7 +279,8 @@ impl Registry {
                     deleted: false,
                 }))
             }
-            Outcome::Conflict { current, .. } => Ok(Attempt::Raced(current_of(resource, current)?)),
+            Committed::Conflict { current } => Ok(Attempt::Raced(current_of(resource, current)?)),
+            Committed::Overtaken => Ok(Attempt::Overtaken),
         }
     }
 

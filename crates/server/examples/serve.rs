@@ -85,6 +85,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }),
         recorder: Arc::default(),
         audit,
+        instance: String::new(),
         kms_health: None,
         version: Version::default(),
         shutdown: shutdown.clone(),

@@ -27,7 +27,8 @@ use crate::dynamic::{self, Dynamic};
 use crate::flow::{self, FlowControl};
 use crate::health::HealthCheck;
 use crate::hooks::{
-    bootstrap_secrets, identity, ip_addresses, legacy_tokens, node_graph, rbac_source, repair, store_history,
+    bootstrap_secrets, endpoints, identity, ip_addresses, legacy_tokens, node_graph, rbac_source, repair,
+    store_history,
 };
 use crate::listen::{self, Authorities};
 use crate::metrics::Metrics;
@@ -87,7 +88,7 @@ impl Default for Authentication {
 
 /// What the server is started with.
 pub struct ServerConfig {
-    /// Shared with nobody: the server is the store's only user.
+    /// Other servers of the cluster may use the same one.
     pub store: Arc<dyn skiff_registry::Store>,
     /// `10.96.0.0/12`, or two of different families separated by a comma.
     pub service_cidr: String,
@@ -112,6 +113,8 @@ pub struct ServerConfig {
     /// What is recorded of requests; none: nothing.
     pub audit: Option<AuditConfig>,
     pub version: Version,
+    /// What tells this server from the others of the cluster; the same after a restart.
+    pub instance: String,
     /// Whether the KMS plugins are well; none: there are none to look after.
     pub kms_health: Option<Arc<dyn HealthCheck>>,
     /// Ends watches and the listener.
@@ -163,6 +166,8 @@ pub struct Inner {
     /// `host:port`, as discovery and OpenID show it.
     pub server_address: String,
     pub advertise: Advertise,
+    pub instance: String,
+    pub own_lease: endpoints::OwnLease,
     /// The authorities of clients and of front proxies. Leaf lock.
     pub published: parking_lot::Mutex<Option<(String, Option<String>)>>,
     pub kms_health: Option<Arc<dyn HealthCheck>>,
@@ -288,6 +293,8 @@ impl Server {
                 address: config.advertise_address,
                 port: config.advertise_port,
             },
+            instance: config.instance,
+            own_lease: endpoints::OwnLease::default(),
             published: parking_lot::Mutex::new(certificates.map(|certificates| {
                 let proxy = certificates.front_proxy.as_ref();
                 (
@@ -309,6 +316,7 @@ impl Server {
                 inner.registry.bootstrap(inner.advertise),
                 rbac_source::ensure(&inner),
                 repair::publish(&inner),
+                endpoints::publish(&inner),
                 flow::ensure(&inner),
                 legacy_tokens::start_tracking(&inner.registry),
             )
@@ -325,6 +333,7 @@ impl Server {
             .await
             .map_err(StartError::Bootstrap)?;
         identity::start(&inner);
+        endpoints::start(&inner);
         repair::start(&inner);
         aggregation::start(&inner);
         inner.ready.store(true, Ordering::Release);
@@ -337,9 +346,22 @@ impl Server {
         InProcess::new(self.inner.clone(), Arc::new(user))
     }
 
+    /// Takes this server out of the endpoints of the service `kubernetes`: it is about to stop.
+    pub async fn withdraw(&self) -> Result<(), Status> {
+        endpoints::withdraw(&self.inner).await
+    }
+
     /// Makes again what every cluster has, as happens every few seconds.
     pub async fn repair(&self) -> Result<(), Status> {
-        repair::repair(&self.inner).await
+        repair::repair(&self.inner).await?;
+        endpoints::publish(&self.inner).await
+    }
+
+    /// Compares the allocated cluster IPs and node ports with the services, as happens every few minutes. `now` decides
+    /// about IPAddresses whose service may still be on its way.
+    pub async fn repair_allocations(&self, now: jiff::Timestamp) -> Result<(), Status> {
+        ip_addresses::repair(&self.inner, now).await?;
+        repair::repair_node_ports(&self.inner).await
     }
 
     /// Serves HTTPS on the listener until `shutdown`, then waits a little for open requests.

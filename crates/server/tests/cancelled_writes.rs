@@ -18,7 +18,9 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
-use skiff_store::{Embedded, Error, Expect, KeyValue, Op, Outcome, RangeResult, Store, Watch};
+use skiff_store::{
+    Embedded, Error, Expect, KeyValue, Op, Outcome, RangeResult, Store, Transacted, Watch, Write,
+};
 use support::{Cluster, Reply};
 use tower::ServiceExt;
 
@@ -242,7 +244,12 @@ impl Store for Lossy {
         op: Op,
         lease_seconds: Option<i64>,
     ) -> skiff_store::Result<Outcome> {
-        let lossy = self.on.load(Ordering::Relaxed) && key.starts_with("/registry/services/specs/");
+        self.inner.write(key, expect, op, lease_seconds).await
+    }
+
+    async fn transact(&self, writes: Vec<Write>) -> skiff_store::Result<Transacted> {
+        let of_service = |write: &Write| write.key.starts_with("/registry/services/specs/");
+        let lossy = self.on.load(Ordering::Relaxed) && writes.iter().any(of_service);
         let lose = |when| {
             self.lost.fetch_add(1, Ordering::Relaxed);
             Err(Error::Unavailable(format!("lost {when}")))
@@ -250,7 +257,7 @@ impl Store for Lossy {
         if lossy && rand::random_range(0..4) == 0 {
             return lose("before it was carried out");
         }
-        let outcome = self.inner.write(key, expect, op, lease_seconds).await?;
+        let outcome = self.inner.transact(writes).await?;
         if lossy && rand::random_range(0..4) == 0 {
             return lose("after it was carried out");
         }

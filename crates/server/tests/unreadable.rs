@@ -211,7 +211,8 @@ async fn the_server_starts_although_any_of_its_own_objects_is_damaged() {
     for item in &all.items {
         let resource = item.key.split('/').take(4).collect::<Vec<_>>();
         let resource = resource[..resource.len() - 1].join("/");
-        if seen.insert(resource) {
+        // The lease of a server is its own to write again.
+        if !resource.contains("masterleases") && seen.insert(resource) {
             keys.push(item.key.to_string());
         }
     }

@@ -98,8 +98,8 @@ fn objects(cluster_ip: IpAddr) -> Vec<(&'static str, Value)> {
 /// The service account that keeps the endpoints of cluster DNS.
 pub const DNS_ENDPOINTS: &str = "cluster-dns-controller";
 
-/// What the pod network needs: every node reads the networks and addresses of all others, which upstream's node
-/// authorizer alone does not allow; and somebody writes where cluster DNS answers.
+/// What the pod network needs: every node reads the networks and addresses of all others and what network policies
+/// depend on, which upstream's node authorizer alone does not allow; and somebody writes where cluster DNS answers.
 fn network_objects() -> Vec<(&'static str, Value)> {
     let role = |name: &str, rules: Value| json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules});
     let binding = |name: &str, subject: Value| {
@@ -112,9 +112,17 @@ fn network_objects() -> Vec<(&'static str, Value)> {
     let nodes = json!({"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]});
     let slices = json!({"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"],
         "verbs": ["get", "list", "watch", "create", "update", "patch", "delete"]});
+    // Who may talk with whom depends on the labels of all pods and namespaces.
+    let read = |group: &str, resource: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
+    let pods = read("", "pods", &["get", "list", "watch"]);
+    let namespaces = read("", "namespaces", &["list", "watch"]);
+    let policies = read("networking.k8s.io", "networkpolicies", &["list", "watch"]);
     let (network, dns) = ("skiff:pod-network", "skiff:cluster-dns-endpoints");
     vec![
-        (CLUSTER_ROLES, role(network, json!([nodes]))),
+        (
+            CLUSTER_ROLES,
+            role(network, json!([nodes, pods, namespaces, policies])),
+        ),
         (
             CLUSTER_ROLE_BINDINGS,
             binding(

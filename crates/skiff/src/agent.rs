@@ -223,9 +223,10 @@ impl AgentKeys {
 /// An agent knows at most so many servers.
 const MAX_SERVERS: usize = 16;
 
-/// The server that was joined first, then those that the cluster has now.
-fn merged_servers(joined: &str, endpoints: &[Arc<EndpointSlice>]) -> Vec<String> {
-    let mut servers = vec![joined.to_owned()];
+/// The server that was joined first, then those that the cluster has now, then those that it had: when all that are
+/// known are gone, one of them may be back.
+fn merged_servers(known: &[String], endpoints: &[Arc<EndpointSlice>]) -> Vec<String> {
+    let mut servers: Vec<String> = known.first().cloned().into_iter().collect();
     let ours = endpoints
         .iter()
         .filter(|slice| slice.metadata.namespace.as_deref() == Some("default"));
@@ -246,8 +247,9 @@ fn merged_servers(joined: &str, endpoints: &[Arc<EndpointSlice>]) -> Vec<String>
             servers.push(ServerAddress::from(SocketAddr::new(address, port)).to_string());
         }
     }
-    let mut known = std::collections::HashSet::new();
-    servers.retain(|server| known.insert(server.clone()));
+    servers.extend(known.iter().cloned());
+    let mut seen = std::collections::HashSet::new();
+    servers.retain(|server| seen.insert(server.clone()));
     servers.truncate(MAX_SERVERS);
     servers
 }
@@ -271,8 +273,7 @@ pub async fn follow_servers(
     }
     loop {
         let mut state = AgentState::read(&cluster)?;
-        let joined = state.servers.first().cloned().unwrap_or_default();
-        let servers = merged_servers(&joined, &slices.list());
+        let servers = merged_servers(&state.servers, &slices.list());
         if servers != state.servers {
             tracing::info!(?servers, "the API servers of the cluster");
             state.servers = servers;
@@ -451,8 +452,21 @@ mod tests {
         };
         let joined = "https://api.example:6443";
         let check = |slices: &[Arc<EndpointSlice>], expected: &[&str]| {
-            assert_eq!(merged_servers(joined, slices), expected);
+            assert_eq!(merged_servers(&[joined.to_owned()], slices), expected);
         };
+        // One that died is kept, behind those that live.
+        let known: Vec<String> = [joined, "https://192.0.2.1:6443", "https://192.0.2.2:6443"]
+            .map(str::to_owned)
+            .into();
+        assert_eq!(
+            merged_servers(&known, &[slice("default", &["192.0.2.2", "192.0.2.3"], 6443)]),
+            [
+                joined,
+                "https://192.0.2.2:6443",
+                "https://192.0.2.3:6443",
+                "https://192.0.2.1:6443"
+            ]
+        );
         check(&[], &[joined]);
         check(
             &[slice("default", &["192.0.2.1", "192.0.2.2"], 6443)],
@@ -463,7 +477,7 @@ mod tests {
         let many: Vec<String> = (1..=40).map(|n| format!("192.0.2.{n}")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         assert_eq!(
-            merged_servers(joined, &[slice("default", &many, 1)]).len(),
+            merged_servers(&[joined.to_owned()], &[slice("default", &many, 1)]).len(),
             MAX_SERVERS
         );
     }

@@ -36,11 +36,13 @@ impl Cluster {
 }
 
 impl Certificates {
-    /// `advertise` is where others reach the API server, `node` the name and the address of this machine.
+    /// `advertise` is where others reach the API server, `endpoint` the host in front of several, `node` the name and the
+    /// address of this machine.
     pub fn open(
         cluster: &Cluster,
         domain: &str,
         advertise: IpAddr,
+        endpoint: Option<&str>,
         (node_name, node_address): (&str, IpAddr),
     ) -> Result<Certificates> {
         let folder = cluster.pki_dir();
@@ -60,10 +62,16 @@ impl Certificates {
             cluster.pod_gateway()?,
             cluster.bind.ip(),
         ];
+        match endpoint.map(str::parse::<IpAddr>) {
+            Some(Ok(ip)) => addresses.push(ip),
+            Some(Err(_)) => hosts.extend(endpoint.map(str::to_owned)),
+            None => {}
+        }
         addresses.retain(|ip| !ip.is_unspecified());
         addresses.sort();
         addresses.dedup();
         hosts.extend(addresses.iter().map(IpAddr::to_string));
+        hosts.sort();
         hosts.dedup();
         let node_hosts = vec![node_name.to_owned(), node_address.to_string()];
         let serving = |name: &str, user: &str, hosts: &[String]| {

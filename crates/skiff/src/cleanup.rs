@@ -38,6 +38,10 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
             async { Ok(skiff_network::proxy::remove(&cluster.proxy_config("")?).await?) }.await,
         );
         attempt(
+            "network policies",
+            async { Ok(skiff_network::policy::remove(&cluster.policy_config("")).await?) }.await,
+        );
+        attempt(
             "pod network",
             async {
                 let config = cluster.pod_network_config("", Default::default(), false)?;
@@ -156,6 +160,8 @@ pub const OURS: &[&str] = &[
     "pki",
     "runtime",
     "runtime-endpoint",
+    "server-id",
+    "server.json",
     "skiff.log",
     "skiff.log.1",
     "skiff.pid",

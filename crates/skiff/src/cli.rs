@@ -2,10 +2,12 @@
 
 use crate::access::{AccessArgs, duration};
 use crate::backup::{BackupArgs, RestoreArgs};
+use crate::bundle::CertificateKey;
 use crate::cluster::{Cluster, DEFAULT_NAME};
 use crate::encryption::EncryptionArgs;
 use crate::etcd_args::EtcdArgs;
 use crate::node_args::NodeArgs;
+use crate::server_state::ServerState;
 use crate::stores::StoreArgs;
 use crate::token::Token;
 use clap::builder::TypedValueParser;
@@ -32,9 +34,9 @@ pub enum Command {
     Server(Box<ServerArgs>),
     /// Stop a cluster; its pods go on running until --delete
     Down(DownArgs),
-    /// Make this machine a node of a cluster that runs elsewhere
+    /// Make this machine a node, or another server, of a cluster that runs elsewhere
     Join(Box<JoinArgs>),
-    /// Take this node out of its cluster: drain it, delete it, and remove everything
+    /// Take this machine out of its cluster: drain its node, delete it, and remove everything
     Leave(LeaveArgs),
     /// Create, list and delete the tokens that machines join with
     Token(TokenArgs),
@@ -94,6 +96,9 @@ pub struct ServerArgs {
     /// Address that pods and other machines reach the API server by [default: that of the default route]
     #[arg(long, value_name = "IP")]
     pub advertise_address: Option<IpAddr>,
+    /// Address of the load balancer in front of several servers, which their certificates are for
+    #[arg(long, value_name = "HOST:PORT")]
+    pub control_plane_endpoint: Option<ServerAddress>,
     /// Components to run
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Component::ALL)]
     pub components: Vec<Component>,
@@ -245,6 +250,24 @@ pub struct JoinArgs {
     /// Hash of the public key of the cluster's certificate authority
     #[arg(long, value_name = "sha256:HEX", value_parser = ca_hash)]
     pub ca_hash: String,
+    /// Join as another server: an API server with controllers and scheduler, and a node
+    #[arg(long = "server", requires = "certificate_key")]
+    pub as_server: bool,
+    /// Key that opens the cluster's keys, as `skiff token create --server` prints it
+    #[arg(
+        long,
+        value_name = "HEX",
+        env = "SKIFF_CERTIFICATE_KEY",
+        hide_env_values = true,
+        requires = "as_server"
+    )]
+    pub certificate_key: Option<CertificateKey>,
+    /// Address of the API server on this machine [default: 0.0.0.0 and the cluster's port]
+    #[arg(long, value_name = "IP:PORT", requires = "as_server")]
+    pub bind: Option<SocketAddr>,
+    /// Address that pods and other machines reach this API server by [default: that of the default route]
+    #[arg(long, value_name = "IP", requires = "as_server")]
+    pub advertise_address: Option<IpAddr>,
     #[command(flatten)]
     pub cluster: ClusterArgs,
     #[command(flatten)]
@@ -275,9 +298,12 @@ pub struct TokenArgs {
 pub enum TokenCommand {
     /// Create a token and print the line to run on the machine that is to join
     Create {
-        /// When the token expires; 0: never
-        #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "24h")]
-        ttl: Duration,
+        /// When the token expires; 0: never [default: 24h, with --server 2h]
+        #[arg(long, value_name = "DURATION", value_parser = duration)]
+        ttl: Option<Duration>,
+        /// For another server: with it comes a key that opens the cluster's keys. Hand it out like a root password
+        #[arg(long)]
+        server: bool,
         /// What the token is for
         #[arg(long, default_value = "")]
         description: String,
@@ -436,29 +462,54 @@ pub enum ImageCommand {
     SaveDemo { archive: PathBuf },
 }
 
-/// A joined machine takes its settings from `skiff join`: other flags of `up` and `server` would have no effect.
+/// What a server that joined takes from its cluster, or from `skiff join`.
+const SETTLED_BY_JOIN: [&str; 13] = [
+    "advertise_address",
+    "allowed_unsafe_sysctls",
+    "cluster_domain",
+    "container_runtime_endpoint",
+    "etcd_prefix",
+    "hostname_override",
+    "node_cidr_mask_size",
+    "node_ip",
+    "node_labels",
+    "pod_max_pids",
+    "pod_network",
+    "register_with_taints",
+    "service_node_port_range",
+];
+
+/// A joined machine takes its settings from `skiff join`: flags of `up` and `server` about them would have no effect.
 pub fn refuse_server_flags(
     cluster: &Cluster,
     arguments: impl IntoIterator<Item = std::ffi::OsString>,
 ) -> anyhow::Result<()> {
-    if !cluster.agent {
+    if !cluster.agent && ServerState::joined(cluster)?.is_none() {
         return Ok(());
     }
     let matches = Cli::command().get_matches_from(arguments);
     let Some((command, flags)) = matches.subcommand() else {
         return Ok(());
     };
-    let accepted = ["name", "data_dir", "report_progress"];
+    let accepted = |id: &str| match cluster.agent {
+        true => ["name", "data_dir", "report_progress"].contains(&id),
+        false => !SETTLED_BY_JOIN.contains(&id),
+    };
     let given = flags.ids().find(|id| {
         let by_user = flags.value_source(id.as_str()) == Some(clap::parser::ValueSource::CommandLine);
         // Groups have an id, too: the name of their type.
         let is_flag = id.as_str().starts_with(|first: char| first.is_ascii_lowercase());
-        by_user && is_flag && !accepted.contains(&id.as_str())
+        by_user && is_flag && !accepted(id.as_str())
     });
     if let Some(id) = given {
+        let flag = id.as_str().replace('_', "-");
+        if !cluster.agent {
+            anyhow::bail!(
+                "this server joined a cluster: `skiff {command}` takes no --{flag} here; it is the cluster's, or was given to `skiff join`"
+            );
+        }
         anyhow::bail!(
-            "this machine is a node of another machine's cluster: `skiff {command}` takes no --{} here; flags of nodes are given to `skiff join`",
-            id.as_str().replace('_', "-")
+            "this machine is a node of another machine's cluster: `skiff {command}` takes no --{flag} here; flags of nodes are given to `skiff join`"
         );
     }
     Ok(())
@@ -640,6 +691,16 @@ mod tests {
         ] {
             assert!(parse(server, token, hash).is_err(), "{server} {token} {hash}");
         }
+        let key = "0a".repeat(32);
+        let server = |flags: &[&str]| {
+            let line = ["skiff", "join", good.0, "--token", good.1, "--ca-hash", good.2];
+            Cli::try_parse_from(line.iter().chain(flags)).is_ok()
+        };
+        assert!(server(&["--server", "--certificate-key", &key]));
+        assert!(!server(&["--server"]), "a server needs the cluster's keys");
+        assert!(!server(&["--certificate-key", &key]));
+        assert!(!server(&["--server", "--certificate-key", "0a"]));
+        assert!(!server(&["--bind", "0.0.0.0:6443"]), "a node has no API server");
         let line = ["skiff", "join", good.0, "--token", good.1];
         assert!(
             Cli::try_parse_from(line).is_err(),

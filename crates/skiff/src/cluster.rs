@@ -364,7 +364,23 @@ impl Cluster {
             mtu: None,
             wireguard_port: WIREGUARD_PORT + u16::from(self.slot),
             dns,
+            policy_socket: Some(self.policy_socket()),
         })
+    }
+
+    /// Where the CNI plugin waits for a pod's network policies.
+    fn policy_socket(&self) -> PathBuf {
+        self.run_dir().join("policy.sock")
+    }
+
+    /// The network policies of this machine's pods.
+    pub fn policy_config(&self, node_name: &str) -> skiff_network::policy::PolicyConfig {
+        skiff_network::policy::PolicyConfig {
+            node_name: node_name.to_owned(),
+            bridge: self.bridge(),
+            table: format!("{}-policy", self.nft_table()),
+            socket: self.policy_socket(),
+        }
     }
 
     /// Where clients on this machine find the API server.

@@ -6,6 +6,7 @@
 use crate::cli::file;
 use crate::cluster::Cluster;
 use crate::etcd_args::EtcdArgs;
+use crate::server_state::ServerState;
 use anyhow::{Context, Result, bail};
 use clap::{ArgAction, Args};
 use futures::FutureExt;
@@ -70,17 +71,36 @@ impl EncryptionArgs {
             let loaded = load(etcd, path).await;
             return Ok(Some(loaded.context("--encryption-provider-config")?));
         }
-        let path = cluster.encryption_config();
-        if etcd.is_some() && (cluster.etcd.is_none() || !is_there(&path)?) {
-            // Other API servers may share it, and must be able to read it. A cluster that came from the embedded store
-            // goes on encrypting.
+        if etcd.is_some() && self.shared_config(cluster, etcd)?.is_none() {
             return Ok(None);
         }
+        let path = cluster.encryption_config();
         if !is_there(&path)? {
-            write_durably(&path, &skiff_encryption::generate()?)
+            write_private(&path, &skiff_encryption::generate()?)
                 .with_context(|| format!("cannot write {}", path.display()))?;
         }
         Ok(Some(load(etcd, &path).await?))
+    }
+
+    /// The configuration that other servers need to read the same store. Without a flag, what is in etcd is not
+    /// encrypted, unless the cluster came from the embedded store: then it goes on encrypting.
+    pub fn shared_config(&self, cluster: &Cluster, etcd: Option<&EtcdArgs>) -> Result<Option<PathBuf>> {
+        if let Some(path) = &self.encryption_provider_config {
+            return Ok(Some(path.clone()));
+        }
+        let path = cluster.encryption_config();
+        let moved = etcd.is_some() && cluster.etcd.is_some() && is_there(&path)?;
+        Ok(moved.then_some(path))
+    }
+
+    /// With what a server that joined was told; for commands that are not the server.
+    pub fn completed(&self, cluster: &Cluster) -> Result<EncryptionArgs> {
+        let mut completed = self.clone();
+        if completed.encryption_provider_config.is_none() {
+            let joined = ServerState::joined(cluster)?;
+            completed.encryption_provider_config = joined.and_then(|joined| joined.files.encryption_config);
+        }
+        Ok(completed)
     }
 
     /// The health check of KMS plugins. As upstream, it is there with automatic reload even if there are none yet.
@@ -147,7 +167,7 @@ fn is_there(path: &Path) -> Result<bool> {
 
 /// Writes a private file so that after a power cut it is whole or not there: a key that is lost when Secrets were
 /// already written by it takes them along.
-fn write_durably(path: &Path, text: &str) -> std::io::Result<()> {
+pub fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     skiff_fs::create_folders_durably(folder, 0o700)?;
     skiff_fs::write_durably(path, text.as_bytes(), 0o600)
@@ -163,7 +183,7 @@ mod tests {
     fn the_key_is_private() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("encryption/config.yaml");
-        write_durably(&path, "secret").unwrap();
+        write_private(&path, "secret").unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
         assert_eq!(fs::read_to_string(&path).unwrap(), "secret");

@@ -1,8 +1,9 @@
-//! The flags of etcd, and which store a cluster uses: what the flags say, or else what its record says, or else the
-//! embedded one.
+//! The flags of etcd, and which store a cluster uses: what the flags say, or else what a server that joined was told, or
+//! else what the cluster's record says, or else the embedded one.
 
 use crate::cli::{ServerArgs, file};
 use crate::cluster::Cluster;
+use crate::server_state::ServerState;
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -54,13 +55,26 @@ impl EtcdArgs {
 }
 
 impl ServerArgs {
-    /// The etcd that the cluster is to use; `None`: the embedded store.
+    /// The etcd that a server with these flags is to use; `None`: the embedded store. A server that joined has completed
+    /// them by [`ServerState::complete`].
     pub fn etcd_of<'a>(&'a self, cluster: &'a Cluster) -> Option<&'a EtcdArgs> {
         self.etcd.given().or(cluster.etcd.as_ref())
     }
 }
 
 impl Cluster {
+    /// The etcd that a server with these flags would use, or `None`; for commands that are not the server.
+    pub fn etcd_with(&self, flags: Option<&EtcdArgs>) -> Result<Option<EtcdArgs>> {
+        let flags = flags.and_then(EtcdArgs::given);
+        let joined = ServerState::joined(self)?;
+        let etcd = match (joined, flags) {
+            (Some(joined), Some(flags)) => Some(joined.complete_etcd(flags)),
+            (Some(joined), None) => joined.etcd(),
+            (None, flags) => flags.cloned(),
+        };
+        Ok(etcd.or_else(|| self.etcd.clone()))
+    }
+
     pub fn store_dir(&self) -> PathBuf {
         self.data_dir.join("store")
     }

@@ -7,7 +7,6 @@ use crate::cluster::Cluster;
 use anyhow::Result;
 use serde_json::{Value, json};
 use skiff_client::ServerAddress;
-use std::net::{IpAddr, SocketAddr};
 
 /// The group of those who come with a token for nodes.
 pub const BOOTSTRAPPERS: &str = "system:bootstrappers:kubeadm:default-node-token";
@@ -15,21 +14,24 @@ pub const CLUSTER_INFO: &str = "cluster-info";
 pub const CLUSTER_CONFIG: &str = "kubeadm-config";
 /// How packets reach the pods of other nodes, in that ConfigMap: all nodes must do it in the same way.
 pub const POD_NETWORK: &str = "skiff.io.pod-network";
+/// Where the cluster's state is, in that ConfigMap: only an etcd can have several servers.
+pub const STORE: &str = "skiff.io.store";
+pub const SHARED_STORE: &str = "etcd";
 
 const RBAC: &str = "rbac.authorization.k8s.io";
 const CLUSTER_ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
 const CLUSTER_ROLE_BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
-/// Objects by the path of their collection. `advertise` is where other machines reach the API server, `ca` the PEM of
-/// its authority.
+/// Objects by the path of their collection. `server` is where other machines reach the API, `ca` the PEM of its authority;
+/// `shared_store`: other servers can reach the store.
 pub fn objects(
     cluster: &Cluster,
     domain: &str,
     pod_network: PodNetworkMode,
-    advertise: IpAddr,
+    server: &ServerAddress,
+    shared_store: bool,
     ca: &str,
 ) -> Result<Vec<(&'static str, Value)>> {
-    let server = ServerAddress::from(SocketAddr::new(advertise, cluster.bind.port()));
     let kubeconfig = json!({
         "apiVersion": "v1", "kind": "Config", "contexts": null, "current-context": "", "users": null,
         "clusters": [{"name": "", "cluster": {
@@ -37,7 +39,7 @@ pub fn objects(
     });
     let config = json!({
         "apiVersion": "kubeadm.k8s.io/v1beta4", "kind": "ClusterConfiguration",
-        "clusterName": cluster.name, "kubernetesVersion": VERSION.split('+').next(),
+        "clusterName": cluster.name, "controlPlaneEndpoint": server.authority(), "kubernetesVersion": VERSION.split('+').next(),
         "networking": {"dnsDomain": domain, "podSubnet": cluster.pod_cidr, "serviceSubnet": cluster.service_cidr},
     });
     let map = |namespace: &str, name: &str, key: &str, value: String| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}, "data": {key: value}});
@@ -49,6 +51,7 @@ pub fn objects(
     );
     // kubeadm has no word for it.
     config_map["data"][POD_NETWORK] = cli::pod_network_name(pod_network).into();
+    config_map["data"][STORE] = if shared_store { SHARED_STORE } else { "embedded" }.into();
     let mut objects = vec![
         (
             "/api/v1/namespaces/kube-public/configmaps",
@@ -189,7 +192,8 @@ mod tests {
             &cluster,
             "cluster.local",
             Some(Default::default()),
-            "192.0.2.1".parse().unwrap(),
+            &"192.0.2.1:6443".parse().unwrap(),
+            false,
             "PEM",
         )
         .unwrap();
@@ -223,7 +227,8 @@ mod tests {
             &cluster,
             "cluster.local",
             Some(Default::default()),
-            "192.0.2.1".parse().unwrap(),
+            &"192.0.2.1:6443".parse().unwrap(),
+            false,
             "PEM",
         )
         .unwrap();

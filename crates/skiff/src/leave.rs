@@ -1,17 +1,23 @@
 //! `skiff leave`: takes this machine out of its cluster: no new pods, the present ones evicted, the Node deleted, and
-//! everything removed that `skiff down --delete` removes. It does all of this as the node itself.
+//! everything removed that `skiff down --delete` removes. An agent does all of this as the node itself, a server as the
+//! administrator, and at the end by the servers that stay.
 
 use crate::agent::{AgentKeys, AgentState};
 use crate::cli::LeaveArgs;
 use crate::cluster::Cluster;
 use crate::progress::Steps;
+use crate::server_state::ServerState;
+use crate::status::{INSTANCE, SERVER_LEASES};
 use crate::{cleanup, daemon, preflight};
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{EvictParams, ListParams, Patch, PatchParams};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Endpoints, Node, Pod};
+use kube::api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
-use skiff_client::ErrorExt;
+use skiff_client::{ErrorExt, Remote, ServerAddress};
+use skiff_pki::Pki;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(200);
@@ -23,14 +29,20 @@ const DELETION_PATIENCE: Duration = Duration::from_secs(15);
 pub fn run(args: &LeaveArgs) -> Result<()> {
     preflight::check_root()?;
     let cluster = daemon::existing(&args.cluster)?;
-    if !cluster.agent {
-        bail!(
-            "this machine runs cluster {:?} itself; remove it with `skiff down --delete{}`",
-            cluster.name,
-            cluster.name_flag()
-        );
-    }
-    if let Err(error) = crate::block_on(depart(args, &cluster))? {
+    let role = match cluster.agent {
+        true => Role::Agent,
+        false => match crate::block_on(server_role(&cluster))? {
+            Ok(role) => role,
+            Err(error) if !args.force => return Err(error),
+            Err(error) => {
+                say!(
+                    "The cluster is not told ({error:#}); remove the node there with `kubectl delete node`."
+                );
+                return remove(&cluster);
+            }
+        },
+    };
+    if let Err(error) = crate::block_on(depart(args, &cluster, &role))? {
         if !args.force {
             return Err(error).context(
                 "this machine is still a node; try again, or remove it without the cluster's consent with --force",
@@ -42,32 +54,95 @@ pub fn run(args: &LeaveArgs) -> Result<()> {
     if let Some(pid) = cluster.running()? {
         daemon::stop(&cluster, pid)?;
     }
-    match crate::block_on(unregister(&cluster))? {
+    match crate::block_on(unregister(&cluster, &role))? {
         Ok(true) => {}
         Ok(false) => say!(
             "The cluster keeps the Node, because of its taints or labels; remove it with `kubectl delete node`."
         ),
         Err(error) if !args.force => {
             return Err(error).context(
-                "the agent is stopped, but the cluster still has the Node; run the command again, or add --force",
+                "it is stopped, but the cluster still has the Node; run the command again, or add --force",
             );
         }
         Err(error) => say!("The Node stays ({error:#}); remove it with `kubectl delete node`."),
     }
-    cleanup::delete(&cluster)?;
+    remove(&cluster)
+}
+
+fn remove(cluster: &Cluster) -> Result<()> {
+    if let Some(pid) = cluster.running()? {
+        daemon::stop(cluster, pid)?;
+    }
+    cleanup::delete(cluster)?;
     say!("This machine has left the cluster.");
     Ok(())
 }
 
-fn connect(cluster: &Cluster) -> Result<(Client, String)> {
-    let state = AgentState::read(cluster)?;
-    let keys = AgentKeys::open(cluster, &state)?;
-    Ok((keys.remote.client("skiff-leave"), state.node.node_name()?))
+/// What this machine is in its cluster.
+enum Role {
+    Agent,
+    Server {
+        /// This one first, then those that stay.
+        servers: Vec<ServerAddress>,
+        node_name: String,
+    },
+}
+
+fn connect(cluster: &Cluster, role: &Role) -> Result<(Client, String)> {
+    let Role::Server { servers, node_name } = role else {
+        let state = AgentState::read(cluster)?;
+        let keys = AgentKeys::open(cluster, &state)?;
+        return Ok((keys.remote.client("skiff-leave"), state.node.node_name()?));
+    };
+    let pki = Pki::open(&cluster.pki_dir())?;
+    let admin = pki.client("admin", "kubernetes-admin", Some("system:masters"))?;
+    let tls = skiff_pki::api_client_config(pki.ca_certificate(), Some(&admin))?;
+    let remote = Remote::new(servers.clone(), tls);
+    Ok((remote.client("skiff-leave"), node_name.clone()))
+}
+
+/// A server may leave if another one stays.
+async fn server_role(cluster: &Cluster) -> Result<Role> {
+    let alone = || {
+        format!(
+            "this machine runs cluster {:?} itself; remove it with `skiff down --delete{}`",
+            cluster.name,
+            cluster.name_flag()
+        )
+    };
+    let state = ServerState::find(cluster)?.filter(|state| !state.settings.etcd_servers.is_empty());
+    let state = state.with_context(alone)?;
+    if cluster.running()?.is_none() {
+        bail!(
+            "this server is not running, so nobody would end its pods; start it with `skiff up{}`",
+            cluster.name_flag()
+        );
+    }
+    let endpoints: Api<Endpoints> = Api::namespaced(daemon::client(cluster).await?, "default");
+    let endpoints = endpoints
+        .get("kubernetes")
+        .await
+        .context("the servers of the cluster cannot be listed")?;
+    let mut servers = vec![cluster.endpoint().parse::<ServerAddress>()?];
+    for subset in endpoints.subsets.iter().flatten() {
+        let addresses = subset.addresses.iter().flatten();
+        let addresses = addresses.filter_map(|address| address.ip.parse::<IpAddr>().ok());
+        let others = addresses.filter(|ip| Some(*ip) != state.advertise);
+        servers.extend(others.map(|ip| ServerAddress::from(SocketAddr::new(ip, state.settings.port))));
+    }
+    if servers.len() < 2 {
+        bail!("no other server runs, and the cluster needs one; {}", alone());
+    }
+    let node_name = match state.node_name {
+        Some(name) => name,
+        None => state.node.node_name()?,
+    };
+    Ok(Role::Server { servers, node_name })
 }
 
 /// Cordons the node and evicts its pods.
-async fn depart(args: &LeaveArgs, cluster: &Cluster) -> Result<()> {
-    let (client, name) = connect(cluster)?;
+async fn depart(args: &LeaveArgs, cluster: &Cluster, role: &Role) -> Result<()> {
+    let (client, name) = connect(cluster, role)?;
     let steps = Steps;
     let nodes: Api<Node> = Api::all(client.clone());
     let cordon = Patch::Merge(json!({"spec": {"unschedulable": true}}));
@@ -195,9 +270,29 @@ async fn drain(client: &Client, name: &str, force: bool) -> Result<()> {
 }
 
 /// Says that the node leaves, and waits until the cluster has deleted it. `false`: an administrator must.
-async fn unregister(cluster: &Cluster) -> Result<bool> {
-    let (client, name) = connect(cluster)?;
-    let nodes: Api<Node> = Api::all(client);
+async fn unregister(cluster: &Cluster, role: &Role) -> Result<bool> {
+    let (client, name) = connect(cluster, role)?;
+    let nodes: Api<Node> = Api::all(client.clone());
+    if let Role::Server { .. } = role {
+        let gone = |error: &kube::Error| error.is_not_found();
+        match nodes.delete(&name, &DeleteParams::default()).await {
+            Err(error) if !gone(&error) => return Err(error).context("the Node cannot be deleted"),
+            _ => {}
+        }
+        let (leases, own) = (
+            Api::<Lease>::namespaced(client, "kube-system"),
+            cluster.server_id()?,
+        );
+        for lease in leases.list(&ListParams::default().labels(SERVER_LEASES)).await? {
+            if lease.annotations().get(INSTANCE) == Some(&own) {
+                match leases.delete(&lease.name_any(), &DeleteParams::default()).await {
+                    Err(error) if !gone(&error) => return Err(error).context("the lease cannot be deleted"),
+                    _ => {}
+                }
+            }
+        }
+        return Ok(true);
+    }
     let mark = Patch::Merge(json!({"metadata": {"annotations": {skiff_controllers::LEAVING: ""}}}));
     match nodes.patch(&name, &PatchParams::default(), &mark).await {
         Err(error) if error.is_not_found() => return Ok(true),

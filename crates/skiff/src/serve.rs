@@ -4,6 +4,7 @@ use crate::agent::AgentState;
 use crate::cli::{self, Component, ServerArgs};
 use crate::cluster::Cluster;
 use crate::progress::Reporter;
+use crate::server_state::ServerState;
 use crate::supervise::Supervisor;
 use crate::wiring::Wiring;
 use crate::{daemon, log, memory, preflight};
@@ -72,9 +73,10 @@ async fn run(args: &ServerArgs, reporter: &Arc<Reporter>) -> Result<()> {
             "without an API server this machine needs one elsewhere: run the line that `skiff token create` prints there, or add `api` to --components"
         );
     }
-    let args = &match cluster.agent {
-        true => agent_args(args, &AgentState::read(&cluster)?)?,
-        false => args.clone(),
+    let args = &match (cluster.agent, ServerState::joined(&cluster)?) {
+        (true, _) => agent_args(args, &AgentState::read(&cluster)?)?,
+        (false, Some(joined)) => joined.complete(args)?,
+        (false, None) => args.clone(),
     };
     let Some(mut lock) = cluster.lock()? else {
         bail!(

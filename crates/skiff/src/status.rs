@@ -7,7 +7,9 @@ use crate::components;
 use crate::daemon::{client, existing};
 use crate::supervise::{ComponentState, TASKS_FILE, TaskState};
 use anyhow::{Context, Result};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -38,7 +40,7 @@ struct Report {
     tasks: BTreeMap<String, TaskState>,
     processes: Vec<Process>,
     memory_bytes: u64,
-    /// The API servers of an agent.
+    /// The API servers: on an agent those that it knows, on a server those that renew their leases.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     servers: Vec<ServerReport>,
     nodes: Vec<NodeReport>,
@@ -72,10 +74,37 @@ struct Process {
 #[serde(rename_all = "camelCase")]
 struct ServerReport {
     url: String,
-    reachable: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reachable: Option<bool>,
     /// Why it is not.
     #[serde(skip_serializing_if = "String::is_empty")]
     message: String,
+    #[serde(flatten)]
+    lease: Option<LeaseReport>,
+}
+
+/// What a server says of itself in its lease.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct LeaseReport {
+    hostname: String,
+    version: String,
+    /// Since it was last renewed.
+    lease_age_seconds: u64,
+}
+
+/// The leases of API servers in `kube-system`, and their annotation that tells whose each is.
+pub const SERVER_LEASES: &str = "apiserver.kubernetes.io/identity=kube-apiserver";
+pub const INSTANCE: &str = "skiff.io/instance";
+/// A server that has not renewed its lease for so long is not there: three attempts.
+const SILENT_SECONDS: u64 = 30;
+
+/// What a server says of the cluster.
+#[derive(Default)]
+struct Answer {
+    servers: Vec<ServerReport>,
+    nodes: Vec<NodeReport>,
+    pods: BTreeMap<String, usize>,
 }
 
 #[derive(Debug, Serialize)]
@@ -92,7 +121,7 @@ pub async fn show(args: &StatusArgs) -> Result<()> {
     let report = collect(&cluster).await?;
     match args.output {
         Some(Output::Json) => say!("{}", serde_json::to_string_pretty(&report)?),
-        None => print(&report),
+        None => print(&report, cluster.agent),
     }
     if report.pid.is_none() {
         // As `systemctl status` does for a unit that is not running.
@@ -140,17 +169,16 @@ async fn collect(cluster: &Cluster) -> Result<Report> {
     });
     let tasks = fs::read(run_dir.join(TASKS_FILE)).ok().filter(|_| pid.is_some());
     let tasks = tasks.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    let servers = match cluster.agent {
-        true => servers(cluster).await?,
-        false => Vec::new(),
-    };
-    let (nodes, pods, api_error) = match pid {
+    let (mut answer, api_error) = match pid {
         None => Default::default(),
         Some(_) => match ask(cluster).await {
-            Ok((nodes, pods)) => (nodes, pods, None),
-            Err(error) => (vec![], BTreeMap::new(), Some(format!("{error:#}"))),
+            Ok(answer) => (answer, None),
+            Err(error) => (Answer::default(), Some(format!("{error:#}"))),
         },
     };
+    if cluster.agent {
+        answer.servers = servers(cluster).await?;
+    }
     Ok(Report {
         name: cluster.name.clone(),
         state: if pid.is_some() { "running" } else { "stopped" },
@@ -165,9 +193,9 @@ async fn collect(cluster: &Cluster) -> Result<Report> {
         tasks: tasks.unwrap_or_default(),
         memory_bytes: processes.iter().map(|p| p.memory_bytes).sum(),
         processes,
-        servers,
-        nodes,
-        pods,
+        servers: answer.servers,
+        nodes: answer.nodes,
+        pods: answer.pods,
         api_error,
     })
 }
@@ -197,15 +225,16 @@ async fn servers(cluster: &Cluster) -> Result<Vec<ServerReport>> {
         let message = checked.await.err().map(|error| format!("{error:#}"));
         reports.push(ServerReport {
             url: server.clone(),
-            reachable: message.is_none(),
+            reachable: Some(message.is_none()),
             message: message.unwrap_or_default(),
+            lease: None,
         });
     }
     Ok(reports)
 }
 
-/// The nodes, and how many pods there are of each phase. An agent sees its own.
-async fn ask(cluster: &Cluster) -> Result<(Vec<NodeReport>, BTreeMap<String, usize>)> {
+/// The servers, the nodes, and how many pods there are of each phase. An agent sees its own node and pods.
+async fn ask(cluster: &Cluster) -> Result<Answer> {
     let (mut of_nodes, mut of_pods) = (ListParams::default(), ListParams::default());
     let client = match cluster.agent {
         true => {
@@ -217,9 +246,18 @@ async fn ask(cluster: &Cluster) -> Result<(Vec<NodeReport>, BTreeMap<String, usi
         }
         false => client(cluster).await?,
     };
+    let leases = Api::<Lease>::namespaced(client.clone(), "kube-system");
+    let leases = async {
+        // No business of a node's.
+        if cluster.agent {
+            return Ok(Vec::new());
+        }
+        let listed = leases.list(&ListParams::default().labels(SERVER_LEASES)).await?;
+        kube::Result::Ok(listed.items)
+    };
     let (nodes, pods) = (Api::<Node>::all(client.clone()), Api::<Pod>::all(client));
-    let both = futures::future::try_join(nodes.list(&of_nodes), pods.list(&of_pods));
-    let (nodes, pods) = tokio::time::timeout(API_TIMEOUT, both)
+    let all = futures::future::try_join3(nodes.list(&of_nodes), pods.list(&of_pods), leases);
+    let (nodes, pods, leases) = tokio::time::timeout(API_TIMEOUT, all)
         .await
         .context("the API server does not answer")??;
     let mut phases = BTreeMap::new();
@@ -229,7 +267,37 @@ async fn ask(cluster: &Cluster) -> Result<(Vec<NodeReport>, BTreeMap<String, usi
             .entry(phase.unwrap_or_else(|| "Unknown".into()))
             .or_default() += 1;
     }
-    Ok((nodes.items.into_iter().map(node).collect(), phases))
+    let now = jiff::Timestamp::now();
+    Ok(Answer {
+        servers: leases.iter().map(|lease| server(lease, now)).collect(),
+        nodes: nodes.items.into_iter().map(node).collect(),
+        pods: phases,
+    })
+}
+
+fn server(lease: &Lease, now: jiff::Timestamp) -> ServerReport {
+    let annotation = |name: &str| lease.annotations().get(name).cloned().unwrap_or_default();
+    let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref());
+    let age = renewed.map_or(i64::MAX, |at| now.as_second() - at.0.as_second());
+    let age = u64::try_from(age).unwrap_or_default();
+    let message = match age {
+        ..SILENT_SECONDS => String::new(),
+        age => format!("silent for {}", duration(age)),
+    };
+    ServerReport {
+        url: format!("https://{}", annotation("kubernetes.io/peer-advertise-address")),
+        reachable: None,
+        message,
+        lease: Some(LeaseReport {
+            hostname: lease
+                .labels()
+                .get("kubernetes.io/hostname")
+                .cloned()
+                .unwrap_or_default(),
+            version: annotation("skiff.io/version"),
+            lease_age_seconds: age,
+        }),
+    }
 }
 
 /// How long a process has been running, in seconds.
@@ -296,12 +364,12 @@ fn resident(pid: u32) -> u64 {
         * 1024
 }
 
-fn print(report: &Report) {
+fn print(report: &Report, agent: bool) {
     let pid = report.pid.map(|p| format!(" (pid {p})")).unwrap_or_default();
     say!("Cluster {:?} is {}{pid}", report.name, report.state);
     say!("  version      {}", report.version);
     say!("  API server   {}", report.endpoint);
-    if report.servers.is_empty() {
+    if !agent {
         say!("  kubeconfig   {}", report.kubeconfig.display());
     }
     say!("  data         {}", report.data_dir.display());
@@ -353,10 +421,13 @@ fn print(report: &Report) {
     if !report.servers.is_empty() {
         say!("\nServers");
         for server in &report.servers {
-            let state = if server.reachable {
-                "reachable"
-            } else {
-                "not reachable:"
+            let state = match (&server.lease, server.reachable) {
+                (Some(lease), _) => {
+                    let age = duration(lease.lease_age_seconds);
+                    format!("{:<20} {} lease renewed {age} ago", lease.hostname, lease.version)
+                }
+                (None, Some(true)) => "reachable".to_owned(),
+                (None, _) => "not reachable:".to_owned(),
             };
             say!("  {:<28} {state} {}", server.url, server.message);
         }

@@ -1,21 +1,30 @@
 //! `skiff token`: the bootstrap tokens by which machines join.
 
+use crate::bundle::{self, Bundle, CertificateKey, Purpose};
 use crate::cli::{Output, TokenArgs, TokenCommand};
 use crate::cluster::Cluster;
 use crate::daemon::{client, existing};
 use crate::joining::{BOOTSTRAPPERS, CLUSTER_INFO};
+use crate::server_state::ServerState;
 use anyhow::{Context, Result, bail};
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde::Serialize;
 use skiff_client::ErrorExt;
+use std::net::IpAddr;
 use std::time::Duration;
 
 const TYPE: &str = "bootstrap.kubernetes.io/token";
 const PREFIX: &str = "bootstrap-token-";
 const NAMESPACE: &str = "kube-system";
+const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
+/// As long as kubeadm offers the keys of a control plane.
+const DEFAULT_SERVER_TTL: Duration = Duration::from_secs(2 * 3600);
 
 /// A token: what it is known by, and what proves it.
 #[derive(Clone, PartialEq, Eq)]
@@ -88,7 +97,7 @@ impl Token {
 }
 
 /// Lower case letters and digits, each as likely as the others.
-fn random(length: usize) -> Result<String> {
+pub fn random(length: usize) -> Result<String> {
     const ALPHABET: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
     let source = rustls::crypto::aws_lc_rs::default_provider().secure_random;
     let mut text = String::new();
@@ -120,7 +129,14 @@ pub async fn run(args: &TokenArgs) -> Result<()> {
         );
     }
     match &args.command {
-        TokenCommand::Create { ttl, description } => create(&cluster, *ttl, description).await,
+        TokenCommand::Create {
+            ttl,
+            server: false,
+            description,
+        } => create(&cluster, ttl.unwrap_or(DEFAULT_TTL), description).await,
+        TokenCommand::Create { ttl, description, .. } => {
+            create_for_server(&cluster, ttl.unwrap_or(DEFAULT_SERVER_TTL), description).await
+        }
         TokenCommand::List { output } => list(&cluster, *output).await,
         TokenCommand::Delete { tokens } => delete(&cluster, tokens).await,
     }
@@ -128,8 +144,7 @@ pub async fn run(args: &TokenArgs) -> Result<()> {
 
 async fn create(cluster: &Cluster, ttl: Duration, description: &str) -> Result<()> {
     let client = client(cluster).await?;
-    let (server, ca) = cluster_info(&client).await?;
-    let hash = skiff_pki::authority_hash(&ca)?;
+    let (server, hash) = destination(cluster, &client).await?;
     let expiration = match ttl {
         Duration::ZERO => None,
         ttl => Some(Timestamp::now().checked_add(SignedDuration::try_from(ttl)?)?),
@@ -143,6 +158,170 @@ async fn create(cluster: &Cluster, ttl: Duration, description: &str) -> Result<(
         )
         .await?;
     say!("skiff join {server} --token {token} --ca-hash {hash}");
+    Ok(())
+}
+
+/// Where other machines reach the cluster, and the hash of its authority.
+async fn destination(cluster: &Cluster, client: &kube::Client) -> Result<(String, String)> {
+    let (named, ca) = cluster_info(client).await?;
+    let own = ServerState::find(cluster)?.and_then(|state| state.reached_at().ok());
+    let server = own.map_or(named, |own| own.to_string());
+    Ok((server, skiff_pki::authority_hash(&ca)?))
+}
+
+/// A token whose holder may fetch the keys of the cluster, sealed by a key that is printed here and kept nowhere.
+async fn create_for_server(cluster: &Cluster, ttl: Duration, description: &str) -> Result<()> {
+    if ttl.is_zero() {
+        bail!("a token for servers must end; choose a --ttl, such as 2h");
+    }
+    let state = ServerState::find(cluster)?.with_context(|| {
+        format!(
+            "the server was started by an older skiff; restart it with `skiff down{0}` and `skiff up{0}`",
+            cluster.name_flag()
+        )
+    })?;
+    check_store(cluster, &state.settings.etcd_servers)?;
+    let client = client(cluster).await?;
+    let (server, ca_hash) = destination(cluster, &client).await?;
+    let expiration = Timestamp::now().checked_add(SignedDuration::try_from(ttl)?)?;
+    let expires = skiff_meta::time::format_seconds(expiration);
+    let (token, key) = (Token::generate()?, CertificateKey::generate()?);
+    let purpose = Purpose {
+        token_id: &token.id,
+        ca_hash: &ca_hash,
+        expires: &expires,
+    };
+    let sealed = Bundle::collect(cluster, &state)?.seal(&key, purpose)?;
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let description = match description {
+        "" => "joins a server",
+        text => text,
+    };
+    let made = secrets
+        .create(
+            &PostParams::default(),
+            &token.secret_object(description, Some(expiration)),
+        )
+        .await?;
+    let offered = offer(&client, &token, &made, sealed, &expires).await;
+    if let Err(error) = offered {
+        // What was made for it goes with it.
+        let name = format!("{PREFIX}{}", token.id);
+        let _ = secrets.delete(&name, &DeleteParams::default()).await;
+        return Err(error.context("the keys of the cluster cannot be offered"));
+    }
+    say!("skiff join {server} --token {token} --ca-hash {ca_hash} --server --certificate-key {key}");
+    Ok(())
+}
+
+/// Several servers need a store that all of them reach.
+fn check_store(cluster: &Cluster, etcd_servers: &[String]) -> Result<()> {
+    if etcd_servers.is_empty() {
+        bail!(
+            "cluster {:?} keeps its state in the embedded store of this machine, which no other server can reach; several servers need an etcd: make the cluster with `skiff up --etcd-servers URL,URL,URL`",
+            cluster.name
+        );
+    }
+    if let Some(server) = etcd_servers.iter().find(|server| is_local(server)) {
+        bail!(
+            "other machines do not reach the etcd server {server}; restart this one with `skiff down{0}` and `skiff up{0} --etcd-servers` with addresses that all servers reach",
+            cluster.name_flag()
+        );
+    }
+    Ok(())
+}
+
+/// Whether an address means this machine, whichever that is.
+fn is_local(server: &str) -> bool {
+    let host = server.split_once("://").map_or(server, |(_, host)| host);
+    let host = match host.strip_prefix('[') {
+        Some(host) => host.split(']').next().unwrap_or_default(),
+        None => host.split([':', '/']).next().unwrap_or_default(),
+    };
+    host == "localhost"
+        || host
+            .parse::<IpAddr>()
+            .is_ok_and(|ip| ip.is_loopback() || ip.is_unspecified())
+}
+
+/// The Secret with the sealed keys of the cluster, for the holder of this token.
+pub fn keys_secret(token: &Token) -> String {
+    format!("skiff-server-keys-{}", token.id)
+}
+
+/// Puts the sealed keys where this token, and no other, may read them. All of it belongs to the token's Secret: it goes
+/// when the token ends or is deleted.
+async fn offer(
+    client: &kube::Client,
+    token: &Token,
+    made: &Secret,
+    sealed: Vec<u8>,
+    expires: &str,
+) -> Result<()> {
+    let name = keys_secret(token);
+    let metadata = ObjectMeta {
+        name: Some(name.clone()),
+        namespace: Some(NAMESPACE.to_owned()),
+        owner_references: Some(vec![OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Secret".to_owned(),
+            name: made.metadata.name.clone().unwrap_or_default(),
+            uid: made.metadata.uid.clone().unwrap_or_default(),
+            ..OwnerReference::default()
+        }]),
+        ..ObjectMeta::default()
+    };
+    let keys = Secret {
+        metadata: metadata.clone(),
+        type_: Some("skiff.io/server-keys".to_owned()),
+        immutable: Some(true),
+        data: Some(
+            [
+                (bundle::SEALED.to_owned(), ByteString(sealed)),
+                (
+                    bundle::EXPIRES.to_owned(),
+                    ByteString(expires.as_bytes().to_vec()),
+                ),
+            ]
+            .into(),
+        ),
+        ..Secret::default()
+    };
+    let role = Role {
+        metadata: metadata.clone(),
+        rules: Some(vec![PolicyRule {
+            api_groups: Some(vec![String::new()]),
+            resources: Some(vec!["secrets".to_owned()]),
+            resource_names: Some(vec![name.clone()]),
+            verbs: vec!["get".to_owned()],
+            ..PolicyRule::default()
+        }]),
+    };
+    let group = "rbac.authorization.k8s.io".to_owned();
+    let binding = RoleBinding {
+        metadata,
+        role_ref: RoleRef {
+            api_group: Some(group.clone()),
+            kind: "Role".to_owned(),
+            name,
+        },
+        subjects: Some(vec![Subject {
+            api_group: Some(group),
+            kind: "User".to_owned(),
+            name: format!("system:bootstrap:{}", token.id),
+            namespace: None,
+        }]),
+    };
+    let post = PostParams::default();
+    Api::namespaced(client.clone(), NAMESPACE)
+        .create(&post, &keys)
+        .await?;
+    Api::namespaced(client.clone(), NAMESPACE)
+        .create(&post, &role)
+        .await?;
+    Api::namespaced(client.clone(), NAMESPACE)
+        .create(&post, &binding)
+        .await?;
     Ok(())
 }
 
@@ -262,6 +441,20 @@ mod tests {
             "abcdef.0123456789abcde",
         ] {
             assert!(bad.parse::<Token>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_store_that_others_reach() {
+        for (server, local) in [
+            ("http://127.0.0.1:2379", true),
+            ("localhost:2379", true),
+            ("https://[::1]:2379", true),
+            ("https://[fd00::1]:2379", false),
+            ("https://etcd.example:2379", false),
+            ("192.0.2.1:2379", false),
+        ] {
+            assert_eq!(is_local(server), local, "{server}");
         }
     }
 

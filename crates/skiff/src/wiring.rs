@@ -8,12 +8,14 @@ use crate::cluster::{Cluster, host_address};
 use crate::components::{Access, ControlPlane, Identity, Machine, NodeKeys, advertise_address};
 use crate::join::is_ready;
 use crate::progress::{NODE_READY, Reporter};
+use crate::server_state::ServerState;
 use crate::supervise::Supervisor;
 use crate::{image, preflight};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::Api;
+use skiff_client::ServerAddress;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -58,9 +60,11 @@ impl Wiring {
             .reporter
             .step("certificates", async {
                 let node = (node_name.as_str(), node_address);
-                Certificates::open(cluster, &args.cluster_domain, advertise, node).map(Arc::new)
+                let endpoint = args.control_plane_endpoint.as_ref().map(ServerAddress::host);
+                Certificates::open(cluster, &args.cluster_domain, advertise, endpoint, node).map(Arc::new)
             })
             .await?;
+        let state = ServerState::of(args, cluster, advertise, &node_name)?;
         Ok(Machine {
             node_keys: NodeKeys {
                 serving: certificates.kubelet.clone(),
@@ -69,8 +73,10 @@ impl Wiring {
             control_plane: Some(ControlPlane {
                 certificates,
                 advertise,
+                state,
             }),
             agent: None,
+            server_id: self.cluster.server_id()?,
             node_name,
             node_address,
             access: OnceLock::new(),
@@ -99,6 +105,7 @@ impl Wiring {
             },
             node_name: state.node.node_name()?,
             node_address: state.node_address()?,
+            server_id: String::new(),
             control_plane: None,
             agent: Some(keys),
             access,

@@ -110,11 +110,11 @@ fn commands_and_flags_of_skiff_exist() -> Result<()> {
             );
             let flags = words.iter().filter(|word| word.starts_with("--"));
             let mut known = help(&[command])?;
-            // A flag may be of the command below, such as `skiff store migrate`.
-            if let Some(below) = words.get(1)
-                && known.lines().any(|l| l.starts_with(&format!("  {below} ")))
+            // Flags of a subcommand are in its own help.
+            if let Some(sub) = words.get(1)
+                && known.lines().any(|line| line.starts_with(&format!("  {sub} ")))
             {
-                known += &help(&[command, below])?;
+                known.push_str(&help(&[command, sub])?);
             }
             for flag in flags {
                 let flag = flag.split('=').next().unwrap_or_default().trim_end_matches(']');

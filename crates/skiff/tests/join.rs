@@ -135,6 +135,28 @@ fn joins_that_fail(server: &Machine, agent: &Machine) -> Result<()> {
         ensure!(told.contains(sentence), "{args:?}: {told}");
     }
     a_token_is_for_new_nodes_alone(agent, url, token)?;
+    // The embedded store is this machine's alone.
+    let key = "0a".repeat(32);
+    let args = [
+        "join",
+        url,
+        "--token",
+        token,
+        "--ca-hash",
+        hash,
+        "--server",
+        "--certificate-key",
+        &key,
+    ];
+    for told in [
+        server.skiff_fails(&["token", "create", "--server"])?,
+        agent.skiff_fails(&args)?,
+    ] {
+        ensure!(
+            told.contains("embedded store") && told.contains("--etcd-servers"),
+            "{told}"
+        );
+    }
     // A token that was deleted, and how tokens are listed.
     ensure!(server.skiff(&["token", "list"])?.contains(id), "it is not listed");
     ensure!(
@@ -187,7 +209,15 @@ fn status_shows_the_server(server: &Machine, agent: &Machine) -> Result<()> {
         .iter()
         .filter_map(|one| one["name"].as_str())
         .collect();
-    for name in ["network", "runtime", "node", "proxy", "certificates", "servers"] {
+    for name in [
+        "network",
+        "policy",
+        "runtime",
+        "node",
+        "proxy",
+        "certificates",
+        "servers",
+    ] {
         ensure!(names.contains(&name), "{name} is not among {names:?}");
     }
     ensure!(!names.contains(&"api"), "{names:?}");
@@ -340,11 +370,12 @@ fn a_node_stays_itself(server: &Machine, agent: &Machine, url: &str) -> Result<(
     ] {
         ensure!(!issued(bad)?, "{bad} was issued");
     }
+    // It reads all pods, because network policies are about their labels, and changes none but its own.
     for (method, path) in [
         ("DELETE", "/api/v1/nodes/first"),
         ("DELETE", "/api/v1/nodes/second"),
         ("GET", "/api/v1/secrets"),
-        ("GET", "/api/v1/pods"),
+        ("DELETE", "/api/v1/namespaces/default/pods"),
         ("GET", "/api/v1/namespaces/kube-system/secrets"),
     ] {
         let (code, answer) = as_node(agent, url, method, path, &Value::Null)?;

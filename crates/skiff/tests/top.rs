@@ -113,6 +113,35 @@ fn top_works_with_no_add_on() -> Result<()> {
     ])?;
     ensure!(explained.contains("PodMetrics"), "{explained}");
 
+    // The kubelet's own pages, as a collector reads them.
+    let page = |path: &str| kubectl.run(&["get", "--raw", &format!("/api/v1/nodes/{node}/proxy/{path}")]);
+    for (path, line) in [
+        ("metrics", "kubelet_running_pods 1".to_owned()),
+        (
+            "metrics",
+            "kubelet_running_containers{container_state=\"running\"} 1".to_owned(),
+        ),
+        ("metrics", format!("kubelet_node_name{{node=\"{node}\"}} 1")),
+        (
+            "metrics",
+            "kubelet_runtime_operations_total{operation_type=\"start_container\"} 1".to_owned(),
+        ),
+        (
+            "metrics/cadvisor",
+            "container_cpu_usage_seconds_total{container=\"c\",".to_owned(),
+        ),
+        (
+            "metrics/cadvisor",
+            "container_network_receive_bytes_total{container=\"\",".to_owned(),
+        ),
+    ] {
+        let text = page(path)?;
+        ensure!(
+            text.lines().any(|found| found.starts_with(&line)),
+            "{path} lacks {line}:\n{text}"
+        );
+    }
+
     // Who may read it, and how it shows in the list of APIs.
     let (code, told) = kubectl.try_run(&["--as=stranger", "get", "nodes.metrics.k8s.io"])?;
     ensure!(

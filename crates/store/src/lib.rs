@@ -18,6 +18,7 @@ pub mod etcd;
 mod hub;
 mod kine;
 mod together;
+mod transaction;
 mod watch;
 
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub use error::{Error, Result};
 pub use etcd::Etcd;
 pub use kine::Kine;
 pub use together::together;
+pub use transaction::{Merge, Merged, Transacted, Write, Written};
 pub use watch::{Batch, Event, OpenValues, Opened, Position, Watch};
 
 /// A key with its value, as of some revision.
@@ -67,6 +69,8 @@ impl Expect {
 pub enum Op {
     Put(Bytes),
     Delete,
+    /// Puts what a function makes of the present value.
+    Merge(Merge),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,6 +119,11 @@ pub trait Store: Send + Sync + 'static {
     /// One write. When this returns `Done`, it is on disk. A key written with `lease_seconds` is
     /// deleted by the store, in an ordinary delete, about that long after its last write.
     async fn write(&self, key: &str, expect: Expect, op: Op, lease_seconds: Option<i64>) -> Result<Outcome>;
+
+    /// Several writes, of a key each, that happen together or not at all: none happens when the expectation of one does
+    /// not hold. In etcd all of them have one revision. Whoever watches a prefix is told one event a revision, so no two
+    /// keys of one transaction may be below the same watched prefix.
+    async fn transact(&self, writes: Vec<Write>) -> Result<Transacted>;
 
     /// Everything that happens below `prefix` from revision `from` on (0: from now on), in order.
     async fn watch(&self, prefix: &str, from: i64) -> Result<Watch>;

@@ -63,6 +63,7 @@ impl ApiServer {
             kubelet: None,
             recorder: Arc::default(),
             audit: None,
+            instance: String::new(),
             kms_health: None,
             version: Default::default(),
             shutdown: stop.clone(),

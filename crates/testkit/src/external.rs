@@ -1,7 +1,7 @@
 //! Real programs beside skiff: etcd, containerd, a registry. Each runs in a temporary folder on free ports and
 //! is killed, by its process id, when dropped.
 
-use crate::eventually;
+use crate::{Machine, eventually};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -96,6 +96,67 @@ impl Etcd {
         eventually("etcd listens", PATIENCE, || {
             Ok(TcpStream::connect(&address).map(|_| ())?)
         })
+    }
+}
+
+/// A real etcd with a member on each of some machines, reached by their addresses.
+pub struct EtcdMembers {
+    _processes: Vec<Process>,
+    _dir: TempDir,
+    endpoints: Vec<String>,
+}
+
+impl EtcdMembers {
+    pub fn start(machines: &[Machine]) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let url = |machine: &Machine, port: u16| format!("http://{}:{port}", machine.address());
+        let members: Vec<String> = machines
+            .iter()
+            .map(|machine| format!("{}={}", machine.host_name(), url(machine, 2380)))
+            .collect();
+        let mut processes = Vec::new();
+        for machine in machines {
+            let name = machine.host_name();
+            let (client, peer) = (url(machine, 2379), url(machine, 2380));
+            let mut command = machine.command("etcd");
+            command
+                .args(["--name", name, "--initial-cluster", &members.join(",")])
+                .arg("--data-dir")
+                .arg(dir.path().join(name))
+                .args([
+                    "--listen-client-urls",
+                    &client,
+                    "--advertise-client-urls",
+                    &client,
+                ])
+                .args([
+                    "--listen-peer-urls",
+                    &peer,
+                    "--initial-advertise-peer-urls",
+                    &peer,
+                ])
+                .stdout(Stdio::null())
+                .stderr(fs::File::create(dir.path().join(format!("{name}.log")))?);
+            processes.push(Process::start("etcd", "etcd-server", &mut command)?);
+        }
+        let endpoints: Vec<String> = machines.iter().map(|machine| url(machine, 2379)).collect();
+        if let Some(machine) = machines.first() {
+            eventually("etcd has a leader", PATIENCE, || {
+                machine
+                    .shell(&format!("curl -sf {}/health", endpoints[0]))
+                    .map(drop)
+            })?;
+        }
+        Ok(Self {
+            _processes: processes,
+            _dir: dir,
+            endpoints,
+        })
+    }
+
+    /// As `--etcd-servers` takes them.
+    pub fn endpoints(&self) -> String {
+        self.endpoints.join(",")
     }
 }
 

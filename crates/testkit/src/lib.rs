@@ -14,7 +14,7 @@ pub mod whole_path;
 pub use api_server::ApiServer;
 pub use belongings::{belongings, shims};
 pub use cluster::{Cluster, Kubectl};
-pub use external::{Containerd, Etcd, Registry, free_port};
+pub use external::{Containerd, Etcd, EtcdMembers, Registry, free_port};
 pub use image::{BUSYBOX, PAUSE, busybox_archive, pause_archive};
 pub use machines::{Machine, Switch};
 pub use outage::StoreSwitch;

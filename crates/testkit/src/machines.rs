@@ -187,6 +187,11 @@ impl Machine {
         Ok(found)
     }
 
+    /// The network namespace, for a thread of a test that is to speak from this machine.
+    pub fn network_namespace(&self) -> PathBuf {
+        format!("/proc/{}/ns/net", self.holder.pid()).into()
+    }
+
     /// A program on this machine.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");

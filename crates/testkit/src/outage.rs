@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use skiff_store::{Embedded, Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
+use skiff_store::{
+    Embedded, Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Transacted, Watch, Write,
+};
 
 /// Turns a store off and on.
 #[derive(Clone, Default)]
@@ -63,6 +65,10 @@ impl Store for Switched {
 
     async fn write(&self, key: &str, expect: Expect, op: Op, lease_seconds: Option<i64>) -> Result<Outcome> {
         self.inner()?.write(key, expect, op, lease_seconds).await
+    }
+
+    async fn transact(&self, writes: Vec<Write>) -> Result<Transacted> {
+        self.inner()?.transact(writes).await
     }
 
     async fn watch(&self, prefix: &str, from: i64) -> Result<Watch> {

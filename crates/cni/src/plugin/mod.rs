@@ -5,6 +5,7 @@ mod bridge;
 mod guard;
 mod host_ports;
 mod ipam;
+mod policy;
 mod subnet;
 
 use std::io::Read;
@@ -20,6 +21,7 @@ use host_ports::HostPorts;
 use subnet::Subnets;
 
 pub use bridge::{ensure_bridge, mac_of, remove_bridge, restore_guards};
+pub use policy::{POLICY_IN_FORCE, PolicyRequest};
 
 /// The name the binary must be called by to act as the plugin.
 pub const PLUGIN_NAME: &str = "skiff-bridge";
@@ -52,6 +54,9 @@ pub struct BridgeConf {
     /// Where allocations are kept.
     #[serde(rename = "dataDir", default = "default_data_dir")]
     pub data_dir: PathBuf,
+    /// The socket where the plugin asks for a pod's network policies to be in force; without it there are none.
+    #[serde(rename = "policySocket", default)]
+    pub policy_socket: Option<PathBuf>,
     #[serde(rename = "prevResult", default)]
     prev_result: Option<Value>,
     #[serde(rename = "runtimeConfig", default)]
@@ -92,6 +97,7 @@ impl BridgeConf {
             subnet: None,
             mtu: None,
             data_dir: data_dir.into(),
+            policy_socket: None,
             prev_result: None,
             runtime_config: RuntimeConfig::default(),
             valid_attachments: Vec::new(),
@@ -248,6 +254,13 @@ async fn add(
     env: &Environment,
 ) -> Result<Value, CniError> {
     let pod = addresses.allocate(&env.container_id, &env.ifname)?;
+    // A pod that is attached can send and be reached: its policies come first.
+    if let Some(socket) = &conf.policy_socket
+        && let Err(error) = policy::wait_in_force(socket, &pod).await
+    {
+        let _ = addresses.release(&env.container_id, &env.ifname);
+        return Err(error);
+    }
     // Before the sandbox is attached, which ends in its namespace. If that fails, DEL closes them.
     open_host_ports(conf, env, &pod).await?;
     let host_ifname = bridge::host_ifname(&conf.name, &env.container_id, &env.ifname);

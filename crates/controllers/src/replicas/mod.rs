@@ -5,6 +5,7 @@ mod plan;
 mod pod;
 mod workload;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -117,8 +118,11 @@ impl<W: Workload> Replicas<W> {
         Ok(ownership::claim_parts(client, workload, &self.pods, &self.replicas, selects, may_adopt).await?)
     }
 
-    /// How many of its active pods have all labels of the template.
-    fn fully_labeled(&self, workload: &W) -> i32 {
+    /// How many of these have all labels of the template and are active. Of these alone: the informer may know newer pods
+    /// by now, and a status with more labelled pods than pods is refused.
+    fn fully_labeled(&self, workload: &W, controlled: &[Arc<ReplicaPod>]) -> i32 {
+        let active = controlled.iter().filter(|pod| pod.is_active());
+        let active: HashSet<&str> = active.map(|pod| pod.name.as_str()).collect();
         let template = workload
             .template()
             .and_then(|template| template.metadata.as_ref());
@@ -127,8 +131,8 @@ impl<W: Workload> Replicas<W> {
         let labelled = self.replicas.by_index_labelled(BY_CONTROLLER, uid, |labels| {
             workload.selects(labels) && matches_map(&wanted, labels)
         });
-        let active = labelled.iter().filter(|pod| pod.is_active());
-        i32::try_from(active.count()).unwrap_or(i32::MAX)
+        let counted = labelled.iter().filter(|pod| active.contains(pod.name.as_str()));
+        i32::try_from(counted.count()).unwrap_or(i32::MAX)
     }
 
     fn related(&self, workload: &W) -> Vec<Arc<ReplicaPod>> {
@@ -230,7 +234,13 @@ impl<W: Workload> Replicas<W> {
         failure: Option<&Failure>,
         now: Timestamp,
     ) -> Result<(), Error> {
-        let mut status = plan::new_status(workload, controlled, self.fully_labeled(workload), failure, now);
+        let mut status = plan::new_status(
+            workload,
+            controlled,
+            self.fully_labeled(workload, controlled),
+            failure,
+            now,
+        );
         let present = workload.status();
         if W::kind(&()) != "ReplicaSet" {
             status.terminating = None;

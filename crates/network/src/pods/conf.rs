@@ -27,6 +27,9 @@ fn plugin(config: &PodNetworkConfig, plan: &Plan) -> Value {
     if let Some(mtu) = plan.mtu {
         plugin["mtu"] = mtu.into();
     }
+    if let Some(socket) = &config.policy_socket {
+        plugin["policySocket"] = json!(socket);
+    }
     plugin
 }
 

@@ -141,6 +141,8 @@ pub struct PodNetworkConfig {
     pub wireguard_port: u16,
     /// Whether cluster DNS listens on the gateways.
     pub dns: bool,
+    /// Where the CNI plugin asks for a pod's network policies to be in force (see `policy`).
+    pub policy_socket: Option<PathBuf>,
 }
 
 impl PodNetworkConfig {

@@ -314,6 +314,7 @@ pub(super) mod tests {
             mtu: None,
             wireguard_port: 51820,
             dns: false,
+            policy_socket: None,
         }
     }
 

@@ -24,6 +24,7 @@ pub(crate) use apply::string_attribute;
 use marks::Marks;
 pub use plan::plan;
 use plan::plan_with_refusals;
+pub(crate) use ruleset::Protocol;
 pub use ruleset::Ruleset;
 use skiff_meta::net::Cidr;
 

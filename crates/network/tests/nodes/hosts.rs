@@ -147,9 +147,9 @@ pub(crate) struct Machine {
     pub(crate) name: &'static str,
     pub(crate) host: Host,
     pub(crate) config: PodNetworkConfig,
-    client: Client,
+    pub(crate) client: Client,
     running: Option<tokio::task::AbortHandle>,
-    dir: tempfile::TempDir,
+    pub(crate) dir: tempfile::TempDir,
     pods: u32,
 }
 
@@ -173,6 +173,7 @@ impl Machine {
             mtu: None,
             wireguard_port: 51820,
             dns: true,
+            policy_socket: None,
         };
         let user = UserInfo::new(
             format!("system:node:{name}"),
@@ -214,28 +215,34 @@ impl Machine {
         self.config.cni_conf_dir.join("10-skiff.conflist").exists()
     }
 
-    fn attachment(&self, number: u32, netns: PathBuf) -> Attachment {
+    fn attachment(&self, number: u32, netns: PathBuf, pod: PodArgs) -> Attachment {
         Attachment {
             bin_dirs: vec![self.dir.path().join("bin")],
             cache_dir: self.dir.path().join("cache"),
             container_id: format!("{}{number}", self.name),
             netns: Some(netns),
             ifname: "eth0".into(),
-            pod: PodArgs {
-                namespace: "default".into(),
-                name: format!("pod{number}"),
-                uid: "u".into(),
-            },
+            pod,
             runtime_config: Default::default(),
         }
     }
 
     /// Has the real plugin attach a pod.
     pub(crate) fn pod(&mut self) -> Pod {
+        let pod = PodArgs {
+            namespace: "default".into(),
+            name: format!("pod{}", self.pods + 1),
+            uid: "u".into(),
+        };
+        self.pod_of(pod)
+    }
+
+    /// Has the real plugin attach this pod.
+    pub(crate) fn pod_of(&mut self, pod: PodArgs) -> Pod {
         eventually("the CNI configuration", || self.is_ready().then_some(()));
         self.pods += 1;
         let path = Host::new();
-        let attachment = self.attachment(self.pods, path.path.clone());
+        let attachment = self.attachment(self.pods, path.path.clone(), pod);
         let conf_dir = self.config.cni_conf_dir.clone();
         let added = attachment.clone();
         let addresses = self.host.run(async move {
@@ -377,7 +384,8 @@ impl ApiServer {
         let name = "skiff:pod-network";
         let (group, version) = ("rbac.authorization.k8s.io", "rbac.authorization.k8s.io/v1");
         let role = json!({"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": name}, "rules": [
-            {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}]});
+            {"apiGroups": [""], "resources": ["nodes", "pods", "namespaces"], "verbs": ["get", "list", "watch"]},
+            {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["get", "list", "watch"]}]});
         let binding = json!({"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": {"name": name},
             "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
             "subjects": [{"apiGroup": group, "kind": "Group", "name": "system:nodes"}]});
@@ -459,6 +467,7 @@ async fn server(dir: &std::path::Path) -> skiff_server::Server {
         kubelet: None,
         recorder: Arc::default(),
         audit: None,
+        instance: String::new(),
         kms_health: None,
         version: Default::default(),
         shutdown: CancellationToken::new(),

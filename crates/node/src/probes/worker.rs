@@ -129,6 +129,10 @@ impl ProbeWorker {
         if let Some(id) = &self.seen {
             self.kubelet.probes.clear(self.kind, id);
         }
+        let pod = self.state.pod();
+        self.kubelet
+            .metrics
+            .forget_probe(&pod, &self.container.name, self.kind);
     }
 
     fn step(&mut self) -> Step {
@@ -230,6 +234,14 @@ impl ProbeWorker {
         }
         let pod = self.state.pod();
         let name = self.kind.as_str();
+        let told = match &outcome {
+            Outcome::Success | Outcome::Warning(_) => "successful",
+            Outcome::Failure(_) => "failed",
+            Outcome::Error(_) => "unknown",
+        };
+        self.kubelet
+            .metrics
+            .probed(&pod, &self.container.name, self.kind, told);
         let event = |type_: &str, reason: &str, message: String| {
             self.kubelet.recorder.event(
                 &pods::container_reference(&pod, &self.container.name),

@@ -3,8 +3,10 @@
 //! can connect, so what comes before a client is known is bounded.
 
 mod auth;
+mod cadvisor;
 pub mod log_file;
 mod logs;
+mod page;
 mod query;
 mod resource_metrics;
 mod stats;
@@ -221,6 +223,9 @@ async fn handle(
             system::machine_logs(&rest.join("/"), &path).await
         }
         ["stats", "summary"] => summary::serve(kubelet, &shared.rates, &query).await,
+        ["metrics"] => page::answer(kubelet.metrics.registry.text()),
+        ["metrics", "cadvisor"] => cadvisor::serve(kubelet).await,
+        ["metrics", "probes"] => page::answer(kubelet.metrics.probes.text()),
         ["metrics", "resource"] => resource_metrics::serve(kubelet).await,
         ["containerLogs", namespace, pod, container] => {
             container_logs(kubelet, namespace, pod, container, &query)

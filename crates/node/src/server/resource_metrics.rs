@@ -1,13 +1,11 @@
 //! `/metrics/resource`: what metrics-server and the Metrics API read, under upstream's names.
 
-use std::fmt::Write as _;
-
-use http::{HeaderValue, Response, StatusCode};
+use http::Response;
 use skiff_cri::v1;
 use skiff_streaming::Body;
 
+use super::page::{self, Page, Reading, Sample, float, seconds};
 use super::stats::{ContainerUsage, NodeUsage, PodUsage, number};
-use super::text;
 use crate::kubelet::Kubelet;
 
 pub async fn serve(kubelet: &Kubelet) -> Response<Body> {
@@ -16,45 +14,7 @@ pub async fn serve(kubelet: &Kubelet) -> Response<Body> {
         tracing::error!(error, "cannot read what containers use");
     }
     let node = NodeUsage::read(kubelet.machine.memory);
-    let mut response = text(StatusCode::OK, format(usage.as_deref().ok(), &node));
-    response.headers_mut().insert(
-        "content-type",
-        HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"),
-    );
-    response
-}
-
-/// A value and its time in Unix nanoseconds, if it has one.
-type Reading = (f64, Option<i64>);
-/// A reading with its labels.
-type Sample = (String, f64, Option<i64>);
-
-struct Page(String);
-
-impl Page {
-    /// A family without samples is not shown.
-    fn family(&mut self, name: &str, kind: &str, help: &str, samples: Vec<Sample>) {
-        if samples.is_empty() {
-            return;
-        }
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        for (labels, value, time) in samples {
-            let _ = write!(self.0, "{name}{labels} {value}");
-            if let Some(time) = time {
-                let _ = write!(self.0, " {}", time / 1_000_000);
-            }
-            self.0.push('\n');
-        }
-    }
-}
-
-#[allow(clippy::cast_precision_loss)]
-fn float(value: u64) -> f64 {
-    value as f64
-}
-
-fn seconds(nanos: u64) -> f64 {
-    std::time::Duration::from_nanos(nanos).as_secs_f64()
+    page::answer(format(usage.as_deref().ok(), &node))
 }
 
 fn cpu_of(cpu: &Option<v1::CpuUsage>) -> Option<(f64, i64)> {
@@ -80,10 +40,10 @@ fn swap_limit_of(container: &ContainerUsage) -> Option<(f64, i64)> {
 
 /// Without pods, because they could not be read, there is the error alone.
 fn format(pods: Option<&[PodUsage]>, node: &NodeUsage) -> String {
-    let mut page = Page(String::new());
+    let mut page = Page::default();
     let Some(pods) = pods else {
         scrape_error(&mut page, 1.0);
-        return page.0;
+        return page.into_text();
     };
     let containers = |value: &dyn Fn(&ContainerUsage) -> Option<Reading>| -> Vec<Sample> {
         let one = |pod: &PodUsage, container: &ContainerUsage| {
@@ -181,7 +141,7 @@ fn format(pods: Option<&[PodUsage]>, node: &NodeUsage) -> String {
         by_pod(&|pod| pod.swap().map(|(time, bytes)| (float(bytes), time))),
     );
     scrape_error(&mut page, 0.0);
-    page.0
+    page.into_text()
 }
 
 fn scrape_error(page: &mut Page, errors: f64) {

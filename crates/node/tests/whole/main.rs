@@ -84,6 +84,7 @@ impl World {
             kubelet: None,
             recorder: Arc::default(),
             audit: None,
+            instance: String::new(),
             kms_health: None,
             version: Default::default(),
             shutdown: stop.clone(),

@@ -1,13 +1,13 @@
 //! The objects that every cluster has from its first moment: namespaces, priority classes, the
 //! `kubernetes` service. Missing ones are made at each start, and those that nothing works without now and then, too;
-//! changed ones are left as they are, except where the server itself is the owner (the endpoints of `kubernetes`).
+//! changed ones are left as they are, except where the server itself is the owner (what extension API servers check).
 
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use skiff_meta::Status;
 
-use crate::{Context, Open, Registry, WriteScope, errors, object};
+use crate::{Context, Open, Registry, WriteScope, object};
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
@@ -49,12 +49,12 @@ impl Registry {
             .chain(self.local_api_services())
             .chain([tracking]);
         // Concurrently: the store commits together what waits for it, and a start waits for every commit.
-        futures::try_join!(
-            self.namespaces(),
-            self.ensure_all(objects),
-            self.service_cidr(),
-            self.kubernetes_service(advertise)
-        )?;
+        let network = async {
+            // The address of the service is one of the range.
+            self.service_cidr().await?;
+            self.kubernetes_service(advertise).await
+        };
+        futures::try_join!(self.namespaces(), self.ensure_all(objects), network)?;
         Ok(())
     }
 
@@ -151,30 +151,8 @@ impl Registry {
                     "ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": advertise.port}]}}))
                 .await
         };
-        if advertise.address.is_loopback() {
-            // Endpoints may not be loopback addresses: pods would reach themselves.
-            return service.await;
-        }
-        let address = advertise.address.to_string();
-        let family = if advertise.address.is_ipv4() {
-            "IPv4"
-        } else {
-            "IPv6"
-        };
-        let endpoints = json!({"kind": "Endpoints", "apiVersion": "v1",
-            "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}},
-            "subsets": [{"addresses": [{"ip": address}], "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]}]});
-        let slice = json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1",
-            "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"kubernetes.io/service-name": "kubernetes"}},
-            "addressType": family,
-            "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
-            "ports": [{"name": "https", "port": advertise.port, "protocol": "TCP"}]});
-        futures::try_join!(
-            service,
-            self.own(endpoints, "subsets"),
-            self.own(slice, "endpoints")
-        )?;
-        Ok(())
+        // Its endpoints are the living API servers: the server's `hooks::endpoints`.
+        service.await
     }
 
     /// Says in the cluster which authorities client certificates are checked against, so that extension API
@@ -215,12 +193,15 @@ impl Registry {
         }
         let (_, version) = split(&resource.api_version);
         (resource.rules.default)(version, &mut value);
-        match self
-            .create(&Context::of_server(), &resource, &namespace, value, &Open)
-            .await
-        {
-            Err(status) if errors::is_already_exists(&status) => Ok(()),
-            result => result.map(drop),
+        let context = Context::of_server();
+        let created = self.create(&context, &resource, &namespace, value, &Open);
+        let Err(status) = created.await else {
+            return Ok(());
+        };
+        // Another server that starts now may have been quicker, and have what this one asked for: its address.
+        match self.read_stored(&resource.key(&namespace, &name)).await? {
+            Some(_) => Ok(()),
+            None => Err(status),
         }
     }
 

@@ -2,21 +2,21 @@
 //! allocates, how they are deleted and converted. Only this folder and `subresources` name kinds.
 
 pub mod bootstrap;
+mod change;
+pub mod cidr;
 mod convert;
 mod definitions;
 mod devices;
 mod facts;
-pub mod ip_allocator;
-mod ledger;
 mod namespaces;
 mod pods;
-pub mod port_allocator;
 mod reset_fields;
 pub mod services;
 mod volumes;
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use serde_json::Value;
 use skiff_cache::Field;
 use skiff_meta::{Status, field};
@@ -24,6 +24,7 @@ use skiff_meta::{Status, field};
 use crate::update::WriteScope;
 use crate::{Context, Registry, Resource, object};
 
+pub use change::Change;
 pub use convert::{Converter, converter};
 pub use facts::{StorageFacts, storage_facts};
 pub use namespaces::Namespaces;
@@ -51,90 +52,6 @@ pub fn never_written(resource: &Resource) -> Value {
     object
 }
 
-/// What became of a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settled {
-    /// It is in the store.
-    Committed,
-    /// It is not, and never will be.
-    Reverted,
-    /// Nobody knows: the store went away in between.
-    Unknown,
-}
-
-/// Something that a write took or is to free, which depends on the outcome of the write.
-#[must_use = "a change that is dropped is reverted"]
-pub struct Change {
-    settle: Option<Box<dyn FnOnce(Settled) + Send>>,
-    /// What dropping it means.
-    otherwise: Settled,
-}
-
-impl Change {
-    pub fn none() -> Change {
-        Change {
-            settle: None,
-            otherwise: Settled::Reverted,
-        }
-    }
-
-    pub fn new(settle: impl FnOnce(Settled) + Send + 'static) -> Change {
-        Change {
-            settle: Some(Box::new(settle)),
-            otherwise: Settled::Reverted,
-        }
-    }
-
-    /// The store has the write: from now on silence is no proof that it did not happen.
-    pub(crate) fn handed_over(&mut self) {
-        self.otherwise = Settled::Unknown;
-    }
-
-    /// The store did not take the write after all.
-    pub(crate) fn taken_back(&mut self) {
-        self.otherwise = Settled::Reverted;
-    }
-
-    /// The write is in the store.
-    pub fn commit(self) {
-        self.settle(Settled::Committed);
-    }
-
-    pub fn revert(self) {
-        self.settle(Settled::Reverted);
-    }
-
-    /// The write may be in the store or not.
-    pub(crate) fn doubt(self) {
-        self.settle(Settled::Unknown);
-    }
-
-    /// `self`, and `other` whatever becomes of the write: that one is reverted, or in doubt like this one.
-    pub(crate) fn instead_of(self, other: Change) -> Change {
-        Change::new(move |settled| {
-            self.settle(settled);
-            match settled {
-                Settled::Unknown => other.doubt(),
-                Settled::Committed | Settled::Reverted => other.revert(),
-            }
-        })
-    }
-
-    fn settle(mut self, settled: Settled) {
-        if let Some(settle) = self.settle.take() {
-            settle(settled);
-        }
-    }
-}
-
-impl Drop for Change {
-    fn drop(&mut self) {
-        if let Some(settle) = self.settle.take() {
-            settle(self.otherwise);
-        }
-    }
-}
-
 /// How a delete goes on after a hook had its say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marking {
@@ -153,16 +70,35 @@ pub struct Needed {
     pub otherwise: field::Error,
 }
 
+/// The write that a hook is asked about.
+pub struct Asked<'a> {
+    pub registry: &'a Registry,
+    pub context: &'a Context,
+    /// Another's write came in between the last time: what the caches say may be old, and the store must be asked.
+    pub again: bool,
+}
+
 /// The special points in the life of an object.
+#[async_trait]
 pub trait Hook: Send + Sync {
+    /// Whether others may take what a create asks for, so that it is to be tried again.
+    fn allocates(&self) -> bool {
+        false
+    }
+
     /// Runs before validation of a create; may fill in fields.
-    fn begin_create(&self, _object: &mut Value, _context: &Context) -> Result<Change, Status> {
-        Ok(Change::none())
+    async fn begin_create(&self, _object: &mut Value, _asked: &Asked<'_>) -> Result<Change, Status> {
+        Ok(Change::default())
     }
 
     /// Runs before the strategy and the validation of an update of the main resource.
-    fn begin_update(&self, _new: &mut Value, _old: &Value, _context: &Context) -> Result<Change, Status> {
-        Ok(Change::none())
+    async fn begin_update(
+        &self,
+        _new: &mut Value,
+        _old: &Value,
+        _asked: &Asked<'_>,
+    ) -> Result<Change, Status> {
+        Ok(Change::default())
     }
 
     /// Runs after the strategy of an update, for what it needs the clock for.
@@ -174,8 +110,8 @@ pub trait Hook: Send + Sync {
     }
 
     /// Runs before an object is removed from the store; what it frees is free when that is done.
-    fn begin_delete(&self, _object: &Value) -> Change {
-        Change::none()
+    async fn begin_delete(&self, _object: &Value, _asked: &Asked<'_>) -> Result<Change, Status> {
+        Ok(Change::default())
     }
 
     /// Marks an object as being deleted in the kind's own way, if it has one now.
@@ -206,33 +142,6 @@ pub fn hook_of(facts: &skiff_api::facts::Resource, services: &Arc<services::Serv
         ("resource.k8s.io", "resourceslices") => Arc::new(devices::Slices),
         _ => Arc::new(NoHook),
     }
-}
-
-/// Compares the allocated addresses and ports with what the stored services hold: takes what is held, and frees what
-/// nobody holds. Runs at start, and then to find out about writes whose outcome was unknown.
-pub async fn reconcile_services(registry: &Registry) -> Result<(), Status> {
-    let Some(resource) = registry.resources.get("", "v1", "services") else {
-        return Ok(());
-    };
-    let mut settled = registry.services.settled();
-    let found = registry
-        .store()
-        .range(&resource.prefix, None, 0, None)
-        .await
-        .map_err(crate::store_error)?;
-    let mut services = Vec::with_capacity(found.items.len());
-    for item in found.items {
-        match resource.read(&item) {
-            Ok(service) => services.push(service),
-            // The server must start, or the object could not be deleted.
-            Err(unreadable) => {
-                tracing::error!(%unreadable, "cannot read a service: no cluster IP or node port is freed");
-                settled = Default::default();
-            }
-        }
-    }
-    registry.services.reconcile(settled, &services);
-    Ok(())
 }
 
 /// The selectable fields of a resource as the cache wants them: by name, with the value that an object

@@ -1,15 +1,17 @@
 //! Namespaces: a delete only marks them, the namespace controller empties and finalizes them.
 
+use async_trait::async_trait;
 use serde_json::{Value, json};
 use skiff_meta::Status;
 
-use super::{Change, Hook, Marking};
-use crate::{Context, object};
+use super::{Asked, Change, Hook, Marking};
+use crate::object;
 
 pub struct Namespaces;
 
+#[async_trait]
 impl Hook for Namespaces {
-    fn begin_create(&self, object: &mut Value, _: &Context) -> Result<Change, Status> {
+    async fn begin_create(&self, object: &mut Value, _: &Asked<'_>) -> Result<Change, Status> {
         let has = object::at(object, &["spec", "finalizers"])
             .and_then(Value::as_array)
             .is_some_and(|list| list.iter().any(|value| value == "kubernetes"));
@@ -22,7 +24,7 @@ impl Hook for Namespaces {
             object::put(object, &["spec", "finalizers"], Value::Array(list));
         }
         object::put(object, &["status"], json!({"phase": "Active"}));
-        Ok(Change::none())
+        Ok(Change::default())
     }
 
     fn mark_deleting(&self, object: &mut Value, now: &str) -> Marking {

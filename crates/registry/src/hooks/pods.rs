@@ -1,19 +1,20 @@
 //! Pods: what their annotations say goes into fields, and whoever wrote it is told so.
 
+use async_trait::async_trait;
 use serde_json::Value;
 use skiff_api::core::pod_annotations;
 use skiff_meta::Status;
 
-use super::{Change, Hook};
-use crate::Context;
+use super::{Asked, Change, Hook};
 
 pub struct Pods;
 
+#[async_trait]
 impl Hook for Pods {
-    fn begin_create(&self, pod: &mut Value, context: &Context) -> Result<Change, Status> {
+    async fn begin_create(&self, pod: &mut Value, asked: &Asked<'_>) -> Result<Change, Status> {
         for warning in pod_annotations::take_over(pod) {
-            context.warn(warning);
+            asked.context.warn(warning);
         }
-        Ok(Change::none())
+        Ok(Change::default())
     }
 }

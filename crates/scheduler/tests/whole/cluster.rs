@@ -104,6 +104,7 @@ impl Cluster {
             kubelet: None,
             recorder: Arc::default(),
             audit: None,
+            instance: String::new(),
             kms_health: None,
             version: Default::default(),
             shutdown: stop.clone(),

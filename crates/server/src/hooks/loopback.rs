@@ -52,13 +52,17 @@ impl Loopback {
         }
     }
 
+    pub async fn create(&self, collection: &str, object: &Value) -> Result<Value, Status> {
+        self.send(Method::POST, collection, JSON, Some(object)).await
+    }
+
     /// Creates the object unless one of its name is there.
     pub async fn ensure(&self, collection: &str, object: &Value) -> Result<(), Status> {
         let name = object::name(object);
         if self.get(&format!("{collection}/{name}")).await?.is_some() {
             return Ok(());
         }
-        match self.send(Method::POST, collection, JSON, Some(object)).await {
+        match self.create(collection, object).await {
             Err(status) if status.code == 409 => Ok(()),
             result => result.map(drop),
         }

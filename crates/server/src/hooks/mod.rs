@@ -1,8 +1,10 @@
 //! What the front door checks specially for certain kinds, beside admission. Only this folder and
 //! `subresources` name kinds.
 
+pub mod allocation_events;
 pub mod bootstrap_secrets;
 pub mod claim_access;
+pub mod endpoints;
 pub mod escalation;
 pub mod follow;
 pub mod identity;

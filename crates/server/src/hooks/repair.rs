@@ -1,18 +1,18 @@
 //! Makes again, while the server runs, what a user may delete but a cluster cannot do without: the namespaces of the
 //! system, the `kubernetes` service, and what extension API servers check certificates against. Nothing is written while
-//! all of it is there. Also frees the cluster IPs and node ports that no service holds.
+//! all of it is there. Also brings the record of node ports in line with the services.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use skiff_meta::Status;
-use skiff_registry::hooks::reconcile_services;
 
+use super::allocation_events::{About, report};
 use crate::server::Inner;
 
 /// As often as upstream looks after the endpoints of `kubernetes`.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// As often as upstream compares allocated cluster IPs and node ports with the services.
+/// As often as upstream compares the allocated node ports with the services.
 const ALLOCATION_INTERVAL: Duration = Duration::from_secs(180);
 
 pub fn start(inner: &Arc<Inner>) {
@@ -27,14 +27,21 @@ async fn run(inner: Arc<Inner>) {
         if let Err(status) = repair(&inner).await {
             tracing::warn!(%status, "cannot restore the bootstrap objects");
         }
-        let registry = &inner.registry;
-        if compared.elapsed() >= ALLOCATION_INTERVAL || registry.services.has_overdue() {
+        if compared.elapsed() >= ALLOCATION_INTERVAL {
             compared = Instant::now();
-            if let Err(status) = reconcile_services(registry).await {
-                tracing::warn!(%status, "cannot compare the allocated cluster IPs and node ports with the services");
+            if let Err(status) = repair_node_ports(&inner).await {
+                tracing::warn!(%status, "cannot compare the allocated node ports with the services");
             }
         }
     }
+}
+
+pub async fn repair_node_ports(inner: &Arc<Inner>) -> Result<(), Status> {
+    for found in inner.registry.repair_node_ports().await? {
+        let about = About::service(&found.namespace, &found.name, &found.uid);
+        report(inner, about, found.reason, "PortAllocation", &found.message).await;
+    }
+    Ok(())
 }
 
 pub async fn repair(inner: &Inner) -> Result<(), Status> {

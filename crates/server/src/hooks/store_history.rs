@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use skiff_meta::Status;
-use skiff_registry::hooks::reconcile_services;
 
-use super::{rbac_source, repair};
+use super::{endpoints, rbac_source, repair};
 use crate::flow;
 use crate::server::Inner;
 
@@ -72,9 +71,10 @@ async fn run(inner: &Arc<Inner>, seen: &Mutex<Seen>) {
 /// What a server does at its start, but for what goes on by itself.
 async fn restore(inner: &Arc<Inner>) -> Result<(), Status> {
     inner.registry.note_foreign_values().await?;
-    reconcile_services(&inner.registry).await?;
+    inner.registry.repair_node_ports().await?;
     inner.registry.bootstrap(inner.advertise).await?;
     rbac_source::ensure(inner).await?;
     repair::publish(inner).await?;
+    endpoints::publish(inner).await?;
     flow::ensure(inner).await
 }

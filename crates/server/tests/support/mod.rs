@@ -222,6 +222,7 @@ impl Cluster {
             kubelet: Some(KubeletClient { tls: kubelet }),
             recorder: Arc::default(),
             audit,
+            instance: String::new(),
             kms_health: None,
             version: Version::default(),
             shutdown: shutdown.clone(),

@@ -124,7 +124,8 @@ pub fn run(args: &BackupArgs) -> Result<()> {
 
 /// The objects of a cluster without a server.
 async fn open_stopped(cluster: Cluster, args: BackupArgs) -> Result<Source> {
-    let etcd = args.etcd.given().or(cluster.etcd.as_ref());
+    let etcd = cluster.etcd_with(Some(&args.etcd))?;
+    let etcd = etcd.as_ref();
     if etcd.is_none() && !cluster.store_dir().try_exists()? {
         bail!(
             "cluster {:?} is not running and has no embedded store; start it, or name its etcd by --etcd-servers",
@@ -133,7 +134,8 @@ async fn open_stopped(cluster: Cluster, args: BackupArgs) -> Result<Source> {
     }
     let (_, public) = Pki::open(&cluster.pki_dir())?.service_account_keys()?;
     let store = cluster.open_store(etcd, &public).await?;
-    let encryption = args.encryption.open(&cluster, etcd, &store).await?;
+    let encryption = args.encryption.completed(&cluster)?;
+    let encryption = encryption.open(&cluster, etcd, &store).await?;
     Source::of_store(store, etcd.is_some(), encryption).await
 }
 

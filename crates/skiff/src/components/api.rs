@@ -4,6 +4,7 @@ use super::{Access, Machine, Prepared};
 use crate::certificates::Certificates;
 use crate::cli::{Component, ServerArgs};
 use crate::cluster::{Cluster, host_address};
+use crate::server_state::ServerState;
 use crate::{VERSION, addons, backup, joining};
 use anyhow::{Context, Result};
 use futures::FutureExt;
@@ -15,13 +16,20 @@ use skiff_store::Store;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
+use tokio_util::sync::CancellationToken;
+
+/// A server that ends waits no longer for this: the others notice by themselves.
+const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What a machine with an API server has besides.
 pub struct ControlPlane {
     pub certificates: Arc<Certificates>,
     /// Where pods and other machines reach the API server.
     pub advertise: IpAddr,
+    /// What it has in common with the other servers of its cluster.
+    pub state: ServerState,
 }
 
 /// Where pods and other machines reach the API server: an address that it listens on.
@@ -46,6 +54,7 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
             cluster.open_store(args.etcd_of(cluster), &control.certificates.service_account.1),
         )
         .await?;
+    control.state.write(cluster)?;
     let addresses = listen_addresses(machine, control.advertise);
     let (server, listeners) = machine
         .reporter
@@ -68,7 +77,8 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
         .reporter
         .step("cluster add-ons", async {
             let (domain, ca) = (&args.cluster_domain, certificates.current_ca.borrow().clone());
-            let joining = joining::objects(cluster, domain, args.pod_network, control.advertise, &ca)?;
+            let (server, shared) = (control.state.reached_at()?, args.etcd_of(cluster).is_some());
+            let joining = joining::objects(cluster, domain, args.pod_network, &server, shared, &ca)?;
             addons::install(&admin, cluster, machine.runs(Component::Metrics), joining).await
         })
         .await?;
@@ -87,11 +97,26 @@ fn serve(server: Server, addresses: Vec<SocketAddr>, listeners: Vec<TcpListener>
             let serving = listeners
                 .into_iter()
                 .map(|listener| server.serve(listener, stop.clone()));
-            futures::future::join_all(serving).await;
+            let serving = futures::future::join_all(serving);
+            futures::join!(serving, withdraw(&server, &stop));
             Ok(())
         }
         .boxed()
     })
+}
+
+/// When the server ends, pods and agents are sent to the others at once.
+async fn withdraw(server: &Server, stop: &CancellationToken) {
+    stop.cancelled().await;
+    let why = match tokio::time::timeout(WITHDRAWAL_TIMEOUT, server.withdraw()).await {
+        Ok(Ok(())) => return,
+        Ok(Err(status)) => status.message,
+        Err(_) => "the store does not answer".to_owned(),
+    };
+    tracing::warn!(
+        why,
+        "cannot leave the endpoints of the service kubernetes; the other servers remove this one soon"
+    );
 }
 
 /// Where the API server listens: at `--bind`, and where pods are told to find it if that is another address
@@ -135,6 +160,12 @@ fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
     rustix::net::sockopt::set_ip_freebind(&socket, true)?;
     socket.bind(address)?;
     socket.listen(1024)
+}
+
+/// Whether the etcd that a server is to use can be used from this machine.
+pub async fn check_etcd(state: &ServerState, cluster: &Cluster, token_key: &str) -> Result<()> {
+    let etcd = state.etcd().context("the cluster has no etcd")?;
+    cluster.open_store(Some(&etcd), token_key).await.map(drop)
 }
 
 async fn start(machine: &Machine, control: &ControlPlane, store: Arc<dyn Store>) -> Result<Server> {
@@ -193,6 +224,7 @@ async fn start(machine: &Machine, control: &ControlPlane, store: Arc<dyn Store>)
             git_version: VERSION.to_owned(),
             ..Version::default()
         },
+        instance: machine.server_id.clone(),
         kms_health: args.encryption.health(encryption.as_ref()),
         shutdown: shutdown.clone(),
     })

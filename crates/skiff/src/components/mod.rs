@@ -9,7 +9,7 @@ mod network;
 mod node;
 mod services;
 
-pub use api::{ControlPlane, advertise_address};
+pub use api::{ControlPlane, advertise_address, check_etcd};
 
 use crate::VERSION;
 use crate::agent::AgentKeys;
@@ -153,6 +153,14 @@ pub const COMPONENTS: &[Spec] = &[
         network::prepare
     ),
     component!(
+        "policy",
+        Node,
+        Identity::Node,
+        "skiff-policy",
+        Nothing,
+        network::prepare_policy
+    ),
+    component!(
         "runtime",
         Node,
         Identity::None,
@@ -283,6 +291,8 @@ pub struct Machine {
     pub reporter: Arc<Reporter>,
     pub supervisor: Arc<Supervisor>,
     pub node_name: String,
+    /// What tells this server from the others of its cluster; empty on an agent.
+    pub server_id: String,
     /// Where this machine is reached as a node.
     pub node_address: IpAddr,
     pub node_keys: NodeKeys,
@@ -313,9 +323,10 @@ impl Machine {
         self.access.get().context("the API server is not started")
     }
 
-    /// Who holds a leader's lease. The same after a restart, so that a killed skiff gets its leases back at once.
+    /// Who holds a leader's lease. The same after a restart, so that a killed skiff gets its leases back at once, and
+    /// no other server's, even if that has the same host name.
     fn lease_holder(&self) -> String {
-        format!("{}_{}", self.node_name, self.cluster.name)
+        format!("{}_{}", self.node_name, self.server_id)
     }
 
     /// The rows of the table that this machine runs.

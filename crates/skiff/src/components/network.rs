@@ -1,4 +1,5 @@
-//! The pod network of this node: the CNI plugin here, and `skiff_network::pods` for the bridge and the other nodes.
+//! The pod network of this node: the CNI plugin here, `skiff_network::pods` for the bridge and the other nodes, and
+//! `skiff_network::policy` for who may talk with whom.
 
 use super::{Machine, Prepared};
 use crate::cli::Component;
@@ -26,6 +27,22 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
         let config = config.clone();
         async move {
             let ended = skiff_network::pods::run(config, client, stop).await;
+            ended.map_err(|e| e.to_string())
+        }
+        .boxed()
+    }))
+}
+
+/// The network policies of this node's pods. Another CNI plugin brings its own.
+pub(super) async fn prepare_policy(machine: &Machine) -> Result<Prepared> {
+    if machine.args.pod_network.is_none() {
+        return Ok(Prepared::idle());
+    }
+    let config = machine.cluster.policy_config(&machine.node_name);
+    Ok(Prepared::new(move |client, stop| {
+        let config = config.clone();
+        async move {
+            let ended = skiff_network::policy::run(config, client, stop).await;
             ended.map_err(|e| e.to_string())
         }
         .boxed()

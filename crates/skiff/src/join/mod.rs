@@ -4,6 +4,7 @@
 
 mod discovery;
 mod problems;
+mod server;
 
 use crate::agent::AgentState;
 use crate::cli::JoinArgs;
@@ -41,6 +42,9 @@ struct Networking {
     /// Beside kubeadm's document.
     #[serde(skip)]
     pod_network: String,
+    /// Whether the cluster's state is where other servers can reach it; `None`: it does not say.
+    #[serde(skip)]
+    shared_store: Option<bool>,
 }
 
 pub fn run(args: &JoinArgs) -> Result<()> {
@@ -50,11 +54,18 @@ pub fn run(args: &JoinArgs) -> Result<()> {
     }
     args.node.check_address()?;
     let began = Instant::now();
-    say!("Joining {} as node {:?}", args.server, args.node.node_name()?);
-    let cluster = crate::block_on(bootstrap(args))??;
+    let role = if args.as_server { "server" } else { "node" };
+    say!("Joining {} as {role} {:?}", args.server, args.node.node_name()?);
+    let cluster = match &args.certificate_key {
+        Some(key) => crate::block_on(server::bootstrap(args, key))??,
+        None => crate::block_on(bootstrap(args))??,
+    };
     daemon::start(&cluster, &[], began, |times| {
         say!("\n{times}\n");
-        say!("  kubectl get nodes          (where the API server runs)");
+        match args.as_server {
+            true => say!("  kubeconfig   {}\n", cluster.kubeconfig().display()),
+            false => say!("  kubectl get nodes          (where the API server runs)"),
+        }
         say!("  skiff status{}", cluster.name_flag());
         say!("  skiff leave{}", cluster.name_flag());
     })
@@ -154,6 +165,8 @@ async fn examine(remote: &Remote, client: &Client, name: &str) -> Result<Network
         .as_ref()
         .and_then(|data| data.get(crate::joining::POD_NETWORK));
     networking.pod_network = mode.map_or("auto", String::as_str).to_owned();
+    let store = map.data.as_ref().and_then(|data| data.get(crate::joining::STORE));
+    networking.shared_store = store.map(|store| store == crate::joining::SHARED_STORE);
     crate::cli::pod_network(&networking.pod_network).map_err(|why| {
         anyhow::anyhow!("the cluster's pod network: {why}; install the server's version here")
     })?;

@@ -9,13 +9,15 @@ use crate::cluster::Cluster;
 use crate::daemon::{self, existing};
 use crate::encryption::EncryptionArgs;
 use crate::etcd_args::EtcdArgs;
+use crate::server_state::ServerState;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use skiff_pki::Pki;
-use skiff_store::embedded;
 use skiff_store::etcd::{self, Owner, hand_over};
+use skiff_store::{Store, embedded};
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::net::IpAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,6 +27,8 @@ use tokio::runtime::Runtime;
 /// Beside the store: one that is being filled, and one that was left.
 const NEW: &str = "store.new";
 const LEFT: &str = "store.migrated";
+/// Where API servers say that they run, by their addresses.
+const SERVERS: &str = "/registry/masterleases/";
 /// The owner of keys that a cluster has left behind in etcd.
 const NOBODY: &str = "moved";
 
@@ -38,6 +42,8 @@ struct Running {
 /// What is to be done, and undone if it fails.
 struct Move {
     cluster: Cluster,
+    /// What the server knew of itself; `None`: it was never started, or by an older skiff.
+    state: Option<ServerState>,
     /// `None`: the embedded store.
     from: Option<EtcdArgs>,
     to: Option<EtcdArgs>,
@@ -59,14 +65,14 @@ pub fn run(cluster: &ClusterArgs, args: &MigrateArgs) -> Result<()> {
     }
     let running = Running::find(&cluster)?;
     let flags_of_server = running.as_ref().map(Running::parse).transpose()?;
-    let in_use = flags_of_server.as_ref().and_then(|args| args.etcd.given());
-    let mut from = in_use.or(cluster.etcd.as_ref()).cloned();
+    let mut from = cluster.etcd_with(flags_of_server.as_ref().map(|args| &args.etcd))?;
     let mut encryption = args.encryption.clone();
     if let Some(server) = &flags_of_server
         && encryption.encryption_provider_config.is_none()
     {
         encryption = server.encryption.clone();
     }
+    let encryption = encryption.completed(&cluster)?;
     let to = match args.to {
         Kind::Etcd => Some(
             args.etcd
@@ -97,6 +103,7 @@ pub fn run(cluster: &ClusterArgs, args: &MigrateArgs) -> Result<()> {
     let mut step = Move {
         owner: cluster.owner(&public),
         service_account_key: public,
+        state: ServerState::find(&cluster)?,
         cluster,
         from,
         to,
@@ -152,6 +159,12 @@ impl Move {
             ),
             None => {}
         }
+        if self.from.is_some() {
+            let store = self
+                .cluster
+                .open_store(self.from.as_ref(), &self.service_account_key);
+            self.check_alone(&*store.await?).await?;
+        }
         Ok(())
     }
 
@@ -162,11 +175,7 @@ impl Move {
                 bail!("another server of cluster {:?} was started", self.cluster.name);
             };
             let objects = runtime.block_on(self.copy())?;
-            Cluster {
-                etcd: self.to.clone(),
-                ..self.cluster.clone()
-            }
-            .record()?;
+            self.record(self.to.as_ref())?;
             objects
         };
         say!(
@@ -203,6 +212,41 @@ impl Move {
             say!(
                 "Start the cluster without --etcd-servers: its record says where its store is.\n\n  skiff up{}",
                 self.cluster.name_flag()
+            );
+        }
+        Ok(())
+    }
+
+    /// Notes everywhere which store the cluster uses.
+    fn record(&self, etcd: Option<&EtcdArgs>) -> Result<()> {
+        let cluster = Cluster {
+            etcd: etcd.cloned(),
+            ..self.cluster.clone()
+        };
+        if let Some(mut state) = self.state.clone() {
+            state.set_etcd(etcd);
+            state.files.encryption_config = self.encryption.shared_config(&cluster, etcd)?;
+            state.write(&cluster)?;
+        }
+        cluster.record()
+    }
+
+    /// The servers that share the old etcd would go on with it.
+    async fn check_alone(&self, store: &dyn Store) -> Result<()> {
+        let own = self.state.as_ref().and_then(|state| state.advertise);
+        let servers = store.range(SERVERS, None, 0, None).await?;
+        let servers = servers
+            .items
+            .iter()
+            .filter_map(|item| item.key.strip_prefix(SERVERS));
+        let mut others = servers.filter(|server| server.parse::<IpAddr>().ok() != own);
+        if own.is_none() {
+            // One of them is this one.
+            others.next();
+        }
+        if let Some(other) = others.next() {
+            bail!(
+                "the cluster has another server, at {other}, which would not reach an embedded store here; take it out of the cluster with `skiff leave` first"
             );
         }
         Ok(())
@@ -263,6 +307,9 @@ impl Move {
 
     /// The old store is in use again, and the new one is as it was.
     async fn undo(&self) -> Result<()> {
+        if let Some(state) = &self.state {
+            state.write(&self.cluster)?;
+        }
         self.cluster.record()?;
         if let Some(loader) = &self.loader {
             loader.undo().await?;

@@ -24,10 +24,10 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::hub::Hub;
 pub use crate::hub::Limits;
-use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
+use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Transacted, Watch, Write};
 use disk::Disk;
 pub use load::Loader;
-use queue::{Queue, Reply, Request, Waiting, Write, stopped, unfinished};
+use queue::{Queue, Reply, Request, Waiting, stopped, unfinished};
 use reserve::Reserve;
 use state::State;
 use writer::Writer;
@@ -211,24 +211,32 @@ impl Store for Embedded {
     }
 
     async fn write(&self, key: &str, expect: Expect, op: Op, lease_seconds: Option<i64>) -> Result<Outcome> {
-        // A value stays for long: without the room that its maker left for more, or for neighbours.
-        let op = match op {
-            Op::Put(value) => Op::Put(bytes::Bytes::copy_from_slice(&value)),
-            Op::Delete => Op::Delete,
-        };
         let write = Write {
             key: key.into(),
             expect,
             op,
             lease_seconds,
         };
-        let write = match writer::write_here(&self.shared, write) {
+        let transacted = self.transact(vec![write]).await?;
+        transacted.single().ok_or_else(unfinished)
+    }
+
+    async fn transact(&self, mut writes: Vec<Write>) -> Result<Transacted> {
+        for write in &mut writes {
+            // A value stays for long: without the room that its maker left for more, or for neighbours.
+            if let Op::Put(value) = &mut write.op {
+                *value = bytes::Bytes::copy_from_slice(value);
+            }
+        }
+        let writes = match writer::write_here(&self.shared, writes) {
             Ok(outcome) => return outcome,
-            Err(write) => write,
+            Err(writes) => writes,
         };
         let place = self.places.clone().acquire_owned().await;
         let (reply, answer) = Reply::new(place.map_err(|_| stopped())?);
-        self.shared.queue.push(Request::Write(Waiting { write, reply }))?;
+        self.shared
+            .queue
+            .push(Request::Write(Waiting { writes, reply }))?;
         answer.await.map_err(|_| unfinished())?
     }
 

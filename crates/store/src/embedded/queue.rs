@@ -7,7 +7,6 @@
 //! which then sees to the input and output that the first one was to look at next.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -15,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use crate::{Error, Expect, Op, Outcome, Result};
+use crate::{Error, Result, Transacted, Write};
 
 /// Requests taken at once. More writes in one transaction do not make a commit much cheaper per write, only later.
 pub const BATCH: usize = 512;
@@ -36,32 +35,25 @@ pub fn unfinished() -> Error {
     Error::Unavailable("the write was not finished".to_owned())
 }
 
-pub struct Write {
-    pub key: Arc<str>,
-    pub expect: Expect,
-    pub op: Op,
-    pub lease_seconds: Option<i64>,
-}
-
-/// A write that waits in line.
+/// Writes that happen together, waiting in line.
 pub struct Waiting {
-    pub write: Write,
+    pub writes: Vec<Write>,
     pub reply: Reply,
 }
 
-/// Who waits for a write, and the place in line that it takes.
+/// Who waits for a transaction, and the place in line that it takes.
 pub struct Reply {
-    to: oneshot::Sender<Result<Outcome>>,
+    to: oneshot::Sender<Result<Transacted>>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Reply {
-    pub fn new(place: OwnedSemaphorePermit) -> (Reply, oneshot::Receiver<Result<Outcome>>) {
+    pub fn new(place: OwnedSemaphorePermit) -> (Reply, oneshot::Receiver<Result<Transacted>>) {
         let (to, answer) = oneshot::channel();
         (Reply { to, _place: place }, answer)
     }
 
-    pub fn send(self, outcome: Result<Outcome>) {
+    pub fn send(self, outcome: Result<Transacted>) {
         // Who has gone away does not want to know.
         let _ = self.to.send(outcome);
     }

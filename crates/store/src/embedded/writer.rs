@@ -13,11 +13,11 @@ use parking_lot::MutexGuard;
 
 use super::Shared;
 use super::disk::{Disk, Row};
-use super::queue::{BATCH, Reply, Request, STALL, Waiting, Write, spare_runtime, unfinished};
+use super::queue::{BATCH, Reply, Request, STALL, Waiting, spare_runtime, unfinished};
 use super::reserve::{self, Keep, Reserve};
 use super::state::Version;
 use crate::hub::Limits;
-use crate::{Error, Event, Expect, Op, Outcome, Result};
+use crate::{Error, Event, Expect, KeyValue, Merged, Op, Result, Transacted, Write, Written};
 
 /// How often history is looked at while nothing else happens.
 const HOUSEKEEPING: Duration = Duration::from_secs(30);
@@ -52,22 +52,29 @@ fn hold(shared: &Shared) -> MutexGuard<'_, Writer> {
     }
 }
 
-/// Makes a write on this thread, if nobody else writes and that takes a moment only; else gives it back.
-pub fn write_here(shared: &Shared, write: Write) -> std::result::Result<Result<Outcome>, Write> {
+/// Writes that happen together.
+type Transaction = Vec<Write>;
+
+/// Makes writes on this thread, if nobody else writes and that takes a moment only; else gives them back.
+pub fn write_here(
+    shared: &Shared,
+    writes: Transaction,
+) -> std::result::Result<Result<Transacted>, Transaction> {
     // What has a lease is for the thread, which must know when to wake.
-    let Some(runtime) = spare_runtime().filter(|_| write.lease_seconds.is_none()) else {
-        return Err(write);
+    let leased = writes.iter().any(|write| write.lease_seconds.is_some());
+    let Some(runtime) = spare_runtime().filter(|_| !leased) else {
+        return Err(writes);
     };
     let Some(mut writer) = shared.writer.try_lock() else {
         shared.queue.met();
-        return Err(write);
+        return Err(writes);
     };
     // Nor is a disk in trouble anything to hold up a caller's thread for.
     if !writer.quick() || shared.trouble.lock().is_some() || !shared.queue.enter(runtime) {
-        return Err(write);
+        return Err(writes);
     }
     let _suspect = SuspectOnPanic(shared);
-    let outcome = writer.write_one(shared, &write);
+    let outcome = writer.write_one(shared, &writes);
     shared.queue.leave();
     Ok(outcome)
 }
@@ -161,10 +168,10 @@ pub struct Writer {
     quick: Duration,
 }
 
-/// A decided write.
+/// A decided transaction.
 struct Decided {
-    outcome: Outcome,
-    row: Option<Row>,
+    outcome: Transacted,
+    rows: Vec<Row>,
 }
 
 impl Writer {
@@ -201,13 +208,16 @@ impl Writer {
     }
 
     /// What comes out for the writes among the requests is left to the caller to say.
-    fn serve(&mut self, shared: &Shared, requests: Vec<Request>) -> Vec<(Reply, Result<Outcome>)> {
+    fn serve(&mut self, shared: &Shared, requests: Vec<Request>) -> Vec<(Reply, Result<Transacted>)> {
         let (mut writes, mut replies) = (Vec::with_capacity(requests.len()), Vec::new());
         let mut outcomes = Vec::new();
         for request in requests {
             match request {
-                Request::Write(Waiting { write, reply }) => {
-                    writes.push(write);
+                Request::Write(Waiting {
+                    writes: together,
+                    reply,
+                }) => {
+                    writes.push(together);
                     replies.push(reply);
                 }
                 Request::Compact { revision, reply } => {
@@ -228,32 +238,33 @@ impl Writer {
         replies.into_iter().zip(outcomes).collect()
     }
 
-    /// Commits the writes together. When that fails they are tried one by one, so that only those fail
+    /// Commits the transactions together. When that fails they are tried one by one, so that only those fail
     /// which cannot be stored: on a nearly full disk a small one may still fit.
-    fn write_all(&mut self, shared: &Shared, writes: &[Write]) -> Vec<Result<Outcome>> {
+    fn write_all(&mut self, shared: &Shared, transactions: &[Transaction]) -> Vec<Result<Transacted>> {
         if !self.full
-            && let [_, _, ..] = writes
+            && let [_, _, ..] = transactions
             && self.catch_up(shared).is_ok()
         {
-            let decided = self.decide(shared, writes);
+            let decided = self.decide(shared, transactions);
             if self.commit(shared, &decided).is_ok() {
                 self.note_success(shared, &decided);
                 return decided.into_iter().map(|decided| Ok(decided.outcome)).collect();
             }
         }
-        writes.iter().map(|write| self.write_one(shared, write)).collect()
+        let one = |writes| self.write_one(shared, writes);
+        transactions.iter().map(one).collect()
     }
 
-    fn write_one(&mut self, shared: &Shared, write: &Write) -> Result<Outcome> {
+    fn write_one(&mut self, shared: &Shared, writes: &Transaction) -> Result<Transacted> {
         self.catch_up(shared)?;
-        let mut decided = self.decide(shared, std::slice::from_ref(write));
-        let grows = || decided.iter().any(|decided| decided.row.is_some());
-        let mut committed = if self.full && grows() && may_use_reserve(shared, write).is_none() {
+        let mut decided = self.decide(shared, std::slice::from_ref(writes));
+        let grows = || decided.iter().any(|decided| !decided.rows.is_empty());
+        let mut committed = if self.full && grows() && may_use_reserve(shared, writes).is_none() {
             Err(self.fullness(shared))
         } else {
             self.commit(shared, &decided)
         };
-        if let (Err(Error::DiskFull(_)), Some(keep)) = (&committed, may_use_reserve(shared, write)) {
+        if let (Err(Error::DiskFull(_)), Some(keep)) = (&committed, may_use_reserve(shared, writes)) {
             while matches!(committed, Err(Error::DiskFull(_))) && self.reserve.release(keep) {
                 committed = self.commit(shared, &decided);
             }
@@ -261,7 +272,8 @@ impl Writer {
         match &committed {
             Ok(()) => self.note_success(shared, &decided),
             Err(error) => {
-                tracing::warn!(key = %write.key, %error, "a write failed");
+                let key = writes.first().map(|write| &*write.key).unwrap_or_default();
+                tracing::warn!(key, %error, "a write failed");
                 note_failure(shared, error);
             }
         }
@@ -278,7 +290,7 @@ impl Writer {
             // From now on until there is room again.
             self.full = true;
             trouble.get_or_insert_with(|| Error::DiskFull(self.disk.dir().display().to_string()));
-        } else if !self.full && decided.iter().any(|decided| decided.row.is_some()) {
+        } else if !self.full && decided.iter().any(|decided| !decided.rows.is_empty()) {
             *trouble = None;
         }
     }
@@ -352,79 +364,89 @@ impl Writer {
         Ok(())
     }
 
-    /// What each write comes to, each seeing those before it.
-    fn decide(&self, shared: &Shared, writes: &[Write]) -> Vec<Decided> {
+    /// What each transaction comes to, each seeing those before it.
+    fn decide(&self, shared: &Shared, transactions: &[Transaction]) -> Vec<Decided> {
         let now = (shared.clock)();
         let state = shared.state.read();
         let mut revision = state.revision;
         let mut ahead: HashMap<Arc<str>, Version> = HashMap::new();
-        let mut decided = Vec::with_capacity(writes.len());
-        for write in writes {
-            let (key, version) = match state.version(&write.key) {
-                Some((key, version)) => (key.clone(), Some(version)),
-                None => (write.key.clone(), None),
-            };
-            let current = ahead
-                .get(&key)
-                .or(version)
-                .and_then(|version| version.key_value(&key));
-            if !write.expect.holds(current.as_ref().map(|kv| kv.mod_revision)) {
-                decided.push(Decided {
-                    outcome: Outcome::Conflict { current, revision },
-                    row: None,
-                });
-                continue;
-            }
-            let value = match &write.op {
-                Op::Put(value) => Some(value.clone()),
-                Op::Delete if current.is_none() => {
-                    decided.push(Decided {
-                        outcome: Outcome::Done {
-                            revision,
-                            previous: None,
-                        },
-                        row: None,
-                    });
-                    continue;
-                }
-                Op::Delete => None,
-            };
-            revision += 1;
-            let create_revision = match (&value, &current) {
-                (None, _) => 0,
-                (Some(_), Some(current)) => current.create_revision,
-                (Some(_), None) => revision,
-            };
-            let expires = match write.lease_seconds {
-                Some(seconds) if value.is_some() => now.saturating_add(seconds.max(1).unsigned_abs()),
-                _ => 0,
-            };
-            let version = Version {
-                revision,
-                create_revision,
-                value: value.clone(),
-                expires,
-            };
-            ahead.insert(key.clone(), version);
-            decided.push(Decided {
-                outcome: Outcome::Done {
+        let mut decided = Vec::with_capacity(transactions.len());
+        for writes in transactions {
+            let before = revision;
+            let mut rows: Vec<Row> = Vec::with_capacity(writes.len());
+            let mut written = Vec::with_capacity(writes.len());
+            let mut conflict = None;
+            for (at, write) in writes.iter().enumerate() {
+                let (key, version) = match state.version(&write.key) {
+                    Some((key, version)) => (key.clone(), Some(version)),
+                    None => (write.key.clone(), None),
+                };
+                let current = ahead
+                    .get(&key)
+                    .or(version)
+                    .and_then(|version| version.key_value(&key));
+                let value = match next(write, current.as_ref()) {
+                    Next::Refused => {
+                        conflict = Some((at, current));
+                        break;
+                    }
+                    Next::Unchanged => {
+                        let previous = None;
+                        written.push(Written { revision, previous });
+                        continue;
+                    }
+                    Next::Value(value) => value,
+                };
+                revision += 1;
+                let create_revision = match (&value, &current) {
+                    (None, _) => 0,
+                    (Some(_), Some(current)) => current.create_revision,
+                    (Some(_), None) => revision,
+                };
+                let expires = match write.lease_seconds {
+                    Some(seconds) if value.is_some() => now.saturating_add(seconds.max(1).unsigned_abs()),
+                    _ => 0,
+                };
+                written.push(Written {
                     revision,
                     previous: current,
-                },
-                row: Some(Row {
+                });
+                rows.push(Row {
                     revision,
                     key,
                     create_revision,
                     value,
                     expires,
-                }),
-            });
+                });
+            }
+            let outcome = match conflict {
+                Some((at, current)) => {
+                    revision = before;
+                    rows.clear();
+                    Transacted::Conflict {
+                        at,
+                        current,
+                        revision,
+                    }
+                }
+                None => Transacted::Done(written),
+            };
+            for row in &rows {
+                let version = Version {
+                    revision: row.revision,
+                    create_revision: row.create_revision,
+                    value: row.value.clone(),
+                    expires: row.expires,
+                };
+                ahead.insert(row.key.clone(), version);
+            }
+            decided.push(Decided { outcome, rows });
         }
         decided
     }
 
     fn commit(&mut self, shared: &Shared, decided: &[Decided]) -> Result<()> {
-        let rows = || decided.iter().filter_map(|decided| decided.row.as_ref());
+        let rows = || decided.iter().flat_map(|decided| &decided.rows);
         let Some(last) = rows().last() else { return Ok(()) };
         let began = Instant::now();
         self.disk.commit(rows())?;
@@ -471,17 +493,12 @@ impl Writer {
                 continue;
             }
             let expect = Expect::Revision(version.revision);
-            writes.push(Write {
-                key,
-                expect,
-                op: Op::Delete,
-                lease_seconds: None,
-            });
+            writes.push(vec![Write::new(key, expect, Op::Delete)]);
         }
         self.write_all(shared, &writes);
         // What the disk refused is tried again at the next turn.
         let state = shared.state.read();
-        for key in writes.into_iter().map(|write| write.key) {
+        for key in writes.into_iter().flatten().map(|write| write.key) {
             if let Some((_, version)) = state.version(&key)
                 && version.value.is_some()
                 && version.expires > 0
@@ -537,14 +554,56 @@ fn note_failure(shared: &Shared, error: &Error) {
     }
 }
 
-/// Whether a write is let through on a full disk, and how much of the reserve it must leave.
-fn may_use_reserve(shared: &Shared, write: &Write) -> Option<Keep> {
-    let Op::Put(value) = &write.op else {
-        return Some(Keep::Nothing);
-    };
+/// What a write makes of its key.
+enum Next {
+    Refused,
+    Unchanged,
+    /// `None`: the key goes.
+    Value(Option<bytes::Bytes>),
+}
+
+fn next(write: &Write, current: Option<&KeyValue>) -> Next {
+    if !write.expect.holds(current.map(|kv| kv.mod_revision)) {
+        return Next::Refused;
+    }
+    match &write.op {
+        Op::Put(value) => Next::Value(Some(value.clone())),
+        Op::Delete if current.is_none() => Next::Unchanged,
+        Op::Delete => Next::Value(None),
+        Op::Merge(merge) => match merge.apply(current.map(|kv| &*kv.value)) {
+            Merged::Put(value) => Next::Value(Some(value)),
+            Merged::Keep => Next::Unchanged,
+            Merged::Refuse => Next::Refused,
+        },
+    }
+}
+
+/// Whether writes are let through on a full disk, and how much of the reserve they must leave.
+fn may_use_reserve(shared: &Shared, writes: &Transaction) -> Option<Keep> {
     let state = shared.state.read();
-    let present = state.version(&write.key)?.1.value.as_ref()?.len();
-    (value.len() <= present + BARELY).then_some(Keep::Half)
+    let mut keep = Keep::Nothing;
+    for write in writes {
+        let present = || {
+            state
+                .version(&write.key)?
+                .1
+                .value
+                .as_ref()
+                .map(|value| value.len())
+        };
+        match &write.op {
+            Op::Delete => continue,
+            Op::Put(value) if value.len() <= present()? + BARELY => {}
+            Op::Put(_) => return None,
+            // A record of a fixed size.
+            Op::Merge(_) => {
+                present()?;
+                continue;
+            }
+        }
+        keep = Keep::Half;
+    }
+    Some(keep)
 }
 
 fn has_room(dir: &std::path::Path) -> bool {

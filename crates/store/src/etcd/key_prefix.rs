@@ -16,7 +16,8 @@ use super::proto::{
     Compare, CompareTarget, CompareValue, KeyValue, PutRequest, RangeResponse, Request, Response,
     ResponseHeader, TxnRequest, TxnResponse,
 };
-use super::{RANGE, TXN, bytes, op, range_of};
+use super::transact::{TXN, op};
+use super::{RANGE, bytes, range_of};
 use crate::{Error, Result};
 
 /// What this skiff reads. Format 2 is 1 with a note of how far revisions are ahead.

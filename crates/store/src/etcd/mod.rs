@@ -15,7 +15,9 @@ mod lease;
 mod load;
 mod progress;
 mod proto;
+mod transact;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -26,7 +28,7 @@ use bytes::Bytes;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::hub::{Hub, Limits};
-use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Watch};
+use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Transacted, Watch, Write};
 use client::{Again, Client, STATUS, translate};
 use current::Current;
 use history::{History, Seen};
@@ -36,9 +38,7 @@ use lease::Leases;
 pub use load::{Loader, hand_over};
 use progress::{Progress, ProgressRequest};
 use proto::{
-    CompactionRequest, CompactionResponse, Compare, CompareTarget, CompareValue, DeleteRangeRequest,
-    PutRequest, PutResponse, RangeRequest, RangeResponse, Request, RequestOp, Response, StatusRequest,
-    StatusResponse, TxnRequest, TxnResponse,
+    CompactionRequest, CompactionResponse, RangeRequest, RangeResponse, StatusRequest, StatusResponse,
 };
 
 /// Keys asked for at once, so that no answer gets too large.
@@ -55,7 +55,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const FENCE: &str = "/registry/skiff.io/fence";
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
-const TXN: &str = "/etcdserverpb.KV/Txn";
 
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -92,6 +91,9 @@ impl Options {
 pub struct Etcd {
     shared: Arc<Shared>,
     leases: Leases,
+    /// What the last merge of a key left there, so that the next one need not ask. Held over a transaction: of two merges
+    /// at once one would have to be made again.
+    merged: tokio::sync::Mutex<HashMap<Arc<str>, KeyValue>>,
     /// Ends the tasks that follow and compact etcd.
     _tasks: DropGuard,
 }
@@ -142,12 +144,6 @@ fn key_value(place: &KeyPrefix, kv: proto::KeyValue) -> Result<KeyValue> {
         create_revision: place.inner_revision(kv.create_revision),
         mod_revision: place.inner_revision(kv.mod_revision),
     })
-}
-
-fn op(request: Request) -> RequestOp {
-    RequestOp {
-        request: Some(request),
-    }
 }
 
 fn range_of(key: &str) -> RangeRequest {
@@ -249,6 +245,7 @@ impl Etcd {
         Etcd {
             shared,
             leases: Leases::default(),
+            merged: tokio::sync::Mutex::default(),
             _tasks: stop.drop_guard(),
         }
     }
@@ -312,37 +309,6 @@ impl Etcd {
             shared.fence_after.store(FENCE_AFTER_SHARED, Ordering::Relaxed);
         }
         Ok(())
-    }
-
-    async fn transact(
-        &self,
-        key: &str,
-        expect: Expect,
-        success: Request,
-    ) -> Result<TxnResponse, tonic::Status> {
-        let key = &*self.shared.place.outer(key);
-        let compare = |revision: i64| Compare {
-            result: 0,
-            target: CompareTarget::Mod.into(),
-            key: bytes(key),
-            value: Some(CompareValue::ModRevision(revision)),
-        };
-        let compare = match expect {
-            Expect::Any => Vec::new(),
-            Expect::Absent => vec![compare(0)],
-            Expect::Revision(revision) => match self.shared.place.outer_revision(revision) {
-                // To etcd 0 is an absent key, and no key is at -1.
-                ..=0 => vec![compare(-1)],
-                revision => vec![compare(revision)],
-            },
-        };
-        let failure = vec![op(Request::Range(range_of(key)))];
-        let request = TxnRequest {
-            compare,
-            success: vec![op(success)],
-            failure,
-        };
-        self.shared.client.call(TXN, request, Again::Unsent).await
     }
 }
 
@@ -428,67 +394,23 @@ impl Store for Etcd {
     }
 
     async fn write(&self, key: &str, expect: Expect, op: Op, lease_seconds: Option<i64>) -> Result<Outcome> {
-        let shared = &self.shared;
-        let before = shared.before_call()?;
-        let outer = shared.place.outer(key);
-        let mut tries = 0;
-        let answer = loop {
-            let mut lease = 0;
-            if let (Op::Put(_), Some(seconds)) = (&op, lease_seconds) {
-                lease = self
-                    .leases
-                    .get(&self.shared.client, seconds)
-                    .await
-                    .map_err(|status| self.shared.error(status))?;
-            }
-            let success = match &op {
-                Op::Put(value) => Request::Put(PutRequest {
-                    key: bytes(&outer),
-                    value: value.clone(),
-                    lease,
-                    prev_kv: true,
-                }),
-                Op::Delete => Request::DeleteRange(DeleteRangeRequest {
-                    key: bytes(&outer),
-                    prev_kv: true,
-                    ..DeleteRangeRequest::default()
-                }),
-            };
-            match self.transact(key, expect, success).await {
-                Ok(answer) => break answer,
-                Err(status) if status.code() == tonic::Code::NotFound && lease != 0 && tries == 0 => {
-                    self.leases.forget(lease);
-                    tries += 1;
-                }
-                Err(status) => return Err(self.shared.error(status)),
-            }
+        let write = Write {
+            key: key.into(),
+            expect,
+            op,
+            lease_seconds,
         };
-        let header = answer.header.unwrap_or_default();
-        let revision = shared.place.inner_revision(header.revision);
-        // Done is done: if this is another etcd than before, whoever follows it will be told.
-        let _ = shared.history.check(&before, &header);
-        let found = answer
-            .responses
-            .into_iter()
-            .next()
-            .and_then(|response| response.response);
-        let found = match found {
-            Some(Response::Put(PutResponse { prev_kv, .. })) => prev_kv,
-            Some(Response::DeleteRange(answer)) => answer.prev_kvs.into_iter().next(),
-            Some(Response::Range(answer)) => answer.kvs.into_iter().next(),
-            None => None,
-        };
-        let found = found.map(|kv| key_value(&shared.place, kv)).transpose()?;
-        Ok(match answer.succeeded {
-            true => Outcome::Done {
-                revision,
-                previous: found,
-            },
-            false => Outcome::Conflict {
-                current: found,
-                revision,
-            },
-        })
+        let transacted = self.transact(vec![write]).await?;
+        let nothing = || Error::Unavailable("etcd answered a transaction with nothing".to_owned());
+        transacted.single().ok_or_else(nothing)
+    }
+
+    async fn transact(&self, writes: Vec<Write>) -> Result<Transacted> {
+        if writes.iter().any(|write| matches!(write.op, Op::Merge(_))) {
+            self.merge(&writes).await
+        } else {
+            self.swap(&writes).await
+        }
     }
 
     async fn watch(&self, prefix: &str, from: i64) -> Result<Watch> {

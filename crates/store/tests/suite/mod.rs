@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use skiff_store::{Batch, Error, Event, Expect, KeyValue, Op, Outcome, Store, Watch};
+use skiff_store::{
+    Batch, Error, Event, Expect, KeyValue, Merge, Merged, Op, Outcome, Store, Transacted, Watch, Write,
+};
 
 pub fn put(value: &str) -> Op {
     Op::Put(Bytes::copy_from_slice(value.as_bytes()))
@@ -79,6 +81,8 @@ pub async fn all(fresh: impl AsyncFn() -> Arc<dyn Store>) {
     concurrent_writers(fresh().await).await;
     consistent_revision(fresh().await).await;
     odd_values(&*fresh().await).await;
+    transactions(&*fresh().await).await;
+    concurrent_merges(fresh().await).await;
 }
 
 async fn compare_and_swap(store: &dyn Store) {
@@ -415,4 +419,118 @@ async fn odd_values(store: &dyn Store) {
         let events = events_until(&mut watch, revision).await;
         assert_eq!(events[0].value.as_deref(), Some(value));
     }
+}
+
+async fn value_of(store: &dyn Store, key: &str) -> Option<String> {
+    let (found, _) = store.get(key).await.unwrap();
+    found.map(|found| String::from_utf8_lossy(&found.value).into_owned())
+}
+
+async fn transactions(store: &dyn Store) {
+    let (service, address) = ("/registry/services/a", "/registry/addresses/a");
+    let create = |key: &str| Write::new(key, Expect::Absent, put("1"));
+    let transacted = store.transact(vec![create(address), create(service)]).await;
+    let Transacted::Done(written) = transacted.unwrap() else {
+        panic!("nothing was there");
+    };
+    let revisions: Vec<i64> = written.iter().map(|written| written.revision).collect();
+    let (found, now) = store.get(service).await.unwrap();
+    assert_eq!(found.unwrap().mod_revision, revisions[1]);
+    assert_eq!(now, revisions[1]);
+    // Nothing of it, if one expectation does not hold.
+    let other = "/registry/addresses/b";
+    let transacted = store
+        .transact(vec![create(other), create(service)])
+        .await
+        .unwrap();
+    let Transacted::Conflict {
+        at,
+        current,
+        revision,
+    } = transacted
+    else {
+        panic!("the service is there");
+    };
+    assert_eq!((at, revision), (1, now));
+    assert_eq!(current.as_ref().map(text), Some(format!("{service}=1")));
+    assert_eq!(value_of(store, other).await, None);
+    let transacted = store
+        .transact(vec![create(address), create(service)])
+        .await
+        .unwrap();
+    assert!(matches!(transacted, Transacted::Conflict { at: 0, .. }));
+    // A merge sees the present value, and may refuse.
+    let more = || Write::new("/registry/ranges/a", Expect::Any, Op::Merge(append("x")));
+    for expected in ["x", "xx"] {
+        let change = Write::new(service, Expect::Any, put(expected));
+        let transacted = store.transact(vec![more(), change]).await.unwrap();
+        assert!(matches!(transacted, Transacted::Done(_)));
+        assert_eq!(
+            value_of(store, "/registry/ranges/a").await.as_deref(),
+            Some(expected)
+        );
+        assert_eq!(value_of(store, service).await.as_deref(), Some(expected));
+    }
+    let refused = Write::new(
+        "/registry/ranges/a",
+        Expect::Any,
+        Op::Merge(Merge::new(|_| Merged::Refuse)),
+    );
+    let removal = Write::new(service, Expect::Any, Op::Delete);
+    let transacted = store.transact(vec![removal.clone(), refused]).await.unwrap();
+    assert!(matches!(transacted, Transacted::Conflict { at: 1, .. }));
+    assert_eq!(value_of(store, service).await.as_deref(), Some("xx"));
+    // One that changes nothing is no event.
+    let kept = Write::new(
+        "/registry/ranges/a",
+        Expect::Any,
+        Op::Merge(Merge::new(|_| Merged::Keep)),
+    );
+    let mut watch = store.watch("/registry/", 0).await.unwrap();
+    let transacted = store.transact(vec![kept, removal]).await.unwrap();
+    let Transacted::Done(written) = transacted else {
+        panic!("nothing speaks against it");
+    };
+    let seen = events_until(&mut watch, written[1].revision).await;
+    assert_eq!(seen.len(), 1, "{seen:?}");
+    assert_eq!(value_of(store, service).await, None);
+}
+
+fn append(text: &'static str) -> Merge {
+    Merge::new(move |current| {
+        let mut value = current.unwrap_or_default().to_vec();
+        value.extend_from_slice(text.as_bytes());
+        Merged::Put(value.into())
+    })
+}
+
+/// No merge is lost, whoever else merges or writes.
+async fn concurrent_merges(store: Arc<dyn Store>) {
+    const WRITERS: usize = 8;
+    const WRITES: usize = 20;
+    let key = "/registry/ranges/a";
+    let mut tasks = tokio::task::JoinSet::new();
+    for writer in 0..WRITERS {
+        let store = store.clone();
+        tasks.spawn(async move {
+            for n in 0..WRITES {
+                let merge = Write::new(key, Expect::Any, Op::Merge(append("x")));
+                let own = format!("/registry/services/{writer}-{n}");
+                let create = Write::new(own, Expect::Absent, put("1"));
+                let transacted = store.transact(vec![merge, create]).await.unwrap();
+                assert!(matches!(transacted, Transacted::Done(_)));
+                // Another server, which knows nothing of merges.
+                if n % 5 == 0 {
+                    let (found, _) = store.get(key).await.unwrap();
+                    let found = found.unwrap();
+                    let expect = Expect::Revision(found.mod_revision);
+                    let same = Op::Put(found.value);
+                    let _ = store.write(key, expect, same, None).await.unwrap();
+                }
+            }
+        });
+    }
+    tasks.join_all().await;
+    let merged = value_of(&*store, key).await.unwrap();
+    assert_eq!(merged.len(), WRITERS * WRITES);
 }

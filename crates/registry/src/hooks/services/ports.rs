@@ -5,17 +5,44 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Value, json};
 use skiff_meta::{Status, field};
 
-use super::super::port_allocator::PortError;
+use super::node_ports::{PortError, Record};
 use super::{Services, Taken, invalid, type_of};
+use crate::hooks::Asked;
 use crate::object;
 
+/// What a write that asks for node ports found; see [`Record::of`].
+pub(super) type FoundRecord = Option<Result<Record, PortError>>;
+
+fn record_of(found: &mut FoundRecord) -> Result<&mut Record, PortError> {
+    match found {
+        Some(Ok(record)) => Ok(record),
+        Some(Err(error)) => Err(error.clone()),
+        None => Err(PortError::NoRecord),
+    }
+}
+
 impl Services {
-    pub(super) fn assign_ports(
+    pub(super) async fn assign_ports(
         &self,
         service: &mut Value,
         old: Option<&Value>,
+        asked: &Asked<'_>,
         taken: &mut Taken,
     ) -> Result<(), Status> {
+        // What was allocated stays: the record need not be read for that.
+        let unchanged = |old: &Value| {
+            let ports = object::at(service, &["spec", "ports"]);
+            let count = ports.and_then(Value::as_array).map_or(0, Vec::len);
+            let complete = !wants_node_ports(service) || listed_ports(service).len() == count;
+            type_of(service) == type_of(old)
+                && complete
+                && ports == object::at(old, &["spec", "ports"])
+                && wants_health_port(service) == wants_health_port(old)
+        };
+        let wants_ports = matches!(type_of(service), "NodePort" | "LoadBalancer");
+        if wants_ports && !old.is_some_and(unchanged) {
+            taken.record = Some(Record::of(asked.registry, &self.ports).await?);
+        }
         if matches!(type_of(service), "NodePort" | "LoadBalancer") {
             let mut ports = object::at(service, &["spec", "ports"])
                 .and_then(Value::as_array)
@@ -124,14 +151,19 @@ impl Services {
         if taken.dry_run {
             // COMPAT: a dry run does not ask whether the port is in the range.
             let Some(number) = number else { return Ok(()) };
-            if self.shared.ports.has(number) || taken.ports.contains(&number) {
+            let record = taken.record.as_ref().and_then(|record| record.as_ref().ok());
+            if record.is_some_and(|record| record.has(number)) || taken.ports.contains(&number) {
                 return Err(PortError::Allocated);
             }
             taken.ports.insert(number);
             return Ok(());
         }
-        let number = number.ok_or_else(|| self.shared.ports.not_in_range())?;
-        self.shared.ports.allocate(number)?;
+        let number = number.filter(|number| self.ports.contains(*number));
+        let number = number.ok_or_else(|| PortError::NotInRange(self.ports.to_string()))?;
+        if !record_of(&mut taken.record)?.take(number) {
+            return Err(PortError::Allocated);
+        }
+        taken.hold.port(number);
         taken.ports.insert(number);
         Ok(())
     }
@@ -148,7 +180,12 @@ impl Services {
             // COMPAT: what a dry run shows is no port of the range.
             taken.ports.last().copied().unwrap_or(32768).saturating_add(1)
         } else {
-            self.shared.ports.allocate_next()?
+            let Taken { record, hold, .. } = taken;
+            let record = record_of(record)?;
+            let free = |port: &u16| !record.has(*port) && hold.port(*port);
+            let port = self.ports.candidates().find(free).ok_or(PortError::Full)?;
+            record.take(port);
+            port
         };
         taken.ports.insert(port);
         Ok(port)

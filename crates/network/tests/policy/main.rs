@@ -1,0 +1,357 @@
+//! Network policies for real: two machines, each a network namespace with the pod network, the policies, the real
+//! plugin and pods of both address families, over a real API server. Connections are opened and must do what a plain
+//! model of policies says, for policies that were written by hand and for random ones.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test with a main of its own is not seen as a test"
+)]
+
+#[path = "../nodes/hosts.rs"]
+#[allow(dead_code, reason = "another test uses the rest")]
+mod hosts;
+mod model;
+mod play;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use hosts::eventually;
+use model::{NAMESPACE_KEYS, POD_KEYS, Random};
+use play::{Play, connects, echo, hold, is_closed};
+use serde_json::json;
+
+/// The first node's address in its pods' network.
+const GATEWAY: &str = "10.244.0.1";
+/// Random rounds, within this time: a slow machine plays fewer.
+const ROUNDS: usize = 25;
+const ROUNDS_TIME: Duration = Duration::from_secs(60);
+
+fn main() {
+    if let Some(code) = skiff_cni::plugin_main() {
+        std::process::exit(code);
+    }
+    if !rustix::process::geteuid().is_root() {
+        println!("policy: skipped, it needs root");
+        return;
+    }
+    let mut play = Play::start();
+    // Same node, same namespace; same node, other namespace; other node, both.
+    for (node, namespace, name) in [
+        (0, "red", "web"),
+        (0, "red", "client"),
+        (0, "blue", "client"),
+        (1, "red", "far"),
+        (1, "blue", "far"),
+    ] {
+        play.add_pod(node, namespace, name, json!({"app": name}));
+    }
+    play.check("without policies");
+    for port in [53, 10250] {
+        echo(&play.machines[0].host.path, GATEWAY.parse().unwrap(), port);
+    }
+
+    written_by_hand(&mut play);
+    the_node_and_its_services(&mut play);
+    before_the_first_packet(&mut play);
+    changes_leave_no_gap(&mut play);
+    random(&mut play);
+    if std::fs::exists("/proc/sys/net/bridge/bridge-nf-call-iptables").unwrap_or(false) {
+        // A kernel with br_netfilter sees packets at the bridge first, and may pass them from port to port.
+        for machine in &play.machines {
+            machine.host.sysctl("bridge/bridge-nf-call-iptables", "1");
+            machine.host.sysctl("bridge/bridge-nf-call-ip6tables", "1");
+        }
+        written_by_hand(&mut play);
+        the_node_and_its_services(&mut play);
+        println!("policy: the same with br_netfilter");
+    }
+    play.end();
+    println!("policy: ok");
+    // Threads of the namespaces wait for work for ever.
+    std::process::exit(0);
+}
+
+fn written_by_hand(play: &mut Play) {
+    let (web, client) = (
+        play.address("red", "web", 0),
+        play.pod("red", "client").host.path.clone(),
+    );
+    let held = hold(&client, web, 8080);
+    assert!(held.answers());
+    play.policy(
+        "red",
+        "deny",
+        json!({"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress"]}),
+    );
+    play.check("nobody reaches web");
+    assert!(held.answers(), "what is open stays open");
+    play.policy(
+        "red",
+        "deny-out",
+        json!({"podSelector": {}, "policyTypes": ["Egress"]}),
+    );
+    play.check("nobody of red gets out");
+    play.policy(
+        "red",
+        "out",
+        json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [
+            {"to": [{"namespaceSelector": {"matchLabels": {"team": "blue"}}}], "ports": [{"port": "web"}]}]}),
+    );
+    play.policy(
+        "red",
+        "allow",
+        json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [
+            {"from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "far"}}}], "ports": [{"port": 8080, "endPort": 8081}]},
+            {"from": [{"ipBlock": {"cidr": "10.244.0.0/24"}}, {"ipBlock": {"cidr": "fd00:10::/64"}}], "ports": [{"protocol": "UDP"}]}]}),
+    );
+    play.check("some do");
+    play.label_pod("blue", "client", json!({"app": "far"}));
+    play.check("after a change of a pod's labels");
+    play.label_namespace("blue", json!({"team": "green"}));
+    play.check("after a change of a namespace's labels");
+    play.label_namespace("blue", json!({"team": "blue"}));
+    play.label_pod("blue", "client", json!({"app": "client"}));
+    play.clear();
+    play.check("without policies again");
+    println!("policy: policies written by hand");
+}
+
+/// A node reaches its pods whatever policies say; pods reach it and services as policies say, by the endpoint's port.
+fn the_node_and_its_services(play: &mut Play) {
+    let (web, v6) = (play.address("red", "web", 0), play.address("red", "web", 1));
+    let client = play.pod("red", "client").host.path.clone();
+    let own = play.pod("red", "web").host.path.clone();
+    let node = play.machines[0].host.path.clone();
+    let gateway: IpAddr = GATEWAY.parse().unwrap();
+    let machine = &play.machines[0].host;
+    machine.command("nft", "add table ip services");
+    for chain in [
+        "pre { type nat hook prerouting priority -100; }",
+        "post { type nat hook postrouting priority 100; }",
+    ] {
+        machine.command("nft", &format!("add chain ip services {chain}"));
+    }
+    machine.command(
+        "nft",
+        &format!("add rule ip services pre ip daddr 10.96.0.7 tcp dport 80 dnat to {web}:8080"),
+    );
+    machine.command(
+        "nft",
+        &format!("add rule ip services post ip saddr {web} ip daddr {web} masquerade"),
+    );
+    let service: IpAddr = "10.96.0.7".parse().unwrap();
+    assert!(connects(&client, service, 80) && connects(&own, service, 80));
+
+    play.policy(
+        "red",
+        "deny",
+        json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}),
+    );
+    play.settle();
+    for address in [web, v6] {
+        assert!(connects(&node, address, 8080), "the kubelet's probes");
+    }
+    assert!(is_closed(&client, service, 80));
+    assert!(
+        connects(&own, service, 80),
+        "a pod reaches itself, by way of a service too"
+    );
+    assert!(is_closed(&client, gateway, 53) && is_closed(&client, gateway, 10250));
+
+    play.policy(
+        "red",
+        "in",
+        json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client"}}}], "ports": [{"port": 8080}]}]}),
+    );
+    let to = |port: u16| json!([{"to": [{"podSelector": {}}], "ports": [{"port": port}]}]);
+    play.policy(
+        "red",
+        "out",
+        json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": to(80)}),
+    );
+    play.settle();
+    assert!(
+        is_closed(&client, service, 80),
+        "80 is the service's port, not the pod's"
+    );
+    play.policy(
+        "red",
+        "out",
+        json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": to(8080)}),
+    );
+    play.settle();
+    assert!(connects(&client, service, 80));
+    assert!(is_closed(&client, gateway, 53));
+    play.policy(
+        "red",
+        "dns",
+        json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [{"to": [{
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+            "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}]}]}),
+    );
+    play.settle();
+    assert!(connects(&client, gateway, 53), "cluster DNS");
+    assert!(is_closed(&client, gateway, 10250), "nothing else of the node");
+    play.clear();
+    play.machines[0].host.command("nft", "delete table ip services");
+    println!("policy: the node, services and DNS");
+}
+
+/// A pod has its policies before it has a network.
+fn before_the_first_packet(play: &mut Play) {
+    play.policy(
+        "red",
+        "deny",
+        json!({"podSelector": {"matchLabels": {"app": "late"}}, "policyTypes": ["Ingress", "Egress"]}),
+    );
+    play.settle();
+    let client = play.pod("red", "client").host.path.clone();
+    let web = play.address("red", "web", 0);
+    for number in 0..3 {
+        let name = format!("late-{number}");
+        let start = Instant::now();
+        play.add_pod(0, "red", &name, json!({"app": "late"}));
+        let attached = start.elapsed();
+        let pod = play.pod("red", &name).host.path.clone();
+        let address = play.address("red", &name, 0);
+        assert!(is_closed(&pod, web, 8080) && is_closed(&client, address, 8080));
+        println!("policy: a new pod after {attached:?}, closed from the first packet");
+    }
+    // Nobody's address is closed: a sandbox that belongs to no pod gets no traffic, and does start.
+    let stray = play.stray(0);
+    assert!(is_closed(&stray.host.path, web, 8080));
+    play.machines[0].delete(stray);
+    // While skiff is away no pod starts, and the rules stay.
+    play.stop_policy(0);
+    assert!(is_closed(&client, play.address("red", "late-0", 0), 8080));
+    assert!(connects(&client, web, 8080));
+    play.start_policy(0);
+    for number in 0..3 {
+        play.remove_pod("red", &format!("late-{number}"));
+    }
+    play.clear();
+    println!("policy: pods are closed from the start");
+}
+
+/// Two policies that say the same in other ways take turns, and the component is killed and started again. Meanwhile
+/// what is allowed always passes, and what is not never does.
+fn changes_leave_no_gap(play: &mut Play) {
+    let web = play.address("red", "web", 0);
+    let client_address = play.address("red", "client", 0);
+    let by_label = json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]});
+    let by_address = json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"from": [{"ipBlock": {"cidr": format!("{client_address}/32")}}]}]});
+    play.policy("red", "turns", by_label.clone());
+    play.settle();
+    let stop = Arc::new(AtomicBool::new(false));
+    let (opened, failed, leaked) = (
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(AtomicUsize::new(0)),
+    );
+    let allowed = play.pod("red", "client").host.path.clone();
+    let denied = play.pod("blue", "client").host.path.clone();
+    let (stopped, count, failures) = (stop.clone(), opened.clone(), failed.clone());
+    let good = std::thread::spawn(move || {
+        hosts::inside(&allowed, move || {
+            while !stopped.load(Ordering::Relaxed) {
+                // A packet that a gap drops comes again after a second.
+                let start = Instant::now();
+                let connected =
+                    std::net::TcpStream::connect_timeout(&(web, 8080).into(), Duration::from_secs(5));
+                match connected.is_ok() && start.elapsed() < Duration::from_millis(900) {
+                    true => count.fetch_add(1, Ordering::Relaxed),
+                    false => failures.fetch_add(1, Ordering::Relaxed),
+                };
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+    });
+    let (stopped, leaks) = (stop.clone(), leaked.clone());
+    let bad = std::thread::spawn(move || {
+        hosts::inside(&denied, move || {
+            while !stopped.load(Ordering::Relaxed) {
+                let connected =
+                    std::net::TcpStream::connect_timeout(&(web, 8080).into(), Duration::from_millis(5));
+                if connected.is_ok() {
+                    leaks.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+    });
+    for turn in 0..20 {
+        play.policy(
+            "red",
+            "turns",
+            if turn % 2 == 0 {
+                by_address.clone()
+            } else {
+                by_label.clone()
+            },
+        );
+        play.settle();
+        if turn % 5 == 4 {
+            play.stop_policy(0);
+            play.start_policy(0);
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    good.join().unwrap();
+    bad.join().unwrap();
+    let counts = [opened, failed, leaked].map(|count| count.load(Ordering::Relaxed));
+    println!(
+        "policy: during 20 changes and 4 restarts {} connections, {} failed, {} leaked",
+        counts[0], counts[1], counts[2]
+    );
+    assert!(counts[0] > 50 && counts[2] == 0, "{counts:?}");
+    // On a loaded machine a connection may take a second for other reasons; a gap would fail dozens.
+    assert!(counts[1] <= 2, "{counts:?}");
+    // Whoever flushes the host's rules does not open pods for long.
+    let table = &play.tables[0];
+    play.machines[0]
+        .host
+        .command("nft", &format!("delete table inet {table}"));
+    eventually("the table to come back", || {
+        play.machines[0]
+            .host
+            .command("nft", "list tables")
+            .contains(table.as_str())
+            .then_some(())
+    });
+    play.check("after the table was deleted");
+    play.clear();
+}
+
+fn random(play: &mut Play) {
+    let mut random = Random::new(7);
+    let start = Instant::now();
+    let mut played = 0;
+    while played < ROUNDS && start.elapsed() < ROUNDS_TIME {
+        play.forget_policies();
+        for number in 0..=random.below(4) {
+            let namespace = random.pick(&["red", "blue"]);
+            let object = random.policy(namespace, &format!("random-{number}"), &play::BLOCKS);
+            play.policy(namespace, &format!("random-{number}"), object["spec"].clone());
+        }
+        let labels = json!(random.labels(&POD_KEYS));
+        match random.below(3) {
+            0 => play.label_pod("red", "client", labels),
+            1 => play.label_pod("blue", "far", labels),
+            _ => {
+                let labels = json!(random.labels(&NAMESPACE_KEYS));
+                play.label_namespace(random.pick(&["red", "blue"]), labels);
+            }
+        }
+        play.check(&format!("random round {played}"));
+        played += 1;
+    }
+    assert!(played >= 5, "only {played} rounds in {ROUNDS_TIME:?}");
+    println!("policy: {played} random rounds in {:?}", start.elapsed());
+    play.label_pod("red", "client", json!({"app": "client"}));
+    play.label_pod("blue", "far", json!({"app": "far"}));
+    for namespace in ["red", "blue"] {
+        play.label_namespace(namespace, json!({"team": namespace}));
+    }
+    play.clear();
+}
