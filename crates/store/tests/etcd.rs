@@ -17,9 +17,26 @@ use suite::{events_until, put, write};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_shared_suite() {
-    // The parts of the suite want an empty store each. One etcd serves them all, emptied in between.
     let cluster = Cluster::new(1, None);
     drop(cluster.open().await);
+    run_suite(&cluster).await;
+}
+
+/// Where etcd's revisions are not skiff's.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_shared_suite_on_a_copy() {
+    const ORIGIN: i64 = 5_000_000;
+    let cluster = Cluster::new(1, None);
+    drop(cluster.open().await);
+    let options = cluster.options();
+    let loader = skiff_store::etcd::Loader::create(&options, ORIGIN).await.unwrap();
+    loader.finish().await.unwrap();
+    assert!(cluster.open().await.revision().await.unwrap() > ORIGIN);
+    run_suite(&cluster).await;
+}
+
+/// The parts of the suite want an empty store each. One etcd serves them all, emptied in between.
+async fn run_suite(cluster: &Cluster) {
     suite::all(async || {
         let store = cluster.open().await;
         for kv in store.range("/registry/", None, 0, None).await.unwrap().items {
