@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::{AuthError, Authenticated, Lookup, TokenAuthenticator, UserInfo};
+use crate::{AuthError, Authenticated, Lookup, TokenAuthenticator, UserInfo, account_key};
 
 const ISSUER: &str = "kubernetes/serviceaccount";
 /// Set by the cleaner of legacy tokens; whoever trusts the token again removes it.
@@ -47,6 +47,7 @@ struct Claims {
 
 pub struct LegacyTokens {
     key: DecodingKey,
+    algorithm: Algorithm,
     secrets: Arc<dyn LegacySecrets>,
     lookup: Arc<dyn Lookup>,
 }
@@ -57,9 +58,13 @@ impl LegacyTokens {
         secrets: Arc<dyn LegacySecrets>,
         lookup: Arc<dyn Lookup>,
     ) -> Result<Self, AuthError> {
-        let key = DecodingKey::from_ec_pem(public_key.as_bytes())
-            .map_err(|e| AuthError::Token(format!("service-account key: {e}")))?;
-        Ok(LegacyTokens { key, secrets, lookup })
+        let (key, algorithm) = account_key::decoding_key(public_key)?;
+        Ok(LegacyTokens {
+            key,
+            algorithm,
+            secrets,
+            lookup,
+        })
     }
 
     fn claims(&self, token: &str) -> Result<Option<Claims>, AuthError> {
@@ -71,7 +76,7 @@ impl LegacyTokens {
         if issuer.is_none_or(|claims| claims["iss"] != ISSUER) {
             return Ok(None);
         }
-        let mut validation = Validation::new(Algorithm::ES256);
+        let mut validation = Validation::new(self.algorithm);
         validation.set_issuer(&[ISSUER]);
         validation.set_required_spec_claims(&["iss", "sub"]);
         validation.validate_exp = false;

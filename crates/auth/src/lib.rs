@@ -4,6 +4,7 @@
 //! credential that is present but bad is refused. Authorizers answer allow or no opinion; the first that allows
 //! wins. Nothing here reads the store: the server feeds RBAC objects in and answers look-ups.
 
+mod account_key;
 mod authenticator;
 mod authorization;
 mod bootstrap;

@@ -1,6 +1,6 @@
 //! Service-account tokens: JWTs signed by this cluster, verified locally, bound to objects that must still exist.
 
-use crate::{AuthError, UserInfo};
+use crate::{AuthError, UserInfo, account_key};
 use async_trait::async_trait;
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, encode};
@@ -88,6 +88,7 @@ pub struct TokenSpec {
 
 pub struct TokenIssuer {
     key: EncodingKey,
+    algorithm: Algorithm,
     key_id: String,
     issuer: String,
     audiences: Vec<String>,
@@ -95,21 +96,19 @@ pub struct TokenIssuer {
 }
 
 impl TokenIssuer {
-    /// `private_key` and `public_key` are PEM, PKCS#8 and SPKI, of one P-256 pair.
+    /// `private_key` and `public_key` are PEM, PKCS#8 and SPKI, of one pair, P-256 or RSA.
     pub fn new(
         private_key: &str,
         public_key: &str,
         issuer: String,
         audiences: Vec<String>,
     ) -> Result<Self, AuthError> {
-        let unusable = |e: String| AuthError::Token(format!("service-account key: {e}"));
-        let key = EncodingKey::from_ec_pem(private_key.as_bytes()).map_err(|e| unusable(e.to_string()))?;
-        let (x, y) =
-            point(public_key).ok_or_else(|| unusable("the public key is not a P-256 point".to_owned()))?;
-        let key_id = x.chars().take(43).collect::<String>();
-        let jwks = json!({"keys": [{"use": "sig", "kty": "EC", "kid": key_id, "crv": "P-256", "alg": "ES256", "x": x, "y": y}]});
+        let (key, algorithm) = account_key::encoding_key(private_key)?;
+        let (key_id, web_key) = account_key::web_key(public_key)?;
+        let jwks = json!({"keys": [web_key]});
         Ok(Self {
             key,
+            algorithm,
             key_id,
             issuer,
             audiences,
@@ -120,6 +119,14 @@ impl TokenIssuer {
     /// The public keys as `/openid/v1/jwks` serves them.
     pub fn jwks(&self) -> &Value {
         &self.jwks
+    }
+
+    /// The algorithm that tokens are signed by, as discovery names it.
+    pub fn algorithm(&self) -> &'static str {
+        match self.algorithm {
+            Algorithm::RS256 => "RS256",
+            _ => "ES256",
+        }
     }
 
     pub fn issuer(&self) -> &str {
@@ -157,27 +164,17 @@ impl TokenIssuer {
 
     /// A token that says what the caller wants it to.
     pub fn sign(&self, claims: &impl Serialize) -> Result<String, AuthError> {
-        let mut header = Header::new(Algorithm::ES256);
+        let mut header = Header::new(self.algorithm);
         header.typ = None;
         header.kid = Some(self.key_id.clone());
         encode(&header, claims, &self.key).map_err(|e| AuthError::Token(e.to_string()))
     }
 }
 
-/// The coordinates of a P-256 public key in SPKI PEM, in base64url.
-fn point(public_key: &str) -> Option<(String, String)> {
-    use base64::Engine;
-    let (_, pem) = x509_parser::pem::parse_x509_pem(public_key.as_bytes()).ok()?;
-    // The uncompressed point is the last 65 bytes of the structure: 0x04, x, y.
-    let start = pem.contents.len().checked_sub(65)?;
-    let point = &pem.contents[start..];
-    let encode = |bytes: &[u8]| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
-    (point[0] == 4).then(|| (encode(&point[1..33]), encode(&point[33..])))
-}
-
 /// Verifies tokens of this cluster.
 pub struct TokenVerifier {
     key: DecodingKey,
+    algorithm: Algorithm,
     issuer: String,
     audiences: Vec<String>,
     lookup: Arc<dyn Lookup>,
@@ -190,10 +187,10 @@ impl TokenVerifier {
         audiences: Vec<String>,
         lookup: Arc<dyn Lookup>,
     ) -> Result<Self, AuthError> {
-        let key = DecodingKey::from_ec_pem(public_key.as_bytes())
-            .map_err(|e| AuthError::Token(format!("service-account key: {e}")))?;
+        let (key, algorithm) = account_key::decoding_key(public_key)?;
         Ok(Self {
             key,
+            algorithm,
             issuer,
             audiences,
             lookup,
@@ -213,7 +210,7 @@ impl TokenVerifier {
 
     /// `audiences` are those the asker accepts; `None` means the API server's own.
     pub async fn verify(&self, token: &str, audiences: Option<&[String]>) -> Result<UserInfo, AuthError> {
-        let mut validation = Validation::new(Algorithm::ES256);
+        let mut validation = Validation::new(self.algorithm);
         validation.set_issuer(&[&self.issuer]);
         validation.set_required_spec_claims(&["exp", "iss", "sub", "aud"]);
         validation.validate_nbf = true;

@@ -201,7 +201,8 @@ impl Encryption {
         self.providers(key).is_some()
     }
 
-    fn seal(&self, key: &str, plain: Bytes) -> Result<Bytes, String> {
+    /// A value as it is stored below a key.
+    pub fn seal(&self, key: &str, plain: Bytes) -> Result<Bytes, String> {
         match self.providers(key) {
             None => Ok(plain),
             Some(providers) => providers.seal(&self.stored_key(key), plain),

@@ -322,7 +322,7 @@ fn openid_configuration(inner: &Inner) -> Result<Answer, Status> {
         "jwks_uri": format!("https://{}/openid/v1/jwks", inner.server_address),
         "response_types_supported": ["id_token"],
         "subject_types_supported": ["public"],
-        "id_token_signing_alg_values_supported": ["ES256"],
+        "id_token_signing_alg_values_supported": [issuer.algorithm()],
     });
     Ok(kept(body::answer(
         StatusCode::OK,

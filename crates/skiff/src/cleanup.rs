@@ -150,7 +150,7 @@ fn remove_cgroup(path: &Path) -> Result<()> {
 }
 
 /// What skiff makes in its data directory.
-const OURS: &[&str] = &[
+pub const OURS: &[&str] = &[
     "admin.kubeconfig",
     "agent.json",
     "cni",
@@ -166,6 +166,8 @@ const OURS: &[&str] = &[
     "skiff.log.1",
     "skiff.pid",
     "store",
+    "store.migrated",
+    "store.new",
     "volumes",
 ];
 

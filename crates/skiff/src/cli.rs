@@ -1,11 +1,14 @@
 //! The command line: one definition a flag. Flags that upstream has keep upstream's names.
 
 use crate::access::{AccessArgs, duration};
+use crate::backup::{BackupArgs, RestoreArgs};
 use crate::bundle::CertificateKey;
 use crate::cluster::{Cluster, DEFAULT_NAME};
 use crate::encryption::EncryptionArgs;
+use crate::etcd_args::EtcdArgs;
 use crate::node_args::NodeArgs;
 use crate::server_state::ServerState;
+use crate::stores::StoreArgs;
 use crate::token::Token;
 use clap::builder::TypedValueParser;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -50,6 +53,12 @@ pub enum Command {
     Trace(TraceArgs),
     /// Show when certificates expire, and renew them
     Certs(CertsArgs),
+    /// Write all objects of a cluster, running or not, into one file
+    Backup(BackupArgs),
+    /// Make a cluster out of a backup
+    Restore(RestoreArgs),
+    /// Move a cluster to another store, or take one over from kubeadm or k3s
+    Store(StoreArgs),
     /// Encrypt Secrets that are stored in plain text or with an old key
     Secrets(SecretsArgs),
     /// Simulate nodes whose pods run without a machine, to test at scale
@@ -122,21 +131,8 @@ pub struct ServerArgs {
     /// Domain of the cluster's DNS names
     #[arg(long, value_name = "DOMAIN", value_parser = subdomain, default_value = "cluster.local")]
     pub cluster_domain: String,
-    /// Keep state in this etcd instead of the embedded store
-    #[arg(long, value_name = "URL", value_delimiter = ',')]
-    pub etcd_servers: Vec<String>,
-    /// Keep all keys below this prefix in etcd; two clusters on one etcd need two
-    #[arg(long, value_name = "PREFIX", default_value = "/registry")]
-    pub etcd_prefix: String,
-    /// CA of the etcd servers
-    #[arg(long, value_name = "FILE", value_parser = file)]
-    pub etcd_cafile: Option<PathBuf>,
-    /// Client certificate for etcd
-    #[arg(long, value_name = "FILE", value_parser = file, requires = "etcd_keyfile")]
-    pub etcd_certfile: Option<PathBuf>,
-    /// Key of the client certificate for etcd
-    #[arg(long, value_name = "FILE", value_parser = file, requires = "etcd_certfile")]
-    pub etcd_keyfile: Option<PathBuf>,
+    #[command(flatten)]
+    pub etcd: EtcdArgs,
     /// KubeSchedulerConfiguration of the scheduler: profiles, plugins, back-off
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub config: Option<PathBuf>,

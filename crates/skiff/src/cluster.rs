@@ -3,7 +3,8 @@
 //!
 //! Several clusters share a host, so each gets a slot: a number that keeps its networks, bridge and ports apart.
 
-use crate::networks;
+use crate::etcd_args::EtcdArgs;
+use crate::{cleanup, networks};
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,9 @@ const DEFAULT_KUBELET_PORT: u16 = 10250;
 /// Of the default cluster; others have the ports behind it.
 const WIREGUARD_PORT: u16 = 51820;
 
+/// Where in a data directory a new one is written before it is moved to its place.
+const STAGED: &str = "staged";
+
 /// What is remembered of a cluster between commands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -37,6 +41,9 @@ pub struct Cluster {
     /// This machine is a node of a cluster that runs elsewhere.
     #[serde(default)]
     pub agent: bool,
+    /// The etcd that the cluster was moved to; `None`: its state is in the embedded store, unless flags say otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd: Option<EtcdArgs>,
 }
 
 /// What the command line may say of a new cluster.
@@ -75,12 +82,8 @@ impl Cluster {
     }
 
     pub(crate) fn find_or_make_in(root: &Path, name: &str, wishes: &Wishes) -> Result<Self> {
-        let records = root.join("clusters");
-        skiff_fs::create_folders_durably(&records, 0o755).with_context(|| needs_root(&records))?;
-        let lock = File::create(records.join(".lock")).with_context(|| needs_root(&records))?;
-        flock(&lock, FlockOperation::LockExclusive)?;
+        let _lock = lock_records(root)?;
         let path = record_path(root, name);
-        let taken: Vec<Self> = all_records(&records)?;
         if let Some(found) = read_record(&path)? {
             let wanted = found.adopt(wishes)?;
             if wanted != found {
@@ -90,6 +93,82 @@ impl Cluster {
             make_data_dir(&wanted.data_dir)?;
             return Ok(wanted);
         }
+        let cluster = Self::plan(root, name, wishes)?;
+        make_data_dir(&cluster.data_dir)?;
+        cluster.write(&path)?;
+        Ok(cluster)
+    }
+
+    /// Makes a cluster whose data directory `fill` writes: all of it, or nothing is left. Other clusters cannot be made
+    /// meanwhile: each would have to know the networks of this one.
+    pub fn make_filled(name: &str, wishes: &Wishes, fill: impl FnOnce(&Self) -> Result<()>) -> Result<Self> {
+        check_name(name)?;
+        Self::make_filled_in(Path::new(ROOT), name, wishes, fill)
+    }
+
+    fn make_filled_in(
+        root: &Path,
+        name: &str,
+        wishes: &Wishes,
+        fill: impl FnOnce(&Self) -> Result<()>,
+    ) -> Result<Self> {
+        let _lock = lock_records(root)?;
+        let path = record_path(root, name);
+        if read_record(&path)?.is_some() {
+            bail!(
+                "there is a cluster {name:?} on this machine; choose another --name, or remove it with `skiff down --delete{}`",
+                name_flag(name)
+            );
+        }
+        let cluster = Self::plan(root, name, wishes)?;
+        let dir = &cluster.data_dir;
+        for name in cleanup::OURS {
+            if dir.join(name).try_exists()? {
+                bail!(
+                    "{} is there already; remove it, or choose another --data-dir",
+                    dir.join(name).display()
+                );
+            }
+        }
+        // It may be a mount point, or a folder of the user's.
+        let made = !dir.try_exists()?;
+        let staged = Self {
+            data_dir: dir.join(STAGED),
+            ..cluster.clone()
+        };
+        // Of one that was killed.
+        skiff_fs::remove_tree(&staged.data_dir)?;
+        let mut moved = Vec::new();
+        let filled = (|| {
+            make_data_dir(&staged.data_dir)?;
+            fill(&staged)?;
+            for entry in fs::read_dir(&staged.data_dir)? {
+                let entry = entry?;
+                let to = dir.join(entry.file_name());
+                fs::rename(entry.path(), &to).with_context(|| needs_root(&to))?;
+                moved.push(to);
+            }
+            fs::remove_dir(&staged.data_dir)?;
+            skiff_fs::sync_folder(dir)?;
+            cluster.write(&path)
+        })();
+        if let Err(error) = filled {
+            for left in moved.iter().chain([&staged.data_dir]) {
+                if let Err(error) = skiff_fs::remove_tree(left) {
+                    say!("{} cannot be removed: {error}", left.display());
+                }
+            }
+            if made {
+                let _ = fs::remove_dir(dir);
+            }
+            return Err(error);
+        }
+        Ok(cluster)
+    }
+
+    /// A new cluster, not recorded yet.
+    fn plan(root: &Path, name: &str, wishes: &Wishes) -> Result<Self> {
+        let taken: Vec<Self> = all_records(&root.join("clusters"))?;
         let slot = free_slot(name, &taken)?;
         let cluster = Self {
             name: name.to_owned(),
@@ -106,6 +185,7 @@ impl Cluster {
                 slot => format!("10.{}.0.0/16", 112 + u16::from(slot)),
             }),
             agent: wishes.agent,
+            etcd: None,
         };
         if let Some(other) = taken.iter().find(|c| c.data_dir == cluster.data_dir) {
             bail!(
@@ -115,9 +195,13 @@ impl Cluster {
             );
         }
         networks::check(&cluster, &taken, host_address())?;
-        make_data_dir(&cluster.data_dir)?;
-        cluster.write(&path)?;
         Ok(cluster)
+    }
+
+    /// Records the cluster as it is now.
+    pub fn record(&self) -> Result<()> {
+        let _lock = lock_records(Path::new(ROOT))?;
+        self.write(&record_path(Path::new(ROOT), &self.name))
     }
 
     /// The cluster with new wishes. What is written into its objects cannot change any more.
@@ -374,6 +458,15 @@ fn record_path(root: &Path, name: &str) -> PathBuf {
     root.join("clusters").join(format!("{name}.json"))
 }
 
+/// Held while the clusters of this machine are looked at to make another.
+fn lock_records(root: &Path) -> Result<File> {
+    let records = root.join("clusters");
+    skiff_fs::create_folders_durably(&records, 0o755).with_context(|| needs_root(&records))?;
+    let lock = File::create(records.join(".lock")).with_context(|| needs_root(&records))?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    Ok(lock)
+}
+
 fn read_record(path: &Path) -> Result<Option<Cluster>> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(
@@ -470,6 +563,35 @@ fn default_source(any: IpAddr, elsewhere: IpAddr) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cluster_is_filled_wholly_or_not_at_all() {
+        let root = tempfile::tempdir().unwrap();
+        let make = |fill: &dyn Fn(&Cluster) -> Result<()>| {
+            Cluster::make_filled_in(root.path(), "one", &Wishes::default(), fill)
+        };
+        let dir = root.path().join("one");
+        let write = |cluster: &Cluster| Ok(fs::create_dir(cluster.store_dir())?);
+        let failed = make(&|cluster| {
+            write(cluster)?;
+            bail!("damaged")
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "damaged");
+        assert!(!dir.exists());
+        assert!(!root.path().join("clusters/one.json").exists());
+        // A folder that was there stays, and what a killed one left goes.
+        fs::create_dir_all(dir.join("staged/pki")).unwrap();
+        assert!(make(&|_| bail!("damaged")).is_err());
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+        let made = make(&write).unwrap();
+        assert_eq!(made.data_dir, dir);
+        assert!(dir.join("store").is_dir() && !dir.join("staged").exists());
+        assert!(make(&write).is_err(), "there is one");
+        fs::remove_file(root.path().join("clusters/one.json")).unwrap();
+        let error = make(&write).unwrap_err().to_string();
+        assert!(error.contains("store is there already"), "{error}");
+        assert!(dir.join("store").is_dir());
+    }
 
     #[test]
     fn clusters_are_kept_apart_and_found_again() {

@@ -3,8 +3,10 @@
 //! That key lies in `<data-dir>/encryption/config.yaml`, apart from the store: whoever gets hold of the store's folder
 //! alone, or of a copy of it, reads no Secret.
 
-use crate::cli::{ServerArgs, file};
+use crate::cli::file;
 use crate::cluster::Cluster;
+use crate::etcd_args::EtcdArgs;
+use crate::server_state::ServerState;
 use anyhow::{Context, Result, bail};
 use clap::{ArgAction, Args};
 use futures::FutureExt;
@@ -38,26 +40,11 @@ impl EncryptionArgs {
     pub async fn open(
         &self,
         cluster: &Cluster,
-        args: &ServerArgs,
+        etcd: Option<&EtcdArgs>,
         store: &Arc<dyn Store>,
     ) -> Result<Option<Arc<Encryption>>> {
-        if let Some(path) = &self.encryption_provider_config {
-            // What is authenticated is the key as the store has it, and the embedded one has no other prefix.
-            let encryption = match args.etcd_servers.is_empty() {
-                true => Encryption::load(path).await,
-                false => Encryption::load_below(&args.etcd_prefix, path).await,
-            };
-            return Ok(Some(encryption.context("--encryption-provider-config")?));
-        }
-        if !args.etcd_servers.is_empty() {
-            // Other API servers may share it, and must be able to read it.
-            return Ok(None);
-        }
         let path = cluster.encryption_config();
-        if !path
-            .try_exists()
-            .with_context(|| format!("cannot look for {}", path.display()))?
-        {
+        if self.encryption_provider_config.is_none() && etcd.is_none() && !is_there(&path)? {
             let stored = store.range(ENCRYPTED_BY_DEFAULT, None, 0, None).await?;
             if stored
                 .items
@@ -70,10 +57,50 @@ impl EncryptionArgs {
                     path.display()
                 );
             }
+        }
+        self.prepare(cluster, etcd).await
+    }
+
+    /// The same for a store that has nothing in it yet. The embedded one gets a key if there is none.
+    pub async fn prepare(
+        &self,
+        cluster: &Cluster,
+        etcd: Option<&EtcdArgs>,
+    ) -> Result<Option<Arc<Encryption>>> {
+        if let Some(path) = &self.encryption_provider_config {
+            let loaded = load(etcd, path).await;
+            return Ok(Some(loaded.context("--encryption-provider-config")?));
+        }
+        if etcd.is_some() && self.shared_config(cluster, etcd)?.is_none() {
+            return Ok(None);
+        }
+        let path = cluster.encryption_config();
+        if !is_there(&path)? {
             write_private(&path, &skiff_encryption::generate()?)
                 .with_context(|| format!("cannot write {}", path.display()))?;
         }
-        Ok(Some(Encryption::load(&path).await?))
+        Ok(Some(load(etcd, &path).await?))
+    }
+
+    /// The configuration that other servers need to read the same store. Without a flag, what is in etcd is not
+    /// encrypted, unless the cluster came from the embedded store: then it goes on encrypting.
+    pub fn shared_config(&self, cluster: &Cluster, etcd: Option<&EtcdArgs>) -> Result<Option<PathBuf>> {
+        if let Some(path) = &self.encryption_provider_config {
+            return Ok(Some(path.clone()));
+        }
+        let path = cluster.encryption_config();
+        let moved = etcd.is_some() && cluster.etcd.is_some() && is_there(&path)?;
+        Ok(moved.then_some(path))
+    }
+
+    /// With what a server that joined was told; for commands that are not the server.
+    pub fn completed(&self, cluster: &Cluster) -> Result<EncryptionArgs> {
+        let mut completed = self.clone();
+        if completed.encryption_provider_config.is_none() {
+            let joined = ServerState::joined(cluster)?;
+            completed.encryption_provider_config = joined.and_then(|joined| joined.files.encryption_config);
+        }
+        Ok(completed)
     }
 
     /// The health check of KMS plugins. As upstream, it is there with automatic reload even if there are none yet.
@@ -123,6 +150,19 @@ impl Cluster {
     pub fn encryption_config(&self) -> PathBuf {
         self.data_dir.join("encryption/config.yaml")
     }
+}
+
+/// What is authenticated is the key as the store has it, and the embedded one has no other prefix.
+async fn load(etcd: Option<&EtcdArgs>, path: &Path) -> Result<Arc<Encryption>, skiff_encryption::Error> {
+    match etcd {
+        None => Encryption::load(path).await,
+        Some(etcd) => Encryption::load_below(&etcd.etcd_prefix, path).await,
+    }
+}
+
+fn is_there(path: &Path) -> Result<bool> {
+    path.try_exists()
+        .with_context(|| format!("cannot look for {}", path.display()))
 }
 
 /// Writes a private file so that after a power cut it is whole or not there: a key that is lost when Secrets were

@@ -9,6 +9,7 @@ mod say;
 mod access;
 mod addons;
 mod agent;
+mod backup;
 mod bundle;
 mod certificates;
 mod certs;
@@ -20,6 +21,7 @@ mod csr;
 mod daemon;
 mod demo;
 mod encryption;
+mod etcd_args;
 mod image;
 mod join;
 mod joining;
@@ -36,6 +38,7 @@ mod serve;
 mod server_state;
 mod sim;
 mod status;
+mod stores;
 mod supervise;
 mod token;
 mod trace;
@@ -90,6 +93,9 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             Ok(())
         }
         Command::Trace(args) => block_on(trace::show(&args))?,
+        Command::Backup(args) => backup::run(&args),
+        Command::Restore(args) => backup::restore(&args),
+        Command::Store(args) => stores::run(&args),
         Command::Secrets(args) => block_on(secrets::run(&args))?,
         Command::Sim(args) => sim::run(&args),
         Command::Certs(args) => certs::run(&args),

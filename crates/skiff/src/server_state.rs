@@ -3,6 +3,7 @@
 
 use crate::cli::{self, ServerArgs};
 use crate::cluster::{Cluster, needs_root};
+use crate::etcd_args::EtcdArgs;
 use crate::node_args::NodeArgs;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -103,8 +104,9 @@ impl ServerState {
         node_name: &str,
     ) -> Result<ServerState> {
         let before = Self::joined(cluster)?;
+        let etcd = args.etcd_of(cluster);
         let ports = &args.service_node_port_range;
-        Ok(ServerState {
+        let mut state = ServerState {
             joined: before.is_some(),
             advertise: Some(advertise),
             advertise_flag: args.advertise_address,
@@ -118,18 +120,61 @@ impl ServerState {
                 node_ports: (*ports.start(), *ports.end()),
                 control_plane_endpoint: args.control_plane_endpoint.as_ref().map(ToString::to_string),
                 api_audiences: args.access.api_audiences.clone(),
-                etcd_servers: args.etcd_servers.clone(),
-                etcd_prefix: args.etcd_prefix.clone(),
+                etcd_servers: Vec::new(),
+                etcd_prefix: args.etcd.etcd_prefix.clone(),
             },
             files: SettingsFiles {
-                etcd_ca: args.etcd_cafile.clone(),
-                etcd_certificate: args.etcd_certfile.clone(),
-                etcd_key: args.etcd_keyfile.clone(),
-                encryption_config: args.encryption.encryption_provider_config.clone(),
+                encryption_config: args.encryption.shared_config(cluster, etcd)?,
+                ..SettingsFiles::default()
             },
             node: before.map(|state| state.node).unwrap_or_default(),
             node_name: Some(node_name.to_owned()),
-        })
+        };
+        state.set_etcd(etcd);
+        Ok(state)
+    }
+
+    /// The etcd that the server uses; `None`: its store is the embedded one.
+    pub fn etcd(&self) -> Option<EtcdArgs> {
+        let (settings, files) = (&self.settings, &self.files);
+        let etcd = EtcdArgs {
+            etcd_servers: settings.etcd_servers.clone(),
+            etcd_prefix: settings.etcd_prefix.clone(),
+            etcd_cafile: files.etcd_ca.clone(),
+            etcd_certfile: files.etcd_certificate.clone(),
+            etcd_keyfile: files.etcd_key.clone(),
+        };
+        etcd.given().cloned()
+    }
+
+    pub fn set_etcd(&mut self, etcd: Option<&EtcdArgs>) {
+        let (settings, files) = (&mut self.settings, &mut self.files);
+        settings.etcd_servers = etcd.map(|etcd| etcd.etcd_servers.clone()).unwrap_or_default();
+        if let Some(etcd) = etcd {
+            settings.etcd_prefix.clone_from(&etcd.etcd_prefix);
+        }
+        files.etcd_ca = etcd.and_then(|etcd| etcd.etcd_cafile.clone());
+        files.etcd_certificate = etcd.and_then(|etcd| etcd.etcd_certfile.clone());
+        files.etcd_key = etcd.and_then(|etcd| etcd.etcd_keyfile.clone());
+    }
+
+    /// The flags of etcd of a server that joined.
+    pub fn complete_etcd(&self, given: &EtcdArgs) -> EtcdArgs {
+        let Some(remembered) = self.etcd() else {
+            return given.clone();
+        };
+        let servers = match given.given() {
+            // Members of etcd come and go.
+            Some(given) => &given.etcd_servers,
+            None => &remembered.etcd_servers,
+        };
+        EtcdArgs {
+            etcd_servers: servers.clone(),
+            etcd_prefix: remembered.etcd_prefix,
+            etcd_cafile: given.etcd_cafile.clone().or(remembered.etcd_cafile),
+            etcd_certfile: given.etcd_certfile.clone().or(remembered.etcd_certfile),
+            etcd_keyfile: given.etcd_keyfile.clone().or(remembered.etcd_keyfile),
+        }
     }
 
     /// The flags of a server that joined: what is the cluster's comes from here, and what was given to `skiff join`.
@@ -140,26 +185,15 @@ impl ServerState {
             pod_network: cli::pod_network(&settings.pod_network).map_err(anyhow::Error::msg)?,
             node_cidr_mask_size: settings.node_cidr_mask_size,
             service_node_port_range: settings.node_ports.0..=settings.node_ports.1,
-            etcd_prefix: settings.etcd_prefix.clone(),
+            etcd: self.complete_etcd(&args.etcd),
             advertise_address: self.advertise_flag,
             node: self.node.clone(),
             ..args.clone()
         };
-        if args.etcd_servers.is_empty() {
-            args.etcd_servers.clone_from(&settings.etcd_servers);
+        if args.encryption.encryption_provider_config.is_none() {
+            let remembered = &files.encryption_config;
+            args.encryption.encryption_provider_config.clone_from(remembered);
         }
-        let or = |given: &mut Option<PathBuf>, remembered: &Option<PathBuf>| {
-            if given.is_none() {
-                given.clone_from(remembered);
-            }
-        };
-        or(&mut args.etcd_cafile, &files.etcd_ca);
-        or(&mut args.etcd_certfile, &files.etcd_certificate);
-        or(&mut args.etcd_keyfile, &files.etcd_key);
-        or(
-            &mut args.encryption.encryption_provider_config,
-            &files.encryption_config,
-        );
         if args.access.api_audiences.is_empty() {
             args.access.api_audiences.clone_from(&settings.api_audiences);
         }
@@ -240,7 +274,7 @@ mod tests {
         state.write(&cluster).unwrap();
         let state = ServerState::joined(&cluster).unwrap().unwrap();
         let completed = state.complete(&args(&[])).unwrap();
-        assert_eq!(completed.etcd_servers, first.etcd_servers);
+        assert_eq!(completed.etcd, first.etcd);
         assert_eq!(completed.cluster_domain, "example.org");
         assert_eq!(completed.service_node_port_range, 30000..=30100);
         assert_eq!(completed.control_plane_endpoint, first.control_plane_endpoint);
@@ -249,7 +283,7 @@ mod tests {
         let moved = state
             .complete(&args(&["--etcd-servers", "http://192.0.2.9:2379"]))
             .unwrap();
-        assert_eq!(moved.etcd_servers, ["http://192.0.2.9:2379"]);
+        assert_eq!(moved.etcd.etcd_servers, ["http://192.0.2.9:2379"]);
     }
 
     #[test]

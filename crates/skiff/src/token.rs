@@ -218,8 +218,9 @@ async fn create_for_server(cluster: &Cluster, ttl: Duration, description: &str) 
 fn check_store(cluster: &Cluster, etcd_servers: &[String]) -> Result<()> {
     if etcd_servers.is_empty() {
         bail!(
-            "cluster {:?} keeps its state in the embedded store of this machine, which no other server can reach; several servers need an etcd: make the cluster with `skiff up --etcd-servers URL,URL,URL`",
-            cluster.name
+            "cluster {:?} keeps its state in the embedded store of this machine, which no other server can reach; several servers need an etcd: move the cluster to one with `skiff store migrate --to etcd --etcd-servers URL,URL,URL{}`",
+            cluster.name,
+            cluster.name_flag()
         );
     }
     if let Some(server) = etcd_servers.iter().find(|server| is_local(server)) {

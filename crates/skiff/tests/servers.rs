@@ -1,6 +1,7 @@
 //! Three servers over an etcd of three members, and an agent, as four namespaces of this host. While objects are created
 //! without pause, the server that the agent uses is killed: no acknowledged write is lost or done twice, watches and the
-//! agent go on elsewhere, and the `kubernetes` endpoints shrink and grow again.
+//! agent go on elsewhere, and the `kubernetes` endpoints shrink and grow again. Besides, a cluster that is moved to etcd,
+//! gets another server, and is moved back by that one.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -13,7 +14,7 @@ use skiff_testkit::{BUSYBOX, EtcdMembers, Machine, Switch, busybox_archive, even
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +22,9 @@ const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The lease of a server, and a little for those who look at it.
 const LEASE: Duration = Duration::from_secs(20);
+
+/// Both tests at once would be too much for a small machine.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Dropped in this order: a server that ends says so in etcd.
 struct House {
@@ -88,6 +92,7 @@ fn servers_are(seen_by: &Machine, expected: &[&Machine], patience: Duration) -> 
 
 #[test]
 fn three_servers_lose_one_and_nothing_else() -> Result<()> {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir()?;
     let archive = busybox_archive(dir.path())?.display().to_string();
     let began = Instant::now();
@@ -173,6 +178,64 @@ fn three_servers_lose_one_and_nothing_else() -> Result<()> {
     expect_eq(status["servers"].as_array().map(Vec::len), Some(2)).with_context(|| status.to_string())?;
     step("one left");
     Ok(())
+}
+
+#[test]
+fn a_moved_cluster_gets_another_server() -> Result<()> {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir()?;
+    let switch = Switch::new()?;
+    let elsewhere = [Machine::new(&switch, "store", SKIFF)?];
+    let etcd = EtcdMembers::start(&elsewhere)?;
+    let (one, two) = (
+        Machine::new(&switch, "one", SKIFF)?,
+        Machine::new(&switch, "two", SKIFF)?,
+    );
+    let make = |on: &Machine, name: &str| {
+        let value = format!("--from-literal=from={name}");
+        on.kubectl(&["create", "secret", "generic", name, &value])
+    };
+    let is_there = |on: &Machine, name: &str| {
+        let path = "--template={{.data.from | base64decode}}";
+        expect_eq(on.kubectl(&["get", "secret", name, path])?.trim(), name)
+    };
+    one.skiff(&["up", "--no-kubeconfig-merge"])?;
+    make(&one, "embedded")?;
+    let to_embedded = ["store", "migrate", "--to", "embedded"];
+    let endpoints = etcd.endpoints();
+    one.skiff(&["store", "migrate", "--to", "etcd", "--etcd-servers", &endpoints])?;
+
+    // The other server learns of the etcd, and how Secrets are encrypted in it.
+    let line = one.skiff(&["token", "create", "--server"])?;
+    two.skiff(&words(&line))?;
+    servers_are(&two, &[&one, &two], PATIENCE)?;
+    is_there(&two, "embedded")?;
+    make(&two, "joined")?;
+    is_there(&one, "joined")?;
+    for server in [&one, &two] {
+        let told = server.skiff_fails(&to_embedded)?;
+        ensure!(told.contains("the cluster has another server"), "{told}");
+    }
+
+    // So do its commands while it does not run.
+    two.skiff(&["down"])?;
+    let file = folder.path().join("backup").display().to_string();
+    two.skiff(&["backup", &file, "--secrets-in-plain-text"])?;
+    let backup = std::fs::read(&file)?;
+    let found = |word: &[u8]| backup.windows(word.len()).any(|bytes| bytes == word);
+    ensure!(found(b"joined") && !found(b"k8s:enc:"));
+    two.skiff(&["up"])?;
+    servers_are(&two, &[&one, &two], PATIENCE)?;
+
+    one.skiff(&["leave"])?;
+    servers_are(&two, &[&two], PATIENCE)?;
+    let told = two.skiff(&to_embedded)?;
+    ensure!(told.contains("is running again"), "{told}");
+    two.skiff(&["down"])?;
+    drop(etcd);
+    two.skiff(&["up"])?;
+    is_there(&two, "embedded")?;
+    is_there(&two, "joined")
 }
 
 /// The line for a server has a key in it that no token and no node can do without, and only its own token reads the

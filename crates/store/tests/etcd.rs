@@ -17,9 +17,26 @@ use suite::{events_until, put, write};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_shared_suite() {
-    // The parts of the suite want an empty store each. One etcd serves them all, emptied in between.
     let cluster = Cluster::new(1, None);
     drop(cluster.open().await);
+    run_suite(&cluster).await;
+}
+
+/// Where etcd's revisions are not skiff's.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_shared_suite_on_a_copy() {
+    const ORIGIN: i64 = 5_000_000;
+    let cluster = Cluster::new(1, None);
+    drop(cluster.open().await);
+    let options = cluster.options();
+    let loader = skiff_store::etcd::Loader::create(&options, ORIGIN).await.unwrap();
+    loader.finish().await.unwrap();
+    assert!(cluster.open().await.revision().await.unwrap() > ORIGIN);
+    run_suite(&cluster).await;
+}
+
+/// The parts of the suite want an empty store each. One etcd serves them all, emptied in between.
+async fn run_suite(cluster: &Cluster) {
     suite::all(async || {
         let store = cluster.open().await;
         for kv in store.range("/registry/", None, 0, None).await.unwrap().items {
@@ -67,7 +84,7 @@ async fn newer_data_is_refused() {
     drop(store);
     let error = Etcd::open(cluster.options()).await.map(|_| ()).unwrap_err();
     let expected = format!(
-        "data in etcd at http://127.0.0.1:{} was written by a newer skiff (format 7, this one knows up to 1); use that version, or another --etcd-servers",
+        "data in etcd at http://127.0.0.1:{} was written by a newer skiff (format 7, this one knows up to 2); use that version, or another --etcd-servers",
         cluster.members[0].client
     );
     assert_eq!(error.to_string(), expected);
@@ -439,4 +456,112 @@ async fn a_prefix_has_one_owner() {
     assert_eq!(seen, ["/registry/pods/c", "/registry/pods/d"]);
     let (there, _) = nobodys.get("/second/pods/d").await.unwrap();
     assert!(there.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_goes_on_with_the_revisions_of_its_origin() {
+    use skiff_store::etcd::{Loader, Owner, hand_over};
+    const ORIGIN: i64 = 5_000_000;
+    let cluster = Cluster::new(1, None);
+    drop(cluster.open().await);
+    let owner = |id: &str| {
+        Some(Owner {
+            id: id.to_owned(),
+            name: "one".to_owned(),
+        })
+    };
+    let options = Options {
+        owner: owner("a"),
+        ..cluster.options()
+    };
+    let loader = Loader::create(&options, ORIGIN).await.unwrap();
+    loader.put("/registry/pods/a", "1".into(), None).await.unwrap();
+    let refused = Etcd::open(options.clone()).await.map(|_| ()).unwrap_err();
+    assert!(refused.to_string().contains("was not finished"), "{refused}");
+    loader.finish().await.unwrap();
+    let refused = Loader::check(&options).await.unwrap_err();
+    assert!(
+        refused.to_string().contains("there are 2 keys below"),
+        "{refused}"
+    );
+
+    let store = Etcd::open(options.clone()).await.unwrap();
+    let first = store.get("/registry/pods/a").await.unwrap().0.unwrap();
+    assert!(first.mod_revision > ORIGIN && first.create_revision == first.mod_revision);
+    let revision = store.revision().await.unwrap();
+    assert!(revision >= first.mod_revision);
+    let past = store
+        .watch("/registry/pods/", ORIGIN)
+        .await
+        .map(|_| ())
+        .unwrap_err();
+    assert!(matches!(past, Error::Compacted { .. }), "{past}");
+    // Compare and swap, watch and reads of the past are by the same numbers.
+    let mut watch = store.watch("/registry/pods/", revision + 1).await.unwrap();
+    let stale = store
+        .write("/registry/pods/a", Expect::Revision(ORIGIN), put("2"), None)
+        .await
+        .unwrap();
+    assert!(matches!(stale, Outcome::Conflict { .. }), "{stale:?}");
+    let absent = store
+        .write(
+            "/registry/pods/b",
+            Expect::Revision(first.mod_revision - 4),
+            put("2"),
+            None,
+        )
+        .await
+        .unwrap();
+    assert!(matches!(absent, Outcome::Conflict { .. }), "{absent:?}");
+    let written = store
+        .write(
+            "/registry/pods/a",
+            Expect::Revision(first.mod_revision),
+            put("2"),
+            None,
+        )
+        .await
+        .unwrap();
+    let Outcome::Done {
+        revision: second,
+        previous,
+    } = written
+    else {
+        panic!("{written:?}")
+    };
+    assert_eq!(previous.unwrap().mod_revision, first.mod_revision);
+    assert!(second > revision);
+    let events = events_until(&mut watch, second).await;
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].create_revision, first.create_revision);
+    let before = store
+        .range("/registry/pods/", None, 0, Some(revision))
+        .await
+        .unwrap();
+    assert_eq!(before.items[0].mod_revision, first.mod_revision);
+    let old = store
+        .range("/registry/pods/", None, 0, Some(ORIGIN - 1))
+        .await
+        .unwrap_err();
+    assert!(matches!(old, Error::Compacted { .. }), "{old}");
+    store.compact(revision).await.unwrap();
+    drop(store);
+
+    // Whoever opens it again counts alike; a reader leaves no trace.
+    let reader = Etcd::open_to_read(cluster.options()).await.unwrap();
+    let again = reader.get("/registry/pods/a").await.unwrap().0.unwrap();
+    assert_eq!(again.mod_revision, second);
+    drop(reader);
+    hand_over(&cluster.options(), &owner("nobody").unwrap())
+        .await
+        .unwrap();
+    let refused = Etcd::open(options.clone()).await.map(|_| ()).unwrap_err();
+    assert!(
+        refused.to_string().contains("belong to another cluster"),
+        "{refused}"
+    );
+    loader.undo().await.unwrap();
+    Loader::check(&options).await.unwrap();
+    let store = Etcd::open(options).await.unwrap();
+    assert!(store.revision().await.unwrap() < ORIGIN, "nothing is left of it");
 }

@@ -5,10 +5,9 @@ use crate::certificates::Certificates;
 use crate::cli::{Component, ServerArgs};
 use crate::cluster::{Cluster, host_address};
 use crate::server_state::ServerState;
-use crate::{VERSION, addons, joining};
+use crate::{VERSION, addons, backup, joining};
 use anyhow::{Context, Result};
 use futures::FutureExt;
-use sha2::{Digest, Sha256};
 use skiff_auth::UserInfo;
 use skiff_encryption::Encrypted;
 use skiff_server::{AuditConfig, AuditMode, AuditPolicy, AuditWebhookOptions, LogOptions};
@@ -50,7 +49,10 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
     let control = machine.control_plane()?;
     let store = machine
         .reporter
-        .step("store", open_store(cluster, control))
+        .step(
+            "store",
+            cluster.open_store(args.etcd_of(cluster), &control.certificates.service_account.1),
+        )
         .await?;
     control.state.write(cluster)?;
     let addresses = listen_addresses(machine, control.advertise);
@@ -75,7 +77,7 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
         .reporter
         .step("cluster add-ons", async {
             let (domain, ca) = (&args.cluster_domain, certificates.current_ca.borrow().clone());
-            let (server, shared) = (control.state.reached_at()?, !args.etcd_servers.is_empty());
+            let (server, shared) = (control.state.reached_at()?, args.etcd_of(cluster).is_some());
             let joining = joining::objects(cluster, domain, args.pod_network, &server, shared, &ca)?;
             addons::install(&admin, cluster, machine.runs(Component::Metrics), joining).await
         })
@@ -160,42 +162,23 @@ fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(1024)
 }
 
-async fn open_store(cluster: &Cluster, control: &ControlPlane) -> Result<Arc<dyn Store>> {
-    if control.state.settings.etcd_servers.is_empty() {
-        let dir = cluster.data_dir.join("store");
-        let store = tokio::task::spawn_blocking(move || skiff_store::Embedded::open(dir)).await??;
-        return Ok(Arc::new(store));
-    }
-    let store = open_etcd(&control.state, cluster, &control.certificates.service_account.1).await?;
-    Ok(Arc::new(store))
-}
-
-/// Whether etcd can be used from this machine.
+/// Whether the etcd that a server is to use can be used from this machine.
 pub async fn check_etcd(state: &ServerState, cluster: &Cluster, token_key: &str) -> Result<()> {
-    open_etcd(state, cluster, token_key).await.map(drop)
-}
-
-/// `token_key` is the public key of service-account tokens.
-async fn open_etcd(state: &ServerState, cluster: &Cluster, token_key: &str) -> Result<skiff_store::Etcd> {
-    let (settings, files) = (&state.settings, &state.files);
-    let mut options = skiff_store::etcd::Options::new(&settings.etcd_servers);
-    options.prefix.clone_from(&settings.etcd_prefix);
-    // Whoever has the key of service accounts is of the same cluster.
-    let id = Sha256::digest(token_key.as_bytes());
-    options.owner = Some(skiff_store::etcd::Owner {
-        id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
-        name: cluster.name.clone(),
-    });
-    options.ca_file.clone_from(&files.etcd_ca);
-    options.cert_file.clone_from(&files.etcd_certificate);
-    options.key_file.clone_from(&files.etcd_key);
-    let store = skiff_store::Etcd::open(options).await;
-    store.with_context(|| format!("etcd at {} cannot be used", settings.etcd_servers.join(", ")))
+    let etcd = state.etcd().context("the cluster has no etcd")?;
+    cluster.open_store(Some(&etcd), token_key).await.map(drop)
 }
 
 async fn start(machine: &Machine, control: &ControlPlane, store: Arc<dyn Store>) -> Result<Server> {
     let (args, cluster, certificates) = (&*machine.args, &machine.cluster, &*control.certificates);
-    let encryption = args.encryption.open(cluster, args, &store).await?;
+    let etcd = args.etcd_of(cluster);
+    let encryption = args.encryption.open(cluster, etcd, &store).await?;
+    backup::answer(
+        cluster,
+        etcd.is_some(),
+        &store,
+        encryption.as_ref(),
+        &machine.supervisor.shutdown,
+    );
     let store = match &encryption {
         Some(encryption) => Arc::new(Encrypted::new(store, encryption.clone())),
         None => store,

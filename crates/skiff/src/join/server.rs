@@ -80,7 +80,7 @@ async fn fetch(
 ) -> Result<Bundle> {
     if networking.shared_store == Some(false) {
         bail!(
-            "the cluster keeps its state in the embedded store of its server, which no other server can reach; several servers need an etcd: make the cluster with `skiff up --etcd-servers URL,URL,URL`, or join as a node, without --server"
+            "the cluster keeps its state in the embedded store of its server, which no other server can reach; several servers need an etcd: move the cluster to one there with `skiff store migrate --to etcd --etcd-servers URL,URL,URL`, or join as a node, without --server"
         );
     }
     let secrets: Api<Secret> = Api::namespaced(client.clone(), "kube-system");

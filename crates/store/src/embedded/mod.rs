@@ -7,6 +7,7 @@
 //! that a write is an append and history survives a restart.
 
 mod disk;
+mod load;
 mod queue;
 mod reserve;
 mod state;
@@ -25,6 +26,7 @@ use crate::hub::Hub;
 pub use crate::hub::Limits;
 use crate::{Error, Expect, KeyValue, Op, Outcome, RangeResult, Result, Store, Transacted, Watch, Write};
 use disk::Disk;
+pub use load::Loader;
 use queue::{Queue, Reply, Request, Waiting, stopped, unfinished};
 use reserve::Reserve;
 use state::State;

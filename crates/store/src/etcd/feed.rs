@@ -47,7 +47,7 @@ async fn follow(shared: &Arc<Shared>, pause: &mut Duration) -> String {
     let create = WatchCreateRequest {
         key: Bytes::copy_from_slice(shared.place.root().as_bytes()),
         range_end: prefix_end(shared.place.root()),
-        start_revision: shared.hub.revision() + 1,
+        start_revision: shared.place.outer_revision(shared.hub.revision() + 1),
         progress_notify: true,
         fragment: true,
     };
@@ -102,10 +102,10 @@ fn publish(shared: &Shared, response: WatchResponse, parts: &mut Vec<Event>) {
         // The header's revision may be ahead of what this watch has been sent.
         Some(last) => last.revision,
         // Only an answer without events is a promise that there are none up to its revision.
-        None if quiet => header.map_or(0, |header| header.revision),
+        None if quiet => header.map_or(0, |header| shared.place.inner_revision(header.revision)),
         None => return,
     };
-    shared.history.shown(revision);
+    shared.history.shown(shared.place.outer_revision(revision));
     shared.hub.publish(std::mem::take(parts), revision, now());
     if let Some(excess) = shared.hub.excess(&shared.limits, now()) {
         shared.hub.forget(excess);
@@ -118,8 +118,11 @@ fn event(place: &KeyPrefix, event: super::proto::Event) -> Option<Event> {
     let deleted = event.kind == 1;
     Some(Event {
         key,
-        revision: kv.mod_revision,
-        create_revision: if deleted { 0 } else { kv.create_revision },
+        revision: place.inner_revision(kv.mod_revision),
+        create_revision: match deleted {
+            true => 0,
+            false => place.inner_revision(kv.create_revision),
+        },
         value: (!deleted).then(|| detach(kv.value)),
     })
 }
@@ -140,7 +143,7 @@ async fn begin_again(shared: &Shared, why: &str) -> String {
             return error.to_string();
         }
     };
-    let revision = header.revision;
+    let revision = shared.place.inner_revision(header.revision);
     tracing::error!(%place, why, revision, "etcd was replaced or restored: starting over with what is there now");
     shared.compacted.store(0, Ordering::Relaxed);
     // First the hub: who is told by it must not find the old revision.

@@ -1,27 +1,36 @@
 //! Where in etcd the keys are, and whose they are. The rest of skiff knows keys as `/registry/…` and `/skiff/…`; with
 //! another `--etcd-prefix` all of them are below that one. A key beside the objects names the cluster that owns them.
+//!
+//! A cluster that came from another store goes on with that one's revisions, though etcd began to count at 1: a note
+//! says by how much skiff's revisions are ahead of etcd's, and since when: of before, etcd knows nothing. They are translated
+//! where etcd's messages are made and read.
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use bytes::Bytes;
 
 use super::client::{Again, Client, translate};
 use super::proto::{
-    Compare, CompareTarget, CompareValue, KeyValue, PutRequest, Request, Response, ResponseHeader,
-    TxnRequest, TxnResponse,
+    Compare, CompareTarget, CompareValue, KeyValue, PutRequest, RangeResponse, Request, Response,
+    ResponseHeader, TxnRequest, TxnResponse,
 };
 use super::transact::{TXN, op};
-use super::{bytes, range_of};
+use super::{RANGE, bytes, range_of};
 use crate::{Error, Result};
 
-const FORMAT: i64 = 1;
+/// What this skiff reads. Format 2 is 1 with a note of how far revisions are ahead.
+const FORMAT: i64 = 2;
+/// What a new etcd gets: skiffs that know no more can use it.
+const PLAIN_FORMAT: i64 = 1;
 /// Where the registry has its keys.
 const REGISTRY: &str = "/registry/";
 /// Where skiff notes things about the store.
 const NOTES: &str = "/skiff/";
 /// Below the prefix, but of no group that upstream knows: its API server passes it over.
 const OWNER: &str = "/registry/skiff.io/owner";
+const AHEAD: &str = "/skiff/revisions-ahead";
 
 /// The cluster that owns the keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +45,10 @@ pub struct KeyPrefix {
     /// With its `/`.
     root: String,
     owner: Option<Owner>,
+    /// By how much skiff's revisions are ahead of etcd's.
+    ahead: AtomicI64,
+    /// The first revision of etcd at which it had everything; 0: from the beginning.
+    first: AtomicI64,
 }
 
 impl KeyPrefix {
@@ -46,7 +59,12 @@ impl KeyPrefix {
         } else {
             format!("/{path}/")
         };
-        KeyPrefix { root, owner }
+        KeyPrefix {
+            root,
+            owner,
+            ahead: AtomicI64::new(0),
+            first: AtomicI64::new(0),
+        }
     }
 
     /// What all keys of objects begin with.
@@ -78,6 +96,42 @@ impl KeyPrefix {
         }
     }
 
+    /// A revision of etcd as skiff knows it.
+    pub fn inner_revision(&self, etcd: i64) -> i64 {
+        etcd + self.ahead.load(Ordering::Relaxed)
+    }
+
+    /// A revision of skiff as etcd knows it.
+    pub fn outer_revision(&self, skiff: i64) -> i64 {
+        skiff - self.ahead.load(Ordering::Relaxed)
+    }
+
+    /// The oldest revision of skiff that can be read.
+    pub fn floor(&self) -> i64 {
+        self.inner_revision(self.first.load(Ordering::Relaxed))
+    }
+
+    /// The range of the notes, which are beside the objects where the prefix is the usual one.
+    pub fn notes(&self) -> Option<&'static str> {
+        self.is_usual().then_some(NOTES)
+    }
+
+    pub fn owner_key(&self) -> Cow<'static, str> {
+        self.outer(OWNER)
+    }
+
+    /// What a store that is filled from another one is given at last: with it, it can be used.
+    pub fn notes_of_copy(&self, ahead: i64, first: i64) -> Vec<(String, String)> {
+        let mut notes = vec![
+            (self.outer(AHEAD).into_owned(), format!("{ahead} {first}")),
+            (self.format_key().into_owned(), FORMAT.to_string()),
+        ];
+        if let Some(owner) = &self.owner {
+            notes.push((self.owner_key().into_owned(), owner.value()));
+        }
+        notes
+    }
+
     /// What tells which format the data has.
     pub fn format_key(&self) -> Cow<'static, str> {
         self.outer("/skiff/format")
@@ -86,26 +140,13 @@ impl KeyPrefix {
     /// Records the format and the owner in data that has none; refuses a newer format and another owner.
     pub async fn claim(&self, client: &Client) -> Result<ResponseHeader> {
         let key = self.format_key();
-        let (found, header) = put_if_absent(client, &key, FORMAT.to_string()).await?;
-        if let Some(kv) = found {
-            let text = String::from_utf8_lossy(&kv.value);
-            let Ok(found) = text.trim().parse::<i64>() else {
-                return Err(Error::Corrupt(format!("{key} in {} is {text:?}", client.place)));
-            };
-            if found > FORMAT {
-                return Err(Error::NewerVersion {
-                    place: client.place.clone(),
-                    found,
-                    known: FORMAT,
-                    flag: "--etcd-servers",
-                });
-            }
-        }
+        let (found, header) = put_if_absent(client, &key, PLAIN_FORMAT.to_string()).await?;
+        self.check_format(client, found).await?;
         let Some(owner) = &self.owner else {
             return Ok(header);
         };
         let key = self.outer(OWNER);
-        let (found, header) = put_if_absent(client, &key, format!("{} {}", owner.id, owner.name)).await?;
+        let (found, header) = put_if_absent(client, &key, owner.value()).await?;
         let Some(kv) = found else { return Ok(header) };
         let text = String::from_utf8_lossy(&kv.value);
         let (id, name) = text.split_once(' ').unwrap_or((&text, ""));
@@ -116,6 +157,65 @@ impl KeyPrefix {
         Err(Error::Invalid(format!(
             "the keys below {root:?} in {place} belong to another cluster ({name:?}): use another --etcd-prefix, or, if that cluster is gone and this one is to have its objects, delete the key {key}"
         )))
+    }
+}
+
+impl KeyPrefix {
+    /// What [`KeyPrefix::claim`] checks, without writing anything.
+    pub async fn look(&self, client: &Client) -> Result<ResponseHeader> {
+        let answer: RangeResponse = client
+            .call(RANGE, range_of(&self.format_key()), Again::Yes)
+            .await
+            .map_err(|status| translate(status, 0, 0))?;
+        self.check_format(client, answer.kvs.into_iter().next()).await?;
+        Ok(answer.header.unwrap_or_default())
+    }
+
+    /// Refuses a newer format, and reads how far revisions are ahead.
+    async fn check_format(&self, client: &Client, found: Option<KeyValue>) -> Result<()> {
+        let (mut ahead, mut first) = (0, 0);
+        if let Some(kv) = found {
+            let text = String::from_utf8_lossy(&kv.value);
+            let Ok(found) = text.trim().parse::<i64>() else {
+                let key = self.format_key();
+                return Err(Error::Corrupt(format!("{key} in {} is {text:?}", client.place)));
+            };
+            if found > FORMAT {
+                return Err(Error::NewerVersion {
+                    place: client.place.clone(),
+                    found,
+                    known: FORMAT,
+                    flag: "--etcd-servers",
+                });
+            }
+            if found > PLAIN_FORMAT {
+                (ahead, first) = self.read_ahead(client).await?;
+            }
+        }
+        self.ahead.store(ahead, Ordering::Relaxed);
+        self.first.store(first, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn read_ahead(&self, client: &Client) -> Result<(i64, i64)> {
+        let key = self.outer(AHEAD);
+        let answer: RangeResponse = client
+            .call(RANGE, range_of(&key), Again::Yes)
+            .await
+            .map_err(|status| translate(status, 0, 0))?;
+        let text = answer.kvs.first().map(|kv| String::from_utf8_lossy(&kv.value));
+        let ahead = text.as_ref().and_then(|text| {
+            let (ahead, first) = text.trim().split_once(' ')?;
+            Some((ahead.parse().ok()?, first.parse().ok()?))
+        });
+        ahead.ok_or_else(|| Error::Corrupt(format!("{key} in {} is {text:?}", client.place)))
+    }
+}
+
+impl Owner {
+    /// As it is stored.
+    pub(super) fn value(&self) -> String {
+        format!("{} {}", self.id, self.name)
     }
 }
 

@@ -12,6 +12,7 @@ mod feed;
 mod history;
 mod key_prefix;
 mod lease;
+mod load;
 mod progress;
 mod proto;
 mod transact;
@@ -34,6 +35,7 @@ use history::{History, Seen};
 use key_prefix::KeyPrefix;
 pub use key_prefix::Owner;
 use lease::Leases;
+pub use load::{Loader, hand_over};
 use progress::{Progress, ProgressRequest};
 use proto::{
     CompactionRequest, CompactionResponse, RangeRequest, RangeResponse, StatusRequest, StatusResponse,
@@ -139,8 +141,8 @@ fn key_value(place: &KeyPrefix, kv: proto::KeyValue) -> Result<KeyValue> {
     Ok(KeyValue {
         key: place.inner(key),
         value: feed::detach(kv.value),
-        create_revision: kv.create_revision,
-        mod_revision: kv.mod_revision,
+        create_revision: place.inner_revision(kv.create_revision),
+        mod_revision: place.inner_revision(kv.mod_revision),
     })
 }
 
@@ -168,7 +170,8 @@ impl Shared {
     fn after_call(&self, before: &Seen, header: Option<proto::ResponseHeader>) -> Result<i64> {
         let header = header.unwrap_or_default();
         let same = self.history.check(before, &header);
-        same.map_err(|why| self.replaced(&why)).map(|()| header.revision)
+        same.map_err(|why| self.replaced(&why))
+            .map(|()| self.place.inner_revision(header.revision))
     }
 
     fn replaced(&self, why: &str) -> Error {
@@ -177,7 +180,8 @@ impl Shared {
 
     /// The cluster's revision, read consistently.
     async fn current(&self) -> Result<i64> {
-        self.current.read().await.map_err(|status| self.error(status))
+        let revision = self.current.read().await.map_err(|status| self.error(status))?;
+        Ok(self.place.inner_revision(revision))
     }
 
     /// Whether the watch arrives at `revision` within that time.
@@ -194,7 +198,26 @@ impl Etcd {
         let client = Arc::new(Client::new(&options)?);
         let place = KeyPrefix::new(&options.prefix, options.owner.clone());
         let header = place.claim(&client).await?;
-        let (history, revision) = (Arc::new(History::default()), header.revision);
+        Ok(Etcd::start(options, client, place, header))
+    }
+
+    /// Opens somebody else's keys, to read them: nothing is written, and nothing compacted.
+    pub async fn open_to_read(options: Options) -> Result<Etcd> {
+        let options = Options {
+            compact_every: None,
+            ..options
+        };
+        let client = Arc::new(Client::new(&options)?);
+        let place = KeyPrefix::new(&options.prefix, None);
+        let header = place.look(&client).await?;
+        Ok(Etcd::start(options, client, place, header))
+    }
+
+    fn start(options: Options, client: Arc<Client>, place: KeyPrefix, header: proto::ResponseHeader) -> Etcd {
+        let (history, revision) = (
+            Arc::new(History::default()),
+            place.inner_revision(header.revision),
+        );
         history.begin(header);
         let current = Current::new(client.clone(), history.clone(), place.format_key().into_owned());
         let current = Arc::new(current);
@@ -219,12 +242,12 @@ impl Etcd {
                 keep_compact(compacted.clone(), every)
             });
         }
-        Ok(Etcd {
+        Etcd {
             shared,
             leases: Leases::default(),
             merged: tokio::sync::Mutex::default(),
             _tasks: stop.drop_guard(),
-        })
+        }
     }
 
     async fn range_page(
@@ -233,13 +256,22 @@ impl Etcd {
         after: Option<&str>,
         limit: i64,
         at: Option<i64>,
-    ) -> Result<RangeResponse> {
+    ) -> Result<(RangeResponse, i64)> {
         let prefix = &*self.shared.place.outer(prefix);
         let key = match after.map(|after| self.shared.place.outer(after)) {
             Some(after) if *after >= *prefix => format!("{after}\0"),
             _ => prefix.to_owned(),
         };
-        let revision = at.unwrap_or(0);
+        let revision = match at {
+            // Before etcd began, which to it would be "now", or before it had everything.
+            Some(at) if at < self.shared.place.floor() || self.shared.place.outer_revision(at) <= 0 => {
+                return Err(Error::Compacted {
+                    revision: self.shared.place.floor(),
+                });
+            }
+            Some(at) => self.shared.place.outer_revision(at),
+            None => 0,
+        };
         let request = RangeRequest {
             key: bytes(&key),
             range_end: prefix_end(prefix),
@@ -250,9 +282,9 @@ impl Etcd {
         let before = self.shared.before_call()?;
         let answer = self.shared.client.call(RANGE, request, Again::Yes).await;
         let answer: RangeResponse =
-            answer.map_err(|status| translate(status, revision, self.shared.hub.revision()))?;
-        self.shared.after_call(&before, answer.header)?;
-        Ok(answer)
+            answer.map_err(|status| translate(status, at.unwrap_or(0), self.shared.hub.revision()))?;
+        let revision = self.shared.after_call(&before, answer.header)?;
+        Ok((answer, revision))
     }
 
     /// Waits until the watch has shown everything up to `revision`, and sees to it that it will.
@@ -289,7 +321,9 @@ async fn keep_compact(shared: std::sync::Weak<Shared>, every: Duration) {
         let Some(shared) = shared.upgrade() else { return };
         let era = shared.history.seen().era;
         if let Some((_, revision)) = before.filter(|(then, _)| *then == era) {
-            let request = CompactionRequest { revision };
+            let request = CompactionRequest {
+                revision: shared.place.outer_revision(revision),
+            };
             let done: Result<CompactionResponse, _> = shared
                 .client
                 .call("/etcdserverpb.KV/Compact", request, Again::Yes)
@@ -334,12 +368,7 @@ impl Store for Etcd {
         } else {
             i64::try_from(limit).unwrap_or(i64::MAX)
         };
-        if at.is_some_and(|at| at <= 0) {
-            // To etcd 0 is "now".
-            return Err(Error::Compacted { revision: 0 });
-        }
-        let first = self.range_page(prefix, start_after, limit.min(PAGE), at).await?;
-        let revision = first.header.unwrap_or_default().revision;
+        let (first, revision) = self.range_page(prefix, start_after, limit.min(PAGE), at).await?;
         let at = at.unwrap_or(revision);
         let (count, mut more) = (first.count, first.more);
         let place = &self.shared.place;
@@ -348,7 +377,7 @@ impl Store for Etcd {
         while more && (items.len() as i64) < limit {
             let left = limit - items.len() as i64;
             let after = items.last().map(|kv| kv.key.clone());
-            let page = self
+            let (page, _) = self
                 .range_page(prefix, after.as_deref(), left.min(PAGE), Some(at))
                 .await?;
             more = page.more && !page.kvs.is_empty();
@@ -399,7 +428,9 @@ impl Store for Etcd {
     }
 
     async fn compact(&self, revision: i64) -> Result<()> {
-        let request = CompactionRequest { revision };
+        let request = CompactionRequest {
+            revision: self.shared.place.outer_revision(revision),
+        };
         let done: Result<CompactionResponse, _> = self
             .shared
             .client

@@ -77,6 +77,8 @@ pub struct PutResponse {
 pub struct DeleteRangeRequest {
     #[prost(bytes = "bytes", tag = "1")]
     pub key: Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub range_end: Bytes,
     #[prost(bool, tag = "3")]
     pub prev_kv: bool,
 }

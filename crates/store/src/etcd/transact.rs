@@ -57,7 +57,8 @@ impl Etcd {
         let header = answer.header.unwrap_or_default();
         // Done is done: if this is another etcd than before, whoever follows it will be told.
         let _ = shared.history.check(&before, &header);
-        self.read_answer(writes, answer, header.revision)
+        let revision = shared.place.inner_revision(header.revision);
+        self.read_answer(writes, answer, revision)
     }
 
     fn add(&self, request: &mut TxnRequest, write: &Write, lease: i64) {
@@ -71,7 +72,11 @@ impl Etcd {
         match write.expect {
             Expect::Any => {}
             Expect::Absent => request.compare.push(compare(0)),
-            Expect::Revision(revision) => request.compare.push(compare(revision)),
+            Expect::Revision(revision) => match self.shared.place.outer_revision(revision) {
+                // To etcd 0 is an absent key, and no key is at -1.
+                ..=0 => request.compare.push(compare(-1)),
+                revision => request.compare.push(compare(revision)),
+            },
         }
         match &write.op {
             Op::Put(value) => request.success.push(op(Request::Put(PutRequest {
@@ -83,12 +88,14 @@ impl Etcd {
             Op::Delete => request.success.push(op(Request::DeleteRange(DeleteRangeRequest {
                 key: bytes(key),
                 prev_kv: true,
+                ..DeleteRangeRequest::default()
             }))),
             Op::Merge(_) => {}
         }
         request.failure.push(op(Request::Range(range_of(key))));
     }
 
+    /// `revision` is the one of the answer, as skiff counts.
     fn read_answer(&self, writes: &[Write], answer: TxnResponse, revision: i64) -> Result<Transacted> {
         let place = &self.shared.place;
         let mut responses = answer.responses.into_iter();
