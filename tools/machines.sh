@@ -30,7 +30,8 @@ machines_start() {
 machines_hold() {
     held=$1
     shift
-    "$@" sleep infinity >/dev/null 2>&1 &
+    # In a session of its own: what is sent to the script's group must not end a machine before it is cleaned.
+    setsid "$@" sleep infinity >/dev/null 2>&1 &
     echo $! >"$machines_folder/$held.pid"
     until [ "$(cat "/proc/$!/comm")" = sleep ]; do sleep 0.01; done
 }

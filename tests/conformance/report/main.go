@@ -108,7 +108,7 @@ func main() {
 		return
 	}
 
-	fmt.Printf("# Conformance\n\nThe official end-to-end suite of Kubernetes %s against skiff, by\n`make conformance [FOCUS=regex] [SKIP=regex] [PARALLEL=n]`. Tests of this run: `%s`", *suite, *focus)
+	fmt.Printf("# Conformance\n\nThe official end-to-end suite of Kubernetes %s against skiff, by\n`make conformance [NODES=n] [FOCUS=regex] [SKIP=regex] [PARALLEL=n]`. Tests of this run: `%s`", *suite, *focus)
 	if *skip != "" {
 		fmt.Printf(", without `%s`", *skip)
 	}
