@@ -150,7 +150,8 @@ impl Etcd {
                     current = self.get(&write.key).await?.0;
                 }
                 let mut value = merge.apply(current.as_ref().map(|kv| &*kv.value));
-                if value == Merged::Refuse && was_known {
+                let holds = write.expect.holds(current.as_ref().map(|kv| kv.mod_revision));
+                if was_known && (value == Merged::Refuse || !holds) {
                     // What is known may be old.
                     current = self.get(&write.key).await?.0;
                     value = merge.apply(current.as_ref().map(|kv| &*kv.value));
