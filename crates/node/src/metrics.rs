@@ -23,9 +23,9 @@ const MAX_ENDS: usize = 1000;
 /// Prometheus' own, which most histograms of upstream have.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 /// From half a second to an hour: how long a pod takes to start.
-const START_BUCKETS: [f64; 20] = [
+const START_BUCKETS: [f64; 25] = [
     0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0,
-    480.0, 600.0,
+    480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
 ];
 
 pub struct Metrics {
@@ -108,7 +108,7 @@ impl Metrics {
             ),
             pod_start: registry.histograms(
                 "kubelet_pod_start_duration_seconds",
-                "From the first sight of a pod to its first status with all containers running.",
+                "From the first sight of a pod to its first status with the phase Running.",
                 &[],
                 1,
                 &START_BUCKETS,
@@ -196,7 +196,7 @@ impl Metrics {
         );
     }
 
-    /// A pod whose containers all run for the first time, so long after the node saw it.
+    /// A pod whose status says Running for the first time, so long after the node saw it.
     pub fn pod_started(&self, took: Duration) {
         self.pod_start.with(&[]).observe_duration(took);
     }

@@ -197,7 +197,9 @@ fn network(page: &mut Page, pods: &[PodUsage]) {
             let network = pod.network.as_ref()?;
             let interfaces = network.default_interface.iter().chain(&network.interfaces);
             let row = |one: &v1::NetworkInterfaceUsage| {
-                let label = format!("interface=\"{}\",", one.name);
+                // A pod may call an interface nearly anything.
+                let name = one.name.replace('\\', "\\\\").replace('"', "\\\"");
+                let label = format!("interface=\"{name}\",");
                 Some((label, float(number(part(one))?), network.timestamp))
             };
             Some(interfaces.filter_map(row).collect())
