@@ -55,7 +55,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("network", &["client", "cni", "fs"]),
     ("dns", &["client"]),
-    ("ingress", &["client"]),
+    ("ingress", &["client", "pki", "prometheus"]),
     ("metrics", &["client", "https"]),
     ("sim", &["client"]),
     ("kubectl", &["client"]),

@@ -103,6 +103,34 @@ pub enum When {
     Otherwise,
 }
 
+/// What a delete without a policy does to dependents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Orphan {
+    /// They are deleted in the background.
+    Never,
+    /// They are orphaned.
+    ByDefault,
+    /// The kind has no dependents, and options about them are ignored.
+    Unsupported,
+}
+
+/// The paths of fields.
+pub type Fields = &'static [&'static [&'static str]];
+
+/// A subresource that is a part of its object, with rules of its own for who writes it.
+pub struct Part {
+    pub name: &'static str,
+    pub prepare: fn(new: &mut Value, old: &Value),
+    pub validate: fn(new: &Value, old: &Value) -> Vec<field::Error>,
+}
+
+/// How to get from a version to the stored one and back, where more differs than `apiVersion`.
+pub struct Converter {
+    pub version: &'static str,
+    pub to_stored: fn(&mut Value),
+    pub from_stored: fn(&mut Value),
+}
+
 /// The rules of one kind. All functions see the whole object.
 pub struct Kind {
     pub group: &'static str,
@@ -152,7 +180,73 @@ pub struct Kind {
     pub qualified_finalizers: bool,
     /// When the metadata of a new object is checked.
     pub metadata: When,
+    /// The versions that have another shape than the stored one.
+    pub converters: &'static [Converter],
+    /// Kept as JSON, though it has a protobuf form.
+    pub stored_as_json: bool,
+    /// After how long an object goes by itself.
+    pub ttl_seconds: Option<i64>,
+    pub orphan: Orphan,
+    /// What a client is told who deletes without saying what becomes of dependents.
+    pub orphan_warning: Option<&'static str>,
+    /// Upstream deletes the kind in its own way, and words a failed precondition differently.
+    pub own_delete: bool,
+    /// An annotation that belongs to the served version: whoever asks for metadata alone does not see it.
+    pub served_annotation: Option<&'static str>,
+    /// The fields that a write through a subresource (empty for the resource itself) cannot change, whatever it says,
+    /// where that is not the rule: the status through the resource, the spec through the status.
+    pub reset_fields: &'static [(&'static str, Fields)],
+    /// The subresources that are parts of the object, beside the status that follows the rule.
+    pub parts: &'static [Part],
+    /// Completes an object of which nothing was ever written: the object of a bookmark.
+    ///
+    /// COMPAT: upstream makes it of its internal types, where some fields are no pointers.
+    pub never_written: fn(object: &mut Value),
+    /// The selectable fields that are asked for so often that the cache keeps an index.
+    pub indexed_fields: &'static [&'static str],
+    /// Where the cache finds a selectable field that is not the path of its value: the first that is set counts.
+    pub field_paths: &'static [(&'static str, &'static [&'static str])],
+    /// Objects can be selected by these fields where they are stored, but not where they are served.
+    pub hidden_fields: &'static [&'static str],
+    /// Field selectors of the served version by the name that the stored version has for them.
+    pub stored_fields: &'static [(&'static str, &'static str)],
+    /// The complaint about a field that cannot be selected by; `version` is the API version of the request.
+    pub unknown_field: fn(version: &str, label: &str) -> String,
+    /// The warning that every request gets.
+    pub deprecation: Option<&'static str>,
+    /// Whether the status can be shown as a table.
+    pub status_table: bool,
+    /// Whether the spec says who asked for the object.
+    pub keeps_requester: bool,
 }
+
+impl Kind {
+    /// The converter of a version, if it has another shape than the stored one.
+    pub fn converter(&self, version: &str) -> Option<&'static Converter> {
+        self.converters
+            .iter()
+            .find(|converter| converter.version == version)
+    }
+
+    /// See [`Kind::reset_fields`].
+    pub fn resets(&self, subresource: &str) -> Fields {
+        let own = self.reset_fields.iter().find(|(name, _)| *name == subresource);
+        match (own, subresource) {
+            (Some((_, fields)), _) => fields,
+            (None, "") if self.has_status => &[&["status"]],
+            (None, "status") => &[&["spec"]],
+            (None, _) => &[],
+        }
+    }
+}
+
+/// The complaint of kinds that know what can be selected by.
+pub fn unsupported_field(_version: &str, label: &str) -> String {
+    format!("field label not supported: {label}")
+}
+
+/// A status that is written without the metadata.
+pub const STATUS_ALONE: &[(&str, Fields)] = &[("status", &[&["metadata"], &["spec"]])];
 
 /// The kind that asks for nothing special.
 pub const BASE: Kind = Kind {
@@ -181,6 +275,27 @@ pub const BASE: Kind = Kind {
     status_again: Again::Change,
     qualified_finalizers: true,
     metadata: When::First,
+    converters: &[],
+    stored_as_json: false,
+    ttl_seconds: None,
+    orphan: Orphan::Never,
+    orphan_warning: None,
+    own_delete: false,
+    served_annotation: None,
+    reset_fields: &[],
+    parts: &[],
+    never_written: |_| {},
+    indexed_fields: &[],
+    field_paths: &[],
+    hidden_fields: &[],
+    stored_fields: &[],
+    unknown_field: |_, label| {
+        let quoted = field::quote(label);
+        format!("{quoted} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
+    },
+    deprecation: None,
+    status_table: true,
+    keeps_requester: false,
 };
 
 /// The second column of kinds that upstream has no printer for.
@@ -313,36 +428,6 @@ pub fn kind(group: &str, kind: &str) -> &'static Kind {
         .unwrap_or(&GENERIC)
 }
 
-/// The warning that every request for a deprecated version gets.
-pub fn deprecation(group: &str, version: &str, kind: &str) -> Option<&'static str> {
-    match (group, version, kind) {
-        ("", "v1", "ComponentStatus" | "ComponentStatusList") => {
-            Some("v1 ComponentStatus is deprecated in v1.19+")
-        }
-        ("", "v1", "Endpoints" | "EndpointsList") => {
-            Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
-        }
-        _ => None,
-    }
-}
-
-/// The complaint about a field that cannot be selected by. Kinds word it each in their own way.
-pub fn unknown_field_label(group: &str, version: &str, kind: &str, label: &str) -> String {
-    let quoted = field::quote(label);
-    match (group, kind) {
-        ("batch", "Job") => format!("field label {quoted} not supported for Job"),
-        ("resource.k8s.io", "ResourceSlice") => {
-            format!("field label not supported for {group}/{version}, Kind={kind}: {label}")
-        }
-        ("", "Pod" | "Node" | "ReplicationController" | "Event" | "Namespace" | "Secret" | "Service")
-        | ("certificates.k8s.io", "CertificateSigningRequest")
-        | ("events.k8s.io", "Event") => format!("field label not supported: {label}"),
-        _ => {
-            format!("{quoted} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
-        }
-    }
-}
-
 /// What a kind without a file of its own gets.
 pub static GENERIC: Kind = BASE;
 
@@ -382,7 +467,7 @@ mod tests {
     #[test]
     fn kinds_word_unknown_field_labels_in_their_own_way() {
         let check = |group, kind, expected: &str| {
-            assert_eq!(super::unknown_field_label(group, "v1", kind, "a.b"), expected);
+            assert_eq!((super::kind(group, kind).unknown_field)("v1", "a.b"), expected);
         };
         check("", "Pod", "field label not supported: a.b");
         check("batch", "Job", "field label \"a.b\" not supported for Job");
@@ -396,6 +481,27 @@ mod tests {
             "ReplicaSet",
             "\"a.b\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"",
         );
+    }
+
+    #[test]
+    fn own_rules_name_what_there_is() {
+        for resource in crate::facts::resources() {
+            let rules = super::kind(resource.group, resource.kind);
+            let parts = rules.parts.iter().map(|part| part.name);
+            let resets = rules.reset_fields.iter().map(|(name, _)| *name);
+            for name in parts.chain(resets).filter(|name| !name.is_empty()) {
+                let found = resource.subresource(name).is_some();
+                assert!(found, "{} has no {name}", resource.kind);
+            }
+        }
+        for k in crate::KINDS {
+            let empty = serde_json::json!({});
+            let known: Vec<&str> = (k.selectable)(&empty).into_iter().map(|(name, _)| name).collect();
+            let paths = k.field_paths.iter().map(|(name, _)| name);
+            for name in k.indexed_fields.iter().chain(paths) {
+                assert!(known.contains(name), "{} has no field {name}", k.kind);
+            }
+        }
     }
 
     #[test]

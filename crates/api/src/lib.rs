@@ -42,6 +42,7 @@ pub use kind::{Column, Graceful, Kind, kind};
 
 /// Every kind that has rules of its own. Adding one is a file and a line here.
 pub static KINDS: &[&Kind] = &[
+    &core::component_status::COMPONENT_STATUS,
     &core::config::CONFIG_MAP,
     &core::endpoints::ENDPOINTS,
     &core::event::EVENT,

@@ -88,6 +88,25 @@ pub fn copy(to: &mut Value, from: &Value, name: &str) {
     put(to, name, from.get(name).cloned().unwrap_or(Value::Null));
 }
 
+/// The metadata as a map; made when absent or of the wrong type.
+pub fn metadata_mut(object: &mut Value) -> &mut Map<String, Value> {
+    if !object.is_object() {
+        *object = Value::Object(Map::new());
+    }
+    let metadata = &mut object["metadata"];
+    if !metadata.is_object() {
+        *metadata = Value::Object(Map::new());
+    }
+    metadata.as_object_mut().expect("made an object above")
+}
+
+/// Gives a field another name.
+pub fn rename(map: &mut Map<String, Value>, from: &str, to: &str) {
+    if let Some(value) = map.remove(from) {
+        map.insert(to.to_string(), value);
+    }
+}
+
 pub fn remove(value: &mut Value, name: &str) {
     put(value, name, Value::Null);
 }

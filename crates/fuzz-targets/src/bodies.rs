@@ -110,7 +110,7 @@ fn check(decoded: DecodedObject) {
 
 /// The way of a create and of an update through the rules of the kind.
 fn rules(resource: &skiff_registry::Resource, mut value: Value) {
-    let rules = resource.rules;
+    let rules = skiff_api::kind::kind(&resource.group_kind.group, &resource.kind);
     let namespaced = resource.namespaced;
     value["kind"] = resource.kind.as_str().into();
     value["apiVersion"] = resource.api_version.as_str().into();

@@ -11,7 +11,6 @@ use skiff_meta::{GroupVersion, Status};
 use skiff_schema::protobuf::{self, Header, MAGIC};
 use skiff_schema::{TypeId, normalise};
 
-use crate::hooks::converter;
 use crate::{encode, object};
 
 pub struct Codec {
@@ -174,7 +173,7 @@ impl Codec {
             return;
         }
         if let Ok(gv) = GroupVersion::parse(api_version)
-            && let Some(converter) = converter(&gv.group, &gv.version, &self.kind)
+            && let Some(converter) = skiff_api::kind::kind(&gv.group, &self.kind).converter(&gv.version)
         {
             (converter.to_stored)(object);
         }

@@ -6,13 +6,13 @@ use std::collections::HashSet;
 use serde_json::Value;
 use skiff_meta::Status;
 use skiff_schema::{LeftOut, put_back};
-use skiff_store::{Expect, Op, Write};
+use skiff_store::{Expect, Op, Write as KeyWrite};
 
 use crate::commit::Committed;
 use crate::fields::{self, Tracking};
 use crate::hooks::{Asked, Change};
-use crate::update::WriteScope;
-use crate::{Context, Gate, Registry, Resource, errors, object};
+use crate::update::{Write, WriteScope};
+use crate::{Context, Registry, Resource, errors, object};
 
 /// A create whose addresses or ports keep being taken by others in between gives up.
 const ATTEMPTS: usize = 64;
@@ -41,28 +41,23 @@ fn system_fields(object: &Value) -> Vec<(String, Value)> {
 }
 
 impl Registry {
-    /// Creates an object in `namespace` (empty for cluster scope) and returns it as stored.
-    pub async fn create(
-        &self,
-        context: &Context,
-        resource: &Resource,
-        namespace: &str,
-        object: Value,
-        gate: &dyn Gate,
-    ) -> Result<Value, Status> {
-        self.create_by(context, resource, namespace, object, By::Create, gate)
-            .await
+    /// Creates an object and returns it as stored.
+    pub async fn create(&self, write: &Write<'_>, object: Value) -> Result<Value, Status> {
+        self.create_by(write, object, By::Create).await
     }
 
     pub(crate) async fn create_by(
         &self,
-        context: &Context,
-        resource: &Resource,
-        namespace: &str,
+        write: &Write<'_>,
         mut object: Value,
         by: By,
-        gate: &dyn Gate,
     ) -> Result<Value, Status> {
+        let Write {
+            context,
+            resource,
+            namespace,
+            gate,
+        } = *write;
         ensure_namespace(resource, namespace, &mut object)?;
         dedup_owner_references(context, &mut object, false);
         let left_out = self.track_fields(context, resource, None, &mut object);
@@ -74,19 +69,14 @@ impl Registry {
         put_back(&mut object, &left_out);
         let prefix = object::text(&object, "generateName");
         if prefix.is_empty() || !object::name(&object).is_empty() {
-            return self
-                .create_once(context, resource, namespace, object, &left_out, by, gate)
-                .await;
+            return self.create_once(write, object, &left_out, by).await;
         }
         let prefix = prefix.to_string();
         let mut attempt = 1;
         loop {
             let mut named = object.clone();
             object::set(&mut named, "name", generate_name(&prefix));
-            match self
-                .create_once(context, resource, namespace, named, &left_out, by, gate)
-                .await
-            {
+            match self.create_once(write, named, &left_out, by).await {
                 Err(status) if errors::is_already_exists(&status) => {
                     if attempt == GENERATE_NAME_ATTEMPTS {
                         return Err(errors::generate_name_conflict(status));
@@ -99,22 +89,16 @@ impl Registry {
     }
 
     /// Prepares, checks and writes the object; again, if others took in between what its kind allocated for it.
-    #[allow(clippy::too_many_arguments)]
     async fn create_once(
         &self,
-        context: &Context,
-        resource: &Resource,
-        namespace: &str,
+        write: &Write<'_>,
         object: Value,
         left_out: &[LeftOut],
         by: By,
-        gate: &dyn Gate,
     ) -> Result<Value, Status> {
         let mut object = object;
-        if !resource.hook.allocates() {
-            let created = self
-                .try_create(context, resource, namespace, object, left_out, by, gate, false)
-                .await?;
+        if !write.resource.hook.allocates() {
+            let created = self.try_create(write, object, left_out, by, false).await?;
             return created.ok_or_else(|| Status::internal("a create was overtaken"));
         }
         for attempt in 0..ATTEMPTS {
@@ -124,9 +108,7 @@ impl Registry {
                 object.clone()
             };
             let again = attempt > 0;
-            let created = self
-                .try_create(context, resource, namespace, sent, left_out, by, gate, again)
-                .await?;
+            let created = self.try_create(write, sent, left_out, by, again).await?;
             if let Some(created) = created {
                 return Ok(created);
             }
@@ -137,18 +119,20 @@ impl Registry {
     }
 
     /// `None`: what the hook of the kind asked to be written beside the object is no longer as it was.
-    #[allow(clippy::too_many_arguments)]
     async fn try_create(
         &self,
-        context: &Context,
-        resource: &Resource,
-        namespace: &str,
+        write: &Write<'_>,
         mut object: Value,
         left_out: &[LeftOut],
         by: By,
-        gate: &dyn Gate,
         again: bool,
     ) -> Result<Option<Value>, Status> {
+        let Write {
+            context,
+            resource,
+            namespace,
+            gate,
+        } = *write;
         let (change, given);
         {
             let _stage = context.stage("prepare");
@@ -156,7 +140,7 @@ impl Registry {
             object::set(&mut object, "uid", uuid::Uuid::new_v4().to_string());
             object::set(&mut object, "creationTimestamp", self.now_text());
             let sent = (by == By::Update).then(|| system_fields(&object));
-            resource.begin_create(&mut object);
+            resource.strategy.begin_create(&mut object);
             object::metadata_mut(&mut object).extend(sent.unwrap_or_default());
             given = object::metadata_mut(&mut object).remove("resourceVersion");
             ensure_namespace(resource, namespace, &mut object)?;
@@ -169,7 +153,7 @@ impl Registry {
         }
         {
             let _stage = context.stage("validate");
-            let mut found = resource.check_create(&object);
+            let mut found = resource.strategy.check_create(&object);
             let missing_dependency = self
                 .missing_dependency(resource, namespace, &object, None, WriteScope::Main)
                 .await?;
@@ -181,23 +165,23 @@ impl Registry {
                     &found,
                 ));
             }
-            for warning in resource.warnings(&object, None) {
+            for warning in resource.strategy.warnings(&object, None) {
                 context.warn(warning);
             }
         }
         if !left_out.is_empty() {
-            self.normalise_sent(resource, &mut object);
+            resource.strategy.normalise_sent(&mut object);
         }
         {
             let _stage = context.stage("validating-admission");
             gate.validate(Some(&mut object), None).await?;
         }
-        self.normalise(resource, &mut object);
+        resource.strategy.normalise(&mut object);
         let name = object::name(&object).to_string();
         let key = resource.key(namespace, &name);
         if context.dry_run {
-            let kept = resource.keep(&mut object).await?;
-            object = resource.answered(kept.as_ref(), object)?;
+            let kept = resource.strategy.keep(&mut object).await?;
+            object = resource.strategy.answered(kept.as_ref(), object)?;
             let _stage = context.stage("store");
             if self.read_stored(&key).await?.is_some() {
                 return Err(Status::already_exists(&resource.group_resource, &name));
@@ -253,11 +237,13 @@ impl Registry {
     ) -> Result<Committed, Status> {
         let mut shed = false;
         loop {
-            let kept = resource.keep(object).await?;
+            let kept = resource.strategy.keep(object).await?;
             let bytes = resource.codec.encode(kept.as_ref().unwrap_or(object))?;
-            *object = resource.answered(kept.as_ref(), std::mem::take(object))?;
+            *object = resource
+                .strategy
+                .answered(kept.as_ref(), std::mem::take(object))?;
             let _stage = context.stage("store");
-            let write = Write {
+            let write = KeyWrite {
                 key: key.into(),
                 expect,
                 op: Op::Put(bytes),

@@ -2,13 +2,12 @@
 //! finalizers is only marked; whoever removes the last finalizer removes the object (see `update`).
 
 use serde_json::Value;
-use skiff_api::kind::Graceful;
+use skiff_api::kind::{Graceful, Orphan};
 use skiff_meta::{GroupKind, GroupResource, Status, field, time};
 use skiff_store::{Expect, Op, Outcome, Write};
 
 use crate::commit::Committed;
 use crate::hooks::{Asked, Marking};
-use crate::resource::Orphan;
 use crate::{Context, Gate, Registry, Resource, errors, object};
 
 const ORPHAN_FINALIZER: &str = "orphan";
@@ -175,7 +174,7 @@ impl Registry {
             let stored = resource.decode(&current)?;
             if resource.converts_elsewhere() {
                 // An object that cannot be returned to the client is not deleted either.
-                resource.serve(vec![stored.clone()]).await?;
+                resource.strategy.serve(vec![stored.clone()]).await?;
             }
             let mut object = stored.clone();
             let step = if marked {
@@ -371,7 +370,7 @@ impl Registry {
         if options.grace_period_seconds.is_some_and(|seconds| seconds < 0) {
             options.grace_period_seconds = Some(1);
         }
-        let graceful = match (resource.rules.graceful)(object, options.grace_period_seconds) {
+        let graceful = match resource.strategy.graceful(object, options.grace_period_seconds) {
             Graceful::Immediate => None,
             Graceful::After(seconds) => match shorten(object, options, seconds, now) {
                 Shortened::Pending => return Ok(Step::Pending),

@@ -2,11 +2,12 @@
 //! writing hand on the store; what clients may do, and how requests look, is the server's business.
 //! Kinds are named only in `hooks` and `subresources`.
 
+pub mod body;
+mod built_in;
 mod codec;
 mod commit;
 mod context;
 mod create;
-mod custom;
 mod delete;
 pub mod encode;
 mod errors;
@@ -15,6 +16,7 @@ pub mod hooks;
 pub mod object;
 mod read;
 mod resource;
+mod strategy;
 pub mod subresources;
 mod update;
 
@@ -23,28 +25,26 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use serde_json::Value;
 use skiff_api::facts;
 use skiff_cache::Cache;
 use skiff_meta::Status;
-use skiff_schema::LeftOut;
 pub use skiff_store::{Expect, Op, Store, together};
 use skiff_store::{KeyValue, Outcome};
 
 pub use codec::Codec;
 pub use context::{Context, Gate, Open, StageGuard, StageTime, now_us};
 pub use create::{dedup_owner_references, ensure_namespace, generate_name};
-pub use custom::{Custom, Findings};
 pub use delete::{DeleteOptions, Deleted, Propagation};
 pub use errors::{expired, is_already_exists, is_not_found, store as store_error};
 pub use hooks::cidr::{BadCidr, Cidr};
 pub use read::{cache_error, list_error};
-pub use resource::{Customs, Orphan, Resource, Resources};
+pub use resource::{Customs, Resource, Resources};
 pub use skiff_cache::{
     Entry, Error as CacheError, EventKind, Field, ListOptions, ListResult, ReadAt, WatchEvent, WatchFrom,
     WatchOptions, Watcher, bookmark_frame, check_continue, postpone,
 };
-pub use update::{Transform, Updated, WriteScope};
+pub use strategy::{Findings, Route, Strategy, Unrouted, Wire};
+pub use update::{Transform, Updated, Write, WriteScope};
 
 use hooks::services::{Finding, PortRepair, Services};
 
@@ -138,22 +138,6 @@ impl Registry {
 
     pub(crate) fn now_text(&self) -> String {
         skiff_meta::time::format_seconds(self.now())
-    }
-
-    /// Gives an object the shape in which upstream would answer and store it.
-    pub fn normalise(&self, resource: &Resource, object: &mut Value) {
-        if resource.custom.is_some() {
-            return;
-        }
-        skiff_schema::normalise(facts::schema(), resource.stored_type, object);
-    }
-
-    /// The same of an object that was just sent; gives what only validation still tells from nothing.
-    pub(crate) fn normalise_sent(&self, resource: &Resource, object: &mut Value) -> Vec<LeftOut> {
-        if resource.custom.is_some() {
-            return Vec::new();
-        }
-        skiff_schema::normalise_sent(facts::schema(), resource.stored_type, object)
     }
 
     /// The store's own state of a key.

@@ -10,7 +10,7 @@ use skiff_cache::{
 use skiff_meta::status::{Cause, Details};
 use skiff_meta::{GroupResource, Status};
 
-use crate::{Registry, Resource, encode, hooks};
+use crate::{Registry, Resource, encode};
 
 /// A read that the cache could not answer, as a client sees it.
 pub fn cache_error(error: skiff_cache::Error) -> Status {
@@ -64,34 +64,26 @@ pub fn list_error(resource: &GroupResource, error: skiff_cache::Error) -> Status
 impl Registry {
     /// The cache of a resource's storage; several served versions share one.
     pub fn cache(&self, resource: &Resource) -> Arc<Cache> {
-        let revision = resource.custom.as_ref().map_or(0, |custom| custom.revision());
+        let revision = resource.strategy.revision();
         let mut caches = self.caches.lock();
         if let Some((since, cache)) = caches.get(&resource.prefix)
             && *since >= revision
         {
             return cache.clone();
         }
-        let codec = resource.codec.clone();
+        let strategy = resource.strategy.clone();
         let mut config = Config::new(
             resource.prefix.clone(),
             resource.stored_api_version.clone(),
             resource.kind.clone(),
-        );
-        match resource.custom.clone() {
-            None => {
-                config = config.fields(hooks::cache_fields(resource));
-                config.decode = Some(Arc::new(move |_, revision, value| codec.to_json(value, revision)));
-            }
-            Some(custom) => {
-                config = config.fields(custom.fields());
-                config.decode = Some(Arc::new(move |key, _, bytes| {
-                    match skiff_store::unreadable(&bytes) {
-                        Some(why) => Err(why),
-                        None => custom.read(key, bytes),
-                    }
-                }));
-            }
-        }
+        )
+        .fields(strategy.cache_fields());
+        config.decode = Some(Arc::new(
+            move |key, revision, value| match skiff_store::unreadable(&value) {
+                Some(why) => Err(why),
+                None => strategy.read(key, value, revision),
+            },
+        ));
         let cache = Cache::start(self.store.clone(), config);
         caches.insert(resource.prefix.clone(), (revision, cache.clone()));
         cache

@@ -7,31 +7,23 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use serde_json::Value;
-use skiff_api::{facts, kind::Kind};
-use skiff_meta::{GroupKind, GroupResource};
+use skiff_api::facts;
+use skiff_api::kind::{GENERIC, Kind, Orphan, kind};
+use skiff_cache::Unreadable;
+use skiff_meta::{GroupKind, GroupResource, Status};
 use skiff_schema::TypeId;
-use skiff_schema::apply::{Set, TypeRef};
+use skiff_schema::apply::Set;
+use skiff_store::KeyValue;
 
-use crate::custom::Custom;
-use crate::hooks::{Converter, Hook, NoHook, converter, reset_fields, storage_facts};
-use crate::{Codec, encode, fields, object};
-
-/// What a delete without a policy does to dependents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Orphan {
-    /// They are deleted in the background.
-    Never,
-    /// They are orphaned.
-    ByDefault,
-    /// The kind has no dependents, and options about them are ignored.
-    Unsupported,
-}
+use crate::built_in::BuiltIn;
+use crate::hooks::{Hook, NoHook};
+use crate::strategy::Strategy;
+use crate::{Codec, encode, fields};
 
 pub struct Resource {
     pub facts: &'static facts::Resource,
-    pub rules: &'static Kind,
-    /// The validation of the group that is asked: events have two.
-    pub checks: &'static Kind,
+    /// What is special to the kind, or to the version of a custom resource.
+    pub strategy: Arc<dyn Strategy>,
     pub hook: Arc<dyn Hook>,
     pub group_resource: GroupResource,
     pub group_kind: GroupKind,
@@ -59,9 +51,6 @@ pub struct Resource {
     pub orphan_warning: Option<&'static str>,
     /// An annotation that metadata alone does not show.
     pub served_annotation: Option<&'static str>,
-    converter: Option<Converter>,
-    /// The rules of a resource that was defined at run time; `rules` are then the generic ones.
-    pub custom: Option<Arc<dyn Custom>>,
     /// An object of which nothing is set, in the served version.
     empty: OnceLock<Value>,
     /// What a write through the resource (the empty name) and through each subresource never owns.
@@ -69,29 +58,41 @@ pub struct Resource {
 }
 
 impl Resource {
-    pub fn new(facts: &'static facts::Resource, hook: Arc<dyn Hook>) -> Resource {
-        let kept = storage_facts(facts.group, facts.plural);
-        let (group, version) = facts
-            .storage
-            .as_ref()
-            .map_or((facts.group, facts.version), |s| (s.group, s.version));
-        let stored_api_version = if group.is_empty() {
-            version.to_string()
-        } else {
-            format!("{group}/{version}")
-        };
+    pub fn built_in(facts: &'static facts::Resource, hook: Arc<dyn Hook>) -> Resource {
+        let rules = kind(facts.group, facts.kind);
+        let (group, stored_api_version) = stored(facts);
+        let version = facts.storage.as_ref().map_or(facts.version, |s| s.version);
         let stored_type = facts::schema()
             .by_gvk(group, version, facts.kind)
             .unwrap_or(facts.type_id);
+        let codec = Arc::new(Codec::typed(
+            &stored_api_version,
+            facts.kind,
+            stored_type,
+            !rules.stored_as_json,
+        ));
+        let strategy = BuiltIn::new(facts, (group, &stored_api_version), stored_type, codec.clone());
+        Resource::new(facts, rules, Arc::new(strategy), hook, codec, stored_type)
+    }
+
+    /// A resource that was defined at run time.
+    pub fn custom(facts: &'static facts::Resource, strategy: Arc<dyn Strategy>) -> Resource {
+        let codec = Codec::json(&stored(facts).1, facts.kind);
+        let (hook, codec) = (Arc::new(NoHook), Arc::new(codec));
+        Resource::new(facts, &GENERIC, strategy, hook, codec, facts.type_id)
+    }
+
+    fn new(
+        facts: &'static facts::Resource,
+        rules: &Kind,
+        strategy: Arc<dyn Strategy>,
+        hook: Arc<dyn Hook>,
+        codec: Arc<Codec>,
+        stored_type: TypeId,
+    ) -> Resource {
+        let (group, stored_api_version) = stored(facts);
         Resource {
-            codec: Arc::new(Codec::typed(
-                &stored_api_version,
-                facts.kind,
-                stored_type,
-                !kept.json,
-            )),
-            rules: skiff_api::kind::kind(group, facts.kind),
-            checks: skiff_api::kind::kind(facts.group, facts.kind),
+            strategy,
             hook,
             group_resource: GroupResource::new(facts.group, facts.plural),
             group_kind: GroupKind::new(group, facts.kind),
@@ -105,52 +106,26 @@ impl Resource {
                 .as_ref()
                 .map(|s| format!("/registry/{}/", s.key))
                 .unwrap_or_default(),
+            codec,
             opening: encode::opening(&stored_api_version, facts.kind),
-            ttl_seconds: kept.ttl_seconds,
-            orphan: kept.orphan,
+            ttl_seconds: rules.ttl_seconds,
+            orphan: rules.orphan,
             returns_deleted: facts.returns_deleted_object,
-            own_delete: kept.own_delete,
-            orphan_warning: kept.orphan_warning,
-            served_annotation: kept.served_annotation,
-            converter: converter(facts.group, facts.version, facts.kind),
+            own_delete: rules.own_delete,
+            orphan_warning: rules.orphan_warning,
+            served_annotation: rules.served_annotation,
             empty: OnceLock::new(),
             unowned: OnceLock::new(),
             stored_api_version,
             facts,
-            custom: None,
         }
-    }
-
-    /// A resource that was defined at run time.
-    pub fn custom(facts: &'static facts::Resource, custom: Arc<dyn Custom>) -> Resource {
-        let resource = Resource::new(facts, Arc::new(NoHook));
-        Resource {
-            codec: Arc::new(Codec::json(&resource.stored_api_version, facts.kind)),
-            rules: &skiff_api::kind::GENERIC,
-            checks: &skiff_api::kind::GENERIC,
-            custom: Some(custom),
-            ..resource
-        }
-    }
-
-    /// The served type of a built-in resource as server-side apply sees it.
-    pub fn apply_type(&self) -> TypeRef<'_> {
-        TypeRef::Object(facts::schema(), self.facts.type_id)
-    }
-
-    /// Gives an object of the served version the shape in which upstream would answer it.
-    pub fn normalise_served(&self, object: &mut Value) {
-        if self.custom.is_some() {
-            return;
-        }
-        skiff_schema::normalise(facts::schema(), self.facts.type_id, object);
     }
 
     /// An object of which nothing is set, in the served version.
     pub fn empty(&self) -> &Value {
         self.empty.get_or_init(|| {
             let mut empty = serde_json::json!({"kind": self.kind, "apiVersion": self.api_version});
-            self.normalise_served(&mut empty);
+            self.strategy.normalise_served(&mut empty);
             empty
         })
     }
@@ -162,7 +137,7 @@ impl Resource {
             std::iter::once("")
                 .chain(names)
                 .map(|name| {
-                    let resets = reset_fields(self, name);
+                    let resets = Set::of_fields(self.strategy.reset_fields(name));
                     (name.to_string(), fields::unowned(&resets))
                 })
                 .collect()
@@ -172,16 +147,16 @@ impl Resource {
             .map_or(&all[0].1, |(_, set)| set)
     }
 
-    /// A stored object in the served version.
-    pub fn served<'v>(&self, stored: &'v Value) -> Cow<'v, Value> {
-        // Custom objects are in the served version from the start of a write.
-        if self.served_as_stored() || self.custom.is_some() {
-            return Cow::Borrowed(stored);
-        }
-        let mut served = stored.clone();
-        self.from_stored(&mut served);
-        self.normalise_served(&mut served);
-        Cow::Owned(served)
+    /// An object on its way through a write, in the served version.
+    pub fn served<'v>(&self, object: &'v Value) -> Cow<'v, Value> {
+        self.strategy.served(object)
+    }
+
+    /// What a bookmark says of an object: nothing was ever written of it.
+    pub fn never_written(&self) -> Value {
+        let mut object = self.empty().clone();
+        self.strategy.never_written(&mut object);
+        object
     }
 
     pub fn is_stored(&self) -> bool {
@@ -195,9 +170,7 @@ impl Resource {
 
     /// Whether objects of other versions can only be had by asking someone else.
     pub fn converts_elsewhere(&self) -> bool {
-        self.custom
-            .as_ref()
-            .is_some_and(|custom| custom.converts_elsewhere())
+        self.strategy.converts_elsewhere()
     }
 
     pub fn key(&self, namespace: &str, name: &str) -> String {
@@ -208,35 +181,47 @@ impl Resource {
         }
     }
 
-    /// Turns an object of the served version into one of the stored version.
-    pub fn to_stored(&self, value: &mut Value) {
-        if self.served_as_stored() || self.custom.is_some() {
-            return;
-        }
-        if let Some(converter) = &self.converter {
-            (converter.to_stored)(value);
-        }
-        object::put(
-            value,
-            &["apiVersion"],
-            Value::String(self.stored_api_version.clone()),
-        );
+    /// Turns an object of the served version into one that goes through a write.
+    pub fn to_stored(&self, object: &mut Value) {
+        self.strategy.to_stored(object);
     }
 
-    pub fn from_stored(&self, value: &mut Value) {
-        if self.served_as_stored() || self.converts_elsewhere() {
-            return;
-        }
-        if let Some(converter) = &self.converter {
-            (converter.from_stored)(value);
-            // The versions differ in what Go prints of a field that nobody set.
-            self.normalise_served(value);
-        }
-        if let Some(custom) = &self.custom {
-            custom.prune(value, &self.api_version);
-        }
-        object::put(value, &["apiVersion"], Value::String(self.api_version.clone()));
+    /// Brings an object as it was read from the store into the served version, if nobody else has to be asked.
+    pub fn from_stored(&self, object: &mut Value) {
+        self.strategy.to_served(object);
     }
+
+    /// An object as the store has it, in the stored version.
+    pub fn decode(&self, found: &KeyValue) -> Result<Value, Status> {
+        self.read(found).map_err(|unreadable| {
+            tracing::error!(%unreadable, "a stored object cannot be read");
+            Status::internal(unreadable)
+        })
+    }
+
+    /// The same; the error is about the stored value and about nothing else.
+    pub(crate) fn read(&self, found: &KeyValue) -> Result<Value, Unreadable> {
+        let decoded = match skiff_store::unreadable(&found.value) {
+            Some(why) => Err(why),
+            None => self
+                .strategy
+                .read_value(&found.key, found.value.clone(), found.mod_revision),
+        };
+        decoded.map_err(|reason| Unreadable::new(found.key.clone(), found.mod_revision, &reason))
+    }
+}
+
+/// The group and the `apiVersion` that the objects of a resource are stored in.
+fn stored(facts: &facts::Resource) -> (&'static str, String) {
+    let (group, version) = facts
+        .storage
+        .as_ref()
+        .map_or((facts.group, facts.version), |s| (s.group, s.version));
+    let api_version = match group {
+        "" => version.to_string(),
+        group => format!("{group}/{version}"),
+    };
+    (group, api_version)
 }
 
 /// All served resources, found by group, version and plural name. The built-in ones never change; those
@@ -271,7 +256,7 @@ impl Resources {
     pub fn new(hook_of: impl Fn(&facts::Resource) -> Arc<dyn Hook>) -> Resources {
         let all: Vec<Arc<Resource>> = facts::resources()
             .iter()
-            .map(|facts| Arc::new(Resource::new(facts, hook_of(facts))))
+            .map(|facts| Arc::new(Resource::built_in(facts, hook_of(facts))))
             .collect();
         let mut by_plural: HashMap<&'static str, Vec<usize>> = HashMap::new();
         for (index, resource) in all.iter().enumerate() {
@@ -314,6 +299,17 @@ impl Resources {
             .iter()
             .find(|r| r.facts.group == group && r.plural == plural);
         found.cloned()
+    }
+
+    /// The other resources that show the same objects.
+    pub fn equivalents(&self, own: &Resource) -> Vec<Arc<Resource>> {
+        let customs = self.customs.load();
+        let all = self.all.iter().chain(&customs.all);
+        all.filter(|other| {
+            other.is_stored() && other.prefix == own.prefix && other.api_version != own.api_version
+        })
+        .cloned()
+        .collect()
     }
 
     pub fn all(&self) -> &[Arc<Resource>] {

@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 use skiff_meta::{Status, field};
-use skiff_store::{Expect, Op, Write};
+use skiff_store::{Expect, Op, Write as KeyWrite};
 
 use crate::commit::Committed;
 use crate::create::{By, dedup_owner_references, ensure_namespace};
@@ -27,6 +27,17 @@ pub enum WriteScope {
         prepare: fn(new: &mut Value, old: &Value),
         validate: fn(new: &Value, old: &Value) -> Vec<field::Error>,
     },
+}
+
+/// The write of one object, or of several: on whose behalf, of what, and past whom.
+#[derive(Clone, Copy)]
+pub struct Write<'a> {
+    pub context: &'a Context,
+    pub resource: &'a Resource,
+    /// Empty for cluster scope.
+    pub namespace: &'a str,
+    /// Admission.
+    pub gate: &'a dyn Gate,
 }
 
 /// The result of a write.
@@ -57,18 +68,20 @@ enum Attempt {
 
 impl Registry {
     /// Changes the object `name`. With `allow_create` a missing one is created.
-    #[allow(clippy::too_many_arguments)]
     pub async fn update(
         &self,
-        context: &Context,
-        resource: &Resource,
-        namespace: &str,
+        write: &Write<'_>,
         name: &str,
         part: WriteScope,
         allow_create: bool,
         transform: &mut Transform<'_>,
-        gate: &dyn Gate,
     ) -> Result<Updated, Status> {
+        let Write {
+            context,
+            resource,
+            namespace,
+            ..
+        } = *write;
         let key = resource.key(namespace, name);
         // A dry run writes nothing, so no failed compare-and-swap would show that the cache is stale.
         let mut fresh = context.dry_run;
@@ -82,9 +95,8 @@ impl Registry {
             let tried = current.as_ref().map(|current| current.revision);
             let attempt = match current.take() {
                 Some(old) => {
-                    let write = (rewrite, fresh, part);
-                    self.update_once(context, resource, namespace, name, write, old, transform, gate)
-                        .await
+                    let attempt = (rewrite, fresh, part);
+                    self.update_once(write, name, attempt, old, transform).await
                 }
                 None if !fresh => Ok(Attempt::Unsure),
                 None if !allow_create => return Err(Status::not_found(&resource.group_resource, name)),
@@ -94,9 +106,7 @@ impl Registry {
                         check_uid(resource, context.dry_run, &object, (namespace, name, ""))?;
                     }
                     check_number(object::resource_version(&object))?;
-                    let object = self
-                        .create_by(context, resource, namespace, object, By::Update, gate)
-                        .await?;
+                    let object = self.create_by(write, object, By::Update).await?;
                     return Ok(Updated {
                         object,
                         created: true,
@@ -137,23 +147,25 @@ impl Registry {
         Err(Status::modified(&resource.group_resource, name))
     }
 
-    #[allow(clippy::too_many_arguments)]
     async fn update_once(
         &self,
-        context: &Context,
-        resource: &Resource,
-        namespace: &str,
+        write: &Write<'_>,
         name: &str,
         (rewrite, again, part): (bool, bool, WriteScope),
         current: Current,
         transform: &mut Transform<'_>,
-        gate: &dyn Gate,
     ) -> Result<Attempt, Status> {
+        let Write {
+            context,
+            resource,
+            namespace,
+            gate,
+        } = *write;
         let Current {
             object: mut old,
             revision,
         } = current;
-        resource.serve_one(&mut old).await?;
+        resource.strategy.serve_one(&mut old).await?;
         let mut new = transform(Some(&old))?;
         ensure_namespace(resource, namespace, &mut new)?;
         dedup_owner_references(context, &mut new, false);
@@ -184,8 +196,8 @@ impl Registry {
                 _ => Change::default(),
             };
             match part {
-                WriteScope::Main => resource.begin_update(&mut new, &old),
-                WriteScope::Status => resource.begin_status_update(&mut new, &old),
+                WriteScope::Main => resource.strategy.begin_update(&mut new, &old),
+                WriteScope::Status => resource.strategy.begin_status_update(&mut new, &old),
                 WriteScope::Other { prepare, .. } => {
                     keep_system_fields(&mut new, &old);
                     prepare(&mut new, &old);
@@ -196,7 +208,7 @@ impl Registry {
         }
         {
             let _stage = context.stage("validate");
-            let mut found = resource.check_update(&new, &old, &part);
+            let mut found = resource.strategy.check_update(&new, &old, &part);
             let missing_dependency = self
                 .missing_dependency(resource, namespace, &new, Some(&old), part)
                 .await?;
@@ -208,19 +220,19 @@ impl Registry {
                 return Err(Status::invalid(&resource.group_kind, name, &found.errors));
             }
             if matches!(part, WriteScope::Main) {
-                for warning in resource.warnings(&new, Some(&old)) {
+                for warning in resource.strategy.warnings(&new, Some(&old)) {
                     context.warn(warning);
                 }
             }
         }
         if !left_out.is_empty() {
-            self.normalise_sent(resource, &mut new);
+            resource.strategy.normalise_sent(&mut new);
         }
         {
             let _stage = context.stage("validating-admission");
             gate.validate(Some(&mut new), Some(&old)).await?;
         }
-        self.normalise(resource, &mut new);
+        resource.strategy.normalise(&mut new);
         fields::keep_times(&mut new, &mut old);
 
         let key = resource.key(namespace, name);
@@ -236,7 +248,7 @@ impl Registry {
             // The object is removed in its stored form; what the update would have allocated for it is not written.
             drop(change);
             let change = resource.hook.begin_delete(&old, &asked).await?;
-            let write = Write::new(key, Expect::Revision(revision), Op::Delete);
+            let write = KeyWrite::new(key, Expect::Revision(revision), Op::Delete);
             let outcome = self.commits.write(write, change).await;
             return match outcome.map_err(|failed| crate::errors::store(failed.error))? {
                 Committed::Done { revision } => {
@@ -259,9 +271,9 @@ impl Registry {
             }));
         }
         if context.dry_run {
-            let kept = resource.keep(&mut new).await?;
+            let kept = resource.strategy.keep(&mut new).await?;
             return Ok(Attempt::Done(Updated {
-                object: resource.answered(kept.as_ref(), new)?,
+                object: resource.strategy.answered(kept.as_ref(), new)?,
                 created: false,
                 deleted: false,
             }));
@@ -377,7 +389,7 @@ fn check_version(resource: &Resource, new: &mut Value, old: &Value) -> Result<()
     let given = object::resource_version(new);
     let name = object::name(old);
     if given.is_empty() || given == "0" {
-        if !resource.allows_unconditional_update() {
+        if !resource.strategy.allows_unconditional_update() {
             let path = field::Path::new("metadata").child("resourceVersion");
             let error = field::Error::invalid(&path, 0, "must be specified for an update");
             // COMPAT: upstream names the resource where the kind belongs.

@@ -146,7 +146,7 @@ pub fn aggregated(resources: &Resources, aggregator: &Aggregator, core: bool) ->
                     let all = resources.all().iter().chain(&customs.all);
                     let found: Vec<Value> = all
                         .filter(|r| r.facts.group == group.name && r.facts.version == *version)
-                        .map(|r| aggregated_resource(r.facts, r.custom.is_some()))
+                        .map(|r| aggregated_resource(r.facts, r.strategy.wire().full_names))
                         .collect();
                     json!({"version": version, "resources": found, "freshness": "Current"})
                 })
@@ -163,10 +163,10 @@ pub fn aggregated(resources: &Resources, aggregator: &Aggregator, core: bool) ->
 }
 
 /// COMPAT: upstream names the group and version of a kind where the kind is defined at run time, or is another group's.
-fn aggregated_resource(resource: &Resource, custom: bool) -> Value {
+fn aggregated_resource(resource: &Resource, full_names: bool) -> Value {
     let kind = |group: &str, version: &str, kind: &str| {
         let own = (group, version) == (resource.group, resource.version);
-        let (group, version) = if own && !custom {
+        let (group, version) = if own && !full_names {
             ("", "")
         } else {
             (group, version)

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use skiff_admission::{Access, AdmissionRecorder, Attributes, Lister, Operation, Reinvocation, User};
 use skiff_auth::UserInfo;
 use skiff_meta::{GroupVersion, Status, names};
-use skiff_registry::{Context, Gate, Open, Registry, Resource, WriteScope, encode, object};
+use skiff_registry::{Context, Gate, Open, Registry, Resource, Write, WriteScope, encode, object};
 use skiff_registry::{ListOptions, ReadAt};
 
 use crate::audit::Level;
@@ -314,14 +314,16 @@ impl Lister for CacheLister<'_> {
         let context = Context::default();
         self.0
             .update(
-                &context,
-                resource,
-                &namespace,
+                &Write {
+                    context: &context,
+                    resource,
+                    namespace: &namespace,
+                    gate: &Open,
+                },
                 &name,
                 WriteScope::Status,
                 false,
                 &mut transform,
-                &Open,
             )
             .await?;
         Ok(())

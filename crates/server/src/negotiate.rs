@@ -1,6 +1,8 @@
 //! Content negotiation: which form the answer takes (`Accept`), and which form the body has
 //! (`Content-Type`). It encodes and decodes nothing itself.
 
+pub use skiff_registry::body::Format;
+
 use crate::protobuf;
 
 /// What upstream's routes say they produce; those of lists also say the forms of a watch.
@@ -12,13 +14,6 @@ const PRODUCES: [&str; 5] = [
     protobuf::STREAM_MEDIA_TYPE,
 ];
 const OF_OBJECTS: usize = 3;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    Json,
-    Yaml,
-    Protobuf,
-}
 
 /// What the client wants the object turned into.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use skiff_meta::selector::{FieldSelector, LabelSelector};
 use skiff_meta::{GroupKind, Status, field};
+pub use skiff_registry::body::FieldValidation;
 
 use crate::request_info::query_pairs;
 
@@ -229,14 +230,6 @@ fn refuse(kind: &str, found: Vec<field::Error>) -> Result<(), Status> {
     } else {
         Err(Status::invalid(&GroupKind::new("meta.k8s.io", kind), "", &found))
     }
-}
-
-/// How unknown and duplicate fields are treated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FieldValidation {
-    Ignore,
-    Warn,
-    Strict,
 }
 
 /// The options of create, update and patch.

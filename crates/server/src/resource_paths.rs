@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use skiff_meta::Status;
-use skiff_registry::Resource;
+use skiff_registry::{Resource, Route, Unrouted};
 
 use crate::body::{Answer, Body, not_found};
 use crate::chain::{Exchange, not_routed};
 use crate::metrics::Served;
+use crate::request_info::RequestInfo;
 use crate::server::Inner;
-use crate::{crd, negotiate, subresources, verbs};
+use crate::{negotiate, subresources, verbs};
 
 pub async fn route(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> Result<Answer, Status> {
     let info = &exchange.info;
@@ -24,16 +25,14 @@ pub async fn route(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> R
         }
         return Ok(not_found());
     };
-    exchange.untyped = resource.custom.is_some();
-    if exchange.untyped {
-        if !crd::routed(&resource, &exchange.info) {
-            return Ok(not_found());
-        }
-        crd::check_verb(&resource, exchange)?;
-    } else if resource.namespaced && unnamed_namespace(exchange) {
-        return Err(Status::bad_request("Namespace parameter required."));
-    } else if !fits_scope(&resource, exchange) {
-        return Err(Status::resource_not_found());
+    exchange.untyped = !resource.strategy.wire().typed;
+    match resource
+        .strategy
+        .check_route(&resource, &route_of(&exchange.info))
+    {
+        Ok(()) => {}
+        Err(Unrouted::NoPath) => return Ok(not_found()),
+        Err(Unrouted::Refused(status)) => return Err(status),
     }
     exchange.served = Served::of(resource.facts, &exchange.info.subresource);
     // A cluster-scoped resource has no namespace, though its own path may look like one.
@@ -47,25 +46,15 @@ pub async fn route(inner: &Arc<Inner>, exchange: &mut Exchange, body: Body) -> R
     }
 }
 
-/// Whether `/namespaces//` stands before something that is looked for in one namespace.
-fn unnamed_namespace(exchange: &Exchange) -> bool {
-    let info = &exchange.info;
-    info.unnamed_namespace && !matches!(info.verb.as_str(), "create" | "list" | "watch" | "")
-}
-
-/// Whether such a path exists at all.
-fn fits_scope(resource: &Resource, exchange: &Exchange) -> bool {
-    let info = &exchange.info;
-    let named_by_path = info.parts.len() >= 2;
-    if !resource.namespaced {
-        // `/namespaces/x/nodes` is no path; `/namespaces/x` is.
-        return info.namespace.is_empty() || (named_by_path && info.parts[0] == "namespaces");
+fn route_of(info: &RequestInfo) -> Route<'_> {
+    Route {
+        verb: &info.verb,
+        namespace: &info.namespace,
+        unnamed_namespace: info.unnamed_namespace,
+        name: &info.name,
+        subresource: &info.subresource,
+        parts: &info.parts,
     }
-    // What can only be made has no path across namespaces.
-    let listed = ["list", "watch", "deletecollection"]
-        .iter()
-        .any(|verb| resource.facts.can(verb));
-    !info.namespace.is_empty() || (!named_by_path && listed)
 }
 
 async fn main_resource(
@@ -86,7 +75,10 @@ async fn main_resource(
     let across_namespaces = resource.namespaced && exchange.info.namespace.is_empty();
     let fits = match verb.as_str() {
         // Only reading works across namespaces; and a POST to a name, or a PUT to a collection, is no route.
-        "create" => !across_namespaces && (exchange.info.parts.len() == 1 || resource.custom.is_some()),
+        "create" => {
+            let post_to_name = resource.strategy.wire().post_to_name;
+            !across_namespaces && (exchange.info.parts.len() == 1 || post_to_name)
+        }
         "update" | "patch" => !exchange.info.name.is_empty(),
         "deletecollection" => !across_namespaces,
         "watch" if exchange.info.watch_prefix => exchange.parts.method == http::Method::GET,
@@ -100,15 +92,12 @@ async fn main_resource(
     if named && matches!(verb.as_str(), "get" | "patch" | "delete") {
         check_segment(&exchange.info.name)?;
     }
-    let facts = resource.facts;
-    if let Some(warning) = resource.custom.as_ref().and_then(|custom| custom.deprecation()) {
-        exchange.context.warn(warning);
-        exchange.context.annotate("k8s.io/deprecated", "true".to_string());
-    }
-    if let Some(warning) = skiff_api::kind::deprecation(facts.group, facts.version, facts.kind) {
-        // Who gets no answer gets no warning.
-        let listing = matches!(verb.as_str(), "list" | "watch");
-        negotiate::routed(exchange.header(http::header::ACCEPT), listing).map_err(not_routed)?;
+    if let Some(warning) = resource.strategy.deprecation() {
+        // Who gets no answer from the router gets no warning.
+        if !exchange.untyped {
+            let listing = matches!(verb.as_str(), "list" | "watch");
+            negotiate::routed(exchange.header(http::header::ACCEPT), listing).map_err(not_routed)?;
+        }
         exchange.context.warn(warning.to_string());
         exchange.context.annotate("k8s.io/deprecated", "true".to_string());
     }

@@ -88,21 +88,9 @@ pub fn object(
         ),
         Transform::PartialObjectMetadataList(_) => Err(Status::not_acceptable(format!(
             "you requested PartialObjectMetadataList, but the requested object is not a list ({})",
-            go_type(resource)
+            resource.strategy.go_type()
         ))),
     }
-}
-
-/// COMPAT: some of upstream's messages name its type: the group's first word and the kind.
-pub fn go_type(resource: &Resource) -> String {
-    if resource.custom.is_some() {
-        return "*unstructured.Unstructured".to_string();
-    }
-    let group = match resource.facts.group {
-        "" | "events.k8s.io" => "core",
-        group => group.split('.').next().unwrap_or(group),
-    };
-    format!("*{group}.{}", resource.kind)
 }
 
 /// Answers with a value that is no stored object: discovery, reviews, Status.

@@ -33,29 +33,9 @@ impl IncludeObject {
     }
 }
 
-pub fn columns(resource: &Resource) -> Value {
-    if let Some(custom) = &resource.custom {
-        return custom.columns();
-    }
-    let columns = resource.rules.columns.iter().map(|column| {
-        json!({"name": column.name, "type": column.kind, "format": column.format,
-            "description": skiff_api::column_description(resource.rules.kind, column.name), "priority": column.priority})
-    });
-    Value::Array(columns.collect())
-}
-
-/// One row. `stored` is in the stored version, which is the one that the columns of a built-in kind read; those of a
-/// custom one read the served version.
+/// One row. `stored` is in the stored version, or as someone else has converted it.
 pub fn row(resource: &Resource, stored: &Value, version: &str, include: IncludeObject, now: i64) -> Value {
-    let cells = match &resource.custom {
-        Some(custom) if resource.served_as_stored() => custom.row(stored, now),
-        Some(custom) => {
-            let mut served = stored.clone();
-            resource.from_stored(&mut served);
-            custom.row(&served, now)
-        }
-        None => (resource.rules.row)(stored, now),
-    };
+    let cells = resource.strategy.row(stored, now);
     let object = match include {
         IncludeObject::None => Value::Null,
         IncludeObject::Metadata => partial(
@@ -81,27 +61,14 @@ pub fn of_object(resource: &Resource, stored: &Value, version: &str, include: In
     table(
         version,
         metadata,
-        columns(resource),
+        resource.strategy.columns(),
         vec![row(resource, stored, version, include, now)],
     )
 }
 
-/// COMPAT: upstream's plainest table of nothing has no rows, all others an empty list of them.
-pub fn of_list(
-    resource: &Resource,
-    version: &str,
-    metadata: Value,
-    columns: Value,
-    rows: Vec<Value>,
-) -> Value {
-    let plain = resource.custom.is_none()
-        && resource
-            .rules
-            .columns
-            .iter()
-            .any(|column| column.name == "Created At");
-    let none = plain && rows.is_empty();
-    let mut table = table(version, metadata, columns, rows);
+pub fn of_list(resource: &Resource, version: &str, metadata: Value, rows: Vec<Value>) -> Value {
+    let none = resource.strategy.wire().null_rows && rows.is_empty();
+    let mut table = table(version, metadata, resource.strategy.columns(), rows);
     if none {
         table["rows"] = Value::Null;
     }

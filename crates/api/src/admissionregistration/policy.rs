@@ -12,7 +12,7 @@ use super::matching::{
     compiles, match_conditions, match_resources, match_resources_defaults, mutating_operations,
 };
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Kind, NAME, integer, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, STATUS_ALONE, integer, text as column};
 use crate::node::{Node, at, list, same, text};
 use crate::object_meta::conditions;
 use crate::{row, strategy, walk};
@@ -91,6 +91,7 @@ pub static VALIDATING_ADMISSION_POLICY: Kind = Kind {
         ]
     },
     has_status: true,
+    reset_fields: STATUS_ALONE,
     ..POLICY
 };
 

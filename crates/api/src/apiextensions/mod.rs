@@ -2,6 +2,7 @@
 //! is common to the objects that they define.
 
 mod conversion;
+mod convert;
 pub mod embedded;
 pub mod finalizers;
 mod parts;
@@ -11,7 +12,7 @@ mod structural;
 
 use serde_json::{Value, json};
 
-use crate::kind::{BASE, Kind};
+use crate::kind::{BASE, Converter, Kind};
 use crate::node::{at, list, text};
 use crate::{strategy, walk};
 
@@ -77,6 +78,17 @@ pub static CUSTOM_RESOURCE_DEFINITION: Kind = Kind {
     },
     allow_unconditional_update: false,
     qualified_finalizers: false,
+    // Never served; read from stores of upstream.
+    converters: &[Converter {
+        version: "v1beta1",
+        to_stored: convert::to_v1,
+        from_stored: |_| {},
+    }],
+    // COMPAT: upstream's extension server keeps its kind as JSON.
+    stored_as_json: true,
+    own_delete: true,
+    // COMPAT: upstream forgot it.
+    status_table: false,
     ..BASE
 };
 

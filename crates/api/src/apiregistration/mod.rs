@@ -5,7 +5,7 @@ use skiff_meta::names;
 
 use crate::core::config::decode;
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, BASE, Kind, NAME, STATUS_ALONE, text as column};
 use crate::node::{Node, at, list, text};
 use crate::{row, strategy, walk};
 
@@ -69,6 +69,11 @@ pub static API_SERVICE: Kind = Kind {
     name_rule: names::path_segment,
     allow_unconditional_update: false,
     qualified_finalizers: false,
+    // COMPAT: upstream's aggregator keeps its kind as JSON.
+    stored_as_json: true,
+    reset_fields: STATUS_ALONE,
+    // COMPAT: upstream forgot it.
+    status_table: false,
     ..BASE
 };
 

@@ -127,6 +127,11 @@ pub static DAEMON_SET: Kind = Kind {
     has_status: true,
     warnings: |new, old| pod_warnings::changed_template(new, old, "spec.template"),
     update_again: Again::Change,
+    served_annotation: Some(TEMPLATE_GENERATION),
+    never_written: |object| {
+        walk::object(object, "metadata");
+        set_template_generation(object, 0);
+    },
     ..BASE
 };
 

@@ -94,6 +94,8 @@ pub static DEPLOYMENT: Kind = Kind {
     has_status: true,
     warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
     update_again: Again::Change,
+    reset_fields: &[("status", &[&["spec"], &["metadata", "labels"]])],
+    never_written: super::no_replicas,
     ..BASE
 };
 

@@ -66,6 +66,7 @@ pub static REPLICA_SET: Kind = Kind {
     has_status: true,
     warnings: |new, old| pod_warnings::template(new, old, "spec.template"),
     update_again: Again::Change,
+    never_written: super::no_replicas,
     ..BASE
 };
 

@@ -100,6 +100,7 @@ pub static STATEFUL_SET: Kind = Kind {
         warnings
     },
     update_again: Again::Change,
+    never_written: super::no_replicas,
     ..BASE
 };
 

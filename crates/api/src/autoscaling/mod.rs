@@ -1,11 +1,12 @@
 //! The group `autoscaling`: HorizontalPodAutoscalers, stored in version 2.
 
+mod convert;
 mod rules;
 
 use serde_json::{Value, json};
 
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Converter, Kind, NAME, text as column};
 use crate::node::{Node, at, list, number, text};
 use crate::{row, strategy, walk};
 
@@ -93,6 +94,11 @@ pub static HORIZONTAL_POD_AUTOSCALER: Kind = Kind {
     },
     has_status: true,
     update_again: Again::Change,
+    converters: &[Converter {
+        version: "v1",
+        to_stored: convert::to_v2,
+        from_stored: convert::from_v2,
+    }],
     ..BASE
 };
 

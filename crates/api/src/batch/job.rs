@@ -9,7 +9,7 @@ use skiff_meta::{field, names, time};
 use super::{job_status, job_update};
 use crate::core::{pod_defaults, pod_spec};
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Kind, NAME, When, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, Orphan, When, text as column, wide};
 use crate::node::{Node, at, list, number, text};
 use crate::object_meta::{domain_prefixed_path, label_selector, selector_is_bad};
 use crate::{object_meta, row, strategy, walk};
@@ -76,6 +76,11 @@ pub static JOB: Kind = Kind {
     has_status: true,
     warnings: |new, old| job_update::warnings(new, old, "spec", "spec.template"),
     update_again: Again::ObjectFirst,
+    orphan: Orphan::ByDefault,
+    orphan_warning: Some(
+        "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning",
+    ),
+    unknown_field: |_, label| format!("field label {} not supported for Job", field::quote(label)),
     ..BASE
 };
 

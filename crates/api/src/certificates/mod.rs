@@ -1,6 +1,7 @@
 //! The group `certificates.k8s.io`: CertificateSigningRequests. Who asks (`spec.username`, `uid`, `groups`,
 //! `extra`) is written by the registry from the request, never by the client.
 
+mod approval;
 mod rules;
 
 pub(crate) use rules::pem_type;
@@ -9,7 +10,7 @@ use serde_json::json;
 use skiff_meta::time;
 
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, Part, text as column, unsupported_field};
 use crate::node::{at, list, text};
 use crate::{row, strategy, walk};
 
@@ -73,5 +74,24 @@ pub static CERTIFICATE_SIGNING_REQUEST: Kind = Kind {
     has_status: true,
     status_again: Again::ObjectFirst,
     update_again: Again::ObjectFirst,
+    reset_fields: &[
+        ("", &[&["spec"], &["status"]]),
+        ("status", &[&["spec"], &["status", "conditions"]]),
+        ("approval", &[&["spec"], &["status", "certificate"]]),
+    ],
+    parts: &[
+        Part {
+            name: "approval",
+            prepare: approval::prepare_approval,
+            validate: approval::validate_approval,
+        },
+        Part {
+            name: "status",
+            prepare: approval::prepare_status,
+            validate: approval::validate_status,
+        },
+    ],
+    keeps_requester: true,
+    unknown_field: unsupported_field,
     ..BASE
 };

@@ -5,7 +5,7 @@ use skiff_meta::{field, names};
 use skiff_schema::decode::{Node as Json, parse_json};
 
 use crate::errors::Errors;
-use crate::kind::{AGE, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, BASE, Kind, NAME, text as column, unsupported_field};
 use crate::node::{Node, at, text};
 use crate::{row, walk};
 
@@ -84,6 +84,7 @@ pub static SECRET: Kind = Kind {
             row::age(object, now),
         ]
     },
+    unknown_field: unsupported_field,
     ..BASE
 };
 

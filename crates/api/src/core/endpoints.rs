@@ -51,6 +51,7 @@ pub static ENDPOINTS: Kind = Kind {
     columns: &[NAME, column("Endpoints"), AGE],
     row: |object, now| vec![row::name(object), json!(summary(object)), row::age(object, now)],
     allow_create_on_update: true,
+    deprecation: Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"),
     ..BASE
 };
 

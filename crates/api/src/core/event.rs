@@ -3,10 +3,16 @@
 use serde_json::{Value, json};
 use skiff_meta::names;
 
+use super::event_convert;
 use crate::errors::Errors;
-use crate::kind::{Again, BASE, Kind, NAME, When, text as column, wide};
+use crate::kind::{
+    Again, BASE, Converter, Kind, NAME, Orphan, When, text as column, unsupported_field, wide,
+};
 use crate::node::{Node, at, is_empty, number, same, text};
 use crate::{object_meta, row};
+
+/// Events are kept for an hour, as upstream's `--event-ttl` has it.
+const TTL_SECONDS: i64 = 3600;
 
 pub static EVENT: Kind = Kind {
     kind: "Event",
@@ -48,6 +54,12 @@ pub static EVENT: Kind = Kind {
     status_again: Again::None,
     qualified_finalizers: false,
     metadata: When::Otherwise,
+    ttl_seconds: Some(TTL_SECONDS),
+    orphan: Orphan::Unsupported,
+    // Who describes an object asks for its events.
+    indexed_fields: &["involvedObject.name", "involvedObject.uid"],
+    field_paths: &[("source", &["source.component", "reportingComponent"])],
+    unknown_field: unsupported_field,
     ..BASE
 };
 
@@ -90,6 +102,35 @@ pub static EVENTS_EVENT: Kind = Kind {
     allow_create_on_update: true,
     update_again: Again::Change,
     metadata: When::Otherwise,
+    converters: &[Converter {
+        version: "v1",
+        to_stored: event_convert::to_core,
+        from_stored: event_convert::from_core,
+    }],
+    ttl_seconds: Some(TTL_SECONDS),
+    orphan: Orphan::Unsupported,
+    hidden_fields: &[
+        "involvedObject.kind",
+        "involvedObject.namespace",
+        "involvedObject.name",
+        "involvedObject.uid",
+        "involvedObject.apiVersion",
+        "involvedObject.resourceVersion",
+        "involvedObject.fieldPath",
+        "reportingComponent",
+        "source",
+    ],
+    stored_fields: &[
+        ("regarding.kind", "involvedObject.kind"),
+        ("regarding.namespace", "involvedObject.namespace"),
+        ("regarding.name", "involvedObject.name"),
+        ("regarding.uid", "involvedObject.uid"),
+        ("regarding.apiVersion", "involvedObject.apiVersion"),
+        ("regarding.resourceVersion", "involvedObject.resourceVersion"),
+        ("regarding.fieldPath", "involvedObject.fieldPath"),
+        ("reportingController", "reportingComponent"),
+    ],
+    unknown_field: unsupported_field,
     ..BASE
 };
 

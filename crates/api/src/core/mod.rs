@@ -1,11 +1,13 @@
 //! Kinds of the core group.
 
 pub mod claim;
+pub mod component_status;
 pub mod config;
 pub mod container;
 pub mod endpoints;
 pub mod env;
 pub mod event;
+mod event_convert;
 pub mod label_keys;
 pub mod mounts;
 pub mod namespace;

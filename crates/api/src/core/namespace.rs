@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use skiff_meta::names;
 
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, Part, text as column, unsupported_field};
 use crate::node::{Node, at, list, text};
 use crate::{object_meta, row, strategy, walk};
 
@@ -73,6 +73,14 @@ pub static NAMESPACE: Kind = Kind {
     has_status: true,
     name_rule: object_meta::dns_label,
     update_again: Again::ObjectFirst,
+    own_delete: true,
+    reset_fields: &[("finalize", &[&["status"]])],
+    parts: &[Part {
+        name: "finalize",
+        prepare: prepare_finalize_update,
+        validate: validate_finalize_update,
+    }],
+    unknown_field: unsupported_field,
     ..BASE
 };
 
@@ -87,7 +95,12 @@ fn name_label(object: &mut Value) {
     }
 }
 
-pub fn validate_finalize_update(new: &Value, _: &Value) -> Vec<skiff_meta::field::Error> {
+/// The namespace controller's last word: all but the status may change.
+fn prepare_finalize_update(new: &mut Value, old: &Value) {
+    walk::copy(new, old, "status");
+}
+
+fn validate_finalize_update(new: &Value, _: &Value) -> Vec<skiff_meta::field::Error> {
     let mut errors = Errors::new();
     for finalizer in Node::root(new).field("spec.finalizers").items() {
         finalizer_name(finalizer.str(), &finalizer, &mut errors);
@@ -131,5 +144,16 @@ mod tests {
                 "spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Active"}})
         );
         assert_eq!(NAMESPACE.check_create(&namespace, false), vec![]);
+    }
+
+    #[test]
+    fn the_status_stays() {
+        let old = json!({"metadata": {"name": "n"}, "spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Terminating"}});
+        let mut new = json!({"metadata": {"name": "n", "labels": {"a": "b"}}, "spec": {}, "status": {"phase": "Active"}});
+        prepare_finalize_update(&mut new, &old);
+        assert_eq!(
+            new,
+            json!({"metadata": {"name": "n", "labels": {"a": "b"}}, "spec": {}, "status": {"phase": "Terminating"}})
+        );
     }
 }

@@ -8,7 +8,7 @@ use skiff_meta::field::ErrorType;
 use super::resources::resource_quantity;
 use super::scheduling;
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, unsupported_field, wide};
 use crate::net;
 use crate::node::{Node, at, is_empty, list, text};
 use crate::row::{self, or_none};
@@ -122,6 +122,7 @@ pub static NODE: Kind = Kind {
     },
     has_status: true,
     update_again: Again::ObjectFirst,
+    unknown_field: unsupported_field,
     ..BASE
 };
 

@@ -7,12 +7,12 @@ use skiff_meta::field::ErrorType;
 use skiff_meta::{field, names};
 
 use super::{
-    container, label_keys, pod_annotations, pod_defaults, pod_gates, pod_row, pod_spec, pod_status,
-    pod_warnings, scheduling, volume,
+    container, label_keys, pod_annotations, pod_defaults, pod_gates, pod_resize, pod_row, pod_spec,
+    pod_status, pod_warnings, scheduling, volume,
 };
 use crate::errors::Errors;
 use crate::internal;
-use crate::kind::{AGE, Again, BASE, Graceful, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Graceful, Kind, NAME, Part, text as column, unsupported_field, wide};
 use crate::net;
 use crate::node::{Node, at, by_text, list, number, same, text};
 use crate::{strategy, walk};
@@ -125,6 +125,29 @@ pub static POD: Kind = Kind {
         warnings
     },
     update_again: Again::ChangeObject,
+    reset_fields: &[(
+        "status",
+        &[
+            &["spec"],
+            &["metadata", "deletionTimestamp"],
+            &["metadata", "ownerReferences"],
+        ],
+    )],
+    parts: &[
+        Part {
+            name: "ephemeralcontainers",
+            prepare: prepare_ephemeral_containers_update,
+            validate: validate_ephemeral_containers_update,
+        },
+        Part {
+            name: "resize",
+            prepare: pod_resize::prepare,
+            validate: pod_resize::validate,
+        },
+    ],
+    // A node asks for its own pods only, and all the time.
+    indexed_fields: &["spec.nodeName"],
+    unknown_field: unsupported_field,
     ..BASE
 };
 

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{pod_defaults, pod_spec, pod_warnings};
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Kind, NAME, integer, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, Orphan, integer, text as column, unsupported_field, wide};
 use crate::node::{Node, at, number, text};
 use crate::{object_meta, row, strategy, walk};
 
@@ -74,6 +74,8 @@ pub static REPLICATION_CONTROLLER: Kind = Kind {
         Some(old) => pod_warnings::template(old, Some(new), "spec.template"),
     },
     update_again: Again::Change,
+    orphan: Orphan::ByDefault,
+    unknown_field: unsupported_field,
     ..BASE
 };
 

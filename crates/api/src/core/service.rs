@@ -9,7 +9,7 @@ use skiff_meta::field;
 
 use super::service_rules::{cluster_ip_fields, load_balancer_status, service, validate_update};
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, wide};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column, unsupported_field, wide};
 use crate::net;
 use crate::node::{Node, at, list, number, text};
 use crate::row::{self, or_none};
@@ -117,6 +117,7 @@ pub static SERVICE: Kind = Kind {
     name_rule: object_meta::dns_label,
     allow_create_on_update: true,
     update_again: Again::Change,
+    unknown_field: unsupported_field,
     ..BASE
 };
 

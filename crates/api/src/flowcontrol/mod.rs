@@ -5,7 +5,7 @@ mod rules;
 use serde_json::{Value, json};
 
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, STATUS_ALONE, text as column};
 use crate::node::{Node, at, list, number, text};
 use crate::{row, strategy, walk};
 
@@ -57,6 +57,7 @@ pub static FLOW_SCHEMA: Kind = Kind {
     },
     has_status: true,
     update_again: Again::Object,
+    reset_fields: STATUS_ALONE,
     ..BASE
 };
 
@@ -119,5 +120,6 @@ pub static PRIORITY_LEVEL_CONFIGURATION: Kind = Kind {
     },
     has_status: true,
     update_again: Again::Object,
+    reset_fields: STATUS_ALONE,
     ..BASE
 };

@@ -5,7 +5,7 @@ use skiff_meta::field::ErrorType;
 use skiff_meta::names;
 
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, STATUS_ALONE, text as column};
 use crate::net;
 use crate::node::{Node, at, list, text};
 use crate::{row, strategy};
@@ -128,6 +128,7 @@ pub static SERVICE_CIDR: Kind = Kind {
     },
     has_status: true,
     update_again: Again::Change,
+    reset_fields: STATUS_ALONE,
     ..BASE
 };
 

@@ -10,7 +10,7 @@ use super::{GROUP, claim_status};
 use crate::core::resources::is_extended;
 use crate::core::volume_sources::csi_driver_name;
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Kind, NAME, text as column};
+use crate::kind::{AGE, Again, BASE, Kind, NAME, STATUS_ALONE, text as column};
 use crate::node::{Node, at, list, text};
 use crate::{object_meta, row, strategy, walk};
 
@@ -81,6 +81,9 @@ pub static RESOURCE_CLAIM: Kind = Kind {
     },
     has_status: true,
     update_again: Again::ObjectFirst,
+    reset_fields: STATUS_ALONE,
+    // COMPAT: upstream forgot it.
+    status_table: false,
     ..BASE
 };
 

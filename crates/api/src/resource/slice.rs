@@ -80,6 +80,10 @@ pub static RESOURCE_SLICE: Kind = Kind {
         ]
     },
     update_again: Again::Change,
+    hidden_fields: &["metadata.namespace"],
+    unknown_field: |version, label| {
+        format!("field label not supported for {GROUP}/{version}, Kind=ResourceSlice: {label}")
+    },
     ..BASE
 };
 

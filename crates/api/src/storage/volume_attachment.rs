@@ -8,7 +8,7 @@ use crate::core::persistent_volume::{self, Role};
 use crate::core::pod_defaults;
 use crate::core::volume_sources::csi_driver_name;
 use crate::errors::Errors;
-use crate::kind::{AGE, Again, BASE, Column, Kind, NAME, boolean, text as column};
+use crate::kind::{AGE, Again, BASE, Column, Kind, NAME, STATUS_ALONE, boolean, text as column};
 use crate::node::{Node, at, text};
 use crate::{row, strategy, walk};
 
@@ -109,5 +109,6 @@ pub static VOLUME_ATTACHMENT: Kind = Kind {
     update_again: Again::Object,
     status_again: Again::Object,
     allow_unconditional_update: false,
+    reset_fields: STATUS_ALONE,
     ..BASE
 };

@@ -14,7 +14,7 @@ use skiff_schema::apply::{
 };
 use skiff_schema::{LeftOut, TypeId};
 
-pub use versions::{OneVersion, ServedVersions};
+pub use versions::OneVersion;
 
 use crate::{Context, Registry, Resource, object};
 
@@ -161,12 +161,12 @@ impl Registry {
         };
         let _stage = context.stage("managed-fields");
         let claimed = take(new);
-        let left_out = self.normalise_sent(resource, new);
+        let left_out = resource.strategy.normalise_sent(new);
         let live = live.map(|live| resource.served(live));
         let managed = {
             let filled = match live {
-                None if resource.custom.is_none() => (resource.rules.tracked)(new),
-                _ => None,
+                None => resource.strategy.tracked(new),
+                Some(_) => None,
             };
             let served = resource.served(filled.as_ref().unwrap_or(new));
             self.with_fields(resource, subresource, |fields| {
@@ -184,12 +184,8 @@ impl Registry {
         subresource: &str,
         with: impl FnOnce(&FieldManager<'_>) -> T,
     ) -> T {
-        let versions = ServedVersions {
-            resources: &self.resources,
-            resource,
-        };
         with(&FieldManager {
-            versions: &versions,
+            versions: &*resource.strategy,
             api_version: &resource.api_version,
             kind: &resource.kind,
             subresource,

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use skiff_meta::Status;
 
-use crate::{Context, Open, Registry, WriteScope, object};
+use crate::{Context, Open, Registry, Write, WriteScope, object};
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
@@ -126,14 +126,16 @@ impl Registry {
         };
         let context = Context::of_server();
         self.update(
-            &context,
-            &resource,
-            "",
+            &Write {
+                context: &context,
+                resource: &resource,
+                namespace: "",
+                gate: &Open,
+            },
             "kubernetes",
             WriteScope::Status,
             false,
             &mut mark,
-            &Open,
         )
         .await
         .map(drop)
@@ -191,10 +193,15 @@ impl Registry {
         {
             return Ok(());
         }
-        let (_, version) = split(&resource.api_version);
-        (resource.rules.default)(version, &mut value);
+        resource.strategy.default(&mut value);
         let context = Context::of_server();
-        let created = self.create(&context, &resource, &namespace, value, &Open);
+        let write = Write {
+            context: &context,
+            resource: &resource,
+            namespace: &namespace,
+            gate: &Open,
+        };
+        let created = self.create(&write, value);
         let Err(status) = created.await else {
             return Ok(());
         };
@@ -227,14 +234,16 @@ impl Registry {
             None => Ok(value.clone()),
         };
         self.update(
-            &Context::of_server(),
-            &resource,
-            &namespace,
+            &Write {
+                context: &Context::of_server(),
+                resource: &resource,
+                namespace: &namespace,
+                gate: &Open,
+            },
             &name,
             WriteScope::Main,
             false,
             &mut bring,
-            &Open,
         )
         .await
         .map(drop)
@@ -244,8 +253,7 @@ impl Registry {
     async fn own(&self, mut value: Value, field: &str) -> Result<(), Status> {
         self.ensure(value.clone()).await?;
         let resource = self.resource_of(&value)?;
-        let (_, version) = split(&resource.api_version);
-        (resource.rules.default)(version, &mut value);
+        resource.strategy.default(&mut value);
         let mut bring = |current: Option<&Value>| {
             let mut current = current.cloned().unwrap_or_else(|| value.clone());
             current[field] = value[field].clone();
@@ -262,14 +270,16 @@ impl Registry {
         }
         let context = Context::of_server();
         self.update(
-            &context,
-            &resource,
-            &namespace,
+            &Write {
+                context: &context,
+                resource: &resource,
+                namespace: &namespace,
+                gate: &Open,
+            },
             &name,
             WriteScope::Main,
             true,
             &mut bring,
-            &Open,
         )
         .await
         .map(drop)

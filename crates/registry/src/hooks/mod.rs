@@ -1,16 +1,15 @@
-//! What the registry does specially for certain kinds: where they are stored, what a write of them
-//! allocates, how they are deleted and converted. Only this folder and `subresources` name kinds.
+//! What the registry does specially for certain kinds because it needs the clock, the store or other objects: what a
+//! write of them allocates and stamps, how they are deleted. What needs none of these is in the kind's own file in
+//! `skiff-api`. Only this folder and `subresources` name kinds.
 
 pub mod bootstrap;
 mod change;
 pub mod cidr;
-mod convert;
 mod definitions;
 mod devices;
-mod facts;
 mod namespaces;
 mod pods;
-mod reset_fields;
+mod requests;
 pub mod services;
 mod volumes;
 
@@ -18,39 +17,13 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::Value;
-use skiff_cache::Field;
 use skiff_meta::{Status, field};
 
 use crate::update::WriteScope;
-use crate::{Context, Registry, Resource, object};
+use crate::{Context, Registry};
 
 pub use change::Change;
-pub use convert::{Converter, converter};
-pub use facts::{StorageFacts, storage_facts};
 pub use namespaces::Namespaces;
-pub use reset_fields::reset_fields;
-
-/// What an object of a kind says of which nothing was ever written: the object of a bookmark.
-///
-/// COMPAT: upstream makes it of its internal types, where some fields are no pointers.
-pub fn never_written(resource: &Resource) -> Value {
-    let mut object = resource.empty().clone();
-    match (resource.facts.group, resource.facts.kind) {
-        ("apps", "Deployment" | "ReplicaSet" | "StatefulSet") => {
-            object::put(&mut object, &["spec", "replicas"], Value::from(0));
-        }
-        ("apps", "DaemonSet") => {
-            let at = [
-                "metadata",
-                "annotations",
-                "deprecated.daemonset.template.generation",
-            ];
-            object::put(&mut object, &at, Value::from("0"));
-        }
-        _ => {}
-    }
-    object
-}
 
 /// How a delete goes on after a hook had its say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,59 +111,9 @@ pub fn hook_of(facts: &skiff_api::facts::Resource, services: &Arc<services::Serv
         ("", "pods") => Arc::new(pods::Pods),
         ("apiextensions.k8s.io", "customresourcedefinitions") => Arc::new(definitions::Definitions),
         ("", "persistentvolumes") => Arc::new(volumes::Volumes),
+        ("certificates.k8s.io", "certificatesigningrequests") => Arc::new(requests::Requests),
         ("resource.k8s.io", "resourceclaims" | "resourceclaimtemplates") => Arc::new(devices::Claims),
         ("resource.k8s.io", "resourceslices") => Arc::new(devices::Slices),
         _ => Arc::new(NoHook),
     }
-}
-
-/// The selectable fields of a resource as the cache wants them: by name, with the value that an object
-/// without the field has. The names are the kind's own; most are also the paths.
-pub fn cache_fields(resource: &Resource) -> Vec<Field> {
-    let empty = Value::Object(serde_json::Map::new());
-    let fields = (resource.rules.selectable)(&empty)
-        .into_iter()
-        .map(|(name, default)| {
-            let field = Field::new(name).default(default);
-            match (resource.rules.kind, name) {
-                // A node asks for its own pods only, and all the time.
-                ("Pod", "spec.nodeName") => field.indexed(),
-                ("Event", "source") => Field {
-                    paths: vec!["source.component".into(), "reportingComponent".into()],
-                    ..field
-                },
-                ("Event", "involvedObject.name" | "involvedObject.uid") => field.indexed(),
-                _ => field,
-            }
-        });
-    fields.collect()
-}
-
-/// Whether objects can be selected by a field where they are stored, but not where they are served.
-pub fn hidden_field(resource: &Resource, name: &str) -> bool {
-    match (resource.facts.group, resource.facts.plural) {
-        ("events.k8s.io", "events") => {
-            name.starts_with("involvedObject.") || matches!(name, "reportingComponent" | "source")
-        }
-        ("resource.k8s.io", "resourceslices") => name == "metadata.namespace",
-        _ => false,
-    }
-}
-
-/// Field selectors of another served version, by the name that the stored version has for them.
-pub fn stored_field(resource: &Resource, name: &str) -> Option<&'static str> {
-    if (resource.facts.group, resource.facts.plural) != ("events.k8s.io", "events") {
-        return None;
-    }
-    Some(match name {
-        "regarding.kind" => "involvedObject.kind",
-        "regarding.namespace" => "involvedObject.namespace",
-        "regarding.name" => "involvedObject.name",
-        "regarding.uid" => "involvedObject.uid",
-        "regarding.apiVersion" => "involvedObject.apiVersion",
-        "regarding.resourceVersion" => "involvedObject.resourceVersion",
-        "regarding.fieldPath" => "involvedObject.fieldPath",
-        "reportingController" => "reportingComponent",
-        _ => return None,
-    })
 }

@@ -6,7 +6,7 @@ use skiff_meta::selector::LabelSelector;
 use skiff_meta::status::Cause;
 use skiff_meta::{GroupResource, Status};
 
-use crate::{Context, DeleteOptions, Deleted, Open, Registry, Resource, WriteScope, object};
+use crate::{Context, DeleteOptions, Deleted, Open, Registry, Resource, Write, WriteScope, object};
 
 /// How often an eviction is tried again when the pod changes meanwhile.
 const ATTEMPTS: usize = 20;
@@ -94,14 +94,16 @@ impl Registry {
             let untracked = Context::default();
             let marked = self
                 .update(
-                    &untracked,
-                    resource,
-                    namespace,
+                    &Write {
+                        context: &untracked,
+                        resource,
+                        namespace,
+                        gate: &Open,
+                    },
                     name,
                     WriteScope::Status,
                     false,
                     &mut mark,
-                    &Open,
                 )
                 .await?;
             if options.resource_version.is_some() {
@@ -159,14 +161,16 @@ impl Registry {
         };
         let name = object::name(budget).to_string();
         self.update(
-            context,
-            budgets,
-            namespace,
+            &Write {
+                context,
+                resource: budgets,
+                namespace,
+                gate: &Open,
+            },
             &name,
             WriteScope::Status,
             false,
             &mut claim,
-            &Open,
         )
         .await?;
         Ok(Claim::Granted)

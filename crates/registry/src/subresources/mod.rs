@@ -1,8 +1,6 @@
 //! What subresources do to their object, as pure functions: the server decodes, authorizes and admits,
 //! the registry's update loop writes.
 
-pub mod approval;
 pub mod binding;
 pub mod eviction;
-pub mod finalize;
 pub mod scale;

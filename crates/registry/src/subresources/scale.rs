@@ -17,7 +17,7 @@ use crate::fields::{self, FieldManager, OneVersion};
 use crate::{Registry, Resource, object};
 
 /// The Scale of a workload.
-pub fn scale_of(workload: &Value) -> Value {
+pub(crate) fn scale_of(workload: &Value) -> Value {
     let mut metadata = serde_json::Map::new();
     for field in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
         if let Some(value) = object::metadata(workload, field) {
@@ -39,7 +39,7 @@ pub fn scale_of(workload: &Value) -> Value {
 }
 
 /// Puts a Scale into its workload.
-pub fn apply_scale(workload: &Value, scale: &Value) -> Result<Value, Status> {
+pub(crate) fn apply_scale(workload: &Value, scale: &Value) -> Result<Value, Status> {
     let replicas = object::at(scale, &["spec", "replicas"])
         .and_then(Value::as_i64)
         .unwrap_or(0);
@@ -71,12 +71,18 @@ pub fn scale_type() -> Result<TypeId, Status> {
         .ok_or_else(|| Status::internal("no type Scale"))
 }
 
-/// How the Scale stands in the objects of a resource.
-pub struct ScaleForm<'a> {
-    pub of: fn(&Resource, &Value) -> Result<Value, Status>,
-    pub put: fn(&Resource, &Value, &Value) -> Result<Value, Status>,
-    /// The fields on the way to the number of replicas.
-    pub replicas: Vec<&'a str>,
+/// The columns of built-in kinds.
+pub(crate) fn columns() -> Value {
+    let column = |name: &str, kind: &str| {
+        let description = skiff_api::column_description("Scale", name);
+        json!({"name": name, "type": kind, "format": "", "description": description, "priority": 0})
+    };
+    json!([
+        column("Name", "string"),
+        column("Desired", "integer"),
+        column("Available", "integer"),
+        column("Age", "string")
+    ])
 }
 
 /// Who writes a Scale, and how.
@@ -91,11 +97,11 @@ pub enum ScaleWrite<'a> {
 }
 
 /// The Scale of a stored workload with who owns it, as a patch finds it.
-pub fn owned_scale(resource: &Resource, workload: &Value, form: &ScaleForm<'_>) -> Result<Value, Status> {
+pub fn owned_scale(resource: &Resource, workload: &Value) -> Result<Value, Status> {
     let owners = Managed::decode(object::metadata(workload, "managedFields"))
         .map_err(|error| Status::failure(500, "", error))?;
-    let mut scale = (form.of)(resource, workload)?;
-    let path = Set::of_fields(&[&form.replicas]);
+    let mut scale = resource.strategy.scale(workload)?;
+    let path = Set::of_fields(&[&resource.strategy.replicas()]);
     fields::put(&mut scale, owners_of_scale(&owners, &path).encode());
     Ok(scale)
 }
@@ -118,7 +124,6 @@ impl Registry {
         &self,
         resource: &Resource,
         workload: &Value,
-        form: &ScaleForm<'_>,
         write: ScaleWrite<'_>,
     ) -> Result<Value, Status> {
         static EMPTY: OnceLock<Value> = OnceLock::new();
@@ -144,8 +149,8 @@ impl Registry {
         };
         let owners = Managed::decode(object::metadata(workload, "managedFields"))
             .map_err(|error| Status::failure(500, "", error))?;
-        let path = Set::of_fields(&[&form.replicas]);
-        let live = owned_scale(resource, workload, form)?;
+        let path = Set::of_fields(&[&resource.strategy.replicas()]);
+        let live = owned_scale(resource, workload)?;
         let (scale, managed) = match write {
             ScaleWrite::Update {
                 mut scale,
@@ -165,7 +170,7 @@ impl Registry {
                 (outcome.object.unwrap_or(live), outcome.managed)
             }
         };
-        let mut written = (form.put)(resource, workload, &scale)?;
+        let mut written = resource.strategy.put_scale(workload, &scale)?;
         let scaled = Managed::decode(Some(&managed)).map_err(|error| Status::failure(500, "", error))?;
         let owners = owners_of_workload(owners, scaled, &path, &resource.api_version);
         fields::put(&mut written, owners.encode());

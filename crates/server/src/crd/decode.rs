@@ -1,28 +1,21 @@
 //! Bodies of custom objects: decoded without a type, then brought into the shape of their schema. What a
 //! schema does not know is dropped, and told as the client wishes.
 
-use bytes::Bytes;
 use serde_json::Value;
 use skiff_api::facts;
 use skiff_meta::{GroupKind, GroupVersion, Status, field};
-use skiff_registry::{Context, Resource, object};
+use skiff_registry::body::{Format, Patched, Sent, report_strict};
+use skiff_registry::object;
 use skiff_schema::decode::{self, Document};
 use skiff_schema::structural;
 
 use super::CustomVersion;
-use crate::chain::Exchange;
-use crate::negotiate::Format;
-use crate::query::FieldValidation;
 
 /// Decodes the body of a create or update.
-pub fn object(
-    exchange: &Exchange,
-    resource: &Resource,
-    custom: &CustomVersion,
-    validation: FieldValidation,
-    body: &Bytes,
-) -> Result<Value, Status> {
-    let format = match crate::decode::format_of(exchange)? {
+pub fn object(custom: &CustomVersion, sent: &Sent<'_>) -> Result<Value, Status> {
+    let body = sent.body;
+    let own_kind = &custom.definition.names.kind;
+    let format = match sent.format {
         Format::Json => decode::Format::Json,
         Format::Yaml => decode::Format::Yaml,
         Format::Protobuf => {
@@ -31,11 +24,11 @@ pub fn object(
             ));
         }
     };
-    let _stage = exchange.context.stage("decode");
+    let _stage = sent.context.stage("decode");
     let unrecognized = |error: String| {
         Status::bad_request(format!(
             "the object provided is unrecognized (must be of type {}): {error} ({})",
-            resource.kind,
+            own_kind,
             decode::summary(body)
         ))
     };
@@ -58,11 +51,11 @@ pub fn object(
     let refused = |error: String| {
         Status::bad_request(format!(
             "{} in version {:?} cannot be handled as a {}: {error}",
-            gvk.kind, gvk.version, resource.kind
+            gvk.kind, gvk.version, own_kind
         ))
     };
     shape(custom, &mut value, &mut strict).map_err(&refused)?;
-    if gvk.group != resource.facts.group || gvk.version != resource.facts.version {
+    if gvk.group != custom.definition.group || gvk.version != custom.version().name {
         let given = if gvk.version.is_empty() {
             String::new()
         } else {
@@ -70,66 +63,62 @@ pub fn object(
         };
         return Err(Status::bad_request(format!(
             "the API version in the data ({given}) does not match the expected API version ({})",
-            resource.api_version
+            custom.api_version
         )));
     }
-    report(&exchange.context, validation, &strict, |message| {
+    report_strict(sent.context, sent.validation, &strict, |message| {
         refused(message.to_owned())
     })?;
-    check_kind(resource, &value)?;
+    check_kind(custom, &value)?;
     Ok(value)
 }
 
 /// COMPAT: the complaint about another kind is about that kind.
-fn check_kind(resource: &Resource, value: &Value) -> Result<(), Status> {
-    let kind = object::at_str(value, &["kind"]);
-    if kind == resource.kind {
+fn check_kind(custom: &CustomVersion, value: &Value) -> Result<(), Status> {
+    let (kind, own) = (object::at_str(value, &["kind"]), &custom.definition.names.kind);
+    if kind == own {
         return Ok(());
     }
-    let error = field::Error::invalid(
-        &field::Path::new("kind"),
-        kind,
-        format!("must be {}", resource.kind),
-    );
+    let error = field::Error::invalid(&field::Path::new("kind"), kind, format!("must be {own}"));
     Err(Status::invalid(
-        &GroupKind::new(resource.facts.group, kind),
+        &GroupKind::new(custom.definition.group.as_str(), kind),
         object::name(value),
         &[error],
     ))
 }
 
 /// The outcome of a patch.
-pub fn patched(
-    context: &Context,
-    resource: &Resource,
-    custom: &CustomVersion,
-    validation: FieldValidation,
-    value: Value,
-    mut strict: Vec<String>,
-    status: bool,
-) -> Result<Value, Status> {
+pub fn patched(custom: &CustomVersion, patched: Patched<'_>) -> Result<Value, Status> {
+    let Patched {
+        mut value,
+        mut strict,
+        status,
+        ..
+    } = patched;
     let shown = value.to_string();
-    let mut value = value;
     let refused = |error: &str| {
         let error = field::Error::invalid(&field::Path::new("patch"), shown.as_str(), error);
         Status::invalid(&GroupKind::new("", ""), "", &[error])
     };
     shape(custom, &mut value, &mut strict).map_err(|error| refused(&error))?;
-    report(context, validation, &strict, refused)?;
+    report_strict(patched.context, patched.validation, &strict, refused)?;
     // Of a status nothing else counts.
     if status || object::at_str(&value, &["kind"]).is_empty() {
-        object::put(&mut value, &["kind"], Value::String(resource.kind.clone()));
+        object::put(
+            &mut value,
+            &["kind"],
+            custom.definition.names.kind.as_str().into(),
+        );
     }
     if status {
-        let version = Value::String(resource.api_version.clone());
-        object::put(&mut value, &["apiVersion"], version);
+        object::put(&mut value, &["apiVersion"], custom.api_version.as_str().into());
     }
-    check_type(resource, &value)?;
+    check_type(custom, &value)?;
     Ok(value)
 }
 
 /// The outcome of an apply. COMPAT: a null is not dropped where the schema knows none, so the schema refuses it.
-pub fn applied(resource: &Resource, custom: &CustomVersion, mut value: Value) -> Result<Value, Status> {
+pub fn applied(custom: &CustomVersion, mut value: Value) -> Result<Value, Status> {
     let shown = value.to_string();
     let schema = custom.version().schema();
     structural::coerce_metadata(facts::schema(), &mut value, schema, false).map_err(|error| {
@@ -138,7 +127,7 @@ pub fn applied(resource: &Resource, custom: &CustomVersion, mut value: Value) ->
     })?;
     structural::prune(&mut value, schema, false);
     structural::default(&mut value, schema);
-    check_type(resource, &value)?;
+    check_type(custom, &value)?;
     Ok(value)
 }
 
@@ -148,7 +137,7 @@ pub fn reshape(custom: &CustomVersion, value: &mut Value) -> Result<(), String> 
 }
 
 /// COMPAT: the complaint about another type is about that type.
-fn check_type(resource: &Resource, value: &Value) -> Result<(), Status> {
+fn check_type(custom: &CustomVersion, value: &Value) -> Result<(), Status> {
     let mut errors = Vec::new();
     let mut expect = |field: &str, wanted: &str| {
         let given = object::at_str(value, &[field]);
@@ -158,8 +147,8 @@ fn check_type(resource: &Resource, value: &Value) -> Result<(), Status> {
         }
         given.to_owned()
     };
-    let kind = expect("kind", &resource.kind);
-    let version = expect("apiVersion", &resource.api_version);
+    let kind = expect("kind", &custom.definition.names.kind);
+    let version = expect("apiVersion", &custom.api_version);
     if errors.is_empty() {
         return Ok(());
     }
@@ -182,21 +171,4 @@ fn shape(custom: &CustomVersion, value: &mut Value, strict: &mut Vec<String>) ->
     strict.extend(unknown.map(|path| format!("unknown field \"{path}\"")));
     structural::default(value, schema);
     Ok(())
-}
-
-fn report(
-    context: &Context,
-    validation: FieldValidation,
-    found: &[String],
-    refuse: impl Fn(&str) -> Status,
-) -> Result<(), Status> {
-    match validation {
-        _ if found.is_empty() => Ok(()),
-        FieldValidation::Ignore => Ok(()),
-        FieldValidation::Warn => {
-            crate::decode::warn_strict(context, found);
-            Ok(())
-        }
-        FieldValidation::Strict => Err(refuse(&decode::strict_decoding_message(found))),
-    }
 }

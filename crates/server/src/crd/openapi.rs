@@ -11,7 +11,6 @@ use skiff_registry::{Customs, Resources};
 use skiff_schema::openapi::{Document, v2_protobuf};
 use skiff_schema::structural::publish::{self, Published};
 
-use super::version_of;
 use crate::openapi::etag;
 
 /// The documents of the custom resources that there are.
@@ -81,22 +80,7 @@ impl Made {
             .all
             .iter()
             .filter(wanted)
-            .filter_map(|resource| {
-                let custom = version_of(resource)?;
-                let version = custom.version();
-                Some(Published {
-                    group: resource.facts.group,
-                    version: resource.facts.version,
-                    plural: resource.facts.plural,
-                    kind: resource.facts.kind,
-                    list_kind: &custom.definition.names.list_kind,
-                    namespaced: resource.namespaced,
-                    status: version.status,
-                    scale: version.scale.is_some(),
-                    selectable: &version.selectable,
-                    schema: &version.published,
-                })
-            })
+            .filter_map(|resource| resource.strategy.published())
             .collect()
     }
 

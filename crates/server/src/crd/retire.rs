@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use skiff_meta::{Status, field};
 use skiff_registry::{
-    Context, DeleteOptions, ListOptions, Open, ReadAt, Resource, WatchFrom, WatchOptions, WriteScope,
+    Context, DeleteOptions, ListOptions, Open, ReadAt, Resource, WatchFrom, WatchOptions, Write, WriteScope,
     is_not_found, object,
 };
 
@@ -104,14 +104,16 @@ async fn attempt(
     let registry = &inner.registry;
     registry
         .update(
-            &context,
-            definitions,
-            "",
+            &Write {
+                context: &context,
+                resource: definitions,
+                namespace: "",
+                gate: &Open,
+            },
             name,
             part,
             false,
             &mut transform,
-            &Open,
         )
         .await
         .map(drop)

@@ -7,7 +7,8 @@ use skiff_registry::object;
 use super::CustomVersion;
 use super::definition::ScalePaths;
 
-fn keys(path: &str) -> Vec<&str> {
+/// The fields of a dotted path.
+pub fn keys(path: &str) -> Vec<&str> {
     path.trim_start_matches('.').split('.').collect()
 }
 
@@ -108,8 +109,7 @@ pub fn apply(version: &CustomVersion, custom: &Value, scale: &Value) -> Result<V
 
 /// The columns that `kubectl get --subresource=scale` prints.
 pub fn columns(version: &CustomVersion) -> Value {
-    use skiff_registry::Custom;
-    let own = version.columns();
+    let own = super::columns::definitions(&version.version().columns);
     let age = super::columns::definitions(&super::columns::Column::all(None));
     let number = |name: &str, description: &str| json!({"name": name, "type": "integer", "format": "", "description": description, "priority": 0});
     json!([

@@ -67,7 +67,7 @@ impl Select {
                 .iter()
                 .map(|entry| encode::decode(&entry.bytes))
                 .collect();
-            let served = resource.serve(stored?).await?;
+            let served = resource.strategy.serve(stored?).await?;
             let matching = served
                 .into_iter()
                 .enumerate()
@@ -118,7 +118,7 @@ impl Select {
         if let Some(before) = &event.before {
             states.push(encode::decode(&before.bytes)?);
         }
-        let mut states = resource.serve(states).await?.into_iter();
+        let mut states = resource.strategy.serve(states).await?.into_iter();
         let (now, before) = (states.next().unwrap_or_default(), states.next());
         let selected = self.matches(&now);
         let was = match event.kind {

@@ -119,6 +119,7 @@ impl Binding {
         let mut params = Vec::new();
         for mut value in found.map_err(|status| status.message)? {
             resource
+                .strategy
                 .serve_one(&mut value)
                 .await
                 .map_err(|status| status.message)?;

@@ -225,22 +225,7 @@ pub async fn namespace(registry: &Registry, name: &str) -> Result<Value, Status>
 
 /// The other resources that show the same objects.
 fn equivalents(registry: &Registry, own: &Resource, subresource: &str) -> Vec<Arc<Resource>> {
-    let same = |other: &&Arc<Resource>| {
-        other.is_stored()
-            && other.prefix == own.prefix
-            && other.api_version != own.api_version
-            && (subresource.is_empty() || other.facts.subresource(subresource).is_some())
-    };
-    if own.custom.is_some() {
-        registry
-            .resources
-            .customs()
-            .all
-            .iter()
-            .filter(same)
-            .cloned()
-            .collect()
-    } else {
-        registry.resources.all().iter().filter(same).cloned().collect()
-    }
+    let mut all = registry.resources.equivalents(own);
+    all.retain(|other| subresource.is_empty() || other.facts.subresource(subresource).is_some());
+    all
 }

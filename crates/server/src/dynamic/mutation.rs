@@ -130,12 +130,10 @@ fn merged(resource: &Resource, current: &Value, mut configuration: Value) -> Res
     for key in ["apiVersion", "kind"] {
         object::put(&mut configuration, &[key], json!(object::at_str(current, &[key])));
     }
-    let of: TypeRef<'_> = match &resource.custom {
-        Some(custom) => custom
-            .apply_type(&resource.api_version)
-            .unwrap_or(TypeRef::Deduced),
-        None => resource.apply_type(),
-    };
+    let of = resource
+        .strategy
+        .type_of(&resource.api_version)
+        .unwrap_or(TypeRef::Deduced);
     apply::validate(of, &configuration, apply::Duplicates::Refused)
         .map_err(|why| format!("failed to convert patch object to typed object: {why}"))?;
     let atomics = apply::atomics(of, &configuration);

@@ -50,29 +50,7 @@ async fn shown(attributes: &Attributes<'_>, resource: &Resource, value: &Value) 
     if of_other_kind(attributes, resource) {
         return Ok(value.clone());
     }
-    if resource.custom.is_none() {
-        let mut shown = resource.served(value).into_owned();
-        resource.normalise_served(&mut shown);
-        return Ok(shown);
-    }
-    converted(resource, value.clone(), &resource.api_version).await
-}
-
-/// A custom object in another version of its group.
-async fn converted(resource: &Resource, mut value: Value, api_version: &str) -> Result<Value, Status> {
-    if object::at_str(&value, &["apiVersion"]) == api_version {
-        return Ok(value);
-    }
-    match resource.custom.as_ref().filter(|_| resource.converts_elsewhere()) {
-        Some(custom) => {
-            let mut all = custom.convert(vec![value], api_version).await?;
-            Ok(all.pop().unwrap_or_default())
-        }
-        None => {
-            object::put(&mut value, &["apiVersion"], json!(api_version));
-            Ok(value)
-        }
-    }
+    resource.strategy.shown(value).await
 }
 
 /// An object that was changed in the version of `resource`, as it goes on through the chain: of the fields that its
@@ -87,38 +65,16 @@ pub async fn taken_back(
         let id = subresource.map_or(resource.facts.type_id, |s| s.type_id);
         return checked(id, value);
     }
-    if let Some(custom) = crate::crd::version_of(resource) {
-        let mut value = value;
-        crate::crd::decode::reshape(custom, &mut value).map_err(Status::internal)?;
-        let current = attributes.object.as_deref();
-        let api_version = current.map_or("", |current| object::at_str(current, &["apiVersion"]));
-        return converted(resource, value, api_version).await;
-    }
-    let (api_version, kind) = (
-        object::at_str(&value, &["apiVersion"]),
-        object::at_str(&value, &["kind"]),
-    );
-    if api_version != resource.api_version || kind != resource.kind {
-        return Err(Status::internal(format_args!(
-            "{api_version}, Kind={kind} is not {}, Kind={}",
-            resource.api_version, resource.kind
-        )));
-    }
-    let mut value = checked(resource.facts.type_id, value)?;
-    crate::decode::default_and_convert(resource, &mut value);
-    Ok(value)
+    let current = attributes.object.as_deref();
+    resource.strategy.taken_back(value, current).await
 }
 
-/// Fields that a built-in type does not know, and that a mutation must not bring.
+/// Refuses fields that a mutation must not bring.
 pub fn unknown_fields(attributes: &Attributes<'_>, resource: &Resource, value: &Value) -> Result<(), Status> {
-    if crate::crd::version_of(resource).is_some() || of_other_kind(attributes, resource) {
+    if of_other_kind(attributes, resource) {
         return Ok(());
     }
-    let checked = decode::check(facts::schema(), resource.facts.type_id, value.clone());
-    match checked.map(|checked| checked.strict_errors) {
-        Ok(strict) if !strict.is_empty() => Err(Status::internal(decode::strict_decoding_message(&strict))),
-        _ => Ok(()),
-    }
+    resource.strategy.check_mutated(value)
 }
 
 fn checked(id: skiff_schema::TypeId, value: Value) -> Result<Value, Status> {

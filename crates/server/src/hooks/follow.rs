@@ -193,7 +193,7 @@ impl Follower {
 mod tests {
     use super::*;
     use serde_json::json;
-    use skiff_registry::{Context, DeleteOptions, Open, RegistryConfig};
+    use skiff_registry::{Context, DeleteOptions, Open, RegistryConfig, Write};
 
     struct World {
         registry: Arc<Registry>,
@@ -227,7 +227,15 @@ mod tests {
             let context = Context::default();
             let made = self
                 .registry
-                .create(&context, &self.resource, "", object, &Open)
+                .create(
+                    &Write {
+                        context: &context,
+                        resource: &self.resource,
+                        namespace: "",
+                        gate: &Open,
+                    },
+                    object,
+                )
                 .await;
             made.expect("creates");
         }

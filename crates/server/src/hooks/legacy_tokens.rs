@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use skiff_auth::LegacySecrets;
 use skiff_meta::Status;
-use skiff_registry::{Context, Open, ReadAt, Registry, WriteScope, encode, object};
+use skiff_registry::{Context, Open, ReadAt, Registry, Write, WriteScope, encode, object};
 
 pub struct TokenSecrets(pub Arc<Registry>);
 
@@ -41,14 +41,16 @@ impl LegacySecrets for TokenSecrets {
         let written = self
             .0
             .update(
-                &context,
-                &secrets,
-                namespace,
+                &Write {
+                    context: &context,
+                    resource: &secrets,
+                    namespace,
+                    gate: &Open,
+                },
                 name,
                 WriteScope::Main,
                 false,
                 &mut set,
-                &Open,
             )
             .await;
         if let Err(status) = written {

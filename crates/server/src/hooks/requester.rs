@@ -6,8 +6,7 @@ use skiff_auth::UserInfo;
 use skiff_registry::{Resource, object};
 
 pub fn fill(resource: &Resource, user: &UserInfo, value: &mut Value) {
-    if (resource.facts.group, resource.facts.plural) != ("certificates.k8s.io", "certificatesigningrequests")
-    {
+    if !resource.strategy.keeps_requester() {
         return;
     }
     if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {

@@ -6,7 +6,7 @@ use http::StatusCode;
 use serde_json::Value;
 use skiff_meta::{GroupVersionKind, Status, field, time};
 use skiff_registry::subresources::binding::{bind, target};
-use skiff_registry::{Open, Resource, WriteScope, object};
+use skiff_registry::{Open, Resource, Write, WriteScope, object};
 
 use super::read_body;
 use crate::body::{Answer, Body};
@@ -61,14 +61,16 @@ pub async fn create(
     let updated = inner
         .registry
         .update(
-            &exchange.context,
-            &pods,
-            &namespace,
+            &Write {
+                context: &exchange.context,
+                resource: &pods,
+                namespace: &namespace,
+                gate: &Open,
+            },
             &name,
             part,
             false,
             &mut transform,
-            &Open,
         )
         .await?;
     exchange.made(&updated.object);

@@ -45,7 +45,7 @@ pub async fn read(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) 
             .iter()
             .map(|item| table::row(resource, item, version, include, 0))
             .collect();
-        let value = table::table(version, json!({}), table::columns(resource), rows);
+        let value = table::table(version, json!({}), resource.strategy.columns(), rows);
         return respond::raw(exchange, &output, StatusCode::OK, &value);
     }
     if !name.is_empty() {

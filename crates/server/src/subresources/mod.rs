@@ -18,9 +18,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use http::header;
 use serde_json::Value;
-use skiff_api::core::{pod, pod_resize};
 use skiff_meta::{GroupVersionKind, Status};
-use skiff_registry::subresources::{approval, finalize};
 use skiff_registry::{Resource, WriteScope};
 
 pub use kubelet::KubeletClient;
@@ -62,7 +60,7 @@ pub async fn route(
     if !passed_on && !facts.verbs.iter().any(|known| *known == verb) {
         return Err(method_not_allowed());
     }
-    if let Some(part) = part_of(resource, &name) {
+    if let Some(part) = resource.strategy.part(&name) {
         return match verb.as_str() {
             "get" => verbs::read::get(inner, exchange, resource).await,
             "update" => verbs::write::update(inner, exchange, resource, body, part).await,
@@ -71,7 +69,10 @@ pub async fn route(
     }
     match (name.as_str(), verb.as_str()) {
         ("status", "get") => {
-            status_form(resource, &exchange.output(false)?.transform)?;
+            let table = matches!(exchange.output(false)?.transform, Transform::Table(_));
+            if table && !resource.strategy.has_status_table() {
+                return Err(Status::not_acceptable(negotiate::not_accepted()));
+            }
             verbs::read::get(inner, exchange, resource).await
         }
         ("status", "update") => {
@@ -91,48 +92,6 @@ pub async fn route(
             "{} of {}/{name}",
             verb, resource.plural
         ))),
-    }
-}
-
-/// COMPAT: upstream forgot that the status of these kinds could be shown as a table.
-fn status_form(resource: &Resource, transform: &Transform) -> Result<(), Status> {
-    let facts = resource.facts;
-    let untabled = matches!(
-        (facts.group, facts.plural),
-        ("apiextensions.k8s.io", "customresourcedefinitions")
-            | ("apiregistration.k8s.io", "apiservices")
-            | ("resource.k8s.io", "resourceclaims")
-    );
-    match transform {
-        Transform::Table(_) if untabled => Err(Status::not_acceptable(negotiate::not_accepted())),
-        _ => Ok(()),
-    }
-}
-
-/// The subresources that are a part of their object, with rules of their own for who writes it.
-fn part_of(resource: &Resource, name: &str) -> Option<WriteScope> {
-    match (resource.facts.group, resource.facts.plural, name) {
-        ("", "namespaces", "finalize") => Some(WriteScope::Other {
-            prepare: finalize::prepare,
-            validate: finalize::validate,
-        }),
-        ("", "pods", "ephemeralcontainers") => Some(WriteScope::Other {
-            prepare: pod::prepare_ephemeral_containers_update,
-            validate: pod::validate_ephemeral_containers_update,
-        }),
-        ("", "pods", "resize") => Some(WriteScope::Other {
-            prepare: pod_resize::prepare,
-            validate: pod_resize::validate,
-        }),
-        ("certificates.k8s.io", "certificatesigningrequests", "approval") => Some(WriteScope::Other {
-            prepare: approval::prepare_approval,
-            validate: approval::validate_approval,
-        }),
-        ("certificates.k8s.io", "certificatesigningrequests", "status") => Some(WriteScope::Other {
-            prepare: approval::prepare_status,
-            validate: approval::validate_status,
-        }),
-        _ => None,
     }
 }
 

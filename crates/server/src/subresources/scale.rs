@@ -3,27 +3,25 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use http::StatusCode;
+use http::{StatusCode, header};
 use serde_json::{Value, json};
 use skiff_meta::{GroupVersionKind, Status};
+use skiff_registry::body::{Patched, check_kind, patch_type, patched_type};
 use skiff_registry::fields::Tracking;
-use skiff_registry::subresources::scale::{
-    ScaleForm, ScaleWrite, apply_scale, check_uid, owned_scale, scale_of, scale_type,
-};
-use skiff_registry::{Context, Gate, ReadAt, Resource, WriteScope, object};
+use skiff_registry::subresources::scale::{ScaleWrite, check_uid, owned_scale, scale_type};
+use skiff_registry::{Context, Gate, ReadAt, Resource, Write, WriteScope, object};
 
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
-use crate::crd;
 use crate::decode;
 use crate::gate::Admission;
-use crate::negotiate::Transform;
+use crate::negotiate::{self, Transform};
 use crate::query::WriteOptions;
 use crate::respond;
 use crate::server::Inner;
 use crate::table::{self, IncludeObject};
 use crate::verbs::apply::Config;
-use crate::verbs::patch::{Patch, is_apply, patch_type};
+use crate::verbs::patch::{Patch, is_apply};
 use crate::verbs::write::{check_name, check_path};
 
 fn gvk() -> GroupVersionKind {
@@ -45,31 +43,6 @@ fn check_older(bytes: &[u8]) -> Result<(), Status> {
     }
 }
 
-fn scale_in(resource: &Resource, workload: &Value) -> Result<Value, Status> {
-    match crd::version_of(resource) {
-        Some(custom) => crd::scale::of(custom, workload),
-        None => Ok(scale_of(workload)),
-    }
-}
-
-fn apply_in(resource: &Resource, workload: &Value, scale: &Value) -> Result<Value, Status> {
-    match crd::version_of(resource) {
-        Some(custom) => crd::scale::apply(custom, workload, scale),
-        None => apply_scale(workload, scale),
-    }
-}
-
-/// How the Scale stands in the objects of a resource.
-fn form(resource: &Resource) -> ScaleForm<'_> {
-    let custom = crd::version_of(resource).and_then(|custom| custom.version().scale.as_ref());
-    let path = custom.map_or("spec.replicas", |scale| scale.spec_replicas.as_str());
-    ScaleForm {
-        of: scale_in,
-        put: apply_in,
-        replicas: path.trim_start_matches('.').split('.').collect(),
-    }
-}
-
 pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -> Result<Answer, Status> {
     let output = exchange.output(false)?;
     let info = &exchange.info;
@@ -78,8 +51,8 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
         .get(resource, &info.namespace, &info.name, ReadAt::Latest)
         .await?;
     let mut workload = found.ok_or_else(|| Status::not_found(&resource.group_resource, &info.name))?;
-    resource.serve_one(&mut workload).await?;
-    let scale = scale_in(resource, &workload)?;
+    resource.strategy.serve_one(&mut workload).await?;
+    let scale = resource.strategy.scale(&workload)?;
     if let Transform::Table(version) = &output.transform {
         let include = IncludeObject::read(&exchange.query)?;
         let table = table_of(resource, &scale, version, include);
@@ -94,19 +67,6 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
 
 /// What `kubectl get --subresource=scale` prints.
 fn table_of(resource: &Resource, scale: &Value, version: &str, include: IncludeObject) -> Value {
-    let column = |name: &str, kind: &str| {
-        let description = skiff_api::column_description("Scale", name);
-        json!({"name": name, "type": kind, "format": "", "description": description, "priority": 0})
-    };
-    let columns = match crd::version_of(resource) {
-        Some(custom) => crd::scale::columns(custom),
-        None => json!([
-            column("Name", "string"),
-            column("Desired", "integer"),
-            column("Available", "integer"),
-            column("Age", "string")
-        ]),
-    };
     let now = jiff::Timestamp::now().as_second();
     let count = |part: &str| scale[part]["replicas"].as_i64().unwrap_or(0);
     let cells = json!([
@@ -124,7 +84,7 @@ fn table_of(resource: &Resource, scale: &Value, version: &str, include: IncludeO
     table::table(
         version,
         metadata,
-        columns,
+        resource.strategy.scale_columns(),
         vec![json!({"cells": cells, "object": shown})],
     )
 }
@@ -149,7 +109,7 @@ pub async fn update(
             scale: scale.clone(),
             manager: &manager,
         };
-        registry.write_scale(resource, workload, &form(resource), write)
+        registry.write_scale(resource, workload, write)
     })
     .await
 }
@@ -164,7 +124,7 @@ pub async fn patch(
         return apply(inner, exchange, resource, body).await;
     }
     exchange.output(false)?;
-    let kind = patch_type(exchange)?;
+    let kind = patch_type(negotiate::media_type(exchange.header(header::CONTENT_TYPE)))?;
     let bytes = body::read(body).await?;
     if let Some(trail) = &exchange.trail {
         trail.request_patch(&bytes);
@@ -175,19 +135,29 @@ pub async fn patch(
     let (registry, manager) = (&inner.registry, exchange.manager(&options));
     let info = exchange.info.clone();
     let mut change = |context: &Context, workload: &Value| {
-        let current = owned_scale(resource, workload, &form(resource))?;
+        let current = owned_scale(resource, workload)?;
         let scale = patch.apply(id, &current)?;
         let refuse = |error: String| patch.refuse(id, &current, error);
-        patch.check_kind(&gvk(), &scale).map_err(refuse)?;
-        let strict = patch.strict_errors();
-        let scale = decode::patched_type(context, id, options.field_validation, scale, strict, refuse)?;
+        if !patch.is_strategic() {
+            check_kind(&gvk(), &scale).map_err(refuse)?;
+        }
+        let patched = Patched {
+            context,
+            value: scale,
+            strict: patch.strict_errors(),
+            validation: options.field_validation,
+            strategic: patch.is_strategic(),
+            status: false,
+            refuse: &refuse,
+        };
+        let scale = patched_type(id, patched)?;
         check_path(&info, &scale)?;
         check_uid(resource, workload, &scale)?;
         let write = ScaleWrite::Update {
             scale,
             manager: &manager,
         };
-        registry.write_scale(resource, workload, &form(resource), write)
+        registry.write_scale(resource, workload, write)
     };
     write(inner, exchange, resource, &options, &mut change).await
 }
@@ -216,7 +186,7 @@ async fn apply(
             manager: &options.field_manager,
             force: options.force,
         };
-        registry.write_scale(resource, workload, &form(resource), write)
+        registry.write_scale(resource, workload, write)
     };
     write(inner, exchange, resource, &options, &mut change).await
 }
@@ -229,7 +199,7 @@ struct ScaleGate<'a> {
 
 impl ScaleGate<'_> {
     fn scales(&self, new: Option<&Value>, old: Option<&Value>) -> Result<[Option<Value>; 2], Status> {
-        let scale = |workload: &Value| scale_in(self.resource, workload);
+        let scale = |workload: &Value| self.resource.strategy.scale(workload);
         Ok([new.map(scale).transpose()?, old.map(scale).transpose()?])
     }
 }
@@ -241,7 +211,7 @@ impl Gate for ScaleGate<'_> {
         let before = new.clone();
         self.admission.admit(new.as_mut(), old.as_ref()).await?;
         if let (Some(workload), Some(scale)) = (object, new.filter(|new| before.as_ref() != Some(new))) {
-            *workload = apply_in(self.resource, workload, &scale)?;
+            *workload = self.resource.strategy.put_scale(workload, &scale)?;
         }
         Ok(())
     }
@@ -275,14 +245,16 @@ async fn write(
     let updated = inner
         .registry
         .update(
-            &exchange.context,
-            resource,
-            &info.namespace,
+            &Write {
+                context: &exchange.context,
+                resource,
+                namespace: &info.namespace,
+                gate: &gate,
+            },
             &info.name,
             WriteScope::Main,
             false,
             &mut transform,
-            &gate,
         )
         .await?;
     exchange.made(&updated.object);
@@ -290,6 +262,6 @@ async fn write(
         exchange,
         &exchange.output(false)?,
         StatusCode::OK,
-        &scale_in(resource, &updated.object)?,
+        &resource.strategy.scale(&updated.object)?,
     )
 }

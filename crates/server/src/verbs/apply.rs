@@ -6,13 +6,12 @@ use std::sync::Arc;
 use serde_json::Value;
 use skiff_meta::Status;
 use skiff_registry::fields::Tracking;
-use skiff_registry::{Context, Resource, WriteScope, fields, object};
-use skiff_schema::decode::{self, Document, Format};
+use skiff_registry::{Context, Resource, Write, WriteScope, fields, object};
+use skiff_schema::decode::{Document, Format};
 
 use super::write::check_name;
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
-use crate::crd;
 use crate::gate::Admission;
 use crate::hooks::requester;
 use crate::query::{FieldValidation, WriteOptions};
@@ -106,9 +105,11 @@ pub async fn apply(
             options.force,
         )?;
         let mut value = match (outcome.object, current) {
-            (Some(object), _) => checked(resource, &config.value, object)?,
+            (Some(object), _) => resource.strategy.applied(&config.value, object)?,
             (None, Some(current)) => current.clone(),
-            (None, None) => checked(resource, &config.value, resource.empty().clone())?,
+            (None, None) => resource
+                .strategy
+                .applied(&config.value, resource.empty().clone())?,
         };
         fields::put(&mut value, outcome.managed);
         config.report_duplicates(context, options.field_validation)?;
@@ -124,7 +125,7 @@ pub async fn apply(
                 ));
             }
             inner.authorize_verb(exchange, "create")?;
-            crd::check_create(resource, &info.name)?;
+            resource.strategy.check_new(&info.name)?;
             requester::fill(resource, &exchange.user, &mut value);
         }
         skiff_registry::ensure_namespace(resource, &info.namespace, &mut value)?;
@@ -134,49 +135,17 @@ pub async fn apply(
     let updated = inner
         .registry
         .update(
-            context,
-            resource,
-            &info.namespace,
+            &Write {
+                context,
+                resource,
+                namespace: &info.namespace,
+                gate: &gate,
+            },
             &info.name,
             part,
             allow_create,
             &mut transform,
-            &gate,
         )
         .await?;
     respond::updated(exchange, resource, updated)
-}
-
-/// The outcome of an apply as an object of its type: defaulted, and in the stored version.
-fn checked(resource: &Resource, config: &Value, object: Value) -> Result<Value, Status> {
-    if let Some(custom) = crd::version_of(resource) {
-        let mut value = crd::decode::applied(resource, custom, object)?;
-        crate::decode::default_and_convert(resource, &mut value);
-        return Ok(value);
-    }
-    let checked = decode::check(skiff_api::facts::schema(), resource.facts.type_id, object);
-    let mut value = checked
-        .map_err(|error| {
-            let facts = resource.facts;
-            let kind = format!("{}/{}, Kind={}", facts.group, facts.version, facts.kind);
-            let error = super::patch::restore_error(&error.to_string());
-            Status::failure(
-                500,
-                "",
-                format!(
-                    "failed to convert new object ({}/{}; {kind}) to proper version: unable to convert unstructured object to {kind}: {error}",
-                    object::namespace(config),
-                    object::name(config),
-                ),
-            )
-        })?
-        .value;
-    object::put(&mut value, &["kind"], Value::String(resource.kind.clone()));
-    object::put(
-        &mut value,
-        &["apiVersion"],
-        Value::String(resource.api_version.clone()),
-    );
-    crate::decode::default_and_convert(resource, &mut value);
-    Ok(value)
 }

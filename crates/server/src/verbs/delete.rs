@@ -55,7 +55,7 @@ pub async fn delete(
             .await?
     };
     exchange.made(&deleted.object);
-    resource.serve_one(&mut deleted.object).await?;
+    resource.strategy.serve_one(&mut deleted.object).await?;
     answer(exchange, resource, deleted, &options)
 }
 

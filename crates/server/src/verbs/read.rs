@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use skiff_meta::Status;
 use skiff_registry::{
-    CacheError, ListResult, ReadAt, Resource, cache_error, check_continue, encode, hooks, list_error,
+    CacheError, ListResult, ReadAt, Resource, cache_error, check_continue, encode, list_error,
 };
 
 use crate::body::Answer;
@@ -37,7 +37,7 @@ pub async fn get(inner: &Arc<Inner>, exchange: &Exchange, resource: &Resource) -
     let mut stored = Stored::Bytes(entry.bytes.clone());
     if resource.converts_elsewhere() {
         let mut value = encode::decode(&entry.bytes)?;
-        resource.serve_one(&mut value).await?;
+        resource.strategy.serve_one(&mut value).await?;
         stored = Stored::Value(value);
     }
     respond::object(exchange, resource, StatusCode::OK, stored)
@@ -74,36 +74,23 @@ pub fn version_number(text: &str) -> Result<i64, String> {
 
 /// The list options of a request, with the field names that the kind can be selected by.
 pub fn list_options(exchange: &Exchange, resource: &Resource, watch: bool) -> Result<ListOptions, Status> {
-    let empty = json!({});
-    let selectable: Vec<&str> = match crate::crd::version_of(resource) {
-        Some(custom) => custom.version().selectable.iter().map(String::as_str).collect(),
-        None => (resource.rules.selectable)(&empty)
-            .into_iter()
-            .map(|(name, _)| name)
-            .filter(|name| !hooks::hidden_field(resource, name))
-            .collect(),
-    };
+    let strategy = &resource.strategy;
     let name = if exchange.info.parts.len() >= 2 {
         exchange.info.name.as_str()
     } else {
         ""
     };
-    let facts = resource.facts;
-    let unknown = |label: &str| match resource.custom {
-        Some(_) => format!("field label not supported: {label}"),
-        None => skiff_api::kind::unknown_field_label(facts.group, facts.version, facts.kind, label),
-    };
     let options = ListOptions::read(
         &exchange.query,
         watch,
         name,
-        &selectable,
-        |field| hooks::stored_field(resource, field),
-        unknown,
+        &strategy.selectable(),
+        |field| strategy.stored_field(field),
+        |label| strategy.unknown_field(label),
     )?;
     let asked = |name: &str| options.fields.terms.iter().any(|term| term.field == name);
-    if asked("metadata.namespace") && hooks::hidden_field(resource, "metadata.namespace") {
-        return Err(Status::bad_request(unknown("metadata.namespace")));
+    if asked("metadata.namespace") && !strategy.selects_namespace() {
+        return Err(Status::bad_request(strategy.unknown_field("metadata.namespace")));
     }
     Ok(options)
 }
@@ -187,15 +174,12 @@ pub async fn answer_list(
     served: Option<Vec<Value>>,
 ) -> Result<Answer, Status> {
     let mut metadata = list_metadata(&listed);
-    if resource.custom.is_some() && output.transform == Transform::None && metadata.get("continue").is_none()
-    {
-        // COMPAT: lists of custom resources say that there is no more.
+    let wire = resource.strategy.wire();
+    if wire.typed_items && output.transform == Transform::None && metadata.get("continue").is_none() {
+        // COMPAT: such lists say that there is no more.
         metadata["continue"] = json!("");
     }
-    let list_kind = match crate::crd::version_of(resource) {
-        Some(custom) => custom.definition.names.list_kind.clone(),
-        None => format!("{}List", resource.kind),
-    };
+    let list_kind = resource.strategy.list_kind();
     let mut values = served.unwrap_or_default();
     if resource.converts_elsewhere() && values.len() != listed.items.len() {
         let stored: Result<Vec<Value>, Status> = listed
@@ -203,7 +187,7 @@ pub async fn answer_list(
             .iter()
             .map(|entry| encode::decode(&entry.bytes))
             .collect();
-        values = resource.serve(stored?).await?;
+        values = resource.strategy.serve(stored?).await?;
     }
     // What another server converted is at hand already; the rest is decoded one by one.
     let mut values = values.into_iter();
@@ -217,10 +201,9 @@ pub async fn answer_list(
             for entry in listed.items {
                 let item = match resource
                     .served_as_stored()
-                    .then(|| match resource.custom {
-                        // COMPAT: an item of a custom resource says what it is.
-                        Some(_) => Some(Item::whole(entry.clone())),
-                        None => Item::cached(entry.clone(), &resource.opening),
+                    .then(|| match wire.typed_items {
+                        true => Some(Item::whole(entry.clone())),
+                        false => Item::cached(entry.clone(), &resource.opening),
                     })
                     .flatten()
                 {
@@ -256,19 +239,18 @@ pub async fn answer_list(
             for entry in &listed.items {
                 rows.push(table::row(resource, &value_of(entry)?, version, include, now));
             }
-            let columns = table::columns(resource);
             respond::raw(
                 exchange,
                 output,
                 StatusCode::OK,
-                &table::of_list(resource, version, metadata, columns, rows),
+                &table::of_list(resource, version, metadata, rows),
             )
         }
         Transform::PartialObjectMetadataList(version) | Transform::PartialObjectMetadata(version) => {
             if let Transform::PartialObjectMetadata(_) = output.transform {
                 return Err(Status::not_acceptable(format!(
                     "you requested PartialObjectMetadata, but the requested object is a list ({}List)",
-                    respond::go_type(resource)
+                    resource.strategy.go_type()
                 )));
             }
             let hidden = resource.served_annotation;
@@ -306,10 +288,10 @@ pub async fn answer_list(
     }
 }
 
-/// An object as an item of a list: converted, without kind and apiVersion.
+/// An object as an item of a list: converted, mostly without kind and apiVersion.
 fn made_item(resource: &Resource, mut value: Value) -> Value {
     resource.from_stored(&mut value);
-    if resource.custom.is_none()
+    if !resource.strategy.wire().typed_items
         && let Some(map) = value.as_object_mut()
     {
         map.remove("kind");

@@ -377,7 +377,7 @@ impl Shape {
         let object = match &event.entry {
             Some(entry) => {
                 let mut value = encode::decode(&entry.bytes)?;
-                self.resource.serve_one(&mut value).await?;
+                self.resource.strategy.serve_one(&mut value).await?;
                 self.object(value)
             }
             None => self.bookmark(event),
@@ -412,7 +412,7 @@ impl Shape {
                 let columns = if self.headed {
                     Value::Null
                 } else {
-                    table::columns(&self.resource)
+                    self.resource.strategy.columns()
                 };
                 let now = jiff::Timestamp::now().as_second();
                 let metadata = json!({"resourceVersion": skiff_registry::object::resource_version(&value)});
@@ -434,7 +434,7 @@ impl Shape {
         }
         match &self.transform {
             Transform::None => {
-                let mut object = skiff_registry::hooks::never_written(&self.resource);
+                let mut object = self.resource.never_written();
                 for (key, value) in metadata.as_object().into_iter().flatten() {
                     match (key.as_str(), value.as_object()) {
                         ("annotations", Some(annotations)) => {

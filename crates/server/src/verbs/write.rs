@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde_json::Value;
 use skiff_meta::Status;
-use skiff_registry::{Resource, WriteScope, object};
+use skiff_registry::{Resource, Write, WriteScope, object};
 
 use crate::body::{self, Answer, Body};
 use crate::chain::Exchange;
@@ -40,13 +40,21 @@ pub async fn create(
     ] {
         metadata.remove(field);
     }
-    crate::crd::check_create(resource, object::name(&value))?;
+    resource.strategy.check_new(object::name(&value))?;
     requester::fill(resource, &exchange.user, &mut value);
     let namespace = exchange.info.namespace.clone();
     let gate = Admission::new(inner, exchange, resource, Some(&options.value));
     let stored = inner
         .registry
-        .create(&exchange.context, resource, &namespace, value, &gate)
+        .create(
+            &Write {
+                context: &exchange.context,
+                resource,
+                namespace: &namespace,
+                gate: &gate,
+            },
+            value,
+        )
         .await?;
     exchange.made(&stored);
     respond::object(exchange, resource, StatusCode::CREATED, Stored::Value(stored))
@@ -77,18 +85,20 @@ pub async fn update(
     };
     // COMPAT: the status of what a PUT may create may be put before there is anything.
     let allow_create =
-        resource.rules.allow_create_on_update && matches!(part, WriteScope::Main | WriteScope::Status);
+        resource.strategy.allows_create_on_update() && matches!(part, WriteScope::Main | WriteScope::Status);
     let updated = inner
         .registry
         .update(
-            &exchange.context,
-            resource,
-            &info.namespace,
+            &Write {
+                context: &exchange.context,
+                resource,
+                namespace: &info.namespace,
+                gate: &gate,
+            },
             &info.name,
             part,
             allow_create,
             &mut transform,
-            &gate,
         )
         .await?;
     respond::updated(exchange, resource, updated)

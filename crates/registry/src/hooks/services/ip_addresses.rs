@@ -43,8 +43,8 @@ pub(super) fn creation(asked: &Asked<'_>, service: &Value, address: IpAddr) -> R
     registry.track_fields(&Context::of_server(), resource, None, &mut object);
     object::set(&mut object, "uid", uuid::Uuid::new_v4().to_string());
     object::set(&mut object, "creationTimestamp", registry.now_text());
-    resource.begin_create(&mut object);
-    registry.normalise(resource, &mut object);
+    resource.strategy.begin_create(&mut object);
+    resource.strategy.normalise(&mut object);
     let key = key(registry, address)?;
     let bytes = resource.codec.encode(&object)?;
     Ok(Write::new(key, Expect::Absent, Op::Put(bytes)))

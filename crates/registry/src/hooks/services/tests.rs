@@ -8,7 +8,9 @@ use skiff_store::{Embedded, Store};
 
 use super::node_ports::{KEY, PortRange, Record};
 use crate::hooks::bootstrap::Advertise;
-use crate::{Cidr, Context, DeleteOptions, Open, Registry, RegistryConfig, Resource, WriteScope, object};
+use crate::{
+    Cidr, Context, DeleteOptions, Open, Registry, RegistryConfig, Resource, Write, WriteScope, object,
+};
 
 async fn registry(store: &Arc<dyn Store>, cidrs: &[&str]) -> Arc<Registry> {
     let cidrs = cidrs.iter().map(|text| Cidr::parse(text).expect("a CIDR"));
@@ -54,9 +56,15 @@ async fn create_in(registry: &Registry, name: &str, spec: Value, dry_run: bool) 
         service["spec"]["ports"] = json!([{"port": 80}]);
     }
     let resource = services(registry);
-    (resource.rules.default)("v1", &mut service);
+    resource.strategy.default(&mut service);
     let context = Context::new(dry_run);
-    let created = registry.create(&context, resource, "default", service, &Open);
+    let write = Write {
+        context: &context,
+        resource,
+        namespace: "default",
+        gate: &Open,
+    };
+    let created = registry.create(&write, service);
     created.await.map_err(|status| status.message)
 }
 
@@ -76,14 +84,16 @@ impl Setup {
         let updated = self
             .registry
             .update(
-                &Context::default(),
-                services(&self.registry),
-                "default",
+                &Write {
+                    context: &Context::default(),
+                    resource: services(&self.registry),
+                    namespace: "default",
+                    gate: &Open,
+                },
                 name,
                 WriteScope::Main,
                 false,
                 &mut transform,
-                &Open,
             )
             .await;
         updated
@@ -341,9 +351,14 @@ async fn addresses_come_from_all_ranges_that_are_ready() {
         Ok(new)
     };
     let context = Context::default();
-    let scope = WriteScope::Main;
+    let write = Write {
+        context: &context,
+        resource,
+        namespace: "",
+        gate: &Open,
+    };
     one.registry
-        .update(&context, resource, "", "more", scope, false, &mut hold, &Open)
+        .update(&write, "more", WriteScope::Main, false, &mut hold)
         .await
         .expect("holds");
     let options = DeleteOptions::default();

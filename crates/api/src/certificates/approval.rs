@@ -2,17 +2,16 @@
 //! approver adds Approved or Denied, once and for all; the signer adds the certificate or Failed.
 
 use serde_json::{Value, json};
-use skiff_api::kind::kind;
-use skiff_meta::{field, time};
+use skiff_meta::field;
 
-use crate::object;
+use super::CERTIFICATE_SIGNING_REQUEST;
+use crate::node::{at, list, text};
+use crate::walk;
 
 const DECISIONS: [&str; 2] = ["Approved", "Denied"];
 
 fn conditions(request: &Value) -> &[Value] {
-    object::at(request, &["status", "conditions"])
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
+    list(request, "status.conditions")
 }
 
 fn of_type<'a>(request: &'a Value, wanted: &str) -> Vec<&'a Value> {
@@ -22,45 +21,23 @@ fn of_type<'a>(request: &'a Value, wanted: &str) -> Vec<&'a Value> {
         .collect()
 }
 
-/// Conditions are stamped by the server where the client did not.
-fn stamp(new: &mut Value, old: &Value) {
-    let now = json!(time::format_seconds(jiff::Timestamp::now()));
-    let before = conditions(old).to_vec();
-    let list = new
-        .get_mut("status")
-        .and_then(|status| status.get_mut("conditions"))
-        .and_then(Value::as_array_mut);
-    for condition in list.into_iter().flatten() {
-        if condition["lastUpdateTime"].is_null() {
-            condition["lastUpdateTime"] = now.clone();
-        }
-        if condition["lastTransitionTime"].is_null() {
-            let same = before.iter().find(|old| {
-                old["type"] == condition["type"]
-                    && old["status"] == condition["status"]
-                    && !old["lastTransitionTime"].is_null()
-            });
-            condition["lastTransitionTime"] =
-                same.map_or_else(|| now.clone(), |old| old["lastTransitionTime"].clone());
-        }
-    }
-}
-
 /// The approver writes conditions and nothing else.
-pub fn prepare_approval(new: &mut Value, old: &Value) {
-    stamp(new, old);
-    let list = object::at(new, &["status", "conditions"]).cloned();
+pub(super) fn prepare_approval(new: &mut Value, old: &Value) {
+    let given = at(new, "status.conditions").clone();
     for field in ["spec", "status"] {
         match old.get(field) {
             Some(value) => new[field] = value.clone(),
             None => new[field] = json!({}),
         }
     }
-    object::put(new, &["status", "conditions"], list.unwrap_or_else(|| json!([])));
+    let given = if given.is_null() { json!([]) } else { given };
+    if let Some(status) = walk::object(new, "status") {
+        walk::put(status, "conditions", given);
+    }
 }
 
 /// The signer leaves decisions as they are.
-pub fn prepare_status(new: &mut Value, old: &Value) {
+pub(super) fn prepare_status(new: &mut Value, old: &Value) {
     if let Some(spec) = old.get("spec") {
         new["spec"] = spec.clone();
     }
@@ -81,12 +58,11 @@ pub fn prepare_status(new: &mut Value, old: &Value) {
             *condition = before;
         }
     }
-    stamp(new, old);
 }
 
-pub fn validate_approval(new: &Value, old: &Value) -> Vec<field::Error> {
+pub(super) fn validate_approval(new: &Value, old: &Value) -> Vec<field::Error> {
     let mut errors = validate(new, old);
-    if object::at(new, &["status", "certificate"]) != object::at(old, &["status", "certificate"]) {
+    if at(new, "status.certificate") != at(old, "status.certificate") {
         let path = field::Path::new("status.certificate");
         errors.push(field::Error::forbidden(
             &path,
@@ -96,7 +72,7 @@ pub fn validate_approval(new: &Value, old: &Value) -> Vec<field::Error> {
     errors
 }
 
-pub fn validate_status(new: &Value, old: &Value) -> Vec<field::Error> {
+pub(super) fn validate_status(new: &Value, old: &Value) -> Vec<field::Error> {
     let mut errors = validate(new, old);
     let path = field::Path::new("status.conditions");
     for decision in DECISIONS {
@@ -109,8 +85,8 @@ pub fn validate_status(new: &Value, old: &Value) -> Vec<field::Error> {
             errors.push(field::Error::forbidden(&path, detail));
         }
     }
-    let before = object::at_str(old, &["status", "certificate"]);
-    let now = object::at_str(new, &["status", "certificate"]);
+    let before = text(old, "status.certificate");
+    let now = text(new, "status.certificate");
     if now != before {
         let path = field::Path::new("status.certificate");
         if !before.is_empty() {
@@ -130,19 +106,14 @@ pub fn validate_status(new: &Value, old: &Value) -> Vec<field::Error> {
 }
 
 fn holds_certificate(base64: &str) -> bool {
-    use base64::Engine;
-    base64::engine::general_purpose::STANDARD
-        .decode(base64)
-        .is_ok_and(|bytes| {
-            let text = String::from_utf8_lossy(&bytes);
-            text.contains("-----BEGIN CERTIFICATE-----") && text.contains("-----END CERTIFICATE-----")
-        })
+    let bytes = crate::core::config::decode(base64);
+    let text = String::from_utf8_lossy(&bytes);
+    text.contains("-----BEGIN CERTIFICATE-----") && text.contains("-----END CERTIFICATE-----")
 }
 
 /// What both may not do.
 fn validate(new: &Value, old: &Value) -> Vec<field::Error> {
-    let rules = kind("certificates.k8s.io", "CertificateSigningRequest");
-    let mut errors = rules.check_status_update(new, old, false);
+    let mut errors = CERTIFICATE_SIGNING_REQUEST.check_status_update(new, old, false);
     let path = field::Path::new("status.conditions");
     let mut seen = std::collections::BTreeSet::new();
     for (index, condition) in conditions(new).iter().enumerate() {
@@ -238,12 +209,10 @@ mod tests {
     }
 
     #[test]
-    fn the_server_stamps_conditions() {
+    fn the_approver_writes_conditions_only() {
         let mut new = request(&["Approved"]);
         new["spec"] = json!({"signerName": "changed/by-hand"});
         prepare_approval(&mut new, &request(&[]));
-        assert_eq!(new["spec"]["signerName"], "a/b");
-        assert!(new["status"]["conditions"][0]["lastUpdateTime"].is_string());
-        assert!(new["status"]["conditions"][0]["lastTransitionTime"].is_string());
+        assert_eq!(new, request(&["Approved"]));
     }
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::rename;
+use crate::walk::rename;
 
 /// What stands above the list of versions, and its name inside of it.
 const COMMON: [(&str, &str); 4] = [

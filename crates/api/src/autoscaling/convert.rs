@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::object;
+use crate::walk;
 
 const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
 const BEHAVIOR: &str = "autoscaling.alpha.kubernetes.io/behavior";
@@ -53,7 +53,7 @@ const ORDER: [&str; 36] = [
 ];
 
 fn annotations(object: &mut Value) -> &mut Map<String, Value> {
-    let metadata = object::metadata_mut(object);
+    let metadata = walk::metadata_mut(object);
     let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
     if !annotations.is_object() {
         *annotations = json!({});
@@ -99,7 +99,7 @@ fn put(object: &mut Value, key: &str, value: &Value) {
 
 fn drop_empty_annotations(object: &mut Value) {
     if annotations(object).is_empty() {
-        object::metadata_mut(object).remove("annotations");
+        walk::metadata_mut(object).remove("annotations");
     }
 }
 
