@@ -1,8 +1,8 @@
 //! Allocation of devices: which devices of the ResourceSlices that a node reaches satisfy the requests of some claims.
 //!
-//! A search with backtracking over pure data, bounded in steps. Devices that can be allocated several times or that carry
-//! capacity requests are left out (see docs/limits.md).
+//! A search with backtracking over pure data, bounded in steps.
 
+use super::device_capacity::{self as capacity, Amounts, Asked};
 use crate::node::NodeInfo;
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{
@@ -24,10 +24,32 @@ const MAX_DEVICES: usize = 32;
 /// Driver, pool and device.
 pub(crate) type DeviceId = (String, String, String);
 
-/// Devices that are taken, and what is used up of shared counters: driver, pool, counter set, counter.
+/// Devices that are taken.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Taken {
-    pub(crate) devices: HashSet<DeviceId>,
+    /// As a whole.
+    devices: HashSet<DeviceId>,
+    /// In part, and how much of them.
+    shared: HashMap<DeviceId, Amounts>,
+}
+
+impl Taken {
+    /// Administrators' access takes nothing.
+    pub(crate) fn add(&mut self, result: &DeviceRequestAllocationResult) {
+        if result.admin_access == Some(true) {
+            return;
+        }
+        let id = (result.driver.clone(), result.pool.clone(), result.device.clone());
+        if result.share_id.is_some() {
+            capacity::add(self.shared.entry(id).or_default(), &capacity::of_result(result));
+        } else {
+            self.devices.insert(id);
+        }
+    }
+
+    fn contains(&self, id: &DeviceId) -> bool {
+        self.devices.contains(id) || self.shared.contains_key(id)
+    }
 }
 
 /// A device that the node reaches.
@@ -46,9 +68,23 @@ struct Wanted<'a> {
     class: &'a DeviceClass,
     selectors: Vec<&'a DeviceSelector>,
     tolerations: &'a [DeviceToleration],
+    capacity: Asked<'a>,
     /// `None` is all that match.
     count: Option<usize>,
     admin: bool,
+}
+
+/// A device that was chosen for a request.
+struct Chosen {
+    claim: usize,
+    request: String,
+    parent: String,
+    index: usize,
+    admin: bool,
+    /// What it takes of a shared device.
+    share: Option<Amounts>,
+    /// Whether it used up counters: of the shares of one device the first does.
+    counts: bool,
 }
 
 /// Compiled selectors, by their text.
@@ -125,7 +161,7 @@ pub(crate) struct Search<'a> {
     /// By device and selector text.
     matched: HashMap<(usize, String), bool>,
     steps: usize,
-    chosen: Vec<(usize, String, String, usize, bool)>,
+    chosen: Vec<Chosen>,
     node: &'a NodeInfo,
     /// Counters that are left: driver, pool, set, counter.
     counters: HashMap<(String, String, String, String), i64>,
@@ -187,10 +223,6 @@ pub(crate) fn current_slices(slices: &[Arc<ResourceSlice>]) -> Vec<&ResourceSlic
     current
 }
 
-fn is_supported(device: &Device) -> bool {
-    device.allow_multiple_allocations != Some(true)
-}
-
 impl<'a> Search<'a> {
     pub(crate) fn new(
         claims: &'a [Arc<ResourceClaim>],
@@ -222,7 +254,7 @@ impl<'a> Search<'a> {
             );
             for device in spec.devices.iter().flatten() {
                 let id = (spec.driver.clone(), spec.pool.name.clone(), device.name.clone());
-                if taken.devices.contains(&id) {
+                if taken.contains(&id) {
                     consume(&mut counters, &id, device, -1);
                 }
                 let of_device = spec.per_device_node_selection == Some(true)
@@ -232,7 +264,7 @@ impl<'a> Search<'a> {
                         device.node_selector.as_ref(),
                         device.all_nodes,
                     );
-                if (of_slice || of_device) && is_supported(device) {
+                if of_slice || of_device {
                     reachable.push(Reachable { id, device, slice });
                 }
             }
@@ -315,7 +347,9 @@ impl<'a> Search<'a> {
                 continue;
             }
             self.choose(wanted, index);
-            if self.pick(requests, at, wanted, left - 1, index + 1)? {
+            // A shared device may be chosen again.
+            let next = index + usize::from(!capacity::is_shared(self.reachable[index].device));
+            if self.pick(requests, at, wanted, left - 1, next)? {
                 return Ok(true);
             }
             self.undo();
@@ -332,7 +366,7 @@ impl<'a> Search<'a> {
         let before = self.chosen.len();
         for index in 0..self.reachable.len() {
             self.step()?;
-            if !self.selected(wanted, index) {
+            if !self.selected(wanted, index) || !self.has_room(wanted, index) {
                 continue;
             }
             // All that match must be free.
@@ -355,21 +389,51 @@ impl<'a> Search<'a> {
 
     fn choose(&mut self, wanted: &Wanted<'a>, index: usize) {
         let one = &self.reachable[index];
-        if !wanted.admin {
+        let counts = !wanted.admin && !self.is_shared_already(index);
+        if counts {
             consume(&mut self.counters, &one.id, one.device, -1);
         }
-        let parent = wanted.parent.to_owned();
-        self.chosen
-            .push((wanted.claim, wanted.name.clone(), parent, index, wanted.admin));
+        let shared = capacity::is_shared(one.device);
+        let taken = capacity::taken_by(wanted.capacity, one.device).filter(|_| shared);
+        self.chosen.push(Chosen {
+            claim: wanted.claim,
+            request: wanted.name.clone(),
+            parent: wanted.parent.to_owned(),
+            index,
+            admin: wanted.admin,
+            share: taken,
+            counts,
+        });
     }
 
     fn undo(&mut self) {
-        if let Some((_, _, _, index, admin)) = self.chosen.pop()
-            && !admin
+        if let Some(last) = self.chosen.pop()
+            && last.counts
         {
-            let one = &self.reachable[index];
+            let one = &self.reachable[last.index];
             consume(&mut self.counters, &one.id, one.device, 1);
         }
+    }
+
+    /// Whether somebody has a share of the device: its counters are used up then.
+    fn is_shared_already(&self, index: usize) -> bool {
+        let mut chosen = self.chosen.iter();
+        self.taken.shared.contains_key(&self.reachable[index].id)
+            || chosen.any(|one| one.index == index && one.share.is_some())
+    }
+
+    /// Whether the device has the capacity that is asked for, beside what others have of it.
+    fn has_room(&self, wanted: &Wanted<'a>, index: usize) -> bool {
+        let one = &self.reachable[index];
+        let Some(more) = capacity::taken_by(wanted.capacity, one.device) else {
+            return false;
+        };
+        let chosen = self.chosen.iter().filter(|other| other.index == index);
+        let used: Vec<&Amounts> = chosen
+            .filter_map(|other| other.share.as_ref())
+            .chain(self.taken.shared.get(&one.id))
+            .collect();
+        capacity::fits(one.device, &used, &more)
     }
 
     fn selected(&mut self, wanted: &Wanted<'a>, index: usize) -> bool {
@@ -400,23 +464,25 @@ impl<'a> Search<'a> {
 
     fn fits(&mut self, wanted: &Wanted<'a>, index: usize) -> bool {
         let (id, device) = (&self.reachable[index].id, self.reachable[index].device);
-        if !wanted.admin {
-            let in_use = self.taken.devices.contains(id)
-                || self
-                    .chosen
-                    .iter()
-                    .any(|(_, _, _, one, admin)| *one == index && !admin);
-            if in_use || !covers(&self.counters, id, device) {
+        let mut whole = self
+            .chosen
+            .iter()
+            .filter(|one| one.index == index && one.share.is_none());
+        if wanted.admin {
+            // Once in a claim.
+            if whole.any(|one| one.claim == wanted.claim) {
+                return false;
+            }
+        } else {
+            let in_use = self.taken.devices.contains(id) || whole.any(|one| !one.admin);
+            if in_use || !self.is_shared_already(index) && !covers(&self.counters, id, device) {
                 return false;
             }
         }
-        let of_claim = self
-            .chosen
-            .iter()
-            .filter(|(claim, ..)| *claim == wanted.claim)
-            .count();
+        let of_claim = self.chosen.iter().filter(|one| one.claim == wanted.claim);
         tolerates(wanted.tolerations, device)
-            && of_claim < MAX_DEVICES
+            && of_claim.count() < MAX_DEVICES
+            && self.has_room(wanted, index)
             && self.keeps_constraints(wanted, index)
             && self.selected(wanted, index)
     }
@@ -439,8 +505,8 @@ impl<'a> Search<'a> {
             let others = self
                 .chosen
                 .iter()
-                .filter(|(claim, name, parent, ..)| *claim == wanted.claim && concerns(name, parent));
-            let others = others.map(|(_, _, _, index, _)| *index);
+                .filter(|one| one.claim == wanted.claim && concerns(&one.request, &one.parent));
+            let others = others.map(|one| one.index);
             if !self.agrees(constraint, index, others) {
                 return false;
             }
@@ -474,20 +540,22 @@ impl<'a> Search<'a> {
     fn results(&self, classes: &HashMap<String, Arc<DeviceClass>>) -> Vec<AllocationResult> {
         let of_claim = |claim: usize| {
             let object = &self.claims[claim];
-            let chosen: Vec<_> = self.chosen.iter().filter(|(one, ..)| *one == claim).collect();
-            let results = chosen.iter().map(|(_, request, _, index, admin)| {
-                let (driver, pool, device) = self.reachable[*index].id.clone();
-                let object_of = self.reachable[*index].device;
+            let chosen: Vec<_> = self.chosen.iter().filter(|one| one.claim == claim).collect();
+            let results = chosen.iter().map(|one| {
+                let (driver, pool, device) = self.reachable[one.index].id.clone();
+                let object_of = self.reachable[one.index].device;
+                let share = one.share.as_ref();
                 DeviceRequestAllocationResult {
                     binding_conditions: object_of.binding_conditions.clone(),
                     binding_failure_conditions: object_of.binding_failure_conditions.clone(),
-                    request: request.clone(),
+                    request: one.request.clone(),
                     driver,
                     pool,
                     device,
-                    admin_access: admin.then_some(true),
-                    tolerations: tolerations_of(object, request),
-                    ..DeviceRequestAllocationResult::default()
+                    admin_access: one.admin.then_some(true),
+                    tolerations: tolerations_of(object, &one.request),
+                    share_id: share.map(|_| uuid::Uuid::new_v4().to_string()),
+                    consumed_capacity: share.filter(|share| !share.is_empty()).map(capacity::written),
                 }
             });
             let results: Vec<DeviceRequestAllocationResult> = results.collect();
@@ -496,7 +564,7 @@ impl<'a> Search<'a> {
                     config: Some(configs(object, &results, classes)),
                     results: Some(results),
                 }),
-                node_selector: self.node_selector(chosen.iter().map(|(_, _, _, index, _)| *index)),
+                node_selector: self.node_selector(chosen.iter().map(|one| one.index)),
                 allocation_timestamp: None,
             }
         };
@@ -592,12 +660,6 @@ fn alternatives<'a>(
         )),
     };
     if let Some(exact) = &request.exactly {
-        if exact.capacity.is_some() {
-            return Err(format!(
-                "request {}: capacity requests are not supported",
-                request.name
-            ));
-        }
         return Ok(vec![vec![Wanted {
             claim,
             name: request.name.clone(),
@@ -605,6 +667,7 @@ fn alternatives<'a>(
             class: class_of(&exact.device_class_name, &request.name)?,
             selectors: exact.selectors.iter().flatten().collect(),
             tolerations: exact.tolerations.as_deref().unwrap_or_default(),
+            capacity: exact.capacity.as_ref().and_then(|asked| asked.requests.as_ref()),
             count: count(exact.allocation_mode.as_deref(), exact.count)?,
             admin: exact.admin_access == Some(true),
         }]]);
@@ -612,15 +675,13 @@ fn alternatives<'a>(
     let mut options = Vec::new();
     for sub in request.first_available.iter().flatten() {
         let name = format!("{}/{}", request.name, sub.name);
-        if sub.capacity.is_some() {
-            return Err(format!("request {name}: capacity requests are not supported"));
-        }
         options.push(vec![Wanted {
             claim,
             parent: &request.name,
             class: class_of(&sub.device_class_name, &name)?,
             selectors: sub.selectors.iter().flatten().collect(),
             tolerations: sub.tolerations.as_deref().unwrap_or_default(),
+            capacity: sub.capacity.as_ref().and_then(|asked| asked.requests.as_ref()),
             count: count(sub.allocation_mode.as_deref(), sub.count)?,
             admin: false,
             name,

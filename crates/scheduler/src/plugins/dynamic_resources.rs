@@ -113,10 +113,7 @@ impl DynamicResources {
                 .devices
                 .iter()
                 .flat_map(|devices| devices.results.iter().flatten());
-            for result in results.filter(|result| result.admin_access != Some(true)) {
-                let id = (result.driver.clone(), result.pool.clone(), result.device.clone());
-                taken.devices.insert(id);
-            }
+            results.for_each(|result| taken.add(result));
         };
         self.listers.resource_claims.find(|(_, claim)| {
             if let Some(allocation) = allocation(claim) {
@@ -680,6 +677,63 @@ mod tests {
         );
         assert_eq!(feasible(&plugin, &using(&["c"])).0, ["b"]);
         assert_eq!(feasible(&plugin, &using(&["d"])).0, ["a"]);
+    }
+
+    #[tokio::test]
+    async fn a_device_is_shared_until_its_capacity_is_used_up() {
+        let plugin = plugin();
+        let device = json!({"name": "g9", "allowMultipleAllocations": true, "attributes": {"model": {"string": "shared"}},
+            "capacity": {"memory": {"value": "10Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}}}});
+        let slice = json!({"metadata": {"name": "z"}, "spec": {"driver": "gpu.example.com", "nodeName": "c",
+            "pool": {"name": "z", "generation": 1, "resourceSliceCount": 1}, "devices": [device]}});
+        let slice = Arc::new(serde_json::from_value(slice).unwrap());
+        plugin.listers.slices.set(Key::new("", "z"), slice);
+        let memory = |amount: &str, count: i64| {
+            exactly(json!({"capacity": {"requests": {"memory": amount}}, "count": count}))
+        };
+        let c = node("c", json!({}), json!({}), json!({}));
+        let results = |devices: Value| {
+            add_claim(&plugin, "c", devices, json!({}));
+            let pod = using(&["c"]);
+            let (nodes, mut state) = feasible(&plugin, &pod);
+            if nodes != ["c"] {
+                return None;
+            }
+            plugin.reserve(&mut state, &pod, &c).unwrap();
+            plugin.unreserve(&state, &pod, "c");
+            let allocation = &state.read::<Claims>(NAME).unwrap().allocations[0];
+            Some(serde_json::to_value(allocation).unwrap()["devices"]["results"].clone())
+        };
+        assert_eq!(results(memory("11Gi", 1)), None);
+        assert_eq!(results(memory("6Gi", 2)), None);
+        let two = results(memory("2500Mi", 2)).unwrap();
+        for share in [&two[0], &two[1]] {
+            assert_eq!(
+                (&share["device"], &share["consumedCapacity"]),
+                (&json!("g9"), &json!({"memory": "3Gi"}))
+            );
+        }
+        assert!(two[0]["shareID"].is_string() && two[0]["shareID"] != two[1]["shareID"]);
+
+        // Once they are written, the rest is left.
+        add_claim(
+            &plugin,
+            "other",
+            memory("2500Mi", 2),
+            json!({"allocation": {"devices": {"results": two}}}),
+        );
+        assert_eq!(results(memory("5Gi", 1)), None);
+        let rest = results(memory("4Gi", 1)).unwrap();
+        assert_eq!(rest[0]["consumedCapacity"], json!({"memory": "4Gi"}));
+        // A capacity that no device has, and one that a device of its own does not have enough of.
+        assert_eq!(
+            results(exactly(json!({"capacity": {"requests": {"cores": "1"}}}))),
+            None
+        );
+        // Different devices are asked for, and there is one.
+        let mut distinct = memory("1Gi", 2);
+        distinct["constraints"] = json!([{"distinctAttribute": "gpu.example.com/model"}]);
+        assert_eq!(results(distinct), None);
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 
 mod default_binder;
 pub(crate) mod default_preemption;
+mod device_capacity;
 mod device_conditions;
 mod devices;
 mod domains;
