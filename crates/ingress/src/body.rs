@@ -1,0 +1,287 @@
+//! Bodies on their way through: streamed, never collected, with limits for their size and for how long either side may
+//! keep the other waiting.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+use tokio::time::{Instant, Sleep};
+
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A client that sends a body sends some of it within this time.
+const CLIENT_PAUSE: Duration = Duration::from_secs(60);
+/// As long may a backend be silent in the middle of its response.
+const BACKEND_PAUSE: Duration = Duration::from_secs(600);
+/// A client takes some of its response within this time.
+const STALLED: Duration = Duration::from_secs(60);
+
+#[derive(Debug, thiserror::Error)]
+enum BodyError {
+    #[error("the body is larger than {0} bytes")]
+    TooLarge(u64),
+    #[error("the client does not go on with its body")]
+    ClientPaused,
+    #[error("the backend does not go on with its response")]
+    BackendPaused,
+}
+
+/// Starts anew at every frame.
+#[derive(Default)]
+struct Pause(Option<Pin<Box<Sleep>>>);
+
+impl Pause {
+    /// Ready when `limit` has passed since the last `clear`.
+    fn poll(&mut self, limit: Duration, context: &mut Context<'_>) -> Poll<()> {
+        let sleep = self.0.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+        sleep.as_mut().poll(context)
+    }
+
+    fn clear(&mut self) {
+        self.0 = None;
+    }
+}
+
+/// The body of a client's request. It stays here until an endpoint reads of it, so that a request can be sent to
+/// another endpoint if the first one was not reached.
+#[derive(Clone)]
+pub struct RequestBody(Arc<Mutex<Shared>>);
+
+struct Shared {
+    incoming: Option<Incoming>,
+    /// Somebody began to read.
+    touched: bool,
+    last_read: Option<Instant>,
+    left: Option<u64>,
+    limit: u64,
+    /// What the client is told when its body cannot be passed on.
+    failed: Option<StatusCode>,
+}
+
+impl RequestBody {
+    pub fn new(incoming: Incoming, limit: Option<u64>) -> RequestBody {
+        RequestBody(Arc::new(Mutex::new(Shared {
+            incoming: Some(incoming),
+            touched: false,
+            last_read: None,
+            left: limit,
+            limit: limit.unwrap_or_default(),
+            failed: None,
+        })))
+    }
+
+    pub fn lend(&self) -> LentBody {
+        LentBody {
+            shared: self.clone(),
+            incoming: None,
+            pause: Pause::default(),
+        }
+    }
+
+    /// Whether it can be sent once more.
+    pub fn is_untouched(&self) -> bool {
+        !self.0.lock().touched
+    }
+
+    /// When the client last sent some of it.
+    pub fn last_read(&self) -> Option<Instant> {
+        self.0.lock().last_read
+    }
+
+    pub fn failed(&self) -> Option<StatusCode> {
+        self.0.lock().failed
+    }
+
+    fn fail(&self, status: StatusCode, error: impl Into<BoxError>) -> BoxError {
+        self.0.lock().failed = Some(status);
+        error.into()
+    }
+}
+
+/// The body as one endpoint gets it.
+pub struct LentBody {
+    shared: RequestBody,
+    incoming: Option<Incoming>,
+    pause: Pause,
+}
+
+impl Body for LentBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        if this.incoming.is_none() {
+            let mut shared = this.shared.0.lock();
+            shared.touched = true;
+            this.incoming = shared.incoming.take();
+        }
+        let Some(incoming) = &mut this.incoming else {
+            return Poll::Ready(None);
+        };
+        let Poll::Ready(frame) = Pin::new(incoming).poll_frame(context) else {
+            ready!(this.pause.poll(CLIENT_PAUSE, context));
+            let error = this
+                .shared
+                .fail(StatusCode::REQUEST_TIMEOUT, BodyError::ClientPaused);
+            return Poll::Ready(Some(Err(error)));
+        };
+        this.pause.clear();
+        Poll::Ready(match frame {
+            None => None,
+            // What cannot be read of the client is its fault.
+            Some(Err(error)) => Some(Err(this.shared.fail(StatusCode::BAD_REQUEST, error))),
+            Some(Ok(frame)) => {
+                let size = frame.data_ref().map_or(0, |data| data.len() as u64);
+                let mut shared = this.shared.0.lock();
+                shared.last_read = Some(Instant::now());
+                match shared.left {
+                    Some(left) if size > left => {
+                        let limit = shared.limit;
+                        drop(shared);
+                        let error = BodyError::TooLarge(limit);
+                        Some(Err(this.shared.fail(StatusCode::PAYLOAD_TOO_LARGE, error)))
+                    }
+                    left => {
+                        shared.left = left.map(|left| left - size);
+                        Some(Ok(frame))
+                    }
+                }
+            }
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.incoming {
+            Some(incoming) => incoming.is_end_stream(),
+            None => self
+                .shared
+                .0
+                .lock()
+                .incoming
+                .as_ref()
+                .is_none_or(Body::is_end_stream),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let shared = self.shared.0.lock();
+        let incoming = self.incoming.as_ref().or(shared.incoming.as_ref());
+        incoming.map_or(SizeHint::with_exact(0), Body::size_hint)
+    }
+}
+
+/// Since when a client could have taken more of its response.
+#[derive(Clone, Default)]
+pub struct Stall(Arc<Mutex<Option<Instant>>>);
+
+impl Stall {
+    pub fn deadline(&self) -> Option<Instant> {
+        self.0.lock().map(|since| since + STALLED)
+    }
+}
+
+/// What is to do when a response is over, however it ends: the number of bytes that were handed on.
+pub type AtEnd = Box<dyn FnOnce(u64) + Send>;
+
+/// The body of a response.
+pub struct ResponseBody {
+    kind: Kind,
+    stall: Stall,
+    pause: Pause,
+    sent: u64,
+    at_end: Option<AtEnd>,
+}
+
+enum Kind {
+    Text(Option<Bytes>),
+    Backend(Incoming),
+}
+
+impl ResponseBody {
+    pub fn text(text: impl Into<Bytes>) -> ResponseBody {
+        ResponseBody::new(Kind::Text(Some(text.into()).filter(|text| !text.is_empty())))
+    }
+
+    pub fn backend(incoming: Incoming) -> ResponseBody {
+        ResponseBody::new(Kind::Backend(incoming))
+    }
+
+    fn new(kind: Kind) -> ResponseBody {
+        ResponseBody {
+            kind,
+            stall: Stall::default(),
+            pause: Pause::default(),
+            sent: 0,
+            at_end: None,
+        }
+    }
+
+    pub fn watched(mut self, stall: Stall, at_end: AtEnd) -> ResponseBody {
+        self.stall = stall;
+        self.at_end = Some(at_end);
+        self
+    }
+}
+
+impl Drop for ResponseBody {
+    fn drop(&mut self) {
+        if let Some(at_end) = self.at_end.take() {
+            at_end(self.sent);
+        }
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        *this.stall.0.lock() = None;
+        let incoming = match &mut this.kind {
+            Kind::Text(text) => {
+                let text = text.take();
+                this.sent += text.as_ref().map_or(0, |text| text.len() as u64);
+                return Poll::Ready(text.map(|text| Ok(Frame::data(text))));
+            }
+            Kind::Backend(incoming) => incoming,
+        };
+        let Poll::Ready(frame) = Pin::new(incoming).poll_frame(context) else {
+            ready!(this.pause.poll(BACKEND_PAUSE, context));
+            return Poll::Ready(Some(Err(BodyError::BackendPaused.into())));
+        };
+        this.pause.clear();
+        if let Some(Ok(frame)) = &frame {
+            this.sent += frame.data_ref().map_or(0, |data| data.len() as u64);
+            *this.stall.0.lock() = Some(Instant::now());
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Text(text) => text.is_none(),
+            Kind::Backend(incoming) => incoming.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Text(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+            Kind::Backend(incoming) => incoming.size_hint(),
+        }
+    }
+}

@@ -1,0 +1,498 @@
+//! One request: found a route, sent to an endpoint of its backend, and its response handed back. Only backends of the
+//! table are ever dialled.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use http::header::{self, HeaderName};
+use http::request::Parts;
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::backend::{Backend, Protocol};
+use crate::body::{RequestBody, ResponseBody, Stall};
+use crate::connections::Slot;
+use crate::guard::{PendingUpgrade, Upgrade};
+use crate::headers::{self, Client};
+use crate::metrics::{Connected, Metrics, Refusal};
+use crate::table::{RouteOptions, RouteTable, normalized};
+use crate::tunnel;
+use crate::upstream::{SendError, Sent, Upstream};
+
+/// Endpoints that one request is sent to, if those before were not reached.
+const ATTEMPTS: usize = 3;
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// What all connections share.
+pub struct Proxy {
+    pub table: ArcSwap<RouteTable>,
+    pub metrics: Metrics,
+    pub upstream: Upstream,
+    /// Where redirects lead; `None`: there are none.
+    pub https_port: Option<u16>,
+    pub access_log: bool,
+    /// Connections that were handed to another protocol.
+    pub tunnels: TaskTracker,
+    /// Ends them.
+    pub abort: CancellationToken,
+}
+
+/// A connection of a client.
+pub struct Connection {
+    pub proxy: Arc<Proxy>,
+    pub client: Client,
+    pub slot: Slot,
+    /// HTTP/1.1 only.
+    pub upgrade: Option<Arc<Upgrade>>,
+    /// Held for its count.
+    pub _counted: Connected,
+}
+
+/// An answer that no backend gave.
+struct Refused {
+    status: StatusCode,
+    text: &'static str,
+    why: Option<Refusal>,
+}
+
+fn refused(status: StatusCode, text: &'static str, why: Refusal) -> Refused {
+    Refused {
+        status,
+        text,
+        why: Some(why),
+    }
+}
+
+fn malformed(text: &'static str) -> Refused {
+    refused(StatusCode::BAD_REQUEST, text, Refusal::Malformed)
+}
+
+/// Where a request wants to go.
+struct Target {
+    /// As it is sent on; empty for HTTP/1.0 without one.
+    host: HeaderValue,
+    /// Lower case, without a port.
+    name: String,
+    path: String,
+}
+
+/// For the access log.
+#[derive(Default)]
+struct Seen {
+    host: String,
+    backend: Option<Arc<Backend>>,
+    endpoint: Option<SocketAddr>,
+}
+
+impl Connection {
+    pub async fn answer(self: Arc<Self>, request: Request<Incoming>, stall: Stall) -> Response<ResponseBody> {
+        let began = Instant::now();
+        let in_use = self.slot.usage.request();
+        let (method, version) = (request.method().clone(), request.version());
+        let path = request.uri().path().to_owned();
+        let mut seen = Seen::default();
+        // The guard waits for the answer, whatever it is.
+        let asks = version == Version::HTTP_11 && request.headers().contains_key(header::UPGRADE);
+        let pending = self.upgrade.as_ref().filter(|_| asks).map(Upgrade::pending);
+        let (response, held) = match self.forward(request, pending, &mut seen).await {
+            Ok((response, held)) => (response, Some(held)),
+            Err(refused) => {
+                if let Some(why) = refused.why {
+                    self.proxy.metrics.refused(why);
+                }
+                (text_response(refused.status, refused.text), None)
+            }
+        };
+        let status = response.status();
+        let at_end = Box::new(move |sent: u64| {
+            let elapsed = began.elapsed();
+            let metrics = &self.proxy.metrics;
+            metrics.answered(&method, version, status, elapsed.as_secs_f64());
+            if self.proxy.access_log {
+                let backend = seen.backend.as_ref().map(|backend| &backend.key);
+                let service = backend.map(|key| format!("{}/{}:{}", key.namespace, key.service, key.port));
+                tracing::info!(
+                    target: "skiff_ingress::access",
+                    client = %self.client.address.to_canonical(),
+                    tls = self.client.tls,
+                    %method,
+                    host = seen.host,
+                    path,
+                    status = status.as_u16(),
+                    bytes = sent,
+                    milliseconds = elapsed.as_millis(),
+                    service = service.unwrap_or_default(),
+                    endpoint = seen.endpoint.map(|address| address.to_string()).unwrap_or_default(),
+                    "request"
+                );
+            }
+            drop((in_use, held));
+        });
+        response.map(|body| body.watched(stall, at_end))
+    }
+
+    async fn forward(
+        self: &Arc<Self>,
+        mut request: Request<Incoming>,
+        pending: Option<PendingUpgrade>,
+        seen: &mut Seen,
+    ) -> Result<(Response<ResponseBody>, Box<dyn Send + Sync>), Refused> {
+        let target = target(&request)?;
+        seen.host.clone_from(&target.name);
+        let table = self.proxy.table.load_full();
+        let Some(route) = table.find(&target.name, &target.path) else {
+            return Err(refused(
+                StatusCode::NOT_FOUND,
+                "404 page not found\n",
+                Refusal::NoRoute,
+            ));
+        };
+        if let Some(port) = self
+            .proxy
+            .https_port
+            .filter(|_| route.options.redirect_to_https && !self.client.tls)
+        {
+            return redirect(&request, &target.name, port).map(|response| (response, Box::new(()) as _));
+        }
+        let options = route.options.clone();
+        let Some(backend) = route.backend.clone() else {
+            return Err(unavailable());
+        };
+        drop(table);
+        seen.backend = Some(backend.clone());
+        let Some(entered) = backend.enter() else {
+            return Err(refused(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "503 the service has too many requests\n",
+                Refusal::BackendFull,
+            ));
+        };
+        let too_large = |limit: u64| content_length(request.headers()).is_some_and(|length| length > limit);
+        if options.max_body.is_some_and(too_large) {
+            return Err(Refused {
+                status: StatusCode::PAYLOAD_TOO_LARGE,
+                text: "413 the body is too large\n",
+                why: None,
+            });
+        }
+        let protocol = upgrade_protocol(&request).filter(|_| backend.protocol == Protocol::Http1);
+        let near = pending.is_some().then(|| hyper::upgrade::on(&mut request));
+        let (mut parts, body) = request.into_parts();
+        let te = headers::has_token(&parts.headers, &header::TE, "trailers");
+        prepare(&mut parts, self.client, &target, protocol.as_ref());
+        if te && backend.protocol == Protocol::Http2 {
+            parts
+                .headers
+                .insert(header::TE, HeaderValue::from_static("trailers"));
+        }
+        let body = RequestBody::new(body, options.max_body);
+        let sent = self
+            .send(&backend, &parts, &body, &target, &options, seen)
+            .await?;
+        let Sent { mut response, stream } = sent;
+        let held = Box::new((entered, stream));
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let (Some(protocol), Some(near), Some(pending)) = (protocol, near, pending) else {
+                return Err(bad_gateway());
+            };
+            let far = hyper::upgrade::on(&mut response);
+            return Ok((
+                self.switch(response, protocol, near, far, pending, held),
+                Box::new(()),
+            ));
+        }
+        headers::remove_hop_by_hop(response.headers_mut());
+        *response.version_mut() = parts.version;
+        Ok((response.map(ResponseBody::backend), held))
+    }
+
+    /// Sends the request, to another endpoint if the first is not reached.
+    async fn send(
+        &self,
+        backend: &Arc<Backend>,
+        parts: &Parts,
+        body: &RequestBody,
+        target: &Target,
+        options: &RouteOptions,
+        seen: &mut Seen,
+    ) -> Result<Sent, Refused> {
+        let authority = Authority::try_from(target.host.as_bytes());
+        let authority = authority.unwrap_or_else(|_| Authority::from_static("localhost"));
+        let mut tried: Vec<SocketAddr> = Vec::new();
+        for attempt in 1..=ATTEMPTS {
+            let pick = |tried: &[SocketAddr]| backend.pick(tried, rand::random(), Instant::now());
+            // All failed: the first may have been a connection that was just closing.
+            let endpoint = pick(&tried).or_else(|| pick(&[])).ok_or_else(unavailable)?;
+            seen.endpoint = Some(endpoint.address);
+            if attempt > 1 {
+                self.proxy.metrics.retried();
+            }
+            let mut request = Request::new(body.lend());
+            *request.method_mut() = parts.method.clone();
+            *request.uri_mut() = parts.uri.clone();
+            *request.headers_mut() = parts.headers.clone();
+            let sending = self
+                .proxy
+                .upstream
+                .send(&endpoint, backend.protocol, request, &authority);
+            let Some(sent) = in_time(sending, body, options.response_timeout).await else {
+                return Err(Refused {
+                    status: StatusCode::GATEWAY_TIMEOUT,
+                    text: "504 the service does not respond\n",
+                    why: None,
+                });
+            };
+            let error = match sent {
+                Ok(sent) => return Ok(sent),
+                Err(error) => error,
+            };
+            tracing::debug!(%error, endpoint = %endpoint.address, "a request failed");
+            if let Some(status) = body.failed() {
+                return Err(Refused {
+                    status,
+                    text: "the body of the request cannot be read\n",
+                    why: None,
+                });
+            }
+            let again = match error {
+                SendError::Connect(_) => true,
+                // It may have been seen, so it must do no harm to be seen twice.
+                SendError::Broken(_) => is_repeatable(&parts.method),
+            };
+            if !again || !body.is_untouched() {
+                break;
+            }
+            tried.push(endpoint.address);
+        }
+        Err(bad_gateway())
+    }
+
+    /// Joins the client with the endpoint in the protocol that both agreed on.
+    fn switch(
+        self: &Arc<Self>,
+        mut response: Response<Incoming>,
+        protocol: HeaderValue,
+        near: OnUpgrade,
+        far: OnUpgrade,
+        pending: PendingUpgrade,
+        held: Box<dyn Send + Sync>,
+    ) -> Response<ResponseBody> {
+        let named = response.headers().get(header::UPGRADE).cloned();
+        let headers = response.headers_mut();
+        headers::remove_hop_by_hop(headers);
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, named.unwrap_or(protocol));
+        pending.accept();
+        let (abort, in_use) = (self.proxy.abort.clone(), self.slot.usage.request());
+        // The connection counts for as long as there is the tunnel.
+        let connection = self.clone();
+        self.proxy.tunnels.spawn(async move {
+            let _held = (held, in_use, connection);
+            tokio::select! {
+                ended = tunnel::join(near, far) => {
+                    if let Err(error) = ended {
+                        tracing::debug!(%error, "a tunnel ended");
+                    }
+                }
+                () = abort.cancelled() => {}
+            }
+        });
+        let (parts, _) = response.into_parts();
+        Response::from_parts(parts, ResponseBody::text(""))
+    }
+}
+
+/// What `sending` answers, within `limit` of the last that was read of the client's body.
+async fn in_time<F: Future>(sending: F, body: &RequestBody, limit: Option<Duration>) -> Option<F::Output> {
+    let mut sending = std::pin::pin!(sending);
+    let Some(limit) = limit else {
+        return Some(sending.await);
+    };
+    let began = tokio::time::Instant::now();
+    let deadline = || body.last_read().unwrap_or(began).max(began) + limit;
+    loop {
+        let sent = tokio::time::timeout_at(deadline(), sending.as_mut()).await;
+        match sent {
+            Ok(sent) => return Some(sent),
+            Err(_) if deadline() > tokio::time::Instant::now() => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+fn unavailable() -> Refused {
+    refused(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "503 no endpoint of the service is ready\n",
+        Refusal::NoEndpoint,
+    )
+}
+
+fn bad_gateway() -> Refused {
+    Refused {
+        status: StatusCode::BAD_GATEWAY,
+        text: "502 the service gave no response\n",
+        why: None,
+    }
+}
+
+fn text_response(status: StatusCode, text: &'static str) -> Response<ResponseBody> {
+    let mut response = Response::new(ResponseBody::text(text));
+    *response.status_mut() = status;
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, plain);
+    response
+}
+
+/// Checks what the guard cannot see, and what HTTP/2 says.
+fn target(request: &Request<Incoming>) -> Result<Target, Refused> {
+    let (uri, headers) = (request.uri(), request.headers());
+    if matches!(*request.method(), Method::CONNECT | Method::TRACE) {
+        return Err(Refused {
+            status: StatusCode::METHOD_NOT_ALLOWED,
+            text: "405 method not allowed\n",
+            why: Some(Refusal::Malformed),
+        });
+    }
+    if headers.get_all(header::CONTENT_LENGTH).iter().count() > 1 {
+        return Err(malformed("400 more than one Content-Length\n"));
+    }
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let (host, second) = (hosts.next(), hosts.next());
+    let authority = uri.authority().map(Authority::as_str);
+    let same = |host: &HeaderValue| {
+        authority.is_none_or(|name| host.as_bytes().eq_ignore_ascii_case(name.as_bytes()))
+    };
+    if second.is_some() || !host.is_none_or(same) {
+        return Err(malformed("400 the request names two hosts\n"));
+    }
+    let host = match (host, authority) {
+        (Some(host), _) => host.clone(),
+        (None, Some(authority)) => {
+            HeaderValue::try_from(authority).map_err(|_| malformed("400 malformed host\n"))?
+        }
+        (None, None) => HeaderValue::from_static(""),
+    };
+    let name = host_name(&host).ok_or_else(|| malformed("400 malformed host\n"))?;
+    let path = normalized(uri.path()).ok_or_else(|| malformed("400 malformed path\n"))?;
+    Ok(Target { host, name, path })
+}
+
+/// The host in lower case, without its port and the dot at its end.
+fn host_name(host: &HeaderValue) -> Option<String> {
+    let text = host.to_str().ok()?;
+    let name = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (address, port) = rest.split_once(']')?;
+            address.parse::<std::net::Ipv6Addr>().ok()?;
+            is_port(port).then_some(address)?
+        }
+        None => match text.split_once(':') {
+            Some((name, port)) => (!port.contains(':') && is_port(&format!(":{port}"))).then_some(name)?,
+            None => text,
+        },
+    };
+    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
+    let name = name.strip_suffix('.').unwrap_or(name);
+    name.bytes().all(sound).then(|| name.to_ascii_lowercase())
+}
+
+/// Nothing, or a colon and a port.
+fn is_port(text: &str) -> bool {
+    text.is_empty()
+        || text
+            .strip_prefix(':')
+            .is_some_and(|port| port.len() <= 5 && port.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+fn is_repeatable(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
+}
+
+/// The protocol that a client of HTTP/1.1 wants to go on with. HTTP/2 is not one of them: backends that speak it are
+/// spoken to in it.
+fn upgrade_protocol(request: &Request<Incoming>) -> Option<HeaderValue> {
+    let headers = request.headers();
+    let protocol = headers.get(header::UPGRADE)?;
+    let wanted = request.version() == Version::HTTP_11
+        && headers::has_token(headers, &header::CONNECTION, "upgrade")
+        && !headers::has_token(headers, &header::UPGRADE, "h2c");
+    wanted.then(|| protocol.clone())
+}
+
+/// Makes the client's headers those that the endpoint gets.
+fn prepare(parts: &mut Parts, client: Client, target: &Target, protocol: Option<&HeaderValue>) {
+    let headers = &mut parts.headers;
+    headers::remove_hop_by_hop(headers);
+    // The proxy answers it itself.
+    headers.remove(header::EXPECT);
+    headers::set_forwarded(headers, client, &target.host);
+    headers.insert(header::HOST, target.host.clone());
+    if !headers.contains_key(&REQUEST_ID) {
+        let id = format!("{:032x}", rand::random::<u128>());
+        if let Ok(id) = HeaderValue::try_from(id) {
+            headers.insert(REQUEST_ID, id);
+        }
+    }
+    if let Some(protocol) = protocol {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, protocol.clone());
+    }
+}
+
+fn redirect(request: &Request<Incoming>, name: &str, port: u16) -> Result<Response<ResponseBody>, Refused> {
+    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+    let name = if name.contains(':') {
+        format!("[{name}]")
+    } else {
+        name.to_owned()
+    };
+    let location = match port {
+        443 => format!("https://{name}{path}"),
+        port => format!("https://{name}:{port}{path}"),
+    };
+    let location = HeaderValue::try_from(location).map_err(|_| malformed("400 malformed path\n"))?;
+    let mut response = text_response(StatusCode::PERMANENT_REDIRECT, "308 permanent redirect\n");
+    response.headers_mut().insert(header::LOCATION, location);
+    Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_names_without_ports() {
+        for (host, expected) in [
+            ("A.Example", Some("a.example")),
+            ("a.example.:8080", Some("a.example")),
+            ("10.0.0.1:80", Some("10.0.0.1")),
+            ("[fd00::1]:80", Some("fd00::1")),
+            ("[fd00::1]", Some("fd00::1")),
+            ("", Some("")),
+            ("a:b", None),
+            ("a:1:2", None),
+            ("a:123456", None),
+            ("[a]", None),
+            ("[::1", None),
+            ("[::1]x", None),
+            ("a b", None),
+            ("a/b", None),
+            ("a@b", None),
+            ("*.example", None),
+        ] {
+            let value = HeaderValue::from_str(host).expect("a value");
+            assert_eq!(host_name(&value).as_deref(), expected, "{host}");
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! The route table: which backend answers a host and a path. It is pure, and knows no Kubernetes object: Ingresses
+//! are compiled into it (see `compile`), and other kinds of routes can be.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::Backend;
+
+/// How a route's path is compared with a request's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PathMatch {
+    Exact(String),
+    /// By elements: `/a` matches `/a` and `/a/b`, not `/ab`. Kept without the slash at its end.
+    Prefix(String),
+}
+
+impl PathMatch {
+    pub fn exact(path: &str) -> PathMatch {
+        PathMatch::Exact(path.to_owned())
+    }
+
+    pub fn prefix(path: &str) -> PathMatch {
+        PathMatch::Prefix(path.trim_end_matches('/').to_owned())
+    }
+
+    fn matches(&self, path: &str) -> bool {
+        match self {
+            PathMatch::Exact(exact) => path == exact,
+            PathMatch::Prefix(prefix) => path
+                .strip_prefix(prefix.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
+        }
+    }
+
+    /// What is more specific comes first: the longer path, and an exact one before a prefix of its length.
+    fn rank(&self) -> (usize, bool) {
+        match self {
+            PathMatch::Exact(path) => (path.len(), true),
+            // `/` is kept as nothing, but is as long as the exact one.
+            PathMatch::Prefix(path) => (path.len().max(1), false),
+        }
+    }
+}
+
+/// What holds for the requests of a route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteOptions {
+    /// Requests without TLS are redirected.
+    pub redirect_to_https: bool,
+    /// Bytes of a request's body; `None`: any number.
+    pub max_body: Option<u64>,
+    /// From the end of the request to the head of the backend's response; `None`: as long as it takes.
+    pub response_timeout: Option<Duration>,
+}
+
+impl Default for RouteOptions {
+    fn default() -> Self {
+        RouteOptions {
+            redirect_to_https: false,
+            max_body: None,
+            response_timeout: Some(Duration::from_secs(60)),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Route {
+    pub path: PathMatch,
+    /// `None`: what the route names cannot be reached (503).
+    pub backend: Option<Arc<Backend>>,
+    pub options: RouteOptions,
+}
+
+/// For which hosts a route is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum HostMatch {
+    /// Lower case.
+    Exact(String),
+    /// `*.example.com` is kept as `example.com`, and matches one more label.
+    Wildcard(String),
+    Any,
+}
+
+impl HostMatch {
+    /// Of an Ingress rule or a TLS host.
+    pub fn parse(host: &str) -> HostMatch {
+        let host = host.to_ascii_lowercase();
+        match host.strip_prefix("*.") {
+            _ if host.is_empty() => HostMatch::Any,
+            Some(parent) => HostMatch::Wildcard(parent.to_owned()),
+            None => HostMatch::Exact(host),
+        }
+    }
+}
+
+/// Routes by host. The most specific host that has routes decides; a path that it does not have is not looked for
+/// elsewhere.
+#[derive(Clone, Debug, Default)]
+pub struct RouteTable {
+    hosts: HashMap<HostMatch, Vec<Route>>,
+    /// For what matches nothing.
+    fallback: Option<Route>,
+    routes: usize,
+}
+
+impl RouteTable {
+    /// Adds a route unless the host has one of the same path; false if it has.
+    pub fn add(&mut self, host: HostMatch, route: Route) -> bool {
+        let routes = self.hosts.entry(host).or_default();
+        if routes.iter().any(|other| other.path == route.path) {
+            return false;
+        }
+        let place = routes.partition_point(|other| other.path.rank() >= route.path.rank());
+        routes.insert(place, route);
+        self.routes += 1;
+        true
+    }
+
+    /// Makes the host known, so that what it has no route for is not found elsewhere.
+    pub fn add_host(&mut self, host: HostMatch) {
+        self.hosts.entry(host).or_default();
+    }
+
+    /// False if there is one.
+    pub fn set_fallback(&mut self, route: Route) -> bool {
+        if self.fallback.is_some() {
+            return false;
+        }
+        self.fallback = Some(route);
+        true
+    }
+
+    pub fn len(&self) -> usize {
+        self.routes + usize::from(self.fallback.is_some())
+    }
+
+    /// `host` is in lower case and without a port; `path` as [`normalized`].
+    pub fn find(&self, host: &str, path: &str) -> Option<&Route> {
+        let routes = self.routes_of(host).unwrap_or_default();
+        routes
+            .iter()
+            .find(|route| route.path.matches(path))
+            .or(self.fallback.as_ref())
+    }
+
+    fn routes_of(&self, host: &str) -> Option<&[Route]> {
+        let exact = || self.hosts.get(&HostMatch::Exact(host.to_owned()));
+        let wildcard = || {
+            let (first, parent) = host.split_once('.')?;
+            let key = HostMatch::Wildcard(parent.to_owned());
+            self.hosts.get(&key).filter(|_| !first.is_empty())
+        };
+        let found = exact()
+            .or_else(wildcard)
+            .or_else(|| self.hosts.get(&HostMatch::Any));
+        found.map(Vec::as_slice)
+    }
+}
+
+/// The path as routes are compared with it: escapes of characters that need none are resolved, so that `/%61dmin` does
+/// not pass by a route for `/admin`. `None` for paths with dot segments, which a backend may read as another path
+/// than the one that was matched, and for escapes that cannot be read.
+pub fn normalized(path: &str) -> Option<String> {
+    let mut text = Vec::with_capacity(path.len());
+    let mut bytes = path.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            text.push(byte);
+            continue;
+        }
+        let digits = [bytes.next()?, bytes.next()?];
+        let value = hex(digits[0])? << 4 | hex(digits[1])?;
+        if value.is_ascii_alphanumeric() || b"-._~".contains(&value) {
+            text.push(value);
+        } else {
+            text.push(b'%');
+            text.extend(digits.map(|digit| digit.to_ascii_uppercase()));
+        }
+    }
+    let text = String::from_utf8(text).ok()?;
+    let dots = |segment: &str| segment == "." || segment == "..";
+    (text.starts_with('/') && !text.split('/').any(dots)).then_some(text)
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit)
+        .to_digit(16)
+        .and_then(|value| u8::try_from(value).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(path: PathMatch) -> Route {
+        Route {
+            path,
+            backend: None,
+            options: RouteOptions::default(),
+        }
+    }
+
+    /// Routes as `host=path` or `host!path` for exact ones; `/…` alone is for any host.
+    fn table(routes: &[&str]) -> RouteTable {
+        let mut table = RouteTable::default();
+        for text in routes {
+            let at = text.find(['=', '!']).expect("host=path");
+            let (host, path) = (&text[..at], &text[at + 1..]);
+            let path = match text.as_bytes()[at] {
+                b'=' => PathMatch::prefix(path),
+                _ => PathMatch::exact(path),
+            };
+            table.add(HostMatch::parse(host), route(path));
+        }
+        table
+    }
+
+    #[test]
+    fn the_most_specific_route_wins() {
+        let table = table(&[
+            "a.example=/",
+            "a.example=/foo",
+            "a.example!/foo",
+            "a.example=/foo/bar/",
+            "*.example=/wild",
+            "=/any",
+        ]);
+        let check = |host: &str, path: &str, expected: Option<PathMatch>| {
+            let found = table.find(host, path).map(|route| route.path.clone());
+            assert_eq!(found, expected, "{host}{path}");
+        };
+        check("a.example", "/foo", Some(PathMatch::exact("/foo")));
+        check("a.example", "/foo/", Some(PathMatch::prefix("/foo")));
+        check("a.example", "/foobar", Some(PathMatch::prefix("/")));
+        check("a.example", "/foo/bar", Some(PathMatch::prefix("/foo/bar")));
+        check("a.example", "/foo/bar/x", Some(PathMatch::prefix("/foo/bar")));
+        check("b.example", "/wild/x", Some(PathMatch::prefix("/wild")));
+        check("b.example", "/any", None);
+        check("c.b.example", "/wild", None);
+        check("c.b.example", "/any", Some(PathMatch::prefix("/any")));
+        check(".example", "/wild", None);
+        check("example", "/any/x", Some(PathMatch::prefix("/any")));
+    }
+
+    #[test]
+    fn prefixes_match_by_elements_as_the_api_says() {
+        for (prefix, path, expected) in [
+            ("/", "/any", true),
+            ("/foo", "/foo", true),
+            ("/foo", "/foo/", true),
+            ("/foo/", "/foo", true),
+            ("/foo/", "/foo/", true),
+            ("/aaa/bb", "/aaa/bbb", false),
+            ("/aaa/bbb", "/aaa/bbb", true),
+            ("/aaa/bbb/", "/aaa/bbb", true),
+            ("/aaa/bbb", "/aaa/bbb/ccc", true),
+            ("/aaa/bbb", "/aaa/bbbxyz", false),
+            ("/foo", "/FOO", false),
+        ] {
+            assert_eq!(
+                PathMatch::prefix(prefix).matches(path),
+                expected,
+                "{prefix} {path}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_first_of_two_equal_routes_stays() {
+        let mut table = table(&["a=/x"]);
+        assert!(!table.add(HostMatch::parse("A"), route(PathMatch::prefix("/x/"))));
+        assert!(table.add(HostMatch::parse("a"), route(PathMatch::exact("/x"))));
+        assert_eq!(table.len(), 2);
+    }
+
+    #[test]
+    fn a_known_host_falls_back_to_the_default_only() {
+        let mut table = table(&["a=/x", "=/"]);
+        assert!(table.find("a", "/y").is_none());
+        assert!(table.set_fallback(route(PathMatch::exact("fallback"))));
+        assert!(!table.set_fallback(route(PathMatch::prefix("/"))));
+        let found = table.find("a", "/y").map(|route| route.path.clone());
+        assert_eq!(found, Some(PathMatch::exact("fallback")));
+    }
+
+    #[test]
+    fn paths_are_compared_without_needless_escapes() {
+        for (path, expected) in [
+            ("/a/b", Some("/a/b")),
+            ("/%61dmin", Some("/admin")),
+            ("/a%2fb", Some("/a%2Fb")),
+            ("/a//b", Some("/a//b")),
+            ("/..a/b..", Some("/..a/b..")),
+            ("/a/../b", None),
+            ("/a/%2e%2E/b", None),
+            ("/a/.", None),
+            ("/%4", None),
+            ("/%zz", None),
+            ("*", None),
+            ("", None),
+        ] {
+            assert_eq!(normalized(path).as_deref(), expected, "{path}");
+        }
+    }
+}
