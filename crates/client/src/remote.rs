@@ -2,7 +2,10 @@
 //!
 //! There may be several servers. A connection goes to the one that served last; if that does not answer within
 //! [`STAGGER`], the next one is tried beside it, and the first that answers is kept. Connections that die without a word
-//! are found by pings. Watches and retries are their callers' business: a broken connection is an error to them.
+//! are found by pings, within a second where there is another server ([`silence`]). Watches and retries are their callers'
+//! business: a broken connection is an error to them.
+
+mod silence;
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,6 +30,7 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::{BoxError, Service};
 
 use crate::marks;
@@ -35,7 +39,8 @@ use crate::marks;
 const STAGGER: Duration = Duration::from_millis(300);
 /// How long a connection and its handshake may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A connection that has something open is pinged this often, and given up if the answer takes this long.
+/// The connection to an only server is pinged this often while it has something open. Any is given up if the answer takes
+/// this long.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -154,6 +159,8 @@ impl Remote {
             list: RwLock::new(servers),
             preferred: AtomicUsize::new(0),
             tls: TlsConnector::from(Arc::new(tls)),
+            changes: silence::Changes::default(),
+            open: RwLock::new(CancellationToken::new()),
         }));
         Remote {
             inner: Arc::new(Inner {
@@ -197,13 +204,21 @@ impl Remote {
         *self.inner.pool.write() = pool(&self.inner.connector);
     }
 
-    /// Replaces the list of servers; connections that are open stay.
+    /// Replaces the list of servers. Connections that are open stay, except when the only server gets company: they
+    /// would not notice its silence.
     pub fn set_servers(&self, servers: Vec<ServerAddress>) {
         let shared = &self.inner.connector.0;
+        let had_choice = shared.has_choice();
         let mut list = shared.list.write();
-        if *list != servers {
-            shared.preferred.store(0, Ordering::Relaxed);
-            *list = servers;
+        if *list == servers {
+            return;
+        }
+        shared.preferred.store(0, Ordering::Relaxed);
+        *list = servers;
+        drop(list);
+        if shared.has_choice() != had_choice {
+            self.reconnect();
+            std::mem::take(&mut *shared.open.write()).cancel();
         }
     }
 
@@ -214,11 +229,16 @@ impl Remote {
 }
 
 fn pool(connector: &Connector) -> Pool {
+    let (interval, is_watched) = match connector.0.has_choice() {
+        true => (silence::PING_INTERVAL, true),
+        false => (PING_INTERVAL, false),
+    };
     legacy::Client::builder(TokioExecutor::new())
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
-        .http2_keep_alive_interval(PING_INTERVAL)
+        .http2_keep_alive_interval(interval)
         .http2_keep_alive_timeout(PING_TIMEOUT)
+        .http2_keep_alive_while_idle(is_watched)
         .build(connector.clone())
 }
 
@@ -228,16 +248,33 @@ struct Servers {
     /// The place in the list of the server that answered last.
     preferred: AtomicUsize,
     tls: TlsConnector,
+    changes: silence::Changes,
+    /// Cancelled to close all connections. A leaf lock.
+    open: RwLock<CancellationToken>,
 }
 
 impl Servers {
+    fn has_choice(&self) -> bool {
+        self.list.read().len() > 1
+    }
+
+    /// New connections go to the server at this place first, which is named.
+    fn prefer(&self, place: usize) -> String {
+        self.preferred.store(place, Ordering::Relaxed);
+        self.list
+            .read()
+            .get(place)
+            .map(ToString::to_string)
+            .unwrap_or_default()
+    }
+
     /// What requests name as their host. One name for all servers: the pool keeps connections by it.
     fn authority(&self) -> Option<Authority> {
         let list = self.list.read();
         Authority::try_from(list.first()?.authority()).ok()
     }
 
-    async fn connect(&self) -> Result<TlsStream<TcpStream>, ConnectError> {
+    async fn connect(&self) -> Result<(ServerAddress, TlsStream<TcpStream>), ConnectError> {
         let list = self.list.read().clone();
         let first = self.preferred.load(Ordering::Relaxed);
         let (mut attempts, mut next) = (FuturesUnordered::new(), 0);
@@ -258,7 +295,7 @@ impl Servers {
                 Some((place, attempt)) = attempts.next() => match attempt {
                     Ok(stream) => {
                         self.preferred.store(place, Ordering::Relaxed);
-                        return Ok(stream);
+                        return Ok((list[place].clone(), stream));
                     }
                     Err(error) => failure = error,
                 },
@@ -313,19 +350,40 @@ impl Service<Uri> for Connector {
 
     fn call(&mut self, _: Uri) -> Self::Future {
         let servers = self.0.clone();
-        Box::pin(async move { servers.connect().await.map(|stream| Io(TokioIo::new(stream))) })
+        Box::pin(async move {
+            let is_watched = servers.has_choice();
+            let closed = servers.open.read().child_token();
+            let (server, stream) = servers.connect().await?;
+            let pulse = silence::Pulse::new(closed.clone());
+            if is_watched && is_http2(&stream) {
+                let watching = silence::watch(Arc::downgrade(&servers), server, Arc::downgrade(&pulse));
+                tokio::spawn(watching);
+            }
+            Ok(Io {
+                stream: TokioIo::new(stream),
+                pulse,
+                closed: Box::pin(closed.cancelled_owned()),
+            })
+        })
     }
 }
 
+fn is_http2(stream: &TlsStream<TcpStream>) -> bool {
+    stream.get_ref().1.alpn_protocol() == Some(b"h2")
+}
+
 /// A connection as hyper wants it.
-struct Io(TokioIo<TlsStream<TcpStream>>);
+struct Io {
+    stream: TokioIo<TlsStream<TcpStream>>,
+    pulse: Arc<silence::Pulse>,
+    closed: Pin<Box<WaitForCancellationFutureOwned>>,
+}
 
 impl Connection for Io {
     fn connected(&self) -> Connected {
-        let (_, session) = self.0.inner().get_ref();
-        match session.alpn_protocol() {
-            Some(b"h2") => Connected::new().negotiated_h2(),
-            _ => Connected::new(),
+        match is_http2(self.stream.inner()) {
+            true => Connected::new().negotiated_h2(),
+            false => Connected::new(),
         }
     }
 }
@@ -336,7 +394,15 @@ impl hyper::rt::Read for Io {
         context: &mut Context<'_>,
         buffer: hyper::rt::ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(context, buffer)
+        if self.closed.as_mut().poll(context).is_ready() {
+            let why = "the server was silent, or others are to be used";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, why)));
+        }
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if read.is_ready() {
+            self.pulse.hear();
+        }
+        read
     }
 }
 
@@ -346,15 +412,15 @@ impl hyper::rt::Write for Io {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(context, bytes)
+        Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
+        Pin::new(&mut self.stream).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 

@@ -119,6 +119,102 @@ async fn another_server_takes_over() {
     assert!(matches!(refused, ConnectError::Tcp { .. }), "{refused:?}");
 }
 
+/// Passes connections on to a server until it is frozen: then nothing comes through, and nothing ends.
+struct Relay {
+    address: ServerAddress,
+    frozen: tokio::sync::watch::Sender<bool>,
+    _task: tokio_util::task::AbortOnDropHandle<()>,
+}
+
+impl Relay {
+    async fn to(server: &ServerAddress) -> Relay {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().into();
+        let (frozen, frozen_now) = tokio::sync::watch::channel(false);
+        let server = server.authority();
+        let task = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            loop {
+                let (mut near, _) = listener.accept().await.unwrap();
+                let (server, mut frozen) = (server.clone(), frozen_now.clone());
+                connections.spawn(async move {
+                    let mut far = tokio::net::TcpStream::connect(server).await.unwrap();
+                    tokio::select! {
+                        biased;
+                        _ = frozen.wait_for(|frozen| *frozen) => {}
+                        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => return,
+                    }
+                    std::future::pending::<()>().await;
+                });
+            }
+        });
+        Relay {
+            address,
+            frozen,
+            _task: tokio_util::task::AbortOnDropHandle::new(task),
+        }
+    }
+}
+
+/// Answers `/wait` never.
+fn patient(name: &'static str) -> Handler {
+    Arc::new(move |path, client| match path {
+        "/wait" => StreamBody::new(futures::stream::pending()).boxed_unsync(),
+        _ => named(name)("", client),
+    })
+}
+
+/// What is open at a server that falls silent fails with the reason, and what comes then goes to the other one.
+#[tokio::test]
+async fn a_silent_server_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let pki = Pki::open(dir.path()).unwrap();
+    let (first, second) = (
+        serve(&pki, "a", patient("first")).await,
+        serve(&pki, "b", patient("second")).await,
+    );
+    let relay = Relay::to(&first.address).await;
+    let tls = skiff_pki::client_config(pki.ca_certificate(), None).unwrap();
+    let remote = Remote::new(vec![relay.address.clone()], tls);
+    let client = remote.client("test");
+    assert_eq!(ask(&client).await.unwrap()["server"], "first");
+    // From now on there is a choice.
+    remote.set_servers(vec![relay.address.clone(), second.address.clone()]);
+    assert_eq!(ask(&client).await.unwrap()["server"], "first");
+    let request = Request::get("/wait").body(kube::client::Body::empty()).unwrap();
+    let mut open = client.send(request).await.unwrap().into_body();
+    // A server that answers pings is not silent, however long a request takes.
+    let early = tokio::time::timeout(Duration::from_secs(2), open.frame()).await;
+    assert!(early.is_err(), "it ended");
+    relay.frozen.send(true).unwrap();
+    let ended = tokio::time::timeout(PATIENCE, open.frame()).await.unwrap();
+    let mut why = String::new();
+    let failure = ended.unwrap().unwrap_err();
+    let mut cause: Option<&dyn std::error::Error> = Some(&failure);
+    while let Some(error) = cause {
+        why += &format!("{error}; ");
+        cause = error.source();
+    }
+    assert!(why.contains("the server was silent"), "{why}");
+    assert_eq!(ask(&client).await.unwrap()["server"], "second");
+}
+
+/// With nowhere to go, a connection is given as long as before.
+#[tokio::test]
+async fn an_only_server_may_be_silent() {
+    let dir = tempfile::tempdir().unwrap();
+    let pki = Pki::open(dir.path()).unwrap();
+    let server = serve(&pki, "a", patient("a")).await;
+    let relay = Relay::to(&server.address).await;
+    let tls = skiff_pki::client_config(pki.ca_certificate(), None).unwrap();
+    let remote = Remote::new(vec![relay.address.clone()], tls);
+    let request = Request::get("/wait").body(kube::client::Body::empty()).unwrap();
+    let mut open = remote.client("test").send(request).await.unwrap().into_body();
+    relay.frozen.send(true).unwrap();
+    let early = tokio::time::timeout(Duration::from_secs(2), open.frame()).await;
+    assert!(early.is_err(), "it ended");
+}
+
 #[tokio::test]
 async fn new_connections_show_the_renewed_certificate() {
     let dir = tempfile::tempdir().unwrap();

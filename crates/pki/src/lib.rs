@@ -15,11 +15,12 @@ pub use live::LiveIdentity;
 pub use renew::{Renewed, Renewer};
 pub use request::{
     KeyRequest, NODE_CLIENT, NODE_SERVER, NodePki, ServingIdentity, authority_hash, pinned_authorities,
+    self_signed,
 };
 pub use sign::{CertificateOrder, SigningAuthority};
 pub use tls::{
-    ClientAuthority, api_client_config, asking_server_config, chain, client_config, insecure_client_config,
-    pinning_client_config, server_config,
+    ClientAuthority, api_client_config, asking_server_config, certified, chain, client_config,
+    insecure_client_config, pinning_client_config, server_config,
 };
 
 use rcgen::{

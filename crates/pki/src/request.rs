@@ -6,14 +6,16 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use rcgen::{
-    CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair, PKCS_ECDSA_P256_SHA256,
+    PublicKeyData, SanType,
 };
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
 
 use crate::facts::CertificateFacts;
-use crate::{Error, Identity, Result, file, load, read, save, tls, unusable, write};
+use crate::{Error, Identity, Leaf, Result, file, load, read, save, tls, unusable, write};
 
 /// A new key, and the PKCS#10 request for its certificate.
 pub struct KeyRequest {
@@ -60,6 +62,23 @@ impl KeyRequest {
         tls::certified(&identity)?;
         Ok(identity)
     }
+}
+
+/// A server's certificate that no authority signed, for a year: clients trust it blindly or not at all.
+pub fn self_signed(common_name: &str, hosts: &[String]) -> Result<Identity> {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+    let leaf = Leaf {
+        common_name,
+        group: None,
+        hosts,
+        usage: ExtendedKeyUsagePurpose::ServerAuth,
+    };
+    let mut params = leaf.params(OffsetDateTime::now_utc())?;
+    params.use_authority_key_identifier_extension = false;
+    Ok(Identity {
+        certificate: params.self_signed(&key)?.pem(),
+        key: key.serialize_pem(),
+    })
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -204,6 +223,18 @@ mod tests {
         let certificate = sign(&pki, &one);
         assert!(two.signed(certificate.clone()).is_err(), "it is for another key");
         assert!(one.signed(certificate).is_ok());
+    }
+
+    #[test]
+    fn without_an_authority_a_server_signs_itself() {
+        let hosts = ["192.0.2.1".to_owned(), "n".to_owned()];
+        let identity = self_signed("n", &hosts).unwrap();
+        let facts = CertificateFacts::parse(&identity.certificate).unwrap();
+        assert_eq!(facts.hosts, hosts);
+        assert_eq!(facts.issuer_key_id, None, "it names no authority");
+        let serving = ServingIdentity::default();
+        serving.set(&identity).unwrap();
+        assert!(serving.is_set());
     }
 
     #[test]

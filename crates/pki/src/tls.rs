@@ -33,8 +33,8 @@ fn key(pem: &str) -> Result<PrivateKeyDer<'static>> {
         .ok_or_else(|| tls("no private key in the PEM"))
 }
 
-/// An identity as handshakes show it.
-pub(crate) fn certified(identity: &Identity) -> Result<CertifiedKey> {
+/// An identity as handshakes show it. Fails if the key is not that of the certificate.
+pub fn certified(identity: &Identity) -> Result<CertifiedKey> {
     CertifiedKey::from_der(chain(&identity.certificate)?, key(&identity.key)?, &provider()).map_err(tls)
 }
 

@@ -7,8 +7,9 @@ use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -101,56 +102,97 @@ impl Etcd {
 
 /// A real etcd with a member on each of some machines, reached by their addresses.
 pub struct EtcdMembers {
-    _processes: Vec<Process>,
-    _dir: TempDir,
+    /// In the order of the machines; `None`: it was killed.
+    processes: Mutex<Vec<Option<Process>>>,
+    dir: TempDir,
     endpoints: Vec<String>,
+    /// As `--initial-cluster` takes them.
+    members: String,
 }
 
 impl EtcdMembers {
     pub fn start(machines: &[Machine]) -> Result<Self> {
-        let dir = tempfile::tempdir()?;
-        let url = |machine: &Machine, port: u16| format!("http://{}:{port}", machine.address());
         let members: Vec<String> = machines
             .iter()
-            .map(|machine| format!("{}={}", machine.host_name(), url(machine, 2380)))
+            .map(|machine| format!("{}={}", machine.host_name(), member_url(machine, 2380)))
             .collect();
-        let mut processes = Vec::new();
-        for machine in machines {
-            let name = machine.host_name();
-            let (client, peer) = (url(machine, 2379), url(machine, 2380));
-            let mut command = machine.command("etcd");
-            command
-                .args(["--name", name, "--initial-cluster", &members.join(",")])
-                .arg("--data-dir")
-                .arg(dir.path().join(name))
-                .args([
-                    "--listen-client-urls",
-                    &client,
-                    "--advertise-client-urls",
-                    &client,
-                ])
-                .args([
-                    "--listen-peer-urls",
-                    &peer,
-                    "--initial-advertise-peer-urls",
-                    &peer,
-                ])
-                .stdout(Stdio::null())
-                .stderr(fs::File::create(dir.path().join(format!("{name}.log")))?);
-            processes.push(Process::start("etcd", "etcd-server", &mut command)?);
+        let etcd = Self {
+            processes: Mutex::new(machines.iter().map(|_| None).collect()),
+            dir: tempfile::tempdir()?,
+            endpoints: machines.iter().map(|machine| member_url(machine, 2379)).collect(),
+            members: members.join(","),
+        };
+        for (member, machine) in machines.iter().enumerate() {
+            etcd.restart(member, machine)?;
         }
-        let endpoints: Vec<String> = machines.iter().map(|machine| url(machine, 2379)).collect();
         if let Some(machine) = machines.first() {
             eventually("etcd has a leader", PATIENCE, || {
                 machine
-                    .shell(&format!("curl -sf {}/health", endpoints[0]))
+                    .shell(&format!("curl -sf {}/health", etcd.endpoints[0]))
                     .map(drop)
             })?;
         }
-        Ok(Self {
-            _processes: processes,
-            _dir: dir,
-            endpoints,
+        Ok(etcd)
+    }
+
+    /// Starts a member, again if it was killed, with the data that it has.
+    pub fn restart(&self, member: usize, machine: &Machine) -> Result<()> {
+        let (name, dir) = (machine.host_name(), self.dir.path());
+        let (client, peer) = (member_url(machine, 2379), member_url(machine, 2380));
+        let log = dir.join(format!("{name}.log"));
+        let log = fs::File::options().append(true).create(true).open(log)?;
+        let mut command = machine.command("etcd");
+        command
+            .args(["--name", name, "--initial-cluster", &self.members])
+            .arg("--data-dir")
+            .arg(dir.join(name))
+            .args([
+                "--listen-client-urls",
+                &client,
+                "--advertise-client-urls",
+                &client,
+            ])
+            .args([
+                "--listen-peer-urls",
+                &peer,
+                "--initial-advertise-peer-urls",
+                &peer,
+            ])
+            .stdout(Stdio::null())
+            .stderr(log);
+        let process = Process::start("etcd", "etcd-server", &mut command)?;
+        self.processes()[member] = Some(process);
+        Ok(())
+    }
+
+    fn processes(&self) -> MutexGuard<'_, Vec<Option<Process>>> {
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends a member at once, as `kill -9` does.
+    pub fn kill(&self, member: usize) {
+        self.processes()[member] = None;
+    }
+
+    /// The process of a member; none while it is killed.
+    pub fn pid(&self, member: usize) -> Option<u32> {
+        self.processes()[member].as_ref().map(|process| process.0.id())
+    }
+
+    /// Which member leads, as the members say that answer on their own machines.
+    pub fn leader(&self, machines: &[Machine]) -> Result<usize> {
+        let says = |member: usize| -> Result<bool> {
+            let url = &self.endpoints[member];
+            let status = machines[member].shell(&format!(
+                "curl -s -m 1 -X POST -d '{{}}' {url}/v3/maintenance/status"
+            ))?;
+            let status: serde_json::Value = serde_json::from_str(&status)?;
+            let leader = status["leader"].as_str().filter(|leader| *leader != "0");
+            Ok(leader.is_some() && leader == status["header"]["member_id"].as_str())
+        };
+        eventually("a member leads", PATIENCE, || {
+            let found = (0..machines.len()).find(|member| says(*member).unwrap_or_default());
+            found.context("none does")
         })
     }
 
@@ -160,6 +202,11 @@ impl EtcdMembers {
     }
 }
 
+/// A port of a member.
+fn member_url(machine: &Machine, port: u16) -> String {
+    format!("http://{}:{port}", machine.address())
+}
+
 /// Debian's containerd with its own state, sockets and CNI configuration.
 pub struct Containerd {
     _process: Process,
@@ -167,15 +214,12 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// `cni_conf_dir` is where skiff's node puts its network; `skiff` is the binary that is its CNI plugin.
-    pub fn start(cni_conf_dir: &Path, skiff: &str) -> Result<Self> {
+    pub fn start() -> Result<Self> {
         let dir = tempfile::tempdir()?;
-        // containerd has one folder of plugins, and needs Debian's loopback beside ours.
+        // One folder of plugins, with Debian's loopback, which containerd needs itself.
         let cni_bin_dir = dir.path().join("cni");
         fs::create_dir(&cni_bin_dir)?;
         symlink("/usr/lib/cni/loopback", cni_bin_dir.join("loopback"))?;
-        symlink(skiff, cni_bin_dir.join("skiff-bridge"))?;
-        let (cni_bin_dir, cni_conf_dir) = (cni_bin_dir.display(), cni_conf_dir.display());
         let at = |name: &str| dir.path().join(name).display().to_string();
         // CAP_SYS_RESOURCE may be missing: then oom_score_adj can only be raised.
         let config = format!(
@@ -193,12 +237,14 @@ state = "{state}"
   stream_server_address = "127.0.0.1"
   stream_server_port = "0"
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{cni_bin_dir}"
-    conf_dir = "{cni_conf_dir}"
+    bin_dir = "{bin}"
+    conf_dir = "{conf}"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
 "#,
             pause = crate::PAUSE,
+            bin = at("cni"),
+            conf = at("net.d"),
             root = at("root"),
             state = at("state"),
             socket = at("containerd.sock"),
@@ -222,9 +268,9 @@ state = "{state}"
         Ok(containerd)
     }
 
-    /// A containerd for the cluster of this name, with every image that the suites need.
-    pub fn for_cluster(name: &str, skiff: &str) -> Result<Self> {
-        let containerd = Self::start(&crate::Cluster::data_dir(name).join("cni/conf"), skiff)?;
+    /// With every image that the suites need.
+    pub fn with_images(skiff: &str) -> Result<Self> {
+        let containerd = Self::start()?;
         let dir = tempfile::tempdir()?;
         let demo = dir.path().join("demo.tar");
         let saved = Command::new(skiff)
@@ -247,6 +293,19 @@ state = "{state}"
 
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("containerd.sock")
+    }
+
+    /// What of a pod network is in containerd's folders.
+    pub fn network_files(&self) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for folder in ["cni", "net.d"] {
+            for entry in fs::read_dir(self.dir.path().join(folder)).into_iter().flatten() {
+                names.push(entry?.file_name().to_string_lossy().into_owned());
+            }
+        }
+        names.retain(|name| name != "loopback");
+        names.sort();
+        Ok(names)
     }
 
     /// What `--container-runtime-endpoint` takes.

@@ -3,21 +3,26 @@
 
 mod api_server;
 mod belongings;
+mod clock;
 mod cluster;
 mod external;
 mod image;
 mod machines;
 mod outage;
+mod random;
+pub mod registers;
 mod webhook;
 pub mod whole_path;
 
 pub use api_server::ApiServer;
 pub use belongings::{belongings, shims};
+pub use clock::ShiftedClock;
 pub use cluster::{Cluster, Kubectl};
 pub use external::{Containerd, Etcd, EtcdMembers, Registry, free_port};
 pub use image::{BUSYBOX, PAUSE, busybox_archive, pause_archive};
 pub use machines::{Machine, Switch};
 pub use outage::StoreSwitch;
+pub use random::Random;
 pub use webhook::Webhook;
 
 use anyhow::{Result, bail};

@@ -7,6 +7,7 @@
 use crate::Cluster;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
+use skiff_client::ServerAddress;
 use std::io::Write;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
@@ -235,6 +236,23 @@ impl Machine {
         Ok(i32::try_from(pid)?)
     }
 
+    /// Where others reach the API server of this machine.
+    pub fn api_server(&self) -> Result<ServerAddress> {
+        let state: Value = serde_json::from_slice(&std::fs::read(self.data("server.json"))?)?;
+        let port = state["settings"]["port"].as_u64().context("a port")?;
+        Ok(format!("https://{}:{port}", self.address).parse()?)
+    }
+
+    /// What the administrator of the server on this machine speaks TLS with.
+    pub fn admin_tls(&self) -> Result<rustls::ClientConfig> {
+        let read = |name: &str| std::fs::read_to_string(self.data("pki").join(name));
+        let admin = skiff_pki::Identity {
+            certificate: read("admin.crt")?,
+            key: read("admin.key")?,
+        };
+        Ok(skiff_pki::api_client_config(&read("ca.crt")?, Some(&admin))?)
+    }
+
     /// The real kubectl with the administrator's kubeconfig of this machine.
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
         run(&mut self.kubectl_command(args))
@@ -274,6 +292,41 @@ impl Machine {
         let (port, switch) = (format!("port{}", self.number), self.switch.holder.pid());
         let state = if on { "up" } else { "down" };
         run(Command::new("nsenter").args(["-t", &switch, "--net", "ip", "link", "set", &port, state]))
+            .map(drop)
+    }
+
+    /// Packets from these machines no longer arrive here; what this one sends still leaves.
+    pub fn stop_hearing(&self, others: &[&Machine]) -> Result<()> {
+        for other in others {
+            self.drop_packets(&format!("ip saddr {}", other.address))?;
+        }
+        Ok(())
+    }
+
+    /// TCP of this port neither arrives nor leaves, except on this machine itself.
+    pub fn close_port(&self, port: u16) -> Result<()> {
+        self.drop_packets(&format!("iifname {LINK} tcp dport {port}"))?;
+        self.drop_packets(&format!("iifname {LINK} tcp sport {port}"))
+    }
+
+    /// So many of a hundred packets get lost on their way to this machine.
+    pub fn lose_packets(&self, percent: u8) -> Result<()> {
+        self.drop_packets(&format!("iifname {LINK} numgen random mod 100 < {percent}"))
+    }
+
+    fn drop_packets(&self, matching: &str) -> Result<()> {
+        self.shell(&format!(
+            "set -e
+             nft add table inet faults
+             nft 'add chain inet faults input {{ type filter hook input priority -400; }}'
+             nft 'add rule inet faults input {matching} drop'"
+        ))
+        .map(drop)
+    }
+
+    /// Undoes all of these.
+    pub fn heal_network(&self) -> Result<()> {
+        self.shell("nft add table inet faults; nft delete table inet faults")
             .map(drop)
     }
 

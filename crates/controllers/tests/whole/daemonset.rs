@@ -333,8 +333,13 @@ async fn bad_surroundings() {
         .until_event("FailedCreate", "Error creating: pods \"agent-")
         .await;
     // It matches and nobody controls it: it is the node's daemon now, of an unknown template.
-    let stray = cluster.api::<Pod>().get("stray").await.unwrap();
-    assert_eq!(stray.metadata.owner_references.unwrap()[0].kind, "DaemonSet");
+    cluster
+        .until("the stray is adopted", async || {
+            let stray = cluster.api::<Pod>().get("stray").await.unwrap();
+            let owners = stray.metadata.owner_references.unwrap_or_default();
+            check(owners.iter().any(|owner| owner.kind == "DaemonSet"), ())
+        })
+        .await;
     // Nothing happens any more that would wake the set: only its retries find the room.
     cluster
         .until("one ready", async || {

@@ -290,7 +290,10 @@ impl Writer {
             // From now on until there is room again.
             self.full = true;
             trouble.get_or_insert_with(|| Error::DiskFull(self.disk.dir().display().to_string()));
-        } else if !self.full && decided.iter().any(|decided| !decided.rows.is_empty()) {
+        } else if !matches!(*trouble, Some(Error::DiskFull(_)))
+            && decided.iter().any(|decided| !decided.rows.is_empty())
+        {
+            // That a small write found room does not make a full disk well: `heal` looks for more.
             *trouble = None;
         }
     }
