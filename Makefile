@@ -8,13 +8,13 @@ RELEASE := target/$(TRIPLE)/release/skiff
 BUILD_PACKAGES := gcc g++ make cmake libc6-dev
 # What the tests need: the real parts they claim to work with.
 TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker-registry \
-                  skopeo busybox-static curl iproute2 nftables util-linux procps
+                  skopeo busybox-static curl iproute2 nftables util-linux procps strace
 
 # What the stand-ins for the conformance suite's images are made of.
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
                   iperf util-linux etcd-server wget
 
-.PHONY: up down build build-deps test test-deps lint unit e2e conformance churn restarts clients bench bench-scheduler bench-sim fuzz release install clean
+.PHONY: up down build build-deps test test-deps lint unit e2e conformance churn faults restarts clients mix bench bench-network bench-scheduler bench-sim fuzz release install clean
 
 ## up: build the release binary and start a cluster with everything embedded
 up: build
@@ -56,7 +56,11 @@ e2e:
 ## conformance: the official end-to-end suite on NODES=1 machines (namespaces); takes FOCUS=regex, SKIP=regex and PARALLEL=n, and needs Go
 conformance: build
 	@sh tools/packages.sh $(IMAGE_PACKAGES)
-	sh tests/conformance/run.sh $(RELEASE) docs/conformance.md
+	sh tests/conformance/run.sh $(RELEASE)
+
+## bench-network: the service proxy with SERVICES="1000 5000 10000" in a network namespace: time to load, cost of a change
+bench-network:
+	$(CARGO) run --release --package skiff-network --features bench --bin bench-network -- $(SERVICES)
 
 ## bench-scheduler: pods a second over the shapes of upstream's scheduler_perf, no API server
 bench-scheduler:
@@ -79,6 +83,12 @@ churn: test-deps
 	SKIFF_CHURN_SECONDS=$$(( $(or $(MINUTES),5) * 60 )) SKIFF_CHURN_SEED=$(SEED) \
 	$(CARGO) test --package skiff --test churn -- --nocapture
 
+## faults: servers, members of etcd, networks and nodes fail while clients write and read, each for SECONDS=15, ROUNDS=1 times;
+## FAULT=text chooses by name, SEED=n repeats the choices of a run
+faults: test-deps
+	SKIFF_FAULTS_SECONDS=$(or $(SECONDS),15) SKIFF_FAULTS_ROUNDS=$(or $(ROUNDS),1) SKIFF_FAULT="$(FAULT)" SKIFF_SEED=$(SEED) \
+	$(CARGO) test --package skiff --test faults -- --nocapture --test-threads=1
+
 ## restarts: controller managers, then schedulers, are killed under load KILLS=100 times; SEED=n repeats the choices of a run
 restarts:
 	SKIFF_RESTARTS=$(or $(KILLS),100) SKIFF_SEED=$(or $(SEED),1) \
@@ -89,6 +99,10 @@ restarts:
 ## clients: other people's client libraries against a fresh cluster (needs Go, Node.js and Python)
 clients: build
 	sh tests/clients/run.sh $(RELEASE) $(ONLY)
+
+## mix: skiff's parts and upstream's in one cluster, or one of ONLY="kubeadm agent proxy" (needs Go)
+mix: build test-deps
+	sh tests/mix/run.sh $(RELEASE) $(ONLY)
 
 ## release: the static binary, a Debian package and checksums, in dist/
 release: build

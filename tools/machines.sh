@@ -50,6 +50,9 @@ machines_cgroups() {
     [ ! -e /sys/fs/cgroup/cgroup.procs ] || echo "/sys/fs/cgroup/machine-$1"
 }
 
+# Those in this cgroup and below it.
+machines_processes() { find "$1" -name cgroup.procs -exec cat {} + 2>/dev/null; }
+
 machines_add() {
     mkdir -p "$machines_folder/$1/lib" "$machines_folder/$1/run" /var/lib/skiff /run/skiff
     cgroups=$(machines_cgroups "$1")
@@ -94,7 +97,8 @@ machine() {
 
 machine_address() { cat "$machines_folder/$1.address"; }
 
-# Ends what still runs on the machines, which is what shares their mount namespaces, and removes cgroups and files.
+# Ends what still runs on the machines, which is what shares their mount namespaces or is in their cgroups, and removes
+# cgroups and files.
 machines_end() {
     [ -n "$machines_folder" ] || return 0
     for file in "$machines_folder"/*.pid; do
@@ -109,6 +113,12 @@ machines_end() {
         kill -9 "$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
         [ "$name" = switch ] || for cgroup in $(machines_cgroups "$name"); do
+            # Containers, and what looks after them.
+            until [ -z "$(machines_processes "$cgroup")" ]; do
+                # shellcheck disable=SC2046
+                kill -9 $(machines_processes "$cgroup") 2>/dev/null || true
+                sleep 0.05
+            done
             find "$cgroup" -depth -type d -exec rmdir {} \; 2>/dev/null || true
         done
     done

@@ -1,8 +1,11 @@
 #!/bin/sh
-# upstream.sh DIR: kube-apiserver, kube-controller-manager, kube-scheduler and etcd, built by Go from their
-# modules into DIR/bin, to measure beside. What is there already is left alone.
+# upstream.sh DIR [NAME…]: upstream's programs, built by Go from their modules into DIR/bin: etcd and the commands of
+# Kubernetes that are named (kubelet, kubeadm, kube-proxy, …); without names a control plane, to measure beside.
+# What is there already is left alone.
 set -eu
-dir=${1:?usage: upstream.sh DIR}
+dir=${1:?usage: upstream.sh DIR [NAME…]}
+shift
+[ $# -gt 0 ] || set -- etcd kube-apiserver kube-controller-manager kube-scheduler
 kubernetes=v1.36.4
 staging=v0.36.4
 etcd=v3.6.8
@@ -12,7 +15,7 @@ mkdir -p "$dir/bin" "$dir/src"
 cd "$dir/src"
 
 # As a dependency of a module of ours: `go install` refuses a module with replace directives, which etcd's has.
-if [ ! -x ../bin/etcd ]; then
+build_etcd() {
     mkdir -p etcd
     (
         cd etcd
@@ -21,11 +24,16 @@ if [ ! -x ../bin/etcd ]; then
         go get "go.etcd.io/etcd/server/v3@$etcd"
         go build -ldflags "-s -w" -o ../../bin/etcd go.etcd.io/etcd/server/v3
     )
-fi
+}
 
 missing=""
-for name in kube-apiserver kube-controller-manager kube-scheduler; do
-    [ -x "../bin/$name" ] || missing="$missing k8s.io/kubernetes/cmd/$name"
+for name in "$@"; do
+    if [ ! -x "../bin/$name" ]; then
+        case $name in
+            etcd) build_etcd ;;
+            *) missing="$missing k8s.io/kubernetes/cmd/$name" ;;
+        esac
+    fi
 done
 [ -n "$missing" ] || exit 0
 

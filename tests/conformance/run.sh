@@ -2,15 +2,14 @@
 # `make conformance`: builds the official end-to-end suite, starts a fresh cluster, runs the suite against it, writes
 # the table, and takes everything down again. See docs/conformance.md.
 #
-#   run.sh SKIFF-BINARY [REPORT]
+#   run.sh SKIFF-BINARY
 #
 # FOCUS and SKIP are regular expressions over test names, PARALLEL the number of tests at a time. NODES is the number of
 # machines, which are namespaces of this one (tools/machines.sh): a server, and agents that join it. UP holds more
 # arguments for `skiff up`. KEEP=1 leaves the cluster running for a look at what is left.
 set -eu
 # Absolute, because the suite is built in its own folder.
-skiff=$(realpath "${1:?usage: run.sh SKIFF-BINARY [REPORT]}")
-report=${2:+$(realpath -m "$2")}
+skiff=$(realpath "${1:?usage: run.sh SKIFF-BINARY}")
 focus=${FOCUS:-'\[Conformance\]'}
 skip=${SKIP:-}
 parallel=${PARALLEL:-4}
@@ -103,9 +102,8 @@ KUBE_TEST_REPO_LIST="$out/repos.yaml" machines_enter "$server" --net "$out/ginkg
 if [ -s "$out/reports/ginkgo/report.json" ]; then
     "$out/report" -suite "$version" -focus "$focus" -skip "$skip" "$out/reports/ginkgo/report.json" >"$out/conformance.md"
     sed '/^## /,$d' "$out/conformance.md"
-    [ -z "$report" ] || cp "$out/conformance.md" "$report"
 else
     tail -n 40 "$out/suite.log"
 fi
-echo "the whole log is in $out/suite.log"
+echo "every test is in $out/conformance.md, the whole log in $out/suite.log"
 exit "$status"

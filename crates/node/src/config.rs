@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
 
+use crate::local_volumes::Folder;
+use crate::pressure::{ImageLimits, Thresholds};
 use crate::sysctls::AllowedSysctls;
 
 /// Makes the CNI configuration list (JSON) for the node's pod CIDRs.
@@ -59,6 +61,12 @@ pub struct NodeConfig {
     /// A container's log is rotated at this size, and this many files of it are kept.
     pub container_log_max_size: u64,
     pub container_log_max_files: usize,
+    /// When the node is short of memory, disk or processes.
+    pub thresholds: Thresholds,
+    /// When images that nobody uses are removed.
+    pub image_limits: ImageLimits,
+    /// Where the directories of local volumes are; `None` has none.
+    pub local_volumes: Option<PathBuf>,
 }
 
 impl NodeConfig {
@@ -99,7 +107,17 @@ impl NodeConfig {
             allowed_sysctls: AllowedSysctls::default(),
             container_log_max_size: 10 << 20,
             container_log_max_files: 5,
+            thresholds: Thresholds::default(),
+            image_limits: ImageLimits::default(),
+            local_volumes: None,
         }
+    }
+
+    pub(crate) fn volume_folder(&self) -> Option<Folder> {
+        Some(Folder {
+            root: self.local_volumes.clone()?,
+            pods: self.data_dir.join("pods"),
+        })
     }
 
     pub fn host_ips(&self) -> Vec<String> {

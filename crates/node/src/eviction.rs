@@ -25,11 +25,17 @@ const RESOURCE: &str = "ephemeral-storage";
 
 /// What a pod uses of the node's disk, in bytes.
 #[derive(Debug, Default)]
-struct Usage {
+pub(crate) struct Usage {
     /// By the name of the volume; those in memory are not measured.
     empty_dirs: BTreeMap<String, u64>,
     /// Writable layer and logs, by the name of the container.
-    containers: BTreeMap<String, u64>,
+    pub(crate) containers: BTreeMap<String, u64>,
+}
+
+impl Usage {
+    pub(crate) fn total(&self) -> u64 {
+        self.empty_dirs.values().chain(self.containers.values()).sum()
+    }
 }
 
 /// The emptyDir volumes on the disk, with their limits.
@@ -75,8 +81,7 @@ fn over_limit(pod: &Pod, usage: &Usage) -> Option<String> {
         }
     }
     let total = storage_limit(pod);
-    let used: u64 = usage.empty_dirs.values().chain(usage.containers.values()).sum();
-    if u64::try_from(total).is_ok_and(|total| total > 0 && used > total) {
+    if u64::try_from(total).is_ok_and(|total| total > 0 && usage.total() > total) {
         return Some(format!(
             "Pod ephemeral local storage usage exceeds the total limit of containers {}. ",
             in_binary_units(total)
@@ -152,7 +157,7 @@ impl Kubelet {
     }
 
     /// `layers` are the writable layers of containers; logs and volumes are added here.
-    fn measure(&self, pod: &Pod, uid: &str, layers: BTreeMap<String, u64>) -> Usage {
+    pub(crate) fn measure(&self, pod: &Pod, uid: &str, layers: BTreeMap<String, u64>) -> Usage {
         let mut usage = Usage {
             empty_dirs: BTreeMap::new(),
             containers: layers,

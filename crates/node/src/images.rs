@@ -16,10 +16,13 @@ use crate::durations::go_duration;
 use crate::image_name;
 use crate::marks;
 use crate::pods;
+use crate::pull_records::{PullRecords, credential_hash};
 use crate::runtime::Runtime;
 
 const INITIAL_BACKOFF: Duration = Duration::from_secs(10);
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
+/// What a runtime gets to end a pull that was cancelled.
+const CANCELLATION_TIME: Duration = Duration::from_secs(2);
 
 /// Why a container cannot have its image; the reason is what its status waits with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,13 +79,15 @@ pub struct Images {
     recorder: EventRecorder,
     slots: Semaphore,
     backoff: Mutex<Backoff>,
+    pub records: Arc<PullRecords>,
     /// The last failure of a pod's image, told again while it backs off.
     last_errors: Mutex<HashMap<String, String>>,
 }
 
 impl Images {
-    pub fn new(runtime: Runtime, recorder: EventRecorder, parallel: usize) -> Self {
+    pub fn new(runtime: Runtime, recorder: EventRecorder, parallel: usize, records: PullRecords) -> Self {
         Images {
+            records: Arc::new(records),
             runtime,
             recorder,
             slots: Semaphore::new(parallel.max(1)),
@@ -167,7 +172,9 @@ impl Images {
             "IfNotPresent"
         });
         if policy != "Always" {
-            match self.inspect(&image).await {
+            // One that the pod may not have is told from one that is not there by nobody.
+            let found = self.inspect(&image).await;
+            match found.map(|found| found.filter(|info| self.may_use(&image, info, secrets))) {
                 Ok(Some(info)) => {
                     let message = format!(
                         "Container image {requested:?} already present on machine and can be accessed by the pod"
@@ -205,6 +212,18 @@ impl Images {
     async fn inspect(&self, image: &str) -> Result<Option<ImageInfo>, skiff_cri::Status> {
         let found = self.runtime.image_status(image).await?;
         Ok(found.filter(|i| !i.id.is_empty()).map(ImageInfo::from_cri))
+    }
+
+    /// Whether a pod with these pull secrets may have the image that is on the node.
+    fn may_use(&self, image: &str, info: &ImageInfo, secrets: &[Arc<Secret>]) -> bool {
+        let repository = image_name::parse(image).map(|n| n.repository).unwrap_or_default();
+        let keyring = Keyring::from_secrets(secrets.iter().map(Arc::as_ref)).unwrap_or_default();
+        let credentials = keyring.lookup(&repository);
+        let hashes = credentials
+            .iter()
+            .map(|one| credential_hash(&one.username, &one.password));
+        self.records
+            .allows(image, &repository, &info.id, &hashes.collect())
     }
 
     async fn pull(
@@ -252,11 +271,34 @@ impl Images {
             })?;
             let repository = image_name::parse(image).map(|n| n.repository).unwrap_or_default();
             let credentials = keyring.lookup(&repository);
-            self.pull_with_any(image, credentials, sandbox_config).await?;
-            let status = self.runtime.image_status(image).await?;
-            let status = status.ok_or_else(|| {
-                skiff_cri::Status::not_found(format!("image {image:?} is gone right after its pull"))
-            })?;
+            let noted = |error: std::io::Error| {
+                skiff_cri::Status::internal(format!("cannot note who may use the image: {error}"))
+            };
+            let before = self.runtime.image_status(image).await?.map(|status| status.id);
+            self.records.begin(image).map_err(noted)?;
+            let note = PullNote {
+                records: self.records.clone(),
+                runtime: self.runtime.clone(),
+                image: image.to_owned(),
+                repository: repository.clone(),
+                before,
+                is_settled: false,
+            };
+            let pulled = async {
+                let used = self.pull_with_any(image, credentials, sandbox_config).await?;
+                let status = self.runtime.image_status(image).await?;
+                let status = status.ok_or_else(|| {
+                    skiff_cri::Status::not_found(format!("image {image:?} is gone right after its pull"))
+                })?;
+                Ok::<_, skiff_cri::Status>((status, used))
+            };
+            let pulled = pulled.await;
+            let came = pulled
+                .as_ref()
+                .ok()
+                .map(|(status, used)| (status.id.as_str(), used.as_deref()));
+            note.settle(came).map_err(noted)?;
+            let (status, _) = pulled?;
             Ok::<_, skiff_cri::Status>((status, started_at.elapsed()))
         };
         match pulled.await {
@@ -299,31 +341,86 @@ impl Images {
         }
     }
 
-    /// Tries each credential that fits, and without one if there is none. The last failure is told.
+    /// Tries each credential that fits, and without one if there is none; the hash of the one that did it. The last
+    /// failure is told.
     async fn pull_with_any(
         &self,
         image: &str,
         credentials: Vec<v1::AuthConfig>,
         sandbox_config: &v1::PodSandboxConfig,
-    ) -> Result<String, skiff_cri::Status> {
+    ) -> Result<Option<String>, skiff_cri::Status> {
         if credentials.is_empty() {
             return self
                 .runtime
                 .pull_image(image, None, Some(sandbox_config.clone()))
-                .await;
+                .await
+                .map(|_| None);
         }
         let mut last = skiff_cri::Status::unknown("no credentials were tried");
         for auth in credentials {
+            let hash = credential_hash(&auth.username, &auth.password);
             match self
                 .runtime
                 .pull_image(image, Some(auth), Some(sandbox_config.clone()))
                 .await
             {
-                Ok(reference) => return Ok(reference),
+                Ok(_) => return Ok(Some(hash)),
                 Err(status) => last = status,
             }
         }
         Err(last)
+    }
+}
+
+/// A pull that was noted. Dropped before it is settled it was cancelled, because its pod ended.
+struct PullNote {
+    records: Arc<PullRecords>,
+    runtime: Runtime,
+    image: String,
+    repository: String,
+    /// The id of the image of this name that was here when the pull began.
+    before: Option<String>,
+    is_settled: bool,
+}
+
+impl PullNote {
+    /// The runtime answered: with the image that came and the hash of the credentials that it came with, or with a failure.
+    fn settle(mut self, came: Option<(&str, Option<&str>)>) -> std::io::Result<()> {
+        self.is_settled = true;
+        self.records.end(&self.image, &self.repository, came)
+    }
+}
+
+impl Drop for PullNote {
+    fn drop(&mut self) {
+        let Ok(handle) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        if self.is_settled {
+            return;
+        }
+        let (records, runtime) = (self.records.clone(), self.runtime.clone());
+        let (image, repository) = (
+            std::mem::take(&mut self.image),
+            std::mem::take(&mut self.repository),
+        );
+        let before = self.before.take();
+        handle.spawn(async move {
+            tokio::time::sleep(CANCELLATION_TIME).await;
+            // An image that came all the same was pulled with credentials that nobody noted: it stays closed.
+            let ended = match runtime.image_status(&image).await {
+                Ok(status) if status.as_ref().map(|status| &status.id) == before.as_ref() => {
+                    records.end(&image, &repository, None)
+                }
+                _ => {
+                    records.abandon(&image);
+                    Ok(())
+                }
+            };
+            if let Err(error) = ended {
+                tracing::warn!(image, %error, "cannot take back the note of a pull");
+            }
+        });
     }
 }
 

@@ -32,7 +32,9 @@ use crate::pod_state::PodState;
 use crate::pod_worker::PodWorker;
 use crate::pods;
 use crate::preemption::is_critical;
+use crate::pressure::{self, Condition, ImageHistory};
 use crate::probes::{ProbeKind, Probes};
+use crate::pull_records::PullRecords;
 use crate::resize::{Record, Resize};
 use crate::resources::{milli_value, value};
 use crate::runtime::Runtime;
@@ -86,6 +88,10 @@ pub struct Kubelet {
     pub crash_backoff: Mutex<Backoff>,
     /// Why the node is not ready; `None` when it is.
     pub network: watch::Sender<Option<String>>,
+    /// What the node is short of.
+    pub(crate) pressure: watch::Sender<Vec<Condition>>,
+    /// A leaf lock.
+    pub(crate) image_history: Mutex<ImageHistory>,
     /// Asks the runtime at once how it is.
     pub health_check: Notify,
     /// By uid. A leaf lock.
@@ -128,7 +134,12 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     let objects: Arc<dyn Objects> = Arc::new(ApiObjects::new(client.clone()));
     let kubelet = Arc::new(Kubelet {
         machine,
-        images: Images::new(runtime.clone(), recorder.clone(), config.max_parallel_image_pulls),
+        images: Images::new(
+            runtime.clone(),
+            recorder.clone(),
+            config.max_parallel_image_pulls,
+            PullRecords::new(config.data_dir.join("image_manager")),
+        ),
         volumes: Volumes::new(&config.data_dir, objects.clone()).with_recorder(recorder.clone()),
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
@@ -140,6 +151,8 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         )),
         started: Instant::now(),
         probes: Probes::default(),
+        pressure: watch::Sender::new(Vec::new()),
+        image_history: Mutex::default(),
         health_check: Notify::new(),
         states: Mutex::default(),
         cni_written: Mutex::default(),
@@ -175,6 +188,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     tasks.spawn(kubelet.clone().run_lease());
     tasks.spawn(kubelet.clone().run_pleg(outlines));
     tasks.spawn(kubelet.clone().run_housekeeping());
+    tasks.spawn(kubelet.clone().run_pressure());
     tasks.spawn(server::serve(kubelet.clone(), listener, tls));
     while let Some(result) = tasks.join_next().await {
         if let Err(error) = result
@@ -297,6 +311,7 @@ impl Kubelet {
     fn admit_on(&self, state: &PodState, node: Option<&Node>) -> Result<(), Refusal> {
         // One after the other: two pods must not both be given the last room.
         let _turn = self.admission.lock();
+        pressure::admit(&self.pressure.borrow(), &state.pod())?;
         self.admit_beside_others(state, &state.allocated_pod(), node)?;
         self.record_allocation(state);
         state.set_admitted();
@@ -445,6 +460,7 @@ impl Kubelet {
             self.config.max_pods,
             self.config.reserved_cpu_milli,
             self.config.reserved_memory,
+            &self.config.thresholds,
         )
     }
 

@@ -6,6 +6,8 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::NodeSystemInfo;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::pressure::{Signal, Thresholds};
+
 #[derive(Clone, Debug, Default)]
 pub struct Machine {
     pub cpus: i64,
@@ -78,6 +80,7 @@ impl Machine {
         max_pods: u32,
         reserved_cpu_milli: i64,
         reserved_memory: i64,
+        thresholds: &Thresholds,
     ) -> BTreeMap<String, Quantity> {
         let mut list = self.capacity(max_pods);
         if reserved_cpu_milli > 0 {
@@ -87,8 +90,14 @@ impl Machine {
             );
         }
         let huge: i64 = self.huge_pages.iter().map(|(_, bytes)| bytes).sum();
-        let memory = (self.memory - reserved_memory - huge).max(0);
+        let kept = thresholds.kept_back(Signal::Memory, self.memory);
+        let memory = (self.memory - reserved_memory - huge - kept).max(0);
         list.insert("memory".to_owned(), Quantity(format!("{}Ki", memory / 1024)));
+        let kept = thresholds.kept_back(Signal::NodeFs, self.ephemeral_storage);
+        if kept > 0 {
+            let left = self.ephemeral_storage - kept;
+            list.insert("ephemeral-storage".to_owned(), Quantity(left.to_string()));
+        }
         list
     }
 }
@@ -222,10 +231,18 @@ mod tests {
             huge_pages: vec![],
         };
         assert_eq!(machine.capacity(110)["memory"].0, "1048576Ki");
-        let left = machine.allocatable(110, 500, 1 << 20);
+        let none = Thresholds {
+            list: Vec::new(),
+            ..Thresholds::default()
+        };
+        let left = machine.allocatable(110, 500, 1 << 20, &none);
         assert_eq!(
             (left["cpu"].0.as_str(), left["memory"].0.as_str()),
             ("1500m", "1047552Ki")
         );
+        // What would be taken back at once is not given away.
+        let left = machine.allocatable(110, 0, 0, &Thresholds::default());
+        assert_eq!(left["memory"].0, "946176Ki");
+        assert_eq!(left["ephemeral-storage"].0, "1044536046388");
     }
 }

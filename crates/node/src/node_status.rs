@@ -20,6 +20,7 @@ use skiff_cri::v1;
 use crate::kubelet::Kubelet;
 use crate::machine;
 use crate::objects::error_message;
+use crate::pressure::Condition;
 use crate::status::whole_seconds;
 
 const UPDATE_PERIOD: Duration = Duration::from_secs(10);
@@ -45,30 +46,42 @@ pub fn node_reference(name: &str) -> ObjectReference {
 }
 
 /// Conditions in upstream's order; Ready is the last.
-pub fn conditions(not_ready: Option<&str>, previous: &[NodeCondition], now: Timestamp) -> Vec<NodeCondition> {
+pub fn conditions(
+    not_ready: Option<&str>,
+    pressure: &[Condition],
+    previous: &[NodeCondition],
+    now: Timestamp,
+) -> Vec<NodeCondition> {
     let (ready, reason, message) = match not_ready {
         None => ("True", "KubeletReady", "kubelet is posting ready status"),
         Some(why) => ("False", "KubeletNotReady", why),
     };
+    let of = |condition: Condition| {
+        let pressed = pressure.contains(&condition);
+        let (reason, message) = match (condition, pressed) {
+            (Condition::Memory, false) => (
+                "KubeletHasSufficientMemory",
+                "kubelet has sufficient memory available",
+            ),
+            (Condition::Memory, true) => (
+                "KubeletHasInsufficientMemory",
+                "kubelet has insufficient memory available",
+            ),
+            (Condition::Disk, false) => ("KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+            (Condition::Disk, true) => ("KubeletHasDiskPressure", "kubelet has disk pressure"),
+            (Condition::Pid, false) => ("KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+            (Condition::Pid, true) => (
+                "KubeletHasInsufficientPID",
+                "kubelet has insufficient PID available",
+            ),
+        };
+        let status = if pressed { "True" } else { "False" };
+        (condition.name(), status, reason, message)
+    };
     [
-        (
-            "MemoryPressure",
-            "False",
-            "KubeletHasSufficientMemory",
-            "kubelet has sufficient memory available",
-        ),
-        (
-            "DiskPressure",
-            "False",
-            "KubeletHasNoDiskPressure",
-            "kubelet has no disk pressure",
-        ),
-        (
-            "PIDPressure",
-            "False",
-            "KubeletHasSufficientPID",
-            "kubelet has sufficient PID available",
-        ),
+        of(Condition::Memory),
+        of(Condition::Disk),
+        of(Condition::Pid),
         ("Ready", ready, reason, message),
     ]
     .into_iter()
@@ -122,6 +135,22 @@ fn same(a: &NodeStatus, b: &NodeStatus) -> bool {
     still(a) == still(b)
 }
 
+/// What somebody else made of our conditions since our last write becomes what is reported, so that it is corrected: the
+/// controllers mark the node of a kubelet that was not heard as Unknown.
+fn take_over_conditions(reported: &mut NodeStatus, written: &Node, seen: &Node) {
+    let version = |node: &Node| -> Option<u64> { node.metadata.resource_version.as_ref()?.parse().ok() };
+    if version(seen) <= version(written) {
+        return;
+    }
+    let seen = seen.status.as_ref().and_then(|status| status.conditions.as_ref());
+    for ours in reported.conditions.iter_mut().flatten() {
+        let theirs = seen.and_then(|seen| seen.iter().find(|one| one.type_ == ours.type_));
+        if let Some(theirs) = theirs.filter(|theirs| theirs.status != ours.status) {
+            ours.clone_from(theirs);
+        }
+    }
+}
+
 impl Kubelet {
     pub async fn run_node_status(self: Arc<Self>) {
         let api: Api<Node> = Api::all(self.client.clone());
@@ -135,8 +164,12 @@ impl Kubelet {
         let mut reported_at = Instant::now();
         let mut retry = FIRST_RETRY;
         let mut network = self.network.subscribe();
+        let mut pressure = self.pressure.subscribe();
         let mut ticks = 0u32;
         loop {
+            if let Some(node) = self.node.list().first() {
+                take_over_conditions(&mut reported, &known, node);
+            }
             let previous = reported.conditions.clone().unwrap_or_default();
             last = self.node_status(Some(&previous), images.clone());
             last.volumes_attached = reported.volumes_attached.clone();
@@ -145,7 +178,7 @@ impl Kubelet {
             if due || !same(&last, &reported) {
                 match self.patch_status(&api, &last).await {
                     Ok(node) => {
-                        self.tell_readiness(&previous, &last);
+                        self.tell_changes(&previous, &last);
                         known = node;
                         reported = known.status.clone().unwrap_or_default();
                         // What the API adds or leaves out must not look like a change of ours.
@@ -180,6 +213,7 @@ impl Kubelet {
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
                 _ = network.changed() => {}
+                _ = pressure.changed() => {}
                 () = tokio::time::sleep(UPDATE_PERIOD) => {
                     ticks += 1;
                     if ticks.is_multiple_of(3) && let Ok(list) = self.runtime.images().await {
@@ -190,20 +224,29 @@ impl Kubelet {
         }
     }
 
-    fn tell_readiness(&self, before: &[NodeCondition], after: &NodeStatus) {
-        let ready = |conditions: &[NodeCondition]| {
+    fn tell_changes(&self, before: &[NodeCondition], after: &NodeStatus) {
+        let holds = |conditions: &[NodeCondition], type_: &str| {
             conditions
                 .iter()
-                .find(|c| c.type_ == "Ready")
+                .find(|c| c.type_ == type_)
                 .map(|c| c.status == "True")
         };
-        let now = ready(after.conditions.as_deref().unwrap_or_default());
-        if ready(before) != now {
-            let word = if now == Some(true) {
-                "NodeReady"
-            } else {
-                "NodeNotReady"
-            };
+        let words = [
+            ("Ready", "NodeReady", "NodeNotReady"),
+            (
+                "MemoryPressure",
+                "NodeHasInsufficientMemory",
+                "NodeHasSufficientMemory",
+            ),
+            ("DiskPressure", "NodeHasDiskPressure", "NodeHasNoDiskPressure"),
+            ("PIDPressure", "NodeHasInsufficientPID", "NodeHasSufficientPID"),
+        ];
+        for (type_, holding, not_holding) in words {
+            let now = holds(after.conditions.as_deref().unwrap_or_default(), type_);
+            if holds(before, type_) == now {
+                continue;
+            }
+            let word = if now == Some(true) { holding } else { not_holding };
             let name = &self.config.node_name;
             self.recorder.event(
                 &node_reference(name),
@@ -242,6 +285,7 @@ impl Kubelet {
             allocatable: Some(self.allocatable()),
             conditions: Some(conditions(
                 not_ready.as_deref(),
+                &self.pressure.borrow(),
                 previous.unwrap_or_default(),
                 Timestamp::now(),
             )),
@@ -386,7 +430,7 @@ mod tests {
     #[test]
     fn conditions_keep_their_transition_times() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        let first = conditions(Some("container runtime network not ready"), &[], at(100));
+        let first = conditions(Some("container runtime network not ready"), &[], &[], at(100));
         let ready = first.last().unwrap();
         assert_eq!(
             (
@@ -396,7 +440,7 @@ mod tests {
             ),
             ("Ready", "False", Some("KubeletNotReady"))
         );
-        let second = conditions(None, &first, at(200));
+        let second = conditions(None, &[Condition::Pid], &first, at(200));
         let transition = |list: &[NodeCondition], type_: &str| {
             list.iter()
                 .find(|c| c.type_ == type_)
@@ -408,11 +452,45 @@ mod tests {
                 .as_second()
         };
         assert_eq!(transition(&second, "Ready"), 200);
+        assert_eq!(transition(&second, "PIDPressure"), 200);
         assert_eq!(transition(&second, "DiskPressure"), 100);
         assert_eq!(
             second.last().unwrap().message.as_deref(),
             Some("kubelet is posting ready status")
         );
+    }
+
+    #[test]
+    fn a_node_that_was_given_up_reports_again() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let written = conditions(None, &[], &[], at(100));
+        let node = |version: &str, conditions: &[NodeCondition]| {
+            let mut node = Node::default();
+            node.metadata.resource_version = Some(version.to_owned());
+            node.status.get_or_insert_default().conditions = Some(conditions.to_vec());
+            node
+        };
+        let mut given_up = written.clone();
+        for condition in &mut given_up {
+            condition.status = "Unknown".to_owned();
+        }
+        let check = |seen: &Node, expected: &[NodeCondition]| {
+            let mut reported = node("9", &written).status.unwrap();
+            take_over_conditions(&mut reported, &node("9", &written), seen);
+            assert_eq!(reported.conditions.unwrap(), expected);
+        };
+        check(&node("10", &given_up), &given_up);
+        // Older than our own write.
+        check(&node("8", &given_up), &written);
+        check(&node("9", &given_up), &written);
+        // Conditions of others are theirs.
+        let mut more = written.clone();
+        more.push(NodeCondition {
+            type_: "NetworkUnavailable".to_owned(),
+            status: "False".to_owned(),
+            ..Default::default()
+        });
+        check(&node("11", &more), &written);
     }
 
     #[test]

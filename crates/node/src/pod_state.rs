@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -12,6 +12,7 @@ use skiff_trace::Work;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::eviction;
 use crate::observed::ObservedPod;
 use crate::pods;
 use crate::resize::Resize;
@@ -33,6 +34,8 @@ pub struct PodState {
     reasons: Mutex<HashMap<String, WaitingReason>>,
     /// An end the kubelet decided.
     failed: Mutex<Option<WaitingReason>>,
+    /// How long it has to end when it is evicted.
+    evict_grace: AtomicI64,
     /// Nothing of this pod will be started any more.
     terminal: AtomicBool,
     /// The node has taken the pod: what it asks for counts.
@@ -66,6 +69,7 @@ impl PodState {
             resize: Mutex::new(resize),
             reasons: Mutex::default(),
             failed: Mutex::default(),
+            evict_grace: AtomicI64::new(eviction::GRACE),
             terminal: AtomicBool::new(false),
             admitted: AtomicBool::new(false),
             gone: AtomicBool::new(false),
@@ -174,6 +178,14 @@ impl PodState {
             reason: reason.to_owned(),
             message,
         });
+    }
+
+    pub fn evict_grace(&self) -> i64 {
+        self.evict_grace.load(Ordering::SeqCst)
+    }
+
+    pub fn set_evict_grace(&self, seconds: i64) {
+        self.evict_grace.store(seconds, Ordering::SeqCst);
     }
 
     /// Says in the status that the node ends the pod for another's sake.

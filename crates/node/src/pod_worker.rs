@@ -203,7 +203,7 @@ impl PodWorker {
                 .failed()
                 .is_some_and(|failed| failed.reason == eviction::REASON);
             let grace_override = if evicted {
-                Some(eviction::GRACE)
+                Some(state.evict_grace())
             } else {
                 state.is_gone().then_some(grace)
             };

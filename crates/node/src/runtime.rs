@@ -538,6 +538,48 @@ impl Runtime {
             .map(|r| r.images)
     }
 
+    /// The ids of images that containers have, running or not.
+    pub async fn used_images(&self) -> Result<HashSet<String>> {
+        let request = v1::ListContainersRequest { filter: None };
+        let containers = self
+            .within(
+                "list_containers",
+                TIMEOUT,
+                self.runtime.clone().list_containers(request),
+            )
+            .await?
+            .containers;
+        let ids = containers
+            .into_iter()
+            .flat_map(|one| [one.image_id, one.image_ref]);
+        Ok(ids.filter(|id| !id.is_empty()).collect())
+    }
+
+    pub async fn remove_image(&self, id: &str) -> Result<()> {
+        let image = Some(v1::ImageSpec {
+            image: id.to_owned(),
+            ..Default::default()
+        });
+        let request = v1::RemoveImageRequest { image };
+        self.within("remove_image", TIMEOUT, self.images.clone().remove_image(request))
+            .await
+            .map(|_| ())
+    }
+
+    /// Where images are kept, if the runtime says so.
+    pub async fn image_folder(&self) -> Result<Option<std::path::PathBuf>> {
+        let request = v1::ImageFsInfoRequest {};
+        let info = self
+            .within(
+                "image_fs_info",
+                TIMEOUT,
+                self.images.clone().image_fs_info(request),
+            )
+            .await?;
+        let first = info.image_filesystems.into_iter().next();
+        Ok(first.and_then(|one| one.fs_id).map(|id| id.mountpoint.into()))
+    }
+
     /// `None` if the image is not here.
     pub async fn image_status(&self, image: &str) -> Result<Option<v1::Image>> {
         let image = Some(v1::ImageSpec {

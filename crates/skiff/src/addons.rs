@@ -1,7 +1,7 @@
 //! What a cluster needs beside its components: the `kube-dns` service in front of the embedded DNS, and the roles of DNS,
-//! of the pod network, of the Metrics API, of the API server towards kubelets, of the provisioner of local volumes, and of the service proxy,
-//! which reports to the trace. Made at every start, so that an upgrade brings them up to date. The StorageClass is made
-//! once: users may change or delete it.
+//! of the pod network, of the Metrics API, of the API server towards kubelets, of the provisioner of local volumes, of the ingress proxy, of the load balancer, and of the service
+//! proxy, which reports to the trace. Made at every start, so that an upgrade brings them up to date. The StorageClass and the
+//! IngressClass are made once: users may change or delete them.
 
 use crate::cluster::Cluster;
 use anyhow::{Context, Result};
@@ -79,6 +79,9 @@ fn objects(cluster_ip: IpAddr) -> Vec<(&'static str, Value)> {
                     {"apiGroups": [""], "resources": ["persistentvolumes"], "verbs": ["get", "list", "watch", "create", "update", "delete"]},
                     {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["get", "list", "watch", "update"]},
                     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
+                    // Directories are made and removed by their nodes.
+                    {"apiGroups": [""], "resources": ["nodes/proxy"], "verbs": ["get", "update", "delete"]},
+                    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
                     {"apiGroups": ["storage.k8s.io"], "resources": ["storageclasses"], "verbs": ["get", "list", "watch"]},
                     {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]},
                 ],
@@ -98,9 +101,8 @@ fn objects(cluster_ip: IpAddr) -> Vec<(&'static str, Value)> {
 /// The service account that keeps the endpoints of cluster DNS.
 pub const DNS_ENDPOINTS: &str = "cluster-dns-controller";
 
-/// What the pod network needs: every node reads the networks and addresses of all others and what network policies
-/// depend on, which upstream's node authorizer alone does not allow; and somebody writes where cluster DNS answers.
-fn network_objects() -> Vec<(&'static str, Value)> {
+/// Somebody writes where cluster DNS answers.
+fn dns_endpoints_objects() -> Vec<(&'static str, Value)> {
     let role = |name: &str, rules: Value| json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules});
     let binding = |name: &str, subject: Value| {
         json!({
@@ -112,24 +114,8 @@ fn network_objects() -> Vec<(&'static str, Value)> {
     let nodes = json!({"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]});
     let slices = json!({"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"],
         "verbs": ["get", "list", "watch", "create", "update", "patch", "delete"]});
-    // Who may talk with whom depends on the labels of all pods and namespaces.
-    let read = |group: &str, resource: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
-    let pods = read("", "pods", &["get", "list", "watch"]);
-    let namespaces = read("", "namespaces", &["list", "watch"]);
-    let policies = read("networking.k8s.io", "networkpolicies", &["list", "watch"]);
-    let (network, dns) = ("skiff:pod-network", "skiff:cluster-dns-endpoints");
+    let dns = "skiff:cluster-dns-endpoints";
     vec![
-        (
-            CLUSTER_ROLES,
-            role(network, json!([nodes, pods, namespaces, policies])),
-        ),
-        (
-            CLUSTER_ROLE_BINDINGS,
-            binding(
-                network,
-                json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}),
-            ),
-        ),
         (CLUSTER_ROLES, role(dns, json!([nodes, slices]))),
         (
             CLUSTER_ROLE_BINDINGS,
@@ -141,24 +127,132 @@ fn network_objects() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// The service account of the ingress proxy.
+pub const INGRESS: &str = "skiff-ingress";
+
+/// What the ingress proxy reads and writes. It reads the TLS Secrets of all namespaces, as upstream's controllers do.
+fn ingress_objects() -> Vec<(&'static str, Value)> {
+    let role = "skiff:ingress";
+    let rbac = "rbac.authorization.k8s.io/v1";
+    let read = |group: &str, resources: &[&str]| json!({"apiGroups": [group], "resources": resources, "verbs": ["list", "watch"]});
+    let subjects = json!([{"kind": "ServiceAccount", "name": INGRESS, "namespace": "kube-system"}]);
+    let reference = |kind: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role});
+    vec![
+        (
+            "/api/v1/namespaces/kube-system/serviceaccounts",
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": INGRESS, "namespace": "kube-system"}}),
+        ),
+        (
+            CLUSTER_ROLES,
+            json!({
+                "apiVersion": rbac, "kind": "ClusterRole", "metadata": {"name": role},
+                "rules": [
+                    read("networking.k8s.io", &["ingresses", "ingressclasses"]),
+                    read("", &["services", "secrets", "nodes"]),
+                    read("discovery.k8s.io", &["endpointslices"]),
+                    {"apiGroups": ["networking.k8s.io"], "resources": ["ingresses/status"], "verbs": ["patch"]},
+                    {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]},
+                ],
+            }),
+        ),
+        (
+            CLUSTER_ROLE_BINDINGS,
+            json!({"apiVersion": rbac, "kind": "ClusterRoleBinding", "metadata": {"name": role},
+                "roleRef": reference("ClusterRole"), "subjects": subjects}),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles",
+            json!({"apiVersion": rbac, "kind": "Role", "metadata": {"name": role, "namespace": "kube-system"}, "rules": [
+                {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["list", "watch", "create", "patch", "delete"]},
+            ]}),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings",
+            json!({"apiVersion": rbac, "kind": "RoleBinding", "metadata": {"name": role, "namespace": "kube-system"},
+                "roleRef": reference("Role"), "subjects": subjects}),
+        ),
+    ]
+}
+
+/// The service account of the load balancer.
+pub const LOAD_BALANCER: &str = "skiff-load-balancer";
+
+fn load_balancer_objects() -> Vec<(&'static str, Value)> {
+    let role = "skiff:load-balancer";
+    let rbac = "rbac.authorization.k8s.io/v1";
+    vec![
+        (
+            "/api/v1/namespaces/kube-system/serviceaccounts",
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": LOAD_BALANCER, "namespace": "kube-system"}}),
+        ),
+        (
+            CLUSTER_ROLES,
+            json!({
+                "apiVersion": rbac, "kind": "ClusterRole", "metadata": {"name": role},
+                "rules": [
+                    {"apiGroups": [""], "resources": ["services", "nodes"], "verbs": ["list", "watch"]},
+                    {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+                    {"apiGroups": [""], "resources": ["services/status"], "verbs": ["patch"]},
+                    {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]},
+                ],
+            }),
+        ),
+        (
+            CLUSTER_ROLE_BINDINGS,
+            json!({
+                "apiVersion": rbac, "kind": "ClusterRoleBinding", "metadata": {"name": role},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+                "subjects": [{"kind": "ServiceAccount", "name": LOAD_BALANCER, "namespace": "kube-system"}],
+            }),
+        ),
+    ]
+}
+
 /// The service account of the provisioner of local volumes.
 pub const LOCAL_VOLUMES: &str = "local-volume-provisioner";
 
-const CLASSES: &str = "/apis/storage.k8s.io/v1/storageclasses";
 /// Remembers what was made once.
 const MADE: &str = "/api/v1/namespaces/kube-system/configmaps/skiff-addons";
-const MADE_CLASS: &str = "storageclass-local";
 
-fn storage_class() -> Value {
-    json!({
-        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
-        "metadata": {"name": "local", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
-        "provisioner": skiff_node::LOCAL_PROVISIONER, "reclaimPolicy": "Delete", "volumeBindingMode": "WaitForFirstConsumer",
-    })
+/// A class that a new cluster gets once: not again after a user deleted it, and as the default one only if there is no
+/// other.
+struct Class {
+    /// In the ConfigMap of what was made.
+    entry: &'static str,
+    path: &'static str,
+    is_default: &'static str,
+    object: Value,
+    /// Of no use beside another default.
+    only_as_default: bool,
 }
 
-/// Makes the default StorageClass of a new cluster. Not again after a user deleted it, and not beside another default.
-async fn install_storage_class(client: &Client) -> Result<()> {
+fn storage_class() -> Class {
+    Class {
+        entry: "storageclass-local",
+        path: "/apis/storage.k8s.io/v1/storageclasses",
+        is_default: "storageclass.kubernetes.io/is-default-class",
+        object: json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "local"},
+            "provisioner": skiff_node::LOCAL_PROVISIONER, "reclaimPolicy": "Delete", "volumeBindingMode": "WaitForFirstConsumer",
+        }),
+        only_as_default: true,
+    }
+}
+
+fn ingress_class() -> Class {
+    Class {
+        entry: "ingressclass-skiff",
+        path: "/apis/networking.k8s.io/v1/ingressclasses",
+        is_default: "ingressclass.kubernetes.io/is-default-class",
+        object: json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "IngressClass", "metadata": {"name": "skiff"},
+            "spec": {"controller": skiff_ingress::CONTROLLER},
+        }),
+        only_as_default: false,
+    }
+}
+
+async fn install_class(client: &Client, class: Class) -> Result<()> {
     let get =
         |path: &str| -> Result<http::Request<Vec<u8>>> { Ok(http::Request::get(path).body(Vec::new())?) };
     let made = match client.request::<Value>(get(MADE)?).await {
@@ -166,19 +260,20 @@ async fn install_storage_class(client: &Client) -> Result<()> {
         Err(kube::Error::Api(status)) if status.code == 404 => Value::Null,
         Err(error) => return Err(error.into()),
     };
-    if !made["data"][MADE_CLASS].is_null() {
+    if !made["data"][class.entry].is_null() {
         return Ok(());
     }
-    let classes: Value = client.request(get(CLASSES)?).await?;
-    let mut classes = classes["items"].as_array().into_iter().flatten();
-    let is_default = |class: &Value| {
-        let annotations = &class["metadata"]["annotations"];
-        annotations["storageclass.kubernetes.io/is-default-class"] == "true"
-    };
-    if !classes.any(is_default) {
-        let request = http::Request::post(CLASSES)
+    let present: Value = client.request(get(class.path)?).await?;
+    let mut present = present["items"].as_array().into_iter().flatten();
+    let has_default = present.any(|other| other["metadata"]["annotations"][class.is_default] == "true");
+    let mut object = class.object;
+    if !has_default {
+        object["metadata"]["annotations"][class.is_default] = "true".into();
+    }
+    if !has_default || !class.only_as_default {
+        let request = http::Request::post(class.path)
             .header("content-type", "application/json")
-            .body(serde_json::to_vec(&storage_class())?)?;
+            .body(serde_json::to_vec(&object)?)?;
         match client.request::<Value>(request).await {
             Err(kube::Error::Api(status)) if status.code == 409 => {}
             other => {
@@ -188,13 +283,14 @@ async fn install_storage_class(client: &Client) -> Result<()> {
     }
     let made = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "skiff-addons", "namespace": "kube-system"},
-        "data": {MADE_CLASS: "made once; delete this entry to get the class again at the next start"},
+        "data": {class.entry: "made once; delete this entry to get the class again at the next start"},
     });
     put(
         client,
         "/api/v1/namespaces/kube-system/configmaps",
         "skiff-addons",
         &made,
+        true,
     )
     .await
 }
@@ -277,18 +373,33 @@ fn metrics_objects() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Makes the objects, and those for machines that join; `metrics` says whether the Metrics API runs here.
+/// Which parts of the cluster run here, as far as they have objects of their own.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    pub metrics: bool,
+    pub ingress: bool,
+    pub load_balancer: bool,
+}
+
+/// Makes the objects, and those for machines that join, of which `once` stay as they are if they exist.
 pub async fn install(
     client: &Client,
     cluster: &Cluster,
-    metrics: bool,
+    parts: Parts,
     joining: Vec<(&'static str, Value)>,
+    once: Vec<(&'static str, Value)>,
 ) -> Result<()> {
     let mut objects = objects(cluster.service_ip(10)?);
     objects.extend(joining);
     objects.push(kubelet_access());
-    objects.extend(network_objects());
-    if metrics {
+    objects.extend(dns_endpoints_objects());
+    if parts.ingress {
+        objects.extend(ingress_objects());
+    }
+    if parts.load_balancer {
+        objects.extend(load_balancer_objects());
+    }
+    if parts.metrics {
         objects.extend(metrics_objects());
     } else {
         remove_metrics_api(client)
@@ -296,19 +407,27 @@ pub async fn install(
             .context("the APIService of metrics.k8s.io")?;
     }
     // All at once: the store commits them together.
-    let put_one = |(path, object): (&'static str, Value)| async move {
+    let put_one = |(path, object, update): (&'static str, Value, bool)| async move {
         let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        put(client, path, &name, &object)
+        put(client, path, &name, &object, update)
             .await
             .with_context(|| format!("{path}/{name}"))
     };
-    futures::future::try_join_all(objects.into_iter().map(put_one)).await?;
+    let objects = objects.into_iter().map(|(path, object)| (path, object, true));
+    let once = once.into_iter().map(|(path, object)| (path, object, false));
+    futures::future::try_join_all(objects.chain(once).map(put_one)).await?;
     remove_former_dns_endpoints(client)
         .await
         .context("the former EndpointSlice of cluster DNS")?;
-    install_storage_class(client)
+    install_class(client, storage_class())
         .await
-        .context("the default StorageClass")
+        .context("the default StorageClass")?;
+    if parts.ingress {
+        install_class(client, ingress_class())
+            .await
+            .context("the IngressClass")?;
+    }
+    Ok(())
 }
 
 /// An earlier version had one slice for the only node; today every node has its own.
@@ -348,13 +467,14 @@ async fn remove_metrics_api(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Creates the object, or brings the one that is there up to date.
-async fn put(client: &Client, path: &str, name: &str, object: &Value) -> Result<()> {
+/// Creates the object, or, with `update`, brings the one that is there up to date.
+async fn put(client: &Client, path: &str, name: &str, object: &Value, update: bool) -> Result<()> {
     let body = serde_json::to_vec(object)?;
     let request = http::Request::post(path)
         .header("content-type", "application/json")
         .body(body.clone())?;
     match client.request::<Value>(request).await {
+        Err(kube::Error::Api(status)) if status.code == 409 && !update => {}
         Err(kube::Error::Api(status))
             if status.code == 409 || (status.code == 422 && status.message.contains("already allocated")) =>
         {

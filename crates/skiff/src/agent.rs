@@ -32,10 +32,21 @@ pub struct AgentState {
     /// `https://HOST:PORT`, each.
     pub servers: Vec<String>,
     pub cluster_domain: String,
+    /// Where pods ask for names, if the cluster says so; else the tenth address of the service network.
+    #[serde(default)]
+    pub cluster_dns: Vec<IpAddr>,
+    /// Whether the cluster signs the certificate of the kubelet's server. Otherwise it is self-signed, as upstream's
+    /// kubelet does it without `serverTLSBootstrap`.
+    #[serde(default = "signed_by_cluster")]
+    pub server_tls_bootstrap: bool,
     /// As `--pod-network` of the server.
     pub pod_network: String,
     /// The flags of `skiff join`.
     pub node: NodeArgs,
+}
+
+fn signed_by_cluster() -> bool {
+    true
 }
 
 impl AgentState {
@@ -95,11 +106,15 @@ pub struct AgentKeys {
     pub ca: String,
     pub serving: Arc<ServingIdentity>,
     pub remote: Remote,
+    /// As of the [`AgentState`].
+    pub cluster_dns: Vec<IpAddr>,
     pki: NodePki,
     client: Arc<LiveIdentity>,
     node_name: String,
     /// What the serving certificate is for.
     hosts: Vec<String>,
+    /// Whether the cluster signs it.
+    server_tls_bootstrap: bool,
 }
 
 impl AgentKeys {
@@ -143,6 +158,8 @@ impl AgentKeys {
             client,
             node_name,
             hosts,
+            server_tls_bootstrap: state.server_tls_bootstrap,
+            cluster_dns: state.cluster_dns.clone(),
         })
     }
 
@@ -204,8 +221,10 @@ impl AgentKeys {
             None => false,
         };
         if !fits {
-            let identity =
-                csr::request(api, Purpose::Serving, &self.node_name, &self.hosts, PATIENCE).await?;
+            let identity = match self.server_tls_bootstrap {
+                true => csr::request(api, Purpose::Serving, &self.node_name, &self.hosts, PATIENCE).await?,
+                false => skiff_pki::self_signed(&self.node_name, &self.hosts)?,
+            };
             self.pki.save(NODE_SERVER, &identity)?;
             self.serving.set(&identity)?;
             tracing::info!("the serving certificate of this node was renewed");
@@ -304,6 +323,8 @@ mod tests {
         let state = AgentState {
             servers: vec!["https://192.0.2.1:6443".into()],
             cluster_domain: "cluster.local".into(),
+            cluster_dns: Vec::new(),
+            server_tls_bootstrap: true,
             pod_network: "auto".into(),
             node: NodeArgs {
                 hostname_override: Some("n".into()),
@@ -331,6 +352,8 @@ mod tests {
         let state = AgentState {
             servers: vec!["https://192.0.2.1:6443".into()],
             cluster_domain: "cluster.local".into(),
+            cluster_dns: Vec::new(),
+            server_tls_bootstrap: true,
             pod_network: "auto".into(),
             node: NodeArgs::default(),
         };
@@ -411,6 +434,8 @@ mod tests {
         let state = AgentState {
             servers: vec!["https://192.0.2.1:6443".into()],
             cluster_domain: "cluster.local".into(),
+            cluster_dns: Vec::new(),
+            server_tls_bootstrap: true,
             pod_network: "auto".into(),
             node: NodeArgs {
                 hostname_override: Some("n".into()),

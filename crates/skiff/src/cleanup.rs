@@ -51,6 +51,7 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
         );
     });
     runtime.shutdown_background();
+    attempt("CNI configuration", cluster.remove_published());
     // Volumes of pods; the runtime has taken down its own mounts.
     let pods = cluster.data_dir.join("kubelet/pods");
     attempt("mounts", skiff_fs::unmount_below(&pods).map_err(Into::into));

@@ -6,7 +6,9 @@ use crate::bundle::CertificateKey;
 use crate::cluster::{Cluster, DEFAULT_NAME};
 use crate::encryption::EncryptionArgs;
 use crate::etcd_args::EtcdArgs;
+use crate::ingress_args::IngressArgs;
 use crate::node_args::NodeArgs;
+use crate::node_health_args::NodeHealthArgs;
 use crate::server_state::ServerState;
 use crate::stores::StoreArgs;
 use crate::token::Token;
@@ -40,6 +42,8 @@ pub enum Command {
     Leave(LeaveArgs),
     /// Create, list and delete the tokens that machines join with
     Token(TokenArgs),
+    /// Print the roles that `skiff join` needs on a cluster whose API server is not skiff's: pipe it to kubectl apply -f -
+    NodeRoles,
     /// Show components, memory and nodes
     Status(StatusArgs),
     /// List the clusters on this machine
@@ -122,12 +126,15 @@ pub struct ServerArgs {
     /// Prefix length of each node's part of the IPv4 pod network
     #[arg(long, value_name = "BITS", default_value_t = 24, value_parser = clap::value_parser!(u8).range(16..=28))]
     pub node_cidr_mask_size: u8,
-    /// Network of the services [default: 10.96.0.0/12]
+    /// Network of the services, or one of each address family with a comma between [default: 10.96.0.0/12]
     #[arg(long, value_name = "CIDR")]
     pub service_cluster_ip_range: Option<String>,
     /// Ports of NodePort services
     #[arg(long, value_name = "FROM-TO", value_parser = port_range, default_value = "30000-32767")]
     pub service_node_port_range: RangeInclusive<u16>,
+    /// Networks whose addresses of this machine node ports answer on [default: all addresses]
+    #[arg(long, value_name = "CIDR,...", value_delimiter = ',')]
+    pub nodeport_addresses: Vec<skiff_meta::net::Cidr>,
     /// Domain of the cluster's DNS names
     #[arg(long, value_name = "DOMAIN", value_parser = subdomain, default_value = "cluster.local")]
     pub cluster_domain: String,
@@ -188,7 +195,11 @@ pub struct ServerArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 15)]
     pub audit_webhook_batch_throttle_burst: u32,
     #[command(flatten)]
+    pub ingress: IngressArgs,
+    #[command(flatten)]
     pub node: NodeArgs,
+    #[command(flatten)]
+    pub node_health: NodeHealthArgs,
     #[command(flatten)]
     pub encryption: EncryptionArgs,
     #[command(flatten)]
@@ -210,10 +221,12 @@ pub enum Component {
     Proxy,
     Dns,
     Metrics,
+    Ingress,
+    LoadBalancer,
 }
 
 impl Component {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Api,
         Self::Controllers,
         Self::Scheduler,
@@ -221,6 +234,8 @@ impl Component {
         Self::Proxy,
         Self::Dns,
         Self::Metrics,
+        Self::Ingress,
+        Self::LoadBalancer,
     ];
 }
 
@@ -241,14 +256,14 @@ pub struct DownArgs {
 
 #[derive(Debug, Args)]
 pub struct JoinArgs {
-    /// Address of the API server, as `skiff token create` prints it
+    /// Address of the API server, as `skiff token create` or `kubeadm token create --print-join-command` prints it
     #[arg(value_name = "URL")]
     pub server: ServerAddress,
     /// Bootstrap token
     #[arg(long, env = "SKIFF_TOKEN", hide_env_values = true)]
     pub token: Token,
     /// Hash of the public key of the cluster's certificate authority
-    #[arg(long, value_name = "sha256:HEX", value_parser = ca_hash)]
+    #[arg(long, visible_alias = "discovery-token-ca-cert-hash", value_name = "sha256:HEX", value_parser = ca_hash)]
     pub ca_hash: String,
     /// Join as another server: an API server with controllers and scheduler, and a node
     #[arg(long = "server", requires = "certificate_key")]
@@ -304,6 +319,9 @@ pub enum TokenCommand {
         /// For another server: with it comes a key that opens the cluster's keys. Hand it out like a root password
         #[arg(long)]
         server: bool,
+        /// Print the line of `kubeadm join`, for a machine with upstream's kubelet
+        #[arg(long, conflicts_with = "server")]
+        kubeadm: bool,
         /// What the token is for
         #[arg(long, default_value = "")]
         description: String,
@@ -463,13 +481,23 @@ pub enum ImageCommand {
 }
 
 /// What a server that joined takes from its cluster, or from `skiff join`.
-const SETTLED_BY_JOIN: [&str; 13] = [
+const SETTLED_BY_JOIN: [&str; 23] = [
     "advertise_address",
     "allowed_unsafe_sysctls",
     "cluster_domain",
+    "cni_bin_dir",
+    "cni_conf_dir",
     "container_runtime_endpoint",
     "etcd_prefix",
+    "eviction_hard",
+    "eviction_max_pod_grace_period",
+    "eviction_minimum_reclaim",
+    "eviction_pressure_transition_period",
+    "eviction_soft",
+    "eviction_soft_grace_period",
     "hostname_override",
+    "image_gc_high_threshold",
+    "image_gc_low_threshold",
     "node_cidr_mask_size",
     "node_ip",
     "node_labels",

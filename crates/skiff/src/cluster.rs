@@ -302,10 +302,16 @@ impl Cluster {
 
     /// The n-th address of the service network: 1 is the API's, 10 is DNS's.
     pub fn service_ip(&self, n: u32) -> Result<IpAddr> {
-        let network: Cidr = self.service_cidr.parse()?;
+        let networks = self.service_cidrs()?;
+        let network = networks.first().context("the cluster has no service network")?;
         network
             .nth(u128::from(n))
             .with_context(|| format!("the service network {network} has no address {n}"))
+    }
+
+    /// The services' networks, one of each family at most.
+    pub fn service_cidrs(&self) -> Result<Vec<Cidr>> {
+        Ok(parse_list(&self.service_cidr)?)
     }
 
     /// The pods' networks, one of each family at most.
@@ -358,6 +364,7 @@ impl Cluster {
             bridge: self.bridge(),
             table: format!("{}-pods", self.nft_table()),
             cni_conf_dir: self.cni_conf_dir(),
+            published: self.published().map(|published| published.configuration),
             addresses_dir: self.data_dir.join("cni/addresses"),
             state_dir: self.data_dir.join("cni"),
             mode,

@@ -1,5 +1,6 @@
 //! What a cluster offers to machines that want to join it, as kubeadm does: `cluster-info` for everybody, the cluster's
-//! networks for who has a token, and the roles by which a token becomes a node's certificate. Made at every start.
+//! networks and the kubelet's configuration for who has a token, and the roles by which a token becomes a node's
+//! certificate. Made at every start, so that `skiff join` and `kubeadm join` find it.
 
 use crate::VERSION;
 use crate::cli::{self, PodNetworkMode};
@@ -12,6 +13,10 @@ use skiff_client::ServerAddress;
 pub const BOOTSTRAPPERS: &str = "system:bootstrappers:kubeadm:default-node-token";
 pub const CLUSTER_INFO: &str = "cluster-info";
 pub const CLUSTER_CONFIG: &str = "kubeadm-config";
+pub const KUBELET_CONFIG: &str = "kubelet-config";
+const PROXY_CONFIG: &str = "kube-proxy";
+/// The group of all nodes.
+const NODES: &str = "system:nodes";
 /// How packets reach the pods of other nodes, in that ConfigMap: all nodes must do it in the same way.
 pub const POD_NETWORK: &str = "skiff.io.pod-network";
 /// Where the cluster's state is, in that ConfigMap: only an etcd can have several servers.
@@ -21,6 +26,125 @@ pub const SHARED_STORE: &str = "etcd";
 const RBAC: &str = "rbac.authorization.k8s.io";
 const CLUSTER_ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
 const CLUSTER_ROLE_BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+
+fn group(name: &str) -> Value {
+    json!({"apiGroup": RBAC, "kind": "Group", "name": name})
+}
+
+fn bind(name: &str, role: &str, groups: &[&str]) -> (&'static str, Value) {
+    let subjects: Vec<Value> = groups.iter().map(|name| group(name)).collect();
+    let binding = json!({
+        "apiVersion": format!("{RBAC}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": name},
+        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role}, "subjects": subjects,
+    });
+    (CLUSTER_ROLE_BINDINGS, binding)
+}
+
+/// What nodes may do besides what upstream's kubelets may. An agent has one certificate: its proxy, its pod network and
+/// its DNS are the node, and read what theirs read. Who may talk with whom depends on the labels of all pods and
+/// namespaces. On a cluster whose API server is another's, an administrator makes them (`skiff node-roles`).
+pub fn node_roles() -> Vec<(&'static str, Value)> {
+    let role = |name: &str, rules: Value| {
+        let metadata = json!({"name": name});
+        let role = json!({"apiVersion": format!("{RBAC}/v1"), "kind": "ClusterRole", "metadata": metadata, "rules": rules});
+        (CLUSTER_ROLES, role)
+    };
+    let read = |group: &str, resource: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
+    let (network, dns) = ("skiff:pod-network", "skiff:node-dns");
+    let all = ["get", "list", "watch"];
+    vec![
+        bind("skiff:node-proxier", "system:node-proxier", &[NODES]),
+        role(dns, json!([read("", "namespaces", &all[1..])])),
+        bind(dns, dns, &[NODES]),
+        role(
+            network,
+            json!([
+                read("", "nodes", &all),
+                read("", "pods", &all),
+                read("", "namespaces", &all[1..]),
+                read("networking.k8s.io", "networkpolicies", &all[1..]),
+            ]),
+        ),
+        bind(network, network, &[NODES]),
+    ]
+}
+
+/// `skiff node-roles`.
+pub fn print_node_roles() -> Result<()> {
+    for (_, object) in node_roles() {
+        say_raw!("---\n{}", yaml(&object)?);
+    }
+    Ok(())
+}
+
+/// The identity of upstream's kube-proxy where it runs in place of ours, as kubeadm names it.
+fn upstream_proxy() -> [(&'static str, Value); 2] {
+    [
+        (
+            "/api/v1/namespaces/kube-system/serviceaccounts",
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "kube-proxy", "namespace": "kube-system"}}),
+        ),
+        (
+            CLUSTER_ROLE_BINDINGS,
+            json!({
+                "apiVersion": format!("{RBAC}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": "kubeadm:node-proxier"},
+                "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": "system:node-proxier"},
+                "subjects": [{"kind": "ServiceAccount", "name": "kube-proxy", "namespace": "kube-system"}],
+            }),
+        ),
+    ]
+}
+
+/// The configurations of upstream's kubelet and kube-proxy, which `kubeadm join` reads. Made once: an administrator may
+/// edit them.
+pub fn configurations(
+    cluster: &Cluster,
+    domain: &str,
+    server: &ServerAddress,
+) -> Result<Vec<(&'static str, Value)>> {
+    let kubelet = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": false}, "webhook": {"enabled": true},
+            "x509": {"clientCAFile": "/etc/kubernetes/pki/ca.crt"}},
+        "authorization": {"mode": "Webhook"},
+        "clusterDNS": [cluster.service_ip(10)?], "clusterDomain": domain,
+        "healthzBindAddress": "127.0.0.1", "healthzPort": 10248,
+        "rotateCertificates": true,
+        // skiff's API server talks to kubelets whose certificate the cluster signed, and to no others.
+        "serverTLSBootstrap": true,
+        "staticPodPath": "/etc/kubernetes/manifests",
+    });
+    let proxy = json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+        "clusterCIDR": cluster.pod_cidr, "mode": "nftables",
+        "clientConnection": {"kubeconfig": "/var/lib/kube-proxy/kubeconfig.conf"},
+    });
+    let account = "/var/run/secrets/kubernetes.io/serviceaccount";
+    let kubeconfig = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "default",
+        "clusters": [{"name": "default", "cluster": {
+            "server": server.to_string(), "certificate-authority": format!("{account}/ca.crt")}}],
+        "contexts": [{"name": "default", "context": {"cluster": "default", "namespace": "default", "user": "default"}}],
+        "users": [{"name": "default", "user": {"tokenFile": format!("{account}/token")}}],
+    });
+    let path = "/api/v1/namespaces/kube-system/configmaps";
+    let map = |name: &str, data: Value| {
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "kube-system"}, "data": data,
+        })
+    };
+    Ok(vec![
+        (path, map(KUBELET_CONFIG, json!({"kubelet": yaml(&kubelet)?}))),
+        (
+            path,
+            map(
+                PROXY_CONFIG,
+                json!({"config.conf": yaml(&proxy)?, "kubeconfig.conf": yaml(&kubeconfig)?}),
+            ),
+        ),
+    ])
+}
 
 /// Objects by the path of their collection. `server` is where other machines reach the API, `ca` the PEM of its authority;
 /// `shared_store`: other servers can reach the store.
@@ -60,15 +184,6 @@ pub fn objects(
         ),
         ("/api/v1/namespaces/kube-system/configmaps", config_map),
     ];
-    let group = |name: &str| json!({"apiGroup": RBAC, "kind": "Group", "name": name});
-    let bind = |name: &str, role: &str, groups: &[&str]| {
-        let subjects: Vec<Value> = groups.iter().map(|name| group(name)).collect();
-        let binding = json!({
-            "apiVersion": format!("{RBAC}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": name},
-            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role}, "subjects": subjects,
-        });
-        (CLUSTER_ROLE_BINDINGS, binding)
-    };
     let approve = "system:certificates.k8s.io:certificatesigningrequests";
     objects.extend([
         bind("kubeadm:kubelet-bootstrap", "system:node-bootstrapper", &[BOOTSTRAPPERS]),
@@ -76,7 +191,7 @@ pub fn objects(
         bind(
             "kubeadm:node-autoapprove-certificate-rotation",
             &format!("{approve}:selfnodeclient"),
-            &["system:nodes"],
+            &[NODES],
         ),
         // A token's holder sees whether a name is taken.
         (
@@ -87,55 +202,57 @@ pub fn objects(
             }),
         ),
         bind("kubeadm:get-nodes", "kubeadm:get-nodes", &[BOOTSTRAPPERS]),
-        // An agent has one certificate: its proxy, its pod network and its DNS are the node, and read what theirs read.
-        bind("skiff:node-proxier", "system:node-proxier", &["system:nodes"]),
-        (
-            CLUSTER_ROLES,
-            json!({
-                "apiVersion": format!("{RBAC}/v1"), "kind": "ClusterRole", "metadata": {"name": "skiff:node-dns"},
-                "rules": [{"apiGroups": [""], "resources": ["namespaces"], "verbs": ["list", "watch"]}],
-            }),
-        ),
-        bind("skiff:node-dns", "skiff:node-dns", &["system:nodes"]),
-        bind("skiff:node-trace-reporter", "skiff:trace-reporter", &["system:nodes"]),
+        bind("skiff:node-trace-reporter", "skiff:trace-reporter", &[NODES]),
     ]);
-    let read_map = |namespace: &str, role: &str, name: &str| {
-        json!({
-            "apiVersion": format!("{RBAC}/v1"), "kind": "Role", "metadata": {"name": role, "namespace": namespace},
-            "rules": [{"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["get"]}],
-        })
-    };
-    let bind_map = |namespace: &str, role: &str, subjects: Vec<Value>| {
-        json!({
-            "apiVersion": format!("{RBAC}/v1"), "kind": "RoleBinding", "metadata": {"name": role, "namespace": namespace},
-            "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": role}, "subjects": subjects,
-        })
-    };
+    objects.extend(node_roles());
     let info = "kubeadm:bootstrap-signer-clusterinfo";
     let anonymous = json!({"apiGroup": RBAC, "kind": "User", "name": "system:anonymous"});
-    let networks = "kubeadm:nodes-kubeadm-config";
-    objects.extend([
-        (
-            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-public/roles",
-            read_map("kube-public", info, CLUSTER_INFO),
-        ),
-        (
-            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-public/rolebindings",
-            bind_map("kube-public", info, vec![anonymous]),
-        ),
-        (
-            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles",
-            read_map("kube-system", networks, CLUSTER_CONFIG),
-        ),
-        (
-            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings",
-            bind_map(
-                "kube-system",
-                networks,
-                vec![group(BOOTSTRAPPERS), group("system:nodes")],
+    let reader = |namespace: &str, role: &str, name: &str, subjects: &[Value]| {
+        let (roles, bindings) = match namespace {
+            "kube-public" => (
+                "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-public/roles",
+                "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-public/rolebindings",
             ),
-        ),
-    ]);
+            _ => (
+                "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles",
+                "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings",
+            ),
+        };
+        let metadata = json!({"name": role, "namespace": namespace});
+        [
+            (
+                roles,
+                json!({
+                    "apiVersion": format!("{RBAC}/v1"), "kind": "Role", "metadata": metadata,
+                    "rules": [{"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["get"]}],
+                }),
+            ),
+            (
+                bindings,
+                json!({
+                    "apiVersion": format!("{RBAC}/v1"), "kind": "RoleBinding", "metadata": metadata,
+                    "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": role}, "subjects": subjects,
+                }),
+            ),
+        ]
+    };
+    let (token, node) = (group(BOOTSTRAPPERS), group(NODES));
+    let joiners = [token.clone(), node];
+    objects.extend(reader("kube-public", info, CLUSTER_INFO, &[anonymous]));
+    objects.extend(reader(
+        "kube-system",
+        "kubeadm:nodes-kubeadm-config",
+        CLUSTER_CONFIG,
+        &joiners,
+    ));
+    objects.extend(reader(
+        "kube-system",
+        "kubeadm:kubelet-config",
+        KUBELET_CONFIG,
+        &joiners,
+    ));
+    objects.extend(reader("kube-system", "kube-proxy", PROXY_CONFIG, &[token]));
+    objects.extend(upstream_proxy());
     objects.extend(serving_approver());
     Ok(objects)
 }
@@ -240,6 +357,7 @@ mod tests {
                     "system:nodes",
                     "system:anonymous",
                     "kubelet-serving-approver",
+                    "kube-proxy",
                 ];
                 assert!(known.contains(&name), "{object}");
                 if name == "system:anonymous" {

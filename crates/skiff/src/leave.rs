@@ -57,7 +57,7 @@ pub fn run(args: &LeaveArgs) -> Result<()> {
     match crate::block_on(unregister(&cluster, &role))? {
         Ok(true) => {}
         Ok(false) => say!(
-            "The cluster keeps the Node, because of its taints or labels; remove it with `kubectl delete node`."
+            "The cluster keeps the Node, because of its taints or labels, or because its controllers are not skiff's; remove it with `kubectl delete node`."
         ),
         Err(error) if !args.force => {
             return Err(error).context(

@@ -23,6 +23,7 @@ mod demo;
 mod encryption;
 mod etcd_args;
 mod image;
+mod ingress_args;
 mod join;
 mod joining;
 mod leave;
@@ -31,6 +32,7 @@ mod logs;
 mod memory;
 mod networks;
 mod node_args;
+mod node_health_args;
 mod preflight;
 mod progress;
 mod secrets;
@@ -77,6 +79,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Join(args) => join::run(&args),
         Command::Leave(args) => leave::run(&args),
         Command::Token(args) => block_on(token::run(&args))?,
+        Command::NodeRoles => joining::print_node_roles(),
         Command::Status(args) => block_on(status::show(&args))?,
         Command::List(args) => status::list(&args),
         Command::Logs(args) => logs::show(&args),

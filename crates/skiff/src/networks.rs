@@ -15,35 +15,21 @@ const SMALLEST_POD_PREFIX_V6: u8 = 48;
 const LARGEST_SERVICE_PREFIX: u8 = 28;
 /// Upstream's limit: the allocator keeps at most a million addresses.
 const SMALLEST_SERVICE_PREFIX: u8 = 12;
+const LARGEST_SERVICE_PREFIX_V6: u8 = 124;
+/// Upstream's limit.
+const SMALLEST_SERVICE_PREFIX_V6: u8 = 64;
 
 /// `others` are the clusters that exist on this machine, `host` is the address that others reach it by.
 pub fn check(cluster: &Cluster, others: &[Cluster], host: Option<IpAddr>) -> Result<()> {
     let pods = parse("--cluster-cidr", &cluster.pod_cidr)?;
     check_pods(&pods)?;
     let services = parse("--service-cluster-ip-range", &cluster.service_cidr)?;
-    let [services] = services[..] else {
-        bail!(
-            "--service-cluster-ip-range {}: one network is supported",
-            cluster.service_cidr
-        );
-    };
-    if services.is_ipv6() {
-        bail!(
-            "--service-cluster-ip-range {services} is not an IPv4 network; services of IPv6 are not supported yet"
-        );
-    }
-    if !(SMALLEST_SERVICE_PREFIX..=LARGEST_SERVICE_PREFIX).contains(&services.prefix()) {
-        bail!(
-            "--service-cluster-ip-range {services} must be between a /{SMALLEST_SERVICE_PREFIX} and a /{LARGEST_SERVICE_PREFIX}"
-        );
-    }
-    if let Some(pods) = pods.iter().find(|pods| pods.overlaps(services)) {
-        bail!(
-            "--cluster-cidr {pods} and --service-cluster-ip-range {services} overlap; choose networks apart"
-        );
-    }
+    check_services(&services, &pods)?;
     let pods = pods.into_iter().map(|network| ("--cluster-cidr", network));
-    for (flag, network) in pods.chain([("--service-cluster-ip-range", services)]) {
+    let services = services
+        .into_iter()
+        .map(|network| ("--service-cluster-ip-range", network));
+    for (flag, network) in pods.chain(services) {
         if let Some(host) = host.filter(|host| network.contains(*host)) {
             bail!("{flag} {network} contains this machine's own address {host}; choose another network");
         }
@@ -84,9 +70,45 @@ fn check_pods(pods: &[Cidr]) -> Result<()> {
     }
     if pods[0].is_ipv6() {
         bail!(
-            "--cluster-cidr {}: the first network must be an IPv4 one; services of IPv6 are not supported yet",
+            "--cluster-cidr {}: the first network must be an IPv4 one",
             pods[0]
         );
+    }
+    Ok(())
+}
+
+fn check_services(services: &[Cidr], pods: &[Cidr]) -> Result<()> {
+    match services {
+        [_] => {}
+        [a, b] if !a.same_family(*b) => {}
+        _ => bail!(
+            "--service-cluster-ip-range: write one network, or one of each address family with a comma between"
+        ),
+    }
+    if services[0].is_ipv6() {
+        bail!(
+            "--service-cluster-ip-range {}: the first network must be an IPv4 one",
+            services[0]
+        );
+    }
+    for network in services {
+        let (smallest, largest) = match network.is_ipv4() {
+            true => (SMALLEST_SERVICE_PREFIX, LARGEST_SERVICE_PREFIX),
+            false => (SMALLEST_SERVICE_PREFIX_V6, LARGEST_SERVICE_PREFIX_V6),
+        };
+        if !(smallest..=largest).contains(&network.prefix()) {
+            bail!("--service-cluster-ip-range {network} must be between a /{smallest} and a /{largest}");
+        }
+        if !pods.iter().any(|pods| pods.same_family(*network)) {
+            bail!(
+                "--service-cluster-ip-range {network}: pods have no addresses of this family; give --cluster-cidr a second network"
+            );
+        }
+        if let Some(pods) = pods.iter().find(|pods| pods.overlaps(*network)) {
+            bail!(
+                "--cluster-cidr {pods} and --service-cluster-ip-range {network} overlap; choose networks apart"
+            );
+        }
     }
     Ok(())
 }
@@ -124,6 +146,10 @@ mod tests {
         };
         assert_eq!(tried("10.9.0.0/16", "10.8.0.0/16"), Ok(()));
         assert_eq!(tried("10.9.0.0/16,fd00:9::/48", "10.8.0.0/16"), Ok(()));
+        assert_eq!(
+            tried("10.9.0.0/16,fd00:9::/48", "10.8.0.0/16,fd00:8::/112"),
+            Ok(())
+        );
         assert_eq!(tried(&one.pod_cidr, &one.service_cidr), Ok(()), "its own");
         for (pods, services, why) in [
             ("nonsense", "10.8.0.0/16", "not a network in CIDR notation"),
@@ -136,12 +162,23 @@ mod tests {
             ("10.9.0.0/16,fd00::/80", "10.8.0.0/16", "a node takes a /64"),
             ("10.9.0.0/16,fd00::/40", "10.8.0.0/16", "too large"),
             ("10.9.0.0/16,fe80::/64", "10.8.0.0/16", "not a network for hosts"),
-            ("10.9.0.0/16", "fd00::/112", "not an IPv4 network"),
+            ("10.9.0.0/16", "fd00::/112", "first network must be an IPv4 one"),
             (
                 "10.9.0.0/16",
                 "10.8.0.0/16,fd00::/112",
-                "one network is supported",
+                "pods have no addresses of this family",
             ),
+            (
+                "10.9.0.0/16",
+                "10.8.0.0/16,10.7.0.0/16",
+                "one of each address family",
+            ),
+            (
+                "10.9.0.0/16,fd00::/48",
+                "10.8.0.0/16,fd00:1::/48",
+                "between a /64 and a /124",
+            ),
+            ("10.9.0.0/16,fd00::/48", "10.8.0.0/16,fd00::/112", "overlap"),
             ("10.9.0.0/25", "10.8.0.0/16", "too small"),
             ("127.0.0.0/16", "10.8.0.0/16", "not a network for hosts"),
             ("10.9.0.0/16", "10.8.0.0/29", "between a /12 and a /28"),

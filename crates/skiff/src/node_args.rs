@@ -4,7 +4,9 @@ use anyhow::{Result, bail};
 use clap::Args;
 use k8s_openapi::api::core::v1::Taint;
 use serde::{Deserialize, Serialize};
+use skiff_node::{ImageLimits, ThresholdFlags, Thresholds};
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Node")]
@@ -25,6 +27,14 @@ pub struct NodeArgs {
     /// Run containers by this CRI runtime instead of the embedded one
     #[arg(long, value_name = "unix://PATH", value_parser = crate::cli::unix_socket)]
     pub container_runtime_endpoint: Option<String>,
+    /// Where such a runtime looks for CNI configurations [default: what it says, or /etc/cni/net.d]
+    #[arg(long, value_name = "DIR", requires = "container_runtime_endpoint")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cni_conf_dir: Option<PathBuf>,
+    /// Where such a runtime looks for CNI plugins [default: what it says, or /opt/cni/bin]
+    #[arg(long, value_name = "DIR", requires = "container_runtime_endpoint")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cni_bin_dir: Option<PathBuf>,
     /// Sysctls that pods may set besides the safe ones; a name may end in *
     #[arg(long, value_name = "SYSCTL", value_delimiter = ',', value_parser = crate::cli::sysctl)]
     pub allowed_unsafe_sysctls: Vec<String>,
@@ -32,17 +42,77 @@ pub struct NodeArgs {
     #[arg(long, value_name = "COUNT", default_value_t = -1, allow_negative_numbers = true)]
     #[serde(default)]
     pub pod_max_pids: i64,
+    /// What the node must have left, or pods are evicted at once [default:
+    /// memory.available<100Mi,nodefs.available<5%,nodefs.inodesFree<5%,imagefs.available<5%,imagefs.inodesFree<5%]
+    #[arg(long, value_name = "SIGNAL<AMOUNT,...")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction_hard: Option<String>,
+    /// What the node must have left, or pods are evicted after a while
+    #[arg(long, value_name = "SIGNAL<AMOUNT,...")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction_soft: Option<String>,
+    /// How long each of --eviction-soft must last
+    #[arg(long, value_name = "SIGNAL=TIME,...")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction_soft_grace_period: Option<String>,
+    /// How much more than a threshold there must be before its shortage is over
+    #[arg(long, value_name = "SIGNAL=AMOUNT,...")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction_minimum_reclaim: Option<String>,
+    /// How long a pressure condition stays after its cause [default: 5m]
+    #[arg(long, value_name = "TIME")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction_pressure_transition_period: Option<String>,
+    /// Seconds that a pod has at most to end when a threshold of --eviction-soft is met
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    #[serde(default)]
+    pub eviction_max_pod_grace_period: u32,
+    /// Percent of the disk above which unused images are removed; 100: never [default: 85]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_gc_high_threshold: Option<u8>,
+    /// Percent of the disk down to which unused images are removed [default: 80]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_gc_low_threshold: Option<u8>,
 }
 
 impl NodeArgs {
-    /// Refuses an address that is not this machine's: nobody would find the kubelet there.
-    pub fn check_address(&self) -> Result<()> {
+    /// Refuses what cannot work: an address that is not this machine's, where nobody would find the kubelet, and
+    /// thresholds that cannot be read.
+    pub fn check(&self) -> Result<()> {
+        self.thresholds()?;
+        self.image_limits()?;
         if let Some(address) = self.node_ip
             && let Err(error) = std::net::UdpSocket::bind((address, 0))
         {
             bail!("this machine does not have the address {address} ({error}); choose another --node-ip");
         }
         Ok(())
+    }
+
+    /// When the node is short of something.
+    pub fn thresholds(&self) -> Result<Thresholds> {
+        let flags = ThresholdFlags {
+            hard: self.eviction_hard.clone(),
+            soft: self.eviction_soft.clone(),
+            soft_grace: self.eviction_soft_grace_period.clone(),
+            minimum_reclaim: self.eviction_minimum_reclaim.clone(),
+            transition: self.eviction_pressure_transition_period.clone(),
+            max_pod_grace: self.eviction_max_pod_grace_period.into(),
+        };
+        Thresholds::parse(&flags).map_err(anyhow::Error::msg)
+    }
+
+    /// When unused images are removed.
+    pub fn image_limits(&self) -> Result<ImageLimits> {
+        let default = ImageLimits::default();
+        let high = self.image_gc_high_threshold.unwrap_or(default.high);
+        let low = self.image_gc_low_threshold.unwrap_or(default.low.min(high));
+        if low > high {
+            bail!("--image-gc-low-threshold {low} is above --image-gc-high-threshold {high}");
+        }
+        Ok(ImageLimits { high, low, ..default })
     }
 
     /// The name of this node: the flag's, or the machine's.

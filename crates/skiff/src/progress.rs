@@ -19,6 +19,10 @@ pub enum Report {
         took_us: u64,
         at_us: u64,
     },
+    /// What a step waits for.
+    Waiting {
+        why: String,
+    },
     Ready {
         took_us: u64,
     },
@@ -43,6 +47,8 @@ pub struct Reporter {
     began: Instant,
     /// Present until the start is over. A leaf lock.
     parent: Mutex<Option<std::io::Stdout>>,
+    /// What was last waited for. A leaf lock.
+    waiting: Mutex<Option<String>>,
 }
 
 impl Reporter {
@@ -50,6 +56,7 @@ impl Reporter {
         Self {
             began: Instant::now(),
             parent: Mutex::new(has_parent.then(std::io::stdout)),
+            waiting: Mutex::default(),
         }
     }
 
@@ -80,6 +87,21 @@ impl Reporter {
             });
         }
         result
+    }
+
+    /// Says what a step waits for, once.
+    pub fn waiting(&self, why: &str) {
+        let mut last = self.waiting.lock();
+        if last.as_deref() != Some(why) {
+            *last = Some(why.to_owned());
+            tracing::info!(why, "waiting");
+            self.send(&Report::Waiting { why: why.to_owned() });
+        }
+    }
+
+    /// What was last waited for.
+    pub fn waited_for(&self) -> Option<String> {
+        self.waiting.lock().clone()
     }
 
     pub fn ready(&self) {
@@ -133,6 +155,14 @@ pub fn show(reports: impl Read) -> Result<Option<Times>, String> {
                 }
                 let line = done_line(&step, took_us);
                 // Without a terminal indicatif prints nothing.
+                if bar.is_hidden() {
+                    say!("{line}");
+                } else {
+                    bar.println(line)
+                }
+            }
+            Ok(Report::Waiting { why }) => {
+                let line = format!("    waiting: {why}");
                 if bar.is_hidden() {
                     say!("{line}");
                 } else {

@@ -115,7 +115,11 @@ async fn run(args: &ServerArgs, reporter: &Arc<Reporter>) -> Result<()> {
     let started = tokio::select! {
         started = tokio::time::timeout(START_PATIENCE, wiring.start()) => match started {
             Ok(started) => started,
-            Err(_) => Err(anyhow::anyhow!("the node is not Ready after {} s; see {}", START_PATIENCE.as_secs(), cluster.log_file().display())),
+            Err(_) => {
+                let why = reporter.waited_for().map(|why| format!(" ({why})")).unwrap_or_default();
+                let (seconds, log) = (START_PATIENCE.as_secs(), cluster.log_file());
+                Err(anyhow::anyhow!("the node is not Ready after {seconds} s{why}; see {}", log.display()))
+            }
         },
         signal = &mut ended => {
             ended_early = true;

@@ -385,7 +385,7 @@ fn print(report: &Report, agent: bool) {
     say!("\nComponents");
     for component in &report.components {
         say!(
-            "  {:<12} {} {}",
+            "  {:<13} {} {}",
             component.name,
             component.state.state,
             component.state.message

@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde::Serialize;
-use skiff_client::ErrorExt;
+use skiff_client::{ErrorExt, ServerAddress};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -132,8 +132,9 @@ pub async fn run(args: &TokenArgs) -> Result<()> {
         TokenCommand::Create {
             ttl,
             server: false,
+            kubeadm,
             description,
-        } => create(&cluster, ttl.unwrap_or(DEFAULT_TTL), description).await,
+        } => create(&cluster, ttl.unwrap_or(DEFAULT_TTL), description, *kubeadm).await,
         TokenCommand::Create { ttl, description, .. } => {
             create_for_server(&cluster, ttl.unwrap_or(DEFAULT_SERVER_TTL), description).await
         }
@@ -142,7 +143,7 @@ pub async fn run(args: &TokenArgs) -> Result<()> {
     }
 }
 
-async fn create(cluster: &Cluster, ttl: Duration, description: &str) -> Result<()> {
+async fn create(cluster: &Cluster, ttl: Duration, description: &str, kubeadm: bool) -> Result<()> {
     let client = client(cluster).await?;
     let (server, hash) = destination(cluster, &client).await?;
     let expiration = match ttl {
@@ -157,7 +158,14 @@ async fn create(cluster: &Cluster, ttl: Duration, description: &str) -> Result<(
             &token.secret_object(description, expiration),
         )
         .await?;
-    say!("skiff join {server} --token {token} --ca-hash {hash}");
+    match kubeadm {
+        // It takes no URL.
+        true => {
+            let server = server.parse::<ServerAddress>()?.authority();
+            say!("kubeadm join {server} --token {token} --discovery-token-ca-cert-hash {hash}");
+        }
+        false => say!("skiff join {server} --token {token} --ca-hash {hash}"),
+    }
     Ok(())
 }
 

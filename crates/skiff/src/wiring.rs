@@ -17,7 +17,7 @@ use kube::Client;
 use kube::api::Api;
 use skiff_client::ServerAddress;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// How often the Node is read until it is Ready.
@@ -45,7 +45,7 @@ impl Wiring {
     async fn server(self) -> Result<Machine> {
         let (args, cluster) = (&*self.args, &self.cluster);
         let node_name = args.node.node_name()?;
-        args.node.check_address()?;
+        args.node.check()?;
         let gateway = cluster.pod_gateway()?;
         check_mask(cluster, args.node_cidr_mask_size)?;
         let advertise = advertise_address(args, cluster, gateway);
@@ -129,7 +129,7 @@ async fn start(machine: &Machine) -> Result<()> {
     let client = machine.access()?.client(node, "skiff", None);
     machine
         .reporter
-        .step(NODE_READY, node_ready(client, &machine.node_name))
+        .step(NODE_READY, node_ready(client, machine))
         .await?;
     match &machine.agent {
         // Logs and exec work from here on.
@@ -178,13 +178,29 @@ async fn pack_demo(machine: &Machine) -> Result<()> {
     machine.reporter.step("demo image", packing).await
 }
 
-async fn node_ready(client: Client, name: &str) -> Result<()> {
+/// What the node itself says.
+fn why_not_ready(node: &Node) -> Option<String> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    let ready = conditions.iter().find(|one| one.type_ == "Ready")?;
+    ready.message.clone().filter(|_| ready.status != "True")
+}
+
+/// How long a node may be not Ready before it is said why.
+const UNUSUAL: Duration = Duration::from_secs(3);
+
+async fn node_ready(client: Client, machine: &Machine) -> Result<()> {
     let nodes: Api<Node> = Api::all(client);
+    let began = Instant::now();
     loop {
         // What goes wrong on the way there may go right the next time; the start has its time limit.
-        let node = nodes.get_opt(name).await.ok().flatten();
-        if node.is_some_and(|node| is_ready(&node)) {
+        let node = nodes.get_opt(&machine.node_name).await.ok().flatten();
+        if node.as_ref().is_some_and(is_ready) {
             return Ok(());
+        }
+        if let Some(why) = node.as_ref().and_then(why_not_ready)
+            && began.elapsed() > UNUSUAL
+        {
+            machine.reporter.waiting(&why);
         }
         tokio::time::sleep(POLL).await;
     }

@@ -12,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::json;
 use skiff_client::ErrorExt;
 use skiff_testkit::{
-    BUSYBOX, Cluster, PAUSE, belongings, busybox_archive, eventually, expect_eq, pause_archive, shims,
+    BUSYBOX, Cluster, PAUSE, Random, belongings, busybox_archive, eventually, expect_eq, pause_archive, shims,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,31 +24,6 @@ const WORKERS: u64 = 4;
 const SHORT: Duration = Duration::from_secs(20);
 /// Pods that stay until the end; more would not fit on the node.
 const MAX_KEPT: usize = 20;
-
-/// SplitMix64: a seed gives the same choices again, though not the same timing.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    fn one_in(&mut self, chances: u64) -> bool {
-        self.below(chances) == 0
-    }
-
-    fn millis(&mut self, from: u64, to: u64) -> Duration {
-        Duration::from_millis(from + self.below(to - from))
-    }
-}
 
 #[derive(Default)]
 struct Counts {

@@ -54,13 +54,8 @@ fn kill_9_loses_nothing_on_etcd() -> Result<()> {
 
 #[test]
 fn kill_9_loses_nothing_on_containerd() -> Result<()> {
-    let name = Cluster::new_name();
-    let containerd = Containerd::for_cluster(&name, SKIFF)?;
-    let cluster = Cluster::start_named(
-        SKIFF,
-        name,
-        &["--container-runtime-endpoint", &containerd.endpoint()],
-    )?;
+    let containerd = Containerd::with_images(SKIFF)?;
+    let cluster = Cluster::start(SKIFF, &["--container-runtime-endpoint", &containerd.endpoint()])?;
     whole_path::apply_the_example(&cluster.kubectl())?;
     survives_kill_9(&cluster)?;
     clean_up(&cluster)?;

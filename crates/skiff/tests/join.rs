@@ -72,6 +72,7 @@ fn a_machine_joins_runs_pods_survives_a_kill_and_leaves() -> Result<()> {
 
     agent.skiff(&["image", "import", &archive.display().to_string()])?;
     let uid = a_pod_runs_there(&server)?;
+    a_claim_is_served_there(&server, &agent)?;
     status_shows_the_server(&server, &agent)?;
     a_node_stays_itself(&server, &agent, line[1])?;
     a_kill_leaves_pods_alone(&server, &agent, &uid)?;
@@ -193,6 +194,38 @@ fn a_pod_runs_there(server: &Machine) -> Result<String> {
         .as_str()
         .context("containerID")?
         .to_owned())
+}
+
+/// A claim's directory is made on the node of its pod, by that node, and goes with the claim.
+fn a_claim_is_served_there(server: &Machine, agent: &Machine) -> Result<()> {
+    let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"},
+            "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "keeper"}, "spec": {
+            "nodeSelector": {"kubernetes.io/hostname": "second"}, "terminationGracePeriodSeconds": 0,
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+            "containers": [{"name": "c", "image": BUSYBOX, "command": ["sh", "-c", "echo kept > /data/file; sleep 3600"],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]}},
+    ]});
+    server.kubectl_feed(&["apply", "-f", "-"], &objects.to_string())?;
+    let waited = server.kubectl(&["wait", "--for=condition=Ready", "pod/keeper", "--timeout=90s"]);
+    if waited.is_err() {
+        let told = server.kubectl(&["describe", "pod,pvc,pv"])?;
+        waited.with_context(|| told)?;
+    }
+    let claim = server.kubectl_json(&["get", "pvc", "data"])?;
+    let volume = claim["spec"]["volumeName"].as_str().context("volumeName")?;
+    let directory = format!("volumes/{volume}");
+    eventually("the file is on the agent's disk", PATIENCE, || {
+        let file = std::fs::read_to_string(agent.data(&directory).join("file"))?;
+        expect_eq(file.as_str(), "kept\n")
+    })?;
+    ensure!(!server.data(&directory).exists(), "it is on the server's disk");
+    server.kubectl(&["delete", "pod/keeper", "pvc/data", "--timeout=60s"])?;
+    eventually("the volume and its directory are gone", PATIENCE, || {
+        ensure!(!agent.data(&directory).exists(), "{directory} is there");
+        expect_eq(server.kubectl(&["get", "pv", "-o", "name"])?.trim(), "")
+    })
 }
 
 fn status_shows_the_server(server: &Machine, agent: &Machine) -> Result<()> {

@@ -251,7 +251,9 @@ fn commands_tell_what_is_wrong() -> Result<()> {
     let shown = output(SKIFF, &["image", "rm", "nope", "--name", &name])?;
     ensure!(shown.contains("there is no image \"nope\""), "{shown}");
     let shown = cluster.skiff(&["logs", "--lines", "1"])?;
-    ensure!(shown.lines().count() == 1 && shown.contains("ready"), "{shown}");
+    ensure!(shown.lines().count() == 1, "{shown}");
+    let shown = cluster.skiff(&["logs", "--lines", "100"])?;
+    ensure!(shown.contains("skiff::progress: ready"), "{shown}");
     let listed = output(SKIFF, &["list"])?;
     ensure!(listed.contains(&name) && listed.contains("running"), "{listed}");
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full")?;

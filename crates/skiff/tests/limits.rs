@@ -198,15 +198,6 @@ fn requests_are_refused() -> Result<()> {
     let (code, said) = post("/api/v1/namespaces/default/configmaps", &nested(90))?;
     ensure!(code == 0, "{said}");
 
-    page_says("Services are IPv4 only")?;
-    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "six"},
-        "spec": {"ipFamilies": ["IPv6"], "ports": [{"port": 80}]}});
-    let (code, said) = post("/api/v1/namespaces/default/services", &service.to_string())?;
-    ensure!(
-        code != 0 && said.contains("not configured on this cluster"),
-        "{said}"
-    );
-
     page_says("A request URI has up to 64 KiB, and over HTTP/1.1 a request up to 100 headers")?;
     let config = kubectl.run(&["config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"])?;
     let code = |headers: usize, address: usize| -> Result<String> {

@@ -1,6 +1,6 @@
 //! The same path with a real etcd as the store, and with containerd as the runtime.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use skiff_testkit::{Cluster, Containerd, Etcd, busybox_archive, eventually, expect_eq, whole_path};
 
 const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
@@ -62,14 +62,22 @@ fn a_store_that_is_away_is_503_and_nothing_is_lost() -> Result<()> {
 
 #[test]
 fn the_whole_path_on_containerd() -> Result<()> {
-    let name = Cluster::new_name();
-    let containerd = Containerd::for_cluster(&name, SKIFF)?;
-    let cluster = Cluster::start_named(
-        SKIFF,
-        name,
-        &["--container-runtime-endpoint", &containerd.endpoint()],
+    let containerd = Containerd::with_images(SKIFF)?;
+    let cluster = Cluster::start(SKIFF, &["--container-runtime-endpoint", &containerd.endpoint()])?;
+    let configuration = format!("00-skiff-{}.conflist", cluster.name());
+    expect_eq(
+        containerd.network_files()?,
+        vec![configuration, "skiff-bridge".to_owned()],
     )?;
+    // It has one pod network at a time.
+    let second = Cluster::start(SKIFF, &["--container-runtime-endpoint", &containerd.endpoint()]);
+    let refused = second.err().context("a second cluster on the same containerd")?;
+    ensure!(
+        format!("{refused:#}").contains("it has one pod network at a time"),
+        "{refused:#}"
+    );
     whole_path::walk(&cluster).with_context(|| containerd.log())?;
     drop(cluster);
+    expect_eq(containerd.network_files()?, Vec::new())?;
     expect_eq(containerd.ctr(&["containers", "list", "--quiet"])?.as_str(), "")
 }

@@ -51,10 +51,8 @@ impl House {
     }
 
     fn url(&self, server: usize) -> String {
-        let status = std::fs::read(self.servers[server].data("server.json")).unwrap_or_default();
-        let status: Value = serde_json::from_slice(&status).unwrap_or_default();
-        let port = status["settings"]["port"].as_u64().unwrap_or_default();
-        format!("https://{}:{port}", self.servers[server].address())
+        let address = self.servers[server].api_server();
+        address.map_or_else(|error| error.to_string(), |address| address.to_string())
     }
 }
 
@@ -402,14 +400,8 @@ fn number(map: &ConfigMap) -> usize {
 
 impl Load {
     fn start(house: &House) -> Result<Load> {
-        let pki = house.servers[0].data("pki");
-        let read = |name: &str| std::fs::read_to_string(pki.join(name));
-        let admin = skiff_pki::Identity {
-            certificate: read("admin.crt")?,
-            key: read("admin.key")?,
-        };
-        let tls = skiff_pki::api_client_config(&read("ca.crt")?, Some(&admin))?;
-        let servers: Result<Vec<_>> = (0..3).map(|server| Ok(house.url(server).parse()?)).collect();
+        let tls = house.servers[0].admin_tls()?;
+        let servers: Result<Vec<_>> = house.servers.iter().map(Machine::api_server).collect();
         let (servers, namespace) = (servers?, house.agent.network_namespace());
         let (stop, created) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let (stopped, counted) = (stop.clone(), created.clone());

@@ -194,10 +194,9 @@ fn top_works_with_no_add_on() -> Result<()> {
 
 #[test]
 fn top_works_on_containerd() -> Result<()> {
-    let name = Cluster::new_name();
-    let containerd = Containerd::for_cluster(&name, SKIFF)?;
+    let containerd = Containerd::with_images(SKIFF)?;
     let flags = ["--container-runtime-endpoint", &containerd.endpoint()];
-    let cluster = Cluster::start_named(SKIFF, name, &flags)?;
+    let cluster = Cluster::start(SKIFF, &flags)?;
     let began = Instant::now();
     let kubectl = cluster.kubectl();
     start_pod(&kubectl)?;

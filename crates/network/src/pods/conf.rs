@@ -2,7 +2,7 @@
 //! for, and read at a start, to look after the pods of before until the API is there.
 
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use skiff_cni::BridgeConf;
@@ -61,25 +61,35 @@ pub(super) fn write(config: &PodNetworkConfig, plan: &Plan) -> Result<(), Error>
         "plugins": [plugin(config, plan)],
     })
     .to_string();
-    let path = path(config);
-    if std::fs::read_to_string(&path).is_ok_and(|present| present == list) {
+    // The runtime's own copy comes last: with it the node is ready.
+    for path in std::iter::once(path(config)).chain(config.published.clone()) {
+        replace(&path, &list).map_err(Error::io(format!("write {}", path.display())))?;
+    }
+    Ok(())
+}
+
+/// A reader finds the old text or the new one. Runtimes watch the folder, so what is the same is left alone.
+fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    if std::fs::read_to_string(path).is_ok_and(|present| present == text) {
         return Ok(());
     }
-    let write = || -> std::io::Result<()> {
-        std::fs::create_dir_all(&config.cni_conf_dir)?;
-        let beside = config.cni_conf_dir.join(format!(".{FILE}.tmp"));
-        std::fs::write(&beside, list)?;
-        std::fs::rename(&beside, &path)
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(ErrorKind::InvalidInput.into());
     };
-    write().map_err(Error::io(format!("write {}", path.display())))
+    std::fs::create_dir_all(folder)?;
+    let beside = folder.join(format!(".{}.tmp", name.to_string_lossy()));
+    std::fs::write(&beside, text)?;
+    std::fs::rename(&beside, path)
 }
 
 pub(super) fn remove(config: &PodNetworkConfig) -> Result<(), Error> {
-    let path = path(config);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(Error::io(format!("remove {}", path.display()))(error))
+    for path in std::iter::once(path(config)).chain(config.published.clone()) {
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(Error::io(format!("remove {}", path.display()))(error));
+            }
+            _ => {}
         }
-        _ => Ok(()),
     }
+    Ok(())
 }

@@ -131,6 +131,8 @@ pub struct PodNetworkConfig {
     pub table: String,
     /// Where the CNI configuration goes: once it is there, the node can take pods.
     pub cni_conf_dir: PathBuf,
+    /// Where it goes as well, for a runtime that looks elsewhere.
+    pub published: Option<PathBuf>,
     /// Where the plugin keeps which pod has which address.
     pub addresses_dir: PathBuf,
     /// Where the WireGuard key is kept.

@@ -308,6 +308,7 @@ pub(super) mod tests {
             bridge: "skiff0".into(),
             table: "skiff-test-pods".into(),
             cni_conf_dir: "/nowhere".into(),
+            published: None,
             addresses_dir: "/nowhere".into(),
             state_dir: "/nowhere".into(),
             mode,

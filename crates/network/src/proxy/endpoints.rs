@@ -1,36 +1,22 @@
 //! Which endpoints of a service port take traffic: upstream's choice between ready endpoints and those
 //! that are on their way out, for the whole cluster and for this node.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-
-/// The service a slice belongs to.
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// A slice with this label, whatever its value, is for DNS alone.
-const HEADLESS: &str = "service.kubernetes.io/headless";
-
-/// The name of the service that a slice belongs to.
-pub(super) fn service_of(slice: &EndpointSlice) -> Option<&str> {
-    let labels = slice.metadata.labels.as_ref()?;
-    labels.get(SERVICE_NAME).map(String::as_str)
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct State {
-    ready: bool,
-    /// Still answers although its pod is being deleted.
-    serving_terminating: bool,
-    local: bool,
-    /// Meant for certain nodes, and for this one.
-    hinted: bool,
-    hinted_here: bool,
-}
+use super::objects::{Protocol, ProxySlice, SliceEndpoint};
 
 /// An address and port that traffic can go to.
 pub type Target = (IpAddr, u16);
+
+/// Who chooses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Place {
+    pub node: String,
+    /// Empty if the node has none.
+    pub zone: String,
+}
 
 /// The targets of one service port, in order of address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,110 +25,130 @@ pub struct Targets {
     pub cluster: Vec<Target>,
     /// For traffic that must stay on this node.
     pub local: Vec<Target>,
+    /// Those that still answer, whatever new traffic is told: flows to them go on.
+    pub serving: Vec<Target>,
+    /// Whether any node has an endpoint.
+    pub any: bool,
+    /// Those on this node that take traffic from load balancers.
+    pub local_ready: Vec<IpAddr>,
+    /// Addresses of this node among `cluster` and `local`: who has one may reach itself by the service.
+    pub own: Vec<IpAddr>,
 }
 
-type SlicePort<'a> = (&'a str, &'a str, String, &'a str);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct State {
+    ready: bool,
+    serving: bool,
+    terminating: bool,
+    local: bool,
+    /// Meant for certain nodes or zones, and for this one.
+    node: (bool, bool),
+    zone: (bool, bool),
+}
 
-/// All endpoints by service port.
-pub struct Index<'a>(HashMap<SlicePort<'a>, BTreeMap<Target, State>>);
-
-impl<'a> Index<'a> {
-    pub fn new(slices: &'a [Arc<EndpointSlice>], node: &str) -> Index<'a> {
-        let mut index: HashMap<SlicePort<'a>, BTreeMap<Target, State>> = HashMap::new();
-        for slice in slices {
-            let labels = slice.metadata.labels.as_ref();
-            let headless = labels.is_some_and(|labels| labels.contains_key(HEADLESS));
-            if slice.address_type != "IPv4" || headless {
-                continue;
-            }
-            let (Some(namespace), Some(service)) = (slice.metadata.namespace.as_deref(), service_of(slice))
-            else {
-                continue;
-            };
-            for port in slice.ports.iter().flatten() {
-                let Some(number) = port
-                    .port
-                    .and_then(|number| u16::try_from(number).ok())
-                    .filter(|n| *n > 0)
-                else {
-                    continue;
-                };
-                let name = port.name.clone().unwrap_or_default();
-                let protocol = port.protocol.as_deref().unwrap_or("TCP");
-                let targets = index.entry((namespace, service, name, protocol)).or_default();
-                for endpoint in slice.endpoints.iter().flatten() {
-                    let conditions = endpoint.conditions.as_ref();
-                    let ready = conditions.and_then(|c| c.ready).unwrap_or(true);
-                    let serving = conditions.and_then(|c| c.serving).unwrap_or(ready);
-                    let terminating = conditions.and_then(|c| c.terminating).unwrap_or(false);
-                    let nodes = endpoint
-                        .hints
-                        .iter()
-                        .flat_map(|hints| hints.for_nodes.iter().flatten());
-                    let mut nodes = nodes.map(|hint| hint.name == node).peekable();
-                    let state = State {
-                        ready,
-                        serving_terminating: serving && terminating,
-                        local: endpoint.node_name.as_deref() == Some(node),
-                        hinted: nodes.peek().is_some(),
-                        hinted_here: nodes.any(|here| here),
-                    };
-                    // The first address is the endpoint; the others are aliases nobody uses.
-                    let Some(address) = endpoint
-                        .addresses
-                        .first()
-                        .and_then(|a| a.parse::<IpAddr>().ok())
-                        // The API refuses these; here they would lead into the node itself.
-                        .filter(|address| !address.is_loopback() && !address.is_unspecified())
-                        .filter(IpAddr::is_ipv4)
-                    else {
-                        continue;
-                    };
-                    // An endpoint in two slices, as happens while one takes over from the other: the
-                    // better state counts.
-                    targets
-                        .entry((address, number))
-                        .and_modify(|known| {
-                            if !known.ready && state.ready {
-                                *known = state;
-                            }
-                        })
-                        .or_insert(state);
-                }
-            }
+impl State {
+    fn of(endpoint: &SliceEndpoint, place: &Place) -> State {
+        State {
+            ready: endpoint.ready(),
+            serving: endpoint.serving(),
+            terminating: endpoint.terminating(),
+            local: endpoint.node_name.as_deref() == Some(place.node.as_str()),
+            node: endpoint.for_node(&place.node),
+            zone: endpoint.for_zone(&place.zone),
         }
-        Index(index)
     }
 
-    pub fn targets(&self, namespace: &'a str, service: &'a str, port: &str, protocol: &'a str) -> Targets {
-        let Some(endpoints) = self.0.get(&(namespace, service, port.to_string(), protocol)) else {
-            return Targets::default();
-        };
-        let pick = |among: &dyn Fn(&State) -> bool| {
-            let pick = |wanted: &dyn Fn(&State) -> bool| -> Vec<Target> {
+    fn on_its_way_out(&self) -> bool {
+        !self.ready && self.serving && self.terminating
+    }
+}
+
+/// What new traffic is limited to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Preference {
+    Anywhere,
+    SameNode,
+    SameZone,
+}
+
+/// If every ready endpoint is meant for certain nodes, and one for this node, only those for this node are used; else
+/// the same with zones.
+fn preference(endpoints: &BTreeMap<Target, State>) -> Preference {
+    let ready = || endpoints.values().filter(|state| state.ready);
+    let applies = |hint: fn(&State) -> (bool, bool)| {
+        ready().all(|state| hint(state).0) && ready().any(|state| hint(state).1)
+    };
+    if applies(|state| state.node) {
+        Preference::SameNode
+    } else if applies(|state| state.zone) {
+        Preference::SameZone
+    } else {
+        Preference::Anywhere
+    }
+}
+
+/// The targets of one port of a service in one address family.
+pub fn targets<'a>(
+    slices: impl Iterator<Item = &'a Arc<ProxySlice>>,
+    ipv4: bool,
+    name: &str,
+    protocol: Protocol,
+    place: &Place,
+) -> Targets {
+    let mut endpoints: BTreeMap<Target, State> = BTreeMap::new();
+    for slice in slices.filter(|slice| slice.is_ipv4() == ipv4) {
+        for number in slice.ports.iter().filter_map(|port| port.number(name, protocol)) {
+            for endpoint in &slice.endpoints {
+                let Some(address) = endpoint.address.filter(|address| address.is_ipv4() == ipv4) else {
+                    continue;
+                };
+                let state = State::of(endpoint, place);
+                // An endpoint in two slices, as happens while one takes over from the other: the
+                // better state counts.
                 endpoints
-                    .iter()
-                    .filter(|(_, s)| among(s) && wanted(s))
-                    .map(|(target, _)| *target)
-                    .collect()
-            };
-            let ready = pick(&|state| state.ready);
-            if ready.is_empty() {
-                pick(&|state| state.serving_terminating)
-            } else {
-                ready
+                    .entry((address, number))
+                    .and_modify(|known| {
+                        if !known.ready && state.ready {
+                            *known = state;
+                        }
+                    })
+                    .or_insert(state);
             }
-        };
-        // Upstream's rule for `PreferSameNode`: if every ready endpoint is meant for certain nodes, and one for this
-        // node, only those for this node are used.
-        let mut ready = endpoints.values().filter(|state| state.ready).peekable();
-        let prefer_here = ready.peek().is_some()
-            && ready.all(|state| state.hinted)
-            && endpoints.values().any(|state| state.ready && state.hinted_here);
-        Targets {
-            cluster: pick(&|state| !prefer_here || state.hinted_here),
-            local: pick(&|state| state.local),
         }
+    }
+    let pick = |wanted: &dyn Fn(&State) -> bool| -> Vec<Target> {
+        let wanted = endpoints.iter().filter(|(_, state)| wanted(state));
+        wanted.map(|(target, _)| *target).collect()
+    };
+    let preference = preference(&endpoints);
+    let preferred = |state: &State| match preference {
+        Preference::Anywhere => true,
+        Preference::SameNode => state.node.1,
+        Preference::SameZone => state.zone.1,
+    };
+    let or_ending = |ready: Vec<Target>, among: &dyn Fn(&State) -> bool| match ready.is_empty() {
+        true => pick(&|state| state.on_its_way_out() && among(state)),
+        false => ready,
+    };
+    let cluster = or_ending(pick(&|state| state.ready && preferred(state)), &|_| true);
+    let local_ready = pick(&|state| state.ready && state.local);
+    let local = or_ending(local_ready.clone(), &|state| state.local);
+    let used = cluster.iter().chain(&local);
+    let mut own: Vec<IpAddr> = used
+        .filter(|target| endpoints.get(*target).is_some_and(|state| state.local))
+        .map(|target| target.0)
+        .collect();
+    own.sort();
+    own.dedup();
+    Targets {
+        any: endpoints
+            .values()
+            .any(|state| state.ready || state.on_its_way_out()),
+        serving: pick(&|state| state.serving),
+        local_ready: local_ready.into_iter().map(|target| target.0).collect(),
+        cluster,
+        local,
+        own,
     }
 }
 
@@ -152,18 +158,31 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn ready_first_then_those_on_their_way_out() {
+    fn upstreams_choice() {
         fn check(endpoints: Value, cluster: &[&str], local: &[&str]) {
-            let slice: EndpointSlice = serde_json::from_value(json!({
-                "metadata": {"namespace": "ns", "name": "s", "labels": {SERVICE_NAME: "web"}},
+            let slice: ProxySlice = serde_json::from_value(json!({
+                "metadata": {"namespace": "ns", "name": "s"},
                 "addressType": "IPv4", "endpoints": endpoints, "ports": [{"name": "http", "port": 80, "protocol": "TCP"}],
             }))
             .unwrap();
+            let place = Place {
+                node: "here".into(),
+                zone: "a".into(),
+            };
             let slices = [Arc::new(slice)];
-            let got = Index::new(&slices, "here").targets("ns", "web", "http", "TCP");
+            let got = targets(slices.iter(), true, "http", Protocol::Tcp, &place);
             let text = |targets: &[Target]| targets.iter().map(|(a, _)| a.to_string()).collect::<Vec<_>>();
             assert_eq!(text(&got.cluster), cluster);
             assert_eq!(text(&got.local), local);
+            assert_eq!(got.any, !cluster.is_empty() || !local.is_empty());
+            for (name, protocol, ipv4) in [
+                ("other", Protocol::Tcp, true),
+                ("http", Protocol::Udp, true),
+                ("http", Protocol::Tcp, false),
+            ] {
+                let none = targets(slices.iter(), ipv4, name, protocol, &place);
+                assert_eq!(none, Targets::default());
+            }
         }
         let endpoint = |address: &str, node: &str, ready: bool, serving: bool, terminating: bool| {
             json!({"addresses": [address], "nodeName": node,
@@ -215,8 +234,27 @@ mod tests {
             &["10.0.0.1"],
         );
         check(json!([there]), &["10.0.0.2"], &[]);
+        // The same with zones, which count where node hints do not.
+        let zoned = |address: &str, nodes: Value, zone: &str| {
+            json!({"addresses": [address], "nodeName": "there",
+                "hints": {"forNodes": nodes, "forZones": [{"name": zone}]}})
+        };
+        let (same, other) = (
+            zoned("10.0.0.1", Value::Null, "a"),
+            zoned("10.0.0.2", Value::Null, "b"),
+        );
+        check(json!([same, other]), &["10.0.0.1"], &[]);
+        check(json!([other]), &["10.0.0.2"], &[]);
         check(
-            json!([{"addresses": ["not an address"]}, {"addresses": []}, {"addresses": ["127.0.0.1"]}, {"addresses": ["0.0.0.0"]}]),
+            json!([same, other, plain]),
+            &["10.0.0.1", "10.0.0.2", "10.0.0.3"],
+            &[],
+        );
+        let elsewhere = zoned("10.0.0.4", json!([{"name": "there"}]), "a");
+        check(json!([elsewhere, other]), &["10.0.0.4"], &[]);
+        check(
+            json!([{"addresses": ["not an address"]}, {"addresses": []}, {"addresses": null},
+                {"addresses": ["127.0.0.1"]}, {"addresses": ["0.0.0.0"]}]),
             &[],
             &[],
         );

@@ -1,40 +1,58 @@
 //! The service proxy: services and endpoints come from the API, and the node's packets go where they
-//! say. `plan` is pure, `apply` talks to the kernel, and the loop here brings the two together.
+//! say. `index` keeps what the API has and plans each service by itself, `table` brings the elements that have
+//! changed into the kernel, and the loop here brings the two together.
 
-mod apply;
+mod conntrack;
+mod elements;
 mod endpoints;
-mod external;
+mod frame;
+mod health;
+mod inbox;
+mod index;
+mod limits;
 mod marks;
+mod metrics;
+mod objects;
 mod plan;
-mod ruleset;
+mod sets;
+mod table;
 
-use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Service;
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use skiff_client::{Client, EventRecorder, InformerFactory};
-use tokio::sync::Notify;
-use tokio::time::MissedTickBehavior;
+use k8s_openapi::api::core::v1::{Node, Service};
+use skiff_client::{Change, Client, EventRecorder, InformerFactory};
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-pub use apply::Table;
-pub(crate) use apply::string_attribute;
+use conntrack::Stale;
+pub use conntrack::forget_stale_flows;
+use health::{Health, HealthPorts};
+use inbox::Inbox;
+pub use index::{Delta, Index, Networks};
 use marks::Marks;
-pub use plan::plan;
-use plan::plan_with_refusals;
-pub(crate) use ruleset::Protocol;
-pub use ruleset::Ruleset;
+pub use metrics::Metrics;
+pub(crate) use objects::Protocol;
+pub use objects::{ProxySlice, ServiceFacts};
 use skiff_meta::net::Cidr;
+pub use table::Table;
+pub(crate) use table::string_attribute;
 
-/// How often the kernel's table is compared with ours.
-const VERIFY_PERIOD: Duration = Duration::from_secs(30);
+/// How often somebody is looked for who changed the rules. That is one question to the kernel.
+const LOOK_PERIOD: Duration = Duration::from_millis(300);
 
-/// Changes that come together are applied together.
-const SETTLE: Duration = Duration::from_millis(2);
+/// How often all elements are compared, if somebody has changed any nftables rules at all.
+const CHECK_PERIOD: Duration = Duration::from_secs(60);
+
+/// The first change is brought into the kernel at once; the next ones wait for this many times as long as that took, so
+/// that under load they come together and most of the time is left to others.
+const PAUSE_FACTOR: u32 = 3;
+const MAX_PAUSE: Duration = Duration::from_millis(250);
 
 const MAX_RETRY: Duration = Duration::from_secs(10);
+
+const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -52,27 +70,31 @@ pub enum Error {
 
 #[derive(Debug, Clone)]
 pub struct ProxyConfig {
-    /// The nftables table; one a cluster and node.
+    /// The nftables table; one a cluster and node, in each address family.
     pub table: String,
     pub node_name: String,
     /// The pod addresses of the whole cluster, at most one network of each family: who is inside.
     pub pod_cidrs: Vec<Cidr>,
-    /// The addresses of services.
+    /// The addresses of services. Their families are those that are served.
     pub service_cidrs: Vec<Cidr>,
     /// TCP ports of this machine that no service may take: the API server's and the kubelet's.
     pub host_ports: Vec<u16>,
     /// The pods' bridge; node ports answer on 127.0.0.1 too when it is known.
     pub bridge: Option<String>,
+    /// The addresses that node ports answer on; all of the machine's if empty.
+    pub node_port_addresses: Vec<Cidr>,
+    /// Where `/healthz` and `/livez` are served.
+    pub healthz: Option<SocketAddr>,
+    /// Where `/metrics` is served.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl ProxyConfig {
-    /// The table has IPv4 rules; those of IPv6 will be a table of their own.
-    fn pods(&self) -> Option<Cidr> {
-        self.pod_cidrs.iter().copied().find(|cidr| cidr.is_ipv4())
-    }
-
-    fn services(&self) -> Option<Cidr> {
-        self.service_cidrs.iter().copied().find(|cidr| cidr.is_ipv4())
+    pub fn networks(&self) -> Networks {
+        Networks {
+            pods: self.pod_cidrs.clone(),
+            services: self.service_cidrs.clone(),
+        }
     }
 
     fn validate(&self) -> Result<(), Error> {
@@ -91,85 +113,235 @@ impl ProxyConfig {
 }
 
 /// Runs until `shutdown`. The rules stay when it returns, so that services work while skiff restarts.
-pub async fn run(config: ProxyConfig, client: Client, shutdown: CancellationToken) -> Result<(), Error> {
+pub async fn run(
+    config: ProxyConfig,
+    client: Client,
+    metrics: Arc<Metrics>,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
     config.validate()?;
-    let mut table = Table::open(&config.table)?;
-    let recorder = EventRecorder::new(client.clone(), "kube-proxy", &config.node_name);
-    let factory = InformerFactory::new(client.clone(), shutdown.clone());
-    let services = factory.informer::<Service>();
-    let slices = factory.informer::<EndpointSlice>();
-    let changed = Arc::new(Notify::new());
-    let marks = Arc::new(Marks::default());
-    let (on_service, on_slice) = (changed.clone(), changed.clone());
-    let (service_marks, slice_marks) = (marks.clone(), marks.clone());
-    services.subscribe(move |change| {
-        let service = change.object();
-        service_marks.noticed(&**service, service.metadata.name.clone());
-        on_service.notify_one();
+    // Subscriptions and servers end with this run.
+    let ended = shutdown.child_token();
+    let _end = ended.clone().drop_guard();
+    let families = config.networks().families();
+    let told = Arc::new(Told {
+        inbox: Inbox::default(),
+        marks: Marks::default(),
+        health: Health::new(&families, metrics.clone()),
+        metrics: metrics.clone(),
+        families,
     });
-    slices.subscribe(move |change| {
-        let slice = change.object();
-        slice_marks.noticed(&**slice, endpoints::service_of(slice).map(str::to_owned));
-        on_slice.notify_one();
-    });
+    if let Some(address) = config.healthz {
+        let health = told.health.clone();
+        skiff_supervise::keep("proxy-healthz", &ended, move || {
+            health::serve_health(address, health.clone())
+        });
+    }
+    if let Some(address) = config.metrics {
+        let (metrics, health) = (metrics.clone(), told.health.clone());
+        skiff_supervise::keep("proxy-metrics", &ended, move || {
+            health::serve_metrics(address, metrics.clone(), health.clone())
+        });
+    }
+    let factory = InformerFactory::new(client.clone(), ended.clone());
     tokio::select! {
         // Half the truth would take services away that are only not read yet.
-        () = async { tokio::join!(services.synced(), slices.synced()); } => {}
+        () = follow(&factory, &config.node_name, &told) => {}
         () = shutdown.cancelled() => return Ok(()),
     }
-    let mut verify = tokio::time::interval(VERIFY_PERIOD);
-    verify.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut retry = Duration::ZERO;
-    let mut told = HashSet::new();
-    loop {
-        let start = std::time::Instant::now();
-        let round = marks.begin();
-        let (wanted, refusals) = plan_with_refusals(&config, &services.list(), &slices.list());
-        let planned = start.elapsed();
-        let mut refused = HashSet::new();
-        for refusal in refusals {
-            let what = (refusal.service.uid.clone(), refusal.message);
-            if !told.contains(&what) {
-                recorder.event(&refusal.service, "Warning", "ExternalIPRefused", what.1.clone());
-            }
-            refused.insert(what);
-        }
-        told = refused;
-        match sync(&mut table, &config, &wanted).await {
-            Ok(programmed) => {
-                retry = Duration::ZERO;
-                if programmed {
-                    round.report(&client);
-                }
-                tracing::debug!(?planned, total = ?start.elapsed(), chains = wanted.chains.len(), "services applied");
-            }
-            Err(error) => {
-                marks.put_back(round);
-                retry = (retry * 2).clamp(Duration::from_millis(100), MAX_RETRY);
-                tracing::error!(%error, again_in = ?retry, "cannot apply the services' rules");
-            }
-        }
-        tokio::select! {
-            () = shutdown.cancelled() => return Ok(()),
-            () = changed.notified() => tokio::time::sleep(SETTLE).await,
-            () = tokio::time::sleep(retry), if !retry.is_zero() => {}
-            _ = verify.tick() => {
-                if let Err(error) = table.verify().await {
-                    tracing::warn!(%error, "cannot look at the service proxy's table");
-                }
-            }
-        }
+    let stale = Stale::default();
+    let proxy = Proxy::open(config, client, told, ended)?;
+    tokio::select! {
+        ended = proxy.run(&stale) => ended,
+        () = stale.run(|ipv4, count, took| metrics.forgot(ipv4, count, took)) => Ok(()),
+        () = shutdown.cancelled() => Ok(()),
     }
 }
 
-/// Whether the kernel's rules had to be changed.
-async fn sync(table: &mut Table, config: &ProxyConfig, wanted: &Ruleset) -> Result<bool, Error> {
-    let programmed = table.apply(wanted).await?;
-    if let Some(bridge) = &config.bridge {
-        // After the rule that keeps pods away from the node's loopback services.
-        allow_local_source(bridge)?;
+/// What informers tell of.
+struct Told {
+    inbox: Inbox,
+    marks: Marks,
+    health: Arc<Health>,
+    metrics: Arc<Metrics>,
+    families: Vec<bool>,
+}
+
+impl Told {
+    fn queued(&self, of_endpoints: bool) {
+        self.health.queued();
+        self.metrics.queued(&self.families, of_endpoints);
     }
-    Ok(programmed)
+}
+
+/// Has all told that rules depend on, and returns when everything has been told.
+async fn follow(factory: &InformerFactory, node: &str, told: &Arc<Told>) {
+    let services = factory.informer::<Service>();
+    let to = told.clone();
+    services.subscribe(move |change| {
+        let service = change.object();
+        to.marks.noticed(&**service, service.metadata.name.clone());
+        to.queued(false);
+        let facts = present(change).map(ServiceFacts::of);
+        to.inbox.service(&service.metadata, facts);
+    });
+    let slices = factory.partial::<ProxySlice>(None, None);
+    let to = told.clone();
+    slices.subscribe(move |change| {
+        let slice = change.object();
+        to.marks.noticed(&**slice, slice.service().map(str::to_owned));
+        to.queued(true);
+        if let Change::Applied { old: Some(old), .. } = change
+            && old.service() != slice.service()
+        {
+            to.inbox.slice(old, None);
+        }
+        to.inbox.slice(slice, present(change).map(|_| slice.clone()));
+    });
+    let this_node = format!("metadata.name={node}");
+    let nodes = factory.filtered::<Node>(None, Some(&this_node));
+    let to = told.clone();
+    nodes.subscribe(move |change| {
+        let node = present(change);
+        to.health.node(node);
+        let labels = node.and_then(|node| node.metadata.labels.as_ref());
+        let zone = labels.and_then(|labels| labels.get(ZONE_LABEL));
+        to.inbox.zone(zone.cloned().unwrap_or_default());
+    });
+    tokio::join!(services.synced(), slices.synced(), nodes.synced());
+}
+
+/// The object of a change, unless it is gone.
+fn present<K>(change: &Change<K>) -> Option<&K> {
+    match change {
+        Change::Applied { new, .. } => Some(new),
+        Change::Deleted { .. } => None,
+    }
+}
+
+struct Proxy {
+    config: ProxyConfig,
+    client: Client,
+    recorder: EventRecorder,
+    told: Arc<Told>,
+    health_ports: HealthPorts,
+    index: Index,
+    table: Table,
+}
+
+impl Proxy {
+    fn open(
+        config: ProxyConfig,
+        client: Client,
+        told: Arc<Told>,
+        ended: CancellationToken,
+    ) -> Result<Proxy, Error> {
+        let recorder = EventRecorder::new(client.clone(), "kube-proxy", &config.node_name);
+        Ok(Proxy {
+            health_ports: HealthPorts::new(
+                told.health.clone(),
+                recorder.clone(),
+                &config.node_name,
+                &config.node_port_addresses,
+                ended,
+            ),
+            recorder,
+            table: Table::open(&config, &told.families)?,
+            index: Index::new(&config.node_name, config.networks()),
+            config,
+            client,
+            told,
+        })
+    }
+
+    async fn run(mut self, stale: &Stale) -> Result<(), Error> {
+        let mut look = tokio::time::interval_at(Instant::now() + LOOK_PERIOD, LOOK_PERIOD);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut check = tokio::time::interval_at(Instant::now() + CHECK_PERIOD, CHECK_PERIOD);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut retry = Duration::ZERO;
+        let mut first = true;
+        let mut not_before = Instant::now();
+        loop {
+            tokio::time::sleep_until(not_before).await;
+            let start = Instant::now();
+            match self.sync(stale).await {
+                Ok(()) => {
+                    retry = Duration::ZERO;
+                    // The kernel has these limits once there are rules that need connection tracking.
+                    if std::mem::take(&mut first) {
+                        limits::raise();
+                    }
+                }
+                Err(error) => {
+                    self.told.metrics.failed(&self.told.families);
+                    retry = (retry * 2).clamp(Duration::from_millis(100), MAX_RETRY);
+                    tracing::error!(%error, again_in = ?retry, "cannot apply the services' rules");
+                }
+            }
+            not_before = Instant::now() + (start.elapsed() * PAUSE_FACTOR).min(MAX_PAUSE);
+            loop {
+                let lost = tokio::select! {
+                    () = self.told.inbox.changed.notified() => break,
+                    () = tokio::time::sleep(retry), if !retry.is_zero() => break,
+                    _ = look.tick() => self.table.look().await,
+                    _ = check.tick() => self.table.check(self.index.wanted()).await,
+                };
+                match lost {
+                    Ok(false) => {}
+                    Ok(true) => break,
+                    Err(error) => tracing::warn!(%error, "cannot look at the service proxy's tables"),
+                }
+            }
+        }
+    }
+
+    /// Brings what has changed into the kernel.
+    async fn sync(&mut self, stale: &Stale) -> Result<(), Error> {
+        let start = Instant::now();
+        let told = self.told.clone();
+        let round = told.marks.begin();
+        told.metrics.begin();
+        let news = told.inbox.empty_into(&mut self.index);
+        let mut delta = self.index.compile();
+        let compiled = start.elapsed();
+        for (service, message) in std::mem::take(&mut delta.refusals) {
+            self.recorder
+                .event(&service, "Warning", "ExternalIPRefused", message);
+        }
+        // A port that is given up may be what another service has now.
+        delta.health.sort_by_key(|(_, port)| port.is_some());
+        for (service, port) in std::mem::take(&mut delta.health) {
+            self.health_ports.set(&service, port);
+        }
+        let (removed, added, loads) = (delta.removed.len(), delta.added.len(), !self.table.stands());
+        if let Err(error) = self.table.apply(&delta, self.index.wanted()).await {
+            told.marks.put_back(round);
+            return Err(error);
+        }
+        if let Some(bridge) = &self.config.bridge {
+            // After the rule that keeps pods away from the node's loopback services.
+            allow_local_source(bridge)?;
+        }
+        stale.add(std::mem::take(&mut delta.flows));
+        told.health.updated();
+        if news.revision > 0 {
+            told.metrics.revision(news.revision);
+        }
+        for (ipv4, changed_at) in news.changed_at {
+            told.metrics.programmed(ipv4, changed_at);
+        }
+        if removed + added > 0 || loads {
+            round.report(&self.client);
+            told.metrics.synced(&told.families, loads, start.elapsed());
+            let elements = self.index.wanted().len();
+            told.metrics
+                .counts(self.index.counts(), self.table.rule_count(), elements);
+            let planned = delta.planned;
+            tracing::debug!(planned, removed, added, loads, ?compiled, total = ?start.elapsed(), "services applied");
+        }
+        Ok(())
+    }
 }
 
 /// Lets packets from 127.0.0.1 leave by the bridge once they are translated. The bridge may not exist
@@ -184,8 +356,8 @@ fn allow_local_source(bridge: &str) -> Result<(), Error> {
     }
 }
 
-/// Removes the table and with it all rules. Not having it is fine.
+/// Removes the tables and with them all rules. Not having them is fine.
 pub async fn remove(config: &ProxyConfig) -> Result<(), Error> {
     config.validate()?;
-    Table::open(&config.table)?.remove().await
+    Table::open(config, &[])?.remove().await
 }

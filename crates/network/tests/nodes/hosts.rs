@@ -167,6 +167,7 @@ impl Machine {
             bridge: "skiff0".into(),
             table: "skiff-test-pods".into(),
             cni_conf_dir: path.join("conf"),
+            published: None,
             addresses_dir: path.join("addresses"),
             state_dir: path.join("state"),
             mode: Mode::Auto,

@@ -8,9 +8,10 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use skiff_meta::quantity::Quantity;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
-use super::PROVISIONER;
+use super::{Offer, PROVISIONER, is_name};
 
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
@@ -19,21 +20,30 @@ const HOST_NAME: &str = "kubernetes.io/hostname";
 /// Upstream's name for it: the volume object stays until its provisioner has removed the data.
 pub(super) const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 
-/// This node, as far as volumes are concerned.
+/// A node, as far as volumes are concerned.
 pub(super) struct Place<'a> {
-    pub(super) node_name: &'a str,
-    /// `None` until the Node object is known.
-    pub(super) node: Option<&'a Node>,
+    node_name: &'a str,
+    host_name: String,
     /// Where the directories of volumes are.
-    pub(super) root: &'a Path,
+    root: &'a Path,
     /// The size of that filesystem in bytes.
-    pub(super) disk_size: u64,
+    disk_size: u64,
+}
+
+impl<'a> Place<'a> {
+    pub(super) fn new(node: &'a Node, offer: &'a Offer) -> Self {
+        Place {
+            node_name: node.metadata.name.as_deref().unwrap_or_default(),
+            host_name: host_name(node),
+            root: &offer.root,
+            disk_size: offer.disk_size,
+        }
+    }
 }
 
 #[derive(Debug, PartialEq)]
 pub(super) enum ClaimPlan {
-    Nothing,
-    /// The class leaves the node open: whichever node writes first has it.
+    /// The class leaves the node open: it is written down before anything is made there.
     TakeNode(Box<PersistentVolumeClaim>),
     /// Make the directory, then the object.
     Provision(Box<PersistentVolume>),
@@ -53,6 +63,10 @@ pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> String {
     format!("pvc-{}", claim.metadata.uid.as_deref().unwrap_or_default())
 }
 
+pub(super) fn class_name(claim: &PersistentVolumeClaim) -> Option<String> {
+    claim.spec.as_ref()?.storage_class_name.clone()
+}
+
 /// Whether the claim asks this provisioner for a volume.
 pub(super) fn is_asked(claim: &PersistentVolumeClaim) -> bool {
     let bound = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
@@ -61,29 +75,65 @@ pub(super) fn is_asked(claim: &PersistentVolumeClaim) -> bool {
         && annotation(&claim.metadata, STORAGE_PROVISIONER) == Some(PROVISIONER)
 }
 
+/// Whether the claim asks for a volume of this class, and the class is ours.
+pub(super) fn serves(class: &StorageClass, claim: &PersistentVolumeClaim) -> bool {
+    class.provisioner == PROVISIONER && is_asked(claim)
+}
+
+/// The node that a claim's volume is to be on: what the scheduler chose, or any that the class allows if it does not
+/// wait for a pod. `None` while there is none.
+pub(super) fn wanted_node(
+    claim: &PersistentVolumeClaim,
+    class: &StorageClass,
+    nodes: impl FnOnce() -> Vec<Arc<Node>>,
+) -> Option<String> {
+    if let Some(node) = annotation(&claim.metadata, SELECTED_NODE) {
+        return Some(node.to_owned());
+    }
+    if class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer") {
+        return None;
+    }
+    let mut names: Vec<String> = nodes()
+        .iter()
+        .filter(|node| is_ready(node) && has_volumes(node) && is_allowed(class, node))
+        .filter_map(|node| node.metadata.name.clone())
+        .collect();
+    names.sort_unstable();
+    // Claims are spread over the nodes, and each asks the same one every time.
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    let sum: usize = uid.bytes().map(usize::from).sum();
+    (!names.is_empty()).then(|| names.swap_remove(sum % names.len()))
+}
+
+/// Whether the node answers and takes pods.
+pub(super) fn is_ready(node: &Node) -> bool {
+    let closed = node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+    !closed
+        && conditions
+            .into_iter()
+            .flatten()
+            .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Another kubelet than skiff's makes no directories.
+fn has_volumes(node: &Node) -> bool {
+    let status = node.status.as_ref();
+    let info = status.and_then(|status| status.node_info.as_ref());
+    info.is_some_and(|info| info.kubelet_version.contains("+skiff"))
+}
+
+/// What is done about a claim at the node that it wants.
 pub(super) fn plan_claim(
     claim: &PersistentVolumeClaim,
-    class: Option<&StorageClass>,
-    exists: bool,
+    class: &StorageClass,
     place: &Place<'_>,
 ) -> ClaimPlan {
-    let Some(class) = class.filter(|class| class.provisioner == PROVISIONER) else {
-        return ClaimPlan::Nothing;
-    };
-    if !is_asked(claim) || exists {
-        return ClaimPlan::Nothing;
-    }
-    let delayed = class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer");
-    match annotation(&claim.metadata, SELECTED_NODE) {
-        Some(node) if node == place.node_name => {}
-        Some(_) => return ClaimPlan::Nothing,
-        None if delayed || !is_allowed(class, place.node) => return ClaimPlan::Nothing,
-        None => {
-            let mut wanted = claim.clone();
-            let annotations = wanted.metadata.annotations.get_or_insert_default();
-            annotations.insert(SELECTED_NODE.to_owned(), place.node_name.to_owned());
-            return ClaimPlan::TakeNode(Box::new(wanted));
-        }
+    if annotation(&claim.metadata, SELECTED_NODE).is_none() {
+        let mut wanted = claim.clone();
+        let annotations = wanted.metadata.annotations.get_or_insert_default();
+        annotations.insert(SELECTED_NODE.to_owned(), place.node_name.to_owned());
+        return ClaimPlan::TakeNode(Box::new(wanted));
     }
     if let Err(why) = check(claim, class) {
         return ClaimPlan::Refuse {
@@ -99,19 +149,24 @@ pub(super) fn plan_claim(
             place.node_name,
             place.disk_size
         );
-        let mut wanted = claim.clone();
-        if let Some(annotations) = &mut wanted.metadata.annotations {
-            annotations.remove(SELECTED_NODE);
-        }
-        return ClaimPlan::Refuse {
-            message: failed(class, &why),
-            reschedule: Some(Box::new(wanted)),
-        };
+        return elsewhere(claim, class, &why);
     }
     ClaimPlan::Provision(Box::new(volume(claim, class, place)))
 }
 
-fn failed(class: &StorageClass, why: &str) -> String {
+/// The claim cannot have a volume on the node that was chosen.
+pub(super) fn elsewhere(claim: &PersistentVolumeClaim, class: &StorageClass, why: &str) -> ClaimPlan {
+    let mut wanted = claim.clone();
+    if let Some(annotations) = &mut wanted.metadata.annotations {
+        annotations.remove(SELECTED_NODE);
+    }
+    ClaimPlan::Refuse {
+        message: failed(class, why),
+        reschedule: Some(Box::new(wanted)),
+    }
+}
+
+pub(super) fn failed(class: &StorageClass, why: &str) -> String {
     let name = class.metadata.name.as_deref().unwrap_or_default();
     format!("failed to provision volume with StorageClass {name:?}: {why}")
 }
@@ -126,7 +181,7 @@ fn requested(claim: &PersistentVolumeClaim) -> Quantity {
 }
 
 /// Whether the class allows volumes on this node.
-fn is_allowed(class: &StorageClass, node: Option<&Node>) -> bool {
+fn is_allowed(class: &StorageClass, node: &Node) -> bool {
     let Some(terms) = class
         .allowed_topologies
         .as_ref()
@@ -134,7 +189,7 @@ fn is_allowed(class: &StorageClass, node: Option<&Node>) -> bool {
     else {
         return true;
     };
-    let labels = node.and_then(|node| node.metadata.labels.as_ref());
+    let labels = node.metadata.labels.as_ref();
     terms.iter().any(|term| {
         term.match_label_expressions.iter().flatten().all(|wanted| {
             let value = labels.and_then(|labels| labels.get(&wanted.key));
@@ -188,7 +243,7 @@ fn volume(claim: &PersistentVolumeClaim, class: &StorageClass, place: &Place<'_>
     let affinity = NodeSelectorRequirement {
         key: HOST_NAME.to_owned(),
         operator: "In".to_owned(),
-        values: Some(vec![host_name(place)]),
+        values: Some(vec![place.host_name.clone()]),
     };
     PersistentVolume {
         metadata: ObjectMeta {
@@ -229,41 +284,61 @@ fn volume(claim: &PersistentVolumeClaim, class: &StorageClass, place: &Place<'_>
     }
 }
 
-fn host_name(place: &Place<'_>) -> String {
-    let labels = place.node.and_then(|node| node.metadata.labels.as_ref());
+/// The name that volumes know a node by.
+pub(super) fn host_name(node: &Node) -> String {
+    let labels = node.metadata.labels.as_ref();
     labels
         .and_then(|labels| labels.get(HOST_NAME))
+        .or(node.metadata.name.as_ref())
         .cloned()
-        .unwrap_or_else(|| place.node_name.to_owned())
+        .unwrap_or_default()
 }
 
 #[derive(Debug, PartialEq)]
 pub(super) enum VolumePlan {
     Nothing,
-    /// Remove the directory, then the object.
-    Remove(PathBuf),
+    /// Remove the directory from that host, then the object.
+    Remove {
+        host: String,
+    },
     /// The finalizer does not fit the reclaim policy, which may have changed.
     SetFinalizer(Box<PersistentVolume>),
 }
 
-/// The directory of a volume, if this node made it. Nothing else is ever removed: the path must be the very one that
-/// the provisioner gives to a volume of that name.
-pub(super) fn directory(volume: &PersistentVolume, place: &Place<'_>) -> Option<PathBuf> {
+/// The host of a volume that this provisioner made.
+fn made_on(volume: &PersistentVolume) -> Option<&str> {
     let spec = volume.spec.as_ref()?;
-    let name = volume.metadata.name.as_deref()?;
-    let own = place.root.join(name);
-    let path = Path::new(&spec.local.as_ref()?.path);
+    spec.local.as_ref()?;
+    if annotation(&volume.metadata, PROVISIONED_BY) != Some(PROVISIONER) {
+        return None;
+    }
     let required = spec.node_affinity.as_ref()?.required.as_ref()?;
-    let here = matches!(required.node_selector_terms.as_slice(), [term] if
-        term.match_fields.is_none() && matches!(term.match_expressions.as_deref(), Some([only]) if
-            only.key == HOST_NAME && only.operator == "In" && only.values.as_deref() == Some(&[host_name(place)])));
-    let is_name = !name.is_empty() && !name.contains('/') && !name.starts_with('.');
-    let made_by_us = annotation(&volume.metadata, PROVISIONED_BY) == Some(PROVISIONER);
-    (is_name && here && made_by_us && path == own).then_some(own)
+    let [term] = required.node_selector_terms.as_slice() else {
+        return None;
+    };
+    match (term.match_fields.as_ref(), term.match_expressions.as_deref()) {
+        (None, Some([only])) if only.key == HOST_NAME && only.operator == "In" => {
+            match only.values.as_deref() {
+                Some([host]) => Some(host),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
 }
 
-pub(super) fn plan_volume(volume: &PersistentVolume, place: &Place<'_>) -> VolumePlan {
-    let Some(directory) = directory(volume, place) else {
+/// Whether the node made the directory of this volume. Nothing else is ever removed: the path must be the very one that
+/// the provisioner gives to a volume of that name.
+pub(super) fn is_own(volume: &PersistentVolume, place: &Place<'_>) -> bool {
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    let local = volume.spec.as_ref().and_then(|spec| spec.local.as_ref());
+    is_name(name)
+        && made_on(volume) == Some(&place.host_name)
+        && local.is_some_and(|local| Path::new(&local.path) == place.root.join(name))
+}
+
+pub(super) fn plan_volume(volume: &PersistentVolume) -> VolumePlan {
+    let Some(host) = made_on(volume) else {
         return VolumePlan::Nothing;
     };
     let spec = volume.spec.as_ref();
@@ -271,7 +346,9 @@ pub(super) fn plan_volume(volume: &PersistentVolume, place: &Place<'_>) -> Volum
     let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
     let delete = policy == Some("Delete");
     if delete && matches!(phase, Some("Released" | "Failed")) {
-        return VolumePlan::Remove(directory);
+        return VolumePlan::Remove {
+            host: host.to_owned(),
+        };
     }
     let present = volume
         .metadata

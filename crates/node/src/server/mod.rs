@@ -13,6 +13,7 @@ mod stats;
 mod streams;
 mod summary;
 mod system;
+mod volumes;
 
 use std::convert::Infallible;
 use std::io;
@@ -39,6 +40,7 @@ use auth::{ApiReviewer, Auth, Identity, Refused};
 use log_file::LogOptions;
 use query::{decode, parse_query};
 use stats::Rates;
+pub use stats::{PodUsage, number};
 use streams::{attach, exec, port_forward};
 
 /// How long a client may take to say who it is.
@@ -221,6 +223,9 @@ async fn handle(
         ["runningpods"] => system::running_pods(kubelet).await,
         ["logs", rest @ ..] if request.method() == Method::GET => {
             system::machine_logs(&rest.join("/"), &path).await
+        }
+        ["skiff", "volumes", name @ ..] => {
+            volumes::serve(kubelet.config.volume_folder(), request.method(), name, &query).await
         }
         ["stats", "summary"] => summary::serve(kubelet, &shared.rates, &query).await,
         ["metrics"] => page::answer(kubelet.metrics.registry.text()),

@@ -79,7 +79,13 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
             let (domain, ca) = (&args.cluster_domain, certificates.current_ca.borrow().clone());
             let (server, shared) = (control.state.reached_at()?, args.etcd_of(cluster).is_some());
             let joining = joining::objects(cluster, domain, args.pod_network, &server, shared, &ca)?;
-            addons::install(&admin, cluster, machine.runs(Component::Metrics), joining).await
+            let once = joining::configurations(cluster, domain, &server)?;
+            let parts = addons::Parts {
+                metrics: machine.runs(Component::Metrics),
+                ingress: machine.runs(Component::Ingress),
+                load_balancer: machine.runs(Component::LoadBalancer),
+            };
+            addons::install(&admin, cluster, parts, joining, once).await
         })
         .await?;
     Ok(serving)

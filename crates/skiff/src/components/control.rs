@@ -1,4 +1,4 @@
-//! The control loops: controllers and the scheduler. They run beside an API server, whose keys and identities they use.
+//! The control loops: controllers, the scheduler and the provisioner of local volumes. They run beside an API server, whose keys and identities they use.
 
 use super::{Machine, Prepared, component_metrics};
 use crate::certificates::Signer;
@@ -25,8 +25,10 @@ pub(super) async fn prepare_controllers(machine: &Machine) -> Result<Prepared> {
     let mut config = ControllersConfig::new(client_for, current, machine.lease_holder());
     let pods = machine.cluster.pod_cidrs()?;
     config.cluster_cidrs = pods.iter().map(ToString::to_string).collect();
-    config.service_cidrs = vec![machine.cluster.service_cidr.clone()];
+    let services = machine.cluster.service_cidrs()?;
+    config.service_cidrs = services.iter().map(ToString::to_string).collect();
     config.node_cidr_mask_ipv4 = machine.args.node_cidr_mask_size;
+    machine.args.node_health.set(&mut config);
     config.metrics = metrics.clone();
     config.certificate_signer = Some(Arc::new(Signer::new(&machine.cluster)));
     config.token_signer = Some(certificates.token_signer()?);
@@ -54,6 +56,21 @@ pub(super) async fn prepare_controllers(machine: &Machine) -> Result<Prepared> {
         .boxed()
     };
     Ok(Prepared::new(run).measured(metrics))
+}
+
+/// The provisioner of the class `local`, for the volumes of all nodes.
+pub(super) async fn prepare_local_volumes(machine: &Machine) -> Result<Prepared> {
+    let config = skiff_node::LocalVolumesConfig {
+        identity: machine.lease_holder(),
+    };
+    Ok(Prepared::new(move |client, stop| {
+        let config = config.clone();
+        async move {
+            skiff_node::run_local_volumes(config, client, stop).await;
+            Ok(())
+        }
+        .boxed()
+    }))
 }
 
 pub(super) async fn prepare_scheduler(machine: &Machine) -> Result<Prepared> {

@@ -5,6 +5,7 @@
 
 mod api;
 mod control;
+mod foreign_runtime;
 mod network;
 mod node;
 mod services;
@@ -212,11 +213,11 @@ pub const COMPONENTS: &[Spec] = &[
     ),
     component!(
         "local-volumes",
-        Node,
+        Api,
         Identity::ServiceAccount(crate::addons::LOCAL_VOLUMES),
         "local-volumes",
         ApiServer,
-        node::prepare_local_volumes
+        control::prepare_local_volumes
     ),
     component!(
         "dns-endpoints",
@@ -241,6 +242,22 @@ pub const COMPONENTS: &[Spec] = &[
         "skiff-metrics",
         ApiServer,
         services::prepare_metrics
+    ),
+    component!(
+        "ingress",
+        Ingress,
+        Identity::ServiceAccount(crate::addons::INGRESS),
+        "skiff-ingress",
+        ApiServer,
+        services::prepare_ingress
+    ),
+    component!(
+        "load-balancer",
+        LoadBalancer,
+        Identity::ServiceAccount(crate::addons::LOAD_BALANCER),
+        "skiff-load-balancer",
+        ApiServer,
+        services::prepare_load_balancer
     ),
 ];
 

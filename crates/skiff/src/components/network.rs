@@ -1,7 +1,7 @@
 //! The pod network of this node: the CNI plugin here, `skiff_network::pods` for the bridge and the other nodes, and
 //! `skiff_network::policy` for who may talk with whom.
 
-use super::{Machine, Prepared};
+use super::{Machine, Prepared, foreign_runtime};
 use crate::cli::Component;
 use crate::cluster::Cluster;
 use anyhow::Result;
@@ -13,7 +13,10 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
     let cluster = &machine.cluster;
     machine
         .reporter
-        .step("pod network", async { install_plugin(cluster) })
+        .step("pod network", async {
+            install_plugin(cluster)?;
+            publish(machine).await
+        })
         .await?;
     let mode = machine.args.pod_network;
     let dns = machine.runs(Component::Dns);
@@ -31,6 +34,23 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
         }
         .boxed()
     }))
+}
+
+/// Puts the pod network where a runtime that is not ours looks for it.
+async fn publish(machine: &Machine) -> Result<()> {
+    let (cluster, flags) = (&machine.cluster, &machine.args.node);
+    let published = match &flags.container_runtime_endpoint {
+        Some(endpoint) if machine.args.pod_network.is_some() => {
+            let (conf_dir, bin_dir) = (flags.cni_conf_dir.as_deref(), flags.cni_bin_dir.as_deref());
+            foreign_runtime::find(cluster, endpoint, conf_dir, bin_dir).await?
+        }
+        _ => None,
+    };
+    cluster.note_published(published.as_ref())?;
+    match published {
+        Some(published) => foreign_runtime::link_plugin(&published, &std::env::current_exe()?),
+        None => Ok(()),
+    }
 }
 
 /// The network policies of this node's pods. Another CNI plugin brings its own.

@@ -1,4 +1,4 @@
-//! What makes a machine a node: the container runtime, the kubelet, and the provisioner of its local volumes.
+//! What makes a machine a node: the container runtime and the kubelet.
 
 use super::{Machine, Prepared};
 use crate::VERSION;
@@ -54,7 +54,10 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
     config.server_bind = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), cluster.kubelet_port);
     config.tls_resolver = Some(machine.node_keys.serving.clone());
     config.client_ca_pem = machine.node_keys.ca.clone().into_bytes();
-    config.cluster_dns = vec![cluster.service_ip(10)?];
+    config.cluster_dns = match &machine.agent {
+        Some(keys) if !keys.cluster_dns.is_empty() => keys.cluster_dns.clone(),
+        _ => vec![cluster.service_ip(10)?],
+    };
     config.cluster_domain.clone_from(&args.cluster_domain);
     config.cgroup_root = cluster.cgroup();
     if machine.control_plane.is_some() && !machine.runs(crate::cli::Component::Controllers) {
@@ -65,10 +68,13 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
             .map(ToString::to_string)
             .collect();
     }
+    config.local_volumes = Some(cluster.data_dir.join("volumes"));
     config.kubelet_version = VERSION.to_owned();
     config.node_labels.clone_from(&args.node.node_labels);
     config.register_taints.clone_from(&args.node.register_with_taints);
     config.pod_max_pids = Some(args.node.pod_max_pids).filter(|limit| *limit > 0);
+    config.thresholds = args.node.thresholds()?;
+    config.image_limits = args.node.image_limits()?;
     config.allowed_sysctls = skiff_node::AllowedSysctls::with_unsafe(&args.node.allowed_unsafe_sysctls)
         .context("--allowed-unsafe-sysctls")?;
     Ok(Prepared::new(move |client, stop| {
@@ -76,23 +82,6 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
         async move {
             let ended = skiff_node::run(config, client, stop).await;
             ended.map_err(|e| e.to_string())
-        }
-        .boxed()
-    }))
-}
-
-pub(super) async fn prepare_local_volumes(machine: &Machine) -> Result<Prepared> {
-    let data_dir = &machine.cluster.data_dir;
-    let config = skiff_node::LocalVolumesConfig {
-        node_name: machine.node_name.clone(),
-        root: data_dir.join("volumes"),
-        pods: data_dir.join("kubelet/pods"),
-    };
-    Ok(Prepared::new(move |client, stop| {
-        let config = config.clone();
-        async move {
-            skiff_node::run_local_volumes(config, client, stop).await;
-            Ok(())
         }
         .boxed()
     }))

@@ -14,18 +14,21 @@ use crate::progress::Steps;
 use crate::{VERSION, cleanup, daemon, preflight};
 use anyhow::{Context, Result, bail};
 use discovery::Found;
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use kube::api::PostParams;
 use kube::{Api, Client};
 use problems::Problem;
 use serde::Deserialize;
 use skiff_client::{Remote, ServerAddress};
 use skiff_pki::{NODE_CLIENT, NodePki};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// How long the cluster may take to sign the certificate.
 const CERTIFICATE_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the cluster says of itself to who has a token.
+/// What the cluster says of itself to who has a token (ConfigMap kubeadm-config).
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ClusterConfiguration {
@@ -45,6 +48,19 @@ struct Networking {
     /// Whether the cluster's state is where other servers can reach it; `None`: it does not say.
     #[serde(skip)]
     shared_store: Option<bool>,
+    #[serde(skip)]
+    kubelet: KubeletConfiguration,
+}
+
+/// What the cluster says to its kubelets (ConfigMap kubelet-config): the part that an agent follows.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct KubeletConfiguration {
+    #[serde(rename = "clusterDNS")]
+    cluster_dns: Vec<IpAddr>,
+    cluster_domain: String,
+    #[serde(rename = "serverTLSBootstrap")]
+    server_tls_bootstrap: bool,
 }
 
 pub fn run(args: &JoinArgs) -> Result<()> {
@@ -52,7 +68,7 @@ pub fn run(args: &JoinArgs) -> Result<()> {
     if let Some(found) = Cluster::find(&args.cluster.name)? {
         refuse_existing(&found)?;
     }
-    args.node.check_address()?;
+    args.node.check()?;
     let began = Instant::now();
     let role = if args.as_server { "server" } else { "node" };
     say!("Joining {} as {role} {:?}", args.server, args.node.node_name()?);
@@ -172,10 +188,58 @@ async fn examine(remote: &Remote, client: &Client, name: &str) -> Result<Network
     })?;
     if networking.pod_subnet.is_empty() || networking.service_subnet.is_empty() {
         bail!(
-            "the cluster does not say which networks its pods and services have (ConfigMap kubeadm-config)"
+            "the cluster does not say which networks its pods and services have; add networking.podSubnet and networking.serviceSubnet to the ClusterConfiguration in the ConfigMap kubeadm-config of kube-system"
         );
     }
+    networking.kubelet = kubelet_configuration(&maps).await?;
+    // skiff's API server talks to no kubelet that the cluster did not sign, also where kubeadm wrote kubelet-config
+    // before skiff took the cluster over.
+    networking.kubelet.server_tls_bootstrap |= mode.is_some();
     Ok(networking)
+}
+
+async fn kubelet_configuration(maps: &Api<ConfigMap>) -> Result<KubeletConfiguration> {
+    let name = crate::joining::KUBELET_CONFIG;
+    let map = maps
+        .get(name)
+        .await
+        .with_context(|| format!("the configuration of kubelets (ConfigMap {name}) cannot be read"))?;
+    let text = map.data.as_ref().and_then(|data| data.get("kubelet"));
+    let text = text.with_context(|| format!("the ConfigMap {name} has no entry kubelet"))?;
+    serde_saphyr::from_str(text).with_context(|| format!("the KubeletConfiguration in the ConfigMap {name}"))
+}
+
+/// What the network of an agent reads as the node, and upstream's kubelets may not: group and resource.
+const READS: [(&str, &str); 6] = [
+    ("", "services"),
+    ("", "nodes"),
+    ("", "pods"),
+    ("", "namespaces"),
+    ("discovery.k8s.io", "endpointslices"),
+    ("networking.k8s.io", "networkpolicies"),
+];
+
+/// A cluster that is not skiff's gives nodes what kubelets need: its administrator has to allow the rest.
+async fn check_roles(client: &Client) -> Result<()> {
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
+    let mut denied = Vec::new();
+    for (group, resource) in READS {
+        let mut review = SelfSubjectAccessReview::default();
+        review.spec.resource_attributes = Some(ResourceAttributes {
+            group: Some(group.to_owned()),
+            resource: Some(resource.to_owned()),
+            verb: Some("list".to_owned()),
+            ..ResourceAttributes::default()
+        });
+        let answer = reviews.create(&PostParams::default(), &review).await?;
+        if !answer.status.is_some_and(|status| status.allowed) {
+            denied.push(resource);
+        }
+    }
+    if !denied.is_empty() {
+        bail!(Problem::NoRoles(denied.join(", ")));
+    }
+    Ok(())
 }
 
 pub fn is_ready(node: &Node) -> bool {
@@ -198,21 +262,51 @@ async fn certify(
     networking: &Networking,
 ) -> Result<()> {
     let identity = csr::request(client, Purpose::Client, name, &[], CERTIFICATE_PATIENCE).await?;
+    let tls = skiff_pki::api_client_config(&found.ca, Some(&identity))?;
+    check_roles(&Remote::new(found.servers.clone(), tls).client("skiff-join")).await?;
     let pki = NodePki::open(&cluster.pki_dir())?;
     pki.save_authority(&found.ca)?;
     pki.save(NODE_CLIENT, &identity)?;
     let mut node = args.node.clone();
     // The certificate is for this name, whatever the host is called later.
     node.hostname_override = Some(name.to_owned());
-    let domain = match networking.dns_domain.as_str() {
-        "" => "cluster.local",
-        domain => domain,
-    };
+    let kubelet = &networking.kubelet;
+    let domains = [kubelet.cluster_domain.as_str(), networking.dns_domain.as_str()];
+    let domain = domains.into_iter().find(|domain| !domain.is_empty());
     AgentState {
         servers: found.servers.iter().map(ServerAddress::to_string).collect(),
-        cluster_domain: domain.to_owned(),
+        cluster_domain: domain.unwrap_or("cluster.local").to_owned(),
+        cluster_dns: kubelet.cluster_dns.clone(),
+        server_tls_bootstrap: kubelet.server_tls_bootstrap,
         pod_network: networking.pod_network.clone(),
         node,
     }
     .write(cluster)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What kubeadm uploads has more fields, and leaves out what is upstream's default.
+    #[test]
+    fn the_configuration_of_upstreams_kubelets_is_read() {
+        let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+            authentication: {webhook: {cacheTTL: 0s}}\nclusterDNS:\n- 10.96.0.10\nclusterDomain: cluster.local\n";
+        let read: KubeletConfiguration = serde_saphyr::from_str(text).unwrap();
+        let mut expected = KubeletConfiguration {
+            cluster_dns: vec!["10.96.0.10".parse().unwrap()],
+            cluster_domain: "cluster.local".to_owned(),
+            server_tls_bootstrap: false,
+        };
+        assert_eq!(read, expected);
+        let text = format!("{text}serverTLSBootstrap: true\n");
+        expected.server_tls_bootstrap = true;
+        assert_eq!(
+            serde_saphyr::from_str::<KubeletConfiguration>(&text).unwrap(),
+            expected
+        );
+        let bad: Result<KubeletConfiguration, _> = serde_saphyr::from_str("clusterDNS: [nonsense]");
+        assert!(bad.is_err());
+    }
 }

@@ -68,6 +68,10 @@ pub enum Problem {
         "{0} answers {1} for cluster-info; it is no cluster that can be joined by a token, or not ready yet"
     )]
     NoClusterInfo(String, u16),
+    #[error(
+        "the nodes of this cluster may not list {0}, which this node's network needs; its administrator allows it with `skiff node-roles | kubectl apply -f -`"
+    )]
+    NoRoles(String),
 }
 
 /// Why a server cannot be connected to.

@@ -28,21 +28,27 @@ fn claim(node: Option<&str>, spec: Value) -> PersistentVolumeClaim {
         .unwrap()
 }
 
+fn node(name: &str, zone: &str) -> Node {
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": {HOST_NAME: format!("host-{name}"), "zone": zone}},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}], "nodeInfo": {
+            "architecture": "", "bootID": "", "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "",
+            "machineID": "", "operatingSystem": "", "osImage": "", "systemUUID": "", "kubeletVersion": "v1.36.4+skiff0.1.0"}},
+    }))
+    .unwrap()
+}
+
 fn with_place<T>(work: impl FnOnce(&Place<'_>) -> T) -> T {
-    let node: Node = serde_json::from_value(
-        json!({"metadata": {"name": "n", "labels": {HOST_NAME: "host-n", "zone": "a"}}}),
-    )
-    .unwrap();
-    work(&Place {
-        node_name: "n",
-        node: Some(&node),
-        root: Path::new("/data/volumes"),
+    let offer = Offer {
+        root: "/data/volumes".into(),
         disk_size: 10 << 30,
-    })
+        names: Vec::new(),
+    };
+    work(&Place::new(&node("n", "a"), &offer))
 }
 
 fn plan(claim: &PersistentVolumeClaim, class: &StorageClass) -> ClaimPlan {
-    with_place(|place| plan_claim(claim, Some(class), false, place))
+    with_place(|place| plan_claim(claim, class, place))
 }
 
 #[test]
@@ -71,37 +77,59 @@ fn a_claim_gets_a_directory_of_its_node() {
 }
 
 #[test]
-fn claims_that_are_not_for_this_node_are_left_alone() {
-    let nothing = |claim: &PersistentVolumeClaim, class: &StorageClass| {
-        assert_eq!(plan(claim, class), ClaimPlan::Nothing);
-    };
-    nothing(&claim(None, json!({})), &class(json!({})));
-    nothing(&claim(Some("m"), json!({})), &class(json!({})));
-    nothing(
-        &claim(Some("n"), json!({"volumeName": "other"})),
-        &class(json!({})),
-    );
-    nothing(
-        &claim(Some("n"), json!({})),
+fn only_open_claims_of_own_classes_are_served() {
+    let own = class(json!({}));
+    assert!(serves(&own, &claim(None, json!({}))));
+    assert!(!serves(&own, &claim(None, json!({"volumeName": "other"}))));
+    assert!(!serves(
         &class(json!({"provisioner": "else.io/x"})),
-    );
-    let mut deleted = claim(Some("n"), json!({}));
+        &claim(None, json!({}))
+    ));
+    let mut deleted = claim(None, json!({}));
     deleted.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
-    nothing(&deleted, &class(json!({})));
-    let exists =
-        with_place(|place| plan_claim(&claim(Some("n"), json!({})), Some(&class(json!({}))), true, place));
-    assert_eq!(exists, ClaimPlan::Nothing);
-    // Without delay any node may take it, if the class allows that node.
+    assert!(!serves(&own, &deleted));
+}
+
+#[test]
+fn the_scheduler_chooses_the_node_unless_the_class_does_not_wait() {
+    let chosen = |claim: &PersistentVolumeClaim, class: &StorageClass, nodes: &[Node]| {
+        let nodes = nodes.iter().cloned().map(Arc::new).collect();
+        wanted_node(claim, class, || nodes)
+    };
+    let nodes = [node("n", "a"), node("m", "b")];
+    assert_eq!(chosen(&claim(None, json!({})), &class(json!({})), &nodes), None);
+    let selected = claim(Some("gone"), json!({}));
+    assert_eq!(
+        chosen(&selected, &class(json!({})), &nodes).as_deref(),
+        Some("gone")
+    );
+
     let immediate =
         |terms: Value| class(json!({"volumeBindingMode": "Immediate", "allowedTopologies": terms}));
     let zone = |zone: &str| json!([{"matchLabelExpressions": [{"key": "zone", "values": [zone]}]}]);
-    nothing(&claim(None, json!({})), &immediate(zone("b")));
-    for terms in [json!(null), zone("a")] {
-        let ClaimPlan::TakeNode(taken) = plan(&claim(None, json!({})), &immediate(terms)) else {
-            panic!("not taken");
-        };
-        assert_eq!(annotation(&taken.metadata, SELECTED_NODE), Some("n"));
+    let open = claim(None, json!({}));
+    for (terms, expected) in [(zone("a"), Some("n")), (zone("b"), Some("m")), (zone("c"), None)] {
+        assert_eq!(chosen(&open, &immediate(terms), &nodes).as_deref(), expected);
     }
+    assert!(chosen(&open, &immediate(json!(null)), &nodes).is_some());
+    // Not one that is closed, does not answer, or has another kubelet.
+    let changed = |pointer: &str, value: Value| {
+        let mut node = serde_json::to_value(&nodes[0]).unwrap();
+        node["spec"] = json!({"unschedulable": false});
+        *node.pointer_mut(pointer).unwrap() = value;
+        serde_json::from_value::<Node>(node).unwrap()
+    };
+    for other in [
+        changed("/spec/unschedulable", json!(true)),
+        changed("/status/conditions/0/status", json!("Unknown")),
+        changed("/status/nodeInfo/kubeletVersion", json!("v1.36.4")),
+    ] {
+        assert_eq!(chosen(&open, &immediate(json!(null)), &[other]), None);
+    }
+    let ClaimPlan::TakeNode(taken) = plan(&open, &immediate(json!(null))) else {
+        panic!("not taken");
+    };
+    assert_eq!(annotation(&taken.metadata, SELECTED_NODE), Some("n"));
 }
 
 #[test]
@@ -167,13 +195,8 @@ fn only_own_volumes_that_are_released_are_removed() {
         }
         volume["status"] = json!({"phase": phase});
         let volume: PersistentVolume = serde_json::from_value(volume).unwrap();
-        let removed = match with_place(|place| plan_volume(&volume, place)) {
-            VolumePlan::Remove(path) => {
-                assert_eq!(path, Path::new("/data/volumes/pvc-u"));
-                true
-            }
-            _ => false,
-        };
+        let removed = matches!(plan_volume(&volume), VolumePlan::Remove { .. })
+            && with_place(|place| is_own(&volume, place));
         assert_eq!(removed, expected, "{pointer} {phase}");
     };
     check("", json!(null), "Released", true);
@@ -199,18 +222,15 @@ fn the_finalizer_follows_the_policy() {
     let ClaimPlan::Provision(mut volume) = plan(&claim(Some("n"), json!({})), &class(json!({}))) else {
         panic!("not provisioned");
     };
-    assert_eq!(
-        with_place(|place| plan_volume(&volume, place)),
-        VolumePlan::Nothing
-    );
+    assert_eq!(plan_volume(&volume), VolumePlan::Nothing);
     volume.spec.as_mut().unwrap().persistent_volume_reclaim_policy = Some("Retain".into());
-    let VolumePlan::SetFinalizer(kept) = with_place(|place| plan_volume(&volume, place)) else {
+    let VolumePlan::SetFinalizer(kept) = plan_volume(&volume) else {
         panic!("finalizer stays");
     };
     assert_eq!(kept.metadata.finalizers, Some(Vec::new()));
     let mut back = kept;
     back.spec.as_mut().unwrap().persistent_volume_reclaim_policy = Some("Delete".into());
-    let VolumePlan::SetFinalizer(back) = with_place(|place| plan_volume(&back, place)) else {
+    let VolumePlan::SetFinalizer(back) = plan_volume(&back) else {
         panic!("finalizer is not set");
     };
     assert_eq!(back.metadata.finalizers, Some(vec![FINALIZER.to_owned()]));

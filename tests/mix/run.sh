@@ -1,0 +1,32 @@
+#!/bin/sh
+# `make mix`: skiff's parts and upstream's in one cluster, each with the other's. Upstream's programs are built by Go from
+# their modules (tools/upstream.sh), containerd, runc and the CNI plugins are Debian's; the machines are namespaces of this
+# one. Takes root and takes everything down again.
+#
+#   run.sh SKIFF-BINARY [SCENARIO…]
+#
+#   kubeadm   `kubeadm join`, upstream's kubelet and containerd, against a skiff server
+#   agent     `skiff join` against upstream's control plane
+#   proxy     upstream's kube-proxy in place of skiff's
+#
+# UPSTREAM is the folder whose bin/ has upstream's programs, or gets them. OUT is where the logs go.
+set -eu
+skiff=$(realpath "${1:?usage: run.sh SKIFF-BINARY [SCENARIO…]}")
+shift
+[ $# -gt 0 ] || set -- kubeadm agent proxy
+here=$(cd "$(dirname "$0")" && pwd)
+out=$(realpath -m "${OUT:-$here/../../target/mix}")
+upstream=$(realpath -m "${UPSTREAM:-$out/upstream}")
+
+command -v go >/dev/null || {
+    echo "make mix builds upstream's programs from their Go modules and needs Go 1.26 or newer: install it and try again" >&2
+    exit 1
+}
+echo "building upstream's programs (the first time takes ten minutes)"
+sh "$here/../../tools/upstream.sh" "$upstream" \
+    etcd kube-apiserver kube-controller-manager kube-scheduler kubeadm kubelet kube-proxy
+for scenario in "$@"; do
+    echo "== $scenario"
+    rm -rf --one-file-system "$out/$scenario"
+    sh -eu "$here/$scenario.sh" "$skiff" "$upstream/bin" "$out/$scenario"
+done
