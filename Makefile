@@ -45,12 +45,12 @@ lint:
 	 else echo "cargo-deny is not installed: licences, bans and sources are not checked"; fi
 
 unit:
-	$(CARGO) test --no-fail-fast --workspace --exclude skiff
-	$(CARGO) test --package skiff --bins
+	sh tools/cargo-test.sh --workspace --exclude skiff
+	sh tools/cargo-test.sh --package skiff --bins
 
 # The example once more with the oldest client that is promised to work, Debian's kubectl 1.20.
 e2e:
-	$(CARGO) test --no-fail-fast --package skiff --test '*' -- --test-threads=3
+	sh tools/cargo-test.sh --package skiff --test '*' -- --test-threads=3
 	SKIFF_TEST_KUBECTL=$$(sh tools/debian-kubectl.sh) $(CARGO) test --package skiff --test example
 
 ## conformance: the official end-to-end suite on NODES=1 machines (namespaces); takes FOCUS=regex, SKIP=regex and PARALLEL=n, and needs Go

@@ -167,7 +167,7 @@ async fn slices_that_admission_changes_each_time_are_written_slowly() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     let after = writes() - before;
     assert!(
-        (1..=8).contains(&after),
+        (1..=60).contains(&after),
         "{after} writes in five seconds: {:?}",
         cluster.door.most()
     );

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::{Endpoints, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde_json::json;
 use skiff_client::ComponentMetrics;
@@ -50,11 +50,11 @@ impl Measured {
             .sum()
     }
 
-    /// Waits until nothing is decoded any more.
+    /// Waits until nothing is decoded any more, for longer than a controller pauses between two writes.
     async fn rest(&self) -> usize {
         let mut before = self.decodes();
         loop {
-            tokio::time::sleep(std::time::Duration::from_millis(700)).await;
+            tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
             let now = self.decodes();
             if now == before {
                 return now;
@@ -152,7 +152,12 @@ async fn endpoints_do_not_decode_all_pods_for_one() {
     let made = futures::stream::iter(0..NODES).map(create);
     made.buffer_unordered(16).collect::<()>().await;
     measured.run_all().await;
+    // Two controllers write, each at its own time.
     let ready = async |wanted: usize| {
+        let endpoints = cluster.list::<Endpoints>().await;
+        let subsets = endpoints.iter().flat_map(|one| one.subsets.iter().flatten());
+        let count = subsets.flat_map(|subset| subset.addresses.iter().flatten()).count();
+        check(count == wanted, format!("{count} in Endpoints"))?;
         let slices = cluster.list::<EndpointSlice>().await;
         let ours = slices.iter().filter(|slice| {
             let labels = slice.metadata.labels.as_ref();
