@@ -156,7 +156,9 @@ async fn endpoints_do_not_decode_all_pods_for_one() {
     let ready = async |wanted: usize| {
         let endpoints = cluster.list::<Endpoints>().await;
         let subsets = endpoints.iter().flat_map(|one| one.subsets.iter().flatten());
-        let count = subsets.flat_map(|subset| subset.addresses.iter().flatten()).count();
+        let count = subsets
+            .flat_map(|subset| subset.addresses.iter().flatten())
+            .count();
         check(count == wanted, format!("{count} in Endpoints"))?;
         let slices = cluster.list::<EndpointSlice>().await;
         let ours = slices.iter().filter(|slice| {
