@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 use crate::backend::{BackendKey, Backends, Protocol};
 use crate::connections::{ConnectionLimits, Connections};
 use crate::forward::Proxy;
-use crate::listen::Door;
+use crate::listen::{Door, Ingresses};
 use crate::metrics::Metrics;
 use crate::table::{HostMatch, PathMatch, Route, RouteOptions, RouteTable};
 use crate::tls::Resolver;
@@ -143,6 +143,7 @@ impl Running {
         let address = |listener: &TcpListener| listener.local_addr().expect("an address");
         let proxy = Arc::new(Proxy {
             table: Default::default(),
+            gateways: Default::default(),
             metrics: Metrics::new(&skiff_prometheus::Registry::new()),
             upstream: Default::default(),
             https_port: Some(address(&https).port()),
@@ -161,12 +162,13 @@ impl Running {
         let config = Resolver::new().and_then(|resolver| resolver.server_config());
         let acceptor = TlsAcceptor::from(config.expect("TLS"));
         let connections = Connections::new(limits);
-        for (listener, tls) in [(http, None), (https, Some(acceptor))] {
+        for (listener, port, ingress) in [(http, 80, Ingresses::Http), (https, 443, Ingresses::Https(acceptor))] {
             let door = Door {
                 proxy: proxy.clone(),
                 connections: connections.clone(),
                 listener,
-                tls,
+                port,
+                ingress,
                 tasks: running.tasks.clone(),
             };
             tokio::spawn(door.serve(running.stop.clone()));

@@ -23,6 +23,7 @@ mod demo;
 mod encryption;
 mod etcd_args;
 mod image;
+mod gateway_api;
 mod ingress_args;
 mod join;
 mod joining;

@@ -1,0 +1,1 @@
+//! The plan over objects as JSON.
