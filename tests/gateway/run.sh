@@ -14,6 +14,8 @@ out=$(cd "$out" && pwd)
 # shellcheck source=tools/machines.sh
 . "$here/../../tools/machines.sh"
 name=${NAME:-gateway-1}
+# Not the default name: other clusters of this computer may have it.
+cluster=gw
 
 command -v go >/dev/null || {
     echo "make gateway-conformance builds the suite from its Go module and needs Go 1.26 or newer: install it and try again" >&2
@@ -27,15 +29,15 @@ go test -c -vet=off -buildvcs=false -ldflags "-s -w" -o "$out/gateway.test" sigs
 go build -buildvcs=false -ldflags "-s -w" -o "$out/echo-basic" sigs.k8s.io/gateway-api/conformance/echo-basic
 module=$(go list -m -f '{{.Dir}}' sigs.k8s.io/gateway-api/conformance)
 images=$(grep -rhos 'registry.k8s.io/gateway-api/[a-z/-]*echo-basic:[^" ]*' "$module/base" "$module/tests" | sort -u)
-# shellcheck disable=SC2086
-sh "$here/image.sh" "$out/echo-basic" "$out/echo-basic.tar" $images
+# The suite's base has a DNS server for UDPRoutes, which are not run here: something that runs takes its place.
+images="$images $(grep -rhos 'registry.k8s.io/coredns/coredns:[^" ]*' "$module/base" | sort -u)"
 
 finish() {
     if [ -n "${KEEP:-}" ]; then
-        echo "the cluster is left running: nsenter -t $(cat "$out/machines/$name.pid") --net, KUBECONFIG=$out/machines/$name/lib/skiff/admin.kubeconfig"
+        echo "the cluster is left running: nsenter -t $(cat "$out/machines/$name.pid") --net, KUBECONFIG=$out/data/admin.kubeconfig"
         return
     fi
-    machine "$name" "$skiff" down --delete >/dev/null || true
+    machine "$name" "$skiff" down --name "$cluster" --data-dir "$out/data" --delete >/dev/null || true
     machines_end
 }
 trap finish EXIT
@@ -49,15 +51,17 @@ for last in $(seq 101 140); do
     addresses="$addresses,$machines_network.$last"
 done
 # shellcheck disable=SC2086
-machine "$name" "$skiff" up --no-kubeconfig-merge --gateway-api --gateway-addresses "${addresses#,}" ${UP:-}
-machine "$name" "$skiff" image import "$out/echo-basic.tar"
+machine "$name" "$skiff" up --name "$cluster" --data-dir "$out/data" --no-kubeconfig-merge --ingress-http-port 80 --ingress-https-port 443 \
+    --gateway-api --gateway-addresses "${addresses#,}" ${UP:-}
+for image in $images; do
+    sh "$here/image.sh" "$out/echo-basic" "$out/image.tar" "$image"
+    machine "$name" "$skiff" image --name "$cluster" --data-dir "$out/data" import "$out/image.tar"
+done
 
 # The release of the definitions may be newer than that of the suite.
 status=0
-KUBECONFIG="$out/machines/$name/lib/skiff/skiff/admin.kubeconfig"
-[ -e "$KUBECONFIG" ] || KUBECONFIG=$(find "$out/machines/$name/lib" -name admin.kubeconfig | head -n 1)
-export KUBECONFIG
-machines_enter "$name" --net "$out/gateway.test" -test.v -test.timeout 60m -test.run TestConformance \
+export KUBECONFIG="$out/data/admin.kubeconfig"
+machines_enter "$name" --net "$out/gateway.test" -test.v -test.timeout 60m -test.run '^TestConformance$' \
     -gateway-class skiff -allow-crds-mismatch \
     -conformance-profiles "${PROFILES:-GATEWAY-HTTP,GATEWAY-GRPC,GATEWAY-TLS}" \
     -organization skiff -project skiff -url https://skiff.io -version "$("$skiff" --version | tr ' ' -)" -contact none \

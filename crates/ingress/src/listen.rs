@@ -164,7 +164,9 @@ impl Arrived {
             None => self.ingress.clone(),
             Some(_) => Ingresses::None,
         };
-        let has_plain = port.is_some_and(|port| !port.plain.is_empty()) || matches!(ingress, Ingresses::Http);
+        // HTTP/2 without TLS is for gRPC at listeners of Gateways; Ingresses never had it.
+        let may_be_http2 = port.is_some_and(|port| !port.plain.is_empty());
+        let has_plain = may_be_http2 || matches!(ingress, Ingresses::Http);
         let has_secure = port.is_some_and(|port| !port.secure.is_empty());
         let start = match (has_plain, has_secure, ingress) {
             (false, false, Ingresses::Https(acceptor)) => Start::Ingress(acceptor),
@@ -190,11 +192,11 @@ impl Arrived {
         match start {
             Start::Plain => {
                 let is_ingress = is_ingress && matches!(self.ingress, Ingresses::Http);
-                let first = tokio::select! {
-                    first = first_bytes(&stream, HTTP2_PREFACE.len()) => first?,
-                    () = self.ended() => return Ok(()),
-                };
-                let is_http2 = first == HTTP2_PREFACE;
+                let is_http2 = may_be_http2
+                    && tokio::select! {
+                        first = first_bytes(&stream, HTTP2_PREFACE.len()) => first? == HTTP2_PREFACE,
+                        () = self.ended() => return Ok(()),
+                    };
                 self.http(stream, local.port(), false, is_http2, socket, None, is_ingress)
                     .await
             }

@@ -54,12 +54,7 @@ impl Cors {
         ] {
             response.remove(name);
         }
-        if self.allow(request, response) {
-            let exposed = (!self.expose.is_empty()).then(|| self.expose.join(", "));
-            // With credentials, browsers take the wildcard for a name.
-            let exposed = exposed.filter(|text| text != "*" || !self.credentials);
-            set(response, header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
-        }
+        self.allow(request, response);
     }
 
     /// Says that the origin may, if it may.
@@ -86,6 +81,10 @@ impl Cors {
                 HeaderValue::from_static("true"),
             );
         }
+        let exposed = (!self.expose.is_empty()).then(|| self.expose.join(", "));
+        // With credentials, browsers take the wildcard for a name.
+        let exposed = exposed.filter(|text| text != "*" || !self.credentials);
+        set(answer, header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
         true
     }
 

@@ -18,7 +18,9 @@ macro_rules! kind {
             pub metadata: ObjectMeta,
             #[serde(default)]
             pub spec: $spec,
+            // Grants have none.
             #[serde(default)]
+            #[allow(dead_code)]
             pub status: Option<Value>,
         }
 
