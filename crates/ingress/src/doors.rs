@@ -79,9 +79,15 @@ impl Doors {
         let mut open: HashMap<u16, (CancellationToken, JoinHandle<()>)> = HashMap::new();
         loop {
             let ports = wanted.borrow_and_update().clone();
-            let closing: Vec<u16> = open.keys().filter(|port| !ports.contains(port)).copied().collect();
+            let closing: Vec<u16> = open
+                .keys()
+                .filter(|port| !ports.contains(port))
+                .copied()
+                .collect();
             for port in closing {
-                let Some((closed, door)) = open.remove(&port) else { continue };
+                let Some((closed, door)) = open.remove(&port) else {
+                    continue;
+                };
                 closed.cancel();
                 // The port is free when the door has ended; its connections may take longer.
                 let _ = door.await;

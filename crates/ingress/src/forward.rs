@@ -22,7 +22,7 @@ use crate::gateway::cors::Cors;
 use crate::gateway::filters::Redirected;
 use crate::gateway::hosts::Host;
 use crate::gateway::request::{Course, host_of};
-use crate::gateway::table::{Entry, Found, GatewayTable, RequestHead, ListenAddress};
+use crate::gateway::table::{Entry, Found, GatewayTable, ListenAddress, RequestHead};
 use crate::guard::{PendingUpgrade, Upgrade};
 use crate::headers::{self, Client};
 use crate::metrics::{Connected, Metrics, Refusal};

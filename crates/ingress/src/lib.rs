@@ -37,6 +37,8 @@ mod upstream;
 #[cfg(test)]
 mod compile_tests;
 #[cfg(test)]
+mod gateway_tests;
+#[cfg(test)]
 mod proxy_tests;
 
 pub use compile::CONTROLLER;

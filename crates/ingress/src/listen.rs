@@ -200,8 +200,14 @@ impl Arrived {
                 self.http(stream, local.port(), false, is_http2, socket, None, is_ingress)
                     .await
             }
-            Start::Ingress(acceptor) => self.https(stream, local.port(), acceptor, socket, None, true).await,
-            Start::Secure(fallback) => self.secure(stream, local.port(), socket, &gateways, fallback).await,
+            Start::Ingress(acceptor) => {
+                self.https(stream, local.port(), acceptor, socket, None, true)
+                    .await
+            }
+            Start::Secure(fallback) => {
+                self.secure(stream, local.port(), socket, &gateways, fallback)
+                    .await
+            }
         }
     }
 
@@ -238,7 +244,8 @@ impl Arrived {
         match (found, fallback) {
             (Some((host, SecureListener::Http { config, .. })), _) => {
                 let acceptor = TlsAcceptor::from(config.clone());
-                self.https(stream, local, acceptor, socket, Some(host), false).await
+                self.https(stream, local, acceptor, socket, Some(host), false)
+                    .await
             }
             (Some((_, SecureListener::Tcp { config, routes })), _) => {
                 let rule = routes.get(name).map(|(_, rule)| rule);
@@ -331,7 +338,9 @@ where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let accepted = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await;
-    let accepted = accepted.map_err(BoxError::from).and_then(|done| done.map_err(Into::into));
+    let accepted = accepted
+        .map_err(BoxError::from)
+        .and_then(|done| done.map_err(Into::into));
     accepted.inspect_err(|_| proxy.metrics.refused(Refusal::Handshake))
 }
 

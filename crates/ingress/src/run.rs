@@ -329,9 +329,13 @@ impl Keeper {
         self.proxy.gateways.store(Arc::new(gateways));
         self.backends.keep_used();
         let of_ingresses = [self.config.http_port, self.config.https_port];
-        let of_ingresses = of_ingresses.into_iter().flatten().filter(|_| !ingresses.is_empty());
+        let of_ingresses = of_ingresses
+            .into_iter()
+            .flatten()
+            .filter(|_| !ingresses.is_empty());
         let wanted: BTreeSet<u16> = of_ingresses.chain(ports).collect();
-        self.ports.send_if_modified(|ports| std::mem::replace(ports, wanted.clone()) != wanted);
+        self.ports
+            .send_if_modified(|ports| std::mem::replace(ports, wanted.clone()) != wanted);
         self.served.send_replace(Served {
             ingresses,
             gateways: reports,

@@ -21,7 +21,9 @@ const SWITCH: Duration = Duration::from_secs(10);
 /// Copies both ways until both sides have ended.
 pub async fn join(near: OnUpgrade, far: OnUpgrade) -> Result<(), BoxError> {
     let (near, far) = tokio::time::timeout(SWITCH, async { tokio::try_join!(near, far) }).await??;
-    copy(TokioIo::new(near), TokioIo::new(far)).await.map_err(Into::into)
+    copy(TokioIo::new(near), TokioIo::new(far))
+        .await
+        .map_err(Into::into)
 }
 
 /// Copies both ways until both sides have ended, or nobody says anything any more.

@@ -73,7 +73,10 @@ async fn make_class(client: &Client) -> Result<()> {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             Err(kube::Error::Api(status)) if status.code == 404 => {
-                bail!("its definition is not served after {} seconds", PATIENCE.as_secs());
+                bail!(
+                    "its definition is not served after {} seconds",
+                    PATIENCE.as_secs()
+                );
             }
             made => {
                 made?;

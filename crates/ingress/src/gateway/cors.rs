@@ -186,12 +186,12 @@ mod tests {
         assert_eq!(text(&answer, header::ACCESS_CONTROL_MAX_AGE), Some("60"));
         assert!(cors.preflight(&request("https://b.example")).is_empty());
         let mut response = request("ignored");
-        response.insert(
-            header::ACCESS_CONTROL_ALLOW_ORIGIN,
-            HeaderValue::from_static("*"),
-        );
+        response.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
         cors.respond(&request("https://a.example"), &mut response);
-        assert_eq!(text(&response, header::ACCESS_CONTROL_EXPOSE_HEADERS), Some("x-b"));
+        assert_eq!(
+            text(&response, header::ACCESS_CONTROL_EXPOSE_HEADERS),
+            Some("x-b")
+        );
         assert_eq!(
             text(&response, header::ACCESS_CONTROL_ALLOW_CREDENTIALS),
             Some("true")

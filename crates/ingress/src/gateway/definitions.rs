@@ -71,9 +71,7 @@ pub fn definitions() -> Result<Vec<Value>, Malformed> {
         }
     }
     let found = facts.iter().filter(|fact| fact.text.starts_with("definition "));
-    found
-        .map(|fact| definition(fact, &annotations, &types))
-        .collect()
+    found.map(|fact| definition(fact, &annotations, &types)).collect()
 }
 
 fn tree<'a>(
@@ -194,7 +192,10 @@ fn attributes(mut text: &str) -> Result<Map<String, Value>, Malformed> {
     let mut found = Map::new();
     while let Some((name, rest)) = text.split_once('=') {
         let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
-        let value = values.next().and_then(Result::ok).ok_or_else(|| malformed(text))?;
+        let value = values
+            .next()
+            .and_then(Result::ok)
+            .ok_or_else(|| malformed(text))?;
         let name = match name {
             "list" => "x-kubernetes-list-type",
             "keys" => "x-kubernetes-list-map-keys",

@@ -172,7 +172,12 @@ mod tests {
     #[test]
     fn headers_are_set_added_and_removed() {
         let mut headers = HeaderMap::new();
-        for (key, text) in [("x-set", "old"), ("x-set", "older"), ("x-add", "a"), ("x-gone", "1")] {
+        for (key, text) in [
+            ("x-set", "old"),
+            ("x-set", "older"),
+            ("x-add", "a"),
+            ("x-gone", "1"),
+        ] {
             headers.append(name(key), value(text));
         }
         let change = HeaderChange {

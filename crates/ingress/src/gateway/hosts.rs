@@ -129,12 +129,7 @@ mod tests {
         for name in ["", "*.example", "*.b.example", "a.b.example"] {
             hosts.entry(Host::parse(Some(name)), || name);
         }
-        let found = |name: &str| {
-            hosts
-                .matching(name)
-                .map(|(_, found)| *found)
-                .collect::<Vec<_>>()
-        };
+        let found = |name: &str| hosts.matching(name).map(|(_, found)| *found).collect::<Vec<_>>();
         assert_eq!(
             found("a.b.example"),
             ["a.b.example", "*.b.example", "*.example", ""]

@@ -55,10 +55,7 @@ impl PlannedListener<'_> {
 
     /// Whether connections are served.
     pub fn is_programmed(&self) -> bool {
-        let needs_certificate = matches!(
-            self.kind,
-            Some(ListenerKind::Https | ListenerKind::TlsTerminate)
-        );
+        let needs_certificate = matches!(self.kind, Some(ListenerKind::Https | ListenerKind::TlsTerminate));
         self.is_valid() && (!needs_certificate || self.config.is_some())
     }
 
@@ -88,9 +85,9 @@ impl Ports {
         match port {
             HTTP => own(self.http, "80 (--ingress-http-port)"),
             HTTPS => own(self.https, "443 (--ingress-https-port)"),
-            port if [self.http, self.https].contains(&Some(port)) => {
-                Err(format!("port {port} is the ingress proxy's: listeners on 80 and 443 use it"))
-            }
+            port if [self.http, self.https].contains(&Some(port)) => Err(format!(
+                "port {port} is the ingress proxy's: listeners on 80 and 443 use it"
+            )),
             port => Ok(port),
         }
     }
@@ -140,7 +137,10 @@ impl ListenerPlanner<'_> {
             .map(|listener| self.one(gateway, listener))
             .collect();
         find_conflicts(&mut planned);
-        for listener in planned.iter_mut().filter(|listener| is_served && listener.is_valid()) {
+        for listener in planned
+            .iter_mut()
+            .filter(|listener| is_served && listener.is_valid())
+        {
             self.take(listener, &socket);
         }
         // What another program has is tried again and again.
@@ -233,7 +233,8 @@ impl ListenerPlanner<'_> {
         if owner == kind {
             self.open.insert(actual);
         } else {
-            let message = "a listener of an older Gateway on the same address has the hostname for another protocol";
+            let message =
+                "a listener of an older Gateway on the same address has the hostname for another protocol";
             listener.conflict = Some(problem("ProtocolConflict", message));
         }
     }
@@ -313,7 +314,10 @@ fn route_kinds(spec: &Listener, kind: ListenerKind) -> (Vec<&'static str>, Optio
         ListenerKind::Http | ListenerKind::Https => &["HTTPRoute", "GRPCRoute"],
         ListenerKind::TlsTerminate | ListenerKind::TlsPassthrough => &["TLSRoute"],
     };
-    let asked = spec.allowed_routes.as_ref().map(|allowed| allowed.kinds.as_slice());
+    let asked = spec
+        .allowed_routes
+        .as_ref()
+        .map(|allowed| allowed.kinds.as_slice());
     let Some(asked) = asked.filter(|asked| !asked.is_empty()) else {
         return (possible.to_vec(), None);
     };
@@ -349,11 +353,17 @@ fn find_conflicts(listeners: &mut [PlannedListener<'_>]) {
             .map(|(_, listener)| listener);
         let conflict = others.clone().find_map(|other| {
             if plain(other) != plain(this) {
-                let message = format!("listener {} has another protocol on the same port", other.spec.name);
+                let message = format!(
+                    "listener {} has another protocol on the same port",
+                    other.spec.name
+                );
                 return Some(problem("ProtocolConflict", message));
             }
             (other.host == this.host).then(|| {
-                let message = format!("listener {} has the same hostname on the same port", other.spec.name);
+                let message = format!(
+                    "listener {} has the same hostname on the same port",
+                    other.spec.name
+                );
                 problem("HostnameConflict", message)
             })
         });

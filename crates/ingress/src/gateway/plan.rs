@@ -244,7 +244,10 @@ fn classes<'a>(snapshot: &'a Snapshot, reports: &mut Vec<Report>) -> Vec<&'a str
 /// Why a Gateway cannot be served at all.
 fn refusal(gateway: &Gateway) -> Option<Condition> {
     let spec = &gateway.spec;
-    let parameters = spec.infrastructure.as_ref().and_then(|each| each.parameters_ref.as_ref());
+    let parameters = spec
+        .infrastructure
+        .as_ref()
+        .and_then(|each| each.parameters_ref.as_ref());
     if parameters.is_some() {
         let message = "this controller takes no parameters (spec.infrastructure.parametersRef)";
         return Some(Condition::no("Accepted", "InvalidParameters", message));
@@ -254,7 +257,12 @@ fn refusal(gateway: &Gateway) -> Option<Condition> {
         return Some(Condition::no("Accepted", "Invalid", message));
     }
     let is_address = |type_: Option<&str>| type_.is_none_or(|type_| type_ == "IPAddress");
-    if spec.addresses.len() > 1 || !spec.addresses.iter().all(|each| is_address(each.type_.as_deref())) {
+    if spec.addresses.len() > 1
+        || !spec
+            .addresses
+            .iter()
+            .all(|each| is_address(each.type_.as_deref()))
+    {
         let message = "a Gateway has one address, of type IPAddress";
         return Some(Condition::no("Accepted", "UnsupportedAddress", message));
     }
@@ -276,7 +284,9 @@ fn assign(
     let mut found: Vec<Option<Result<GatewayAddresses, Condition>>> = Vec::new();
     for gateway in gateways {
         let asked = gateway.spec.addresses.first();
-        let asked = asked.and_then(|each| each.value.as_deref()).filter(|value| !value.is_empty());
+        let asked = asked
+            .and_then(|each| each.value.as_deref())
+            .filter(|value| !value.is_empty());
         let unusable = |message: String| Err(Condition::no("Programmed", "AddressNotUsable", message));
         found.push(asked.map(|value| match value.parse::<IpAddr>() {
             Ok(address) if pool.contains(&address) => match take(address) {
@@ -284,21 +294,32 @@ fn assign(
                 None => unusable(format!("the address {address} is an older Gateway's")),
             },
             Ok(address) if nodes.contains(&address) => Ok(GatewayAddresses::Shared),
-            _ => unusable(format!("{value} is neither an address of a node nor of --gateway-addresses")),
+            _ => unusable(format!(
+                "{value} is neither an address of a node nor of --gateway-addresses"
+            )),
         }));
     }
     for (gateway, found) in gateways.iter().zip(&mut found) {
-        let shown = gateway.status.as_ref().map(|status| &status["addresses"][0]["value"]);
+        let shown = gateway
+            .status
+            .as_ref()
+            .map(|status| &status["addresses"][0]["value"]);
         let shown = shown.and_then(Value::as_str).and_then(|text| text.parse().ok());
         if found.is_none() {
-            *found = shown.and_then(&mut take).map(|address| Ok(GatewayAddresses::Own(address)));
+            *found = shown
+                .and_then(&mut take)
+                .map(|address| Ok(GatewayAddresses::Own(address)));
         }
     }
     let mut left = free.into_iter();
     found
         .into_iter()
         .map(|found| {
-            found.unwrap_or_else(|| Ok(left.next().map_or(GatewayAddresses::Shared, GatewayAddresses::Own)))
+            found.unwrap_or_else(|| {
+                Ok(left
+                    .next()
+                    .map_or(GatewayAddresses::Shared, GatewayAddresses::Own))
+            })
         })
         .collect()
 }
@@ -311,7 +332,11 @@ fn report(gateway: &PlannedGateway<'_>) -> Report {
         .iter()
         .map(|listener| listener_status(listener, served))
         .collect();
-    let valid = gateway.listeners.iter().filter(|listener| listener.is_valid()).count();
+    let valid = gateway
+        .listeners
+        .iter()
+        .filter(|listener| listener.is_valid())
+        .count();
     let all = gateway.listeners.len();
     let programmed = gateway.listeners.iter().any(PlannedListener::is_programmed);
     let accepted = match &gateway.refused {
@@ -329,7 +354,10 @@ fn report(gateway: &PlannedGateway<'_>) -> Report {
         (None, None) if programmed => Condition::yes("Programmed", "Programmed"),
         _ => Condition::no("Programmed", "Invalid", "no listener can be served"),
     };
-    let unresolved = gateway.listeners.iter().any(|listener| listener.unresolved.is_some());
+    let unresolved = gateway
+        .listeners
+        .iter()
+        .any(|listener| listener.unresolved.is_some());
     let resolved = match unresolved {
         false => Condition::yes("ResolvedRefs", "ResolvedRefs"),
         true => Condition::no(

@@ -149,7 +149,10 @@ fn conditions(list: &Value) -> Vec<String> {
 
 fn has(list: &Value, expected: &str) {
     let found = conditions(list);
-    assert!(found.iter().any(|each| each == expected), "{expected} in {found:?}");
+    assert!(
+        found.iter().any(|each| each == expected),
+        "{expected} in {found:?}"
+    );
 }
 
 fn http(port: u16) -> Value {
@@ -163,16 +166,40 @@ fn listeners_are_told_why_they_are_not_served() {
         (http(80), "Accepted=True/Accepted"),
         (http(80), "Programmed=True/Programmed"),
         (http(6443), "Accepted=False/PortUnavailable"),
-        (json!({"name": "l", "port": 80, "protocol": "UDP"}), "Accepted=False/UnsupportedProtocol"),
-        (json!({"name": "l", "port": 443, "protocol": "HTTPS", "tls": tls(json!({"name": "tls"}))}), "Programmed=True/Programmed"),
-        (json!({"name": "l", "port": 443, "protocol": "HTTPS", "tls": tls(json!({"name": "none"}))}), "ResolvedRefs=False/InvalidCertificateRef"),
-        (json!({"name": "l", "port": 443, "protocol": "HTTPS", "tls": tls(json!({"name": "none"}))}), "Programmed=False/Invalid"),
-        (json!({"name": "l", "port": 443, "protocol": "HTTPS", "tls": tls(json!({"name": "tls", "namespace": "e"}))}), "ResolvedRefs=False/RefNotPermitted"),
-        (json!({"name": "l", "port": 80, "protocol": "HTTP", "allowedRoutes": {"kinds": [{"kind": "TLSRoute"}]}}), "ResolvedRefs=False/InvalidRouteKinds"),
-        (json!({"name": "l", "port": 443, "protocol": "HTTPS", "tls": {"certificateRefs": [{"name": "tls"}], "options": {"a": "b"}}}), "Accepted=False/UnsupportedValue"),
+        (
+            json!({"name": "l", "port": 80, "protocol": "UDP"}),
+            "Accepted=False/UnsupportedProtocol",
+        ),
+        (
+            json!({"name": "l", "port": 443, "protocol": "HTTPS", "tls": tls(json!({"name": "tls"}))}),
+            "Programmed=True/Programmed",
+        ),
+        (
+            json!({"name": "l", "port": 443, "protocol": "HTTPS", "tls": tls(json!({"name": "none"}))}),
+            "ResolvedRefs=False/InvalidCertificateRef",
+        ),
+        (
+            json!({"name": "l", "port": 443, "protocol": "HTTPS", "tls": tls(json!({"name": "none"}))}),
+            "Programmed=False/Invalid",
+        ),
+        (
+            json!({"name": "l", "port": 443, "protocol": "HTTPS", "tls": tls(json!({"name": "tls", "namespace": "e"}))}),
+            "ResolvedRefs=False/RefNotPermitted",
+        ),
+        (
+            json!({"name": "l", "port": 80, "protocol": "HTTP", "allowedRoutes": {"kinds": [{"kind": "TLSRoute"}]}}),
+            "ResolvedRefs=False/InvalidRouteKinds",
+        ),
+        (
+            json!({"name": "l", "port": 443, "protocol": "HTTPS", "tls": {"certificateRefs": [{"name": "tls"}], "options": {"a": "b"}}}),
+            "Accepted=False/UnsupportedValue",
+        ),
     ] {
         let given = Given::new().gateway("g", json!([listener]));
-        has(&given.status("gateways", "g")["listeners"][0]["conditions"], expected);
+        has(
+            &given.status("gateways", "g")["listeners"][0]["conditions"],
+            expected,
+        );
     }
 }
 
@@ -202,7 +229,10 @@ fn a_port_that_another_program_has_is_told_and_still_wanted() {
     let mut given = Given::new().gateway("g", json!([http(8080)]));
     given.ports.failed.insert(8080, "in use".to_owned());
     let status = given.status("gateways", "g");
-    has(&status["listeners"][0]["conditions"], "Accepted=False/PortUnavailable");
+    has(
+        &status["listeners"][0]["conditions"],
+        "Accepted=False/PortUnavailable",
+    );
     has(&status["conditions"], "Programmed=False/Invalid");
     assert_eq!(given.plan().ports, [8080].into());
 }
@@ -212,24 +242,60 @@ fn routes_are_told_why_they_are_not_attached() {
     let backend = json!([{"backendRefs": [{"name": "a", "port": 80}]}]);
     let listener = json!({"name": "http", "port": 80, "protocol": "HTTP", "hostname": "*.example"});
     for (spec, expected) in [
-        (json!({"parentRefs": [{"name": "g"}], "rules": backend}), "Accepted=True/Accepted"),
-        (json!({"parentRefs": [{"name": "g"}], "rules": backend}), "ResolvedRefs=True/ResolvedRefs"),
-        (json!({"parentRefs": [{"name": "g", "sectionName": "x"}], "rules": backend}), "Accepted=False/NoMatchingParent"),
-        (json!({"parentRefs": [{"name": "g", "port": 81}], "rules": backend}), "Accepted=False/NoMatchingParent"),
-        (json!({"parentRefs": [{"name": "g"}], "hostnames": ["a.other"], "rules": backend}), "Accepted=False/NoMatchingListenerHostname"),
-        (json!({"parentRefs": [{"name": "g"}], "rules": [{"backendRefs": [{"name": "none", "port": 80}]}]}), "ResolvedRefs=False/BackendNotFound"),
-        (json!({"parentRefs": [{"name": "g"}], "rules": [{"backendRefs": [{"name": "a", "port": 81}]}]}), "ResolvedRefs=False/BackendNotFound"),
-        (json!({"parentRefs": [{"name": "g"}], "rules": [{"backendRefs": [{"kind": "Pod", "name": "a", "port": 80}]}]}), "ResolvedRefs=False/InvalidKind"),
-        (json!({"parentRefs": [{"name": "g"}], "rules": [{"backendRefs": [{"name": "a", "namespace": "e", "port": 80}]}]}), "ResolvedRefs=False/RefNotPermitted"),
-        (json!({"parentRefs": [{"name": "g"}], "rules": [{"filters": [{"type": "ExtensionRef"}]}]}), "Accepted=False/UnsupportedValue"),
-        (json!({"parentRefs": [{"name": "g"}], "rules": [{"filters": [{"type": "ExtensionRef"}]}, {}]}), "PartiallyInvalid=True/UnsupportedValue"),
+        (
+            json!({"parentRefs": [{"name": "g"}], "rules": backend}),
+            "Accepted=True/Accepted",
+        ),
+        (
+            json!({"parentRefs": [{"name": "g"}], "rules": backend}),
+            "ResolvedRefs=True/ResolvedRefs",
+        ),
+        (
+            json!({"parentRefs": [{"name": "g", "sectionName": "x"}], "rules": backend}),
+            "Accepted=False/NoMatchingParent",
+        ),
+        (
+            json!({"parentRefs": [{"name": "g", "port": 81}], "rules": backend}),
+            "Accepted=False/NoMatchingParent",
+        ),
+        (
+            json!({"parentRefs": [{"name": "g"}], "hostnames": ["a.other"], "rules": backend}),
+            "Accepted=False/NoMatchingListenerHostname",
+        ),
+        (
+            json!({"parentRefs": [{"name": "g"}], "rules": [{"backendRefs": [{"name": "none", "port": 80}]}]}),
+            "ResolvedRefs=False/BackendNotFound",
+        ),
+        (
+            json!({"parentRefs": [{"name": "g"}], "rules": [{"backendRefs": [{"name": "a", "port": 81}]}]}),
+            "ResolvedRefs=False/BackendNotFound",
+        ),
+        (
+            json!({"parentRefs": [{"name": "g"}], "rules": [{"backendRefs": [{"kind": "Pod", "name": "a", "port": 80}]}]}),
+            "ResolvedRefs=False/InvalidKind",
+        ),
+        (
+            json!({"parentRefs": [{"name": "g"}], "rules": [{"backendRefs": [{"name": "a", "namespace": "e", "port": 80}]}]}),
+            "ResolvedRefs=False/RefNotPermitted",
+        ),
+        (
+            json!({"parentRefs": [{"name": "g"}], "rules": [{"filters": [{"type": "ExtensionRef"}]}]}),
+            "Accepted=False/UnsupportedValue",
+        ),
+        (
+            json!({"parentRefs": [{"name": "g"}], "rules": [{"filters": [{"type": "ExtensionRef"}]}, {}]}),
+            "PartiallyInvalid=True/UnsupportedValue",
+        ),
     ] {
         let given = Given::new()
             .gateway("g", json!([listener]))
             .http_route("r", spec.clone());
         let status = given.status("httproutes", "r");
         let found = conditions(&status["parents"][0]["conditions"]);
-        assert!(found.iter().any(|each| each == expected), "{spec}: {expected} in {found:?}");
+        assert!(
+            found.iter().any(|each| each == expected),
+            "{spec}: {expected} in {found:?}"
+        );
         let attached = i64::from(!found[0].starts_with("Accepted=False"));
         let gateway = given.status("gateways", "g");
         assert_eq!(gateway["listeners"][0]["attachedRoutes"], attached, "{spec}");
@@ -242,15 +308,27 @@ fn listeners_choose_namespaces() {
         (json!({}), "Accepted=False/NotAllowedByListeners"),
         (json!({"from": "Same"}), "Accepted=False/NotAllowedByListeners"),
         (json!({"from": "All"}), "Accepted=True/Accepted"),
-        (json!({"from": "Selector", "selector": {"matchLabels": {"team": "e"}}}), "Accepted=True/Accepted"),
-        (json!({"from": "Selector", "selector": {"matchLabels": {"team": "d"}}}), "Accepted=False/NotAllowedByListeners"),
-        (json!({"from": "Selector"}), "Accepted=False/NotAllowedByListeners"),
+        (
+            json!({"from": "Selector", "selector": {"matchLabels": {"team": "e"}}}),
+            "Accepted=True/Accepted",
+        ),
+        (
+            json!({"from": "Selector", "selector": {"matchLabels": {"team": "d"}}}),
+            "Accepted=False/NotAllowedByListeners",
+        ),
+        (
+            json!({"from": "Selector"}),
+            "Accepted=False/NotAllowedByListeners",
+        ),
     ] {
         let listener = json!({"name": "http", "port": 80, "protocol": "HTTP", "allowedRoutes": {"namespaces": namespaces}});
         let mut given = Given::new().gateway("g", json!([listener]));
         let route = json!({"metadata": {"name": "r", "namespace": "e"}, "spec": {"parentRefs": [{"name": "g", "namespace": "d"}]}});
         given.snapshot.http.push(object(route));
-        has(&given.status("httproutes", "r")["parents"][0]["conditions"], expected);
+        has(
+            &given.status("httproutes", "r")["parents"][0]["conditions"],
+            expected,
+        );
     }
 }
 
@@ -263,7 +341,10 @@ fn a_grant_permits_a_backend_of_another_namespace() {
         "to": [{"group": "", "kind": "Service"}]}});
     given.snapshot.grants.push(object(grant));
     let status = given.status("httproutes", "r");
-    has(&status["parents"][0]["conditions"], "ResolvedRefs=True/ResolvedRefs");
+    has(
+        &status["parents"][0]["conditions"],
+        "ResolvedRefs=True/ResolvedRefs",
+    );
 }
 
 #[test]
@@ -271,14 +352,18 @@ fn parents_of_others_are_not_told() {
     let given = Given::new()
         .http_route("r", json!({"parentRefs": [{"name": "nobody"}]}))
         .gateway("g", json!([http(80)]));
-    assert!(given.plan().reports.iter().all(|report| report.id.resource != "httproutes"));
+    assert!(
+        given
+            .plan()
+            .reports
+            .iter()
+            .all(|report| report.id.resource != "httproutes")
+    );
 }
 
 #[test]
 fn gateways_have_addresses_of_their_own_while_there_are_some() {
-    let route = |gateway: &str, service: &str| {
-        json!({"parentRefs": [{"name": gateway}], "rules": [{"backendRefs": [{"name": service, "port": 80}]}]})
-    };
+    let route = |gateway: &str, service: &str| json!({"parentRefs": [{"name": gateway}], "rules": [{"backendRefs": [{"name": service, "port": 80}]}]});
     let mut given = Given::new()
         .gateway("g1", json!([http(80)]))
         .gateway("g2", json!([http(80)]))
@@ -286,7 +371,10 @@ fn gateways_have_addresses_of_their_own_while_there_are_some() {
         .http_route("r2", route("g2", "b"));
     let own: IpAddr = "192.0.2.1".parse().expect("an address");
     given.pool = vec![own];
-    assert_eq!(given.status("gateways", "g1")["addresses"][0]["value"], "192.0.2.1");
+    assert_eq!(
+        given.status("gateways", "g1")["addresses"][0]["value"],
+        "192.0.2.1"
+    );
     let planned = given.plan();
     let shared: IpAddr = "192.0.2.9".parse().expect("an address");
     for (address, expected) in [(own, "a"), (shared, "b")] {

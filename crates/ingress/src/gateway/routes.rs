@@ -142,7 +142,11 @@ pub fn open(gateway: &PlannedGateway<'_>, table: &mut GatewayTable) {
     if !gateway.is_served() {
         return;
     }
-    for listener in gateway.listeners.iter().filter(|listener| listener.is_programmed()) {
+    for listener in gateway
+        .listeners
+        .iter()
+        .filter(|listener| listener.is_programmed())
+    {
         routes_of(gateway, listener, table);
     }
 }
@@ -302,7 +306,11 @@ fn choose(
     }
     let wanted: Vec<Host> = match view.hostnames.is_empty() {
         true => vec![Host::Any],
-        false => view.hostnames.iter().map(|name| Host::parse(Some(name))).collect(),
+        false => view
+            .hostnames
+            .iter()
+            .map(|name| Host::parse(Some(name)))
+            .collect(),
     };
     let places: Vec<(usize, Vec<Host>)> = allowed
         .filter_map(|(at, listener)| {

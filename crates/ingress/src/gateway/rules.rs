@@ -13,8 +13,8 @@ use super::GROUP;
 use super::cors::Cors;
 use super::filters::{Filters, HeaderChange, Mirror, PathEdit, Redirect, Rewrite};
 use super::objects::{
-    BackendRef, Filter, GrpcMatch, GrpcMethod, GrpcRule, Header, HeaderModifier, HttpMatch, HttpRule, MirrorSpec,
-    NamedMatch, ObjectRef, PathChange, RedirectSpec, ReferenceGrant, RetrySpec, TlsRule,
+    BackendRef, Filter, GrpcMatch, GrpcMethod, GrpcRule, Header, HeaderModifier, HttpMatch, HttpRule,
+    MirrorSpec, NamedMatch, ObjectRef, PathChange, RedirectSpec, ReferenceGrant, RetrySpec, TlsRule,
 };
 use super::table::{Match, PathRule, Rule, TextRule, WeightedBackend};
 use crate::backend::{Backend, BackendKey, Backends, Protocol};
@@ -53,7 +53,9 @@ pub fn is_granted(
             .iter()
             .any(|from| from.group == GROUP && from.kind == kind && from.namespace == namespace)
             && spec.to.iter().any(|to| {
-                to.group.is_empty() && to.kind == to_kind && to.name.as_deref().is_none_or(|only| only == name)
+                to.group.is_empty()
+                    && to.kind == to_kind
+                    && to.name.as_deref().is_none_or(|only| only == name)
             })
     })
 }
@@ -192,7 +194,9 @@ impl RuleCompiler<'_> {
                     });
                 }
                 "RequestMirror" => {
-                    let Some(spec) = &filter.request_mirror else { continue };
+                    let Some(spec) = &filter.request_mirror else {
+                        continue;
+                    };
                     let backend = self.backend(from, &spec.backend_ref);
                     filters.mirrors.push(Mirror {
                         backend: backend.map_err(|why| unresolved.get_or_insert(why).reason).ok(),
@@ -218,7 +222,11 @@ impl RuleCompiler<'_> {
     /// The port of a Service that a reference names.
     fn backend(&mut self, from: From<'_>, reference: &ObjectRef) -> Result<Arc<Backend>, Problem> {
         let ObjectRef {
-            group, kind, name, port, ..
+            group,
+            kind,
+            name,
+            port,
+            ..
         } = reference;
         let namespace = reference.namespace.as_deref().unwrap_or(from.namespace);
         let kind = kind.as_deref().unwrap_or("Service");
@@ -234,7 +242,8 @@ impl RuleCompiler<'_> {
                 (namespace, name),
             );
         if !permitted {
-            let message = format!("no ReferenceGrant of namespace {namespace} permits the reference to Service {name}");
+            let message =
+                format!("no ReferenceGrant of namespace {namespace} permits the reference to Service {name}");
             return Err(problem("RefNotPermitted", message));
         }
         let not_found = |message: String| problem("BackendNotFound", message);
@@ -243,7 +252,8 @@ impl RuleCompiler<'_> {
         };
         let spec = service.spec.clone().unwrap_or_default();
         if spec.type_.as_deref() == Some("ExternalName") {
-            let message = format!("Service {namespace}/{name} is of type ExternalName, which is not a backend here");
+            let message =
+                format!("Service {namespace}/{name} is of type ExternalName, which is not a backend here");
             return Err(problem("InvalidKind", message));
         }
         let is_wanted = |found: &&ServicePort| {
@@ -306,7 +316,10 @@ fn header_change(modifier: Option<&HeaderModifier>) -> Result<HeaderChange, Prob
     let change = HeaderChange {
         set: pairs(set)?,
         add: pairs(add)?,
-        remove: remove.iter().map(|name| header_name(name)).collect::<Result<_, _>>()?,
+        remove: remove
+            .iter()
+            .map(|name| header_name(name))
+            .collect::<Result<_, _>>()?,
     };
     match change.breaks_framing() {
         true => Err(unsupported(
@@ -317,10 +330,13 @@ fn header_change(modifier: Option<&HeaderModifier>) -> Result<HeaderChange, Prob
 }
 
 fn path_edit(change: &PathChange) -> Option<PathEdit> {
-    let full = change.replace_full_path.clone().map(|path| match path.starts_with('/') {
-        true => PathEdit::Full(path),
-        false => PathEdit::Full(format!("/{path}")),
-    });
+    let full = change
+        .replace_full_path
+        .clone()
+        .map(|path| match path.starts_with('/') {
+            true => PathEdit::Full(path),
+            false => PathEdit::Full(format!("/{path}")),
+        });
     full.or_else(|| change.replace_prefix_match.clone().map(PathEdit::Prefix))
 }
 
@@ -331,7 +347,11 @@ fn redirect(spec: &RedirectSpec) -> Result<Redirect, Problem> {
             None => None,
             Some("http") => Some("http"),
             Some("https") => Some("https"),
-            Some(other) => return Err(unsupported(format!("a redirect to the scheme {other} is not supported"))),
+            Some(other) => {
+                return Err(unsupported(format!(
+                    "a redirect to the scheme {other} is not supported"
+                )));
+            }
         },
         host: spec.hostname.clone(),
         path: spec.path.as_ref().and_then(path_edit),
@@ -397,11 +417,17 @@ fn http_match(spec: &HttpMatch) -> Result<Match, Problem> {
 }
 
 fn grpc_match(spec: &GrpcMatch) -> Result<Match, Problem> {
-    let GrpcMethod { type_, service, method } = spec.method.clone().unwrap_or_default();
+    let GrpcMethod {
+        type_,
+        service,
+        method,
+    } = spec.method.clone().unwrap_or_default();
     let given = |text: Option<String>| text.filter(|text| !text.is_empty());
     let path = match (type_.as_deref(), given(service), given(method)) {
         (_, None, None) => PathRule::prefix("/"),
-        (None | Some("Exact"), Some(service), Some(method)) => PathRule::Exact(format!("/{service}/{method}")),
+        (None | Some("Exact"), Some(service), Some(method)) => {
+            PathRule::Exact(format!("/{service}/{method}"))
+        }
         (None | Some("Exact"), Some(service), None) => PathRule::prefix(&format!("/{service}")),
         (None | Some("Exact"), None, Some(method)) => PathRule::GrpcMethod(method),
         (Some("RegularExpression"), service, method) => {
@@ -489,7 +515,11 @@ mod tests {
             (("HTTPRoute", "elsewhere"), "Service", ("there", "one"), false),
             (("HTTPRoute", "here"), "Service", ("elsewhere", "one"), false),
         ] {
-            assert_eq!(is_granted(&grants, from, kind, to), expected, "{from:?} {kind} {to:?}");
+            assert_eq!(
+                is_granted(&grants, from, kind, to),
+                expected,
+                "{from:?} {kind} {to:?}"
+            );
         }
     }
 }

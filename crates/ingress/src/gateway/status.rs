@@ -170,10 +170,11 @@ pub fn status(
     status
 }
 
-/// Extended features beside the core ones, by upstream's names, in order.
-pub const FEATURES: [&str; 37] = [
+/// The features that are supported, by upstream's names, in order. `HTTPRouteRetry` is how v1.6 called the codes.
+pub const FEATURES: [&str; 39] = [
     "GRPCRoute",
     "GRPCRouteNamedRouteRule",
+    "GRPCRouteRequestHeaderModifier",
     "Gateway",
     "GatewayAddressEmpty",
     "GatewayHTTPListenerIsolation",
@@ -187,6 +188,7 @@ pub const FEATURES: [&str; 37] = [
     "HTTPRouteBackendProtocolWebSocket",
     "HTTPRouteBackendRequestHeaderModification",
     "HTTPRouteBackendTimeout",
+    "HTTPRouteBackendURLRewrite",
     "HTTPRouteCORS",
     "HTTPRouteHostRewrite",
     "HTTPRouteMethodMatching",
@@ -202,7 +204,7 @@ pub const FEATURES: [&str; 37] = [
     "HTTPRouteRequestTimeout",
     "HTTPRouteResponseHeaderModification",
     "HTTPRouteRetry",
-    "HTTPRouteRetryBackendTimeout",
+    "HTTPRouteRetryCodes",
     "HTTPRouteRetryConnectionError",
     "HTTPRouteSchemeRedirect",
     "ReferenceGrant",

@@ -118,9 +118,9 @@ impl Entry {
         } = &self.matched;
         path.matches(request.path)
             && method.as_ref().is_none_or(|method| method == request.method)
-            && headers
-                .iter()
-                .all(|(name, rule)| header_text(request.headers, name).is_some_and(|text| rule.matches(&text)))
+            && headers.iter().all(|(name, rule)| {
+                header_text(request.headers, name).is_some_and(|text| rule.matches(&text))
+            })
             && query
                 .iter()
                 .all(|(name, rule)| parameter(request.query, name).is_some_and(|text| rule.matches(&text)))
@@ -231,8 +231,8 @@ impl HttpRoutes {
 
     fn find(&self, request: &RequestHead<'_>) -> Option<Arc<Entry>> {
         let of_hosts = self.0.matching(request.host);
-        let mut matched = of_hosts
-            .filter_map(|(_, entries)| entries.iter().find(|entry| entry.matches(request)));
+        let mut matched =
+            of_hosts.filter_map(|(_, entries)| entries.iter().find(|entry| entry.matches(request)));
         matched.next().cloned()
     }
 }
@@ -391,10 +391,7 @@ mod tests {
     fn table(entries: Vec<(&str, &str, Match, i64)>) -> GatewayTable {
         let mut table = GatewayTable::default();
         for (number, (name, host, matched, created)) in entries.into_iter().enumerate() {
-            let routes = table
-                .port_mut(SOCKET)
-                .plain
-                .entry(Host::Any, HttpRoutes::default);
+            let routes = table.port_mut(SOCKET).plain.entry(Host::Any, HttpRoutes::default);
             let entry = Entry {
                 matched,
                 age: age(created, name, number),
@@ -409,10 +406,7 @@ mod tests {
     #[test]
     fn more_specific_matches_come_first() {
         let header = |name: &'static str, value: &str| {
-            (
-                HeaderName::from_static(name),
-                TextRule::Exact(value.to_owned()),
-            )
+            (HeaderName::from_static(name), TextRule::Exact(value.to_owned()))
         };
         let table = table(vec![
             ("root", "", bare("/"), 1),
@@ -459,33 +453,34 @@ mod tests {
             ("host", "h.example", bare("/a"), 9),
             ("wildcard", "*.example", bare("/a/b"), 9),
         ]);
-        let check = |method: Method, host: &str, target: &str, headers: &[(&'static str, &'static str)], expected| {
-            let (path, query) = target.split_once('?').unwrap_or((target, ""));
-            let headers = headers
-                .iter()
-                .map(|(name, value)| {
-                    (
-                        HeaderName::from_static(name),
-                        http::HeaderValue::from_static(value),
-                    )
-                })
-                .fold(HeaderMap::new(), |mut map, (name, value)| {
-                    map.append(name, value);
-                    map
-                });
-            let request = RequestHead {
-                host,
-                path,
-                query,
-                method: &method,
-                headers: &headers,
+        let check =
+            |method: Method, host: &str, target: &str, headers: &[(&'static str, &'static str)], expected| {
+                let (path, query) = target.split_once('?').unwrap_or((target, ""));
+                let headers = headers
+                    .iter()
+                    .map(|(name, value)| {
+                        (
+                            HeaderName::from_static(name),
+                            http::HeaderValue::from_static(value),
+                        )
+                    })
+                    .fold(HeaderMap::new(), |mut map, (name, value)| {
+                        map.append(name, value);
+                        map
+                    });
+                let request = RequestHead {
+                    host,
+                    path,
+                    query,
+                    method: &method,
+                    headers: &headers,
+                };
+                assert_eq!(
+                    found(&table, &request).as_deref(),
+                    expected,
+                    "{method} {host}{target}"
+                );
             };
-            assert_eq!(
-                found(&table, &request).as_deref(),
-                expected,
-                "{method} {host}{target}"
-            );
-        };
         check(Method::GET, "", "/", &[], Some("root"));
         check(Method::GET, "", "/ab", &[], Some("root"));
         check(Method::GET, "", "/a", &[], Some("prefix"));

@@ -114,12 +114,18 @@ impl Watch {
     pub fn snapshot(&mut self) -> Option<Snapshot> {
         let definitions = self.definitions.list();
         let (client, stop, noted) = (&self.client, &self.stop, &self.noted);
-        self.classes.follow(is_served::<GatewayClass>(&definitions), client, stop, noted);
-        self.gateways.follow(is_served::<Gateway>(&definitions), client, stop, noted);
-        self.http.follow(is_served::<HttpRoute>(&definitions), client, stop, noted);
-        self.grpc.follow(is_served::<GrpcRoute>(&definitions), client, stop, noted);
-        self.tls.follow(is_served::<TlsRoute>(&definitions), client, stop, noted);
-        self.grants.follow(is_served::<ReferenceGrant>(&definitions), client, stop, noted);
+        self.classes
+            .follow(is_served::<GatewayClass>(&definitions), client, stop, noted);
+        self.gateways
+            .follow(is_served::<Gateway>(&definitions), client, stop, noted);
+        self.http
+            .follow(is_served::<HttpRoute>(&definitions), client, stop, noted);
+        self.grpc
+            .follow(is_served::<GrpcRoute>(&definitions), client, stop, noted);
+        self.tls
+            .follow(is_served::<TlsRoute>(&definitions), client, stop, noted);
+        self.grants
+            .follow(is_served::<ReferenceGrant>(&definitions), client, stop, noted);
         let gateways = self.gateways.list()?;
         let namespaces: HashMap<String, BTreeMap<String, String>> = match gateways.is_empty() {
             true => HashMap::new(),
