@@ -97,7 +97,11 @@ impl Doors {
             for port in ports {
                 open.entry(port).or_insert_with(|| {
                     let closed = stop.child_token();
-                    (closed.clone(), tokio::spawn(self.clone().door(port, closed)))
+                    let (doors, until) = (self.clone(), closed.clone());
+                    let door = skiff_supervise::kept("ingress door", closed.clone(), move || {
+                        doors.clone().door(port, until.clone())
+                    });
+                    (closed, tokio::spawn(door))
                 });
             }
             tokio::select! {

@@ -60,7 +60,7 @@ fn gateways_from_outside_to_pods() -> Result<()> {
             "{moved}"
         );
         let check = get(port, "a.example", "/check", "")?;
-        ensure!(check.ends_with("ok"), "{check}");
+        ensure!(check.trim_end().ends_with("ok"), "{check}");
         for (host, path, expected) in [("a.example", "/nobody", "500"), ("other", "/", "404")] {
             let answer = get(port, host, path, "")?;
             ensure!(
