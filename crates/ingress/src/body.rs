@@ -11,6 +11,7 @@ use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -22,6 +23,9 @@ const BACKEND_PAUSE: Duration = Duration::from_secs(600);
 /// A client takes some of its response within this time.
 const STALLED: Duration = Duration::from_secs(60);
 
+/// Frames that a copy of a body may be behind.
+const COPY_FRAMES: usize = 64;
+
 #[derive(Debug, thiserror::Error)]
 enum BodyError {
     #[error("the body is larger than {0} bytes")]
@@ -30,6 +34,10 @@ enum BodyError {
     ClientPaused,
     #[error("the backend does not go on with its response")]
     BackendPaused,
+    #[error("the time for the request is over")]
+    TimeOver,
+    #[error("a copy of the body broke off")]
+    CopyBroken,
 }
 
 /// Starts anew at every frame.
@@ -62,6 +70,8 @@ struct Shared {
     limit: u64,
     /// What the client is told when its body cannot be passed on.
     failed: Option<StatusCode>,
+    /// Who gets a copy of what is read.
+    copies: Vec<mpsc::Sender<Option<Bytes>>>,
 }
 
 impl RequestBody {
@@ -73,15 +83,28 @@ impl RequestBody {
             left: limit,
             limit: limit.unwrap_or_default(),
             failed: None,
+            copies: Vec::new(),
         })))
     }
 
     pub fn lend(&self) -> LentBody {
-        LentBody {
+        LentBody(Source::Client {
             shared: self.clone(),
             incoming: None,
             pause: Pause::default(),
+        })
+    }
+
+    /// A body that gets a copy of what an endpoint reads of this one. It breaks off where its own reader is too slow:
+    /// nobody waits for it.
+    pub fn copy(&self) -> LentBody {
+        let (sender, receiver) = mpsc::channel(COPY_FRAMES);
+        let mut shared = self.0.lock();
+        let is_empty = shared.incoming.as_ref().is_none_or(Body::is_end_stream);
+        if !is_empty {
+            shared.copies.push(sender);
         }
+        LentBody(Source::Copy { receiver, is_empty })
     }
 
     /// Whether it can be sent once more.
@@ -105,10 +128,26 @@ impl RequestBody {
 }
 
 /// The body as one endpoint gets it.
-pub struct LentBody {
-    shared: RequestBody,
-    incoming: Option<Incoming>,
-    pause: Pause,
+pub struct LentBody(Source);
+
+enum Source {
+    Client {
+        shared: RequestBody,
+        incoming: Option<Incoming>,
+        pause: Pause,
+    },
+    Copy {
+        /// `None` is the end; a sender that is gone without it broke off.
+        receiver: mpsc::Receiver<Option<Bytes>>,
+        is_empty: bool,
+    },
+}
+
+impl Shared {
+    /// Hands a frame, or the end, to those that get a copy.
+    fn copied(&mut self, data: Option<&Bytes>) {
+        self.copies.retain(|copy| copy.try_send(data.cloned()).is_ok());
+    }
 }
 
 impl Body for LentBody {
@@ -119,40 +158,62 @@ impl Body for LentBody {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let this = self.get_mut();
-        if this.incoming.is_none() {
-            let mut shared = this.shared.0.lock();
+        let (owner, incoming, pause) = match &mut self.get_mut().0 {
+            Source::Client {
+                shared,
+                incoming,
+                pause,
+            } => (shared, incoming, pause),
+            Source::Copy { is_empty: true, .. } => return Poll::Ready(None),
+            Source::Copy { receiver, .. } => {
+                return Poll::Ready(match ready!(receiver.poll_recv(context)) {
+                    Some(Some(data)) => Some(Ok(Frame::data(data))),
+                    Some(None) => None,
+                    None => Some(Err(BodyError::CopyBroken.into())),
+                });
+            }
+        };
+        if incoming.is_none() {
+            let mut shared = owner.0.lock();
             shared.touched = true;
-            this.incoming = shared.incoming.take();
+            *incoming = shared.incoming.take();
         }
-        let Some(incoming) = &mut this.incoming else {
+        let Some(incoming) = incoming else {
             return Poll::Ready(None);
         };
-        let Poll::Ready(frame) = Pin::new(incoming).poll_frame(context) else {
-            ready!(this.pause.poll(CLIENT_PAUSE, context));
-            let error = this
-                .shared
-                .fail(StatusCode::REQUEST_TIMEOUT, BodyError::ClientPaused);
+        let Poll::Ready(frame) = Pin::new(&mut *incoming).poll_frame(context) else {
+            ready!(pause.poll(CLIENT_PAUSE, context));
+            let error = owner.fail(StatusCode::REQUEST_TIMEOUT, BodyError::ClientPaused);
             return Poll::Ready(Some(Err(error)));
         };
-        this.pause.clear();
+        pause.clear();
         Poll::Ready(match frame {
-            None => None,
+            None => {
+                owner.0.lock().copied(None);
+                None
+            }
             // What cannot be read of the client is its fault.
-            Some(Err(error)) => Some(Err(this.shared.fail(StatusCode::BAD_REQUEST, error))),
+            Some(Err(error)) => Some(Err(owner.fail(StatusCode::BAD_REQUEST, error))),
             Some(Ok(frame)) => {
                 let size = frame.data_ref().map_or(0, |data| data.len() as u64);
-                let mut shared = this.shared.0.lock();
+                let mut shared = owner.0.lock();
                 shared.last_read = Some(Instant::now());
                 match shared.left {
                     Some(left) if size > left => {
                         let limit = shared.limit;
                         drop(shared);
                         let error = BodyError::TooLarge(limit);
-                        Some(Err(this.shared.fail(StatusCode::PAYLOAD_TOO_LARGE, error)))
+                        Some(Err(owner.fail(StatusCode::PAYLOAD_TOO_LARGE, error)))
                     }
                     left => {
                         shared.left = left.map(|left| left - size);
+                        if let Some(data) = frame.data_ref() {
+                            shared.copied(Some(data));
+                        }
+                        // Whoever knows the length does not ask for the end.
+                        if incoming.is_end_stream() {
+                            shared.copied(None);
+                        }
                         Some(Ok(frame))
                     }
                 }
@@ -161,22 +222,29 @@ impl Body for LentBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.incoming {
-            Some(incoming) => incoming.is_end_stream(),
-            None => self
-                .shared
-                .0
-                .lock()
-                .incoming
-                .as_ref()
-                .is_none_or(Body::is_end_stream),
+        match &self.0 {
+            Source::Client {
+                incoming: Some(incoming),
+                ..
+            } => incoming.is_end_stream(),
+            Source::Client { shared, .. } => {
+                let shared = shared.0.lock();
+                shared.incoming.as_ref().is_none_or(Body::is_end_stream)
+            }
+            Source::Copy { is_empty, .. } => *is_empty,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        let shared = self.shared.0.lock();
-        let incoming = self.incoming.as_ref().or(shared.incoming.as_ref());
-        incoming.map_or(SizeHint::with_exact(0), Body::size_hint)
+        match &self.0 {
+            Source::Client { shared, incoming, .. } => {
+                let shared = shared.0.lock();
+                let incoming = incoming.as_ref().or(shared.incoming.as_ref());
+                incoming.map_or(SizeHint::with_exact(0), Body::size_hint)
+            }
+            Source::Copy { is_empty: true, .. } => SizeHint::with_exact(0),
+            Source::Copy { .. } => SizeHint::default(),
+        }
     }
 }
 
@@ -198,6 +266,7 @@ pub struct ResponseBody {
     kind: Kind,
     stall: Stall,
     pause: Pause,
+    deadline: Option<Pin<Box<Sleep>>>,
     sent: u64,
     at_end: Option<AtEnd>,
 }
@@ -221,9 +290,16 @@ impl ResponseBody {
             kind,
             stall: Stall::default(),
             pause: Pause::default(),
+            deadline: None,
             sent: 0,
             at_end: None,
         }
+    }
+
+    /// Breaks off at this time.
+    pub fn until(mut self, deadline: Option<Instant>) -> ResponseBody {
+        self.deadline = deadline.map(|at| Box::pin(tokio::time::sleep_until(at)));
+        self
     }
 
     pub fn watched(mut self, stall: Stall, at_end: AtEnd) -> ResponseBody {
@@ -260,6 +336,10 @@ impl Body for ResponseBody {
             Kind::Backend(incoming) => incoming,
         };
         let Poll::Ready(frame) = Pin::new(incoming).poll_frame(context) else {
+            let deadline = this.deadline.as_mut();
+            if deadline.is_some_and(|deadline| deadline.as_mut().poll(context).is_ready()) {
+                return Poll::Ready(Some(Err(BodyError::TimeOver.into())));
+            }
             ready!(this.pause.poll(BACKEND_PAUSE, context));
             return Poll::Ready(Some(Err(BodyError::BackendPaused.into())));
         };

@@ -60,7 +60,7 @@ struct CachedCertificate {
 }
 
 impl CertificateCache {
-    fn read(&mut self, key: Key, secret: &Secret) -> Result<Arc<CertifiedKey>, String> {
+    pub fn read(&mut self, key: Key, secret: &Secret) -> Result<Arc<CertifiedKey>, String> {
         let version = secret.metadata.resource_version.clone().unwrap_or_default();
         let cached = self.0.entry(key).or_insert_with(|| CachedCertificate {
             version: version.clone(),
@@ -75,7 +75,8 @@ impl CertificateCache {
         cached.read.clone()
     }
 
-    fn forget_unused(&mut self) {
+    /// What nobody read since the last time.
+    pub fn forget_unused(&mut self) {
         self.0.retain(|_, cached| std::mem::take(&mut cached.used));
     }
 }
@@ -137,7 +138,6 @@ impl Compiler<'_> {
             problems.dedup();
         }
         compiled.ingresses = ingresses.into_iter().zip(problems).collect();
-        self.cache.forget_unused();
         compiled
     }
 
@@ -198,6 +198,7 @@ impl Compiler<'_> {
                     redirect_to_https: options.force_redirect || (has_tls && options.redirect),
                     max_body: options.max_body,
                     response_timeout: Some(options.read_timeout),
+                    ..RouteOptions::default()
                 },
             }
         };

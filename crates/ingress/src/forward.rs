@@ -18,6 +18,11 @@ use tokio_util::task::TaskTracker;
 use crate::backend::{Backend, Protocol};
 use crate::body::{RequestBody, ResponseBody, Stall};
 use crate::connections::Slot;
+use crate::gateway::cors::Cors;
+use crate::gateway::filters::Redirected;
+use crate::gateway::hosts::Host;
+use crate::gateway::request::{Course, host_of};
+use crate::gateway::table::{Entry, Found, GatewayTable, ListenAddress, RequestHead};
 use crate::guard::{PendingUpgrade, Upgrade};
 use crate::headers::{self, Client};
 use crate::metrics::{Connected, Metrics, Refusal};
@@ -27,11 +32,17 @@ use crate::upstream::{SendError, Sent, Upstream};
 
 /// Endpoints that one request is sent to, if those before were not reached.
 const ATTEMPTS: usize = 3;
+/// Before the first retry of a route that names no time.
+const BACKOFF: Duration = Duration::from_millis(25);
+/// For the whole of a mirrored request.
+const MIRROR_TIMEOUT: Duration = Duration::from_secs(60);
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// What all connections share.
 pub struct Proxy {
     pub table: ArcSwap<RouteTable>,
+    /// Asked first.
+    pub gateways: ArcSwap<GatewayTable>,
     pub metrics: Metrics,
     pub upstream: Upstream,
     /// Where redirects lead; `None`: there are none.
@@ -47,6 +58,12 @@ pub struct Proxy {
 pub struct Connection {
     pub proxy: Arc<Proxy>,
     pub client: Client,
+    /// Which listeners of Gateways it meets.
+    pub socket: ListenAddress,
+    /// The one that TLS ended at.
+    pub listener: Option<Host>,
+    /// Whether Ingresses are served too.
+    pub is_ingress: bool,
     pub slot: Slot,
     /// HTTP/1.1 only.
     pub upgrade: Option<Arc<Upgrade>>,
@@ -145,26 +162,14 @@ impl Connection {
     ) -> Result<(Response<ResponseBody>, Box<dyn Send + Sync>), Refused> {
         let target = target(&request)?;
         seen.host.clone_from(&target.name);
-        let table = self.proxy.table.load_full();
-        let Some(route) = table.find(&target.name, &target.path) else {
-            return Err(refused(
-                StatusCode::NOT_FOUND,
-                "404 page not found\n",
-                Refusal::NoRoute,
-            ));
+        let (backend, options, course) = match self.choose(&request, &target)? {
+            Chosen::Answer(response) => return Ok((response, Box::new(()))),
+            Chosen::Send {
+                backend,
+                options,
+                course,
+            } => (backend, options, course),
         };
-        if let Some(port) = self
-            .proxy
-            .https_port
-            .filter(|_| route.options.redirect_to_https && !self.client.tls)
-        {
-            return redirect(&request, &target.name, port).map(|response| (response, Box::new(()) as _));
-        }
-        let options = route.options.clone();
-        let Some(backend) = route.backend.clone() else {
-            return Err(unavailable());
-        };
-        drop(table);
         seen.backend = Some(backend.clone());
         let Some(entered) = backend.enter() else {
             return Err(refused(
@@ -192,9 +197,24 @@ impl Connection {
                 .insert(header::TE, HeaderValue::from_static("trailers"));
         }
         let body = RequestBody::new(body, options.max_body);
-        let sent = self
-            .send(&backend, &parts, &body, &target, &options, seen)
-            .await?;
+        let mut host = target.host.clone();
+        if let Some(course) = &course {
+            course.edit_request(&mut parts, &target.path);
+            host = host_of(&parts);
+            for mirror in course.mirrors(rand::random) {
+                self.mirror(mirror, &parts, &body, &host);
+            }
+        }
+        let deadline = options.request_timeout;
+        let deadline = deadline.map(|limit| tokio::time::Instant::now() + limit);
+        let sending = self.send(&backend, &parts, &body, &host, &options, seen);
+        let sent = match deadline {
+            None => sending.await?,
+            Some(deadline) => match tokio::time::timeout_at(deadline, sending).await {
+                Ok(sent) => sent?,
+                Err(_) => return Err(too_late()),
+            },
+        };
         let Sent { mut response, stream } = sent;
         let held = Box::new((entered, stream));
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -208,8 +228,139 @@ impl Connection {
             ));
         }
         headers::remove_hop_by_hop(response.headers_mut());
+        if let Some(course) = &course {
+            course.edit_response(response.headers_mut());
+        }
         *response.version_mut() = parts.version;
-        Ok((response.map(ResponseBody::backend), held))
+        let body = |incoming| ResponseBody::backend(incoming).until(deadline);
+        Ok((response.map(body), held))
+    }
+
+    /// Finds the route, and the backend that it leads to.
+    fn choose(&self, request: &Request<Incoming>, target: &Target) -> Result<Chosen, Refused> {
+        let head = RequestHead {
+            host: &target.name,
+            path: &target.path,
+            query: request.uri().query().unwrap_or_default(),
+            method: request.method(),
+            headers: request.headers(),
+        };
+        let gateways = self.proxy.gateways.load();
+        match gateways.find(self.socket, self.listener.as_ref(), &head) {
+            Found::Route(entry) => return self.follow(entry, request, target),
+            Found::Misdirected => {
+                return Err(refused(
+                    StatusCode::MISDIRECTED_REQUEST,
+                    "421 the connection was made for another host\n",
+                    Refusal::NoRoute,
+                ));
+            }
+            Found::Nothing => {}
+        }
+        let table = self.proxy.table.load();
+        let route = table.find(&target.name, &target.path).filter(|_| self.is_ingress);
+        let Some(route) = route else {
+            return Err(refused(
+                StatusCode::NOT_FOUND,
+                "404 page not found\n",
+                Refusal::NoRoute,
+            ));
+        };
+        if let Some(port) = self
+            .proxy
+            .https_port
+            .filter(|_| route.options.redirect_to_https && !self.client.tls)
+        {
+            return redirect(request, &target.name, port).map(Chosen::Answer);
+        }
+        let Some(backend) = route.backend.clone() else {
+            return Err(unavailable());
+        };
+        Ok(Chosen::Send {
+            backend,
+            options: route.options.clone(),
+            course: None,
+        })
+    }
+
+    /// Follows a rule of Gateway API.
+    fn follow(
+        &self,
+        entry: Arc<Entry>,
+        request: &Request<Incoming>,
+        target: &Target,
+    ) -> Result<Chosen, Refused> {
+        let filters = &entry.rule.filters;
+        if let Some(cors) = &filters.cors
+            && Cors::is_preflight(request.method(), request.headers())
+        {
+            let mut response = Response::new(ResponseBody::text(""));
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            *response.headers_mut() = cors.preflight(request.headers());
+            return Ok(Chosen::Answer(response));
+        }
+        if let Some(redirect) = &filters.redirect {
+            let location = redirect.location(&Redirected {
+                tls: self.client.tls,
+                host: &target.name,
+                port: self.socket.port,
+                path: &target.path,
+                prefix: entry.prefix(),
+                query: request.uri().query(),
+            });
+            let location = HeaderValue::try_from(location).map_err(|_| malformed("400 malformed path\n"))?;
+            let mut response = text_response(redirect.status, "redirected\n");
+            response.headers_mut().insert(header::LOCATION, location);
+            filters.response.apply(response.headers_mut());
+            return Ok(Chosen::Answer(response));
+        }
+        let is_grpc = entry.rule.is_grpc;
+        let Some((course, backend)) = Course::new(entry, rand::random(), request.headers()) else {
+            // Clients of gRPC take the one for UNAVAILABLE.
+            return Err(match is_grpc {
+                true => unavailable(),
+                false => refused(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "500 the route has no valid backend\n",
+                    Refusal::NoEndpoint,
+                ),
+            });
+        };
+        Ok(Chosen::Send {
+            backend,
+            options: course.options(),
+            course: Some(course),
+        })
+    }
+
+    /// Sends a copy of a request, whose response nobody reads.
+    fn mirror(&self, backend: Arc<Backend>, parts: &Parts, body: &RequestBody, host: &HeaderValue) {
+        let Some(entered) = backend.enter() else { return };
+        let Some(endpoint) = backend.pick(&[], rand::random(), Instant::now()) else {
+            return;
+        };
+        let mut request = Request::new(body.copy());
+        *request.method_mut() = parts.method.clone();
+        *request.uri_mut() = parts.uri.clone();
+        *request.headers_mut() = parts.headers.clone();
+        // A copy asks for no other protocol.
+        for name in [header::CONNECTION, header::UPGRADE] {
+            request.headers_mut().remove(name);
+        }
+        let (upstream, authority) = (self.proxy.upstream.clone(), authority(host));
+        let abort = self.proxy.abort.clone();
+        self.proxy.tunnels.spawn(async move {
+            let sending = upstream.send(&endpoint, backend.protocol, request, &authority);
+            tokio::select! {
+                sent = tokio::time::timeout(MIRROR_TIMEOUT, sending) => {
+                    if let Ok(Err(error)) = sent {
+                        tracing::debug!(%error, endpoint = %endpoint.address, "a mirrored request failed");
+                    }
+                }
+                () = abort.cancelled() => {}
+            }
+            drop(entered);
+        });
     }
 
     /// Sends the request, to another endpoint if the first is not reached.
@@ -218,14 +369,20 @@ impl Connection {
         backend: &Arc<Backend>,
         parts: &Parts,
         body: &RequestBody,
-        target: &Target,
+        host: &HeaderValue,
         options: &RouteOptions,
         seen: &mut Seen,
     ) -> Result<Sent, Refused> {
-        let authority = Authority::try_from(target.host.as_bytes());
-        let authority = authority.unwrap_or_else(|_| Authority::from_static("localhost"));
+        let authority = authority(host);
         let mut tried: Vec<SocketAddr> = Vec::new();
-        for attempt in 1..=ATTEMPTS {
+        let retry = options.retry.as_ref();
+        let attempts = retry.map_or(ATTEMPTS, |retry| retry.attempts + 1);
+        let mut late = false;
+        for attempt in 1..=attempts {
+            let is_last = attempt == attempts;
+            if let Some(retry) = retry.filter(|_| attempt > 1) {
+                tokio::time::sleep(backoff(retry.backoff, attempt - 1, rand::random())).await;
+            }
             let pick = |tried: &[SocketAddr]| backend.pick(tried, rand::random(), Instant::now());
             // All failed: the first may have been a connection that was just closing.
             let endpoint = pick(&tried).or_else(|| pick(&[])).ok_or_else(unavailable)?;
@@ -241,16 +398,20 @@ impl Connection {
                 .proxy
                 .upstream
                 .send(&endpoint, backend.protocol, request, &authority);
-            let Some(sent) = in_time(sending, body, options.response_timeout).await else {
-                return Err(Refused {
-                    status: StatusCode::GATEWAY_TIMEOUT,
-                    text: "504 the service does not respond\n",
-                    why: None,
-                });
-            };
+            let sent = in_time(sending, body, options.response_timeout).await;
+            late = sent.is_none();
             let error = match sent {
-                Ok(sent) => return Ok(sent),
-                Err(error) => error,
+                None if retry.is_some() && !is_last && body.is_untouched() => continue,
+                None => break,
+                Some(Ok(sent)) => {
+                    let code = sent.response.status().as_u16();
+                    let again = retry.is_some_and(|retry| retry.codes.contains(&code));
+                    if again && !is_last && body.is_untouched() {
+                        continue;
+                    }
+                    return Ok(sent);
+                }
+                Some(Err(error)) => error,
             };
             tracing::debug!(%error, endpoint = %endpoint.address, "a request failed");
             if let Some(status) = body.failed() {
@@ -270,7 +431,7 @@ impl Connection {
             }
             tried.push(endpoint.address);
         }
-        Err(bad_gateway())
+        Err(if late { too_late() } else { bad_gateway() })
     }
 
     /// Joins the client with the endpoint in the protocol that both agreed on.
@@ -305,6 +466,39 @@ impl Connection {
         });
         let (parts, _) = response.into_parts();
         Response::from_parts(parts, ResponseBody::text(""))
+    }
+}
+
+/// How a request goes on.
+enum Chosen {
+    Answer(Response<ResponseBody>),
+    Send {
+        backend: Arc<Backend>,
+        options: RouteOptions,
+        /// Of Gateway API.
+        course: Option<Course>,
+    },
+}
+
+/// How long to wait before the `number`th retry: twice as long each time, up to ten times the first, less a random
+/// part.
+fn backoff(base: Option<Duration>, number: usize, chance: f64) -> Duration {
+    let base = base.unwrap_or(BACKOFF);
+    let factor = 1u32 << number.saturating_sub(1).min(4);
+    base.saturating_mul(factor.min(10)).mul_f64(1.0 - chance / 2.0)
+}
+
+/// What HTTP/2 calls the host.
+fn authority(host: &HeaderValue) -> Authority {
+    let authority = Authority::try_from(host.as_bytes());
+    authority.unwrap_or_else(|_| Authority::from_static("localhost"))
+}
+
+fn too_late() -> Refused {
+    Refused {
+        status: StatusCode::GATEWAY_TIMEOUT,
+        text: "504 the service does not respond\n",
+        why: None,
     }
 }
 

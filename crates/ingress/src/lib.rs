@@ -1,4 +1,4 @@
-//! The ingress proxy: HTTP and HTTPS from outside to Services, by the Ingresses of the cluster.
+//! The ingress proxy: HTTP, HTTPS and TLS from outside to Services, by the Ingresses of the cluster and by Gateway API.
 //!
 //! ```text
 //! Ingress, IngressClass, Service, EndpointSlice, Secret ── compile ──► table, certificates   (run)
@@ -6,24 +6,30 @@
 //! client ── listen ── guard ── hyper ── forward ── table ── backend ── upstream ──► endpoint
 //! ```
 //!
+//! Gateway API has a table of its own (`gateway`), which is asked first.
+//!
 //! The table is pure and knows no kind of object. Requests that are on their way keep the table, the backend and
-//! the endpoint that they began with. It writes the status of Ingresses and events, and nothing else of the API.
+//! the endpoint that they began with. It writes the status of Ingresses and of Gateway API's objects, and events, and nothing else of the API.
 
 mod annotations;
 mod backend;
 mod body;
 mod compile;
 mod connections;
+mod doors;
 mod endpoints;
 mod forward;
+mod gateway;
 mod guard;
 mod headers;
+mod hello;
 mod listen;
 mod metrics;
 mod run;
 mod stall;
 mod status;
 mod table;
+mod tcp;
 mod tls;
 mod tunnel;
 mod upstream;
@@ -31,7 +37,11 @@ mod upstream;
 #[cfg(test)]
 mod compile_tests;
 #[cfg(test)]
+mod gateway_tests;
+#[cfg(test)]
 mod proxy_tests;
 
 pub use compile::CONTROLLER;
+pub use gateway::CONTROLLER as GATEWAY_CONTROLLER;
+pub use gateway::definitions::{MANAGED_BY as DEFINITIONS_MANAGED_BY, definitions as gateway_definitions};
 pub use run::{Error, IngressConfig, run};

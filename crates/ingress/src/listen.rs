@@ -1,8 +1,9 @@
-//! The doors: one for HTTP, one for HTTPS. Accepts connections, does the TLS handshake, and serves HTTP/1.1 and HTTP/2.
+//! The doors, one for each port. Accepts connections, does the TLS handshake, and serves HTTP/1.1 and HTTP/2, or passes
+//! the bytes on.
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,16 +16,21 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::body::{BoxError, Stall};
 use crate::connections::{Connections, IDLE, Refused, Slot};
 use crate::forward::{Connection, Proxy};
+use crate::gateway::hosts::Host;
+use crate::gateway::table::{GatewayTable, ListenAddress, SecureListener};
 use crate::guard::{Guard, MAX_HEAD};
 use crate::headers::Client;
+use crate::hello::{self, Prefixed};
 use crate::metrics::Refusal;
 use crate::stall::{Impatient, Streams};
+use crate::tcp;
 
 const BACKLOG: i32 = 4096;
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -35,6 +41,10 @@ const MAX_STREAMS: u32 = 128;
 /// What a stream may have waiting before its body is asked for more.
 const SEND_BUFFER: usize = 64 * 1024;
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
+/// How HTTP/2 begins where it was not agreed on in TLS.
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// How TLS begins.
+const TLS_HANDSHAKE: u8 = 0x16;
 
 /// A listener on all addresses of both families, or of IPv4 alone where there is no IPv6.
 pub fn bind(port: u16) -> io::Result<TcpListener> {
@@ -62,15 +72,25 @@ pub struct Door {
     pub proxy: Arc<Proxy>,
     pub connections: Arc<Connections>,
     pub listener: TcpListener,
-    pub tls: Option<TlsAcceptor>,
+    /// What listeners of Gateways call the port.
+    pub port: u16,
+    /// What Ingresses have here.
+    pub ingress: Ingresses,
     /// What runs when the door is closed.
     pub tasks: TaskTracker,
+}
+
+/// What Ingresses have at a door.
+#[derive(Clone)]
+pub enum Ingresses {
+    None,
+    Http,
+    Https(TlsAcceptor),
 }
 
 impl Door {
     /// Accepts until `stop`; connections are asked to end then, and their requests are finished.
     pub async fn serve(self, stop: CancellationToken) {
-        let port = self.listener.local_addr().map_or(0, |address| address.port());
         loop {
             let accepted = tokio::select! {
                 accepted = self.listener.accept() => accepted,
@@ -95,14 +115,16 @@ impl Door {
                     continue;
                 }
             };
-            let client = Client {
-                address: address.ip(),
-                tls: self.tls.is_some(),
-                port,
+            let arrived = Arrived {
+                proxy: self.proxy.clone(),
+                ingress: self.ingress.clone(),
+                port: self.port,
+                client: address.ip(),
+                slot,
+                stop: stop.clone(),
             };
-            let (proxy, tls, stop) = (self.proxy.clone(), self.tls.clone(), stop.clone());
             self.tasks.spawn(async move {
-                if let Err(error) = serve(proxy, stream, tls, client, slot, stop).await {
+                if let Err(error) = arrived.serve(stream).await {
                     tracing::debug!(%error, %address, "a connection ended");
                 }
             });
@@ -110,48 +132,236 @@ impl Door {
     }
 }
 
-async fn serve(
+/// A connection of which nothing was read yet.
+struct Arrived {
     proxy: Arc<Proxy>,
-    stream: TcpStream,
-    tls: Option<TlsAcceptor>,
-    client: Client,
+    ingress: Ingresses,
+    port: u16,
+    client: IpAddr,
     slot: Slot,
     stop: CancellationToken,
-) -> Result<(), BoxError> {
-    let counted = proxy.metrics.connected(client.tls);
-    stream.set_nodelay(true)?;
-    SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEP_ALIVE))?;
-    let connection = |upgrade| {
-        Arc::new(Connection {
-            proxy: proxy.clone(),
-            client,
-            slot,
-            upgrade,
-            _counted: counted,
-        })
-    };
-    let Some(acceptor) = tls else {
+}
+
+/// How it goes on.
+enum Start {
+    Plain,
+    /// By Ingresses alone.
+    Ingress(TlsAcceptor),
+    /// By the name that the client asks for.
+    Secure(Option<TlsAcceptor>),
+}
+
+impl Arrived {
+    async fn serve(self, stream: TcpStream) -> Result<(), BoxError> {
+        stream.set_nodelay(true)?;
+        SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEP_ALIVE))?;
+        let local = stream.local_addr()?;
+        let gateways = self.proxy.gateways.load_full();
+        let socket = gateways.socket(local.ip(), self.port);
+        let port = gateways.port(socket);
+        // An address of one Gateway's own is nobody else's.
+        let ingress = match socket.address {
+            None => self.ingress.clone(),
+            Some(_) => Ingresses::None,
+        };
+        // HTTP/2 without TLS is for gRPC at listeners of Gateways; Ingresses never had it.
+        let may_be_http2 = port.is_some_and(|port| !port.plain.is_empty());
+        let has_plain = may_be_http2 || matches!(ingress, Ingresses::Http);
+        let has_secure = port.is_some_and(|port| !port.secure.is_empty());
+        let start = match (has_plain, has_secure, ingress) {
+            (false, false, Ingresses::Https(acceptor)) => Start::Ingress(acceptor),
+            (false, false, _) => return Ok(()),
+            (true, false, Ingresses::None | Ingresses::Http) => Start::Plain,
+            (false, true, Ingresses::Https(acceptor)) => Start::Secure(Some(acceptor)),
+            (false, true, _) => Start::Secure(None),
+            // Both: the first byte tells.
+            (true, has_secure, ingress) => {
+                let first = tokio::select! {
+                    first = first_bytes(&stream, 1) => first?,
+                    () = self.ended() => return Ok(()),
+                };
+                match (first.first() == Some(&TLS_HANDSHAKE), ingress) {
+                    (false, _) => Start::Plain,
+                    (true, Ingresses::Https(acceptor)) if !has_secure => Start::Ingress(acceptor),
+                    (true, Ingresses::Https(acceptor)) => Start::Secure(Some(acceptor)),
+                    (true, _) => Start::Secure(None),
+                }
+            }
+        };
+        let is_ingress = socket.address.is_none();
+        match start {
+            Start::Plain => {
+                let is_ingress = is_ingress && matches!(self.ingress, Ingresses::Http);
+                let is_http2 = may_be_http2
+                    && tokio::select! {
+                        first = first_bytes(&stream, HTTP2_PREFACE.len()) => first? == HTTP2_PREFACE,
+                        () = self.ended() => return Ok(()),
+                    };
+                self.http(stream, local.port(), false, is_http2, socket, None, is_ingress)
+                    .await
+            }
+            Start::Ingress(acceptor) => {
+                self.https(stream, local.port(), acceptor, socket, None, true)
+                    .await
+            }
+            Start::Secure(fallback) => {
+                self.secure(stream, local.port(), socket, &gateways, fallback)
+                    .await
+            }
+        }
+    }
+
+    async fn ended(&self) {
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            () = self.slot.usage.end.cancelled() => {}
+        }
+    }
+
+    /// Reads the name that the client asks for, and does what the listener of that name is for.
+    async fn secure(
+        self,
+        mut stream: TcpStream,
+        local: u16,
+        socket: ListenAddress,
+        gateways: &GatewayTable,
+        fallback: Option<TlsAcceptor>,
+    ) -> Result<(), BoxError> {
+        let hello = match tokio::time::timeout(HANDSHAKE, hello::read(&mut stream)).await {
+            Ok(Ok(hello)) => hello,
+            Ok(Err(error)) => {
+                self.proxy.metrics.refused(Refusal::Handshake);
+                return Err(error.into());
+            }
+            Err(late) => {
+                self.proxy.metrics.refused(Refusal::Handshake);
+                return Err(late.into());
+            }
+        };
+        let name = hello.name.as_deref().unwrap_or_default();
+        let stream = Prefixed::new(hello.bytes, stream);
+        let found = gateways.port(socket).and_then(|port| port.secure.get(name));
+        match (found, fallback) {
+            (Some((host, SecureListener::Http { config, .. })), _) => {
+                let acceptor = TlsAcceptor::from(config.clone());
+                self.https(stream, local, acceptor, socket, Some(host), false)
+                    .await
+            }
+            (Some((_, SecureListener::Tcp { config, routes })), _) => {
+                let rule = routes.get(name).map(|(_, rule)| rule);
+                let chosen = rule.and_then(|rule| rule.choose(rand::random()));
+                let backend = chosen.and_then(|chosen| chosen.backend.clone());
+                let _counted = self.proxy.metrics.connected(true);
+                let _in_use = self.slot.usage.request();
+                match config {
+                    None => tcp::pass(&self.proxy, stream, backend).await,
+                    Some(config) => {
+                        let acceptor = TlsAcceptor::from(config.clone());
+                        let stream = handshake(&self.proxy, acceptor, stream).await?;
+                        tcp::pass(&self.proxy, stream, backend).await
+                    }
+                }
+            }
+            (None, Some(acceptor)) => self.https(stream, local, acceptor, socket, None, true).await,
+            (None, None) => {
+                self.proxy.metrics.refused(Refusal::Handshake);
+                Err("no listener has the name".into())
+            }
+        }
+    }
+
+    async fn https<T>(
+        self,
+        stream: T,
+        local: u16,
+        acceptor: TlsAcceptor,
+        socket: ListenAddress,
+        listener: Option<Host>,
+        is_ingress: bool,
+    ) -> Result<(), BoxError>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let stream = handshake(&self.proxy, acceptor, stream).await?;
+        let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        // Ingresses know no listeners, so that nothing of a Gateway is found.
+        let socket = match is_ingress {
+            true => ListenAddress { port: 0, ..socket },
+            false => socket,
+        };
+        self.http(stream, local, true, is_http2, socket, listener, is_ingress)
+            .await
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    async fn http<T>(
+        self,
+        stream: T,
+        local: u16,
+        tls: bool,
+        is_http2: bool,
+        socket: ListenAddress,
+        listener: Option<Host>,
+        is_ingress: bool,
+    ) -> Result<(), BoxError>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let counted = self.proxy.metrics.connected(tls);
+        let client = Client {
+            address: self.client,
+            tls,
+            port: local,
+        };
+        let connection = |upgrade| {
+            Arc::new(Connection {
+                proxy: self.proxy,
+                client,
+                socket,
+                listener,
+                is_ingress,
+                slot: self.slot,
+                upgrade,
+                _counted: counted,
+            })
+        };
+        if is_http2 {
+            return http2(Impatient::new(stream), connection(None), self.stop).await;
+        }
         let (io, upgrade) = Guard::new(Impatient::new(stream));
-        return http1(io, connection(Some(upgrade)), stop).await;
-    };
+        http1(io, connection(Some(upgrade)), self.stop).await
+    }
+}
+
+async fn handshake<T>(proxy: &Proxy, acceptor: TlsAcceptor, stream: T) -> Result<TlsStream<T>, BoxError>
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
     let accepted = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await;
-    let stream = match accepted {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
-            proxy.metrics.refused(Refusal::Handshake);
-            return Err(error.into());
-        }
-        Err(late) => {
-            proxy.metrics.refused(Refusal::Handshake);
-            return Err(late.into());
+    let accepted = accepted
+        .map_err(BoxError::from)
+        .and_then(|done| done.map_err(Into::into));
+    accepted.inspect_err(|_| proxy.metrics.refused(Refusal::Handshake))
+}
+
+/// Looks at the first bytes and leaves them where they are: as many as are asked for, or fewer if they are no longer
+/// the beginning of HTTP/2.
+async fn first_bytes(stream: &TcpStream, count: usize) -> io::Result<Vec<u8>> {
+    let looking = async {
+        let mut buffer = vec![0; count];
+        loop {
+            let seen = stream.peek(&mut buffer).await?;
+            if seen == count || seen == 0 || !HTTP2_PREFACE.starts_with(&buffer[..seen]) {
+                buffer.truncate(seen);
+                return Ok(buffer);
+            }
+            // The rest is on its way.
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    match stream.get_ref().1.alpn_protocol() {
-        Some(b"h2") => http2(Impatient::new(stream), connection(None), stop).await,
-        _ => {
-            let (io, upgrade) = Guard::new(Impatient::new(stream));
-            http1(io, connection(Some(upgrade)), stop).await
-        }
+    match tokio::time::timeout(HEAD, looking).await {
+        Ok(seen) => seen,
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
     }
 }
 

@@ -20,31 +20,31 @@ use tokio_util::task::TaskTracker;
 use crate::backend::{BackendKey, Backends, Protocol};
 use crate::connections::{ConnectionLimits, Connections};
 use crate::forward::Proxy;
-use crate::listen::Door;
+use crate::listen::{Door, Ingresses};
 use crate::metrics::Metrics;
 use crate::table::{HostMatch, PathMatch, Route, RouteOptions, RouteTable};
 use crate::tls::Resolver;
 
 /// Only for what never comes: nothing is measured.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A request as a backend saw it.
 #[derive(Clone, Debug)]
-struct Seen {
-    line: String,
-    headers: HeaderMap,
-    body: Bytes,
+pub(crate) struct Seen {
+    pub(crate) line: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 /// A backend that answers `ok`, and remembers what it was asked. An upgrade is answered with an echo.
-struct Echo {
-    address: SocketAddr,
-    seen: Arc<Mutex<Vec<Seen>>>,
+pub(crate) struct Echo {
+    pub(crate) address: SocketAddr,
+    pub(crate) seen: Arc<Mutex<Vec<Seen>>>,
     stop: CancellationToken,
 }
 
 impl Echo {
-    async fn start(protocol: Protocol) -> Echo {
+    pub(crate) async fn start(protocol: Protocol) -> Echo {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let echo = Echo {
             address: listener.local_addr().expect("an address"),
@@ -78,7 +78,7 @@ impl Echo {
         echo
     }
 
-    fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         self.seen.lock().iter().map(|seen| seen.line.clone()).collect()
     }
 }
@@ -121,13 +121,13 @@ async fn answer(
 }
 
 /// A running proxy, with routes to whatever the test adds.
-struct Running {
-    proxy: Arc<Proxy>,
-    http: SocketAddr,
-    https: SocketAddr,
+pub(crate) struct Running {
+    pub(crate) proxy: Arc<Proxy>,
+    pub(crate) http: SocketAddr,
+    pub(crate) https: SocketAddr,
     stop: CancellationToken,
     tasks: TaskTracker,
-    backends: Mutex<Backends>,
+    pub(crate) backends: Mutex<Backends>,
 }
 
 impl Drop for Running {
@@ -137,12 +137,13 @@ impl Drop for Running {
 }
 
 impl Running {
-    async fn start(limits: ConnectionLimits) -> Running {
+    pub(crate) async fn start(limits: ConnectionLimits) -> Running {
         let listen = || async { TcpListener::bind("127.0.0.1:0").await.expect("a port") };
         let (http, https) = (listen().await, listen().await);
         let address = |listener: &TcpListener| listener.local_addr().expect("an address");
         let proxy = Arc::new(Proxy {
             table: Default::default(),
+            gateways: Default::default(),
             metrics: Metrics::new(&skiff_prometheus::Registry::new()),
             upstream: Default::default(),
             https_port: Some(address(&https).port()),
@@ -161,12 +162,16 @@ impl Running {
         let config = Resolver::new().and_then(|resolver| resolver.server_config());
         let acceptor = TlsAcceptor::from(config.expect("TLS"));
         let connections = Connections::new(limits);
-        for (listener, tls) in [(http, None), (https, Some(acceptor))] {
+        for (listener, port, ingress) in [
+            (http, 80, Ingresses::Http),
+            (https, 443, Ingresses::Https(acceptor)),
+        ] {
             let door = Door {
                 proxy: proxy.clone(),
                 connections: connections.clone(),
                 listener,
-                tls,
+                port,
+                ingress,
                 tasks: running.tasks.clone(),
             };
             tokio::spawn(door.serve(running.stop.clone()));
@@ -201,7 +206,7 @@ async fn started(protocol: Protocol) -> (Running, Echo) {
 }
 
 /// Sends the bytes and reads until the proxy closes.
-async fn exchange(address: SocketAddr, bytes: &[u8]) -> String {
+pub(crate) async fn exchange(address: SocketAddr, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).await.expect("a connection");
     // The proxy may close before all is sent.
     let _ = stream.write_all(bytes).await;
@@ -211,7 +216,7 @@ async fn exchange(address: SocketAddr, bytes: &[u8]) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-fn statuses(answer: &str) -> Vec<&str> {
+pub(crate) fn statuses(answer: &str) -> Vec<&str> {
     let parts = answer.split("HTTP/1.1 ").skip(1);
     parts.filter_map(|part| part.get(..3)).collect()
 }

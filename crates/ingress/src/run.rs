@@ -1,5 +1,5 @@
-//! Brings it together: informers wake the compiler, what it makes is swapped in, and the doors are open while there is an
-//! Ingress to serve.
+//! Brings it together: informers wake the compiler, what it makes is swapped in, and the doors are open while there is
+//! something to serve.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -20,10 +20,13 @@ use tokio_util::task::TaskTracker;
 
 use crate::backend::Backends;
 use crate::compile::{CertificateCache, Compiled, Compiler, Objects, refresh};
-use crate::connections::{ConnectionLimits, Connections};
+use crate::doors::{Doors, Failures};
 use crate::endpoints::AddressPolicy;
 use crate::forward::Proxy;
-use crate::listen::{self, Door};
+use crate::gateway::certificates::ConfigCache;
+use crate::gateway::listeners::Ports;
+use crate::gateway::plan::{Planned, Planner, Snapshot};
+use crate::gateway::watch::Watch;
 use crate::metrics::Metrics;
 use crate::status::{self, Served};
 use crate::table::RouteTable;
@@ -33,10 +36,6 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const SERVICE_INDEX: &str = "service";
 /// Changes that come together are compiled together.
 const SETTLE: Duration = Duration::from_millis(10);
-/// How often a port that another program has is tried again.
-const BIND_AGAIN: Duration = Duration::from_secs(5);
-/// What is under way when the process ends may take this long.
-const DRAIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -59,6 +58,8 @@ pub struct IngressConfig {
     /// Ports of the nodes that no backend may have, beside the kubelets': the API server's.
     pub host_ports: Vec<u16>,
     pub access_log: bool,
+    /// Addresses of the machines that are given to one Gateway each.
+    pub gateway_addresses: Vec<IpAddr>,
     pub metrics: Arc<ComponentMetrics>,
     /// Hears why a port cannot be had; an empty text: all is well.
     pub report: Arc<dyn Fn(&str) + Send + Sync>,
@@ -111,6 +112,7 @@ pub async fn run(config: IngressConfig, client: Client, stop: CancellationToken)
     let tls = TlsAcceptor::from(resolver.server_config()?);
     let proxy = Arc::new(Proxy {
         table: Default::default(),
+        gateways: Default::default(),
         metrics: Metrics::new(&config.metrics.registry),
         upstream: Default::default(),
         https_port: config.https_port,
@@ -145,6 +147,12 @@ pub async fn run(config: IngressConfig, client: Client, stop: CancellationToken)
     // Nodes report themselves all the time; the loop looks whether their addresses are others.
     let news = changed.clone();
     watched.nodes.subscribe(move |_| news.notify_one());
+    let (noted, news) = (changes.clone(), changed.clone());
+    let noted: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
+        noted.lock().all = true;
+        news.notify_one();
+    });
+    let watch = Watch::new(client.clone(), &factory, &stop, noted.clone());
     let synced = async {
         tokio::join!(
             watched.ingresses.synced(),
@@ -153,6 +161,7 @@ pub async fn run(config: IngressConfig, client: Client, stop: CancellationToken)
             watched.slices.synced(),
             watched.secrets.synced(),
             watched.nodes.synced(),
+            watch.synced(),
         )
     };
     tokio::select! {
@@ -160,9 +169,17 @@ pub async fn run(config: IngressConfig, client: Client, stop: CancellationToken)
         () = stop.cancelled() => return Ok(()),
     }
     let (served, to_report) = watch::channel(Served::default());
+    let (ports, wanted) = watch::channel(BTreeSet::new());
     let nodes = watched.nodes.clone();
+    let failures = Failures::default();
     let mut keeper = Keeper {
-        policy: policy(&config, &watched.nodes),
+        policy: policy(&config, &watched.nodes, &BTreeSet::new()),
+        watch,
+        snapshot: Snapshot::default(),
+        configs: ConfigCache::default(),
+        gateway_ports: BTreeSet::new(),
+        ports,
+        failures: failures.clone(),
         config: config.clone(),
         watched,
         proxy: proxy.clone(),
@@ -172,7 +189,8 @@ pub async fn run(config: IngressConfig, client: Client, stop: CancellationToken)
         served,
     };
     keeper.compile();
-    let doors = open(&config, &proxy, tls, &to_report, &stop);
+    let doors = Doors::new(config.clone(), proxy.clone(), tls, failures, noted);
+    let doors = doors.keep(wanted, &stop);
     let reporting = status::run(&config, client, nodes, factory, to_report.clone(), &stop);
     tokio::select! {
         () = keeper.keep(&changes, &changed) => {}
@@ -210,7 +228,7 @@ fn kubelet_port(node: &Node) -> Option<u16> {
     u16::try_from(endpoints.kubelet_endpoint.as_ref()?.port).ok()
 }
 
-fn policy(config: &IngressConfig, nodes: &Informer<Node>) -> AddressPolicy {
+fn policy(config: &IngressConfig, nodes: &Informer<Node>, gateways: &BTreeSet<u16>) -> AddressPolicy {
     let nodes = nodes.list();
     let kubelets: BTreeSet<u16> = nodes.iter().filter_map(|node| kubelet_port(node)).collect();
     let of_nodes = nodes.iter().flat_map(|node| node_addresses(node));
@@ -222,6 +240,7 @@ fn policy(config: &IngressConfig, nodes: &Informer<Node>) -> AddressPolicy {
         .http_port
         .into_iter()
         .chain(config.https_port)
+        .chain(gateways.iter().copied())
         .chain(kubelets);
     AddressPolicy {
         services: config.services.clone(),
@@ -240,6 +259,14 @@ struct Keeper {
     backends: Backends,
     cache: CertificateCache,
     served: watch::Sender<Served>,
+    watch: Watch,
+    /// The last that was whole.
+    snapshot: Snapshot,
+    configs: ConfigCache,
+    /// Ports of the machine that Gateways have.
+    gateway_ports: BTreeSet<u16>,
+    ports: watch::Sender<BTreeSet<u16>>,
+    failures: Failures,
 }
 
 impl Keeper {
@@ -247,7 +274,7 @@ impl Keeper {
         loop {
             changed.notified().await;
             tokio::time::sleep(SETTLE).await;
-            let policy = policy(&self.config, &self.watched.nodes);
+            let policy = policy(&self.config, &self.watched.nodes, &self.gateway_ports);
             let moved = policy != self.policy;
             self.policy = policy;
             let noted = std::mem::take(&mut *changes.lock());
@@ -276,104 +303,71 @@ impl Keeper {
             certificates,
             ingresses,
         } = compiler.run();
+        let Planned {
+            table: gateways,
+            ports,
+            reports,
+        } = self.plan();
+        if ports != self.gateway_ports {
+            // No backend may be the proxy itself.
+            self.gateway_ports.clone_from(&ports);
+            self.policy = policy(&self.config, &self.watched.nodes, &self.gateway_ports);
+            return self.compile();
+        }
+        self.cache.forget_unused();
+        self.configs.forget_unused();
         let problems = ingresses
             .iter()
             .filter(|(_, problems)| !problems.is_empty())
             .count();
         let metrics = &self.proxy.metrics;
-        metrics.set_objects(table.len(), certificates.len(), problems);
+        metrics.set_objects(table.len() + gateways.len(), certificates.len(), problems);
         self.resolver.certificates.store(Arc::new(certificates));
         let old: Arc<RouteTable> = self.proxy.table.swap(Arc::new(table));
         // Requests that are on their way may still hold it; what it alone names goes with the next table.
         drop(old);
+        self.proxy.gateways.store(Arc::new(gateways));
         self.backends.keep_used();
-        self.served.send_replace(Served(ingresses));
+        let of_ingresses = [self.config.http_port, self.config.https_port];
+        let of_ingresses = of_ingresses
+            .into_iter()
+            .flatten()
+            .filter(|_| !ingresses.is_empty());
+        let wanted: BTreeSet<u16> = of_ingresses.chain(ports).collect();
+        self.ports
+            .send_if_modified(|ports| std::mem::replace(ports, wanted.clone()) != wanted);
+        self.served.send_replace(Served {
+            ingresses,
+            gateways: reports,
+        });
     }
-}
 
-/// Keeps both doors open while there is something to serve: until then the ports are left to others, such as pods in the
-/// host's network. At the end, requests that are on their way may finish.
-async fn open(
-    config: &IngressConfig,
-    proxy: &Arc<Proxy>,
-    tls: TlsAcceptor,
-    served: &watch::Receiver<Served>,
-    stop: &CancellationToken,
-) {
-    let connections = Connections::new(ConnectionLimits::default());
-    let tasks = TaskTracker::new();
-    let problems: Mutex<[String; 2]> = Mutex::default();
-    let door = |place: usize, port: Option<u16>, tls: Option<TlsAcceptor>| {
-        let (connections, tasks, problems) = (connections.clone(), tasks.clone(), &problems);
-        let mut served = served.clone();
-        async move {
-            let Some(port) = port else {
-                return stop.cancelled().await;
-            };
-            let say = |text: String| {
-                let mut problems = problems.lock();
-                problems[place] = text;
-                let all: Vec<&str> = problems
-                    .iter()
-                    .map(String::as_str)
-                    .filter(|text| !text.is_empty())
-                    .collect();
-                (config.report)(&all.join("; "));
-            };
-            let mut failed = false;
-            loop {
-                tokio::select! {
-                    some = served.wait_for(|served| !served.0.is_empty()) => if some.is_err() { return },
-                    () = stop.cancelled() => return,
-                }
-                let listener = match listen::bind(port) {
-                    Ok(listener) => listener,
-                    Err(error) => {
-                        if !std::mem::replace(&mut failed, true) {
-                            tracing::warn!(port, %error, "cannot listen for ingress; trying again");
-                        }
-                        say(format!("cannot listen on port {port}: {error}"));
-                        tokio::select! {
-                            () = tokio::time::sleep(BIND_AGAIN) => continue,
-                            () = stop.cancelled() => return,
-                        }
-                    }
-                };
-                failed = false;
-                say(String::new());
-                tracing::info!(port, tls = tls.is_some(), "listening for ingress");
-                let door = Door {
-                    proxy: proxy.clone(),
-                    connections: connections.clone(),
-                    listener,
-                    tls: tls.clone(),
-                    tasks: tasks.clone(),
-                };
-                let closed = stop.child_token();
-                let none_left = async {
-                    let _ = served.wait_for(|served| served.0.is_empty()).await;
-                    closed.cancel();
-                    std::future::pending::<()>().await;
-                };
-                tokio::select! {
-                    () = door.serve(closed.clone()) => {}
-                    () = none_left => {}
-                }
-                if stop.is_cancelled() {
-                    return;
-                }
-                tracing::info!(port, "no Ingress is left: the port is given back");
-            }
+    /// What Gateway API asks for. While some kind is not yet known, the last that was.
+    fn plan(&mut self) -> Planned {
+        if let Some(snapshot) = self.watch.snapshot() {
+            self.snapshot = snapshot;
         }
-    };
-    tokio::join!(
-        door(0, config.http_port, None),
-        door(1, config.https_port, Some(tls)),
-    );
-    tasks.close();
-    proxy.tunnels.close();
-    let drained = async { tokio::join!(tasks.wait(), proxy.tunnels.wait()) };
-    if tokio::time::timeout(DRAIN, drained).await.is_err() {
-        tracing::info!(open = connections.len(), "some connections did not end in time");
+        let own = [self.config.http_port, self.config.https_port];
+        let ours = |port: &u16| own.contains(&Some(*port)) || self.gateway_ports.contains(port);
+        let fixed = self.config.host_ports.iter();
+        let reserved = self.policy.host_ports.iter().filter(|port| !ours(port));
+        let ports = Ports {
+            http: self.config.http_port,
+            https: self.config.https_port,
+            reserved: reserved.chain(fixed).copied().collect(),
+            failed: self.failures.all(),
+        };
+        let planner = Planner {
+            objects: &self.watched,
+            snapshot: &self.snapshot,
+            policy: &self.policy,
+            ports: &ports,
+            pool: &self.config.gateway_addresses,
+            backends: &mut self.backends,
+            certificates: &mut self.cache,
+            configs: &mut self.configs,
+            now: Instant::now(),
+        };
+        planner.run()
     }
 }

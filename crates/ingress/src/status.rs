@@ -15,12 +15,15 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::Ingress;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
-use serde_json::json;
+use serde_json::{Value, json};
 use skiff_client::{Client, ErrorExt, EventRecorder, Informer, InformerFactory, Key, reference};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::compile::Problem;
+use crate::gateway::GROUP;
+use crate::gateway::plan::{ObjectId, Report};
+use crate::gateway::status::status as gateway_status;
 use crate::run::{IngressConfig, node_addresses};
 
 const NAMESPACE: &str = "kube-system";
@@ -36,7 +39,11 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// The Ingresses of the current table, with what of each is not acted on.
 #[derive(Clone, Default)]
-pub struct Served(pub Vec<(Arc<Ingress>, Vec<Problem>)>);
+pub struct Served {
+    pub ingresses: Vec<(Arc<Ingress>, Vec<Problem>)>,
+    /// What the objects of Gateway API are told.
+    pub gateways: Vec<Report>,
+}
 
 pub async fn run(
     config: &IngressConfig,
@@ -147,7 +154,7 @@ impl Reporter {
     async fn report(&mut self, served: &Served, addresses: &[IpAddr]) {
         let now = Instant::now();
         let mut current = HashMap::new();
-        for (ingress, problems) in &served.0 {
+        for (ingress, problems) in &served.ingresses {
             for problem in problems {
                 let key = (Key::of(&**ingress), problem.clone());
                 let (since, told) = self.problems.get(&key).copied().unwrap_or((now, false));
@@ -162,11 +169,49 @@ impl Reporter {
             }
         }
         self.problems = current;
-        for (ingress, _) in &served.0 {
+        for (ingress, _) in &served.ingresses {
             if let Err(error) = self.write(ingress, addresses).await {
                 let name = Key::of(&**ingress);
                 tracing::warn!(%error, ingress = %name, "cannot write the status of an Ingress");
             }
+        }
+        for report in &served.gateways {
+            if let Err(error) = self.tell(report, addresses).await {
+                let ObjectId { resource, key } = &report.id;
+                tracing::warn!(%error, resource, object = %key, "cannot write the status");
+            }
+        }
+    }
+
+    /// Writes the status of an object of Gateway API, if it is another one. Whoever changed the object meanwhile is
+    /// not overwritten: the next table knows the change.
+    async fn tell(&self, report: &Report, addresses: &[IpAddr]) -> Result<(), kube::Error> {
+        let Report {
+            id,
+            told,
+            meta,
+            status: old,
+        } = report;
+        let none = Value::Null;
+        let old = old.as_ref().unwrap_or(&none);
+        let status = gateway_status(told, old, meta.generation, addresses, Timestamp::now());
+        if status == *old {
+            return Ok(());
+        }
+        let ObjectId { resource, key } = id;
+        let namespace = match key.namespace.is_empty() {
+            true => String::new(),
+            false => format!("namespaces/{}/", key.namespace),
+        };
+        let path = format!("/apis/{GROUP}/v1/{namespace}{resource}/{}/status", key.name);
+        let patch = json!({"metadata": {"resourceVersion": meta.resource_version}, "status": status});
+        let request = http::Request::patch(path)
+            .header(http::header::CONTENT_TYPE, "application/merge-patch+json")
+            .body(patch.to_string().into_bytes());
+        let Ok(request) = request else { return Ok(()) };
+        match self.client.request::<Value>(request).await {
+            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(()),
+            written => written.map(drop),
         }
     }
 

@@ -52,6 +52,20 @@ pub struct RouteOptions {
     pub max_body: Option<u64>,
     /// From the end of the request to the head of the backend's response; `None`: as long as it takes.
     pub response_timeout: Option<Duration>,
+    /// For everything, from the request to the end of its response.
+    pub request_timeout: Option<Duration>,
+    /// `None`: endpoints that are not reached, and broken connections where that does no harm.
+    pub retry: Option<Retry>,
+}
+
+/// When a request is sent once more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retry {
+    /// Beside the first.
+    pub attempts: usize,
+    pub backoff: Option<Duration>,
+    /// Of responses.
+    pub codes: Vec<u16>,
 }
 
 impl Default for RouteOptions {
@@ -60,6 +74,8 @@ impl Default for RouteOptions {
             redirect_to_https: false,
             max_body: None,
             response_timeout: Some(Duration::from_secs(60)),
+            request_timeout: None,
+            retry: None,
         }
     }
 }

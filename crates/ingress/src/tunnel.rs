@@ -1,4 +1,4 @@
-//! Two connections that speak something else than HTTP from now on, such as WebSocket.
+//! Two connections that speak something else than HTTP, such as WebSocket.
 
 use std::io;
 use std::pin::Pin;
@@ -21,9 +21,20 @@ const SWITCH: Duration = Duration::from_secs(10);
 /// Copies both ways until both sides have ended.
 pub async fn join(near: OnUpgrade, far: OnUpgrade) -> Result<(), BoxError> {
     let (near, far) = tokio::time::timeout(SWITCH, async { tokio::try_join!(near, far) }).await??;
+    copy(TokioIo::new(near), TokioIo::new(far))
+        .await
+        .map_err(Into::into)
+}
+
+/// Copies both ways until both sides have ended, or nobody says anything any more.
+pub async fn copy<N, F>(near: N, far: F) -> io::Result<()>
+where
+    N: AsyncRead + AsyncWrite + Unpin,
+    F: AsyncRead + AsyncWrite + Unpin,
+{
     let heard: Arc<AtomicBool> = Arc::default();
-    let mut near = Heard(TokioIo::new(near), heard.clone());
-    let mut far = Heard(TokioIo::new(far), heard.clone());
+    let mut near = Heard(near, heard.clone());
+    let mut far = Heard(far, heard.clone());
     let silence = async {
         loop {
             tokio::time::sleep(SILENCE).await;

@@ -151,6 +151,11 @@ fn ingress_objects() -> Vec<(&'static str, Value)> {
                     read("", &["services", "secrets", "nodes"]),
                     read("discovery.k8s.io", &["endpointslices"]),
                     {"apiGroups": ["networking.k8s.io"], "resources": ["ingresses/status"], "verbs": ["patch"]},
+                    read("apiextensions.k8s.io", &["customresourcedefinitions"]),
+                    read("", &["namespaces"]),
+                    read("gateway.networking.k8s.io", &["gatewayclasses", "gateways", "httproutes", "grpcroutes", "tlsroutes", "referencegrants"]),
+                    {"apiGroups": ["gateway.networking.k8s.io"], "verbs": ["patch"],
+                        "resources": ["gatewayclasses/status", "gateways/status", "httproutes/status", "grpcroutes/status", "tlsroutes/status"]},
                     {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]},
                 ],
             }),
@@ -252,18 +257,34 @@ fn ingress_class() -> Class {
     }
 }
 
+/// Whether something that is made once was made.
+pub async fn is_made(client: &Client, entry: &str) -> Result<bool> {
+    match client
+        .request::<Value>(http::Request::get(MADE).body(Vec::new())?)
+        .await
+    {
+        Ok(made) => Ok(!made["data"][entry].is_null()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+pub async fn note_made(client: &Client, entry: &str) -> Result<()> {
+    let made = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "skiff-addons", "namespace": "kube-system"},
+        "data": {entry: "made once; delete this entry to get the class again at the next start"},
+    });
+    let path = "/api/v1/namespaces/kube-system/configmaps";
+    put(client, path, "skiff-addons", &made, true).await
+}
+
 async fn install_class(client: &Client, class: Class) -> Result<()> {
-    let get =
-        |path: &str| -> Result<http::Request<Vec<u8>>> { Ok(http::Request::get(path).body(Vec::new())?) };
-    let made = match client.request::<Value>(get(MADE)?).await {
-        Ok(made) => made,
-        Err(kube::Error::Api(status)) if status.code == 404 => Value::Null,
-        Err(error) => return Err(error.into()),
-    };
-    if !made["data"][class.entry].is_null() {
+    if is_made(client, class.entry).await? {
         return Ok(());
     }
-    let present: Value = client.request(get(class.path)?).await?;
+    let present: Value = client
+        .request(http::Request::get(class.path).body(Vec::new())?)
+        .await?;
     let mut present = present["items"].as_array().into_iter().flatten();
     let has_default = present.any(|other| other["metadata"]["annotations"][class.is_default] == "true");
     let mut object = class.object;
@@ -281,18 +302,7 @@ async fn install_class(client: &Client, class: Class) -> Result<()> {
             }
         }
     }
-    let made = json!({
-        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "skiff-addons", "namespace": "kube-system"},
-        "data": {class.entry: "made once; delete this entry to get the class again at the next start"},
-    });
-    put(
-        client,
-        "/api/v1/namespaces/kube-system/configmaps",
-        "skiff-addons",
-        &made,
-        true,
-    )
-    .await
+    note_made(client, class.entry).await
 }
 
 /// The API server's identity towards kubelets, which ask what it may do like anybody's.
@@ -378,6 +388,8 @@ fn metrics_objects() -> Vec<(&'static str, Value)> {
 pub struct Parts {
     pub metrics: bool,
     pub ingress: bool,
+    /// The definitions of Gateway API.
+    pub gateway_api: bool,
     pub load_balancer: bool,
 }
 
@@ -426,6 +438,9 @@ pub async fn install(
         install_class(client, ingress_class())
             .await
             .context("the IngressClass")?;
+    }
+    if parts.gateway_api {
+        crate::gateway_api::install(client).await.context("Gateway API")?;
     }
     Ok(())
 }

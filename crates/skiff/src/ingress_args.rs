@@ -17,6 +17,12 @@ pub struct IngressArgs {
     /// Write a line of the log for every request to an Ingress
     #[arg(long)]
     pub ingress_access_log: bool,
+    /// Install the definitions of Gateway API, where there are none, and the GatewayClass skiff
+    #[arg(long)]
+    pub gateway_api: bool,
+    /// Addresses of this machine to give to one Gateway each; without them Gateways share the nodes' addresses
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub gateway_addresses: Vec<std::net::IpAddr>,
 }
 
 impl IngressArgs {

@@ -22,6 +22,7 @@ mod daemon;
 mod demo;
 mod encryption;
 mod etcd_args;
+mod gateway_api;
 mod image;
 mod ingress_args;
 mod join;

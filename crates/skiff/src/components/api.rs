@@ -83,6 +83,7 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
             let parts = addons::Parts {
                 metrics: machine.runs(Component::Metrics),
                 ingress: machine.runs(Component::Ingress),
+                gateway_api: args.ingress.gateway_api,
                 load_balancer: machine.runs(Component::LoadBalancer),
             };
             addons::install(&admin, cluster, parts, joining, once).await

@@ -101,7 +101,7 @@ pub(super) async fn prepare_ingress(machine: &Machine) -> Result<Prepared> {
     let (args, cluster) = (&machine.args.ingress, &machine.cluster);
     let (http_port, https_port) = (args.http_port(cluster), args.https_port(cluster));
     let supervisor = machine.supervisor.clone();
-    if http_port.is_none() && https_port.is_none() {
+    if http_port.is_none() && https_port.is_none() && !args.gateway_api {
         return Ok(Prepared::alone(move |stop| {
             let supervisor = supervisor.clone();
             async move {
@@ -123,6 +123,7 @@ pub(super) async fn prepare_ingress(machine: &Machine) -> Result<Prepared> {
         services: skiff_meta::net::parse_list(&cluster.service_cidr)?,
         host_ports: vec![cluster.bind.port()],
         access_log: args.ingress_access_log,
+        gateway_addresses: args.gateway_addresses.clone(),
         metrics: metrics.clone(),
         report: Arc::new(move |problem| match problem.is_empty() {
             true => supervisor.set("ingress", "running", ""),
