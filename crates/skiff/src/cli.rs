@@ -135,6 +135,10 @@ pub struct ServerArgs {
     /// Networks whose addresses of this machine node ports answer on [default: all addresses]
     #[arg(long, value_name = "CIDR,...", value_delimiter = ',')]
     pub nodeport_addresses: Vec<skiff_meta::net::Cidr>,
+    /// Addresses for Services of type LoadBalancer, which nodes announce on their link: networks, or ranges such as
+    /// 192.0.2.10-192.0.2.20 [default: the nodes' own addresses]
+    #[arg(long, value_name = "CIDR|RANGE,...", value_delimiter = ',')]
+    pub load_balancer_pool: Vec<skiff_network::load_balancer::Range>,
     /// Domain of the cluster's DNS names
     #[arg(long, value_name = "DOMAIN", value_parser = subdomain, default_value = "cluster.local")]
     pub cluster_domain: String,

@@ -259,6 +259,14 @@ pub const COMPONENTS: &[Spec] = &[
         ApiServer,
         services::prepare_load_balancer
     ),
+    component!(
+        "announcer",
+        LoadBalancer,
+        Identity::ServiceAccount(crate::addons::LOAD_BALANCER),
+        "skiff-announcer",
+        Nothing,
+        services::prepare_announcer
+    ),
 ];
 
 /// The place of a component in the table; those that are not in it come last.

@@ -140,7 +140,8 @@ pub(super) async fn prepare_ingress(machine: &Machine) -> Result<Prepared> {
     Ok(prepared.measured(metrics))
 }
 
-/// Gives Services of type LoadBalancer the nodes' addresses. What the machines need themselves is not for Services.
+/// Gives Services of type LoadBalancer addresses of the pool or of the nodes. What the machines need themselves is not for
+/// Services.
 pub(super) async fn prepare_load_balancer(machine: &Machine) -> Result<Prepared> {
     let (args, cluster) = (&machine.args.ingress, &machine.cluster);
     let (http, https) = match machine.runs(Component::Ingress) {
@@ -158,17 +159,80 @@ pub(super) async fn prepare_load_balancer(machine: &Machine) -> Result<Prepared>
     .into_iter()
     .filter_map(|(port, owner)| Some((("TCP".to_owned(), port?), owner)))
     .collect();
+    let pool = machine.args.load_balancer_pool.clone();
+    check_pool(&pool, cluster, machine.node_address)?;
+    let config = skiff_network::load_balancer::BalancerConfig {
+        reserved,
+        pool,
+        identity: machine.lease_holder(),
+    };
     Ok(Prepared::new(move |client, stop| {
-        let reserved = reserved.clone();
+        let config = config.clone();
         async move {
-            skiff_network::load_balancer::run(reserved, client, stop).await;
+            skiff_network::load_balancer::run(config, client, stop).await;
             Ok(())
         }
         .boxed()
     }))
 }
 
+/// Addresses that are something else's would break it.
+fn check_pool(
+    pool: &[skiff_network::load_balancer::Range],
+    cluster: &Cluster,
+    node_address: std::net::IpAddr,
+) -> Result<()> {
+    for range in pool {
+        let first = range.first();
+        let link_local = matches!(first, std::net::IpAddr::V6(first) if first.is_unicast_link_local());
+        if first.is_loopback() || first.is_multicast() || first.is_unspecified() || link_local {
+            bail!("--load-balancer-pool {range} is not for hosts");
+        }
+        let pods = cluster
+            .pod_cidrs()?
+            .into_iter()
+            .map(|network| ("--cluster-cidr", network));
+        let services = cluster.service_cidrs()?.into_iter();
+        let services = services.map(|network| ("--service-cluster-ip-range", network));
+        for (flag, network) in pods.chain(services) {
+            if range.overlaps(network) {
+                bail!("--load-balancer-pool {range} overlaps {flag} {network}; choose other addresses");
+            }
+        }
+        if range.contains(node_address) {
+            // No Service gets it, so that a pool may be all of the nodes' network.
+            tracing::info!(%range, %node_address, "the pool contains this node's own address; no Service gets that");
+        }
+    }
+    Ok(())
+}
+
+/// Announces addresses of the pool on this node's link, if Services have some.
+pub(super) async fn prepare_announcer(machine: &Machine) -> Result<Prepared> {
+    if !machine.runs(Component::Node) {
+        return Ok(Prepared::idle());
+    }
+    let config = machine.cluster.announce_config(&machine.node_name);
+    Ok(Prepared::new(move |client, stop| {
+        let config = config.clone();
+        async move {
+            let ended = skiff_network::announce::run(config, client, stop).await;
+            ended.map_err(|e| e.to_string())
+        }
+        .boxed()
+    }))
+}
+
 impl Cluster {
+    pub fn announce_config(&self, node_name: &str) -> skiff_network::announce::AnnounceConfig {
+        let bridge = self.bridge();
+        skiff_network::announce::AnnounceConfig {
+            node_name: node_name.to_owned(),
+            state_dir: self.data_dir.join("cni"),
+            skipped_devices: vec![format!("{bridge}-vxlan"), format!("{bridge}-wg"), bridge],
+        }
+    }
+
     pub fn proxy_config(&self, node_name: &str) -> Result<skiff_network::proxy::ProxyConfig> {
         Ok(skiff_network::proxy::ProxyConfig {
             table: self.nft_table(),
