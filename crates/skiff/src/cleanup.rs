@@ -224,7 +224,7 @@ impl Cluster {
         }
     }
 
-    fn remembered_runtime(&self) -> Option<String> {
+    pub fn remembered_runtime(&self) -> Option<String> {
         fs::read_to_string(self.runtime_note()).ok()
     }
 }

@@ -55,6 +55,8 @@ pub enum Command {
     Kubeconfig(ClusterArgs),
     /// Show where the time of the last apply went
     Trace(TraceArgs),
+    /// Find out what stops packets
+    Net(NetArgs),
     /// Show when certificates expire, and renew them
     Certs(CertsArgs),
     /// Write all objects of a cluster, running or not, into one file
@@ -388,6 +390,52 @@ pub struct TraceArgs {
     pub last: Option<usize>,
     #[arg(short, long, value_enum)]
     pub output: Option<Output>,
+}
+
+#[derive(Debug, Args)]
+pub struct NetArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    #[command(subcommand)]
+    pub command: NetCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum NetCommand {
+    /// Walk the way of a packet from a pod, and name what stops it. Exit code 0: nothing does, 3: something does, 4: some
+    /// endpoints are not reached
+    Check {
+        /// pod/NAME or pod/NAMESPACE/NAME
+        #[arg(value_name = "POD")]
+        from: skiff_network::check::Source,
+        /// service/NAME:PORT, pod/NAME:PORT, or a name or address outside of the cluster with a port
+        #[arg(value_name = "TARGET")]
+        to: skiff_network::check::Target,
+        /// Namespace of what is named without one
+        #[arg(short, long, default_value = "default")]
+        namespace: String,
+        #[arg(long, value_enum, default_value_t = NetProtocol::Tcp)]
+        protocol: NetProtocol,
+        #[arg(short, long, value_enum)]
+        output: Option<Output>,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NetProtocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+impl From<NetProtocol> for skiff_network::proxy::Protocol {
+    fn from(protocol: NetProtocol) -> Self {
+        match protocol {
+            NetProtocol::Tcp => Self::Tcp,
+            NetProtocol::Udp => Self::Udp,
+            NetProtocol::Sctp => Self::Sctp,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -2,8 +2,7 @@
 //! addresses of a pool, which `announce` makes known on the nodes' link. It writes their status, and the service proxy of
 //! every node does the rest.
 //!
-//! Without a pool it may run beside every API server: what it writes follows from the objects alone. With one, a leader
-//! gives out addresses.
+//! Of several servers one leads and writes: addresses of a pool are given out once.
 
 mod plan;
 mod pool;
@@ -50,9 +49,6 @@ pub struct BalancerConfig {
 
 /// Runs until `stop`.
 pub async fn run(config: BalancerConfig, client: Client, stop: CancellationToken) {
-    if config.pool.is_empty() {
-        return write_statuses(&config, client, stop).await;
-    }
     while !stop.is_cancelled() {
         let elector = LeaderElector::new("kube-system", COMPONENT, &config.identity);
         let lead = |leading| write_statuses(&config, client.clone(), leading);

@@ -11,6 +11,7 @@ mod node;
 mod services;
 
 pub use api::{ControlPlane, advertise_address, check_etcd};
+pub use services::PROXY_FILE;
 
 use crate::VERSION;
 use crate::agent::AgentKeys;

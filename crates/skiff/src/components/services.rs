@@ -8,7 +8,10 @@ use futures::FutureExt;
 use skiff_metrics::{MetricsApi, MetricsConfig};
 use skiff_server::LocalApi;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
 
 /// Of machines that have only one cluster.
 const KUBELET_PORT: u16 = 10250;
@@ -24,15 +27,43 @@ pub(super) async fn prepare_proxy(machine: &Machine) -> Result<Prepared> {
         .clone_from(&machine.args.nodeport_addresses);
     let metrics = super::component_metrics();
     let of_proxy = skiff_network::proxy::Metrics::new(metrics.registry.clone());
-    let run = move |client, stop| {
+    let file = machine.cluster.run_dir().join(PROXY_FILE);
+    let run = move |client, stop: CancellationToken| {
         let (config, metrics) = (config.clone(), of_proxy.clone());
+        let (shown, file) = (of_proxy.clone(), file.clone());
         async move {
+            // It ends with this run.
+            let ends = stop.child_token();
+            let _end = ends.clone().drop_guard();
+            skiff_supervise::keep("proxy-status", &ends, move || {
+                write_summary(shown.clone(), file.clone())
+            });
             let ended = skiff_network::proxy::run(config, client, metrics, stop).await;
             ended.map_err(|e| e.to_string())
         }
         .boxed()
     };
     Ok(Prepared::new(run).measured(metrics))
+}
+
+/// Where `skiff status` reads what the proxy has in the kernel.
+pub const PROXY_FILE: &str = "proxy.json";
+const SUMMARY_PERIOD: Duration = Duration::from_secs(1);
+
+/// Writes the file when something has changed.
+async fn write_summary(metrics: Arc<skiff_network::proxy::Metrics>, file: PathBuf) {
+    let mut written = None;
+    loop {
+        let summary = metrics.summary();
+        if written.as_ref() != Some(&summary) {
+            let bytes = serde_json::to_vec(&summary).unwrap_or_default();
+            if let Err(error) = skiff_fs::write_atomically(&file, &bytes, 0o600) {
+                tracing::debug!(%error, "cannot write the proxy's summary");
+            }
+            written = Some(summary);
+        }
+        tokio::time::sleep(SUMMARY_PERIOD).await;
+    }
 }
 
 pub(super) async fn prepare_dns(machine: &Machine) -> Result<Prepared> {
