@@ -5,7 +5,6 @@ For every change (an endpoint of a service is replaced by another) the delay is 
 kernel's notification that nftables rules have changed on the proxy's machine. CPU is that of the machine's cgroup, less what
 it takes without changes, so programs that a proxy starts (`nft`) are counted.
 """
-import base64
 import concurrent.futures
 import http.client
 import json
@@ -44,16 +43,10 @@ class Api:
     def __init__(self):
         text = open(f"{FOLDER}/kubeconfig").read()
         self.host, self.port = re.search(r"server: https://([^:]+):(\d+)", text).groups()
-        self.context = ssl.create_default_context(cadata=self.data(text, "certificate-authority-data").decode())
-        for name in ("client-certificate-data", "client-key-data"):
-            with open(f"{FOLDER}/{name}", "wb") as file:
-                file.write(self.data(text, name))
-        self.context.load_cert_chain(f"{FOLDER}/client-certificate-data", f"{FOLDER}/client-key-data")
+        pki = f"{FOLDER}/api/lib/skiff/pki"
+        self.context = ssl.create_default_context(cafile=f"{pki}/ca.crt")
+        self.context.load_cert_chain(f"{pki}/admin.crt", f"{pki}/admin.key")
         self.local = threading.local()
-
-    @staticmethod
-    def data(text, name):
-        return base64.b64decode(re.search(rf"{name}: (\S+)", text).group(1))
 
     def request(self, method, path, body=None, kind="application/json"):
         if not hasattr(self.local, "connection"):
@@ -148,10 +141,15 @@ def wait(what, condition, seconds=600):
         time.sleep(0.05)
 
 
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
 def measure(count):
     api = Api()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: create(api, number), range(count)))
+    say(f"{count} services are there")
     upstream = [os.environ["KUBE_PROXY"], "--proxy-mode=nftables", f"--kubeconfig={FOLDER}/kubeconfig",
                 "--cluster-cidr=10.244.0.0/15", "--conntrack-max-per-core=0", "--hostname-override=node-0"]
     machines = [Machine("skiff", [os.environ["BENCH"], "follow", f"{FOLDER}/kubeconfig"]), Machine("upstream", upstream)]
@@ -161,6 +159,7 @@ def measure(count):
             machine.load_from = time.monotonic(), machine.cpu()
             machine.start()
             wait(f"{machine.name} loads", lambda: machine.quiet(machine.load_from[0], 4))
+            say(f"{machine.name} has loaded them")
             machine.load = (machine.times[-1] - machine.load_from[0], machine.cpu() - machine.load_from[1])
         span = CHANGES * PAUSE
         before = [machine.cpu() for machine in machines]

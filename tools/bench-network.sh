@@ -24,6 +24,6 @@ for services in "$@"; do
     machine api "$skiff" up --components api --no-kubeconfig-merge >/dev/null
     sed "s|https://127.0.0.1:|https://$(machine_address api):|" "$folder/api/lib/skiff/admin.kubeconfig" >"$folder/kubeconfig"
     BENCH="$bench" KUBE_PROXY="$upstream/bin/kube-proxy" FOLDER="$folder" \
-        python3 "$here/bench-network.py" "$services"
+        machines_enter switch --net python3 "$here/bench-network.py" "$services"
     machine api "$skiff" down --delete >/dev/null
 done

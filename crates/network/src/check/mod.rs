@@ -4,8 +4,11 @@
 
 mod dns;
 mod inside;
+mod names;
+mod objects;
 mod target;
 mod walk;
+mod way;
 
 use std::path::PathBuf;
 
