@@ -13,17 +13,17 @@ sh "$here/upstream.sh" "$upstream" kube-proxy
 . "$here/machines.sh"
 folder=$(mktemp -d)
 end() {
-    machine api "$skiff" down --delete >/dev/null 2>&1 || true
+    machine bench-api "$skiff" down --delete >/dev/null 2>&1 || true
     machines_end
 }
 trap end EXIT
 trap 'exit 1' INT TERM
-machines_start "$folder" api skiff upstream
+machines_start "$folder" bench-api bench-skiff bench-upstream
 for services in "$@"; do
     # Afresh for every size: what an earlier one left would be loaded too.
-    machine api "$skiff" up --components api --no-kubeconfig-merge >/dev/null
-    sed "s|https://127.0.0.1:|https://$(machine_address api):|" "$folder/api/lib/skiff/admin.kubeconfig" >"$folder/kubeconfig"
+    machine bench-api "$skiff" up --components api --no-kubeconfig-merge >/dev/null
+    sed "s|https://127.0.0.1:|https://$(machine_address bench-api):|" "$folder/bench-api/lib/skiff/admin.kubeconfig" >"$folder/kubeconfig"
     BENCH="$bench" KUBE_PROXY="$upstream/bin/kube-proxy" FOLDER="$folder" \
         machines_enter switch --net python3 "$here/bench-network.py" "$services"
-    machine api "$skiff" down --delete >/dev/null
+    machine bench-api "$skiff" down --delete >/dev/null
 done

@@ -192,7 +192,7 @@ impl Speaker {
         let nodes = objects.nodes.list();
         self.lasting = nodes.len() == 1;
         let ready: Vec<BalancerNode> = nodes.iter().filter_map(|node| BalancerNode::of(node)).collect();
-        let addresses: BTreeMap<String, Vec<IpAddr>> = nodes.iter().map(|node| addresses_of(node)).collect();
+        let addresses: BTreeMap<String, Vec<IpAddr>> = nodes.iter().map(addresses_of).collect();
         let own = addresses.get(&self.config.node_name).cloned().unwrap_or_default();
         let services = objects.services.list();
         let wanted = wanted(services.iter().map(|service| &**service), &ready, |service| {

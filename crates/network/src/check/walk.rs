@@ -121,9 +121,11 @@ impl Walker {
     where
         K: Clone + DeserializeOwned + std::fmt::Debug,
     {
-        let mut parameters = ListParams::default();
-        parameters.field_selector = fields;
-        parameters.label_selector = labels;
+        let parameters = ListParams {
+            field_selector: fields,
+            label_selector: labels,
+            ..ListParams::default()
+        };
         Ok(api.list(&parameters).await?.items)
     }
 
@@ -172,7 +174,7 @@ impl Walker {
             }
         };
         for endpoint in &endpoints {
-            self.to_endpoint(&origin, endpoint).await?;
+            self.follow(&origin, endpoint).await?;
         }
         self.connect(&origin, &connect_to).await;
         Ok(())

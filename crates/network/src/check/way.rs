@@ -16,7 +16,7 @@ use crate::proxy::Protocol;
 
 impl Walker {
     /// From the node of the first pod to an endpoint, and back.
-    pub(super) async fn to_endpoint(&mut self, origin: &Origin, endpoint: &Endpoint) -> Result<(), Error> {
+    pub(super) async fn follow(&mut self, origin: &Origin, endpoint: &Endpoint) -> Result<(), Error> {
         let (address, port, protocol) = (endpoint.socket.ip(), endpoint.socket.port(), self.protocol);
         let near = |pod: &Pod| node_of(pod) == self.config.node_name;
         let node = endpoint.pod.as_ref().map(|pod| node_of(pod).to_owned());
