@@ -62,9 +62,10 @@ conformance: build
 gateway-conformance: build
 	sh tests/gateway/run.sh $(RELEASE)
 
-## bench-network: the service proxy with SERVICES="1000 5000 10000" in a network namespace: time to load, cost of a change
-bench-network:
+## bench-network: the service proxy with SERVICES="1000 5000 10000": time to load, cost of a change; then beside kube-proxy
+bench-network: build
 	$(CARGO) run --release --package skiff-network --features bench --bin bench-network -- $(SERVICES)
+	sh tools/bench-network.sh $(RELEASE) target/$(TRIPLE)/release/bench-network $(SERVICES)
 
 ## bench-scheduler: pods a second over the shapes of upstream's scheduler_perf, no API server
 bench-scheduler:

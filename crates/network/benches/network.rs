@@ -1,7 +1,8 @@
 //! `make bench-network`: how long the service proxy takes to load many services into the kernel, and what one
 //! endpoint's change costs then. It runs in a network namespace of its own and leaves nothing behind.
 //!
-//! `bench-network [SERVICES...]`, by default 1000, 5000 and 10000, with five endpoints each.
+//! `bench-network [SERVICES...]`, by default 1000, 5000 and 10000, with five endpoints each. `bench-network follow KUBECONFIG`
+//! is the service proxy alone, as a client of an API server, for tools/bench-network.sh, which measures it beside kube-proxy.
 #![allow(clippy::unwrap_used, reason = "a benchmark ends with the first error")]
 
 use std::net::Ipv4Addr;
@@ -10,12 +11,19 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use skiff_client::Key;
-use skiff_network::proxy::{Index, ProxyConfig, ProxySlice, ServiceFacts, Table};
+use skiff_network::proxy::{self, Index, Metrics, ProxyConfig, ProxySlice, ServiceFacts, Table};
+use tokio_util::sync::CancellationToken;
 
 const ENDPOINTS: u32 = 5;
 const CHANGES: u32 = 200;
 
 fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [command, kubeconfig] = &arguments[..]
+        && command == "follow"
+    {
+        return follow(std::path::Path::new(kubeconfig));
+    }
     let mut sizes: Vec<u32> = std::env::args()
         .skip(1)
         .filter_map(|size| size.parse().ok())
@@ -48,6 +56,26 @@ fn main() {
     for size in sizes {
         runtime.block_on(measure(size));
     }
+}
+
+/// Follows an API server until it is killed, with as many threads as skiff has.
+fn follow(kubeconfig: &std::path::Path) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let config = ProxyConfig {
+        pod_cidrs: vec!["10.244.0.0/15".parse().unwrap()],
+        service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
+        ..config()
+    };
+    runtime.block_on(async {
+        let client = skiff_client::remote(kubeconfig, None).await.unwrap();
+        let metrics = Metrics::new(Arc::default());
+        proxy::run(config, client, metrics, CancellationToken::new())
+            .await
+            .unwrap();
+    });
 }
 
 fn config() -> ProxyConfig {

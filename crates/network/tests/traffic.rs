@@ -490,6 +490,7 @@ async fn traffic() {
     proxy.set(&plain, &both).await;
     others_hands(&config, &mut proxy, &client).await;
     many_services(&mut proxy).await;
+    others_flap(&mut proxy, &client, &one).await;
     remove(&config).await.unwrap();
     remove(&config).await.unwrap();
     let tables = Connection::<nlink::netlink::Nftables>::new()
@@ -756,6 +757,117 @@ async fn others_hands(config: &ProxyConfig, proxy: &mut Proxy, client: &Pod) {
     remove(config).await.unwrap();
     assert!(proxy.table.look().await.unwrap());
     proxy.set(&service(json!({})), &slices(&[GATEWAY])).await;
+    assert!(!proxy.table.check(proxy.index.wanted()).await.unwrap());
+}
+
+/// While a thousand services lose and get their endpoints again, a connection to another one goes on, and new ones to it are
+/// made.
+async fn others_flap(proxy: &mut Proxy, client: &Pod, one: &Pod) {
+    const FLAPPING: u32 = 1000;
+    const AT_ONCE: u32 = 100;
+    const ROUNDS: usize = 4;
+    let (steady, port, target) = (Ipv4Addr::new(10, 96, 0, 77), 9000, one.address);
+    one.spawn_inside(move |ready| {
+        let listener = TcpListener::bind((target, port)).unwrap();
+        ready.send(()).unwrap();
+        while let Ok((mut stream, _)) = listener.accept() {
+            std::thread::spawn(move || {
+                let mut buffer = [0; 1];
+                while stream.read_exact(&mut buffer).is_ok() && stream.write_all(&buffer).is_ok() {}
+            });
+        }
+    });
+    let slice = |name: &str, endpoints: &[Ipv4Addr], port: u16| -> Arc<ProxySlice> {
+        let endpoints: Vec<Value> = endpoints
+            .iter()
+            .map(|a| json!({"addresses": [a.to_string()], "nodeName": "here"}))
+            .collect();
+        let slice = json!({"metadata": {"namespace": "ns", "name": name, "labels": {"kubernetes.io/service-name": name}},
+            "addressType": "IPv4", "endpoints": endpoints, "ports": [{"name": "tcp", "port": port, "protocol": "TCP"}]});
+        Arc::new(serde_json::from_value(slice).unwrap())
+    };
+    let mut add = |name: &str, ip: Ipv4Addr, port: u16| {
+        let service = json!({"metadata": {"namespace": "ns", "name": name}, "spec": {"clusterIP": ip.to_string(),
+            "ports": [{"name": "tcp", "port": port, "protocol": "TCP"}]}});
+        let service: Service = serde_json::from_value(service).unwrap();
+        let key = Key::new("ns", name);
+        proxy.index.set_service(&key, Some(ServiceFacts::of(&service)));
+        key
+    };
+    let key = add("steady", steady, port);
+    let names: Vec<String> = (0..FLAPPING).map(|number| format!("flapping{number}")).collect();
+    let keys: Vec<Key> = (0..)
+        .zip(&names)
+        .map(|(number, name)| {
+            add(
+                name,
+                Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 98, 0, 0)) + number),
+                80,
+            )
+        })
+        .collect();
+    proxy
+        .index
+        .set_slice(&key, "steady", Some(slice("steady", &[target], port)));
+    proxy.sync().await;
+
+    let echoes = |stream: &mut TcpStream| -> std::io::Result<()> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"x")?;
+        stream.read_exact(&mut [0])
+    };
+    let connect = move || TcpStream::connect_timeout(&(steady, port).into(), PATIENCE);
+    let (stop, failures, connections) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(AtomicUsize::new(0)),
+    );
+    let (stopped, failed, connected) = (stop.clone(), failures.clone(), connections.clone());
+    client.spawn_inside(move |ready| {
+        let mut open = connect().unwrap();
+        echoes(&mut open).unwrap();
+        ready.send(()).unwrap();
+        while !stopped.load(Ordering::Relaxed) {
+            // One that is open never fails.
+            if let Err(error) = echoes(&mut open) {
+                println!("traffic: an open connection failed: {error}");
+                failed.fetch_add(1 + STRAY_FAILURES, Ordering::Relaxed);
+                break;
+            }
+            match connect().and_then(|mut stream| echoes(&mut stream)) {
+                Ok(()) => connected.fetch_add(1, Ordering::Relaxed),
+                Err(error) => {
+                    println!("traffic: a connection while others flap failed: {error}");
+                    failed.fetch_add(1, Ordering::Relaxed)
+                }
+            };
+        }
+        stopped.store(false, Ordering::Relaxed);
+    });
+    let endpoints = [Ipv4Addr::new(10, 244, 9, 1), Ipv4Addr::new(10, 244, 9, 2)];
+    for round in 0..ROUNDS {
+        let now = if round % 2 == 0 { &endpoints[..] } else { &[] };
+        for batch in 0..FLAPPING / AT_ONCE {
+            for number in (batch * AT_ONCE) as usize..((batch + 1) * AT_ONCE) as usize {
+                let flapping = slice(&names[number], now, 8080);
+                proxy
+                    .index
+                    .set_slice(&keys[number], &names[number], Some(flapping));
+            }
+            proxy.sync().await;
+        }
+    }
+    let enough = std::time::Instant::now();
+    while connections.load(Ordering::Relaxed) == 0 && enough.elapsed() < PATIENCE {
+        tokio::task::yield_now().await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    while stop.load(Ordering::Relaxed) {
+        tokio::task::yield_now().await;
+    }
+    let made = connections.load(Ordering::Relaxed);
+    println!("traffic: {ROUNDS} times a thousand services flapped during {made} connections");
+    assert!(made > 0 && failures.load(Ordering::Relaxed) <= STRAY_FAILURES);
     assert!(!proxy.table.check(proxy.index.wanted()).await.unwrap());
 }
 

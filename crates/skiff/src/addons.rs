@@ -185,7 +185,20 @@ pub const LOAD_BALANCER: &str = "skiff-load-balancer";
 fn load_balancer_objects() -> Vec<(&'static str, Value)> {
     let role = "skiff:load-balancer";
     let rbac = "rbac.authorization.k8s.io/v1";
+    let subjects = json!([{"kind": "ServiceAccount", "name": LOAD_BALANCER, "namespace": "kube-system"}]);
     vec![
+        // Of several servers one gives out the addresses of a pool.
+        (
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles",
+            json!({"apiVersion": rbac, "kind": "Role", "metadata": {"name": role, "namespace": "kube-system"}, "rules": [
+                {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
+            ]}),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings",
+            json!({"apiVersion": rbac, "kind": "RoleBinding", "metadata": {"name": role, "namespace": "kube-system"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role}, "subjects": subjects}),
+        ),
         (
             "/api/v1/namespaces/kube-system/serviceaccounts",
             json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": LOAD_BALANCER, "namespace": "kube-system"}}),
@@ -207,7 +220,7 @@ fn load_balancer_objects() -> Vec<(&'static str, Value)> {
             json!({
                 "apiVersion": rbac, "kind": "ClusterRoleBinding", "metadata": {"name": role},
                 "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
-                "subjects": [{"kind": "ServiceAccount", "name": LOAD_BALANCER, "namespace": "kube-system"}],
+                "subjects": subjects,
             }),
         ),
     ]

@@ -38,6 +38,10 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
             async { Ok(skiff_network::proxy::remove(&cluster.proxy_config("")?).await?) }.await,
         );
         attempt(
+            "addresses of the load balancer",
+            async { Ok(skiff_network::announce::remove(&cluster.announce_config("")).await?) }.await,
+        );
+        attempt(
             "network policies",
             async { Ok(skiff_network::policy::remove(&cluster.policy_config("")).await?) }.await,
         );
@@ -220,7 +224,7 @@ impl Cluster {
         }
     }
 
-    fn remembered_runtime(&self) -> Option<String> {
+    pub fn remembered_runtime(&self) -> Option<String> {
         fs::read_to_string(self.runtime_note()).ok()
     }
 }

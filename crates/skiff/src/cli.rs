@@ -55,6 +55,8 @@ pub enum Command {
     Kubeconfig(ClusterArgs),
     /// Show where the time of the last apply went
     Trace(TraceArgs),
+    /// Find out what stops packets
+    Net(NetArgs),
     /// Show when certificates expire, and renew them
     Certs(CertsArgs),
     /// Write all objects of a cluster, running or not, into one file
@@ -135,6 +137,10 @@ pub struct ServerArgs {
     /// Networks whose addresses of this machine node ports answer on [default: all addresses]
     #[arg(long, value_name = "CIDR,...", value_delimiter = ',')]
     pub nodeport_addresses: Vec<skiff_meta::net::Cidr>,
+    /// Addresses for Services of type LoadBalancer, which nodes announce on their link: networks, or ranges such as
+    /// 192.0.2.10-192.0.2.20 [default: the nodes' own addresses]
+    #[arg(long, value_name = "CIDR|RANGE,...", value_delimiter = ',')]
+    pub load_balancer_pool: Vec<skiff_network::load_balancer::Range>,
     /// Domain of the cluster's DNS names
     #[arg(long, value_name = "DOMAIN", value_parser = subdomain, default_value = "cluster.local")]
     pub cluster_domain: String,
@@ -384,6 +390,52 @@ pub struct TraceArgs {
     pub last: Option<usize>,
     #[arg(short, long, value_enum)]
     pub output: Option<Output>,
+}
+
+#[derive(Debug, Args)]
+pub struct NetArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    #[command(subcommand)]
+    pub command: NetCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum NetCommand {
+    /// Walk the way of a packet from a pod, and name what stops it. Exit code 0: nothing does, 3: something does, 4: some
+    /// endpoints are not reached
+    Check {
+        /// pod/NAME or pod/NAMESPACE/NAME
+        #[arg(value_name = "POD")]
+        from: skiff_network::check::Source,
+        /// service/NAME:PORT, pod/NAME:PORT, or a name or address outside of the cluster with a port
+        #[arg(value_name = "TARGET")]
+        to: skiff_network::check::Target,
+        /// Namespace of what is named without one
+        #[arg(short, long, default_value = "default")]
+        namespace: String,
+        #[arg(long, value_enum, default_value_t = NetProtocol::Tcp)]
+        protocol: NetProtocol,
+        #[arg(short, long, value_enum)]
+        output: Option<Output>,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NetProtocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+impl From<NetProtocol> for skiff_network::proxy::Protocol {
+    fn from(protocol: NetProtocol) -> Self {
+        match protocol {
+            NetProtocol::Tcp => Self::Tcp,
+            NetProtocol::Udp => Self::Udp,
+            NetProtocol::Sctp => Self::Sctp,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

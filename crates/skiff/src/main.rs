@@ -31,6 +31,7 @@ mod leave;
 mod log;
 mod logs;
 mod memory;
+mod net;
 mod networks;
 mod node_args;
 mod node_health_args;
@@ -97,6 +98,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             Ok(())
         }
         Command::Trace(args) => block_on(trace::show(&args))?,
+        Command::Net(args) => block_on(net::run(&args))?,
         Command::Backup(args) => backup::run(&args),
         Command::Restore(args) => backup::restore(&args),
         Command::Store(args) => stores::run(&args),

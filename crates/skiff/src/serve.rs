@@ -73,6 +73,9 @@ async fn run(args: &ServerArgs, reporter: &Arc<Reporter>) -> Result<()> {
             "without an API server this machine needs one elsewhere: run the line that `skiff token create` prints there, or add `api` to --components"
         );
     }
+    if !args.load_balancer_pool.is_empty() && !args.components.contains(&Component::LoadBalancer) {
+        bail!("--load-balancer-pool needs `load-balancer` in --components");
+    }
     let args = &match (cluster.agent, ServerState::joined(&cluster)?) {
         (true, _) => agent_args(args, &AgentState::read(&cluster)?)?,
         (false, Some(joined)) => joined.complete(args)?,
@@ -150,7 +153,12 @@ async fn run(args: &ServerArgs, reporter: &Arc<Reporter>) -> Result<()> {
 /// The flags of an agent: those of `skiff join`, and what its cluster said.
 fn agent_args(args: &ServerArgs, state: &AgentState) -> Result<ServerArgs> {
     Ok(ServerArgs {
-        components: vec![Component::Node, Component::Proxy, Component::Dns],
+        components: vec![
+            Component::Node,
+            Component::Proxy,
+            Component::Dns,
+            Component::LoadBalancer,
+        ],
         cluster_domain: state.cluster_domain.clone(),
         pod_network: cli::pod_network(&state.pod_network).map_err(anyhow::Error::msg)?,
         node: state.node.clone(),

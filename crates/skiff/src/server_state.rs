@@ -29,6 +29,9 @@ pub struct Settings {
     /// As `--control-plane-endpoint`.
     pub control_plane_endpoint: Option<String>,
     pub api_audiences: Vec<String>,
+    /// As `--load-balancer-pool`.
+    #[serde(default)]
+    pub load_balancer_pool: Vec<String>,
     /// Empty: the store is the embedded one.
     pub etcd_servers: Vec<String>,
     pub etcd_prefix: String,
@@ -120,6 +123,7 @@ impl ServerState {
                 node_ports: (*ports.start(), *ports.end()),
                 control_plane_endpoint: args.control_plane_endpoint.as_ref().map(ToString::to_string),
                 api_audiences: args.access.api_audiences.clone(),
+                load_balancer_pool: args.load_balancer_pool.iter().map(ToString::to_string).collect(),
                 etcd_servers: Vec::new(),
                 etcd_prefix: args.etcd.etcd_prefix.clone(),
             },
@@ -197,6 +201,10 @@ impl ServerState {
         if args.access.api_audiences.is_empty() {
             args.access.api_audiences.clone_from(&settings.api_audiences);
         }
+        if args.load_balancer_pool.is_empty() {
+            let ranges = settings.load_balancer_pool.iter().map(|range| range.parse());
+            args.load_balancer_pool = ranges.collect::<Result<_, _>>()?;
+        }
         if let (None, Some(endpoint)) = (&args.control_plane_endpoint, &settings.control_plane_endpoint) {
             args.control_plane_endpoint = Some(endpoint.parse()?);
         }
@@ -262,6 +270,8 @@ mod tests {
             "30000-30100",
             "--control-plane-endpoint",
             "api.example:6443",
+            "--load-balancer-pool",
+            "192.0.2.128/25,2001:db8::1-2001:db8::9",
         ]);
         let mut state = ServerState::of(&first, &cluster, "192.0.2.1".parse().unwrap(), "first").unwrap();
         assert!(!state.joined);
@@ -278,6 +288,7 @@ mod tests {
         assert_eq!(completed.cluster_domain, "example.org");
         assert_eq!(completed.service_node_port_range, 30000..=30100);
         assert_eq!(completed.control_plane_endpoint, first.control_plane_endpoint);
+        assert_eq!(completed.load_balancer_pool, first.load_balancer_pool);
         assert_eq!(completed.node.hostname_override.as_deref(), Some("second"));
         // Members of etcd come and go.
         let moved = state

@@ -43,6 +43,9 @@ struct Report {
     /// The API servers: on an agent those that it knows, on a server those that renew their leases.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     servers: Vec<ServerReport>,
+    /// What the service proxy of this machine has in the kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    proxy: Option<skiff_network::proxy::Summary>,
     nodes: Vec<NodeReport>,
     /// How many pods there are of each phase.
     pods: BTreeMap<String, usize>,
@@ -169,6 +172,10 @@ async fn collect(cluster: &Cluster) -> Result<Report> {
     });
     let tasks = fs::read(run_dir.join(TASKS_FILE)).ok().filter(|_| pid.is_some());
     let tasks = tasks.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let proxy = fs::read(run_dir.join(components::PROXY_FILE))
+        .ok()
+        .filter(|_| pid.is_some());
+    let proxy = proxy.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let (mut answer, api_error) = match pid {
         None => Default::default(),
         Some(_) => match ask(cluster).await {
@@ -194,6 +201,7 @@ async fn collect(cluster: &Cluster) -> Result<Report> {
         memory_bytes: processes.iter().map(|p| p.memory_bytes).sum(),
         processes,
         servers: answer.servers,
+        proxy,
         nodes: answer.nodes,
         pods: answer.pods,
         api_error,
@@ -416,6 +424,21 @@ fn print(report: &Report, agent: bool) {
             } else {
                 phases.join(", ")
             }
+        );
+    }
+    if let Some(proxy) = &report.proxy {
+        let failed = match proxy.failures {
+            0 => String::new(),
+            count => format!("; {count} changes failed at first"),
+        };
+        say!(
+            "Services       {} with {} endpoints in the kernel ({} rules, {} elements), programmed to revision {}, the last change within {:.1} ms{failed}",
+            proxy.services,
+            proxy.endpoints,
+            proxy.rules,
+            proxy.elements,
+            proxy.programmed_revision,
+            proxy.last_delay_ms
         );
     }
     if !report.servers.is_empty() {

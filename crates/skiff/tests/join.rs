@@ -9,6 +9,9 @@ use std::process::Command;
 
 const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
 
+/// Addresses on the machines' link that no machine has.
+const POOL: &str = "172.31.77.200-172.31.77.220";
+
 /// The words of the line that `skiff token create` prints, after `skiff`.
 fn token_line(server: &Machine) -> Result<Vec<String>> {
     let line = server.skiff(&["token", "create"])?;
@@ -36,7 +39,7 @@ fn a_machine_joins_runs_pods_survives_a_kill_and_leaves() -> Result<()> {
     let switch = Switch::new()?;
     let server = Machine::new(&switch, "first", SKIFF)?;
     let agent = Machine::new(&switch, "second", SKIFF)?;
-    server.skiff(&["up", "--no-kubeconfig-merge"])?;
+    server.skiff(&["up", "--no-kubeconfig-merge", "--load-balancer-pool", POOL])?;
     server.skiff(&["image", "import", &archive.display().to_string()])?;
 
     joins_that_fail(&server, &agent)?;
@@ -73,6 +76,7 @@ fn a_machine_joins_runs_pods_survives_a_kill_and_leaves() -> Result<()> {
     agent.skiff(&["image", "import", &archive.display().to_string()])?;
     let uid = a_pod_runs_there(&server)?;
     a_claim_is_served_there(&server, &agent)?;
+    a_load_balancer_outlives_its_machine(&switch, &server, &agent)?;
     status_shows_the_server(&server, &agent)?;
     a_node_stays_itself(&server, &agent, line[1])?;
     a_kill_leaves_pods_alone(&server, &agent, &uid)?;
@@ -226,6 +230,72 @@ fn a_claim_is_served_there(server: &Machine, agent: &Machine) -> Result<()> {
         ensure!(!agent.data(&directory).exists(), "{directory} is there");
         expect_eq(server.kubectl(&["get", "pv", "-o", "name"])?.trim(), "")
     })
+}
+
+/// A client on the link reaches a pod of the agent at an address of the pool, by the server; then the server's cable is pulled,
+/// and with it the API server is gone.
+fn a_load_balancer_outlives_its_machine(switch: &Switch, server: &Machine, agent: &Machine) -> Result<()> {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "labels": {"app": "web"}}, "spec": {
+        "nodeSelector": {"kubernetes.io/hostname": "second"}, "terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "c", "image": BUSYBOX, "command": ["sh", "-c",
+            "mkdir /www; echo hello > /www/index.html; exec httpd -f -p 8080 -h /www"]}]}});
+    server.kubectl_feed(&["apply", "-f", "-"], &pod.to_string())?;
+    server.kubectl(&["wait", "--for=condition=Ready", "pod/web", "--timeout=90s"])?;
+    let ask = |address: &str| -> Result<()> {
+        let mut command = switch.command("curl");
+        let output = command
+            .args(["-s", "--connect-timeout", "0.2", "-m", "2"])
+            .arg(format!("http://{address}/"))
+            .output()?;
+        expect_eq(String::from_utf8_lossy(&output.stdout).trim(), "hello")
+    };
+    let holds = |machine: &Machine, address: &str| -> Result<bool> {
+        let shown = machine.shell("ip -o -4 addr show dev eth0")?;
+        Ok(shown.contains(&format!(" {address}/32 ")))
+    };
+    // Which of the two announces an address follows from their names; the server has half of them.
+    for number in 201..=220 {
+        let address = format!("172.31.77.{number}");
+        let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {
+            "type": "LoadBalancer", "loadBalancerIP": address, "selector": {"app": "web"},
+            "ports": [{"port": 80, "targetPort": 8080}]}});
+        server.kubectl_feed(&["apply", "-f", "-"], &service.to_string())?;
+        eventually("the address is announced", PATIENCE, || {
+            let found = server.kubectl_json(&["get", "service", "web"])?;
+            expect_eq(
+                found["status"]["loadBalancer"]["ingress"][0]["ip"].as_str(),
+                Some(&*address),
+            )?;
+            let (one, two) = (holds(server, &address)?, holds(agent, &address)?);
+            ensure!(one != two, "server: {one}, agent: {two}");
+            ask(&address)
+        })?;
+        if !holds(server, &address)? {
+            continue;
+        }
+        server.connect(false)?;
+        let start = std::time::Instant::now();
+        let moved = eventually("the agent takes over", PATIENCE, || ask(&address));
+        println!("{address} moved in {} ms", start.elapsed().as_millis());
+        let held = holds(agent, &address);
+        server.connect(true)?;
+        moved?;
+        expect_eq(held?, true)?;
+        eventually("one of them has it", PATIENCE, || {
+            let (one, two) = (holds(server, &address)?, holds(agent, &address)?);
+            ensure!(one != two, "server: {one}, agent: {two}");
+            ask(&address)
+        })?;
+        server.kubectl(&["delete", "service/web", "pod/web", "--timeout=60s"])?;
+        return eventually("nobody has it", PATIENCE, || {
+            ensure!(
+                !holds(server, &address)? && !holds(agent, &address)?,
+                "{address} is there"
+            );
+            Ok(())
+        });
+    }
+    anyhow::bail!("the server announced none of 20 addresses")
 }
 
 fn status_shows_the_server(server: &Machine, agent: &Machine) -> Result<()> {

@@ -35,6 +35,7 @@ fn services_up_down_and_up_again() -> Result<()> {
     is_up(&kubectl, "one", one)?;
     is_up(&kubectl, "two", two)?;
     the_node_resolves(&kubectl)?;
+    the_way_of_a_packet(&cluster, &kubectl)?;
 
     // Down with its pods; the other one stays, and a third does not inherit its address.
     kubectl.run(&["delete", "service,deployment", "one", "--wait=false"])?;
@@ -62,6 +63,127 @@ fn services_up_down_and_up_again() -> Result<()> {
     an_external_ip_is_refused(&kubectl, two)?;
     is_up(&kubectl, "two", two)?;
     forging_is_prevented(&cluster, &kubectl)
+}
+
+/// `skiff net check` says what stops a connection, and what the kernel does is what it says.
+fn the_way_of_a_packet(cluster: &Cluster, kubectl: &Kubectl) -> Result<()> {
+    let check = |target: &str| -> Result<(Option<i32>, Value)> {
+        let output = Command::new(SKIFF)
+            .args([
+                "net",
+                "check",
+                "pod/client",
+                target,
+                "-o",
+                "json",
+                "--name",
+                cluster.name(),
+            ])
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let walk = serde_json::from_str(&text)
+            .with_context(|| format!("{text}{}", String::from_utf8_lossy(&output.stderr)))?;
+        Ok((output.status.code(), walk))
+    };
+    let stops = |walk: &Value| -> Vec<(String, String)> {
+        let steps = walk["steps"].as_array().into_iter().flatten();
+        let text = |step: &Value, key: &str| step[key].as_str().unwrap_or_default().to_owned();
+        steps
+            .filter(|step| step["outcome"] == "stops")
+            .map(|step| (text(step, "step"), text(step, "detail")))
+            .collect()
+    };
+    // A step that stops it, with these words in it.
+    let stopped = |target: &str, step: &str, words: &str| {
+        eventually(&format!("{target} is stopped by the {step}"), PATIENCE, || {
+            let (code, walk) = check(target)?;
+            let found = stops(&walk);
+            let named = |(name, detail): &(String, String)| name == step && detail.contains(words);
+            ensure!(found.iter().any(named), "{walk:#}");
+            expect_eq(code, Some(3))
+        })
+    };
+    let passes = |target: &str| {
+        eventually(&format!("{target} is reached"), PATIENCE, || {
+            let (code, walk) = check(target)?;
+            ensure!(code == Some(0) && walk["verdict"] == "passes", "{walk:#}");
+            Ok(walk)
+        })
+    };
+    let walk = passes("service/one:http")?;
+    let steps = walk["steps"].as_array().context("steps")?;
+    let count = |name: &str| steps.iter().filter(|step| step["step"] == name).count();
+    for (name, times) in [
+        ("source", 1),
+        ("dns", 1),
+        ("service", 1),
+        ("endpoint", REPLICAS),
+        ("egress policy", REPLICAS),
+        ("route", REPLICAS),
+        ("ingress policy", REPLICAS),
+        ("listener", REPLICAS),
+        ("reply", REPLICAS),
+        ("connection", 1),
+    ] {
+        expect_eq(count(name), times).with_context(|| format!("{name}: {walk:#}"))?;
+    }
+    passes("service/default/kubernetes:443")?;
+    stopped(
+        "service/one:81",
+        "service",
+        "it has no port 81/tcp; it has 80/TCP",
+    )?;
+    stopped(
+        "service/nobody:80",
+        "service",
+        "there is no service/default/nobody",
+    )?;
+    let pod = kubectl.run(&["get", "pods", "-l", "app=one", "-o", "name"])?;
+    let pod = pod.lines().next().context("a pod")?;
+    passes(&format!("{pod}:8080"))?;
+    stopped(&format!("{pod}:81"), "listener", "nothing listens on 81/tcp")?;
+
+    let policy = |name: &str, spec: Value| {
+        let object = json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+            "metadata": {"name": name}, "spec": spec});
+        kubectl.apply(&object.to_string())
+    };
+    policy("closed", json!({"podSelector": {}, "policyTypes": ["Egress"]}))?;
+    stopped("service/one:80", "dns", "default/closed selects default/client")?;
+    let dns = json!({"namespaceSelector": {}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}});
+    policy(
+        "closed",
+        json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [{"to": [dns]}]}),
+    )?;
+    stopped(
+        "service/one:80",
+        "egress policy",
+        "default/closed selects default/client and no rule allows",
+    )?;
+    stopped("service/one:80", "connection", "does not connect")?;
+    kubectl.run(&["delete", "networkpolicy", "closed"])?;
+    policy(
+        "private",
+        json!({"podSelector": {"matchLabels": {"app": "one"}}, "policyTypes": ["Ingress"]}),
+    )?;
+    stopped(
+        "service/one:80",
+        "ingress policy",
+        "default/private selects default/one-",
+    )?;
+    passes("service/two:80")?;
+    kubectl.run(&["delete", "networkpolicy", "private"])?;
+    passes("service/one:80")?;
+
+    let words = cluster.skiff(&["net", "check", "pod/client", "service/one:80"])?;
+    ensure!(words.contains("Nothing stops it."), "{words}");
+    eventually("the status shows services", PATIENCE, || {
+        let status = cluster.status()?;
+        let number = |key: &str| status["proxy"][key].as_u64().unwrap_or_default();
+        ensure!(number("services") >= 3 && number("endpoints") >= 4, "{status:#}");
+        ensure!(number("programmedRevision") > 0, "{status:#}");
+        Ok(())
+    })
 }
 
 /// A deployment and its service; the service's address.

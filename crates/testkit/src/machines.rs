@@ -87,6 +87,17 @@ impl Switch {
     }
 }
 
+impl Switch {
+    /// A program that is on the machines' link and on no machine.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .args(["-t", &self.holder.pid(), "--net", "--"])
+            .arg(program);
+        command
+    }
+}
+
 /// One machine.
 pub struct Machine {
     host_name: String,

@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Service, ServiceSpec};
 
-/// The `loadBalancerClass` of Services that are reached at the nodes' own addresses, as those without a class are.
+use super::pool::{POOL_CLASS, Range, allocate};
+
+/// The `loadBalancerClass` of Services that are reached at the nodes' own addresses, as those without a class are where there
+/// is no pool.
 pub const NODE_CLASS: &str = "skiff.io/node";
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
@@ -63,29 +66,72 @@ pub struct Planned {
     pub addresses: Vec<IpAddr>,
     /// Why it gets none.
     pub refusal: Option<String>,
+    pub source: Source,
 }
 
-/// Whether a Service is one of ours.
-pub fn is_ours(service: &Service) -> bool {
-    let Some(spec) = &service.spec else { return false };
-    let class = spec.load_balancer_class.as_deref();
-    spec.type_.as_deref() == Some("LoadBalancer") && class.is_none_or(|class| class == NODE_CLASS)
+/// Where addresses come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    Nodes,
+    Pool,
 }
 
-/// `local` answers the nodes with a ready endpoint of a Service. Of two Services that want the same port, the older one
-/// has it.
+/// Where the addresses of a Service come from, if it is one of ours.
+fn source_of(service: &Service, has_pool: bool) -> Option<Source> {
+    let spec = service.spec.as_ref()?;
+    if spec.type_.as_deref() != Some("LoadBalancer") || service.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    match spec.load_balancer_class.as_deref() {
+        None if has_pool => Some(Source::Pool),
+        None | Some(NODE_CLASS) => Some(Source::Nodes),
+        Some(POOL_CLASS) => Some(Source::Pool),
+        Some(_) => None,
+    }
+}
+
+/// What all Services get that are ours.
 pub fn plan(
     mut services: Vec<Arc<Service>>,
     nodes: &[BalancerNode],
+    all_nodes: &BTreeSet<IpAddr>,
     reserved: &Reserved,
+    pool: &[Range],
     local: impl Fn(&Service) -> BTreeSet<String>,
 ) -> Vec<Planned> {
-    services.retain(|service| is_ours(service) && service.metadata.deletion_timestamp.is_none());
     services.sort_by_cached_key(|service| {
         let meta = &service.metadata;
         let created = meta.creation_timestamp.as_ref().map(|time| time.0);
         (created, meta.namespace.clone(), meta.name.clone())
     });
+    let of = |wanted: Source| -> Vec<Arc<Service>> {
+        let source = |service: &Service| source_of(service, !pool.is_empty());
+        let ours = services.iter().filter(|service| source(service) == Some(wanted));
+        ours.cloned().collect()
+    };
+    let mut planned = plan_nodes(of(Source::Nodes), nodes, reserved, local);
+    let pooled = of(Source::Pool);
+    if pool.is_empty() {
+        planned.extend(pooled.into_iter().map(|service| Planned {
+            service,
+            addresses: Vec::new(),
+            refusal: Some("there is no pool of addresses: see --load-balancer-pool".to_owned()),
+            source: Source::Pool,
+        }));
+    } else {
+        planned.extend(allocate(pooled, pool, all_nodes));
+    }
+    planned
+}
+
+/// `local` answers the nodes with a ready endpoint of a Service. Of two Services that want the same port, the older one
+/// has it.
+fn plan_nodes(
+    services: Vec<Arc<Service>>,
+    nodes: &[BalancerNode],
+    reserved: &Reserved,
+    local: impl Fn(&Service) -> BTreeSet<String>,
+) -> Vec<Planned> {
     let mut taken: BTreeMap<(String, u16), String> = BTreeMap::new();
     let mut planned = Vec::with_capacity(services.len());
     for service in services {
@@ -121,6 +167,7 @@ pub fn plan(
             service,
             addresses,
             refusal,
+            source: Source::Nodes,
         });
     }
     planned
@@ -217,7 +264,14 @@ mod tests {
     fn check(services: &[Arc<Service>], name: &str, expected: Result<&[&str], &str>) {
         let reserved = Reserved::from([(("TCP".to_owned(), 22), "the machine's own service (SSH)")]);
         let local = |_: &Service| BTreeSet::from(["b".to_owned()]);
-        let planned = plan(services.to_vec(), &nodes(), &reserved, local);
+        let planned = plan(
+            services.to_vec(),
+            &nodes(),
+            &BTreeSet::new(),
+            &reserved,
+            &[],
+            local,
+        );
         let found = planned
             .iter()
             .find(|planned| planned.service.metadata.name.as_deref() == Some(name));
@@ -276,14 +330,20 @@ mod tests {
 
     #[test]
     fn services_of_other_balancers_are_left_alone() {
-        for (more, ours) in [
-            (json!({}), true),
-            (json!({"loadBalancerClass": NODE_CLASS}), true),
-            (json!({"loadBalancerClass": "example.com/other"}), false),
-            (json!({"type": "NodePort"}), false),
+        use Source::{Nodes, Pool};
+        for (more, has_pool, expected) in [
+            (json!({}), false, Some(Nodes)),
+            (json!({}), true, Some(Pool)),
+            (json!({"loadBalancerClass": NODE_CLASS}), true, Some(Nodes)),
+            (json!({"loadBalancerClass": POOL_CLASS}), false, Some(Pool)),
+            (json!({"loadBalancerClass": "example.com/other"}), true, None),
+            (json!({"type": "NodePort"}), true, None),
         ] {
-            assert_eq!(is_ours(&service("s", 1, 80, more.clone())), ours, "{more}");
+            let found = source_of(&service("s", 1, 80, more.clone()), has_pool);
+            assert_eq!(found, expected, "{more}");
         }
+        let service = service("s", 1, 80, json!({"loadBalancerClass": POOL_CLASS}));
+        check(&[service], "s", Err("there is no pool of addresses"));
     }
 
     #[test]

@@ -8,6 +8,8 @@
 mod blocks;
 mod compile;
 mod gate;
+mod judge;
+mod lookup;
 mod objects;
 mod ports;
 mod table;
@@ -23,6 +25,8 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use gate::Shared;
+pub use judge::{Judgement, Party, judge};
+pub use lookup::{KernelVerdict, look_up};
 use objects::{PodFacts, Policy, PolicyPod};
 use table::Table;
 

@@ -19,7 +19,7 @@ use super::compile::{ALL_PORTS, Delta, Element, OPEN};
 use super::ports::PortBox;
 use super::{Direction, Error, PolicyConfig};
 
-const FAMILY: Family = Family::Inet;
+pub(super) const FAMILY: Family = Family::Inet;
 const NLM_F_CREATE: u16 = 0x400;
 const NFTA_TABLE_NAME: u16 = 1;
 
@@ -309,7 +309,7 @@ fn is_chain(element: &Element) -> bool {
 
 /// The sets and maps. The flag is true for IPv4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum SetKind {
+pub(super) enum SetKind {
     Ports(u32),
     Allowed(Direction, u32, bool),
     AllowedBlock(Direction, u32, bool),
@@ -318,7 +318,7 @@ enum SetKind {
 }
 
 impl SetKind {
-    fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         let family = |ipv4| if ipv4 { "ipv4" } else { "ipv6" };
         match self {
             SetKind::Ports(id) => ports_chain(id),
@@ -398,7 +398,7 @@ fn nft_element(element: Element, value: u32) -> NlResult<Option<(SetKind, SetEle
     }))
 }
 
-fn octets(address: IpAddr) -> Vec<u8> {
+pub(super) fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),

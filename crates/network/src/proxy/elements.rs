@@ -44,6 +44,8 @@ pub const SLOTS: [Slot; 2] = [Slot::First, Slot::Second];
 pub enum Element {
     /// An address that belongs to a service.
     ClusterIp(IpAddr),
+    /// An address of the load balancer's pool, which is not the machine's even if it is announced here.
+    PoolIp(IpAddr),
     /// With a [`Steer`].
     Front(Front),
     /// An endpoint by its number.
@@ -58,9 +60,10 @@ impl Element {
     pub fn is_ipv4(&self) -> bool {
         match self {
             Element::Front(front) | Element::Endpoint(front, ..) => front.is_ipv4(),
-            Element::ClusterIp(address) | Element::Own(address) | Element::Source(address, ..) => {
-                address.is_ipv4()
-            }
+            Element::ClusterIp(address)
+            | Element::PoolIp(address)
+            | Element::Own(address)
+            | Element::Source(address, ..) => address.is_ipv4(),
         }
     }
 }
@@ -143,6 +146,7 @@ impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Element::ClusterIp(address) => write!(f, "cluster-ip {address}"),
+            Element::PoolIp(address) => write!(f, "pool-ip {address}"),
             Element::Front(front) => write!(f, "front {front}"),
             Element::Endpoint(front, Slot::First, index) => write!(f, "endpoint {front} . {index}"),
             Element::Endpoint(front, Slot::Second, index) => {

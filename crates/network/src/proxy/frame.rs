@@ -30,12 +30,15 @@ const MASQUERADE_BIT: u32 = 0x4000;
 const SERVICES: &str = "services";
 const CHECK: &str = "check";
 const CLUSTER_IPS_CHECK: &str = "cluster-ips-check";
+const POOL_IPS_CHECK: &str = "pool-ips-check";
 const MASQUERADING: &str = "masquerading";
 const REJECT: &str = "reject";
 
 /// Clients whose endpoint is remembered, of all services together. Those beyond it are served without affinity.
 const MAX_AFFINITIES: u32 = 1 << 20;
 
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
 const PORT_UNREACHABLE: u8 = 3;
 const PORT_UNREACHABLE_V6: u8 = 4;
 
@@ -92,7 +95,7 @@ impl Frame<'_> {
         };
         let set = Set::new(&self.config.table, &kind.name()).family(self.family());
         match kind {
-            SetKind::ClusterIps => set.key_type(address()),
+            SetKind::ClusterIps | SetKind::PoolIps => set.key_type(address()),
             SetKind::Own => set.key_type(Concat(vec![address(), address()])),
             SetKind::Sources => set.key_type(with_front(Origin::Services, address())).interval(),
             SetKind::HostPorts => set.key_type(Concat(vec![InetProto, InetService])),
@@ -116,6 +119,7 @@ impl Frame<'_> {
     fn sets(&self) -> Vec<SetKind> {
         let mut sets = vec![
             SetKind::ClusterIps,
+            SetKind::PoolIps,
             SetKind::Own,
             SetKind::Sources,
             SetKind::HostPorts,
@@ -215,6 +219,22 @@ impl Frame<'_> {
             unknown.push(rule.match_daddr(services.address(), services.prefix()).drop());
         }
         chains.push((CLUSTER_IPS_CHECK.into(), None, unknown));
+        // The same for an address of the load balancer that this node announces: the machine's own services are not there.
+        // Echoes are answered.
+        let echo = if self.ipv4 { ICMP } else { ICMPV6 };
+        let stray = self
+            .rule(POOL_IPS_CHECK)
+            .expr(Expr::Meta {
+                dreg: word(0),
+                key: MetaKey::L4Proto,
+            })
+            .expr(Expr::Cmp {
+                sreg: word(0),
+                op: CmpOp::Neq,
+                data: vec![echo],
+            });
+        let stray = self.is_pool_ip(stray, true).goto(ChainName::new(REJECT)?);
+        chains.push((POOL_IPS_CHECK.into(), None, vec![stray]));
         chains.push((MASQUERADING.into(), None, self.masquerade_rules()));
 
         let jump = |chain: &str, to: &str| Ok::<_, nlink::Error>(self.rule(chain).jump(ChainName::new(to)?));
@@ -233,7 +253,13 @@ impl Frame<'_> {
         }
         // After translation, the priority is the packet's own again.
         for (name, hook, priority, translated, to) in [
-            ("filter-input", FilterHook::Input, -110, true, vec![CHECK]),
+            (
+                "filter-input",
+                FilterHook::Input,
+                -110,
+                true,
+                vec![CHECK, POOL_IPS_CHECK],
+            ),
             (
                 "filter-forward",
                 FilterHook::Forward,
@@ -322,7 +348,8 @@ impl Frame<'_> {
     }
 
     fn to_this_machine(&self, chain: &str) -> Rule {
-        self.rule(chain).match_fib_type(FibFlags::DADDR, RouteType::Local)
+        let local = self.rule(chain).match_fib_type(FibFlags::DADDR, RouteType::Local);
+        self.is_pool_ip(local, false)
     }
 
     fn host_port(&self, chain: &str) -> Rule {
@@ -348,6 +375,12 @@ impl Frame<'_> {
     fn is_cluster_ip(&self, rule: Rule) -> Rule {
         let rule = self.load_address(rule, Side::Destination, 0);
         rule.expr(LookupExpr::new(SetKind::ClusterIps.name(), word(0)))
+    }
+
+    fn is_pool_ip(&self, rule: Rule, is: bool) -> Rule {
+        let rule = self.load_address(rule, Side::Destination, 0);
+        let lookup = LookupExpr::new(SetKind::PoolIps.name(), word(0));
+        rule.expr(if is { lookup } else { lookup.invert() })
     }
 
     fn load_address(&self, rule: Rule, side: Side, at: usize) -> Rule {

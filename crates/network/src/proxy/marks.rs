@@ -79,6 +79,13 @@ impl Round {
         }
     }
 
+    /// How long ago the first of the changes was noticed, if there are any.
+    pub(super) fn delay(&self) -> Option<std::time::Duration> {
+        let first = self.noticed.iter().map(|noticed| noticed.at_us).min()?;
+        let passed = u64::try_from(now_us() - first).unwrap_or_default();
+        Some(std::time::Duration::from_micros(passed))
+    }
+
     /// Tells the server that the rules are in the kernel now.
     pub(super) fn report(self, client: &Client) {
         let report = self.marks(now_us());

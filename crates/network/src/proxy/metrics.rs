@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use skiff_prometheus::{Counter, Family, Gauge, Histogram, Registry, exponential_buckets};
 
 use super::index::Counts;
@@ -34,6 +36,23 @@ pub struct Metrics {
     endpoints: Arc<Family<Gauge>>,
     rules: Arc<Family<Gauge>>,
     revision: Arc<Family<Gauge>>,
+    delay: Arc<Family<Gauge>>,
+    summary: Mutex<Summary>,
+}
+
+/// What the kernel has, in short.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Summary {
+    pub services: usize,
+    pub endpoints: usize,
+    pub rules: usize,
+    pub elements: usize,
+    /// The newest version of an object that is in the kernel.
+    pub programmed_revision: u64,
+    /// From when the last change was noticed to the kernel, in milliseconds.
+    pub last_delay_ms: f64,
+    pub failures: u64,
 }
 
 /// How a family is called in labels.
@@ -157,8 +176,24 @@ impl Metrics {
                 "The newest version of an object that is in the kernel.",
                 &[],
             ),
+            delay: gauge(
+                "skiff_proxy_last_delay_seconds",
+                "From when the last change was noticed to when it was in the kernel.",
+                &[],
+            ),
+            summary: Mutex::default(),
             registry,
         })
+    }
+
+    pub fn summary(&self) -> Summary {
+        self.summary.lock().clone()
+    }
+
+    /// How long the last change waited and took.
+    pub(super) fn delay(&self, delay: Duration) {
+        self.delay.with(&[]).set(delay.as_secs_f64());
+        self.summary.lock().last_delay_ms = delay.as_secs_f64() * 1000.0;
     }
 
     /// A change was noticed.
@@ -201,12 +236,20 @@ impl Metrics {
     }
 
     pub(super) fn failed(&self, families: &[bool]) {
+        self.summary.lock().failures += 1;
         for ipv4 in families {
             self.sync_failures.with(&[family_name(*ipv4)]).inc();
         }
     }
 
     pub(super) fn counts(&self, counts: Counts, rules: usize, elements: usize) {
+        {
+            let mut summary = self.summary.lock();
+            summary.services = counts.services;
+            summary.endpoints = counts.endpoints;
+            summary.rules = rules;
+            summary.elements = elements;
+        }
         self.services.with(&[]).set(counts.services as f64);
         self.endpoints.with(&[]).set(counts.endpoints as f64);
         self.rules.with(&["rule"]).set(rules as f64);
@@ -220,6 +263,7 @@ impl Metrics {
     }
 
     pub(super) fn revision(&self, revision: u64) {
+        self.summary.lock().programmed_revision = revision;
         self.revision.with(&[]).set(revision as f64);
     }
 

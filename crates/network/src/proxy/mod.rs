@@ -10,6 +10,7 @@ mod health;
 mod inbox;
 mod index;
 mod limits;
+mod lookup;
 mod marks;
 mod metrics;
 mod objects;
@@ -31,10 +32,10 @@ pub use conntrack::forget_stale_flows;
 use health::{Health, HealthPorts};
 use inbox::Inbox;
 pub use index::{Delta, Index, Networks};
+pub use lookup::{KernelService, look_up};
 use marks::Marks;
-pub use metrics::Metrics;
-pub(crate) use objects::Protocol;
-pub use objects::{ProxySlice, ServiceFacts};
+pub use metrics::{Metrics, Summary};
+pub use objects::{Protocol, ProxySlice, ServiceFacts};
 use skiff_meta::net::Cidr;
 pub use table::Table;
 pub(crate) use table::string_attribute;
@@ -332,6 +333,8 @@ impl Proxy {
             told.metrics.programmed(ipv4, changed_at);
         }
         if removed + added > 0 || loads {
+            told.metrics
+                .delay(round.delay().unwrap_or_else(|| start.elapsed()));
             round.report(&self.client);
             told.metrics.synced(&told.families, loads, start.elapsed());
             let elements = self.index.wanted().len();

@@ -12,6 +12,8 @@ use serde::{Deserialize, Deserializer};
 use skiff_client::reference;
 use skiff_meta::net::Cidr;
 
+use crate::load_balancer::pool_addresses;
+
 /// The service a slice belongs to.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
@@ -72,6 +74,8 @@ pub struct ServiceFacts {
     pub internal_local: bool,
     pub external_local: bool,
     pub external_ips: Vec<ExternalIp>,
+    /// Those of them that are nobody's but the load balancer's: a node has one while it announces it.
+    pub pool_ips: Vec<IpAddr>,
     pub health_port: Option<u16>,
 }
 
@@ -127,6 +131,7 @@ impl ServiceFacts {
             internal_local: local(&spec.internal_traffic_policy),
             external_local,
             external_ips: external_ips(service),
+            pool_ips: pool_addresses(service),
             health_port: health_port
                 .filter(|_| external_local && spec.type_.as_deref() == Some("LoadBalancer")),
         }

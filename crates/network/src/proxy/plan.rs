@@ -170,6 +170,9 @@ impl Plan {
                 self.refusals.extend(refusal);
                 continue;
             }
+            if service.pool_ips.contains(&wanted.address) {
+                self.shared.push(Element::PoolIp(wanted.address));
+            }
             let right = Right::External(wanted.origin);
             let (entry, targets) = external;
             match &wanted.sources {

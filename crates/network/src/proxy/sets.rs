@@ -18,6 +18,7 @@ const FIRST_CODE: u32 = OURS | 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetKind {
     ClusterIps,
+    PoolIps,
     Own,
     Sources,
     HostPorts,
@@ -73,6 +74,7 @@ impl SetKind {
     pub fn name(self) -> String {
         match self {
             SetKind::ClusterIps => "cluster-ips".to_owned(),
+            SetKind::PoolIps => "pool-ips".to_owned(),
             SetKind::Own => "own".to_owned(),
             SetKind::Sources => "sources".to_owned(),
             SetKind::HostPorts => "host-ports".to_owned(),
@@ -168,6 +170,7 @@ pub fn nft_element(
 ) -> (SetKind, SetElement) {
     let (kind, nft) = match element {
         Element::ClusterIp(address) => (SetKind::ClusterIps, one_address(address)),
+        Element::PoolIp(address) => (SetKind::PoolIps, one_address(address)),
         Element::Front(front) => (
             SetKind::Fronts(Origin::of(&front)),
             SetElement::concat(front_key(front)),
@@ -216,8 +219,9 @@ pub fn nft_element(
 }
 
 /// The sets whose elements the full check compares.
-pub const COMPARED: [SetKind; 9] = [
+pub const COMPARED: [SetKind; 10] = [
     SetKind::ClusterIps,
+    SetKind::PoolIps,
     SetKind::Own,
     SetKind::Sources,
     SetKind::Fronts(Origin::Services),

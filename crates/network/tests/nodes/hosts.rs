@@ -450,7 +450,7 @@ async fn server(dir: &std::path::Path) -> skiff_server::Server {
         .unwrap();
     skiff_server::Server::start(skiff_server::ServerConfig {
         store: Arc::new(store),
-        service_cidr: "10.96.0.0/16".into(),
+        service_cidr: "10.96.0.0/16,fd00:96::/112".into(),
         node_ports: 30000..=32767,
         advertise_address: "192.0.2.100".parse().unwrap(),
         advertise_port: 6443,

@@ -48,6 +48,14 @@ fn main() {
         play.add_pod(node, namespace, name, json!({"app": name}));
     }
     play.check("without policies");
+    if let Some(count) = std::env::var("POLICIES")
+        .ok()
+        .and_then(|count| count.parse().ok())
+    {
+        measure(&mut play, count);
+        play.end();
+        std::process::exit(0);
+    }
     for port in [53, 10250] {
         echo(&play.machines[0].host.path, GATEWAY.parse().unwrap(), port);
     }
@@ -71,6 +79,60 @@ fn main() {
     println!("policy: ok");
     // Threads of the namespaces wait for work for ever.
     std::process::exit(0);
+}
+
+/// `POLICIES=1000 cargo test -p skiff-network --test policy`: what so many policies over so many pods cost the first packet of a
+/// connection, and how long a change takes.
+fn measure(play: &mut Play, count: u32) {
+    const CONNECTIONS: usize = 500;
+    let (to, from) = (
+        play.address("red", "web", 0),
+        play.pod("red", "client").host.path.clone(),
+    );
+    let connect = |what: &str| {
+        let from = from.clone();
+        let mut took: Vec<Duration> = hosts::inside(&from, move || {
+            let one = || {
+                let start = Instant::now();
+                std::net::TcpStream::connect_timeout(&(to, 8080).into(), Duration::from_secs(5)).unwrap();
+                start.elapsed()
+            };
+            (0..CONNECTIONS).map(|_| one()).collect()
+        });
+        took.sort();
+        let (median, last) = (took[CONNECTIONS / 2], took[CONNECTIONS * 99 / 100]);
+        println!("policy: {what}: a connection takes {median:?}, 99 of 100 less than {last:?}");
+    };
+    connect("no policy");
+    let web = json!({"matchLabels": {"app": "web"}});
+    let allow = json!({"podSelector": web, "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]});
+    play.policy("red", "one", allow);
+    play.settle();
+    connect("one policy");
+    play.crowd("red", count);
+    for number in 0..count {
+        let from = json!([{"podSelector": {"matchLabels": {"app": format!("crowd-{number}")}}}]);
+        let ports = json!([{"port": 1000 + number % 1000}]);
+        let spec = json!({"podSelector": web, "ingress": [{"from": from, "ports": ports}]});
+        play.policy("red", &format!("crowd-{number}"), spec);
+    }
+    let start = Instant::now();
+    play.settle();
+    println!(
+        "policy: {count} policies and pods have settled {:?} after the last was written",
+        start.elapsed()
+    );
+    connect(&format!("{count} policies, {count} pods"));
+    for change in 0..3 {
+        let start = Instant::now();
+        let spec = json!({"podSelector": web, "ingress": [{"ports": [{"port": 7000 + change}]}]});
+        play.policy("red", "change", spec);
+        play.settle();
+        println!(
+            "policy: one more change is in force {:?} later, as `nft list` shows",
+            start.elapsed()
+        );
+    }
 }
 
 fn written_by_hand(play: &mut Play) {

@@ -204,6 +204,24 @@ impl Play {
         self.pods.push(pod);
     }
 
+    /// Pods of the second node that exist by their objects alone, for a crowd that policies name.
+    pub(crate) fn crowd(&self, namespace: &str, count: u32) {
+        for number in 0..count {
+            let known = self.create_pod(
+                1,
+                namespace,
+                &format!("crowd-{number}"),
+                &json!({"app": format!("crowd-{number}")}),
+            );
+            let address =
+                std::net::Ipv4Addr::from(u32::from(std::net::Ipv4Addr::new(10, 244, 128, 0)) + number);
+            let status =
+                json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}});
+            let path = format!("/api/v1/namespaces/{namespace}/pods/{}/status", known.name);
+            self.request("PATCH", &path, &status);
+        }
+    }
+
     /// Says in a pod's status what addresses it has.
     fn report(&self, known: &ModelPod, pod: &Pod) {
         let ips: Vec<Value> = pod

@@ -11,6 +11,7 @@ mod node;
 mod services;
 
 pub use api::{ControlPlane, advertise_address, check_etcd};
+pub use services::PROXY_FILE;
 
 use crate::VERSION;
 use crate::agent::AgentKeys;
@@ -258,6 +259,14 @@ pub const COMPONENTS: &[Spec] = &[
         "skiff-load-balancer",
         ApiServer,
         services::prepare_load_balancer
+    ),
+    component!(
+        "announcer",
+        LoadBalancer,
+        Identity::ServiceAccount(crate::addons::LOAD_BALANCER),
+        "skiff-announcer",
+        Nothing,
+        services::prepare_announcer
     ),
 ];
 

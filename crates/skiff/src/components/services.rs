@@ -8,7 +8,10 @@ use futures::FutureExt;
 use skiff_metrics::{MetricsApi, MetricsConfig};
 use skiff_server::LocalApi;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
 
 /// Of machines that have only one cluster.
 const KUBELET_PORT: u16 = 10250;
@@ -24,15 +27,43 @@ pub(super) async fn prepare_proxy(machine: &Machine) -> Result<Prepared> {
         .clone_from(&machine.args.nodeport_addresses);
     let metrics = super::component_metrics();
     let of_proxy = skiff_network::proxy::Metrics::new(metrics.registry.clone());
-    let run = move |client, stop| {
+    let file = machine.cluster.run_dir().join(PROXY_FILE);
+    let run = move |client, stop: CancellationToken| {
         let (config, metrics) = (config.clone(), of_proxy.clone());
+        let (shown, file) = (of_proxy.clone(), file.clone());
         async move {
+            // It ends with this run.
+            let ends = stop.child_token();
+            let _end = ends.clone().drop_guard();
+            skiff_supervise::keep("proxy-status", &ends, move || {
+                write_summary(shown.clone(), file.clone())
+            });
             let ended = skiff_network::proxy::run(config, client, metrics, stop).await;
             ended.map_err(|e| e.to_string())
         }
         .boxed()
     };
     Ok(Prepared::new(run).measured(metrics))
+}
+
+/// Where `skiff status` reads what the proxy has in the kernel.
+pub const PROXY_FILE: &str = "proxy.json";
+const SUMMARY_PERIOD: Duration = Duration::from_secs(1);
+
+/// Writes the file when something has changed.
+async fn write_summary(metrics: Arc<skiff_network::proxy::Metrics>, file: PathBuf) {
+    let mut written = None;
+    loop {
+        let summary = metrics.summary();
+        if written.as_ref() != Some(&summary) {
+            let bytes = serde_json::to_vec(&summary).unwrap_or_default();
+            if let Err(error) = skiff_fs::write_atomically(&file, &bytes, 0o600) {
+                tracing::debug!(%error, "cannot write the proxy's summary");
+            }
+            written = Some(summary);
+        }
+        tokio::time::sleep(SUMMARY_PERIOD).await;
+    }
 }
 
 pub(super) async fn prepare_dns(machine: &Machine) -> Result<Prepared> {
@@ -141,7 +172,8 @@ pub(super) async fn prepare_ingress(machine: &Machine) -> Result<Prepared> {
     Ok(prepared.measured(metrics))
 }
 
-/// Gives Services of type LoadBalancer the nodes' addresses. What the machines need themselves is not for Services.
+/// Gives Services of type LoadBalancer addresses of the pool or of the nodes. What the machines need themselves is not for
+/// Services.
 pub(super) async fn prepare_load_balancer(machine: &Machine) -> Result<Prepared> {
     let (args, cluster) = (&machine.args.ingress, &machine.cluster);
     let (http, https) = match machine.runs(Component::Ingress) {
@@ -159,17 +191,80 @@ pub(super) async fn prepare_load_balancer(machine: &Machine) -> Result<Prepared>
     .into_iter()
     .filter_map(|(port, owner)| Some((("TCP".to_owned(), port?), owner)))
     .collect();
+    let pool = machine.args.load_balancer_pool.clone();
+    check_pool(&pool, cluster, machine.node_address)?;
+    let config = skiff_network::load_balancer::BalancerConfig {
+        reserved,
+        pool,
+        identity: machine.lease_holder(),
+    };
     Ok(Prepared::new(move |client, stop| {
-        let reserved = reserved.clone();
+        let config = config.clone();
         async move {
-            skiff_network::load_balancer::run(reserved, client, stop).await;
+            skiff_network::load_balancer::run(config, client, stop).await;
             Ok(())
         }
         .boxed()
     }))
 }
 
+/// Addresses that are something else's would break it.
+fn check_pool(
+    pool: &[skiff_network::load_balancer::Range],
+    cluster: &Cluster,
+    node_address: std::net::IpAddr,
+) -> Result<()> {
+    for range in pool {
+        let first = range.first();
+        let link_local = matches!(first, std::net::IpAddr::V6(first) if first.is_unicast_link_local());
+        if first.is_loopback() || first.is_multicast() || first.is_unspecified() || link_local {
+            bail!("--load-balancer-pool {range} is not for hosts");
+        }
+        let pods = cluster
+            .pod_cidrs()?
+            .into_iter()
+            .map(|network| ("--cluster-cidr", network));
+        let services = cluster.service_cidrs()?.into_iter();
+        let services = services.map(|network| ("--service-cluster-ip-range", network));
+        for (flag, network) in pods.chain(services) {
+            if range.overlaps(network) {
+                bail!("--load-balancer-pool {range} overlaps {flag} {network}; choose other addresses");
+            }
+        }
+        if range.contains(node_address) {
+            // No Service gets it, so that a pool may be all of the nodes' network.
+            tracing::info!(%range, %node_address, "the pool contains this node's own address; no Service gets that");
+        }
+    }
+    Ok(())
+}
+
+/// Announces addresses of the pool on this node's link, if Services have some.
+pub(super) async fn prepare_announcer(machine: &Machine) -> Result<Prepared> {
+    if !machine.runs(Component::Node) {
+        return Ok(Prepared::idle());
+    }
+    let config = machine.cluster.announce_config(&machine.node_name);
+    Ok(Prepared::new(move |client, stop| {
+        let config = config.clone();
+        async move {
+            let ended = skiff_network::announce::run(config, client, stop).await;
+            ended.map_err(|e| e.to_string())
+        }
+        .boxed()
+    }))
+}
+
 impl Cluster {
+    pub fn announce_config(&self, node_name: &str) -> skiff_network::announce::AnnounceConfig {
+        let bridge = self.bridge();
+        skiff_network::announce::AnnounceConfig {
+            node_name: node_name.to_owned(),
+            state_dir: self.data_dir.join("cni"),
+            skipped_devices: vec![format!("{bridge}-vxlan"), format!("{bridge}-wg"), bridge],
+        }
+    }
+
     pub fn proxy_config(&self, node_name: &str) -> Result<skiff_network::proxy::ProxyConfig> {
         Ok(skiff_network::proxy::ProxyConfig {
             table: self.nft_table(),
