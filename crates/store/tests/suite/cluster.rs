@@ -122,6 +122,14 @@ impl Cluster {
         child.wait().unwrap();
     }
 
+    /// Sends a signal: a member that got `SIGSTOP` is silent until `SIGCONT`.
+    pub fn signal(&self, at: usize, signal: i32) {
+        let pid = self.members[at].child.as_ref().unwrap().id();
+        // SAFETY: the child is ours and not waited for, so the id is still its.
+        let sent = unsafe { libc::kill(pid as i32, signal) };
+        assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());
+    }
+
     /// Where a member that does not run has its data.
     pub fn data(&self, at: usize) -> PathBuf {
         self.dir.path().join(format!("m{at}"))
