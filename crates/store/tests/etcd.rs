@@ -265,7 +265,7 @@ async fn any_one_of_three_members_may_be_silent() {
     // Members are used in this order: each is silenced while it is the one.
     for at in 0..3 {
         count_up(&store, &mut acknowledged, &mut unknown).await;
-        cluster.signal(at, libc::SIGSTOP);
+        cluster.signal(at, "STOP");
         let mut longest = Duration::ZERO;
         for _ in 0..50 {
             let one = Instant::now();
@@ -277,7 +277,7 @@ async fn any_one_of_three_members_may_be_silent() {
         }
         println!("member {at} is silent: the longest pause was {longest:?}, {unknown} unknown writes");
         assert!(longest < LONGEST, "{longest:?}");
-        cluster.signal(at, libc::SIGCONT);
+        cluster.signal(at, "CONT");
         until(async || store.revision().await).await;
     }
     // What a silent member was sent is carried out late, or never, but never twice.

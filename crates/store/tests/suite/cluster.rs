@@ -122,12 +122,13 @@ impl Cluster {
         child.wait().unwrap();
     }
 
-    /// Sends a signal: a member that got `SIGSTOP` is silent until `SIGCONT`.
-    pub fn signal(&self, at: usize, signal: i32) {
+    /// Sends a signal: a member that got `STOP` is silent until `CONT`.
+    pub fn signal(&self, at: usize, signal: &str) {
         let pid = self.members[at].child.as_ref().unwrap().id();
-        // SAFETY: the child is ours and not waited for, so the id is still its.
-        let sent = unsafe { libc::kill(pid as i32, signal) };
-        assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());
+        let sent = Command::new("kill")
+            .args([format!("-{signal}"), pid.to_string()])
+            .status();
+        assert!(sent.unwrap().success());
     }
 
     /// Where a member that does not run has its data.
