@@ -14,7 +14,7 @@ TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
                   iperf util-linux etcd-server wget
 
-.PHONY: up down build build-deps test test-deps lint unit e2e conformance gateway-conformance churn faults restarts clients mix bench bench-network bench-scheduler bench-sim fuzz release install clean
+.PHONY: up down build build-deps test test-deps lint unit e2e conformance gateway-conformance churn faults restarts clients mix bench bench-network bench-scheduler bench-sim bench-sim-servers fuzz release install clean
 
 ## up: build the release binary and start a cluster with everything embedded
 up: build
@@ -75,6 +75,10 @@ bench-scheduler:
 bench-sim: build
 	NODES=$(or $(NODES),1000) PODS=$(or $(PODS),30000) REST=$(or $(REST),60) sh tools/bench-sim.sh $(RELEASE)
 
+## bench-sim-servers: the same against three servers over an etcd of three members, with a server killed under the load
+bench-sim-servers: build test-deps
+	NODES=$(or $(NODES),1000) PODS=$(or $(PODS),10000) REST=$(or $(REST),30) sh tools/bench-sim-servers.sh $(RELEASE)
+
 ## bench: the figures of docs/performance.md
 bench: build
 	sh tools/bench.sh $(RELEASE)
@@ -105,7 +109,7 @@ restarts:
 clients: build
 	sh tests/clients/run.sh $(RELEASE) $(ONLY)
 
-## mix: skiff's parts and upstream's in one cluster, or one of ONLY="kubeadm agent proxy" (needs Go)
+## mix: skiff's parts and upstream's in one cluster, or one of ONLY="kubeadm agent proxy flannel" (needs Go)
 mix: build test-deps
 	sh tests/mix/run.sh $(RELEASE) $(ONLY)
 

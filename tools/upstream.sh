@@ -1,6 +1,6 @@
 #!/bin/sh
-# upstream.sh DIR [NAME…]: upstream's programs, built by Go from their modules into DIR/bin: etcd and the commands of
-# Kubernetes that are named (kubelet, kubeadm, kube-proxy, …); without names a control plane, to measure beside.
+# upstream.sh DIR [NAME…]: upstream's programs, built by Go from their modules into DIR/bin: etcd, flanneld and the commands
+# of Kubernetes that are named (kubelet, kubeadm, kube-proxy, …); without names a control plane, to measure beside.
 # What is there already is left alone.
 set -eu
 dir=${1:?usage: upstream.sh DIR [NAME…]}
@@ -9,6 +9,7 @@ shift
 kubernetes=v1.36.4
 staging=v0.36.4
 etcd=v3.6.8
+flannel=v0.26.7
 # As tests/conformance builds it, so that both share the compiler's cache.
 export CGO_ENABLED=0
 mkdir -p "$dir/bin" "$dir/src"
@@ -26,11 +27,24 @@ build_etcd() {
     )
 }
 
+# flannel's UDP backend is C.
+build_flanneld() {
+    mkdir -p flannel
+    (
+        cd flannel
+        rm -f go.mod go.sum
+        go mod init flannel-build >/dev/null 2>&1
+        go get "github.com/flannel-io/flannel@$flannel"
+        CGO_ENABLED=1 go build -ldflags "-s -w" -o ../../bin/flanneld github.com/flannel-io/flannel
+    )
+}
+
 missing=""
 for name in "$@"; do
     if [ ! -x "../bin/$name" ]; then
         case $name in
             etcd) build_etcd ;;
+            flanneld) build_flanneld ;;
             *) missing="$missing k8s.io/kubernetes/cmd/$name" ;;
         esac
     fi

@@ -8,12 +8,13 @@
 #   kubeadm   `kubeadm join`, upstream's kubelet and containerd, against a skiff server
 #   agent     `skiff join` against upstream's control plane
 #   proxy     upstream's kube-proxy in place of skiff's
+#   flannel   flannel in place of skiff's pod network, and the throughput of both (SECONDS_EACH=5, three times)
 #
 # UPSTREAM is the folder whose bin/ has upstream's programs, or gets them. OUT is where the logs go.
 set -eu
 skiff=$(realpath "${1:?usage: run.sh SKIFF-BINARY [SCENARIO…]}")
 shift
-[ $# -gt 0 ] || set -- kubeadm agent proxy
+[ $# -gt 0 ] || set -- kubeadm agent proxy flannel
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(realpath -m "${OUT:-$here/../../target/mix}")
 upstream=$(realpath -m "${UPSTREAM:-$out/upstream}")
@@ -22,9 +23,22 @@ command -v go >/dev/null || {
     echo "make mix builds upstream's programs from their Go modules and needs Go 1.26 or newer: install it and try again" >&2
     exit 1
 }
+needs() {
+    case $1 in
+        kubeadm) echo kubeadm kubelet kube-proxy ;;
+        agent) echo etcd kube-apiserver kube-controller-manager kube-scheduler kubeadm ;;
+        proxy) echo kube-proxy ;;
+        flannel) echo flanneld ;;
+        *) echo "there is no scenario $1" >&2; return 1 ;;
+    esac
+}
+programs=""
+for scenario in "$@"; do
+    programs="$programs $(needs "$scenario")"
+done
 echo "building upstream's programs (the first time takes ten minutes)"
-sh "$here/../../tools/upstream.sh" "$upstream" \
-    etcd kube-apiserver kube-controller-manager kube-scheduler kubeadm kubelet kube-proxy
+# shellcheck disable=SC2086
+sh "$here/../../tools/upstream.sh" "$upstream" $programs
 for scenario in "$@"; do
     echo "== $scenario"
     rm -rf --one-file-system "$out/$scenario"

@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use skiff_trace::{Cause, Work};
 
-pub use skiff_trace::stage;
+pub use skiff_trace::{now_us, stage};
 
 /// Work that this version of the pod woke.
 pub fn work_of(pod: &Pod) -> Arc<Work> {

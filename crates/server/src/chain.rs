@@ -14,7 +14,7 @@ use skiff_auth::{Attributes, Decision, Impersonated, OwnedAttributes, Peer, User
 use skiff_meta::{GroupResource, Status};
 use skiff_registry::fields::Tracking;
 use skiff_registry::{Context, now_us, object};
-use skiff_trace::{Mark, Stage, read_headers};
+use skiff_trace::{Mark, Stage, behind_us, read_headers};
 
 use crate::audit::{self, Stage as AuditStage, Trail};
 use crate::body::{self, Answer, Body};
@@ -531,6 +531,8 @@ impl Inner {
             code,
             cause,
             client_stages,
+            behind_us: behind_us(&exchange.parts.headers, start_us as i64),
+            server: String::new(),
             stages: exchange
                 .context
                 .stages()

@@ -13,15 +13,16 @@ use crate::chain::Exchange;
 use crate::server::Inner;
 
 pub async fn record(inner: &Arc<Inner>, exchange: &Exchange, request_body: Body) -> Result<Answer, Status> {
+    let arrived_us = skiff_trace::now_us();
     let bytes = body::read(request_body).await?;
-    for mark in accept(&bytes, &exchange.user.name)? {
+    for mark in accept(&bytes, &exchange.user.name, arrived_us)? {
         inner.recorder.record(mark);
     }
     Ok(body::empty(StatusCode::NO_CONTENT))
 }
 
-fn accept(bytes: &[u8], user: &str) -> Result<Vec<Mark>, Status> {
-    let Marks { marks } = serde_json::from_slice(bytes)
+fn accept(bytes: &[u8], user: &str, arrived_us: i64) -> Result<Vec<Mark>, Status> {
+    let Marks { marks, now_us } = serde_json::from_slice(bytes)
         .map_err(|error| Status::bad_request(format!("the marks cannot be decoded: {error}")))?;
     if marks.len() > MAX_REPORTED {
         return Err(Status::bad_request(format!(
@@ -41,6 +42,8 @@ fn accept(bytes: &[u8], user: &str) -> Result<Vec<Mark>, Status> {
         resource_version: String::new(),
         code: 200,
         stages: Vec::new(),
+        behind_us: now_us.map(|sent| arrived_us.saturating_sub(sent)),
+        server: String::new(),
         ..mark
     });
     Ok(accepted.collect())
@@ -54,7 +57,7 @@ mod tests {
     #[test]
     fn a_report_is_no_write_and_names_no_other_user() {
         let check = |report: serde_json::Value, expected: Result<usize, &str>| {
-            let accepted = accept(report.to_string().as_bytes(), "system:kube-proxy");
+            let accepted = accept(report.to_string().as_bytes(), "system:kube-proxy", 1_000);
             match (accepted, expected) {
                 (Ok(marks), Ok(count)) => {
                     assert_eq!(marks.len(), count);
@@ -71,6 +74,9 @@ mod tests {
         let rules = json!({"resource": SERVICE_RULES, "name": "web", "user": "kubernetes-admin", "resourceVersion": "7"});
         check(json!({"marks": [rules]}), Ok(1));
         check(json!({"marks": []}), Ok(0));
+        let report = json!({"marks": [rules], "nowUs": 400}).to_string();
+        let accepted = accept(report.as_bytes(), "system:kube-proxy", 1_000).unwrap();
+        assert_eq!(accepted[0].behind_us, Some(600));
         check(
             json!({"marks": [{"resource": "pods", "name": "p"}]}),
             Err("made by the server only"),

@@ -59,8 +59,9 @@ pub async fn run(
     let names = nodes::create(&client, &config).await?;
     created(names.len());
     let names = Arc::new(names);
+    let own = names.iter().cloned().collect();
     let leases = nodes::keep_alive(client.clone(), config.clone(), names, stop.clone());
-    let pods = pods::run(client, config, stop);
+    let pods = pods::run(client, config, own, stop);
     tokio::join!(leases, pods);
     Ok(())
 }

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -168,11 +169,18 @@ struct Kubelets {
     config: Arc<SimConfig>,
     pods: Informer<SimPod>,
     nodes: Informer<SimNode>,
+    /// The nodes of this simulation; there may be others beside it.
+    own: HashSet<String>,
     next_address: AtomicU32,
 }
 
 /// Plays the kubelets until `stop`.
-pub(crate) async fn run(client: Client, config: Arc<SimConfig>, stop: CancellationToken) {
+pub(crate) async fn run(
+    client: Client,
+    config: Arc<SimConfig>,
+    own: HashSet<String>,
+    stop: CancellationToken,
+) {
     let informers = InformerFactory::new(client.clone(), stop.clone());
     let workers = config.workers;
     let kubelets = Arc::new(Kubelets {
@@ -181,6 +189,7 @@ pub(crate) async fn run(client: Client, config: Arc<SimConfig>, stop: Cancellati
         // Pods that no scheduler has bound yet are nobody's.
         pods: informers.partial(None, Some("spec.nodeName!=")),
         nodes: informers.partial(Some(LABEL), None),
+        own,
         next_address: AtomicU32::new(1),
     });
     Controller::new("sim", WorkQueue::new(), stop, kubelets)
@@ -305,7 +314,8 @@ impl Reconcile for Kubelets {
         let Some(pod) = self.pods.get(&key.namespace, &key.name) else {
             return Ok(Action::Done);
         };
-        if !self.nodes.contains("", &pod.spec.node_name) {
+        let node = &pod.spec.node_name;
+        if !self.own.contains(node) || !self.nodes.contains("", node) {
             return Ok(Action::Done);
         }
         let default = Stage::default();

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -308,6 +308,20 @@ fn server(lease: &Lease, now: jiff::Timestamp) -> ServerReport {
     }
 }
 
+/// What to do while servers of several versions run, which an upgrade makes for a while.
+fn version_note(servers: &[ServerReport]) -> Option<String> {
+    let leases = servers.iter().filter_map(|server| server.lease.as_ref());
+    let living = leases.filter(|lease| lease.lease_age_seconds < SILENT_SECONDS);
+    let versions: BTreeSet<&str> = living.map(|lease| lease.version.as_str()).collect();
+    (versions.len() > 1).then(|| {
+        let versions: Vec<&str> = versions.into_iter().collect();
+        format!(
+            "servers of several versions run ({}): upgrade the others before the nodes",
+            versions.join(", ")
+        )
+    })
+}
+
 /// How long a process has been running, in seconds.
 fn uptime(pid: u32) -> Option<u64> {
     let since_boot = fs::read_to_string("/proc/uptime").ok()?;
@@ -454,6 +468,9 @@ fn print(report: &Report, agent: bool) {
             };
             say!("  {:<28} {state} {}", server.url, server.message);
         }
+        if let Some(note) = version_note(&report.servers) {
+            say!("  {note}");
+        }
     }
     say!("\nNodes");
     for node in &report.nodes {
@@ -545,6 +562,30 @@ fn mebibytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn several_versions_are_told() {
+        let server = |version: &str, age| ServerReport {
+            url: String::new(),
+            reachable: None,
+            message: String::new(),
+            lease: Some(LeaseReport {
+                hostname: "one".to_owned(),
+                version: version.to_owned(),
+                lease_age_seconds: age,
+            }),
+        };
+        let check = |servers: &[ServerReport], expected: Option<&str>| {
+            let found = version_note(servers);
+            assert_eq!(found.is_some(), expected.is_some(), "{found:?}");
+            assert!(found.unwrap_or_default().contains(expected.unwrap_or_default()));
+        };
+        check(&[server("a", 1)], None);
+        check(&[server("a", 1), server("a", 2)], None);
+        check(&[server("a", 1), server("b", 2)], Some("(a, b)"));
+        // One that is gone may have been of any.
+        check(&[server("a", 1), server("b", 3600)], None);
+    }
 
     #[test]
     fn durations_are_short() {

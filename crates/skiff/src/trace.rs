@@ -1,15 +1,17 @@
-//! `skiff trace`: the path of an apply, drawn from the marks that the server keeps, after a verdict on the object
+//! `skiff trace`: the path of an apply, drawn from the marks that all servers keep, after a verdict on the object
 //! as it is now.
 
+mod machines;
 mod verdict;
 
 use crate::cli::{Output, TraceArgs};
 use crate::daemon::{client, existing};
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use kube::Client;
 use kube::api::{Api, DynamicObject};
 use kube::core::{ApiResource, GroupVersionKind};
-use skiff_trace::{Marks, Question, SERVICE_RULES, Style, Waterfall, human, waterfall};
+use machines::TracedMachine;
+use skiff_trace::{Question, SERVICE_RULES, Style, Waterfall, human, waterfall};
 use std::io::IsTerminal;
 
 /// Where the path of an apply ends: the moment traffic can reach it.
@@ -43,12 +45,7 @@ pub async fn show(args: &TraceArgs) -> Result<()> {
         );
     };
     let client = client(&cluster).await?;
-    let request = http::Request::get("/debug/skiff/trace").body(Vec::new())?;
-    let text = client
-        .request_text(request)
-        .await
-        .context("the server does not answer; is the cluster up?")?;
-    let Marks { marks } = serde_json::from_str(&text).context("the server sent no marks")?;
+    let machines::Collected { marks, servers } = machines::collect(&cluster, &client).await?;
     let resource = find_resource(&client, kind).await?;
     let namespace = if resource.namespaced {
         args.namespace.as_str()
@@ -72,6 +69,9 @@ pub async fn show(args: &TraceArgs) -> Result<()> {
             args.namespace
         );
     };
+    let users = found.steps.iter().map(|step| step.actor.as_str());
+    let nodes = machines::nodes(&client, users, &servers).await;
+    let machines: Vec<TracedMachine> = servers.into_iter().chain(nodes).collect();
     let objects: Api<DynamicObject> = if resource.namespaced {
         Api::namespaced_with(client.clone(), namespace, &resource.api)
     } else {
@@ -83,14 +83,15 @@ pub async fn show(args: &TraceArgs) -> Result<()> {
         Some(Output::Json) => {
             let mut document = serde_json::to_value(&found)?;
             document["verdict"] = verdict::sentence(&found, &state).into();
+            document["machines"] = serde_json::to_value(&machines)?;
             say!("{}", serde_json::to_string_pretty(&document)?);
         }
-        None => print(args, &found, &state),
+        None => print(args, &found, &state, &machines),
     }
     Ok(())
 }
 
-fn print(args: &TraceArgs, found: &Waterfall, state: &verdict::State) {
+fn print(args: &TraceArgs, found: &Waterfall, state: &verdict::State, machines: &[TracedMachine]) {
     say!("{}\n", verdict::sentence(found, state));
     say!(
         "{}: {} from {:?} (resourceVersion {}), writes on the way: {}",
@@ -106,6 +107,12 @@ fn print(args: &TraceArgs, found: &Waterfall, state: &verdict::State) {
             "{} later {requests} had no effects; --last 1 shows the last one",
             found.later
         );
+    }
+    if machines.len() > 1 {
+        say!("\nMachines, with their clocks beside this one's");
+        for machine in machines {
+            say!("{}", machine.describe());
+        }
     }
     let columns = rustix::termios::tcgetwinsize(rustix::stdio::stdout())
         .map(|size| usize::from(size.ws_col))

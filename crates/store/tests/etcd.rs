@@ -9,6 +9,7 @@ mod suite;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cluster::{Cluster, Tls, free_port, until};
 use skiff_store::etcd::Options;
@@ -249,6 +250,65 @@ async fn any_one_of_three_members_may_die() {
         acknowledged.iter().all(|revision| seen.contains(revision)),
         "{seen:?} {acknowledged:?}"
     );
+}
+
+/// One of them is the leader, and one the member that is used: neither may hold anything up for long.
+#[tokio::test(flavor = "multi_thread")]
+async fn any_one_of_three_members_may_be_silent() {
+    /// Far more than it takes, and less than the time limit of a call, which is how long a silent member was waited for.
+    const LONGEST: Duration = Duration::from_secs(9);
+    let cluster = Cluster::new(3, None);
+    let store = cluster.open().await;
+    let base = write(&store, "/registry/counter", "0").await;
+    let mut watch = store.watch("/registry/", base + 1).await.unwrap();
+    let (mut acknowledged, mut unknown) = (Vec::new(), 0);
+    // Members are used in this order: each is silenced while it is the one.
+    for at in 0..3 {
+        count_up(&store, &mut acknowledged, &mut unknown).await;
+        cluster.signal(at, "STOP");
+        let mut longest = Duration::ZERO;
+        for _ in 0..50 {
+            let one = Instant::now();
+            count_up(&store, &mut acknowledged, &mut unknown).await;
+            until(async || store.revision().await).await;
+            let last = *acknowledged.last().unwrap();
+            events_until(&mut watch, last).await;
+            longest = longest.max(one.elapsed());
+        }
+        println!("member {at} is silent: the longest pause was {longest:?}, {unknown} unknown writes");
+        assert!(longest < LONGEST, "{longest:?}");
+        cluster.signal(at, "CONT");
+        until(async || store.revision().await).await;
+    }
+    // What a silent member was sent is carried out late, or never, but never twice.
+    let (found, _) = store.get("/registry/counter").await.unwrap();
+    let counted: usize = String::from_utf8(found.unwrap().value.to_vec())
+        .unwrap()
+        .parse()
+        .unwrap();
+    let all = acknowledged.len()..=acknowledged.len() + unknown;
+    assert!(all.contains(&counted), "{counted}, not in {all:?}");
+}
+
+/// Adds one to the counter, again until it is acknowledged.
+async fn count_up(store: &Etcd, acknowledged: &mut Vec<i64>, unknown: &mut usize) {
+    loop {
+        let key = "/registry/counter";
+        let (found, _) = until(async || store.get(key).await).await;
+        let found = found.unwrap();
+        let count: usize = String::from_utf8(found.value.to_vec()).unwrap().parse().unwrap();
+        let expect = Expect::Revision(found.mod_revision);
+        match store
+            .write(key, expect, put(&(count + 1).to_string()), None)
+            .await
+        {
+            Ok(Outcome::Done { revision, .. }) => return acknowledged.push(revision),
+            // A former one was carried out after all.
+            Ok(_) => {}
+            Err(Error::Unavailable(_)) => *unknown += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
 
 fn certificates(dir: &Path) -> Tls {

@@ -1,13 +1,18 @@
-//! How cause and stages travel: two request headers, set by a tower layer around a client.
+//! How cause and stages travel: request headers, set by a tower layer around a client.
 
 use crate::context::MAX_STAGES;
-use crate::{Cause, Stage, Work};
+use crate::{Cause, Stage, Work, now_us};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use std::task::{Context, Poll};
 use tower::{Layer, Service};
 
 pub const CAUSE_HEADER: HeaderName = HeaderName::from_static("x-skiff-cause");
 pub const STAGES_HEADER: HeaderName = HeaderName::from_static("x-skiff-stages");
+
+/// The writer's clock when it sent the request.
+pub const SENT_HEADER: HeaderName = HeaderName::from_static("x-skiff-sent");
+/// Times beyond the year 2255 are nonsense, and so are clocks this far apart.
+const MAX_US: i64 = 1 << 53;
 
 /// Longer headers are ignored, and so are further stages: marks are kept in memory and come from any client.
 const MAX_HEADER: usize = 4096;
@@ -42,10 +47,13 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> S::Future {
-        if request.method() != Method::GET
-            && let Some(work) = Work::current()
-        {
-            write_headers(&work, request.headers_mut());
+        if request.method() != Method::GET {
+            if let Some(work) = Work::current() {
+                write_headers(&work, request.headers_mut());
+            }
+            request
+                .headers_mut()
+                .insert(SENT_HEADER, HeaderValue::from(now_us()));
         }
         self.inner.call(request)
     }
@@ -86,11 +94,20 @@ pub fn read_headers(headers: &HeaderMap) -> (Option<Cause>, Vec<Stage>) {
     (cause, stages)
 }
 
+/// How far the writer's clock is behind, if it said what it was; see [`crate::Mark::behind_us`].
+pub fn behind_us(headers: &HeaderMap, arrived_us: i64) -> Option<i64> {
+    let sent: i64 = headers.get(SENT_HEADER)?.to_str().ok()?.parse().ok()?;
+    (0..MAX_US)
+        .contains(&sent)
+        .then(|| arrived_us.saturating_sub(sent))
+}
+
 fn read_stage(text: &str) -> Option<Stage> {
     let (name, times) = text.split_once('=')?;
     let (start, duration) = times.split_once('+')?;
     let (start_us, dur_us) = (start.parse().ok()?, duration.parse().ok()?);
-    (start_us >= 0 && dur_us >= 0).then(|| Stage {
+    let sound = 0..MAX_US;
+    (sound.contains(&start_us) && sound.contains(&dur_us)).then(|| Stage {
         name: name.to_owned(),
         start_us,
         dur_us,
@@ -129,6 +146,20 @@ mod tests {
         let many = "a=1+1,".repeat(600);
         headers.insert(STAGES_HEADER, HeaderValue::from_str(&many).unwrap());
         assert_eq!(read_headers(&headers).1.len(), MAX_STAGES);
+    }
+
+    #[test]
+    fn the_writers_clock() {
+        let check = |sent: &'static str, expected: Option<i64>| {
+            let headers = HeaderMap::from_iter([(SENT_HEADER, HeaderValue::from_static(sent))]);
+            assert_eq!(behind_us(&headers, 1_000), expected, "{sent}");
+        };
+        check("400", Some(600));
+        check("3000", Some(-2_000));
+        for nonsense in ["", "-1", "now", "9223372036854775807"] {
+            check(nonsense, None);
+        }
+        assert_eq!(behind_us(&HeaderMap::new(), 1_000), None);
     }
 
     #[test]

@@ -4,18 +4,22 @@
 //! its [`Cause`], the object version that woke the writer. Controllers, scheduler and node run each piece of
 //! work inside [`scope`], so that the requests they send carry the cause and the stages of their own work
 //! ([`TraceHeaders`]). The server keeps marks in a bounded [`Recorder`]; [`waterfall`] turns them into the path
-//! from one write to the last thing it brought about.
+//! from one write to the last thing it brought about. Where several servers keep marks, [`merge`] puts them on one clock.
 //!
 //! This crate knows no kind and talks to nobody.
 
 mod context;
 mod headers;
+mod merge;
 mod recorder;
 mod render;
 mod waterfall;
 
 pub use context::{Work, current_cause, next_try, note, now_us, record_stage, scope, stage};
-pub use headers::{CAUSE_HEADER, STAGES_HEADER, TraceHeaders, TraceHeadersService, read_headers};
+pub use headers::{
+    CAUSE_HEADER, SENT_HEADER, STAGES_HEADER, TraceHeaders, TraceHeadersService, behind_us, read_headers,
+};
+pub use merge::{ClockOffset, Source, merge};
 pub use recorder::Recorder;
 pub use render::{Style, human};
 pub use waterfall::{Question, Step, Waterfall, waterfall};
@@ -41,8 +45,12 @@ pub const MAX_REPORTED: usize = 256;
 /// What a component reports of work that ends in no write: the body of `POST /debug/skiff/trace`, and what a GET of
 /// that path answers.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Marks {
     pub marks: Vec<Mark>,
+    /// The sender's clock when this was sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub now_us: Option<i64>,
 }
 
 /// An object version: what woke a writer.
@@ -118,6 +126,13 @@ pub struct Mark {
     pub client_stages: Vec<Stage>,
     /// The gates of the front door, in order.
     pub stages: Vec<Stage>,
+    /// The server's clock when the request arrived, less the writer's when it was sent: how far the writer's clock is
+    /// behind, and the time on the way. The times of `client_stages`, and of [`SERVICE_RULES`], are by the writer's clock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub behind_us: Option<i64>,
+    /// The server that kept it, where there are several. Set by [`merge`].
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub server: String,
 }
 
 impl Mark {
@@ -132,6 +147,6 @@ impl Mark {
     }
 
     pub fn end_us(&self) -> i64 {
-        self.start_us + self.dur_us
+        self.start_us.saturating_add(self.dur_us)
     }
 }

@@ -56,6 +56,7 @@ fn weight(mark: &Mark) -> usize {
         &mark.name,
         &mark.uid,
         &mark.resource_version,
+        &mark.server,
     ];
     let cause = mark.cause.iter();
     let cause = cause.flat_map(|cause| [&cause.resource, &cause.namespace, &cause.name, &cause.version]);

@@ -147,7 +147,10 @@ impl<'a> Row<'a> {
             start_us: step.start_us,
             dur_us: step.dur_us,
             actor: plain(short(&step.actor)),
-            what: plain(&step.what),
+            what: match step.server.as_str() {
+                "" => plain(&step.what),
+                server => plain(&format!("{} [{server}]", step.what)),
+            },
             gates: &step.gates,
         }
     }
@@ -210,6 +213,7 @@ mod tests {
             actor: actor.into(),
             what: what.into(),
             gates: vec![],
+            server: String::new(),
         }
     }
 

@@ -76,6 +76,7 @@ impl Round {
         };
         skiff_trace::Marks {
             marks: self.noticed.into_iter().map(mark).collect(),
+            now_us: Some(now_us),
         }
     }
 

@@ -18,7 +18,7 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessR
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::api::PostParams;
 use kube::{Api, Client};
-use problems::Problem;
+use problems::{OLDER_MINORS, Problem};
 use serde::Deserialize;
 use skiff_client::{Remote, ServerAddress};
 use skiff_pki::{NODE_CLIENT, NodePki};
@@ -119,7 +119,9 @@ async fn bootstrap(args: &JoinArgs) -> Result<Cluster> {
     let tls = skiff_pki::api_client_config(&found.ca, None)?;
     let remote = Remote::with_token(found.servers.clone(), tls, &args.token.to_string())?;
     let client = remote.client("skiff-join");
-    let networking = steps.step("cluster", examine(&remote, &client, &name)).await?;
+    let networking = steps
+        .step("cluster", examine(&remote, &client, &name, OLDER_MINORS))
+        .await?;
     let known = Cluster::find(&args.cluster.name)?.is_some();
     let cluster = Cluster::find_or_make(
         &args.cluster.name,
@@ -146,7 +148,9 @@ async fn bootstrap(args: &JoinArgs) -> Result<Cluster> {
 }
 
 /// Asks the cluster, over a connection that is trusted now, whether this machine fits.
-async fn examine(remote: &Remote, client: &Client, name: &str) -> Result<Networking> {
+///
+/// `older`: how many minor versions it may be behind.
+async fn examine(remote: &Remote, client: &Client, name: &str, older: u32) -> Result<Networking> {
     if let Err(error) = remote.check().await {
         bail!(problems::connect(&error));
     }
@@ -155,7 +159,7 @@ async fn examine(remote: &Remote, client: &Client, name: &str) -> Result<Network
         _ => error.into(),
     };
     let version = client.apiserver_version().await.map_err(refused)?;
-    if let Some(problem) = problems::version(&version.git_version, VERSION) {
+    if let Some(problem) = problems::version(&version.git_version, VERSION, older) {
         bail!(problem);
     }
     let node = Api::<Node>::all(client.clone())

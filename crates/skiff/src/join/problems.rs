@@ -7,8 +7,10 @@ use thiserror::Error;
 
 /// A clock that is further away makes certificates useless: signers backdate them by five minutes.
 const CLOCK_TOLERANCE_SECONDS: i64 = 5 * 60;
+/// An API server may be so many minor versions older than another one, as upstream's skew policy says.
+pub const OLDER_SERVER_MINORS: u32 = 1;
 /// A kubelet may be so many minor versions older than the API server.
-const OLDER_MINORS: u32 = 3;
+pub const OLDER_MINORS: u32 = 3;
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Problem {
@@ -126,17 +128,17 @@ pub fn clock(server: Option<Timestamp>, own: Timestamp) -> Option<Problem> {
     Some(Problem::Clock(amount, direction))
 }
 
-/// Whether a kubelet of our version works with the server's.
-pub fn version(server: &str, own: &str) -> Option<Problem> {
+/// Whether a machine of our version works with the server's, of which it may be `older` minor versions.
+pub fn version(server: &str, own: &str, older: u32) -> Option<Problem> {
     let minor = |text: &str| -> Option<(u32, u32)> {
         let mut numbers = text.trim_start_matches('v').split('.');
         Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
     };
     let why = match (minor(server), minor(own)) {
         (Some(server), Some(own)) if server.0 == own.0 && server.1 < own.1 => {
-            "a node must not be newer than the API server; upgrade the server first, or install its version here"
+            "a machine that joins must not be newer than the API server; upgrade the server first, or install its version here"
         }
-        (Some(server), Some(own)) if server.0 == own.0 && server.1 - own.1 <= OLDER_MINORS => return None,
+        (Some(server), Some(own)) if server.0 == own.0 && server.1 - own.1 <= older => return None,
         (Some(_), Some(_)) => "this is too old for it; install the server's version here",
         _ => "these versions cannot be compared; install the server's version here",
     };
@@ -172,7 +174,7 @@ mod tests {
     #[test]
     fn versions() {
         let check = |server: &str, own: &str, expected: Option<&str>| {
-            let told = version(server, own).map(|problem| problem.to_string());
+            let told = version(server, own, OLDER_MINORS).map(|problem| problem.to_string());
             match (&told, expected) {
                 (None, None) => {}
                 (Some(told), Some(expected)) => assert!(told.contains(expected), "{told}"),
@@ -186,6 +188,8 @@ mod tests {
         check("v1.40.0", "v1.36.4", Some("too old"));
         check("v2.0.0", "v1.36.4", Some("too old"));
         check("nonsense", "v1.36.4", Some("cannot be compared"));
+        assert!(version("v1.37.0", "v1.36.4", OLDER_SERVER_MINORS).is_none());
+        assert!(version("v1.38.0", "v1.36.4", OLDER_SERVER_MINORS).is_some());
     }
 
     #[test]

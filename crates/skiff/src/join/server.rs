@@ -2,6 +2,7 @@
 //! cluster's keys, which the certificate key of the printed line opens; everything else a server makes itself.
 
 use super::discovery::{self, Found};
+use super::problems::OLDER_SERVER_MINORS;
 use super::{Networking, examine};
 use crate::bundle::{self, Bundle, CertificateKey, Purpose};
 use crate::cli::JoinArgs;
@@ -35,7 +36,9 @@ pub(super) async fn bootstrap(args: &JoinArgs, key: &CertificateKey) -> Result<C
     let tls = skiff_pki::api_client_config(&found.ca, None)?;
     let remote = Remote::with_token(found.servers.clone(), tls, &args.token.to_string())?;
     let client = remote.client("skiff-join");
-    let networking = steps.step("cluster", examine(&remote, &client, &name)).await?;
+    let networking = steps
+        .step("cluster", examine(&remote, &client, &name, OLDER_SERVER_MINORS))
+        .await?;
     let bundle = steps.step("keys", fetch(args, &client, &networking, key)).await?;
     let settings = &bundle.settings;
     let bind = args

@@ -1,4 +1,4 @@
-//! Three servers, each beside a member of etcd, an agent, and a machine for clients that no fault touches.
+//! Three servers, each beside a member of etcd, three agents, and a machine for clients that no fault touches.
 
 use crate::SKIFF;
 use anyhow::{Result, ensure};
@@ -10,7 +10,8 @@ use std::time::Instant;
 
 /// Dropped in this order: a server that ends says so in etcd.
 pub(crate) struct House {
-    pub(crate) agent: Option<Machine>,
+    /// None in the short form.
+    pub(crate) agents: Vec<Machine>,
     pub(crate) servers: Vec<Machine>,
     pub(crate) etcd: EtcdMembers,
     clients: Machine,
@@ -19,7 +20,7 @@ pub(crate) struct House {
 }
 
 impl House {
-    pub(crate) fn new(with_agent: bool) -> Result<House> {
+    pub(crate) fn new(with_agents: bool) -> Result<House> {
         let began = Instant::now();
         let switch = Switch::new()?;
         let machines: Result<Vec<Machine>> = ["one", "two", "three"]
@@ -31,7 +32,7 @@ impl House {
         let flags = ["--no-kubeconfig-merge", "--etcd-servers", &etcd.endpoints()];
         servers[0].skiff(&[&["up"], &flags[..]].concat())?;
         let mut house = House {
-            agent: None,
+            agents: Vec::new(),
             addresses: Vec::new(),
             clients: Machine::new(&switch, "clients", SKIFF)?,
             servers,
@@ -44,13 +45,15 @@ impl House {
         for server in &house.servers {
             house.addresses.push(server.api_server()?);
         }
-        if with_agent {
-            let agent = Machine::new(&switch, "four", SKIFF)?;
-            join(&agent, &house.servers[0], &[])?;
+        if with_agents {
             let dir = tempfile::tempdir()?;
             let archive = busybox_archive(dir.path())?.display().to_string();
-            agent.skiff(&["image", "import", &archive])?;
-            house.agent = Some(agent);
+            for (name, server) in ["four", "five", "six"].iter().zip(&house.servers) {
+                let agent = Machine::new(&switch, name, SKIFF)?;
+                join(&agent, server, &[])?;
+                agent.skiff(&["image", "import", &archive])?;
+                house.agents.push(agent);
+            }
         }
         println!("{:5.1} s  the house stands", began.elapsed().as_secs_f64());
         Ok(house)

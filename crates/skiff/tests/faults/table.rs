@@ -113,7 +113,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         name: "a server hangs",
         victim: Victim::Any,
         inject: |house, victim| {
-            agent::changes_over(house)?;
+            agent::change_over(house)?;
             server(house, victim).and_then(Injury::stop).map(Some)
         },
         heal: nothing_more,

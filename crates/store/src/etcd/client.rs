@@ -1,33 +1,36 @@
 //! Calls to a cluster of etcd members: which member, for how long, and what an error means. It knows
 //! the calls but not what they are for.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
 use prost::Message;
+use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::client::Grpc;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
 use super::Options;
-use super::proto::{StatusRequest, StatusResponse, WatchRequest, WatchResponse};
+use super::members::{self, InUse, Members};
+use super::proto::{WatchRequest, WatchResponse};
 use crate::{Error, Result};
 
 /// Longer than etcd's own limit for a request (5 s and two election timeouts).
 const CALL: Duration = Duration::from_secs(10);
+/// How long a call that must not be sent again waits for a member that was left: it may only be slow.
+const LAST_WAIT: Duration = Duration::from_secs(2);
 const CONNECT: Duration = Duration::from_secs(3);
-/// The most an answer may be: a page of the largest objects.
-const ANSWER: usize = 512 << 20;
 
 pub const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 
 pub struct Client {
-    members: Vec<Channel>,
-    /// The member that answered last.
-    current: AtomicUsize,
+    members: Arc<Members>,
     pub place: String,
+    /// Ends the task that looks after the members.
+    _look_after: DropGuard,
 }
 
 /// Whether a call may be sent again when it is not known if it was carried out.
@@ -38,6 +41,13 @@ pub enum Again {
     Unsent,
 }
 
+/// An open watch, and the member that it is on.
+pub struct OpenWatch {
+    pub messages: tonic::Streaming<WatchResponse>,
+    pub version: String,
+    pub member: InUse,
+}
+
 impl Client {
     /// Prepares channels; they connect when used. Must be called within a tokio runtime.
     pub fn new(options: &Options) -> Result<Client> {
@@ -45,15 +55,23 @@ impl Client {
             return Err(Error::Invalid("--etcd-servers names no server".to_owned()));
         }
         let tls = tls(options)?;
-        let mut members = Vec::new();
+        let mut channels = Vec::new();
         for endpoint in &options.endpoints {
-            members.push(channel(endpoint, tls.as_ref())?);
+            channels.push(channel(endpoint, tls.as_ref())?);
         }
-        let place = format!("etcd at {}", options.endpoints.join(","));
+        let members = Arc::new(Members::new(channels));
+        let stop = CancellationToken::new();
+        // A single member has nobody to be compared with.
+        if members.len() > 1 {
+            let looked_after = Arc::downgrade(&members);
+            skiff_supervise::keep("etcd-members", &stop, move || {
+                Members::look_after(looked_after.clone())
+            });
+        }
         Ok(Client {
             members,
-            current: AtomicUsize::new(0),
-            place,
+            place: format!("etcd at {}", options.endpoints.join(",")),
+            _look_after: stop.drop_guard(),
         })
     }
 
@@ -63,23 +81,103 @@ impl Client {
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
+        self.call_and_tell(path, request, again, &Notify::new()).await
+    }
+
+    /// A call that etcd carries out at most once however often it is sent, because it compares a revision that it
+    /// changes. It is sent to another member too when the first one falls silent. `is_done` tells that an answer
+    /// is that of the call which was carried out. If neither is, the call was carried out by nobody only when both
+    /// say so: otherwise the one without an answer may have been it.
+    pub async fn call_fenced<Q, A>(
+        &self,
+        path: &'static str,
+        request: Q,
+        is_done: fn(&A) -> bool,
+    ) -> Result<A, Status>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default + 'static,
+    {
+        let lost = Notify::new();
+        let first = self.call_and_tell(path, request.clone(), Again::Unsent, &lost);
+        tokio::pin!(first);
+        tokio::select! {
+            biased;
+            answer = &mut first => return answer,
+            () = lost.notified() => {}
+        }
+        let second = self.call(path, request, Again::Unsent);
+        tokio::pin!(second);
+        let mut undone: Option<Result<A, Status>> = None;
+        let (mut first_ended, mut second_ended) = (false, false);
+        loop {
+            let answer: Result<A, Status> = tokio::select! {
+                answer = &mut first, if !first_ended => {
+                    first_ended = true;
+                    answer
+                }
+                answer = &mut second, if !second_ended => {
+                    second_ended = true;
+                    answer
+                }
+            };
+            match (answer, undone.take()) {
+                (Ok(answer), _) if is_done(&answer) => return Ok(answer),
+                (answer, None) => undone = Some(answer),
+                (Ok(answer), Some(Ok(_))) => return Ok(answer),
+                (Err(status), Some(_)) | (Ok(_), Some(Err(status))) => return Err(status),
+            }
+        }
+    }
+
+    /// Tells `lost` when the call waits for a member that was left.
+    async fn call_and_tell<Q, A>(
+        &self,
+        path: &'static str,
+        request: Q,
+        again: Again,
+        lost: &Notify,
+    ) -> Result<A, Status>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default + 'static,
+    {
         let mut last = Status::unavailable("no member");
         // A single member gets a second chance too: its connection may just have been lost.
         for _ in 0..self.members.len().max(2) {
-            let at = self.current.load(Ordering::Relaxed);
-            let answer = tokio::time::timeout(CALL, self.call_member(at, path, request.clone())).await;
+            let mut member = self.members.enter();
+            let call = call_member(member.grpc(), path, request.clone());
+            tokio::pin!(call);
+            let left = async {
+                member.lost().await;
+                if again == Again::Unsent {
+                    lost.notify_one();
+                    tokio::time::sleep(LAST_WAIT).await;
+                }
+            };
+            let answer = tokio::select! {
+                biased;
+                answer = &mut call => answer,
+                () = left => Err(Status::unavailable("the member does not answer")),
+                () = tokio::time::sleep(CALL) => {
+                    Err(Status::deadline_exceeded(format!("no answer in {CALL:?}")))
+                }
+            };
             let status = match answer {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(status)) => status,
-                Err(_) => Status::deadline_exceeded(format!("no answer in {CALL:?}")),
+                Ok(answer) => {
+                    member.heard();
+                    return Ok(answer);
+                }
+                Err(status) => status,
             };
             if !matches!(
                 status.code(),
                 Code::Unavailable | Code::DeadlineExceeded | Code::Unknown
             ) {
+                member.heard();
                 return Err(status);
             }
-            self.turn_from(at);
+            self.members.turn_from(member.at);
             let unsent = was_not_sent(&status);
             last = status;
             if again == Again::Unsent && !unsent {
@@ -89,27 +187,13 @@ impl Client {
         Err(last)
     }
 
-    async fn call_member<Q, A>(&self, at: usize, path: &'static str, request: Q) -> Result<A, Status>
-    where
-        Q: Message + Clone + 'static,
-        A: Message + Default + 'static,
-    {
-        let mut grpc = self.grpc(at);
-        ready(&mut grpc).await?;
-        let path = PathAndQuery::from_static(path);
-        Ok(grpc
-            .unary(Request::new(request), path, ProstCodec::default())
-            .await?
-            .into_inner())
-    }
-
-    /// Opens a watch stream on the current member, whose version comes along. The stream ends when `requests` does.
+    /// Opens a watch stream on the current member. The stream ends when `requests` does.
     pub async fn watch(
         &self,
         requests: tokio::sync::mpsc::Receiver<WatchRequest>,
-    ) -> Result<(tonic::Streaming<WatchResponse>, String), Status> {
-        let at = self.current.load(Ordering::Relaxed);
-        let mut grpc = self.grpc(at);
+    ) -> Result<OpenWatch, Status> {
+        let mut member = self.members.enter();
+        let mut grpc = member.grpc();
         let mut request = Request::new(tokio_stream::wrappers::ReceiverStream::new(requests));
         // A member that lost its cluster must say so rather than be silent.
         request
@@ -117,36 +201,50 @@ impl Client {
             .insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
         let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
         let open = async {
+            let status = members::status(grpc.clone()).await?;
             ready(&mut grpc).await?;
-            let status: StatusResponse = self.call_member(at, STATUS, StatusRequest {}).await?;
             let opened = grpc.streaming(request, path, ProstCodec::default()).await?;
             Ok((opened.into_inner(), status.version))
         };
-        let opened = match tokio::time::timeout(CALL, open).await {
-            Ok(opened) => opened,
-            Err(_) => Err(Status::deadline_exceeded(format!("no answer in {CALL:?}"))),
+        let opened = tokio::select! {
+            biased;
+            opened = open => opened,
+            () = member.lost() => Err(Status::unavailable("the member does not answer")),
+            () = tokio::time::sleep(CALL) => Err(Status::deadline_exceeded(format!("no answer in {CALL:?}"))),
         };
-        opened.inspect_err(|_| self.turn_from(at))
+        match opened {
+            Ok((messages, version)) => Ok(OpenWatch {
+                messages,
+                version,
+                member,
+            }),
+            Err(status) => {
+                self.turn_from(&member);
+                Err(status)
+            }
+        }
     }
 
-    /// The next member takes over, unless another call has seen to that already.
-    pub fn turn(&self) {
-        self.turn_from(self.current.load(Ordering::Relaxed));
-    }
-
-    fn turn_from(&self, at: usize) {
-        let next = (at + 1) % self.members.len();
-        let _ = self
-            .current
-            .compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
-    }
-
-    fn grpc(&self, at: usize) -> Grpc<Channel> {
-        Grpc::new(self.members[at].clone()).max_decoding_message_size(ANSWER)
+    /// Another member takes over from this one, unless that has happened already.
+    pub fn turn_from(&self, member: &InUse) {
+        self.members.turn_from(member.at);
     }
 }
 
-async fn ready(grpc: &mut Grpc<Channel>) -> Result<(), Status> {
+async fn call_member<Q, A>(mut grpc: Grpc<Channel>, path: &'static str, request: Q) -> Result<A, Status>
+where
+    Q: Message + Clone + 'static,
+    A: Message + Default + 'static,
+{
+    ready(&mut grpc).await?;
+    let path = PathAndQuery::from_static(path);
+    Ok(grpc
+        .unary(Request::new(request), path, ProstCodec::default())
+        .await?
+        .into_inner())
+}
+
+pub async fn ready(grpc: &mut Grpc<Channel>) -> Result<(), Status> {
     grpc.ready()
         .await
         .map_err(|error| Status::from_error(Box::new(error)))

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
+use super::client::OpenWatch;
 use super::key_prefix::KeyPrefix;
 use super::progress;
 use super::proto::{WatchCreateRequest, WatchRequest, WatchResponse, Watching};
@@ -25,14 +26,13 @@ pub async fn run(shared: Weak<Shared>) {
         let ended = follow(&alive, &mut pause).await;
         alive.progress.closed();
         tracing::debug!(place = %alive.client.place, reason = %ended, "the watch on etcd ended");
-        alive.client.turn();
         drop(alive);
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
-/// Opens the stream after what is known, and publishes what comes until it breaks; why it broke.
+/// Opens the stream after what is known, and follows it; why that ended.
 async fn follow(shared: &Arc<Shared>, pause: &mut Duration) -> String {
     if let Err(error) = shared.current().await
         && shared.history.broken().is_none()
@@ -55,16 +55,26 @@ async fn follow(shared: &Arc<Shared>, pause: &mut Duration) -> String {
     if requests.try_send(WatchRequest { watching }).is_err() {
         return "the request could not be queued".to_owned();
     }
-    let (mut stream, version) = match shared.client.watch(receiver).await {
+    let mut watch = match shared.client.watch(receiver).await {
         Ok(opened) => opened,
         Err(status) => return status.to_string(),
     };
-    shared.progress.opened(&requests, progress::is_sound(&version));
+    shared
+        .progress
+        .opened(&requests, progress::is_sound(&watch.version));
+    let ended = publish_all(shared, &mut watch, pause).await;
+    shared.client.turn_from(&watch.member);
+    ended
+}
+
+/// Publishes what comes until the stream breaks; why it broke.
+async fn publish_all(shared: &Arc<Shared>, watch: &mut OpenWatch, pause: &mut Duration) -> String {
     // The parts of one answer that etcd cut up.
     let mut parts: Vec<Event> = Vec::new();
     loop {
         let message = tokio::select! {
-            message = stream.message() => message,
+            message = watch.messages.message() => message,
+            () = watch.member.lost() => return "the member does not answer".to_owned(),
             () = shared.history.until_broken() => return "etcd was replaced".to_owned(),
         };
         let response = match message {
@@ -72,6 +82,7 @@ async fn follow(shared: &Arc<Shared>, pause: &mut Duration) -> String {
             Ok(None) => return "the stream ended".to_owned(),
             Err(status) => return status.to_string(),
         };
+        watch.member.heard();
         if response.compact_revision > 0 {
             return start_over(shared, response.compact_revision).await;
         }

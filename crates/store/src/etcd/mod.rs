@@ -13,6 +13,7 @@ mod history;
 mod key_prefix;
 mod lease;
 mod load;
+mod members;
 mod progress;
 mod proto;
 mod transact;

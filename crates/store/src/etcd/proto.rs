@@ -198,6 +198,9 @@ pub struct StatusResponse {
     pub version: String,
     #[prost(int64, tag = "3")]
     pub db_size: i64,
+    /// 0: the member knows of none.
+    #[prost(uint64, tag = "4")]
+    pub leader: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -9,7 +9,7 @@ use super::proto::{
     Compare, CompareTarget, CompareValue, DeleteRangeRequest, PutRequest, PutResponse, Request, RequestOp,
     Response, ResponseOp, TxnRequest, TxnResponse,
 };
-use super::{Etcd, bytes, key_value, range_of};
+use super::{Etcd, FENCE, bytes, key_value, range_of};
 use crate::{Error, Expect, KeyValue, Merged, Op, Result, Store, Transacted, Write, Written};
 
 pub(super) const TXN: &str = "/etcdserverpb.KV/Txn";
@@ -19,6 +19,33 @@ const MERGE_ATTEMPTS: usize = 64;
 pub(super) fn op(request: Request) -> RequestOp {
     RequestOp {
         request: Some(request),
+    }
+}
+
+/// What may be done with a transaction whose first sending was not answered.
+#[derive(Debug, PartialEq, Eq)]
+enum Sent {
+    /// It may be carried out later than another client's answer to it, and then overwrite that.
+    AtMostOnce,
+    /// It compares a revision that it changes, and no revision comes again: the second of two is refused.
+    Fenced,
+    /// It makes no difference how often it is carried out.
+    Repeatedly,
+}
+
+fn how_often(writes: &[Write]) -> Sent {
+    let is_fence = |write: &Write| {
+        matches!(
+            (write.expect, &write.op),
+            (Expect::Revision(_), Op::Put(_) | Op::Delete)
+        )
+    };
+    if writes.iter().any(is_fence) {
+        Sent::Fenced
+    } else if matches!(writes, [write] if &*write.key == FENCE && write.expect == Expect::Any) {
+        Sent::Repeatedly
+    } else {
+        Sent::AtMostOnce
     }
 }
 
@@ -42,7 +69,15 @@ impl Etcd {
                 }
                 self.add(&mut request, write, lease.unwrap_or(0));
             }
-            match shared.client.call(TXN, request, Again::Unsent).await {
+            let called = match how_often(writes) {
+                Sent::AtMostOnce => shared.client.call(TXN, request, Again::Unsent).await,
+                Sent::Fenced => {
+                    let done = |answer: &TxnResponse| answer.succeeded;
+                    shared.client.call_fenced(TXN, request, done).await
+                }
+                Sent::Repeatedly => shared.client.call(TXN, request, Again::Yes).await,
+            };
+            match called {
                 Ok(answer) => break answer,
                 Err(status) if status.code() == tonic::Code::NotFound && tries == 0 => {
                     let Some(lease) = lease else {
@@ -225,5 +260,35 @@ fn remember(
     match current {
         Some(current) => drop(merged.insert(key.clone(), current)),
         None => drop(merged.remove(key)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_revision_makes_a_second_sending_safe() {
+        let write = |key: &str, expect: Expect, op: Op| Write {
+            key: key.into(),
+            expect,
+            op,
+            lease_seconds: None,
+        };
+        let put = || Op::Put(bytes("v"));
+        let check = |writes: &[Write], expected: Sent| assert_eq!(how_often(writes), expected, "{writes:?}");
+        check(&[write("a", Expect::Absent, put())], Sent::AtMostOnce);
+        check(&[write("a", Expect::Any, put())], Sent::AtMostOnce);
+        check(&[write("a", Expect::Any, Op::Delete)], Sent::AtMostOnce);
+        check(&[write("a", Expect::Revision(7), put())], Sent::Fenced);
+        check(&[write("a", Expect::Revision(7), Op::Delete)], Sent::Fenced);
+        check(
+            &[
+                write("a", Expect::Absent, put()),
+                write("b", Expect::Revision(7), put()),
+            ],
+            Sent::Fenced,
+        );
+        check(&[write(FENCE, Expect::Any, put())], Sent::Repeatedly);
     }
 }

@@ -122,6 +122,15 @@ impl Cluster {
         child.wait().unwrap();
     }
 
+    /// Sends a signal: a member that got `STOP` is silent until `CONT`.
+    pub fn signal(&self, at: usize, signal: &str) {
+        let pid = self.members[at].child.as_ref().unwrap().id();
+        let sent = Command::new("kill")
+            .args([format!("-{signal}"), pid.to_string()])
+            .status();
+        assert!(sent.unwrap().success());
+    }
+
     /// Where a member that does not run has its data.
     pub fn data(&self, at: usize) -> PathBuf {
         self.dir.path().join(format!("m{at}"))

@@ -22,6 +22,9 @@ const WATCH_EVENT: &str = "watch event";
 /// What a writer did without naming it.
 const OWN_WORK: &str = "own work";
 
+/// Begins the names of nodes as users.
+const NODE_USER: &str = "system:node:";
+
 /// Whose path, and which of its paths.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Question<'a> {
@@ -48,6 +51,9 @@ pub struct Step {
     pub what: String,
     /// The gates inside a request; empty for other steps.
     pub gates: Vec<Stage>,
+    /// The server on which it was spent, where there are several; empty for what a node spent by itself.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub server: String,
 }
 
 /// The path of an apply, from the request to the last write that it brought about.
@@ -240,16 +246,28 @@ struct Builder {
 }
 
 impl Builder {
-    fn push(&mut self, until: i64, actor: &str, what: String, gates: Vec<Stage>) {
+    /// What the writer of `mark` did before it sent that.
+    fn push(&mut self, until: i64, mark: &Mark, what: String) {
+        // Whoever is no node is in the process of the server.
+        let server = if mark.user.starts_with(NODE_USER) {
+            ""
+        } else {
+            &mark.server
+        };
+        self.push_step(until, mark, what, vec![], server);
+    }
+
+    fn push_step(&mut self, until: i64, mark: &Mark, what: String, gates: Vec<Stage>, server: &str) {
         if until <= self.at {
             return;
         }
         self.steps.push(Step {
             start_us: self.at - self.origin,
             dur_us: until - self.at,
-            actor: actor.to_owned(),
+            actor: mark.user.clone(),
             what,
             gates,
+            server: server.to_owned(),
         });
         self.at = until;
     }
@@ -261,19 +279,16 @@ impl Builder {
             .flat_map(|m| m.client_stages.iter().cloned().chain([request_stage(m)]));
         let mut stages: Vec<Stage> = mark.client_stages.iter().cloned().chain(earlier).collect();
         stages.retain(|s| {
-            s.name != COMPLETE && !s.name.starts_with(NEXT_TRY) && s.start_us + s.dur_us > self.at
+            s.name != COMPLETE
+                && !s.name.starts_with(NEXT_TRY)
+                && s.start_us.saturating_add(s.dur_us) > self.at
         });
         stages.sort_by_key(|s| s.start_us);
         let mut gap = WATCH_EVENT;
         for stage in stages {
-            self.push(
-                stage.start_us.min(mark.start_us),
-                &mark.user,
-                gap.to_owned(),
-                vec![],
-            );
-            let end = (stage.start_us + stage.dur_us).min(mark.start_us);
-            self.push(end, &mark.user, stage.name, vec![]);
+            self.push(stage.start_us.min(mark.start_us), mark, gap.to_owned());
+            let end = stage.start_us.saturating_add(stage.dur_us).min(mark.start_us);
+            self.push(end, mark, stage.name);
             gap = OWN_WORK;
         }
         let gap = if gap == WATCH_EVENT {
@@ -281,17 +296,17 @@ impl Builder {
         } else {
             gap.to_owned()
         };
-        self.push(mark.start_us, &mark.user, gap, vec![]);
+        self.push(mark.start_us, mark, gap);
         let gates = mark.stages.iter().filter_map(|gate| clip(gate, self.at, until));
         let gates = gates.collect();
-        self.push(until, &mark.user, request(mark), gates);
+        self.push_step(until, mark, request(mark), gates, &mark.server);
     }
 }
 
 /// The part of a stage that lies between two moments, so that what is shown inside a step fits into it.
 fn clip(stage: &Stage, from: i64, until: i64) -> Option<Stage> {
     let start_us = stage.start_us.max(from);
-    let dur_us = (stage.start_us + stage.dur_us).min(until) - start_us;
+    let dur_us = stage.start_us.saturating_add(stage.dur_us).min(until) - start_us;
     (dur_us > 0).then(|| Stage {
         name: stage.name.clone(),
         start_us,

@@ -17,7 +17,7 @@ fn mark(object: (&str, &str, &str), start_us: i64, dur_us: i64, cause: Option<&s
         code: 201,
         cause: cause.map(|c| c.parse().unwrap()),
         client_stages: vec![],
-        stages: vec![],
+        ..Mark::default()
     }
 }
 
