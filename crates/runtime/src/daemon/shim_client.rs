@@ -163,10 +163,16 @@ impl ShimClient {
     }
 
     /// Starts the process that holds the pod's shared pid namespace, which is bound to the file `namespace`.
-    pub async fn start_pause(&self, cgroup_procs: Vec<PathBuf>, namespace: PathBuf) -> Result<(), Error> {
+    pub async fn start_pause(
+        &self,
+        cgroup_procs: Vec<PathBuf>,
+        namespace: PathBuf,
+        user_namespace: Option<PathBuf>,
+    ) -> Result<(), Error> {
         self.tell(&Request::Pause {
             cgroup_procs,
             namespace: Some(namespace),
+            user_namespace,
         })
         .await
     }

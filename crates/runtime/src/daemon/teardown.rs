@@ -196,7 +196,9 @@ impl Daemon {
         }
         let bound = self.namespaces_of(&record.id);
         let is_bound = |needed: bool, name: &str| !needed || namespaces::is_alive(&bound.join(name));
-        let namespaces = is_bound(!record.host_network, "net") && is_bound(record.shared_pid(), "pid");
+        let namespaces = is_bound(!record.host_network, "net")
+            && is_bound(record.shared_pid(), "pid")
+            && is_bound(record.user_namespace().is_some(), "user");
         if namespaces && sandbox.shim().ping().await.is_ok() {
             self.follow_shim(sandbox);
             return;
