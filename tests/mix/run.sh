@@ -8,12 +8,13 @@
 #   kubeadm   `kubeadm join`, upstream's kubelet and containerd, against a skiff server
 #   agent     `skiff join` against upstream's control plane
 #   proxy     upstream's kube-proxy in place of skiff's
+#   runtime   upstream's kubelet on skiff's embedded runtime
 #
 # UPSTREAM is the folder whose bin/ has upstream's programs, or gets them. OUT is where the logs go.
 set -eu
 skiff=$(realpath "${1:?usage: run.sh SKIFF-BINARY [SCENARIO…]}")
 shift
-[ $# -gt 0 ] || set -- kubeadm agent proxy
+[ $# -gt 0 ] || set -- kubeadm agent proxy runtime
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(realpath -m "${OUT:-$here/../../target/mix}")
 upstream=$(realpath -m "${UPSTREAM:-$out/upstream}")

@@ -59,6 +59,16 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
     refuse_unsupported(config, &security)?;
     let of_pod = request.sandbox.user.as_ref().map(|(_, mapping)| *mapping);
     check_user_namespace(config, &security, of_pod)?;
+    if let Some(group) = &security.run_as_group
+        && security.run_as_user.is_none()
+        && security.run_as_username.is_empty()
+    {
+        // COMPAT: containerd's words.
+        return Err(format!(
+            "user group \"{}\" is specified without user",
+            group.value
+        ));
+    }
     let privileged = security.privileged;
 
     let capabilities = capabilities::resolve(
