@@ -13,7 +13,7 @@ func init() {
 		recipes[name] = withLayer("", nil, &image{cmd: []string{"sh"}, user: user})
 	}
 	recipes["test-image-predefined-group"] = withLayer("predefined-group", func(l *layer) {
-		l.text("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\ndefault-user:x:1000:1000::/home/default-user:/bin/sh\n")
+		l.text("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\ndefault-user:x:1000:1000::/:/bin/sh\n")
 		l.text("/etc/group", "root:x:0:\ndefault-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n")
 	}, &image{cmd: []string{"sh"}, user: "1000"})
 	for _, name := range []string{"test-image-1", "test-image-2", "test-image-3", "test-image-latest", "test-image-tag", "test-image-tags"} {

@@ -60,8 +60,8 @@ pub(crate) struct Daemon {
     /// The lowest oom_score_adj that may be set; `None`: any.
     pub oom_floor: Option<i32>,
     pub capabilities: u64,
-    /// Why pods cannot have user namespaces, if they cannot.
-    no_user_namespaces: tokio::sync::OnceCell<Option<String>>,
+    /// Set when one was made.
+    user_namespaces_work: tokio::sync::OnceCell<()>,
     pub shutdown: CancellationToken,
     /// For work that goes on after the call that asked for it.
     itself: std::sync::Weak<Daemon>,
@@ -131,7 +131,7 @@ impl Runtime {
             streams,
             oom_floor,
             capabilities,
-            no_user_namespaces: tokio::sync::OnceCell::new(),
+            user_namespaces_work: tokio::sync::OnceCell::new(),
             shutdown: CancellationToken::new(),
             itself: itself.clone(),
         });

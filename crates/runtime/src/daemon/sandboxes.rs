@@ -261,15 +261,16 @@ impl Daemon {
         }
     }
 
-    /// Why no pod can have a user namespace; found out once.
+    /// Why no pod can have a user namespace. That they can is found out once.
     pub(super) async fn no_user_namespaces(&self) -> Option<String> {
         let directory = self.config.root.clone();
-        let found = self.no_user_namespaces.get_or_init(async || {
+        let tried = self.user_namespaces_work.get_or_try_init(async || {
             tokio::task::spawn_blocking(move || user_namespaces::unsupported(&directory))
                 .await
                 .unwrap_or_else(|error| Some(error.to_string()))
+                .map_or(Ok(()), Err)
         });
-        found.await.clone()
+        tried.await.err()
     }
 
     pub(super) fn netns_path(&self, sandbox: &SandboxRecord) -> Option<PathBuf> {

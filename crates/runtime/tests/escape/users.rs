@@ -91,7 +91,7 @@ pub async fn root_inside() {
          is map \"$(echo $(cat /proc/self/uid_map))\" '0 {HOST} {LENGTH}'\n\
          is id \"$(id -u)-$(id -g)\" 0-0\n\
          owner() {{ busybox stat -c %u:%g $1; }}\n\
-         for f in / /bin/busybox /etc/hosts /etc/resolv.conf /dev /dev/shm /proc/self/; do is $f $(owner $f) 0:0; done\n\
+         for f in / /bin/busybox /etc/hosts /etc/resolv.conf /dev /dev/shm /proc/self/ /image /image/etc/passwd; do is $f $(owner $f) 0:0; done\n\
          touch /new /tmp/new /dev/shm/new && is /new $(owner /new) 0:0\n\
          busybox chown 1001:1002 /bin/busybox || echo cannot chown\n\
          is hostname $(hostname) root\n\
@@ -102,7 +102,9 @@ pub async fn root_inside() {
          exit 0"
     );
     let mut main = config("main", &script, false);
-    main.mounts = vec![mapped("/files", &files), volume("/host", &host)];
+    let mut image = mapped("/image", "".as_ref());
+    image.image.clone_from(&main.image);
+    main.mounts = vec![mapped("/files", &files), volume("/host", &host), image];
     silent(&mut pod, main).await;
     // On the host's disk: the volume's owners are the container's numbers, the layer's are the host's.
     let made = std::fs::metadata(files.join("made")).expect("made");
@@ -190,15 +192,15 @@ pub async fn root_stays_inside() {
     };
     silent(&mut pod, config("unmasked", script, true)).await;
     silent(&mut pod, all("all", script)).await;
-    let script = "mount -t proc x /home || echo cannot mount its own proc\n\
-        { echo 1 >/home/sys/net/ipv4/ip_forward; } || echo cannot set a sysctl of its own network\n\
+    let script = "mkdir /own; mount -t proc x /own || echo cannot mount its own proc\n\
+        { echo 1 >/own/sys/net/ipv4/ip_forward; } || echo cannot set a sysctl of its own network\n\
         hostname other || echo cannot set its own host name\n\
         exit 0";
     silent(&mut pod, all("own", script)).await;
 
     // Its own mounts are its own; those that the runtime has made hold.
     let script = "mount -t tmpfs x /tmp || echo cannot mount\n\
-        mount -t proc x /home 2>/dev/null && echo mounted a proc without masks\n\
+        mkdir /own; mount -t proc x /own 2>/dev/null && echo mounted a proc without masks\n\
         busybox umount /proc/kcore 2>/dev/null && echo unmasked a file\n\
         busybox umount /proc 2>/dev/null && echo took proc away\n\
         mount -o remount,bind,rw /proc/sys 2>/dev/null && echo made /proc/sys writable\n\
