@@ -12,9 +12,9 @@ TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker
 
 # What the stand-ins for the conformance suite's images are made of.
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
-                  iperf util-linux etcd-server wget
+                  iperf util-linux procps etcd-server wget
 
-.PHONY: up down build build-deps test test-deps lint unit e2e conformance gateway-conformance churn faults restarts clients mix bench bench-network bench-scheduler bench-sim bench-sim-servers fuzz release install clean
+.PHONY: up down build build-deps test test-deps lint unit e2e conformance gateway-conformance churn faults restarts clients mix bench bench-network bench-scheduler bench-sim bench-sim-servers critest cgroup2 fuzz release install clean
 
 ## up: build the release binary and start a cluster with everything embedded
 up: build
@@ -109,7 +109,16 @@ restarts:
 clients: build
 	sh tests/clients/run.sh $(RELEASE) $(ONLY)
 
-## mix: skiff's parts and upstream's in one cluster, or one of ONLY="kubeadm agent proxy flannel" (needs Go)
+## critest: the validation suite of CRI and crictl against the embedded runtime; takes FOCUS=regex and SKIP=regex (needs Go)
+critest: build test-deps
+	@sh tools/packages.sh $(IMAGE_PACKAGES)
+	sh tests/cri/run.sh $(RELEASE)
+
+## cgroup2: the runtime's tests on the unified hierarchy, with the controllers that this machine has there
+cgroup2: test-deps
+	sh tools/cgroup2.sh $(CARGO) test --package skiff-runtime --test containers --test escape
+
+## mix: skiff's parts and upstream's in one cluster, or one of ONLY="kubeadm agent proxy runtime flannel" (needs Go)
 mix: build test-deps
 	sh tests/mix/run.sh $(RELEASE) $(ONLY)
 

@@ -34,6 +34,7 @@ machines_hold() {
     setsid "$@" sleep infinity >/dev/null 2>&1 &
     echo $! >"$machines_folder/$held.pid"
     until [ "$(cat "/proc/$!/comm")" = sleep ]; do sleep 0.01; done
+    readlink "/proc/$!/ns/mnt" >"$machines_folder/$held.mounts"
 }
 
 machines_enter() {
@@ -104,14 +105,21 @@ machines_end() {
     for file in "$machines_folder"/*.pid; do
         name=$(basename "$file" .pid)
         pid=$(cat "$file")
+        # If it was killed, the number may be another's by now, with the namespace of who knows whom.
         own=$(readlink "/proc/$pid/ns/mnt" || true)
+        if [ "$own" != "$(cat "$machines_folder/$name.mounts")" ] || [ "$(cat "/proc/$pid/comm")" != sleep ]; then
+            own=""
+            pid=""
+        fi
         if [ "$name" != switch ] && [ -n "$own" ] && [ "$own" != "$(readlink /proc/self/ns/mnt)" ]; then
             for process in /proc/[0-9]*; do
                 [ "$(readlink "$process/ns/mnt" 2>/dev/null)" != "$own" ] || kill -9 "${process#/proc/}" 2>/dev/null || true
             done
         fi
-        kill -9 "$pid" 2>/dev/null || true
-        wait "$pid" 2>/dev/null || true
+        if [ -n "$pid" ]; then
+            kill -9 "$pid" 2>/dev/null || true
+            wait "$pid" 2>/dev/null || true
+        fi
         [ "$name" = switch ] || for cgroup in $(machines_cgroups "$name"); do
             # Containers, and what looks after them.
             until [ -z "$(machines_processes "$cgroup")" ]; do

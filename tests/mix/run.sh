@@ -8,13 +8,14 @@
 #   kubeadm   `kubeadm join`, upstream's kubelet and containerd, against a skiff server
 #   agent     `skiff join` against upstream's control plane
 #   proxy     upstream's kube-proxy in place of skiff's
+#   runtime   upstream's kubelet on skiff's embedded runtime
 #   flannel   flannel in place of skiff's pod network, and the throughput of both (SECONDS_EACH=5, three times)
 #
 # UPSTREAM is the folder whose bin/ has upstream's programs, or gets them. OUT is where the logs go.
 set -eu
 skiff=$(realpath "${1:?usage: run.sh SKIFF-BINARY [SCENARIO…]}")
 shift
-[ $# -gt 0 ] || set -- kubeadm agent proxy flannel
+[ $# -gt 0 ] || set -- kubeadm agent proxy runtime flannel
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(realpath -m "${OUT:-$here/../../target/mix}")
 upstream=$(realpath -m "${UPSTREAM:-$out/upstream}")

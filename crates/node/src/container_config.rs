@@ -31,6 +31,14 @@ pub struct ContainerInputs<'a> {
     pub seccomp_root: &'a str,
     /// The container whose processes an ephemeral container shall see.
     pub target_container_id: Option<String>,
+    /// The sandbox's.
+    pub user_namespace: Option<v1::UserNamespace>,
+}
+
+/// What the sandbox was asked for.
+pub fn user_namespace_of(sandbox: &v1::PodSandboxConfig) -> Option<v1::UserNamespace> {
+    let security = sandbox.linux.as_ref()?.security_context.as_ref()?;
+    security.namespace_options.as_ref()?.userns_options.clone()
 }
 
 pub fn container_config(inputs: ContainerInputs<'_>) -> v1::ContainerConfig {
@@ -40,11 +48,12 @@ pub fn container_config(inputs: ContainerInputs<'_>) -> v1::ContainerConfig {
         restart_count,
         image,
         env,
-        mounts,
+        mut mounts,
         memory_capacity,
         page_sizes,
         seccomp_root,
         target_container_id,
+        user_namespace,
     } = inputs;
     let lookup = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
     let expanded = |list: &Option<Vec<String>>| -> Vec<String> {
@@ -64,6 +73,15 @@ pub fn container_config(inputs: ContainerInputs<'_>) -> v1::ContainerConfig {
     {
         options.pid = v1::NamespaceMode::Target as i32;
         options.target_id = target;
+    }
+    if let Some(user) = &user_namespace {
+        for mount in &mut mounts {
+            mount.uid_mappings.clone_from(&user.uids);
+            mount.gid_mappings.clone_from(&user.gids);
+        }
+    }
+    if let Some(options) = security.namespace_options.as_mut() {
+        options.userns_options = user_namespace;
     }
     let stop_signal = container
         .lifecycle
@@ -188,6 +206,19 @@ mod tests {
             "spec": {"terminationGracePeriodSeconds": 5, "containers": [{"name": "c", "image": "i:1", "command": ["$(A)"], "args": ["$$(A)", "$(NO)"],
                 "tty": true, "resources": {"requests": {"cpu": "250m"}, "limits": {"cpu": "500m", "memory": "32Mi", "hugepages-2Mi": "4Mi"}}}]}})).unwrap();
         let container = &pod.spec.as_ref().unwrap().containers[0];
+        let user = v1::UserNamespace {
+            mode: v1::NamespaceMode::Pod as i32,
+            uids: vec![v1::IdMapping {
+                host_id: 65536,
+                container_id: 0,
+                length: 65536,
+            }],
+            gids: vec![v1::IdMapping {
+                host_id: 65536,
+                container_id: 0,
+                length: 65536,
+            }],
+        };
         let image = ImageInfo {
             id: "sha256:1".into(),
             uid: Some(7),
@@ -199,12 +230,17 @@ mod tests {
             restart_count: 3,
             image: &image,
             env: &[("A".into(), "b".into())],
-            mounts: vec![],
+            mounts: vec![v1::Mount::default()],
             memory_capacity: 1 << 30,
             page_sizes: &[2048, 1 << 20],
             seccomp_root: "",
             target_container_id: None,
+            user_namespace: Some(user.clone()),
         });
+        assert_eq!(
+            (&made.mounts[0].uid_mappings, &made.mounts[0].gid_mappings),
+            (&user.uids, &user.gids)
+        );
         assert_eq!(
             (made.command, made.args),
             (vec!["b".to_owned()], vec!["$(A)".to_owned(), "$(NO)".to_owned()])
@@ -228,6 +264,8 @@ mod tests {
             .map(|limit| (limit.page_size.as_str(), limit.limit))
             .collect();
         assert_eq!(huge, [("2MB", 4 << 20), ("1GB", 0)]);
-        assert_eq!(linux.security_context.unwrap().run_as_user.unwrap().value, 7);
+        let security = linux.security_context.unwrap();
+        assert_eq!(security.run_as_user.unwrap().value, 7);
+        assert_eq!(security.namespace_options.unwrap().userns_options, Some(user));
     }
 }

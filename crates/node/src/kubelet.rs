@@ -40,6 +40,7 @@ use crate::resources::{milli_value, value};
 use crate::runtime::Runtime;
 use crate::server;
 use crate::status::{StatusInput, generate, statuses_equal};
+use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Volumes;
 
 pub const FIRST_RETRY: Duration = Duration::from_millis(5);
@@ -71,6 +72,7 @@ pub struct Kubelet {
     pub images: Images,
     pub probes: Probes,
     pub volumes: Volumes,
+    pub user_namespaces: UserNamespaces,
     pub cgroups: Cgroups,
     pub objects: Arc<dyn Objects>,
     pub machine: Machine,
@@ -132,15 +134,25 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     };
     let recorder = EventRecorder::new(client.clone(), "kubelet", &config.node_name);
     let objects: Arc<dyn Objects> = Arc::new(ApiObjects::new(client.clone()));
+    let volumes = Volumes::new(&config.data_dir, objects.clone()).with_recorder(recorder.clone());
+    let on_disk = volumes.pods_on_disk().into_iter();
+    let user_namespaces = UserNamespaces::restore(
+        config.max_pods,
+        on_disk.map(|uid| {
+            let directory = volumes.pod_dir(&uid);
+            (uid, directory)
+        }),
+    );
     let kubelet = Arc::new(Kubelet {
         machine,
+        user_namespaces,
         images: Images::new(
             runtime.clone(),
             recorder.clone(),
             config.max_parallel_image_pulls,
             PullRecords::new(config.data_dir.join("image_manager")),
         ),
-        volumes: Volumes::new(&config.data_dir, objects.clone()).with_recorder(recorder.clone()),
+        volumes,
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
         runtime_status: Mutex::default(),

@@ -59,6 +59,7 @@ mod status_writer;
 mod sync;
 mod sysctls;
 mod termination;
+mod user_namespaces;
 mod volumes;
 
 pub use config::{CniConfig, NodeConfig};

@@ -179,10 +179,7 @@ fn fates() -> BTreeMap<&'static str, Vec<(&'static str, Fate)>> {
                     Acts("node/src/hosts.rs", "set_hostname_as_fqdn"),
                 ),
                 ("os", Refused("node/src/admission.rs", "PodOSNotSupported")),
-                (
-                    "hostUsers",
-                    Refused("node/src/sandbox_config.rs", "NO_USER_NAMESPACES"),
-                ),
+                ("hostUsers", Acts("node/src/user_namespaces.rs", "host_users")),
                 (
                     "schedulingGates",
                     Acts("scheduler/src/pod.rs", "scheduling_gates"),

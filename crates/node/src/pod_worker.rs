@@ -319,6 +319,7 @@ impl Kubelet {
             .remove_pod_dir(uid)
             .await
             .map_err(|e| e.to_string())?;
+        self.user_namespaces.release(uid);
         if !name.is_empty() {
             let logs = pod_log_dir(&self.config.log_dir, namespace, name, uid);
             skiff_fs::remove_tree(&logs).map_err(|e| e.to_string())?;

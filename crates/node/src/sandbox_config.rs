@@ -31,10 +31,11 @@ pub fn sandbox_config(
     config: &NodeConfig,
     host_dns: &v1::DnsConfig,
     cgroup_parent: String,
+    user_namespace: v1::UserNamespace,
 ) -> Result<(v1::PodSandboxConfig, Vec<Warning>), String> {
     let spec = pod.spec.as_ref();
     // Pod Security allows such a pod more because of this field: without the namespace it must not run.
-    if spec.and_then(|s| s.host_users) == Some(false) {
+    if spec.and_then(|s| s.host_users) == Some(false) && user_namespace.mode() != v1::NamespaceMode::Pod {
         return Err(NO_USER_NAMESPACES.to_owned());
     }
     let cluster = ClusterDns {
@@ -102,7 +103,7 @@ pub fn sandbox_config(
             .collect(),
         linux: Some(v1::LinuxPodSandboxConfig {
             cgroup_parent,
-            security_context: Some(sandbox_context(pod)),
+            security_context: Some(sandbox_context(pod, user_namespace)),
             sysctls,
             overhead: spec.and_then(overhead),
             resources: Some(v1::LinuxContainerResources {
@@ -160,6 +161,7 @@ pub fn identity_labels(pod: &Pod) -> [(String, String); 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::user_namespaces::of_host;
     use serde_json::json;
 
     #[test]
@@ -168,8 +170,15 @@ mod tests {
             "spec": {"dnsPolicy": "None", "containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": 8080, "protocol": "UDP"}]}],
                 "securityContext": {"sysctls": [{"name": "net/ipv4/x", "value": "1"}]}}})).unwrap();
         let config = NodeConfig::new("n", "/data", "unix:///x");
-        let (made, warnings) =
-            sandbox_config(&pod, 2, &config, &v1::DnsConfig::default(), "/parent".into()).unwrap();
+        let (made, warnings) = sandbox_config(
+            &pod,
+            2,
+            &config,
+            &v1::DnsConfig::default(),
+            "/parent".into(),
+            of_host(),
+        )
+        .unwrap();
         assert!(warnings.is_empty());
         assert_eq!(made.metadata.as_ref().unwrap().attempt, 2);
         assert_eq!(made.hostname, "p");

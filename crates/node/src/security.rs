@@ -200,13 +200,16 @@ pub fn container_context(
     made
 }
 
-pub fn sandbox_context(pod: &Pod) -> LinuxSandboxSecurityContext {
+pub fn sandbox_context(pod: &Pod, user_namespace: v1::UserNamespace) -> LinuxSandboxSecurityContext {
     let spec = pod.spec.as_ref();
     let context = spec.and_then(|s| s.security_context.as_ref());
     let (supplemental_groups, supplemental_groups_policy) = groups(pod);
     let privileged = |c: &Container| c.security_context.as_ref().and_then(|s| s.privileged) == Some(true);
     LinuxSandboxSecurityContext {
-        namespace_options: Some(namespaces(pod)),
+        namespace_options: Some(NamespaceOption {
+            userns_options: Some(user_namespace),
+            ..namespaces(pod)
+        }),
         selinux_options: se_linux(context.and_then(|c| c.se_linux_options.as_ref())),
         run_as_user: context
             .and_then(|c| c.run_as_user)

@@ -117,12 +117,18 @@ fn table() -> Vec<(&'static [&'static str], Value, Value, Fate)> {
             context(json!({"procMount": "Default"})),
             Container(|c| !c.masked_paths.is_empty() && !c.readonly_paths.is_empty()),
         ),
-        // The API refuses it without hostUsers: false, and with that the node does.
+        // The API refuses it without hostUsers: false, and with that it runs in a user namespace or not at all.
         (
             &["procMount", "procMount_restricted", "runAsNonRoot", "runAsUser"],
             json!({"hostUsers": false}),
             context(json!({"procMount": "Unmasked", "runAsUser": 0})),
             NoSandbox(NO_USER_NAMESPACES),
+        ),
+        (
+            &[],
+            none(),
+            context(json!({"procMount": "Unmasked", "runAsUser": 0})),
+            Container(|c| c.masked_paths.is_empty() && c.readonly_paths.is_empty()),
         ),
         // Passed on; a runtime ignores it where the kernel has no SELinux, and ours refuses it where it has.
         (
@@ -259,7 +265,14 @@ fn each_field_is_acted_on_or_refused() {
             continue;
         }
         assert_eq!(rejected, None, "{shown}");
-        let sandbox = sandbox_config(&pod, 0, &config, &v1::DnsConfig::default(), "/parent".into());
+        let sandbox = sandbox_config(
+            &pod,
+            0,
+            &config,
+            &v1::DnsConfig::default(),
+            "/parent".into(),
+            crate::user_namespaces::of_host(),
+        );
         let image = ImageUser {
             uid: Some(0),
             name: "",

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use k8s_openapi::api::core::v1::{Container, Pod, Secret};
 use skiff_cri::v1;
 
-use crate::container_config::{ContainerInputs, container_config};
+use crate::container_config::{ContainerInputs, container_config, user_namespace_of};
 use crate::durations::go_duration;
 use crate::env;
 use crate::env_file;
@@ -151,6 +151,7 @@ impl Kubelet {
                 page_sizes: &self.machine.page_sizes(),
                 seccomp_root: &self.config.data_dir.join("seccomp").to_string_lossy(),
                 target_container_id,
+                user_namespace: user_namespace_of(context.sandbox_config),
             });
             let runtime = self.runtime.clone();
             let (sandbox, sandbox_config) = (context.sandbox_id.to_owned(), context.sandbox_config.clone());

@@ -148,13 +148,17 @@ impl Kubelet {
                 return Pass::Failed;
             }
         }
-        let config = match sandbox_config(
-            pod,
-            actions.attempt,
-            &self.config,
-            &self.host_dns(),
-            self.cgroups.pod_path(pod),
-        ) {
+        let user_namespace = self.user_namespace(pod).await;
+        let config = match user_namespace.and_then(|user_namespace| {
+            sandbox_config(
+                pod,
+                actions.attempt,
+                &self.config,
+                &self.host_dns(),
+                self.cgroups.pod_path(pod),
+                user_namespace,
+            )
+        }) {
             Ok((config, warnings)) => {
                 for (reason, warning) in warnings {
                     self.recorder

@@ -71,6 +71,8 @@ pub enum Command {
     Sim(SimArgs),
     /// Import, pull, list and remove images of the embedded runtime
     Image(ImageArgs),
+    /// Run the embedded runtime alone, for another kubelet or crictl
+    Runtime(crate::runtime::RuntimeArgs),
     /// Serve HTTP and say which pod this is (the program of the demo image)
     Demo {
         #[arg(long, default_value_t = 8080)]

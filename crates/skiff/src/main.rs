@@ -37,6 +37,7 @@ mod node_args;
 mod node_health_args;
 mod preflight;
 mod progress;
+mod runtime;
 mod secrets;
 mod serve;
 mod server_state;
@@ -106,6 +107,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Sim(args) => sim::run(&args),
         Command::Certs(args) => certs::run(&args),
         Command::Image(args) => block_on(image::run(&args))?,
+        Command::Runtime(args) => runtime::run(&args),
         Command::Demo { port } => block_on(demo::serve(port))?,
         Command::Completion { shell } => {
             let mut script = Vec::new();

@@ -284,11 +284,13 @@ fn pods_that_ask_for_what_is_not_built_are_told_so() -> Result<()> {
             message: "csi",
         },
         Unbuilt {
-            page: "A pod with `hostUsers: false` is not started (FailedCreatePodSandBox)",
-            name: "user-namespace",
-            spec: json!({"hostUsers": false}),
-            reason: "FailedCreatePodSandBox",
-            message: "runtime does not support user namespaces",
+            page: "a volume on a file system without id-mapped mounts is refused when the container starts",
+            name: "unmapped",
+            spec: json!({"hostUsers": false, "volumes": [{"name": "v", "hostPath": {"path": "/proc/sys"}}],
+                "containers": [{"name": "c", "image": BUSYBOX, "command": ["sleep", "1000"],
+                    "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]}),
+            reason: "Failed",
+            message: "failed to set MOUNT_ATTR_IDMAP on /proc/sys",
         },
         Unbuilt {
             page: "`RestartAllContainers` fit no node (FailedScheduling)",

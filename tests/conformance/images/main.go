@@ -3,7 +3,7 @@
 // The suite's own programs come from the same Go module as the suite; everything else is a stand-in made of the
 // Debian packages that are installed on this machine, under the name that the suite uses. Nothing is downloaded.
 //
-//	images -programs DIR -module DIR -list FILE -listen HOST:PORT -netns FILE,… -repos FILE
+//	images -programs DIR -module DIR -list FILE -listen HOST:PORT -netns FILE,… -repos FILE -names NAME,… -certificate FILE
 //
 // FILE of -list holds the output of `e2e.test --list-images`. The file of -repos is written for the suite's
 // KUBE_TEST_REPO_LIST, so that it asks this registry. It serves until it is stopped.
@@ -11,6 +11,7 @@ package main
 
 import (
 	"bufio"
+	"crypto/tls"
 	"flag"
 	"fmt"
 	"log"
@@ -32,10 +33,17 @@ func main() {
 	listen := flag.String("listen", "127.0.0.1:0", "address to serve at")
 	netns := flag.String("netns", "", "network namespaces to serve in besides, as files, at the same address")
 	repos := flag.String("repos", "", "file to write for KUBE_TEST_REPO_LIST")
+	names := flag.String("names", "", "names to serve by TLS as, instead of plain HTTP")
+	trust := flag.String("certificate", "", "file to write the certificate of these names to")
 	flag.Parse()
 
 	listener, err := net.Listen("tcp", *listen)
 	check(err)
+	if *names != "" {
+		own, err := certificate(strings.Split(*names, ","), *trust)
+		check(err)
+		listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{own}, NextProtos: []string{"http/1.1"}})
+	}
 	registry := newRegistry()
 	kitchen := &kitchen{programs: *programs, module: *module}
 	var without []string
@@ -102,7 +110,8 @@ func readList(file string) []string {
 	var references []string
 	lines := bufio.NewScanner(opened)
 	for lines.Scan() {
-		if line := strings.TrimSpace(lines.Text()); strings.Contains(line, "/") {
+		line := strings.TrimSpace(lines.Text())
+		if strings.Contains(line, "/") || line == "pause:3.9" {
 			references = append(references, line)
 		}
 	}

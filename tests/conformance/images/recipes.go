@@ -65,6 +65,8 @@ func (k *kitchen) named(name string, fill func(*layer)) func() ([]byte, error) {
 func busybox(k *kitchen) (*image, error) {
 	return k.stack(image{cmd: []string{"sh"}}, k.named("sh", func(l *layer) {
 		l.file("/bin/sh", filepath.Join(k.programs, "sh"))
+		// A test masks it, and must not mask all applets with it; and what Debian's busybox has not.
+		l.file("/bin/ls", "/bin/busybox").program("/usr/bin/pgrep").program("/usr/bin/ipcs")
 	}))
 }
 
@@ -196,6 +198,7 @@ func nginx(l *layer) {
 	l.program("/usr/sbin/nginx").file("/etc/nginx/mime.types", "/etc/nginx/mime.types")
 	l.text("/etc/nginx/nginx.conf", `user www-data;
 worker_processes 1;
+pid /var/run/nginx.pid;
 events { worker_connections 1024; }
 http {
     include mime.types;
@@ -208,5 +211,5 @@ http {
 }
 `)
 	l.text("/usr/share/nginx/html/index.html", "<!DOCTYPE html><title>Welcome to nginx!</title><h1>Welcome to nginx!</h1>\n")
-	l.folder("/var/log/nginx", 0o755).folder("/var/lib/nginx", 0o755).link("/var/log/nginx/error.log", "/dev/stderr")
+	l.folder("/var/run", 0o755).folder("/var/log/nginx", 0o755).folder("/var/lib/nginx", 0o755).link("/var/log/nginx/error.log", "/dev/stderr")
 }

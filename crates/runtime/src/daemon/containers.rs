@@ -142,6 +142,11 @@ impl Daemon {
         // The upper directory is the container's root directory as programs in it see it.
         std::fs::set_permissions(directory.join("upper"), std::fs::Permissions::from_mode(0o755))
             .map_err(internal("make the container's directory"))?;
+        if let Some(user) = sandbox.get().user_namespace() {
+            let (uid, gid) = (Some(user.uid.host), Some(user.gid.host));
+            std::os::unix::fs::chown(directory.join("upper"), uid, gid)
+                .map_err(internal("make the container's directory"))?;
+        }
         // Its own layers, and those of images that it mounts.
         let volumes = image_volumes.values().flat_map(|image| &image.layers);
         let held: Vec<String> = image.layers.iter().chain(volumes).cloned().collect();

@@ -17,6 +17,7 @@ mod stats;
 mod status;
 mod streaming;
 mod teardown;
+mod user_namespaces;
 
 use crate::Config;
 use crate::cgroup::Cgroup;
@@ -59,6 +60,8 @@ pub(crate) struct Daemon {
     /// The lowest oom_score_adj that may be set; `None`: any.
     pub oom_floor: Option<i32>,
     pub capabilities: u64,
+    /// Set when one was made.
+    user_namespaces_work: tokio::sync::OnceCell<()>,
     pub shutdown: CancellationToken,
     /// For work that goes on after the call that asked for it.
     itself: std::sync::Weak<Daemon>,
@@ -128,6 +131,7 @@ impl Runtime {
             streams,
             oom_floor,
             capabilities,
+            user_namespaces_work: tokio::sync::OnceCell::new(),
             shutdown: CancellationToken::new(),
             itself: itself.clone(),
         });

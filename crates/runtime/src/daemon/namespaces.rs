@@ -1,5 +1,7 @@
 //! Makes a pod's namespaces and keeps them alive as files: no process is needed to hold them.
 
+use super::user_namespaces::{Holder, Mapping};
+use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use std::collections::HashMap;
@@ -12,10 +14,12 @@ pub struct Wanted {
     pub uts: bool,
     pub hostname: String,
     pub sysctls: HashMap<String, String>,
+    /// The namespaces belong to a new user namespace.
+    pub user: Option<Mapping>,
 }
 
 /// Makes the namespaces in a thread of its own (only that thread enters them) and binds them to
-/// `net`, `ipc` and `uts` in `directory`. Blocking.
+/// `net`, `ipc`, `uts` and `user` in `directory`. Blocking.
 pub fn create(directory: &Path, wanted: Wanted) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
     let directory = directory.to_owned();
@@ -39,22 +43,59 @@ fn create_here(directory: &Path, wanted: &Wanted) -> io::Result<()> {
             names.push(name);
         }
     }
-    // SAFETY: only namespaces are unshared and only for this thread, which ends with this function; no
-    // descriptor table changes.
-    unsafe { unshare_unsafe(flags) }.map_err(what("make namespaces"))?;
+    // A process with threads cannot enter a user namespace: another makes the namespaces, and this thread joins them.
+    let holder = match wanted.user {
+        Some(mapping) => {
+            let flags = flags.bits().cast_signed();
+            let holder = Holder::start(mapping, flags)?;
+            for name in &names {
+                join(&holder.namespace(name))?;
+            }
+            Some(holder)
+        }
+        None => {
+            // SAFETY: only namespaces are unshared and only for this thread, which ends with this function; no
+            // descriptor table changes.
+            unsafe { unshare_unsafe(flags) }.map_err(what("make namespaces"))?;
+            None
+        }
+    };
     if wanted.net {
         loopback_up().map_err(|error| io::Error::new(error.kind(), format!("bring up loopback: {error}")))?;
     }
     if wanted.uts && !wanted.hostname.is_empty() {
         rustix::system::sethostname(wanted.hostname.as_bytes()).map_err(what("set the host name"))?;
     }
-    apply_sysctls(wanted)?;
-    for name in names {
+    let keep = |source: String, name: &str| {
         let target = directory.join(name);
         std::fs::File::create(&target)?;
-        mount_bind(format!("/proc/thread-self/ns/{name}"), &target).map_err(what("keep a namespace"))?;
+        mount_bind(source, &target).map_err(what("keep a namespace"))
+    };
+    if let Some(holder) = &holder {
+        keep(holder.namespace("user"), "user")?;
     }
-    Ok(())
+    for name in names {
+        keep(format!("/proc/thread-self/ns/{name}"), name)?;
+    }
+    check_sysctls(wanted)?;
+    // Those of the network are for whoever has CAP_NET_ADMIN over it, those of ipc for the root of its user namespace.
+    apply_network_sysctls(wanted)?;
+    if let Some(mapping) = wanted.user {
+        let (uid, gid) = (Uid::from_raw(mapping.uid.host), Gid::from_raw(mapping.gid.host));
+        rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(what("become the pod's root"))?;
+        rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(what("become the pod's root"))?;
+    }
+    wanted
+        .sysctls
+        .iter()
+        .filter(|(name, _)| !is_of_network(name))
+        .try_for_each(|(name, value)| set_sysctl(name, value))
+}
+
+fn join(path: &str) -> io::Result<()> {
+    let namespace = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), None)
+        .map_err(what("join a namespace"))
 }
 
 fn what(text: &'static str) -> impl Fn(rustix::io::Errno) -> io::Error {
@@ -64,7 +105,7 @@ fn what(text: &'static str) -> impl Fn(rustix::io::Errno) -> io::Error {
     }
 }
 
-fn apply_sysctls(wanted: &Wanted) -> io::Result<()> {
+fn apply_network_sysctls(wanted: &Wanted) -> io::Result<()> {
     // COMPAT: containerd lets a pod's programs use low ports and ping without privileges.
     if wanted.net {
         for (name, value) in [
@@ -76,8 +117,26 @@ fn apply_sysctls(wanted: &Wanted) -> io::Result<()> {
             }
         }
     }
-    for (name, value) in &wanted.sysctls {
-        let own = (name.starts_with("net.") && wanted.net)
+    wanted
+        .sysctls
+        .iter()
+        .filter(|(name, _)| is_of_network(name))
+        .try_for_each(|(name, value)| set_sysctl(name, value))
+}
+
+fn is_of_network(name: &str) -> bool {
+    name.starts_with("net.")
+}
+
+fn set_sysctl(name: &str, value: &str) -> io::Result<()> {
+    std::fs::write(sysctl_path(name)?, value)
+        .map_err(|error| io::Error::new(error.kind(), format!("set sysctl {name}={value}: {error}")))
+}
+
+/// Before any is set: what is not the pod's own is refused.
+fn check_sysctls(wanted: &Wanted) -> io::Result<()> {
+    for name in wanted.sysctls.keys() {
+        let own = (is_of_network(name) && wanted.net)
             || (["kernel.shm", "kernel.msg", "kernel.sem", "fs.mqueue."]
                 .iter()
                 .any(|prefix| name.starts_with(prefix))
@@ -87,8 +146,7 @@ fn apply_sysctls(wanted: &Wanted) -> io::Result<()> {
                 "sysctl {name:?} is not in a separate kernel namespace"
             )));
         }
-        std::fs::write(sysctl_path(name)?, value)
-            .map_err(|error| io::Error::new(error.kind(), format!("set sysctl {name}={value}: {error}")))?;
+        sysctl_path(name)?;
     }
     Ok(())
 }
@@ -123,7 +181,7 @@ fn loopback_up() -> io::Result<()> {
 
 /// Undoes `create`; what is not there is fine.
 pub fn remove(directory: &Path) -> io::Result<()> {
-    for name in ["net", "ipc", "uts", "pid"] {
+    for name in ["net", "ipc", "uts", "pid", "user"] {
         unmount_all(&directory.join(name))?;
     }
     skiff_fs::remove_tree(directory)

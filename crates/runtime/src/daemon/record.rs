@@ -63,6 +63,11 @@ impl SandboxRecord {
         linux.security_context.as_ref()?.namespace_options.as_ref()
     }
 
+    /// The ids of the pod's user namespace, if it has one of its own.
+    pub fn user_namespace(&self) -> Option<super::user_namespaces::Mapping> {
+        super::user_namespaces::requested(self.namespace_options()?).ok()?
+    }
+
     /// Whether the pod's containers share a pid namespace, held by a pause process.
     pub fn shared_pid(&self) -> bool {
         // COMPAT: without options CRI's default is the pod's.

@@ -375,7 +375,7 @@ impl skiff_cri::RuntimeService for Daemon {
                 name: String::new(),
                 features: Some(cri::RuntimeHandlerFeatures {
                     recursive_read_only_mounts: true,
-                    user_namespaces: false,
+                    user_namespaces: self.no_user_namespaces().await.is_none(),
                 }),
             }],
             features: Some(cri::RuntimeFeatures {

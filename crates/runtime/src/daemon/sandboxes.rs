@@ -3,7 +3,8 @@
 use super::namespaces::{self, Wanted};
 use super::record::{Sandbox, SandboxRecord, Wire, new_id, now_nanos};
 use super::shim_client::ShimClient;
-use super::spec::{SandboxPaths, refuse_user_namespace};
+use super::spec::SandboxPaths;
+use super::user_namespaces::{self, Mapping};
 use super::{Daemon, internal};
 use crate::cgroup::Cgroup;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags};
@@ -50,7 +51,12 @@ impl Daemon {
             .unwrap_or_default()
             .namespace_options
             .unwrap_or_default();
-        refuse_user_namespace(&options).map_err(Status::unimplemented)?;
+        let user = user_namespaces::requested(&options).map_err(Status::invalid_argument)?;
+        if let (Some(_), Some(why)) = (user, self.no_user_namespaces().await) {
+            return Err(Status::unimplemented(format!(
+                "user namespaces are not supported by this runtime on this machine: {why}"
+            )));
+        }
         let host_network = options.network() == cri::NamespaceMode::Node;
         let id = new_id();
         self.reserve(&name_of(&config), &id)?;
@@ -131,7 +137,9 @@ impl Daemon {
             cgroup
                 .create()
                 .map_err(internal("make the pause process's cgroup"))?;
-            shim.start_pause(cgroup.procs_files(), self.namespaces_of(&record.id).join("pid"))
+            let namespaces = self.namespaces_of(&record.id);
+            let user = record.user_namespace().map(|_| namespaces.join("user"));
+            shim.start_pause(cgroup.procs_files(), namespaces.join("pid"), user)
                 .await
                 .map_err(|error| Status::internal(format!("failed to share the pid namespace: {error}")))?;
         }
@@ -160,14 +168,16 @@ impl Daemon {
             uts: !record.host_network,
             hostname: record.hostname.clone(),
             sysctls,
+            user: record.user_namespace(),
         };
+        let user = record.user_namespace();
         let (at, shm) = (
             directory.clone(),
             (!record.host_ipc).then(|| sandbox.directory.join("shm")),
         );
         tokio::task::spawn_blocking(move || {
             namespaces::create(&at, wanted)?;
-            shm.map_or(Ok(()), |shm| mount_shm(&shm))
+            shm.map_or(Ok(()), |shm| mount_shm(&shm, user))
         })
         .await
         .map_err(|error| Status::internal(error.to_string()))?
@@ -244,8 +254,23 @@ impl Daemon {
             hosts: sandbox.directory.join("hosts"),
             hostname_file: sandbox.directory.join("hostname"),
             resolv_conf: sandbox.directory.join("resolv.conf"),
+            user: record
+                .user_namespace()
+                .map(|mapping| (namespaces.join("user"), mapping)),
             hostname: record.hostname,
         }
+    }
+
+    /// Why no pod can have a user namespace. That they can is found out once.
+    pub(super) async fn no_user_namespaces(&self) -> Option<String> {
+        let directory = self.config.root.clone();
+        let tried = self.user_namespaces_work.get_or_try_init(async || {
+            tokio::task::spawn_blocking(move || user_namespaces::unsupported(&directory))
+                .await
+                .unwrap_or_else(|error| Some(error.to_string()))
+                .map_or(Ok(()), Err)
+        });
+        tried.await.err()
     }
 
     pub(super) fn netns_path(&self, sandbox: &SandboxRecord) -> Option<PathBuf> {
@@ -285,11 +310,15 @@ fn resolv_conf(dns: &cri::DnsConfig) -> String {
     text
 }
 
-fn mount_shm(path: &Path) -> std::io::Result<()> {
+fn mount_shm(path: &Path, user: Option<Mapping>) -> std::io::Result<()> {
     std::fs::create_dir_all(path)?;
     let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(&context, "mode", "1777")?;
     rustix::mount::fsconfig_set_string(&context, "size", SHM_SIZE)?;
+    if let Some(user) = user {
+        rustix::mount::fsconfig_set_string(&context, "uid", user.uid.host.to_string())?;
+        rustix::mount::fsconfig_set_string(&context, "gid", user.gid.host.to_string())?;
+    }
     rustix::mount::fsconfig_create(&context)?;
     let flags = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV

@@ -43,6 +43,21 @@ pub fn running() -> Vec<(i32, PathBuf)> {
         .collect()
 }
 
+/// Whether a folder of this process' mount namespace is the same in that of another. By what it is and not by its path:
+/// machines made of namespaces see each other's processes, and each has its own folder of that path.
+pub fn shares_folder(pid: i32, folder: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |path: &Path| {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some((metadata.dev(), metadata.ino()))
+    };
+    let Ok(inside) = folder.strip_prefix("/") else {
+        return false;
+    };
+    let theirs = identity(&Path::new("/proc").join(pid.to_string()).join("root").join(inside));
+    theirs.is_some() && theirs == identity(folder)
+}
+
 /// The socket of the shim with this pid; `None` for any other process.
 fn socket_of(pid: i32) -> Option<PathBuf> {
     let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -163,10 +178,16 @@ impl ShimClient {
     }
 
     /// Starts the process that holds the pod's shared pid namespace, which is bound to the file `namespace`.
-    pub async fn start_pause(&self, cgroup_procs: Vec<PathBuf>, namespace: PathBuf) -> Result<(), Error> {
+    pub async fn start_pause(
+        &self,
+        cgroup_procs: Vec<PathBuf>,
+        namespace: PathBuf,
+        user_namespace: Option<PathBuf>,
+    ) -> Result<(), Error> {
         self.tell(&Request::Pause {
             cgroup_procs,
             namespace: Some(namespace),
+            user_namespace,
         })
         .await
     }

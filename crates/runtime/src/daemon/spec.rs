@@ -3,11 +3,12 @@
 
 use super::capabilities;
 use super::devices::{add_device, default_devices, host_devices};
+use super::user_namespaces::{self, Mapping};
 use crate::cgroup::{self, Cgroup, DeviceRule, Resources};
 use crate::image::{Image, ImageConfig};
 use crate::init::spec::{
     ImageTree, InitSpec, Mount, MountKind, Namespaces, PidNamespace, ProcessSpec, Propagation, Rootfs,
-    UserSpec,
+    UserNamespace, UserSpec,
 };
 use crate::seccomp;
 use skiff_cri::v1 as cri;
@@ -25,6 +26,8 @@ pub struct SandboxPaths {
     pub hosts: PathBuf,
     pub hostname_file: PathBuf,
     pub resolv_conf: PathBuf,
+    /// The pod's user namespace: the file it is bound to, and its ids.
+    pub user: Option<(PathBuf, Mapping)>,
     pub hostname: String,
 }
 
@@ -54,6 +57,18 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
     let linux = config.linux.clone().unwrap_or_default();
     let security = linux.security_context.unwrap_or_default();
     refuse_unsupported(config, &security)?;
+    let of_pod = request.sandbox.user.as_ref().map(|(_, mapping)| *mapping);
+    check_user_namespace(config, &security, of_pod)?;
+    if let Some(group) = &security.run_as_group
+        && security.run_as_user.is_none()
+        && security.run_as_username.is_empty()
+    {
+        // COMPAT: containerd's words.
+        return Err(format!(
+            "user group \"{}\" is specified without user",
+            group.value
+        ));
+    }
     let privileged = security.privileged;
 
     let capabilities = capabilities::resolve(
@@ -72,6 +87,15 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
         cgroup_procs: request.cgroup.procs_files(),
         seccomp: seccomp_filter(&security, capabilities.bounding)?,
         terminal: config.tty,
+        user_namespace: request
+            .sandbox
+            .user
+            .as_ref()
+            .map(|(path, mapping)| UserNamespace {
+                path: path.clone(),
+                root_uid: mapping.uid.host,
+                root_gid: mapping.gid.host,
+            }),
     };
     let (mut devices, mut device_rules) = if privileged {
         (host_devices(), vec![DeviceRule::everything()])
@@ -130,21 +154,58 @@ fn refuse_unsupported(
     {
         return Err("SELinux labels are not supported by this runtime".into());
     }
-    for mount in &config.mounts {
-        if !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty() {
-            return Err("id-mapped mounts are not supported by this runtime".into());
-        }
-    }
-    let options = security.namespace_options.clone().unwrap_or_default();
-    refuse_user_namespace(&options)
+    Ok(())
 }
 
-pub fn refuse_user_namespace(options: &cri::NamespaceOption) -> Result<(), String> {
-    match &options.userns_options {
-        Some(user) if user.mode == cri::NamespaceMode::Pod as i32 => {
-            Err("user namespaces are not supported by this runtime".into())
+/// A container is in its pod's user namespace, and so are its mounts.
+fn check_user_namespace(
+    config: &cri::ContainerConfig,
+    security: &cri::LinuxContainerSecurityContext,
+    of_pod: Option<Mapping>,
+) -> Result<(), String> {
+    if let Some(options) = &security.namespace_options
+        && options.userns_options.is_some()
+        && user_namespaces::requested(options)? != of_pod
+    {
+        // COMPAT: containerd's words.
+        return Err("user namespace config for sandbox is different from container".into());
+    }
+    for mount in &config.mounts {
+        let path = &mount.container_path;
+        match is_idmapped(mount, of_pod) {
+            Err(()) => {
+                return Err(format!(
+                    "the ID mappings of mount {path:?} must be those of the pod's user namespace"
+                ));
+            }
+            Ok(_) if of_pod.is_some() && mount.propagation() == BIDIRECTIONAL => {
+                return Err(format!(
+                    "mount {path:?}: Bidirectional mount propagation is not possible in a user namespace"
+                ));
+            }
+            Ok(_) => {}
         }
-        _ => Ok(()),
+    }
+    Ok(())
+}
+
+const BIDIRECTIONAL: cri::MountPropagation = cri::MountPropagation::PropagationBidirectional;
+
+fn is_idmapped(mount: &cri::Mount, of_pod: Option<Mapping>) -> Result<bool, ()> {
+    if mount.uid_mappings.is_empty() && mount.gid_mappings.is_empty() {
+        return Ok(false);
+    }
+    let wanted = cri::NamespaceOption {
+        userns_options: Some(cri::UserNamespace {
+            mode: cri::NamespaceMode::Pod as i32,
+            uids: mount.uid_mappings.clone(),
+            gids: mount.gid_mappings.clone(),
+        }),
+        ..Default::default()
+    };
+    match user_namespaces::requested(&wanted) {
+        Ok(wanted) if wanted == of_pod => Ok(true),
+        _ => Err(()),
     }
 }
 
@@ -313,6 +374,7 @@ fn bind(target: &str, source: &Path, readonly: bool) -> Mount {
         source: source.to_owned(),
         propagation: Propagation::Private,
         recursive_readonly: false,
+        idmapped: false,
     };
     Mount {
         target: target.into(),
@@ -327,13 +389,17 @@ fn bind(target: &str, source: &Path, readonly: bool) -> Mount {
 
 fn mounts(request: &Request<'_>, privileged: bool) -> Result<Vec<Mount>, String> {
     let (config, sandbox) = (request.config, request.sandbox);
+    let user = sandbox.user.as_ref().map(|(_, mapping)| *mapping);
+    // The group of terminals, as the host knows it.
+    let tty = user.map_or(Some(5), |mapping| mapping.gid.to_host(5));
+    let tty = tty.ok_or("the user namespace has no group 5")?;
     let mut mounts = vec![
         filesystem("/proc", "proc", &[], false, true, true),
         filesystem("/dev", "tmpfs", &["mode=755", "size=65536k"], false, false, false),
         filesystem(
             "/dev/pts",
             "devpts",
-            &["newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+            &["newinstance", "ptmxmode=0666", "mode=0620", &format!("gid={tty}")],
             false,
             true,
             false,
@@ -367,7 +433,11 @@ fn mounts(request: &Request<'_>, privileged: bool) -> Result<Vec<Mount>, String>
         ("/etc/resolv.conf", &sandbox.resolv_conf),
     ] {
         if !named(path) {
-            mounts.push(bind(path, source, readonly_rootfs));
+            let mut mount = bind(path, source, readonly_rootfs);
+            if let MountKind::Bind { idmapped, .. } = &mut mount.kind {
+                *idmapped = user.is_some();
+            }
+            mounts.push(mount);
         }
     }
     if let Some(shm) = &sandbox.shm
@@ -381,7 +451,7 @@ fn mounts(request: &Request<'_>, privileged: bool) -> Result<Vec<Mount>, String>
     for (index, mount) in config.mounts.iter().enumerate() {
         own.push(match request.image_volumes.get(&index) {
             Some(image) => image_volume(request, index, mount, image)?,
-            None => volume(mount)?,
+            None => volume(mount, user)?,
         });
     }
     // A volume inside another must come after it, whatever the order they are named in.
@@ -471,7 +541,7 @@ fn is_in_layers(layers_dir: &Path, layers: &[String], path: &Path) -> bool {
     false
 }
 
-fn volume(mount: &cri::Mount) -> Result<Mount, String> {
+fn volume(mount: &cri::Mount, user: Option<Mapping>) -> Result<Mount, String> {
     if !mount.container_path.starts_with('/') {
         return Err(format!("mount path {:?} is not absolute", mount.container_path));
     }
@@ -503,6 +573,7 @@ fn volume(mount: &cri::Mount) -> Result<Mount, String> {
             source,
             propagation,
             recursive_readonly: mount.recursive_read_only,
+            idmapped: is_idmapped(mount, user) == Ok(true),
         },
         volume: true,
         readonly: mount.readonly,

@@ -196,7 +196,9 @@ impl Daemon {
         }
         let bound = self.namespaces_of(&record.id);
         let is_bound = |needed: bool, name: &str| !needed || namespaces::is_alive(&bound.join(name));
-        let namespaces = is_bound(!record.host_network, "net") && is_bound(record.shared_pid(), "pid");
+        let namespaces = is_bound(!record.host_network, "net")
+            && is_bound(record.shared_pid(), "pid")
+            && is_bound(record.user_namespace().is_some(), "user");
         if namespaces && sandbox.shim().ping().await.is_ok() {
             self.follow_shim(sandbox);
             return;
@@ -311,7 +313,8 @@ impl Daemon {
         let sockets: Vec<_> = self.sandboxes.read().values().map(|s| s.get().socket).collect();
         let own = self.config.run_dir.join("shim");
         for (pid, socket) in shim_client::running() {
-            if socket.starts_with(&own) && !sockets.contains(&socket) {
+            let is_stranger = socket.starts_with(&own) && !sockets.contains(&socket);
+            if is_stranger && shim_client::shares_folder(pid, &own) {
                 tracing::warn!(pid, socket = %socket.display(), "ending a shim without a sandbox");
                 if let Err(error) = shim_client::kill(pid, &socket).await {
                     tracing::warn!(pid, %error, "cannot kill a shim");

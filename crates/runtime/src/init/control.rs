@@ -35,6 +35,19 @@ pub fn send<T: Serialize>(socket: &mut File, message: &T) -> io::Result<()> {
     socket.write_all(&encode(message)?)
 }
 
+/// One byte, with a descriptor beside it if there is one.
+pub fn send_byte(socket: impl AsFd, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::Error::other("no room for a file descriptor"));
+    }
+    let byte = [IoSlice::new(b"1")];
+    rustix::net::sendmsg(socket, &byte, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
 pub fn send_with_fd<T: Serialize>(socket: &File, message: &T, fd: BorrowedFd<'_>) -> io::Result<()> {
     let framed = encode(message)?;
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

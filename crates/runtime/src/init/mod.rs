@@ -14,14 +14,17 @@ mod process;
 pub mod spec;
 mod targets;
 mod tree;
+mod user_namespace;
 mod users;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+use rustix::thread::{
+    LinkNameSpaceType, ThreadNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe,
+};
 use spec::{InitSpec, PidNamespace, ProcessSpec, Report, Task};
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 /// The descriptor of the control socket in the helper.
@@ -30,7 +33,7 @@ pub const CONTROL_FD: i32 = 3;
 /// may end at any moment, and a number would then be somebody else's, a process of the host perhaps.
 pub const TARGET_FD: i32 = 4;
 
-pub(crate) use tree::make_tree_readonly;
+pub(crate) use tree::{clone_directory, make_tree_readonly, map_ids};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InitError {
@@ -82,9 +85,15 @@ fn run(task: Task, socket: &mut File) -> Result<(), InitError> {
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
         .context(|| "set not dumpable".into())?;
     match task {
-        Task::Init(spec) => run_init(&spec, socket),
+        Task::Init(spec) => match &spec.process.user_namespace {
+            Some(user) => user_namespace::run_init(&spec, user, socket),
+            None => run_init(&spec, socket),
+        },
         Task::Exec { process } => run_exec(&process, socket),
-        Task::Pause { cgroup_procs } => run_pause(&cgroup_procs, socket),
+        Task::Pause {
+            cgroup_procs,
+            user_namespace,
+        } => run_pause(&cgroup_procs, user_namespace.as_deref(), socket),
     }
 }
 
@@ -128,7 +137,7 @@ fn run_init(spec: &InitSpec, socket: &mut File) -> Result<(), InitError> {
         }
     };
     drop(cgroups);
-    let console = mounts::build_root(spec)?;
+    let console = mounts::build_root(spec, None)?;
     wait_joined(joined)?;
     // Only now is the group that the namespace takes for its root the right one.
     unshare(UnshareFlags::NEWCGROUP)?;
@@ -142,18 +151,23 @@ fn run_exec(process: &ProcessSpec, socket: &mut File) -> Result<(), InitError> {
     // SAFETY: the shim starts an exec's helper with this descriptor, and nothing else in this process
     // owns it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(TARGET_FD) };
+    let mut namespaces = ThreadNameSpaceType::MOUNT
+        | ThreadNameSpaceType::NETWORK
+        | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION
+        | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
+        | ThreadNameSpaceType::PROCESS_ID
+        | ThreadNameSpaceType::CONTROL_GROUP;
+    if let Some(user) = &process.user_namespace {
+        user_namespace::own_standard_streams(user);
+        namespaces |= ThreadNameSpaceType::USER;
+    }
     // One call joins all of them or none.
-    rustix::thread::move_into_thread_name_spaces(
-        pidfd.as_fd(),
-        rustix::thread::ThreadNameSpaceType::MOUNT
-            | rustix::thread::ThreadNameSpaceType::NETWORK
-            | rustix::thread::ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION
-            | rustix::thread::ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
-            | rustix::thread::ThreadNameSpaceType::PROCESS_ID
-            | rustix::thread::ThreadNameSpaceType::CONTROL_GROUP,
-    )
-    .context(|| "join the container's namespaces".into())?;
+    rustix::thread::move_into_thread_name_spaces(pidfd.as_fd(), namespaces)
+        .context(|| "join the container's namespaces".into())?;
     drop(pidfd);
+    if process.user_namespace.is_some() {
+        user_namespace::become_root()?;
+    }
     let joined = match fork_as_sibling(socket, &cgroups)? {
         Fork::Parent => return Ok(()),
         Fork::Child(joined) => joined,
@@ -177,12 +191,19 @@ fn start_session(console: Option<process::Console>, socket: &mut File) -> Result
     };
     control::send_with_fd(socket, &Report::Console, console.master.as_fd())
         .context(|| "send the terminal".into())?;
-    process::take_terminal(console)
+    process::take_terminal(console.slave)
 }
 
 /// Holds a shared pid namespace: the first process in it reaps the orphans of all containers.
-fn run_pause(cgroup_procs: &[std::path::PathBuf], socket: &mut File) -> Result<(), InitError> {
+fn run_pause(
+    cgroup_procs: &[std::path::PathBuf],
+    user_namespace: Option<&Path>,
+    socket: &mut File,
+) -> Result<(), InitError> {
     let cgroups = open_cgroups(cgroup_procs)?;
+    if let Some(path) = user_namespace {
+        user_namespace::enter(user_namespace::open(path)?.as_fd())?;
+    }
     unshare(UnshareFlags::NEWPID)?;
     match fork_as_sibling(socket, &cgroups)? {
         Fork::Parent => return Ok(()),
@@ -283,26 +304,49 @@ enum Fork {
 /// The kernel makes whoever moves a process wait for all processors, ten milliseconds and more. The
 /// parent waits that out while the child builds its root.
 fn fork_as_sibling(socket: &mut File, cgroups: &[File]) -> Result<Fork, InitError> {
+    fork_sibling_and_tell(socket, cgroups, None)
+}
+
+/// The same; the child's pid is also written to `tell`.
+fn fork_sibling_and_tell(
+    socket: &mut File,
+    cgroups: &[File],
+    tell: Option<BorrowedFd<'_>>,
+) -> Result<Fork, InitError> {
     let (joined, join) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context(|| "make a pipe".into())?;
-    let flags = (libc::CLONE_PARENT | libc::SIGCHLD) as libc::c_ulong;
-    // SAFETY: a fork without shared memory; this process has a single thread, so the child may go on
-    // allocating. The arguments are the same in the order of x86_64 and aarch64 as all but the flags
-    // are zero.
-    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0usize, 0usize, 0usize, 0usize) };
-    match pid {
-        -1 => Err(InitError::Os {
-            what: "fork".into(),
-            source: std::io::Error::last_os_error(),
-        }),
+    match fork(libc::CLONE_PARENT)? {
         0 => Ok(Fork::Child(joined)),
         pid => {
-            send(socket, &Report::Pid(pid as i32))?;
-            write_cgroups(cgroups, pid as i32)?;
+            send(socket, &Report::Pid(pid))?;
+            if let Some(tell) = tell {
+                rustix::io::write(tell, &pid.to_ne_bytes()).context(|| "tell the pid".into())?;
+            }
+            write_cgroups(cgroups, pid)?;
             rustix::io::write(&join, b"1").context(|| "tell the child".into())?;
             Ok(Fork::Parent)
         }
     }
+}
+
+/// A child of this process; 0 in the child.
+fn fork_child() -> Result<i32, InitError> {
+    fork(0)
+}
+
+fn fork(flags: libc::c_int) -> Result<i32, InitError> {
+    let flags = (flags | libc::SIGCHLD) as libc::c_ulong;
+    // SAFETY: a fork without shared memory; this process has a single thread, so the child may go on
+    // allocating. The arguments are the same in the order of x86_64 and aarch64 as all but the flags
+    // are zero.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0usize, 0usize, 0usize, 0usize) };
+    if pid < 0 {
+        return Err(InitError::Os {
+            what: "fork".into(),
+            source: std::io::Error::last_os_error(),
+        });
+    }
+    Ok(pid as i32)
 }
 
 fn send(socket: &mut File, report: &Report) -> Result<(), InitError> {

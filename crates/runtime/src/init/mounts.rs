@@ -6,13 +6,13 @@
 use super::image_volume::image_tree;
 use super::masks::{self, NullDevice};
 use super::process::{Console, open_terminal_in};
-use super::spec::{Device, InitSpec, Mount, MountKind, Propagation, Rootfs};
+use super::spec::{Device, InitSpec, Mount, MountKind, Propagation, Rootfs, UserNamespace};
 use super::targets::{make_directories_without_links, own_directory, own_file, volume_target};
 use super::tree::{
-    MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY, attach, clone_opened,
-    clone_tree, clone_volume, new_filesystem, set_attributes,
+    MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY, attach, clone_directory,
+    clone_opened, clone_tree, clone_volume, map_ids, new_filesystem, set_attributes,
 };
-use super::{Context, InitError};
+use super::{Context, InitError, user_namespace};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use std::ffi::CString;
@@ -33,13 +33,18 @@ struct OwnMounts {
     pts: Option<OwnedFd>,
 }
 
-/// Returns the terminal if one is asked for; on return the process is in the new root.
-pub fn build_root(spec: &InitSpec) -> Result<Option<Console>, InitError> {
+/// Returns the terminal if one is asked for; on return the process is in the new root. `user` is the user namespace that
+/// the container will be in; this process is in the host's.
+pub fn build_root(
+    spec: &InitSpec,
+    user: Option<(&UserNamespace, BorrowedFd<'_>)>,
+) -> Result<Option<Console>, InitError> {
+    let user_namespace = user.map(|(_, namespace)| namespace);
     // Bind sources are cloned while they still are peers of the host's mounts: that is what lets a
     // bidirectional mount reach the host, and a slave hear from it.
     let mut prepared = Vec::with_capacity(spec.mounts.len());
     for mount in &spec.mounts {
-        prepared.push(prepare(mount)?);
+        prepared.push(prepare(mount, user_namespace)?);
     }
     let mut cgroups = Vec::new();
     for (name, path) in &spec.cgroup_mounts {
@@ -52,7 +57,13 @@ pub fn build_root(spec: &InitSpec) -> Result<Option<Console>, InitError> {
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
     )
     .context(|| "make the mount namespace a slave".into())?;
+    if let Some(namespace) = user_namespace {
+        map_layers(&spec.rootfs, namespace)?;
+    }
     mount_overlay(&spec.rootfs)?;
+    if let Some((user, _)) = user {
+        user_namespace::make_files_as(user)?;
+    }
     let root = rustix::fs::open(
         &spec.rootfs.mountpoint,
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -69,7 +80,7 @@ pub fn build_root(spec: &InitSpec) -> Result<Option<Console>, InitError> {
     let dev = made
         .dev
         .ok_or_else(|| InitError::Message("the container has no /dev".into()))?;
-    make_devices(root, dev.as_fd(), &spec.devices)?;
+    make_devices(root, dev.as_fd(), &spec.devices, user.is_some())?;
     let null = NullDevice::open(dev.as_fd())?;
     let console = match (&made.pts, spec.process.terminal) {
         (Some(pts), true) => Some(make_console(dev.as_fd(), pts)?),
@@ -104,11 +115,12 @@ pub fn build_root(spec: &InitSpec) -> Result<Option<Console>, InitError> {
     Ok(console)
 }
 
-fn prepare(mount: &Mount) -> Result<Prepared<'_>, InitError> {
+fn prepare<'a>(mount: &'a Mount, user_namespace: Option<BorrowedFd<'_>>) -> Result<Prepared<'a>, InitError> {
     let MountKind::Bind {
         source,
         propagation,
         recursive_readonly,
+        idmapped,
     } = &mount.kind
     else {
         return Ok(Prepared { mount, bind: None });
@@ -132,10 +144,37 @@ fn prepare(mount: &Mount) -> Result<Prepared<'_>, InitError> {
         set_attributes(tree.as_fd(), attributes, 0, *recursive_readonly)
             .context(|| format!("set the flags of {}", source.display()))?;
     }
+    if let Some(namespace) = user_namespace.filter(|_| *idmapped) {
+        map_ids(tree.as_fd(), namespace).map_err(|error| cannot_map(source, &error))?;
+    }
     Ok(Prepared {
         mount,
         bind: Some((tree, directory)),
     })
+}
+
+/// COMPAT: runc's words, which users search for.
+fn cannot_map(source: &Path, error: &std::io::Error) -> InitError {
+    let hint = match error.raw_os_error() {
+        Some(libc::EINVAL) => " (maybe the filesystem used doesn't support idmap mounts on this kernel?)",
+        _ => "",
+    };
+    InitError::Message(format!(
+        "failed to set MOUNT_ATTR_IDMAP on {}: {error}{hint}",
+        source.display()
+    ))
+}
+
+/// Covers the folder of all layers with a copy of it, in this mount namespace only, whose files belong to the container's
+/// ids. The layers on disk are shared with containers of other ids.
+fn map_layers(rootfs: &Rootfs, user_namespace: BorrowedFd<'_>) -> Result<(), InitError> {
+    let layers = &rootfs.layers_dir;
+    let what = || format!("map the ids of {}", layers.display());
+    let tree = clone_directory(layers).context(what)?;
+    map_ids(tree.as_fd(), user_namespace).map_err(|error| cannot_map(layers, &error))?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let target = rustix::fs::open(layers, flags, Mode::empty()).context(what)?;
+    attach(&tree, &target, &layers.to_string_lossy())
 }
 
 /// mount(2) is used for the overlay because fsconfig takes values of 256 bytes only. Its options fit a page,
@@ -234,7 +273,14 @@ fn place_cgroups(
 }
 
 /// In the runtime's own /dev, and before any volume: a volume on /dev is somebody's directory.
-fn make_devices(root: BorrowedFd<'_>, dev: BorrowedFd<'_>, devices: &[Device]) -> Result<(), InitError> {
+///
+/// In a user namespace the nodes are the host's users', as they are on the host: its root must not become their owner.
+fn make_devices(
+    root: BorrowedFd<'_>,
+    dev: BorrowedFd<'_>,
+    devices: &[Device],
+    own: bool,
+) -> Result<(), InitError> {
     // The umask would take bits off the nodes.
     let umask = rustix::process::umask(Mode::empty());
     for device in devices {
@@ -261,7 +307,7 @@ fn make_devices(root: BorrowedFd<'_>, dev: BorrowedFd<'_>, devices: &[Device]) -
             }
             Err(error) => return Err(error).context(|| format!("make device {}", device.path)),
         }
-        if device.uid != 0 || device.gid != 0 {
+        if own || device.uid != 0 || device.gid != 0 {
             rustix::fs::chownat(
                 &parent,
                 name,

@@ -53,9 +53,8 @@ pub fn open_terminal_in(pts: BorrowedFd<'_>) -> Result<Console, InitError> {
 }
 
 /// Makes the terminal this process' standard streams and controlling terminal.
-pub fn take_terminal(console: Console) -> Result<(), InitError> {
+pub fn take_terminal(slave: OwnedFd) -> Result<(), InitError> {
     rustix::process::setsid().context(|| "start a session".into())?;
-    let slave = console.slave;
     rustix::stdio::dup2_stdin(&slave).context(|| "terminal as stdin".into())?;
     rustix::stdio::dup2_stdout(&slave).context(|| "terminal as stdout".into())?;
     rustix::stdio::dup2_stderr(&slave).context(|| "terminal as stderr".into())?;
@@ -75,7 +74,7 @@ pub fn become_program(process: &ProcessSpec, socket: &mut File) -> Result<(), In
 
     let environment = environment(process, &identity);
     enter_working_directory(&process.cwd)?;
-    own_standard_streams(&identity);
+    own_standard_streams(identity.uid, None);
     reset_signals();
     rustix::process::umask(Mode::from_raw_mode(0o022));
     // Nothing but the standard streams survives execve, whatever was left open.
@@ -201,7 +200,7 @@ fn enter_working_directory(cwd: &str) -> Result<(), InitError> {
 
 /// The program may reopen its standard streams by /proc/self/fd (`> /dev/stderr`), also when it is not
 /// root: the pipes must then be its own. Files that are no pipe keep their owner.
-fn own_standard_streams(identity: &Identity) {
+pub(super) fn own_standard_streams(uid: u32, gid: Option<u32>) {
     for fd in 0..3 {
         // SAFETY: the standard streams are open for the life of the process.
         let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
@@ -210,7 +209,7 @@ fn own_standard_streams(identity: &Identity) {
         let ours = matches!(kind, rustix::fs::FileType::Fifo | rustix::fs::FileType::Socket)
             || rustix::termios::isatty(fd);
         if ours {
-            let _ = rustix::fs::fchown(fd, Some(Uid::from_raw(identity.uid)), None);
+            let _ = rustix::fs::fchown(fd, Some(Uid::from_raw(uid)), gid.map(Gid::from_raw));
         }
     }
 }

@@ -74,6 +74,9 @@ pub enum MountKind {
         source: PathBuf,
         propagation: Propagation,
         recursive_readonly: bool,
+        /// Files that belong to id N of the source belong to id N of the container's user namespace.
+        #[serde(default)]
+        idmapped: bool,
     },
     /// The files of an image, which nobody can change.
     Image(ImageTree),
@@ -129,6 +132,19 @@ pub struct ProcessSpec {
     /// The compiled seccomp filter, one kernel instruction an element.
     pub seccomp: Option<Vec<u64>>,
     pub terminal: bool,
+    /// `None` is the host's.
+    #[serde(default)]
+    pub user_namespace: Option<UserNamespace>,
+}
+
+/// The user namespace of the pod, which all its containers share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserNamespace {
+    /// The file that it is bound to.
+    pub path: PathBuf,
+    /// What the namespace's root is on the host.
+    pub root_uid: u32,
+    pub root_gid: u32,
 }
 
 /// The user as asked for; names are looked up in the container's own /etc/passwd and /etc/group.
@@ -161,7 +177,12 @@ pub enum Task {
     /// A further process in the namespaces of the one behind `TARGET_FD`.
     Exec { process: Box<ProcessSpec> },
     /// The process that holds a pod's shared pid namespace and reaps in it.
-    Pause { cgroup_procs: Vec<PathBuf> },
+    Pause {
+        cgroup_procs: Vec<PathBuf>,
+        /// The user namespace that owns it, by path.
+        #[serde(default)]
+        user_namespace: Option<PathBuf>,
+    },
 }
 
 /// What the helper says on its control socket; after `Ready` comes either an end of file (the program

@@ -12,6 +12,8 @@ pub(super) const MOUNT_ATTR_NOSUID: u64 = 2;
 pub(super) const MOUNT_ATTR_NODEV: u64 = 4;
 pub(super) const MOUNT_ATTR_NOEXEC: u64 = 8;
 
+const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
+
 pub(super) const PROC_SUPER_MAGIC: FsWord = 0x9fa0;
 pub(super) const DEVPTS_SUPER_MAGIC: FsWord = 0x1cd1;
 
@@ -31,6 +33,11 @@ pub(super) fn clone_volume(source: &Path) -> Result<OwnedFd, InitError> {
     let fd =
         rustix::fs::openat2(CWD, source, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).context(what)?;
     clone_opened(fd.as_fd(), true).context(what)
+}
+
+/// A copy of the mount that a directory of the host is in, from that directory on, without the mounts below.
+pub(crate) fn clone_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
+    rustix::mount::open_tree(CWD, path, CLONE)
 }
 
 /// A copy of the mount that `fd` is open on, from that directory or file on.
@@ -110,6 +117,21 @@ pub(super) fn set_attributes(
         propagation,
         userns_fd: 0,
     };
+    mount_setattr(tree, &attr, recursive)
+}
+
+/// Maps the ids of a detached mount's files as the user namespace maps its own. Mounts below it stay as they are.
+pub(crate) fn map_ids(tree: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> std::io::Result<()> {
+    let attr = MountAttr {
+        attr_set: MOUNT_ATTR_IDMAP,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: user_namespace.as_raw_fd() as u64,
+    };
+    mount_setattr(tree, &attr, false)
+}
+
+fn mount_setattr(tree: BorrowedFd<'_>, attr: &MountAttr, recursive: bool) -> std::io::Result<()> {
     let mut flags = libc::AT_EMPTY_PATH;
     if recursive {
         flags |= libc::AT_RECURSIVE;
@@ -121,7 +143,7 @@ pub(super) fn set_attributes(
             tree.as_raw_fd(),
             c"".as_ptr(),
             flags,
-            &raw const attr,
+            std::ptr::from_ref(attr),
             std::mem::size_of::<MountAttr>(),
         )
     };

@@ -24,6 +24,9 @@ pub enum Request {
         /// A file that the namespace is bound to: a name that can never mean another process's namespace.
         #[serde(default)]
         namespace: Option<PathBuf>,
+        /// The pod's user namespace, by path.
+        #[serde(default)]
+        user_namespace: Option<PathBuf>,
     },
     Start(Box<StartRequest>),
     Signal {

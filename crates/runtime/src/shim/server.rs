@@ -105,7 +105,11 @@ impl Shim {
             Request::Pause {
                 cgroup_procs,
                 namespace,
-            } => match self.start_pause(cgroup_procs, namespace.as_deref()).await {
+                user_namespace,
+            } => match self
+                .start_pause(cgroup_procs, namespace.as_deref(), user_namespace)
+                .await
+            {
                 Ok(pid) => Response::Pid(pid),
                 Err(message) => Response::Error(message),
             },
@@ -164,11 +168,15 @@ impl Shim {
         self: &Rc<Self>,
         cgroup_procs: Vec<PathBuf>,
         namespace: Option<&Path>,
+        user_namespace: Option<PathBuf>,
     ) -> Result<i32, String> {
         if self.pause.get() > 0 {
             return Err("the pause process was started before".into());
         }
-        let task = Task::Pause { cgroup_procs };
+        let task = Task::Pause {
+            cgroup_procs,
+            user_namespace,
+        };
         let launched = launch(&self.reaper, &self.binary, &task, None, false, true).await?;
         let pid = launched.pid;
         self.pause.set(pid);

@@ -135,6 +135,24 @@ pub async fn a_tear_down_is_finished_by_the_next_daemon() {
     environment.finish().await;
 }
 
+/// Looks like a shim, with a socket of the same path: but in a mount namespace where that is another folder.
+fn shim_of_another_machine(environment: &Environment) -> std::process::Child {
+    let folder = environment.config.run_dir.join("shim");
+    std::fs::write(environment.path("internal-shim"), "echo ready; read end").expect("script");
+    let script = "mount -t tmpfs machine \"$1\" && exec sh internal-shim \"$1/0123456789abc.sock\"";
+    let mut child = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-c", script, "machine"])
+        .arg(&folder)
+        .current_dir(environment.path(""))
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("unshare");
+    let mut ready = [0; 1];
+    std::io::Read::read_exact(child.stdout.as_mut().expect("stdout"), &mut ready).expect("ready");
+    child
+}
+
 /// A shim whose sandbox is not on disk, because the daemon was killed while it made or removed it.
 pub async fn a_shim_without_a_sandbox_ends() {
     let mut environment = Environment::new().await;
@@ -146,9 +164,16 @@ pub async fn a_shim_without_a_sandbox_ends() {
     assert!(shim_of(&environment, &pod.id).is_some());
     let directory = environment.config.root.join("sandboxes").join(&pod.id);
     std::fs::remove_file(directory.join("record.json")).expect("record");
+    let mut neighbour = shim_of_another_machine(&environment);
     environment.start().await;
     is_torn_down(&environment, &pod.id).await;
     assert!(!directory.exists());
+    assert!(
+        neighbour.try_wait().expect("waits").is_none(),
+        "the other machine's shim was killed"
+    );
+    neighbour.kill().expect("kill");
+    neighbour.wait().expect("reaped");
     environment.finish().await;
 }
 

@@ -24,10 +24,11 @@
 //! | layers that write outside: `..`, links, hard links, whiteouts, attributes of overlayfs | CVE-2018-15664, CVE-2021-32760, CVE-2022-23648 | `layers::stay_inside`, `image::unpack` |
 //! | registries, layers and archives without an end or with wrong sizes | CVE-2023-25153 | `registries::hostile_registry`, `registries::bombs` |
 //! | a layer taken for another one | | `registries::whole_digests` |
+//! | root of a user namespace reaches what is the host's | CVE-2023-25809 | `users::root_inside`, `users::root_stays_inside` |
+//! | half a user namespace: another pod's ids, the host's other namespaces | | `users::what_cannot_be_mapped`, `users::namespaces_of_the_pod` |
 //! | subPath | CVE-2017-1002101, CVE-2021-25741 | `volumes::sub_path` of the node |
 //!
-//! Not tried, because this runtime has no such code: user namespaces and id-mapped mounts (CVE-2023-25809,
-//! CVE-2021-43784), labels of SELinux and AppArmor (CVE-2019-16884, CVE-2025-52881), copying files in and out,
+//! Not tried, because this runtime has no such code: netlink attributes of namespaces (CVE-2021-43784), labels of SELinux and AppArmor (CVE-2019-16884, CVE-2025-52881), copying files in and out,
 //! checkpoints (CVE-2018-15664, CVE-2019-14271), volumes of image configurations (CVE-2022-23648), CDI, NRI.
 //! Not tried, because it is not the runtime's to refuse: CNI plugins that others install (CVE-2021-20206; the
 //! administrator writes their configuration), faults of the kernel (CVE-2022-0847, CVE-2024-1086), and
@@ -44,6 +45,7 @@ mod mounts;
 mod process;
 mod registries;
 mod support;
+mod users;
 #[allow(dead_code, reason = "shared with the tests of `containers`")]
 #[path = "../containers/websocket.rs"]
 mod websocket;
@@ -75,6 +77,10 @@ const TESTS: &[Test] = tests![
     registries::hostile_registry,
     registries::bombs,
     registries::whole_digests,
+    users::root_inside,
+    users::root_stays_inside,
+    users::namespaces_of_the_pod,
+    users::what_cannot_be_mapped,
 ];
 
 fn main() {
