@@ -43,6 +43,7 @@ impl Kubelet {
     }
 
     async fn remove_orphans(&self) {
+        self.device_plugins.retain(|uid| self.is_known(uid));
         // The order matters: what is listed first cannot belong to a pod that comes later.
         let Ok(outlines) = self.runtime.outlines().await else {
             return;

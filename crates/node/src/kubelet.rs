@@ -20,6 +20,7 @@ use crate::admission::{self, Confinement, Refusal};
 use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
 use crate::config::NodeConfig;
+use crate::device_plugins::DevicePlugins;
 use crate::dns::parse_resolv_conf;
 use crate::field_ref::NodeFacts;
 use crate::images::Images;
@@ -71,6 +72,7 @@ pub struct Kubelet {
     pub images: Images,
     pub probes: Probes,
     pub volumes: Volumes,
+    pub device_plugins: Arc<DevicePlugins>,
     pub cgroups: Cgroups,
     pub objects: Arc<dyn Objects>,
     pub machine: Machine,
@@ -140,6 +142,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
             config.max_parallel_image_pulls,
             PullRecords::new(config.data_dir.join("image_manager")),
         ),
+        device_plugins: Arc::new(DevicePlugins::restored(&config.data_dir)),
         volumes: Volumes::new(&config.data_dir, objects.clone()).with_recorder(recorder.clone()),
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
@@ -189,6 +192,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     tasks.spawn(kubelet.clone().run_pleg(outlines));
     tasks.spawn(kubelet.clone().run_housekeeping());
     tasks.spawn(kubelet.clone().run_pressure());
+    tasks.spawn(kubelet.device_plugins.clone().run(shutdown.clone()));
     tasks.spawn(server::serve(kubelet.clone(), listener, tls));
     while let Some(result) = tasks.join_next().await {
         if let Err(error) = result
@@ -285,10 +289,17 @@ impl Kubelet {
         match self.try_admit(state).await {
             Err(refusal) if !refusal.missing.is_empty() && is_critical(&state.pod()) => {
                 self.make_room(state, &refusal.missing).await?;
-                self.try_admit(state).await
+                self.try_admit(state).await?;
             }
-            admitted => admitted,
+            admitted => admitted?,
         }
+        let allocated = self.device_plugins.allocate(&state.pod()).await;
+        allocated.map_err(|error| {
+            Refusal::new(
+                "UnexpectedAdmissionError",
+                format!("Allocate failed due to {error}, which is unexpected"),
+            )
+        })
     }
 
     async fn try_admit(&self, state: &PodState) -> Result<(), Refusal> {
@@ -456,12 +467,14 @@ impl Kubelet {
     }
 
     pub fn allocatable(&self) -> crate::resources::ResourceList {
-        self.machine.allocatable(
+        let mut allocatable = self.machine.allocatable(
             self.config.max_pods,
             self.config.reserved_cpu_milli,
             self.config.reserved_memory,
             &self.config.thresholds,
-        )
+        );
+        allocatable.extend(self.device_plugins.capacity().1);
+        allocatable
     }
 
     pub fn node_facts(&self, pod_ips: &[String]) -> NodeFacts {

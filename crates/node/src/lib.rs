@@ -10,6 +10,7 @@ mod cgroups;
 mod config;
 mod container_config;
 mod credentials;
+mod device_plugins;
 mod dns;
 mod durations;
 mod env;
