@@ -1,7 +1,7 @@
 //! Device nodes of containers: the harmless ones, the host's, and those a pod asks for.
 
 use crate::cgroup::DeviceRule;
-use crate::init::spec::Device;
+use crate::init::spec::{Device, UserSpec};
 use skiff_cri::v1 as cri;
 use std::path::Path;
 
@@ -69,6 +69,60 @@ fn device_at(host: &Path, container: &Path) -> Option<Device> {
         uid: metadata.uid(),
         gid: metadata.gid(),
     })
+}
+
+/// A device node that a CDI spec describes, or names on the host.
+pub fn add_cdi_node(
+    node: &super::cdi::DeviceNode,
+    user: &UserSpec,
+    devices: &mut Vec<Device>,
+    rules: &mut Vec<DeviceRule>,
+) -> Result<(), String> {
+    let host = if node.host_path.is_empty() {
+        &node.path
+    } else {
+        &node.host_path
+    };
+    let problem = |what: String| format!("CDI device injection failed: {what}");
+    let (block, major, minor) = match node.kind.as_str() {
+        kind @ ("b" | "c" | "u") if node.major != 0 => (kind == "b", node.major, node.minor),
+        "" | "b" | "c" | "u" => {
+            let found = Path::new(host)
+                .canonicalize()
+                .map_err(|error| problem(format!("failed to stat CDI host device {host:?}: {error}")))?;
+            let found = device_at(&found, Path::new(&node.path))
+                .ok_or_else(|| problem(format!("{host:?} is not a device node")))?;
+            if node.kind == "b" && !found.block || matches!(node.kind.as_str(), "c" | "u") && found.block {
+                return Err(problem(format!("CDI device ({:?}, {host:?}), host type mismatch", node.path)));
+            }
+            (found.block, found.major, found.minor)
+        }
+        other => {
+            return Err(problem(format!(
+                "device {:?}: type {other:?} is not supported by this runtime",
+                node.path
+            )));
+        }
+    };
+    // COMPAT: without an owner of its own it belongs to who runs in the container.
+    let device = Device {
+        path: node.path.clone(),
+        block,
+        major,
+        minor,
+        mode: node.file_mode.map_or(0o666, |mode| mode & 0o7777),
+        uid: node.uid.unwrap_or_else(|| user.user.parse().unwrap_or(0)),
+        gid: node.gid.unwrap_or_else(|| user.group.parse().unwrap_or(0)),
+    };
+    let access = if node.permissions.is_empty() {
+        "rwm"
+    } else {
+        &node.permissions
+    };
+    rules.push(DeviceRule::node(block, major, minor, access));
+    devices.retain(|existing| existing.path != device.path);
+    devices.push(device);
+    Ok(())
 }
 
 pub fn add_device(

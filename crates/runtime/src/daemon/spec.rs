@@ -2,7 +2,8 @@
 //! host paths that are named in the configuration.
 
 use super::capabilities;
-use super::devices::{add_device, default_devices, host_devices};
+use super::cdi;
+use super::devices::{add_cdi_node, add_device, default_devices, host_devices};
 use crate::cgroup::{self, Cgroup, DeviceRule, Resources};
 use crate::image::{Image, ImageConfig};
 use crate::init::spec::{
@@ -55,6 +56,11 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
     let security = linux.security_context.unwrap_or_default();
     refuse_unsupported(config, &security)?;
     let privileged = security.privileged;
+    let folders = cdi::FOLDERS.map(PathBuf::from);
+    let names: Vec<&str> = { config.cdi_devices.iter() }
+        .map(|device| device.name.as_str())
+        .collect();
+    let edits = cdi::edits(&folders, &names)?;
 
     let capabilities = capabilities::resolve(
         security.capabilities.as_ref(),
@@ -63,9 +69,9 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
     )?;
     let process = ProcessSpec {
         args: arguments(config, &request.image.config)?,
-        env: environment(config, &request.image.config, &request.sandbox.hostname)?,
+        env: environment(config, &request.image.config, &request.sandbox.hostname, &edits.env)?,
         cwd: first_of(&config.working_dir, &request.image.config.working_dir),
-        user: user(&security, &request.image.config),
+        user: user(&security, &request.image.config, &edits.additional_gids),
         capabilities,
         no_new_privileges: security.no_new_privs,
         oom_score_adj: Some(request.oom_score_adj),
@@ -81,6 +87,9 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
     for device in &config.devices {
         add_device(device, &mut devices, &mut device_rules)?;
     }
+    for node in &edits.device_nodes {
+        add_cdi_node(node, &process.user, &mut devices, &mut device_rules)?;
+    }
     let spec = InitSpec {
         rootfs: Rootfs {
             layers_dir: request.layers_dir.clone(),
@@ -91,7 +100,7 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
             readonly: security.readonly_rootfs,
         },
         namespaces: namespaces(&security, request.sandbox),
-        mounts: mounts(request, privileged)?,
+        mounts: mounts(request, privileged, &edits.mounts)?,
         devices,
         masked_paths: if privileged {
             Vec::new()
@@ -115,9 +124,6 @@ fn refuse_unsupported(
     config: &cri::ContainerConfig,
     security: &cri::LinuxContainerSecurityContext,
 ) -> Result<(), String> {
-    if !config.cdi_devices.is_empty() {
-        return Err("CDI devices are not supported by this runtime".into());
-    }
     if let Some(profile) = &security.apparmor
         && profile.profile_type != cri::security_profile::ProfileType::Unconfined as i32
     {
@@ -171,11 +177,12 @@ fn arguments(config: &cri::ContainerConfig, image: &ImageConfig) -> Result<Vec<S
     Ok(command)
 }
 
-/// Later values win: defaults, the image's, the container's.
+/// Later values win: defaults, the image's, the container's, those of its devices.
 fn environment(
     config: &cri::ContainerConfig,
     image: &ImageConfig,
     hostname: &str,
+    of_devices: &[String],
 ) -> Result<Vec<String>, String> {
     let mut environment: Vec<String> = Vec::new();
     let mut set = |variable: String| {
@@ -198,10 +205,17 @@ fn environment(
             .map_err(|_| format!("the value of environment variable {} is not UTF-8", pair.key))?;
         set(format!("{}={value}", pair.key));
     }
+    for variable in of_devices {
+        set(variable.clone());
+    }
     Ok(environment)
 }
 
-fn user(security: &cri::LinuxContainerSecurityContext, image: &ImageConfig) -> UserSpec {
+fn user(
+    security: &cri::LinuxContainerSecurityContext,
+    image: &ImageConfig,
+    more_groups: &[u32],
+) -> UserSpec {
     let (image_user, image_group) = image.user.split_once(':').unwrap_or((&image.user, ""));
     let (user, mut group) = match (&security.run_as_user, security.run_as_username.as_str()) {
         (Some(uid), _) => (uid.value.to_string(), String::new()),
@@ -218,6 +232,7 @@ fn user(security: &cri::LinuxContainerSecurityContext, image: &ImageConfig) -> U
             .supplemental_groups
             .iter()
             .filter_map(|gid| u32::try_from(*gid).ok())
+            .chain(more_groups.iter().copied())
             .collect(),
         strict_groups: security.supplemental_groups_policy == cri::SupplementalGroupsPolicy::Strict as i32,
     }
@@ -325,7 +340,11 @@ fn bind(target: &str, source: &Path, readonly: bool) -> Mount {
     }
 }
 
-fn mounts(request: &Request<'_>, privileged: bool) -> Result<Vec<Mount>, String> {
+fn mounts(
+    request: &Request<'_>,
+    privileged: bool,
+    of_devices: &[cdi::Mount],
+) -> Result<Vec<Mount>, String> {
     let (config, sandbox) = (request.config, request.sandbox);
     let mut mounts = vec![
         filesystem("/proc", "proc", &[], false, true, true),
@@ -383,6 +402,11 @@ fn mounts(request: &Request<'_>, privileged: bool) -> Result<Vec<Mount>, String>
             Some(image) => image_volume(request, index, mount, image)?,
             None => volume(mount)?,
         });
+    }
+    for mount in of_devices {
+        let made = device_mount(mount)?;
+        own.retain(|other| other.target != made.target);
+        own.push(made);
     }
     // A volume inside another must come after it, whatever the order they are named in.
     own.sort_by_key(|mount| Path::new(&mount.target).components().count());
@@ -510,6 +534,67 @@ fn volume(mount: &cri::Mount) -> Result<Mount, String> {
         nodev: false,
         noexec: false,
     })
+}
+
+/// A mount of a CDI device. An option that is not known is refused: it might be one that protects something.
+fn device_mount(mount: &cdi::Mount) -> Result<Mount, String> {
+    let refuse = |what: &str| {
+        let path = &mount.container_path;
+        Err(format!(
+            "CDI device injection failed: {what} of mount {path:?} is not supported by this runtime"
+        ))
+    };
+    if mount.kind == "tmpfs" {
+        let (flags, options): (Vec<&str>, Vec<&str>) = { mount.options.iter().map(String::as_str) }
+            .partition(|option| matches!(*option, "ro" | "rw" | "nosuid" | "nodev" | "noexec"));
+        let has = |flag: &str| flags.contains(&flag);
+        let mut made = filesystem(
+            &clean_path(&mount.container_path),
+            "tmpfs",
+            &options,
+            has("ro"),
+            has("noexec"),
+            has("nodev"),
+        );
+        (made.volume, made.nosuid) = (true, has("nosuid"));
+        return Ok(made);
+    }
+    if !matches!(mount.kind.as_str(), "" | "none" | "bind") {
+        return refuse(&format!("type {:?}", mount.kind));
+    }
+    let mut wanted = cri::Mount {
+        container_path: mount.container_path.clone(),
+        host_path: mount.host_path.clone(),
+        ..Default::default()
+    };
+    let (mut nosuid, mut nodev, mut noexec) = (false, false, false);
+    for option in &mount.options {
+        match option.as_str() {
+            "bind" | "rbind" | "rw" | "private" | "rprivate" | "suid" | "dev" | "exec" => {}
+            "ro" => wanted.readonly = true,
+            "rro" => (wanted.readonly, wanted.recursive_read_only) = (true, true),
+            "slave" | "rslave" => {
+                wanted.propagation = cri::MountPropagation::PropagationHostToContainer as i32;
+            }
+            "shared" | "rshared" => {
+                wanted.propagation = cri::MountPropagation::PropagationBidirectional as i32;
+            }
+            "nosuid" => nosuid = true,
+            "nodev" => nodev = true,
+            "noexec" => noexec = true,
+            other => return refuse(&format!("option {other:?}")),
+        }
+    }
+    // A device's files are there, or something is wrong with it: nothing is made in their place.
+    if !Path::new(&mount.host_path).exists() {
+        return Err(format!(
+            "CDI device injection failed: mount source {:?} does not exist",
+            mount.host_path
+        ));
+    }
+    let mut made = volume(&wanted)?;
+    (made.nosuid, made.nodev, made.noexec) = (nosuid, nodev, noexec);
+    Ok(made)
 }
 
 /// COMPAT: containerd's check and words. Without it a mount that cannot propagate would silently not.
