@@ -43,6 +43,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("controllers", &["client", "pods"]),
     ("scheduler", &["client", "cel", "https", "pods", "prometheus"]),
     ("cri", &[]),
+    ("csi", &[]),
     ("devices", &[]),
     ("cni", &["meta"]),
     ("streaming", &[]),
@@ -52,7 +53,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("runtime", &["fs", "cri", "cni", "streaming"]),
     (
         "node",
-        &["fs", "client", "cri", "devices", "pods", "prometheus", "streaming"],
+        &["fs", "client", "cri", "csi", "devices", "pods", "prometheus", "streaming"],
     ),
     ("network", &["client", "cni", "fs"]),
     ("dns", &["client"]),
