@@ -53,7 +53,16 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("runtime", &["fs", "cri", "cni", "streaming"]),
     (
         "node",
-        &["fs", "client", "cri", "csi", "devices", "pods", "prometheus", "streaming"],
+        &[
+            "fs",
+            "client",
+            "cri",
+            "csi",
+            "devices",
+            "pods",
+            "prometheus",
+            "streaming",
+        ],
     ),
     ("network", &["client", "cni", "fs"]),
     ("dns", &["client"]),

@@ -20,8 +20,9 @@ use crate::admission::{self, Confinement, Refusal};
 use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
 use crate::config::NodeConfig;
-use crate::device_plugins::DevicePlugins;
+use crate::device_plugins::{self, DevicePlugins};
 use crate::dns::parse_resolv_conf;
+use crate::dra::{DRA_PLUGIN, Dra};
 use crate::field_ref::NodeFacts;
 use crate::images::Images;
 use crate::machine::Machine;
@@ -74,6 +75,7 @@ pub struct Kubelet {
     pub probes: Probes,
     pub volumes: Volumes,
     pub device_plugins: Arc<DevicePlugins>,
+    pub dra: Dra,
     pub cgroups: Cgroups,
     pub objects: Arc<dyn Objects>,
     pub machine: Machine,
@@ -143,6 +145,12 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
             config.max_parallel_image_pulls,
             PullRecords::new(config.data_dir.join("image_manager")),
         ),
+        dra: Dra::restored(
+            &config.data_dir,
+            client.clone(),
+            &config.node_name,
+            shutdown.clone(),
+        ),
         device_plugins: Arc::new(DevicePlugins::restored(&config.data_dir)),
         volumes: Volumes::new(&config.data_dir, objects.clone()).with_recorder(recorder.clone()),
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
@@ -193,8 +201,15 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     tasks.spawn(kubelet.clone().run_pleg(outlines));
     tasks.spawn(kubelet.clone().run_housekeeping());
     tasks.spawn(kubelet.clone().run_pressure());
-    let plugins = PluginRegistry::new(kubelet.config.data_dir.join("plugins_registry"));
+    let plugins = PluginRegistry::new(kubelet.config.data_dir.join("plugins_registry"))
+        .handle(DRA_PLUGIN, kubelet.dra.drivers.clone())
+        .handle(
+            device_plugins::DEVICE_PLUGIN,
+            kubelet.device_plugins.handler(shutdown.clone()),
+        );
     tasks.spawn(plugins.run(shutdown.clone()));
+    tasks.spawn(kubelet.clone().run_device_health());
+    tasks.spawn(kubelet.clone().run_pod_resources());
     tasks.spawn(kubelet.device_plugins.clone().run(shutdown.clone()));
     tasks.spawn(server::serve(kubelet.clone(), listener, tls));
     while let Some(result) = tasks.join_next().await {
@@ -421,7 +436,7 @@ impl Kubelet {
         let observed = state.observed();
         let reasons = state.reasons();
         let failed = state.failed();
-        let made = generate(&StatusInput {
+        let mut made = generate(&StatusInput {
             pod: &allocated,
             resize: &resize,
             is_considered: resize.is_considered(&pod),
@@ -436,6 +451,7 @@ impl Kubelet {
             failed: failed.as_ref(),
             now: Timestamp::now(),
         });
+        self.add_device_health(&pod, &mut made);
         let news = !statuses_equal(&current, &made);
         // The API may have something else than what was last made; the writer finds out.
         let api_differs = pod

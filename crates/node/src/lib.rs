@@ -10,8 +10,10 @@ mod cgroups;
 mod config;
 mod container_config;
 mod credentials;
+mod device_health;
 mod device_plugins;
 mod dns;
+mod dra;
 mod durations;
 mod env;
 mod env_file;
@@ -40,6 +42,7 @@ mod pleg;
 mod plugin_registry;
 #[cfg(test)]
 mod pod_fields;
+mod pod_resources;
 mod pod_state;
 mod pod_worker;
 mod pods;

@@ -117,11 +117,13 @@ impl Kubelet {
                 .environment(pod, container, context.mounted, context.facts)
                 .await
                 .map_err(config_error)?;
-            let devices = self
+            let mut devices = self
                 .device_plugins
                 .options(pod, container)
                 .await
                 .map_err(config_error)?;
+            let prepared = self.dra.cdi_devices(pod, container).map_err(config_error)?;
+            devices.cdi.extend(prepared);
             let mounts = container_mounts(&MountInputs {
                 pod,
                 container,

@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::plugin_registry::PluginHandler;
 use crate::pods;
 use crate::resources::{ResourceList, is_sidecar, value};
 use choose::{Choice, Devices, Wanted, choose, complete};
@@ -23,6 +24,9 @@ use plugin::Plugin;
 use record::{Allocation, Record};
 
 pub use record::{DeviceNode, HostMount};
+
+/// The type that device plugins register with.
+pub const DEVICE_PLUGIN: &str = "DevicePlugin";
 
 /// A resource whose plugin is away keeps its capacity this long.
 const STOP_GRACE: Duration = Duration::from_secs(300);
@@ -53,6 +57,8 @@ pub struct DevicePlugins {
     allocating: tokio::sync::Mutex<()>,
     /// Something changed that the Node's status shows.
     pub changed: Notify,
+    /// Something changed that pods' statuses show.
+    pub health_changed: Notify,
 }
 
 /// What a container gets of its devices.
@@ -99,6 +105,7 @@ impl DevicePlugins {
             }),
             allocating: tokio::sync::Mutex::default(),
             changed: Notify::new(),
+            health_changed: Notify::new(),
         }
     }
 
@@ -329,19 +336,17 @@ impl DevicePlugins {
         }
     }
 
-    /// The devices of a container, with their health, by resource. `None` for health that nobody knows.
-    pub fn health(&self, uid: &str, container: &str) -> BTreeMap<String, Vec<(String, Option<bool>)>> {
+    /// The devices of a container, with their health, by resource.
+    pub fn health(&self, uid: &str, container: &str) -> BTreeMap<String, Vec<(String, bool)>> {
         let state = self.state.lock();
         let has = state.record.of_container(uid, container);
         has.into_iter()
             .flatten()
             .map(|(resource, allocation)| {
                 let known = state.resources.get(resource);
-                let health = |id: &String| {
-                    let known = known?;
-                    known.plugin.as_ref()?;
-                    Some(known.devices.get(id)?.healthy)
-                };
+                // COMPAT: what is not known counts as healthy.
+                let told = |id: &String| Some(known?.devices.get(id)?.healthy);
+                let health = |id: &String| told(id).unwrap_or(true);
                 let devices = allocation.devices.iter().map(|id| (id.clone(), health(id)));
                 (resource.clone(), devices.collect())
             })
@@ -389,8 +394,13 @@ impl DevicePlugins {
         if known.devices != devices {
             known.devices = devices;
             drop(state);
-            self.changed.notify_one();
+            self.notify();
         }
+    }
+
+    fn notify(&self) {
+        self.changed.notify_one();
+        self.health_changed.notify_one();
     }
 
     /// A plugin registered for a resource, in place of any other.
@@ -433,7 +443,36 @@ impl DevicePlugins {
                 device.healthy = false;
             }
             drop(state);
-            self.changed.notify_one();
+            self.notify();
+        }
+    }
+
+    /// Takes plugins that register in `plugins_registry`.
+    pub fn handler(
+        self: &Arc<Self>,
+        shutdown: tokio_util::sync::CancellationToken,
+    ) -> Arc<dyn PluginHandler> {
+        Arc::new(server::Handler {
+            plugins: self.clone(),
+            shutdown,
+        })
+    }
+
+    /// A plugin that registered in `plugins_registry` took its socket away.
+    fn removed(&self, resource: &str) {
+        let generation = {
+            let state = self.state.lock();
+            let plugin = state
+                .resources
+                .get(resource)
+                .and_then(|known| known.plugin.as_ref());
+            plugin.map(|plugin| {
+                plugin.stop.cancel();
+                plugin.generation
+            })
+        };
+        if let Some(generation) = generation {
+            self.disconnected(resource, generation);
         }
     }
 

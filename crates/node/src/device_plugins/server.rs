@@ -11,6 +11,7 @@ use skiff_devices::{Request, Response, Status};
 use tokio_util::sync::CancellationToken;
 
 use super::{DevicePlugins, plugin};
+use crate::plugin_registry::{Plugin, PluginHandler};
 
 const SOCKET: &str = "kubelet.sock";
 const VERSION: &str = "v1beta1";
@@ -74,6 +75,36 @@ impl Registration for Server {
             .await
             .map_err(Status::unknown)?;
         Ok(Response::new(Empty {}))
+    }
+}
+
+/// Plugins that register in `plugins_registry`.
+pub struct Handler {
+    pub plugins: Arc<DevicePlugins>,
+    pub shutdown: CancellationToken,
+}
+
+#[tonic::async_trait]
+impl PluginHandler for Handler {
+    fn validate(&self, plugin: &Plugin) -> Result<(), String> {
+        if !plugin.versions.iter().any(|version| version == VERSION) {
+            return Err(format!(
+                "requested API version {:?} is not supported by kubelet. Supported version is [{VERSION:?}]",
+                plugin.versions
+            ));
+        }
+        if !is_extended(&plugin.name) {
+            return Err(format!("the ResourceName {:?} is invalid", plugin.name));
+        }
+        Ok(())
+    }
+
+    async fn register(&self, plugin: &Plugin) -> Result<(), String> {
+        plugin::connect(&self.plugins, &plugin.name, &plugin.endpoint, &self.shutdown).await
+    }
+
+    async fn deregister(&self, plugin: &Plugin) {
+        self.plugins.removed(&plugin.name);
     }
 }
 

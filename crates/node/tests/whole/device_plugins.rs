@@ -13,6 +13,8 @@ use skiff_cri::v1::ContainerConfig;
 use skiff_devices::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use skiff_devices::deviceplugin::registration_client::RegistrationClient;
 use skiff_devices::deviceplugin::*;
+use skiff_devices::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use skiff_devices::podresources::{AllocatableResourcesRequest, ListPodResourcesRequest};
 use skiff_devices::{Request, Response, Status};
 use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
@@ -60,6 +62,7 @@ impl DevicePlugin for Plugin {
                 devices: devices.collect(),
             })
         });
+        let told = futures::StreamExt::take_until(told, self.stop.clone().cancelled_owned());
         Ok(Response::new(Box::pin(told)))
     }
 
@@ -256,6 +259,38 @@ async fn devices_of_a_plugin_are_given_to_pods() {
     assert_eq!(config.cdi_devices[0].name, "example.com/widget=w");
     assert_eq!(*plugin.calls.lock(), ["allocate w2,w3", "pre-start w2,w3"]);
 
+    // Who monitors devices learns of them.
+    let socket = world.dir.path().join("node/pod-resources/kubelet.sock");
+    let mut lister = PodResourcesListerClient::new(skiff_devices::channel(&socket));
+    let told = lister
+        .list(ListPodResourcesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .pod_resources;
+    assert_eq!((told.len(), told[0].name.as_str()), (1, "first"));
+    let held = &told[0].containers[0].devices[0];
+    assert_eq!(
+        (held.resource_name.as_str(), held.device_ids.join(",")),
+        (RESOURCE, "w2,w3".to_owned())
+    );
+    assert_eq!(held.topology.as_ref().unwrap().nodes[0].id, 0);
+    let all = lister
+        .get_allocatable_resources(AllocatableResourcesRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(all.devices[0].device_ids, ["w1", "w2", "w3"]);
+    let first = world.until("first", "shown with its devices", |pod| {
+        !pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"].is_null()
+    });
+    let statuses = first.await["status"]["containerStatuses"][0]["allocatedResourcesStatus"].clone();
+    let device = |id: &str| json!({"resourceID": id, "health": "Healthy"});
+    assert_eq!(
+        statuses,
+        json!([{"name": RESOURCE, "resources": [device("w2"), device("w3")]}])
+    );
+
     // More than are left.
     world.create("second", asking("2")).await;
     let refused = world
@@ -286,7 +321,7 @@ async fn devices_of_a_plugin_are_given_to_pods() {
     until_shown(&world, "4", "4").await;
     world
         .pods()
-        .delete("first", &DeleteParams::default().grace_period(0))
+        .delete("first", &DeleteParams::default())
         .await
         .unwrap();
     world.until_gone("first").await;
@@ -352,7 +387,7 @@ async fn a_pod_whose_devices_cannot_be_allocated_is_refused() {
         json!([{"name": "prepare", "image": "exit-0:1", "resources": {"requests": init, "limits": init}}]);
     world
         .pods()
-        .delete("first", &DeleteParams::default().grace_period(0))
+        .delete("first", &DeleteParams::default())
         .await
         .unwrap();
     world.until_gone("first").await;

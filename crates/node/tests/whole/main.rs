@@ -6,6 +6,7 @@
 )]
 
 mod device_plugins;
+mod dra;
 mod ends;
 mod resize;
 mod runtime;

@@ -9,8 +9,6 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-/// The later folder wins: what drivers make at run time comes before what is installed.
-pub const FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 const VERSIONS: [&str; 10] = [
     "0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0",
 ];
@@ -109,14 +107,17 @@ impl Edits {
 /// Reads a spec, or says why it is none. The error goes to the log: it is not the pod's fault.
 fn read(path: &Path) -> Result<Spec, String> {
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
-    let opened = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map_err(|error| error.to_string())?;
+    let opened =
+        rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map_err(|error| error.to_string())?;
     let file = std::fs::File::from(opened);
     let metadata = file.metadata().map_err(|error| error.to_string())?;
     if !metadata.is_file() || metadata.len() > MAX_FILE {
         return Err("it is not a small file".to_owned());
     }
     let mut text = String::new();
-    file.take(MAX_FILE).read_to_string(&mut text).map_err(|error| error.to_string())?;
+    file.take(MAX_FILE)
+        .read_to_string(&mut text)
+        .map_err(|error| error.to_string())?;
     let is_json = path.extension().is_some_and(|extension| extension == "json");
     let spec: Spec = if is_json {
         serde_json::from_str(&text).map_err(|error| error.to_string())?
@@ -220,7 +221,11 @@ mod tests {
         }
         std::fs::write(etc.join("gpu.json"), GPU).unwrap();
         std::fs::write(etc.join("bad.json"), "{").unwrap();
-        std::fs::write(etc.join("old.json"), r#"{"cdiVersion": "9.0.0", "kind": "vendor.com/x", "devices": []}"#).unwrap();
+        std::fs::write(
+            etc.join("old.json"),
+            r#"{"cdiVersion": "9.0.0", "kind": "vendor.com/x", "devices": []}"#,
+        )
+        .unwrap();
         std::fs::write(
             run.join("nic.yaml"),
             "cdiVersion: 0.7.0\nkind: vendor.com/nic\ndevices:\n- name: \"0\"\n  containerEdits:\n    additionalGids: [44]\n    env: [NIC=run]\n",
@@ -230,13 +235,25 @@ mod tests {
         let env = |names: &[&str]| edits(&folders, names).map(|edits| edits.env.join(" "));
         assert_eq!(env(&[]).as_deref(), Ok(""));
         // What the spec adds for all of its devices is added once.
-        assert_eq!(env(&["vendor.com/gpu=two", "vendor.com/gpu=one"]).as_deref(), Ok("ALL=1 TWO=1 ONE=1"));
+        assert_eq!(
+            env(&["vendor.com/gpu=two", "vendor.com/gpu=one"]).as_deref(),
+            Ok("ALL=1 TWO=1 ONE=1")
+        );
         let nic = edits(&folders, &["vendor.com/nic=0"]).unwrap();
-        assert_eq!((nic.env, nic.additional_gids), (vec!["NIC=run".to_owned()], vec![44]));
+        assert_eq!(
+            (nic.env, nic.additional_gids),
+            (vec!["NIC=run".to_owned()], vec![44])
+        );
         let missing = env(&["vendor.com/gpu=none", "vendor.com/gpu=one", "other"]).unwrap_err();
-        assert_eq!(missing, "CDI device injection failed: unresolvable CDI devices vendor.com/gpu=none, other");
+        assert_eq!(
+            missing,
+            "CDI device injection failed: unresolvable CDI devices vendor.com/gpu=none, other"
+        );
         let hooked = env(&["vendor.com/gpu=hooked"]).unwrap_err();
-        assert!(hooked.contains("hooks of CDI device vendor.com/gpu=hooked are not supported"), "{hooked}");
+        assert!(
+            hooked.contains("hooks of CDI device vendor.com/gpu=hooked are not supported"),
+            "{hooked}"
+        );
         // A file of the second folder wins over one of the first; two of one folder are a conflict.
         std::fs::write(run.join("gpu.json"), GPU.replace("ALL=1", "ALL=2")).unwrap();
         assert_eq!(env(&["vendor.com/gpu=two"]).as_deref(), Ok("ALL=2 TWO=1"));

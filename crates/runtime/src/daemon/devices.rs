@@ -93,7 +93,10 @@ pub fn add_cdi_node(
             let found = device_at(&found, Path::new(&node.path))
                 .ok_or_else(|| problem(format!("{host:?} is not a device node")))?;
             if node.kind == "b" && !found.block || matches!(node.kind.as_str(), "c" | "u") && found.block {
-                return Err(problem(format!("CDI device ({:?}, {host:?}), host type mismatch", node.path)));
+                return Err(problem(format!(
+                    "CDI device ({:?}, {host:?}), host type mismatch",
+                    node.path
+                )));
             }
             (found.block, found.major, found.minor)
         }

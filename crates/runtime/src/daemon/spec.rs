@@ -41,6 +41,7 @@ pub struct Request<'a> {
     pub cgroup: &'a Cgroup,
     pub oom_score_adj: i32,
     pub available_capabilities: u64,
+    pub cdi_spec_dirs: &'a [PathBuf],
 }
 
 pub struct Built {
@@ -56,11 +57,10 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
     let security = linux.security_context.unwrap_or_default();
     refuse_unsupported(config, &security)?;
     let privileged = security.privileged;
-    let folders = cdi::FOLDERS.map(PathBuf::from);
     let names: Vec<&str> = { config.cdi_devices.iter() }
         .map(|device| device.name.as_str())
         .collect();
-    let edits = cdi::edits(&folders, &names)?;
+    let edits = cdi::edits(request.cdi_spec_dirs, &names)?;
 
     let capabilities = capabilities::resolve(
         security.capabilities.as_ref(),
@@ -69,7 +69,12 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
     )?;
     let process = ProcessSpec {
         args: arguments(config, &request.image.config)?,
-        env: environment(config, &request.image.config, &request.sandbox.hostname, &edits.env)?,
+        env: environment(
+            config,
+            &request.image.config,
+            &request.sandbox.hostname,
+            &edits.env,
+        )?,
         cwd: first_of(&config.working_dir, &request.image.config.working_dir),
         user: user(&security, &request.image.config, &edits.additional_gids),
         capabilities,
@@ -211,11 +216,7 @@ fn environment(
     Ok(environment)
 }
 
-fn user(
-    security: &cri::LinuxContainerSecurityContext,
-    image: &ImageConfig,
-    more_groups: &[u32],
-) -> UserSpec {
+fn user(security: &cri::LinuxContainerSecurityContext, image: &ImageConfig, more_groups: &[u32]) -> UserSpec {
     let (image_user, image_group) = image.user.split_once(':').unwrap_or((&image.user, ""));
     let (user, mut group) = match (&security.run_as_user, security.run_as_username.as_str()) {
         (Some(uid), _) => (uid.value.to_string(), String::new()),
@@ -340,11 +341,7 @@ fn bind(target: &str, source: &Path, readonly: bool) -> Mount {
     }
 }
 
-fn mounts(
-    request: &Request<'_>,
-    privileged: bool,
-    of_devices: &[cdi::Mount],
-) -> Result<Vec<Mount>, String> {
+fn mounts(request: &Request<'_>, privileged: bool, of_devices: &[cdi::Mount]) -> Result<Vec<Mount>, String> {
     let (config, sandbox) = (request.config, request.sandbox);
     let mut mounts = vec![
         filesystem("/proc", "proc", &[], false, true, true),
