@@ -8,12 +8,13 @@
 #   kubeadm   `kubeadm join`, upstream's kubelet and containerd, against a skiff server
 #   agent     `skiff join` against upstream's control plane
 #   proxy     upstream's kube-proxy in place of skiff's
+#   devices   upstream's sample device plugin and the example driver of dynamic resources on a skiff node
 #
 # UPSTREAM is the folder whose bin/ has upstream's programs, or gets them. OUT is where the logs go.
 set -eu
 skiff=$(realpath "${1:?usage: run.sh SKIFF-BINARY [SCENARIO…]}")
 shift
-[ $# -gt 0 ] || set -- kubeadm agent proxy
+[ $# -gt 0 ] || set -- kubeadm agent proxy devices
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(realpath -m "${OUT:-$here/../../target/mix}")
 upstream=$(realpath -m "${UPSTREAM:-$out/upstream}")
@@ -23,8 +24,13 @@ command -v go >/dev/null || {
     exit 1
 }
 echo "building upstream's programs (the first time takes ten minutes)"
-sh "$here/../../tools/upstream.sh" "$upstream" \
-    etcd kube-apiserver kube-controller-manager kube-scheduler kubeadm kubelet kube-proxy
+for scenario in "$@"; do
+    case $scenario in
+        devices) sh "$here/../../tools/device-plugins.sh" "$upstream" ;;
+        *) sh "$here/../../tools/upstream.sh" "$upstream" \
+            etcd kube-apiserver kube-controller-manager kube-scheduler kubeadm kubelet kube-proxy ;;
+    esac
+done
 for scenario in "$@"; do
     echo "== $scenario"
     rm -rf --one-file-system "$out/$scenario"

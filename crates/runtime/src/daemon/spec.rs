@@ -720,7 +720,7 @@ mod tests {
             envs: vec![pair("A", "2"), pair("B", "a=b")],
             ..Default::default()
         };
-        let got = environment(&config, &image, "h").expect("environment");
+        let got = environment(&config, &image, "h", &[]).expect("environment");
         assert_eq!(got, strings(&["PATH=/x", "HOSTNAME=h", "A=2", "B=a=b"]));
     }
 
@@ -736,7 +736,7 @@ mod tests {
                 user: image_user.into(),
                 ..Default::default()
             };
-            let got = user(&security, &image);
+            let got = user(&security, &image, &[]);
             assert_eq!(
                 (got.user.as_str(), got.group.as_str()),
                 expected,

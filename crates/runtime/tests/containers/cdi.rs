@@ -23,16 +23,16 @@ pub async fn devices() {
     let spec = format!(
         "cdiVersion: 0.7.0\nkind: vendor.com/gpu\ncontainerEdits:\n  env: [FROM_SPEC=yes]\ndevices:\n\
          - name: one\n  containerEdits:\n    env: [GPU=one, OWN=device]\n    additionalGids: [4343]\n    deviceNodes:\n\
-         \x20   - {{path: /dev/gpu0, hostPath: /dev/zero, permissions: r, fileMode: 0o640}}\n\
+         \x20   - {{path: /dev/gpu0, hostPath: /dev/zero, fileMode: 416}}\n\
+         \x20   - {{path: /dev/gpu1, type: c, major: 240, minor: 7, permissions: r}}\n\
          \x20   mounts:\n    - {{hostPath: {files}, containerPath: /gpu, options: [ro, nosuid, nodev, bind]}}\n\
          - name: hooked\n  containerEdits:\n    hooks: [{{hookName: createContainer, path: /bin/true}}]\n"
-    )
-    .replace("0o640", "416");
+    );
     std::fs::write(folder.join("gpu.yaml"), spec).expect("spec");
 
     let mut pod = Pod::run(&environment, "cdi").await;
     let script = "echo $FROM_SPEC $GPU $OWN; cat /gpu/model; touch /gpu/x || echo ro; head -c 3 /dev/gpu0 | wc -c; \
-        echo x > /dev/gpu0 || echo kept; stat -c %a /dev/gpu0; id -G";
+        stat -c %a /dev/gpu0; (: < /dev/gpu1) 2>&1; (: > /dev/gpu1) 2>&1; id -G";
     let mut config = naming("main", script, &["vendor.com/gpu=one"]);
     config.envs.push(cri::KeyValue {
         key: "OWN".into(),
@@ -42,9 +42,12 @@ pub async fn devices() {
     let id = pod.start(config).await;
     let status = pod.wait(&id).await;
     let log = log_text(&status.log_path);
-    for line in ["yes one device", "big", "ro", "3", "kept", "640"] {
+    for line in ["yes one device", "big", "ro", "3", "640"] {
         assert!(log.lines().any(|have| have == line), "{line} in {log}");
     }
+    // Nobody serves that number, which is what a reader learns; a writer is not let through to learn it.
+    assert!(log.contains("/dev/gpu1: No such device or address"), "{log}");
+    assert!(log.contains("/dev/gpu1: Operation not permitted"), "{log}");
     let groups = log.lines().last().expect("groups");
     assert!(groups.contains("4242") && groups.contains("4343"), "{groups}");
 
