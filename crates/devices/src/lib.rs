@@ -2,6 +2,10 @@
 //! v1beta1 shares all messages with), and the PodResources API (v1) for who watches them. Messages, clients and server
 //! traits; it must not know Kubernetes' objects.
 
+mod authority;
+
+pub use authority::Connection;
+
 /// The generated messages and services of device plugins, `v1beta1`.
 // Generated code is not held to the house's lints.
 #[allow(clippy::all, deprecated, rustdoc::all)]

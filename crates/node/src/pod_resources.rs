@@ -157,7 +157,8 @@ impl Kubelet {
         }
         let listener = tokio::net::UnixListener::bind(&socket).map_err(at)?;
         let incoming = futures::stream::unfold(listener, async |listener| {
-            let accepted = listener.accept().await.map(|(stream, _)| stream);
+            let accepted = listener.accept().await;
+            let accepted = accepted.map(|(stream, _)| skiff_devices::Connection::new(stream));
             Some((accepted, listener))
         });
         tonic::transport::Server::builder()

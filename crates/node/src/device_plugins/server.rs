@@ -127,7 +127,8 @@ async fn serve(plugins: &Arc<DevicePlugins>, shutdown: &CancellationToken) -> Re
     let listener = tokio::net::UnixListener::bind(&socket)
         .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
     let incoming = futures::stream::unfold(listener, async |listener| {
-        let accepted = listener.accept().await.map(|(stream, _)| stream);
+        let accepted = listener.accept().await;
+        let accepted = accepted.map(|(stream, _)| skiff_devices::Connection::new(stream));
         Some((accepted, listener))
     });
     let server = Server {

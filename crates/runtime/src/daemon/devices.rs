@@ -1,7 +1,8 @@
-//! Device nodes of containers: the harmless ones, the host's, and those a pod asks for.
+//! Device nodes of containers: the harmless ones, the host's, those a pod asks for, and what CDI specs add.
 
+use super::spec::{clean_path, filesystem, volume};
 use crate::cgroup::DeviceRule;
-use crate::init::spec::{Device, UserSpec};
+use crate::init::spec::{Device, Mount, UserSpec};
 use skiff_cri::v1 as cri;
 use std::path::Path;
 
@@ -126,6 +127,67 @@ pub fn add_cdi_node(
     devices.retain(|existing| existing.path != device.path);
     devices.push(device);
     Ok(())
+}
+
+/// A mount of a CDI device. An option that is not known is refused: it might be one that protects something.
+pub fn cdi_mount(mount: &super::cdi::Mount) -> Result<Mount, String> {
+    let refuse = |what: &str| {
+        let path = &mount.container_path;
+        Err(format!(
+            "CDI device injection failed: {what} of mount {path:?} is not supported by this runtime"
+        ))
+    };
+    if mount.kind == "tmpfs" {
+        let (flags, options): (Vec<&str>, Vec<&str>) = { mount.options.iter().map(String::as_str) }
+            .partition(|option| matches!(*option, "ro" | "rw" | "nosuid" | "nodev" | "noexec"));
+        let has = |flag: &str| flags.contains(&flag);
+        let mut made = filesystem(
+            &clean_path(&mount.container_path),
+            "tmpfs",
+            &options,
+            has("ro"),
+            has("noexec"),
+            has("nodev"),
+        );
+        (made.volume, made.nosuid) = (true, has("nosuid"));
+        return Ok(made);
+    }
+    if !matches!(mount.kind.as_str(), "" | "none" | "bind") {
+        return refuse(&format!("type {:?}", mount.kind));
+    }
+    let mut wanted = cri::Mount {
+        container_path: mount.container_path.clone(),
+        host_path: mount.host_path.clone(),
+        ..Default::default()
+    };
+    let (mut nosuid, mut nodev, mut noexec) = (false, false, false);
+    for option in &mount.options {
+        match option.as_str() {
+            "bind" | "rbind" | "rw" | "private" | "rprivate" | "suid" | "dev" | "exec" => {}
+            "ro" => wanted.readonly = true,
+            "rro" => (wanted.readonly, wanted.recursive_read_only) = (true, true),
+            "slave" | "rslave" => {
+                wanted.propagation = cri::MountPropagation::PropagationHostToContainer as i32;
+            }
+            "shared" | "rshared" => {
+                wanted.propagation = cri::MountPropagation::PropagationBidirectional as i32;
+            }
+            "nosuid" => nosuid = true,
+            "nodev" => nodev = true,
+            "noexec" => noexec = true,
+            other => return refuse(&format!("option {other:?}")),
+        }
+    }
+    // A device's files are there, or something is wrong with it: nothing is made in their place.
+    if !Path::new(&mount.host_path).exists() {
+        return Err(format!(
+            "CDI device injection failed: mount source {:?} does not exist",
+            mount.host_path
+        ));
+    }
+    let mut made = volume(&wanted)?;
+    (made.nosuid, made.nodev, made.noexec) = (nosuid, nodev, noexec);
+    Ok(made)
 }
 
 pub fn add_device(

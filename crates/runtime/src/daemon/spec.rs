@@ -3,7 +3,7 @@
 
 use super::capabilities;
 use super::cdi;
-use super::devices::{add_cdi_node, add_device, default_devices, host_devices};
+use super::devices::{add_cdi_node, add_device, cdi_mount, default_devices, host_devices};
 use crate::cgroup::{self, Cgroup, DeviceRule, Resources};
 use crate::image::{Image, ImageConfig};
 use crate::init::spec::{
@@ -302,7 +302,7 @@ fn namespaces(security: &cri::LinuxContainerSecurityContext, sandbox: &SandboxPa
     }
 }
 
-fn filesystem(
+pub(super) fn filesystem(
     target: &str,
     fstype: &str,
     options: &[&str],
@@ -401,7 +401,7 @@ fn mounts(request: &Request<'_>, privileged: bool, of_devices: &[cdi::Mount]) ->
         });
     }
     for mount in of_devices {
-        let made = device_mount(mount)?;
+        let made = cdi_mount(mount)?;
         own.retain(|other| other.target != made.target);
         own.push(made);
     }
@@ -411,7 +411,7 @@ fn mounts(request: &Request<'_>, privileged: bool, of_devices: &[cdi::Mount]) ->
     Ok(mounts)
 }
 
-fn clean_path(path: &str) -> String {
+pub(super) fn clean_path(path: &str) -> String {
     let trimmed = path.trim_end_matches('/');
     if trimmed.is_empty() {
         "/".into()
@@ -492,7 +492,7 @@ fn is_in_layers(layers_dir: &Path, layers: &[String], path: &Path) -> bool {
     false
 }
 
-fn volume(mount: &cri::Mount) -> Result<Mount, String> {
+pub(super) fn volume(mount: &cri::Mount) -> Result<Mount, String> {
     if !mount.container_path.starts_with('/') {
         return Err(format!("mount path {:?} is not absolute", mount.container_path));
     }
@@ -531,67 +531,6 @@ fn volume(mount: &cri::Mount) -> Result<Mount, String> {
         nodev: false,
         noexec: false,
     })
-}
-
-/// A mount of a CDI device. An option that is not known is refused: it might be one that protects something.
-fn device_mount(mount: &cdi::Mount) -> Result<Mount, String> {
-    let refuse = |what: &str| {
-        let path = &mount.container_path;
-        Err(format!(
-            "CDI device injection failed: {what} of mount {path:?} is not supported by this runtime"
-        ))
-    };
-    if mount.kind == "tmpfs" {
-        let (flags, options): (Vec<&str>, Vec<&str>) = { mount.options.iter().map(String::as_str) }
-            .partition(|option| matches!(*option, "ro" | "rw" | "nosuid" | "nodev" | "noexec"));
-        let has = |flag: &str| flags.contains(&flag);
-        let mut made = filesystem(
-            &clean_path(&mount.container_path),
-            "tmpfs",
-            &options,
-            has("ro"),
-            has("noexec"),
-            has("nodev"),
-        );
-        (made.volume, made.nosuid) = (true, has("nosuid"));
-        return Ok(made);
-    }
-    if !matches!(mount.kind.as_str(), "" | "none" | "bind") {
-        return refuse(&format!("type {:?}", mount.kind));
-    }
-    let mut wanted = cri::Mount {
-        container_path: mount.container_path.clone(),
-        host_path: mount.host_path.clone(),
-        ..Default::default()
-    };
-    let (mut nosuid, mut nodev, mut noexec) = (false, false, false);
-    for option in &mount.options {
-        match option.as_str() {
-            "bind" | "rbind" | "rw" | "private" | "rprivate" | "suid" | "dev" | "exec" => {}
-            "ro" => wanted.readonly = true,
-            "rro" => (wanted.readonly, wanted.recursive_read_only) = (true, true),
-            "slave" | "rslave" => {
-                wanted.propagation = cri::MountPropagation::PropagationHostToContainer as i32;
-            }
-            "shared" | "rshared" => {
-                wanted.propagation = cri::MountPropagation::PropagationBidirectional as i32;
-            }
-            "nosuid" => nosuid = true,
-            "nodev" => nodev = true,
-            "noexec" => noexec = true,
-            other => return refuse(&format!("option {other:?}")),
-        }
-    }
-    // A device's files are there, or something is wrong with it: nothing is made in their place.
-    if !Path::new(&mount.host_path).exists() {
-        return Err(format!(
-            "CDI device injection failed: mount source {:?} does not exist",
-            mount.host_path
-        ));
-    }
-    let mut made = volume(&wanted)?;
-    (made.nosuid, made.nodev, made.noexec) = (nosuid, nodev, noexec);
-    Ok(made)
 }
 
 /// COMPAT: containerd's check and words. Without it a mount that cannot propagate would silently not.

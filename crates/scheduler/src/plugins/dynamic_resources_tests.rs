@@ -1,3 +1,5 @@
+//! Claims, devices and extended resources in the plugin's steps.
+
 use super::*;
 use crate::fixtures::{node, pod};
 use crate::plugins::testing::unreachable_client;
