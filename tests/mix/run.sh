@@ -8,7 +8,7 @@
 #   kubeadm   `kubeadm join`, upstream's kubelet and containerd, against a skiff server
 #   agent     `skiff join` against upstream's control plane
 #   proxy     upstream's kube-proxy in place of skiff's
-#   devices   upstream's sample device plugin and the example driver of dynamic resources on a skiff node
+#   devices   upstream's sample device plugin on a skiff node
 #
 # UPSTREAM is the folder whose bin/ has upstream's programs, or gets them. OUT is where the logs go.
 set -eu
@@ -26,7 +26,7 @@ command -v go >/dev/null || {
 echo "building upstream's programs (the first time takes ten minutes)"
 for scenario in "$@"; do
     case $scenario in
-        devices) sh "$here/../../tools/device-plugins.sh" "$upstream" ;;
+        devices) sh "$here/../../tools/sample-device-plugin.sh" "$upstream" ;;
         *) sh "$here/../../tools/upstream.sh" "$upstream" \
             etcd kube-apiserver kube-controller-manager kube-scheduler kubeadm kubelet kube-proxy ;;
     esac

@@ -1,13 +1,12 @@
 #!/bin/sh
-# device-plugins.sh DIR: upstream's sample device plugin and the example driver of dynamic resources, built by Go from their
-# modules into DIR/bin. What is there already is left alone.
+# sample-device-plugin.sh DIR: upstream's sample device plugin, built by Go from its module into DIR/bin. What is there
+# already is left alone.
 set -eu
-dir=${1:?usage: device-plugins.sh DIR}
+dir=${1:?usage: sample-device-plugin.sh DIR}
 kubernetes=v1.36.4
 staging=v0.36.4
-example=v0.2.1
 export CGO_ENABLED=0
-mkdir -p "$dir/bin" "$dir/src/sample-device-plugin" "$dir/src/dra-example-driver"
+mkdir -p "$dir/bin" "$dir/src/sample-device-plugin"
 
 if [ ! -x "$dir/bin/sample-device-plugin" ]; then
     (
@@ -21,14 +20,5 @@ if [ ! -x "$dir/bin/sample-device-plugin" ]; then
             go mod edit -replace="$library=$library@$staging"
         done
         go build -mod=mod -ldflags "-s -w" -o ../../bin/ k8s.io/kubernetes/test/images/sample-device-plugin
-    )
-fi
-if [ ! -x "$dir/bin/dra-example-kubeletplugin" ]; then
-    (
-        cd "$dir/src/dra-example-driver"
-        rm -f go.mod go.sum
-        go mod init dra-example-driver >/dev/null 2>&1
-        go get "sigs.k8s.io/dra-example-driver@$example"
-        go build -mod=mod -ldflags "-s -w" -o ../../bin/ sigs.k8s.io/dra-example-driver/cmd/dra-example-kubeletplugin
     )
 fi
