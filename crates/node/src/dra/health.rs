@@ -25,10 +25,13 @@ struct Told {
     timeout: Duration,
 }
 
+/// By pool and device.
+type Devices = BTreeMap<(String, String), Told>;
+
 #[derive(Default)]
 pub struct Health {
-    /// By driver, then by pool and device. A leaf lock.
-    known: Mutex<HashMap<String, BTreeMap<(String, String), Told>>>,
+    /// By driver. A leaf lock.
+    known: Mutex<HashMap<String, Devices>>,
     pub changed: Notify,
 }
 
