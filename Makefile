@@ -118,7 +118,7 @@ critest: build test-deps
 cgroup2: test-deps
 	sh tools/cgroup2.sh $(CARGO) test --package skiff-runtime --test containers --test escape
 
-## mix: skiff's parts and upstream's in one cluster, or one of ONLY="kubeadm agent proxy runtime flannel" (needs Go)
+## mix: skiff's parts and upstream's in one cluster, or one of ONLY="kubeadm agent proxy runtime flannel devices" (needs Go)
 mix: build test-deps
 	sh tests/mix/run.sh $(RELEASE) $(ONLY)
 

@@ -10,12 +10,13 @@
 #   proxy     upstream's kube-proxy in place of skiff's
 #   runtime   upstream's kubelet on skiff's embedded runtime
 #   flannel   flannel in place of skiff's pod network, and the throughput of both (SECONDS_EACH=5, three times)
+#   devices   upstream's sample device plugin on a skiff node
 #
 # UPSTREAM is the folder whose bin/ has upstream's programs, or gets them. OUT is where the logs go.
 set -eu
 skiff=$(realpath "${1:?usage: run.sh SKIFF-BINARY [SCENARIO…]}")
 shift
-[ $# -gt 0 ] || set -- kubeadm agent proxy runtime flannel
+[ $# -gt 0 ] || set -- kubeadm agent proxy runtime flannel devices
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(realpath -m "${OUT:-$here/../../target/mix}")
 upstream=$(realpath -m "${UPSTREAM:-$out/upstream}")
@@ -29,17 +30,20 @@ needs() {
         kubeadm) echo kubeadm kubelet kube-proxy ;;
         agent) echo etcd kube-apiserver kube-controller-manager kube-scheduler kubeadm ;;
         proxy) echo kube-proxy ;;
+        runtime) echo kubeadm kubelet ;;
         flannel) echo flanneld ;;
+        devices) ;;
         *) echo "there is no scenario $1" >&2; return 1 ;;
     esac
 }
 programs=""
 for scenario in "$@"; do
     programs="$programs $(needs "$scenario")"
+    [ "$scenario" != devices ] || sh "$here/../../tools/sample-device-plugin.sh" "$upstream"
 done
 echo "building upstream's programs (the first time takes ten minutes)"
 # shellcheck disable=SC2086
-sh "$here/../../tools/upstream.sh" "$upstream" $programs
+[ -z "$(echo $programs)" ] || sh "$here/../../tools/upstream.sh" "$upstream" $programs
 for scenario in "$@"; do
     echo "== $scenario"
     rm -rf --one-file-system "$out/$scenario"

@@ -222,6 +222,16 @@ fn host_ports(pod: &Pod) -> Vec<HostPort<'_>> {
         .collect()
 }
 
+/// What a claim has allocated is no matter of the node's amounts.
+fn is_backed_by_class(pod: &Pod, resource: &str) -> bool {
+    let status = pod.status.as_ref();
+    let extended = status.and_then(|status| status.extended_resource_claim_status.as_ref());
+    let mut mappings = extended
+        .into_iter()
+        .flat_map(|extended| &extended.request_mappings);
+    mappings.any(|mapping| mapping.resource_name == resource)
+}
+
 fn enough_room(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Result<(), Refusal> {
     // What a pod asks for, not what it has: it may be one that is resized.
     let wanted = pod.spec.as_ref().map(spec_requests).unwrap_or_default();
@@ -233,7 +243,8 @@ fn enough_room(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Re
             .map(if name == "cpu" { milli_value } else { value })
     };
     // COMPAT: what the node does not have at all is the cluster's business, and counts for nothing here.
-    let others_wanted = wanted.others.keys().filter(|name| capacity(name).is_some());
+    let others_wanted =
+        { wanted.others.keys() }.filter(|name| capacity(name).is_some() && !is_backed_by_class(pod, name));
     let names = ["pods", "cpu", "memory", "ephemeral-storage"].into_iter();
     let mut refusal: Option<Refusal> = None;
     for name in names.chain(others_wanted.map(String::as_str)) {

@@ -43,6 +43,14 @@ impl Kubelet {
     }
 
     async fn remove_orphans(&self) {
+        self.device_plugins.retain(|uid| self.is_known(uid));
+        for uid in self.dra.pods() {
+            if !self.is_known(&uid)
+                && let Err(error) = self.dra.unprepare(&uid).await
+            {
+                tracing::info!(uid, error, "cannot give back the devices of a pod that is gone");
+            }
+        }
         // The order matters: what is listed first cannot belong to a pod that comes later.
         let Ok(outlines) = self.runtime.outlines().await else {
             return;

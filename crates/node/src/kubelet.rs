@@ -20,7 +20,9 @@ use crate::admission::{self, Confinement, Refusal};
 use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
 use crate::config::NodeConfig;
+use crate::device_plugins::{self, DevicePlugins};
 use crate::dns::parse_resolv_conf;
+use crate::dra::{DRA_PLUGIN, Dra};
 use crate::field_ref::NodeFacts;
 use crate::images::Images;
 use crate::machine::Machine;
@@ -28,6 +30,7 @@ use crate::marks;
 use crate::metrics::Metrics;
 use crate::node_status::node_reference;
 use crate::objects::{ApiObjects, Objects, error_message};
+use crate::plugin_registry::PluginRegistry;
 use crate::pod_state::PodState;
 use crate::pod_worker::PodWorker;
 use crate::pods;
@@ -73,6 +76,8 @@ pub struct Kubelet {
     pub probes: Probes,
     pub volumes: Volumes,
     pub user_namespaces: UserNamespaces,
+    pub device_plugins: Arc<DevicePlugins>,
+    pub dra: Dra,
     pub cgroups: Cgroups,
     pub objects: Arc<dyn Objects>,
     pub machine: Machine,
@@ -153,6 +158,13 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
             PullRecords::new(config.data_dir.join("image_manager")),
         ),
         volumes,
+        dra: Dra::restored(
+            &config.data_dir,
+            client.clone(),
+            &config.node_name,
+            shutdown.clone(),
+        ),
+        device_plugins: Arc::new(DevicePlugins::restored(&config.data_dir)),
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
         runtime_status: Mutex::default(),
@@ -201,6 +213,16 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     tasks.spawn(kubelet.clone().run_pleg(outlines));
     tasks.spawn(kubelet.clone().run_housekeeping());
     tasks.spawn(kubelet.clone().run_pressure());
+    let plugins = PluginRegistry::new(kubelet.config.data_dir.join("plugins_registry"))
+        .handle(DRA_PLUGIN, kubelet.dra.drivers.clone())
+        .handle(
+            device_plugins::DEVICE_PLUGIN,
+            kubelet.device_plugins.handler(shutdown.clone()),
+        );
+    tasks.spawn(plugins.run(shutdown.clone()));
+    tasks.spawn(kubelet.clone().run_device_health());
+    tasks.spawn(kubelet.clone().run_pod_resources());
+    tasks.spawn(kubelet.device_plugins.clone().run(shutdown.clone()));
     tasks.spawn(server::serve(kubelet.clone(), listener, tls));
     while let Some(result) = tasks.join_next().await {
         if let Err(error) = result
@@ -216,7 +238,12 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
 
 fn make_directories(config: &NodeConfig) -> Result<(), Error> {
     let pods = config.data_dir.join("pods");
-    for directory in [&pods, &config.log_dir] {
+    // Where plugins put their sockets, and where they say that they are there.
+    let (plugins, registry) = (
+        config.data_dir.join("plugins"),
+        config.data_dir.join("plugins_registry"),
+    );
+    for directory in [&pods, &plugins, &registry, &config.log_dir] {
         std::fs::create_dir_all(directory)
             .and_then(|()| {
                 // Secrets and service account tokens are in there, some of them readable to all that get so
@@ -297,10 +324,17 @@ impl Kubelet {
         match self.try_admit(state).await {
             Err(refusal) if !refusal.missing.is_empty() && is_critical(&state.pod()) => {
                 self.make_room(state, &refusal.missing).await?;
-                self.try_admit(state).await
+                self.try_admit(state).await?;
             }
-            admitted => admitted,
+            admitted => admitted?,
         }
+        let allocated = self.device_plugins.allocate(&state.pod()).await;
+        allocated.map_err(|error| {
+            Refusal::new(
+                "UnexpectedAdmissionError",
+                format!("Allocate failed due to {error}, which is unexpected"),
+            )
+        })
     }
 
     async fn try_admit(&self, state: &PodState) -> Result<(), Refusal> {
@@ -414,7 +448,7 @@ impl Kubelet {
         let observed = state.observed();
         let reasons = state.reasons();
         let failed = state.failed();
-        let made = generate(&StatusInput {
+        let mut made = generate(&StatusInput {
             pod: &allocated,
             resize: &resize,
             is_considered: resize.is_considered(&pod),
@@ -429,6 +463,7 @@ impl Kubelet {
             failed: failed.as_ref(),
             now: Timestamp::now(),
         });
+        self.add_device_health(&pod, &mut made);
         let news = !statuses_equal(&current, &made);
         // The API may have something else than what was last made; the writer finds out.
         let api_differs = pod
@@ -468,12 +503,14 @@ impl Kubelet {
     }
 
     pub fn allocatable(&self) -> crate::resources::ResourceList {
-        self.machine.allocatable(
+        let mut allocatable = self.machine.allocatable(
             self.config.max_pods,
             self.config.reserved_cpu_milli,
             self.config.reserved_memory,
             &self.config.thresholds,
-        )
+        );
+        allocatable.extend(self.device_plugins.capacity().1);
+        allocatable
     }
 
     pub fn node_facts(&self, pod_ips: &[String]) -> NodeFacts {

@@ -214,6 +214,7 @@ impl Kubelet {
                 () = self.shutdown.cancelled() => return,
                 _ = network.changed() => {}
                 _ = pressure.changed() => {}
+                () = self.device_plugins.changed.notified() => {}
                 () = tokio::time::sleep(UPDATE_PERIOD) => {
                     ticks += 1;
                     if ticks.is_multiple_of(3) && let Ok(list) = self.runtime.images().await {
@@ -280,8 +281,10 @@ impl Kubelet {
             address: config.node_name.clone(),
         });
         let (handlers, features) = self.runtime_features();
+        let mut capacity = self.machine.capacity(config.max_pods);
+        capacity.extend(self.device_plugins.capacity().0);
         NodeStatus {
-            capacity: Some(self.machine.capacity(config.max_pods)),
+            capacity: Some(capacity),
             allocatable: Some(self.allocatable()),
             conditions: Some(conditions(
                 not_ready.as_deref(),

@@ -186,7 +186,7 @@ fn fates() -> BTreeMap<&'static str, Vec<(&'static str, Fate)>> {
                 ),
                 (
                     "resourceClaims",
-                    Refused("node/src/sync.rs", "FailedPrepareDynamicResources"),
+                    Acts("node/src/dra/mod.rs", "spec.resource_claims"),
                 ),
                 ("resources", Acts("node/src/resize/record.rs", "spec.resources")),
                 ("hostnameOverride", Acts("node/src/hosts.rs", "hostname_override")),

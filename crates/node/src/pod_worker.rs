@@ -227,6 +227,11 @@ impl PodWorker {
         state.set_terminal();
         kubelet.refresh_status(state);
         kubelet.retry_waiting_resizes();
+        kubelet.device_plugins.release(&state.uid);
+        if let Err(error) = kubelet.dra.unprepare(&state.uid).await {
+            tracing::warn!(pod = %pods::full_name(&pod), error, "cannot give back the devices of the pod");
+            return Next::Wait(self.retry());
+        }
         if let Err(error) = kubelet.volumes.tear_down(&state.uid).await {
             tracing::warn!(pod = %pods::full_name(&pod), %error, "cannot unmount the volumes of the pod");
             return Next::Wait(self.retry());

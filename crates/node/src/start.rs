@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, Secret};
 use skiff_cri::v1;
 
 use crate::container_config::{ContainerInputs, container_config, user_namespace_of};
+use crate::device_plugins::RunOptions;
 use crate::durations::go_duration;
 use crate::env;
 use crate::env_file;
@@ -116,6 +117,13 @@ impl Kubelet {
                 .environment(pod, container, context.mounted, context.facts)
                 .await
                 .map_err(config_error)?;
+            let mut devices = self
+                .device_plugins
+                .options(pod, container)
+                .await
+                .map_err(config_error)?;
+            let prepared = self.dra.cdi_devices(pod, container).map_err(config_error)?;
+            devices.cdi.extend(prepared);
             let mounts = container_mounts(&MountInputs {
                 pod,
                 container,
@@ -140,7 +148,7 @@ impl Kubelet {
                     container.name
                 ))
             })?;
-            let config = container_config(ContainerInputs {
+            let mut config = container_config(ContainerInputs {
                 pod,
                 container,
                 restart_count,
@@ -153,6 +161,7 @@ impl Kubelet {
                 target_container_id,
                 user_namespace: user_namespace_of(context.sandbox_config),
             });
+            add_devices(&mut config, devices);
             let runtime = self.runtime.clone();
             let (sandbox, sandbox_config) = (context.sandbox_id.to_owned(), context.sandbox_config.clone());
             let abandoned = never_started(container, observed).map(|last| last.id.clone());
@@ -337,6 +346,38 @@ impl Kubelet {
         let service_env = env::service_environment(&services, namespace, links);
         env::environment(pod, container, &sources, &service_env, facts).map_err(|e| e.to_string())
     }
+}
+
+/// What plugins want for the devices of the container. What the pod says itself stays.
+fn add_devices(config: &mut v1::ContainerConfig, devices: RunOptions) {
+    for (key, value) in devices.env {
+        if !config.envs.iter().any(|known| known.key == key) {
+            let value = value.into();
+            config.envs.push(v1::KeyValue { key, value });
+        }
+    }
+    config
+        .mounts
+        .extend(devices.mounts.into_iter().map(|mount| v1::Mount {
+            container_path: mount.container_path,
+            host_path: mount.host_path,
+            readonly: mount.read_only,
+            ..Default::default()
+        }));
+    config
+        .devices
+        .extend(devices.nodes.into_iter().map(|node| v1::Device {
+            container_path: node.container_path,
+            host_path: node.host_path,
+            permissions: node.permissions,
+        }));
+    for (key, value) in devices.annotations {
+        config.annotations.entry(key).or_insert(value);
+    }
+    let names = devices.cdi.into_iter();
+    config
+        .cdi_devices
+        .extend(names.map(|name| v1::CdiDevice { name }));
 }
 
 /// The images that the container mounts, or why one of them is not here.

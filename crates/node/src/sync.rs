@@ -232,14 +232,14 @@ impl Kubelet {
                 .event(&pods::reference(pod), "Warning", reason, message)
         };
         // Without its devices the pod must not run.
-        let claims = pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_deref());
-        if let Some(claim) = claims.and_then(|claims| claims.first()) {
+        let prepare = {
+            let (kubelet, pod) = (self.clone(), pod.clone());
+            async move { kubelet.dra.prepare(&pod).await }
+        };
+        if let Err(error) = state.change(prepare).await {
             event(
                 "FailedPrepareDynamicResources",
-                format!(
-                    "Failed to prepare dynamic resources: claim {:?}: this node has no DRA drivers",
-                    claim.name
-                ),
+                format!("Failed to prepare dynamic resources: {error}"),
             );
             return Err(());
         }

@@ -38,6 +38,8 @@ pub struct Config {
     pub stream_bind: SocketAddr,
     /// Never set oom_score_adj below the daemon's own; `None`: found out by CAP_SYS_RESOURCE.
     pub restrict_oom_score_adj: Option<bool>,
+    /// Where vendors put the specs of their devices (CDI); the later one wins.
+    pub cdi_spec_dirs: Vec<PathBuf>,
 }
 
 impl Config {
@@ -57,6 +59,7 @@ impl Config {
             exe: std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into()),
             stream_bind: SocketAddr::from(([127, 0, 0, 1], 0)),
             restrict_oom_score_adj: None,
+            cdi_spec_dirs: vec!["/etc/cdi".into(), "/var/run/cdi".into()],
         }
     }
 

@@ -133,7 +133,8 @@ impl Classes {
         if pod.shape.count_attempt() < ATTEMPTS_BEFORE && known.is_none() {
             return None;
         }
-        let plain = !pod.is_special() && pod.node_name.is_empty();
+        // Whether a class backs extended resources is asked each time: it changes.
+        let plain = !pod.is_special() && pod.node_name.is_empty() && pod.shape.extended.is_empty();
         let per_pod = match known {
             Some(class) if plain && class.plain => Vec::new(),
             _ => per_pod_plugins(profile, pod)?,

@@ -3,6 +3,7 @@
 //!
 //! It is filled by informers (see `handlers`). Of workloads only selectors are kept.
 
+use crate::plugins::IMPLICIT_PREFIX;
 use crate::pod::{Labels, Parts};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -78,11 +79,37 @@ pub(crate) struct Listers {
     pub(crate) resource_claims: Objects<ResourceClaim>,
     pub(crate) slices: Objects<ResourceSlice>,
     pub(crate) device_classes: Objects<DeviceClass>,
+    /// The classes by the extended resource that they back, of that version of the classes.
+    backing: RwLock<(u64, HashMap<String, Arc<DeviceClass>>)>,
 }
 
 impl Listers {
     pub(crate) fn budgets_version(&self) -> u64 {
         self.budgets.version()
+    }
+
+    /// The DeviceClass that backs an extended resource. Of several the newest does, then the one with the first name.
+    pub(crate) fn class_backing(&self, resource: &str) -> Option<Arc<DeviceClass>> {
+        if let Some(name) = resource.strip_prefix(IMPLICIT_PREFIX) {
+            return self.device_classes.get("", name);
+        }
+        let version = self.device_classes.version();
+        {
+            let known = self.backing.read();
+            if known.0 == version {
+                return known.1.get(resource).cloned();
+            }
+        }
+        let mut classes = self.device_classes.find(|(key, class)| {
+            let resource = class.spec.extended_resource_name.clone()?;
+            Some((key.name.clone(), resource, Arc::clone(class)))
+        });
+        let created = |class: &DeviceClass| class.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        classes.sort_by(|(name_a, _, a), (name_b, _, b)| (created(a), name_b).cmp(&(created(b), name_a)));
+        let classes = classes.into_iter().map(|(_, resource, class)| (resource, class));
+        let mut known = self.backing.write();
+        *known = (version, classes.collect());
+        known.1.get(resource).cloned()
     }
 
     pub(crate) fn set_service(&self, key: &Key, selector: Option<Labels>) {

@@ -3,6 +3,7 @@
 //! What pods of one template have in common is a [`Shape`], kept once for all of them. What differs from pod to pod
 //! (its name, its claims, where it is) is in [`PodInfo`].
 
+use crate::plugins::extended_resources::{self, ContainerDemand};
 use k8s_openapi::api::core::v1::{
     NodeSelector, Pod, PodAffinityTerm, PodCondition, PodSpec, PreferredSchedulingTerm, Toleration,
     TopologySpreadConstraint,
@@ -192,6 +193,8 @@ pub(crate) struct Parts {
     pub(crate) owner: Option<(String, String)>,
     /// Features that its node must declare.
     pub(crate) features: Vec<&'static str>,
+    /// Containers that ask for resources which a DeviceClass may back.
+    pub(crate) extended: Vec<ContainerDemand>,
 }
 
 impl Parts {
@@ -236,6 +239,7 @@ impl Parts {
                 .collect(),
             owner: owner.map(|owner| (owner.kind.clone(), owner.name.clone())),
             features: crate::plugins::node_declared_features::required(pod),
+            extended: extended_resources::demands(spec),
             namespace,
             labels,
         }

@@ -34,6 +34,9 @@ const BARE_COUNTS: [&str; 6] = [
 ];
 
 const STORAGE_CLASS: &str = ".storageclass.storage.k8s.io/";
+const DEVICE_CLASS: &str = ".deviceclass.resource.k8s.io/devices";
+/// How many devices one claim may get at most: what a request for all counts as.
+const MOST_DEVICES: i64 = 32;
 
 pub fn amounts(value: &Value) -> Amounts {
     value
@@ -62,6 +65,9 @@ pub fn counted_by(entry: &str) -> Option<(&str, &str)> {
     if entry == "requests.storage" || entry.contains(STORAGE_CLASS) {
         return Some(("", "persistentvolumeclaims"));
     }
+    if entry.ends_with(DEVICE_CLASS) {
+        return Some(("resource.k8s.io", "resourceclaims"));
+    }
     if entry.starts_with("services.") {
         return Some(("", "services"));
     }
@@ -82,6 +88,9 @@ pub fn counted_by(entry: &str) -> Option<(&str, &str)> {
 pub fn usage(group: &str, resource: &str, object: &Value) -> Amounts {
     let one = Quantity::from_units(1);
     let mut used = Amounts::from([(count_name(group, resource), one)]);
+    if (group, resource) == ("resource.k8s.io", "resourceclaims") {
+        devices(object, &mut used);
+    }
     if !group.is_empty() {
         return used;
     }
@@ -95,6 +104,32 @@ pub fn usage(group: &str, resource: &str, object: &Value) -> Amounts {
         _ => {}
     }
     used
+}
+
+/// The devices of each class that a claim may get. Of alternatives the one with most of a class counts.
+fn devices(claim: &Value, used: &mut Amounts) {
+    let count = |request: &Value| match text(request, "allocationMode") {
+        "All" => MOST_DEVICES,
+        "" | "ExactCount" => at(request, "count").as_i64().unwrap_or(1),
+        _ => 0,
+    };
+    let mut totals: BTreeMap<&str, i64> = BTreeMap::new();
+    for request in list(claim, "spec.devices.requests") {
+        let mut most: BTreeMap<&str, i64> = BTreeMap::new();
+        let exactly = [at(request, "exactly")]
+            .into_iter()
+            .filter(|exactly| !exactly.is_null());
+        for option in exactly.chain(list(request, "firstAvailable")) {
+            let known = most.entry(text(option, "deviceClassName")).or_default();
+            *known = count(option).max(*known);
+        }
+        for (class, amount) in most {
+            *totals.entry(class).or_default() += amount;
+        }
+    }
+    for (class, amount) in totals {
+        used.insert(format!("{class}{DEVICE_CLASS}"), Quantity::from_units(amount));
+    }
 }
 
 fn pod(pod: &Value, used: &mut Amounts) {
@@ -350,6 +385,32 @@ mod tests {
     }
 
     #[test]
+    fn devices_are_counted_by_class() {
+        let request = |class: &str, more: Value| {
+            let mut request = json!({"deviceClassName": class});
+            request
+                .as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
+            request
+        };
+        let claim = json!({"spec": {"devices": {"requests": [
+            {"name": "a", "exactly": request("gpu", json!({"allocationMode": "ExactCount", "count": 2}))},
+            {"name": "b", "exactly": request("nic", json!({"allocationMode": "All"}))},
+            {"name": "c", "firstAvailable": [request("gpu", json!({"count": 1})), request("gpu", json!({"count": 3})),
+                request("tpu", json!({"count": 1}))]}]}}});
+        let used = usage("resource.k8s.io", "resourceclaims", &claim);
+        let shown: Vec<String> = used
+            .iter()
+            .map(|(name, amount)| format!("{name}={amount}"))
+            .collect();
+        let class =
+            |class: &str, amount: i64| format!("{class}.deviceclass.resource.k8s.io/devices={amount}");
+        let count = "count/resourceclaims.resource.k8s.io=1".to_owned();
+        assert_eq!(shown, [count, class("gpu", 5), class("nic", 32), class("tpu", 1)]);
+    }
+
+    #[test]
     fn who_counts_for_an_entry() {
         for (entry, expected) in [
             ("count/deployments.apps", Some(("apps", "deployments"))),
@@ -360,6 +421,10 @@ mod tests {
             (
                 "gold.storageclass.storage.k8s.io/requests.storage",
                 Some(("", "persistentvolumeclaims")),
+            ),
+            (
+                "gpu.deviceclass.resource.k8s.io/devices",
+                Some(("resource.k8s.io", "resourceclaims")),
             ),
             ("services.nodeports", Some(("", "services"))),
             ("secrets", Some(("", "secrets"))),

@@ -5,6 +5,8 @@
     reason = "everything here is a test, though not every function is marked as one"
 )]
 
+mod device_plugins;
+mod dra;
 mod ends;
 mod resize;
 mod runtime;

@@ -176,6 +176,7 @@ impl Daemon {
                 .oom_floor
                 .map_or(oom_score_adj, |floor| oom_score_adj.max(floor)),
             available_capabilities: self.capabilities,
+            cdi_spec_dirs: &self.config.cdi_spec_dirs,
         })
         .map_err(|message| Status::unknown(format!("failed to generate container {id:?} spec: {message}")))?;
         let prepared = Prepared {

@@ -2,6 +2,7 @@
 //! killed and started again at any moment without a container noticing.
 
 mod capabilities;
+mod cdi;
 mod containers;
 mod devices;
 mod events;

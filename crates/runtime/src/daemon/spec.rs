@@ -2,7 +2,8 @@
 //! host paths that are named in the configuration.
 
 use super::capabilities;
-use super::devices::{add_device, default_devices, host_devices};
+use super::cdi;
+use super::devices::{add_cdi_node, add_device, cdi_mount, default_devices, host_devices};
 use super::user_namespaces::{self, Mapping};
 use crate::cgroup::{self, Cgroup, DeviceRule, Resources};
 use crate::image::{Image, ImageConfig};
@@ -43,6 +44,7 @@ pub struct Request<'a> {
     pub cgroup: &'a Cgroup,
     pub oom_score_adj: i32,
     pub available_capabilities: u64,
+    pub cdi_spec_dirs: &'a [PathBuf],
 }
 
 pub struct Built {
@@ -70,6 +72,10 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
         ));
     }
     let privileged = security.privileged;
+    let names: Vec<&str> = { config.cdi_devices.iter() }
+        .map(|device| device.name.as_str())
+        .collect();
+    let edits = cdi::edits(request.cdi_spec_dirs, &names)?;
 
     let capabilities = capabilities::resolve(
         security.capabilities.as_ref(),
@@ -78,9 +84,14 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
     )?;
     let process = ProcessSpec {
         args: arguments(config, &request.image.config)?,
-        env: environment(config, &request.image.config, &request.sandbox.hostname)?,
+        env: environment(
+            config,
+            &request.image.config,
+            &request.sandbox.hostname,
+            &edits.env,
+        )?,
         cwd: first_of(&config.working_dir, &request.image.config.working_dir),
-        user: user(&security, &request.image.config),
+        user: user(&security, &request.image.config, &edits.additional_gids),
         capabilities,
         no_new_privileges: security.no_new_privs,
         oom_score_adj: Some(request.oom_score_adj),
@@ -105,6 +116,9 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
     for device in &config.devices {
         add_device(device, &mut devices, &mut device_rules)?;
     }
+    for node in &edits.device_nodes {
+        add_cdi_node(node, &process.user, &mut devices, &mut device_rules)?;
+    }
     let spec = InitSpec {
         rootfs: Rootfs {
             layers_dir: request.layers_dir.clone(),
@@ -115,7 +129,7 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
             readonly: security.readonly_rootfs,
         },
         namespaces: namespaces(&security, request.sandbox),
-        mounts: mounts(request, privileged)?,
+        mounts: mounts(request, privileged, &edits.mounts)?,
         devices,
         masked_paths: if privileged {
             Vec::new()
@@ -139,9 +153,6 @@ fn refuse_unsupported(
     config: &cri::ContainerConfig,
     security: &cri::LinuxContainerSecurityContext,
 ) -> Result<(), String> {
-    if !config.cdi_devices.is_empty() {
-        return Err("CDI devices are not supported by this runtime".into());
-    }
     if let Some(profile) = &security.apparmor
         && profile.profile_type != cri::security_profile::ProfileType::Unconfined as i32
     {
@@ -232,11 +243,12 @@ fn arguments(config: &cri::ContainerConfig, image: &ImageConfig) -> Result<Vec<S
     Ok(command)
 }
 
-/// Later values win: defaults, the image's, the container's.
+/// Later values win: defaults, the image's, the container's, those of its devices.
 fn environment(
     config: &cri::ContainerConfig,
     image: &ImageConfig,
     hostname: &str,
+    of_devices: &[String],
 ) -> Result<Vec<String>, String> {
     let mut environment: Vec<String> = Vec::new();
     let mut set = |variable: String| {
@@ -259,10 +271,13 @@ fn environment(
             .map_err(|_| format!("the value of environment variable {} is not UTF-8", pair.key))?;
         set(format!("{}={value}", pair.key));
     }
+    for variable in of_devices {
+        set(variable.clone());
+    }
     Ok(environment)
 }
 
-fn user(security: &cri::LinuxContainerSecurityContext, image: &ImageConfig) -> UserSpec {
+fn user(security: &cri::LinuxContainerSecurityContext, image: &ImageConfig, more_groups: &[u32]) -> UserSpec {
     let (image_user, image_group) = image.user.split_once(':').unwrap_or((&image.user, ""));
     let (user, mut group) = match (&security.run_as_user, security.run_as_username.as_str()) {
         (Some(uid), _) => (uid.value.to_string(), String::new()),
@@ -279,6 +294,7 @@ fn user(security: &cri::LinuxContainerSecurityContext, image: &ImageConfig) -> U
             .supplemental_groups
             .iter()
             .filter_map(|gid| u32::try_from(*gid).ok())
+            .chain(more_groups.iter().copied())
             .collect(),
         strict_groups: security.supplemental_groups_policy == cri::SupplementalGroupsPolicy::Strict as i32,
     }
@@ -347,7 +363,7 @@ fn namespaces(security: &cri::LinuxContainerSecurityContext, sandbox: &SandboxPa
     }
 }
 
-fn filesystem(
+pub(super) fn filesystem(
     target: &str,
     fstype: &str,
     options: &[&str],
@@ -387,7 +403,7 @@ fn bind(target: &str, source: &Path, readonly: bool) -> Mount {
     }
 }
 
-fn mounts(request: &Request<'_>, privileged: bool) -> Result<Vec<Mount>, String> {
+fn mounts(request: &Request<'_>, privileged: bool, of_devices: &[cdi::Mount]) -> Result<Vec<Mount>, String> {
     let (config, sandbox) = (request.config, request.sandbox);
     let user = sandbox.user.as_ref().map(|(_, mapping)| *mapping);
     // The group of terminals, as the host knows it.
@@ -454,13 +470,18 @@ fn mounts(request: &Request<'_>, privileged: bool) -> Result<Vec<Mount>, String>
             None => volume(mount, user)?,
         });
     }
+    for mount in of_devices {
+        let made = cdi_mount(mount)?;
+        own.retain(|other| other.target != made.target);
+        own.push(made);
+    }
     // A volume inside another must come after it, whatever the order they are named in.
     own.sort_by_key(|mount| Path::new(&mount.target).components().count());
     mounts.extend(own);
     Ok(mounts)
 }
 
-fn clean_path(path: &str) -> String {
+pub(super) fn clean_path(path: &str) -> String {
     let trimmed = path.trim_end_matches('/');
     if trimmed.is_empty() {
         "/".into()
@@ -541,7 +562,7 @@ fn is_in_layers(layers_dir: &Path, layers: &[String], path: &Path) -> bool {
     false
 }
 
-fn volume(mount: &cri::Mount, user: Option<Mapping>) -> Result<Mount, String> {
+pub(super) fn volume(mount: &cri::Mount, user: Option<Mapping>) -> Result<Mount, String> {
     if !mount.container_path.starts_with('/') {
         return Err(format!("mount path {:?} is not absolute", mount.container_path));
     }
@@ -709,7 +730,7 @@ mod tests {
             envs: vec![pair("A", "2"), pair("B", "a=b")],
             ..Default::default()
         };
-        let got = environment(&config, &image, "h").expect("environment");
+        let got = environment(&config, &image, "h", &[]).expect("environment");
         assert_eq!(got, strings(&["PATH=/x", "HOSTNAME=h", "A=2", "B=a=b"]));
     }
 
@@ -725,7 +746,7 @@ mod tests {
                 user: image_user.into(),
                 ..Default::default()
             };
-            let got = user(&security, &image);
+            let got = user(&security, &image, &[]);
             assert_eq!(
                 (got.user.as_str(), got.group.as_str()),
                 expected,

@@ -24,11 +24,12 @@ impl Environment {
             .tempdir()
             .expect("a directory");
         let number: u16 = rand::random();
-        let config = Config::new(
+        let mut config = Config::new(
             directory.path().join("root"),
             directory.path().join("run"),
             format!("skiff-test-{number:x}"),
         );
+        config.cdi_spec_dirs = vec![directory.path().join("cdi")];
         let bridge = format!("skt{number:x}");
         let subnet = format!("10.{}.{}.0/24", 100 + (number >> 8) % 100, number & 0xff);
         let data_dir = directory.path().join("ipam");

@@ -2,6 +2,7 @@
 //! container helper and as CNI plugin. Without root every test says that it was skipped.
 
 mod basics;
+mod cdi;
 mod edges;
 mod environment;
 mod harness;
@@ -21,6 +22,7 @@ const TESTS: &[Test] = tests![
     basics::users_and_mounts,
     basics::terminal,
     basics::streaming,
+    cdi::devices,
     edges::failures,
     edges::namespaces,
     edges::figures,

@@ -1,5 +1,6 @@
 //! The plugins, one file each. Their order here is the order in which they run.
 
+mod claim_writer;
 mod default_binder;
 pub(crate) mod default_preemption;
 mod device_capacity;
@@ -7,6 +8,7 @@ mod device_conditions;
 mod devices;
 mod domains;
 mod dynamic_resources;
+pub(crate) mod extended_resources;
 mod image_locality;
 mod inter_pod_affinity;
 pub(crate) mod node_affinity;
@@ -77,7 +79,7 @@ pub(crate) const PLUGINS: &[Known] = &[
     }),
     known("NodeAffinity", 2, |_, args| node_affinity(args)),
     known("NodePorts", 0, |_, args| no_args(args, node_ports::NodePorts)),
-    known("NodeResourcesFit", 1, |_, args| fit(args)),
+    known("NodeResourcesFit", 1, fit),
     known("VolumeRestrictions", 0, |handle, args| {
         let listers = Arc::clone(&handle.listers);
         no_args(args, volume_restrictions::VolumeRestrictions { listers })
@@ -131,7 +133,7 @@ fn node_affinity(args: &Value) -> Made {
     }))
 }
 
-fn fit(args: &Value) -> Made {
+fn fit(handle: &Handle, args: &Value) -> Made {
     let args = parse_args::<FitArgs>(args)?;
     let (strategy, resources) = args.strategy()?;
     Ok(Arc::new(node_resources::Fit {
@@ -139,6 +141,7 @@ fn fit(args: &Value) -> Made {
         resources,
         ignored_resources: args.ignored_resources,
         ignored_groups: args.ignored_resource_groups,
+        listers: Arc::clone(&handle.listers),
     }))
 }
 
@@ -192,6 +195,9 @@ fn preemption(handle: &Handle, args: &Value) -> Made {
 
 /// For the configuration.
 pub(crate) use node_resources::{Strategy, is_extended};
+
+/// For the listers.
+pub(crate) use extended_resources::IMPLICIT_PREFIX;
 
 #[cfg(any(test, feature = "bench"))]
 pub(crate) mod testing {

@@ -4,10 +4,13 @@
 use crate::cache::Cache;
 use crate::events::ClusterEvent;
 use crate::framework::{Code, CycleState, MAX_SCORE, Plugin, Rejection, Scope, Verdict};
+use crate::listers::Listers;
 use crate::node::{NodeInfo, NodeMeta};
+use crate::plugins::extended_resources::resources;
 use crate::pod::PodInfo;
 use skiff_pods::requests::Resources;
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// How NodeResourcesFit scores.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +27,8 @@ pub(crate) struct Fit {
     pub(crate) resources: Vec<(String, i64)>,
     pub(crate) ignored_resources: Vec<String>,
     pub(crate) ignored_groups: Vec<String>,
+    /// For the classes that back extended resources.
+    pub(crate) listers: Arc<Listers>,
 }
 
 impl Default for Fit {
@@ -33,6 +38,7 @@ impl Default for Fit {
             resources: vec![("cpu".to_owned(), 1), ("memory".to_owned(), 1)],
             ignored_resources: Vec::new(),
             ignored_groups: Vec::new(),
+            listers: Arc::default(),
         }
     }
 }
@@ -86,11 +92,20 @@ impl Fit {
             "Insufficient ephemeral-storage".into()
         });
         for (name, amount) in want.others.iter().filter(|(name, _)| !self.is_ignored(name)) {
+            // What the node does not offer itself, DynamicResources may allocate.
+            if have.get(name) == 0 && self.listers.class_backing(name).is_some() {
+                continue;
+            }
             check(*amount, have.get(name), used.get(name), &|| {
                 format!("Insufficient {name}").into()
             });
         }
         (reasons, never)
+    }
+
+    /// Whether a class backs an extended resource of the pod now.
+    fn is_backed(&self, pod: &PodInfo) -> bool {
+        resources(pod).any(|name| self.listers.class_backing(name).is_some())
     }
 
     fn fits_empty(&self, pod: &PodInfo, node: &NodeMeta) -> bool {
@@ -126,6 +141,7 @@ impl Plugin for Fit {
             ClusterEvent::PodRemoved(_) => true,
             ClusterEvent::PodUpdated { old, new } => grew(&new.shape.requests, &old.shape.requests),
             ClusterEvent::OwnPodUpdated { old, new } => old.shape.requests != new.shape.requests,
+            ClusterEvent::DevicesChanged => self.is_backed(pod),
             _ => false,
         }
     }
@@ -191,8 +207,13 @@ impl Plugin for Fit {
         }
     }
 
-    fn scope(&self, _pod: &PodInfo) -> Scope {
-        Scope::Local
+    /// Classes come and go: the class cache cannot keep what depends on them.
+    fn scope(&self, pod: &PodInfo) -> Scope {
+        if self.is_backed(pod) {
+            Scope::Opaque
+        } else {
+            Scope::Local
+        }
     }
 }
 
@@ -312,7 +333,6 @@ mod tests {
     use super::*;
     use crate::fixtures::{plain_node, pod};
     use serde_json::json;
-    use std::sync::Arc;
 
     fn asking(name: &str, cpu: &str, memory: &str) -> Arc<PodInfo> {
         let requests = json!({"cpu": cpu, "memory": memory});

@@ -7,6 +7,7 @@
 )]
 
 mod cluster;
+mod extended_resources;
 mod extenders;
 mod faults;
 mod restarts;

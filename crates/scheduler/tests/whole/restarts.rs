@@ -45,7 +45,7 @@ fn from_environment(name: &str, default: u64) -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-async fn create_global<K>(cluster: &Cluster, object: Value)
+pub async fn create_global<K>(cluster: &Cluster, object: Value)
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
     K: Resource<Scope = k8s_openapi::ClusterResourceScope>,
