@@ -14,7 +14,7 @@ TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
                   iperf util-linux etcd-server wget
 
-.PHONY: up down build build-deps test test-deps lint unit e2e conformance churn faults restarts clients mix bench bench-network bench-scheduler bench-sim fuzz release install clean
+.PHONY: up down build build-deps test test-deps lint unit e2e conformance churn faults restarts clients mix bench bench-dns bench-network bench-scheduler bench-sim fuzz release install clean
 
 ## up: build the release binary and start a cluster with everything embedded
 up: build
@@ -57,6 +57,10 @@ e2e:
 conformance: build
 	@sh tools/packages.sh $(IMAGE_PACKAGES)
 	sh tests/conformance/run.sh $(RELEASE)
+
+## bench-dns: cluster DNS with SERVICES=5000 for SECONDS=10, and the real CoreDNS beside it (needs Go; COREDNS=no leaves it out)
+bench-dns:
+	SERVICES=$(or $(SERVICES),5000) SECONDS=$(or $(SECONDS),10) COREDNS=$(COREDNS) sh tools/bench-dns.sh
 
 ## bench-network: the service proxy with SERVICES="1000 5000 10000" in a network namespace: time to load, cost of a change
 bench-network:

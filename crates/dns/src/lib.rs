@@ -38,6 +38,27 @@ pub mod fuzz {
             .map_err(|problem| problem.to_string())
     }
 
+    /// A question as it comes by a socket, to a server that knows nothing.
+    pub fn question(bytes: &[u8]) -> Option<Vec<u8>> {
+        use crate::respond::{Active, Client, Responder};
+        use std::sync::{Arc, LazyLock};
+        static RESPONDER: LazyLock<Option<Arc<Responder<crate::zone::Nothing>>>> = LazyLock::new(|| {
+            let metrics = Arc::new(crate::Metrics::new(&skiff_prometheus::Registry::new()));
+            let text = ". {\n kubernetes cluster.local\n rewrite name suffix .a .cluster.local answer auto\n template IN TXT b {\n answer \"{{ .Name }} 1 IN TXT {{ .Remote }}\"\n }\n loadbalance\n}";
+            let config = corefile::parse(text, &BTreeMap::new()).ok()?;
+            let active = Active::new(config, "", &[], &metrics).ok()?;
+            Some(Arc::new(Responder::new(crate::zone::Nothing, active, metrics)))
+        });
+        let client = Client {
+            peer: ([10, 0, 0, 1], 53).into(),
+            local: None,
+            over_tcp: false,
+        };
+        // Nothing in it waits.
+        let answering = RESPONDER.clone()?.respond(bytes.to_vec(), client);
+        futures::FutureExt::now_or_never(answering)?
+    }
+
     /// What a client of its answer would get of a resolver's message: it answers the question that it came with.
     pub fn forwarded(answer: &[u8], question: &[u8]) -> Option<Vec<u8>> {
         let read = Forwarded::read(answer)?;

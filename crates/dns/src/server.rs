@@ -311,7 +311,7 @@ impl<R: Records + Send + Sync + 'static> Server<R> {
         AssertUnwindSafe(answering).catch_unwind().map(move |answer| {
             answer.unwrap_or_else(|panic| {
                 metrics.panicked();
-                skiff_supervise::failed("dns", &skiff_supervise::panic_text(&*panic));
+                skiff_supervise::failed("dns", skiff_supervise::panic_text(&*panic));
                 None
             })
         })

@@ -188,7 +188,7 @@ impl Forwarded {
             }
         }
         let count = self.addresses.len();
-        if count > 1 && turn % count != 0 {
+        if count > 1 && !turn.is_multiple_of(count) {
             let length = usize::from(self.address_length);
             for (nth, to) in self.addresses.iter().enumerate() {
                 let from = usize::from(self.addresses[(nth + turn) % count]);

@@ -28,6 +28,31 @@ pub trait Records {
     fn slices_at(&self, address: IpAddr) -> Vec<Arc<Slice>>;
 }
 
+/// A cluster with nothing in it.
+pub struct Nothing;
+
+impl Records for Nothing {
+    fn namespace_exists(&self, _: &str) -> bool {
+        false
+    }
+
+    fn service(&self, _: &str, _: &str) -> Option<Arc<Service>> {
+        None
+    }
+
+    fn slices(&self, _: &str, _: &str) -> Vec<Arc<Slice>> {
+        Vec::new()
+    }
+
+    fn service_at(&self, _: IpAddr) -> Option<(String, String)> {
+        None
+    }
+
+    fn slices_at(&self, _: IpAddr) -> Vec<Arc<Slice>> {
+        Vec::new()
+    }
+}
+
 #[derive(Debug, Clone, Default)]
 pub struct Service {
     /// Empty for a headless service.
