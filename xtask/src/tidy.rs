@@ -54,7 +54,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["fs", "client", "cri", "pods", "prometheus", "streaming"],
     ),
     ("network", &["client", "cni", "fs"]),
-    ("dns", &["client"]),
+    ("dns", &["client", "https"]),
     ("ingress", &["client", "pki", "prometheus"]),
     ("metrics", &["client", "https"]),
     ("sim", &["client"]),
