@@ -14,7 +14,7 @@ TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
                   iperf util-linux procps etcd-server wget
 
-.PHONY: up down build build-deps test test-deps lint unit e2e conformance gateway-conformance churn faults restarts clients mix bench bench-network bench-scheduler bench-sim bench-sim-servers critest cgroup2 fuzz release install clean
+.PHONY: up down build build-deps test test-deps lint unit e2e conformance gateway-conformance churn faults restarts clients mix bench bench-network bench-scheduler bench-sim bench-sim-servers critest cgroup2 bench-dns fuzz release install clean
 
 ## up: build the release binary and start a cluster with everything embedded
 up: build
@@ -61,6 +61,10 @@ conformance: build
 ## gateway-conformance: Gateway API's conformance suite, or one TEST=name of it (needs Go)
 gateway-conformance: build
 	sh tests/gateway/run.sh $(RELEASE)
+
+## bench-dns: cluster DNS with SERVICES=5000 for SECONDS=10, and the real CoreDNS beside it (needs Go; COREDNS=no leaves it out)
+bench-dns:
+	SERVICES=$(or $(SERVICES),5000) SECONDS=$(or $(SECONDS),10) COREDNS=$(COREDNS) sh tools/bench-dns.sh
 
 ## bench-network: the service proxy with SERVICES="1000 5000 10000": time to load, cost of a change; then beside kube-proxy
 bench-network: build

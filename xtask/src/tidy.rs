@@ -65,7 +65,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("network", &["client", "cni", "fs"]),
-    ("dns", &["client"]),
+    ("dns", &["client", "https"]),
     ("ingress", &["client", "pki", "prometheus"]),
     ("metrics", &["client", "https"]),
     ("sim", &["client"]),

@@ -7,6 +7,7 @@ mod bodies;
 mod cel;
 mod credentials;
 mod custom;
+mod dns;
 mod input;
 mod patches;
 mod request;
@@ -88,6 +89,14 @@ pub static TARGETS: &[Target] = &[
     Target {
         name: "bearer_token",
         run: credentials::bearer_token,
+    },
+    Target {
+        name: "corefile",
+        run: dns::corefile,
+    },
+    Target {
+        name: "dns_message",
+        run: dns::dns_message,
     },
     Target {
         name: "request",

@@ -12,12 +12,11 @@ use std::net::IpAddr;
 const CLUSTER_ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
 const CLUSTER_ROLE_BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
+const ROLE_BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings";
+
 /// Objects by the path of their collection.
-fn objects(cluster_ip: IpAddr) -> Vec<(&'static str, Value)> {
-    let ports = [("dns", "UDP"), ("dns-tcp", "TCP")]
-        .map(|(name, protocol)| json!({"name": name, "port": 53, "protocol": protocol, "targetPort": 53}));
+fn objects() -> Vec<(&'static str, Value)> {
     let provisioner = "system:local-volume-provisioner";
-    let labels = json!({"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true", "kubernetes.io/name": "CoreDNS"});
     vec![
         (
             "/api/v1/namespaces/kube-system/serviceaccounts",
@@ -59,15 +58,6 @@ fn objects(cluster_ip: IpAddr) -> Vec<(&'static str, Value)> {
             }),
         ),
         (
-            "/api/v1/namespaces/kube-system/services",
-            json!({
-                "apiVersion": "v1", "kind": "Service",
-                "metadata": {"name": "kube-dns", "namespace": "kube-system", "labels": labels},
-                // Every node has an instance, and pods ask their own node's.
-                "spec": {"clusterIP": cluster_ip.to_string(), "ports": ports, "trafficDistribution": "PreferSameNode"},
-            }),
-        ),
-        (
             "/api/v1/namespaces/kube-system/serviceaccounts",
             json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": LOCAL_VOLUMES, "namespace": "kube-system"}}),
         ),
@@ -98,6 +88,20 @@ fn objects(cluster_ip: IpAddr) -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// The service in front of cluster DNS. Where another DNS server takes its place, name and address are free for that.
+fn dns_service(cluster_ip: IpAddr) -> (&'static str, Value) {
+    let ports = [("dns", "UDP"), ("dns-tcp", "TCP")]
+        .map(|(name, protocol)| json!({"name": name, "port": 53, "protocol": protocol, "targetPort": 53}));
+    let labels = json!({"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true", "kubernetes.io/name": "CoreDNS"});
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "kube-dns", "namespace": "kube-system", "labels": labels},
+        // Every node has an instance, and pods ask their own node's.
+        "spec": {"clusterIP": cluster_ip.to_string(), "ports": ports, "trafficDistribution": "PreferSameNode"},
+    });
+    ("/api/v1/namespaces/kube-system/services", service)
+}
+
 /// The service account that keeps the endpoints of cluster DNS.
 pub const DNS_ENDPOINTS: &str = "cluster-dns-controller";
 
@@ -115,7 +119,28 @@ fn dns_endpoints_objects() -> Vec<(&'static str, Value)> {
     let slices = json!({"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"],
         "verbs": ["get", "list", "watch", "create", "update", "patch", "delete"]});
     let dns = "skiff:cluster-dns-endpoints";
+    let events = "skiff:corefile-events";
+    let of_dns = |name: &str, role: &str| {
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": name, "namespace": "kube-system"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": "coredns", "namespace": "kube-system"}],
+        })
+    };
     vec![
+        (
+            ROLE_BINDINGS,
+            of_dns("skiff:coredns", crate::joining::CLUSTER_DNS_ROLE),
+        ),
+        // It tells why it does not take a Corefile.
+        (
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles",
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": events, "namespace": "kube-system"},
+                "rules": [{"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}],
+            }),
+        ),
+        (ROLE_BINDINGS, of_dns(events, events)),
         (CLUSTER_ROLES, role(dns, json!([nodes, slices]))),
         (
             CLUSTER_ROLE_BINDINGS,
@@ -399,6 +424,7 @@ fn metrics_objects() -> Vec<(&'static str, Value)> {
 /// Which parts of the cluster run here, as far as they have objects of their own.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts {
+    pub dns: bool,
     pub metrics: bool,
     pub ingress: bool,
     /// The definitions of Gateway API.
@@ -414,7 +440,10 @@ pub async fn install(
     joining: Vec<(&'static str, Value)>,
     once: Vec<(&'static str, Value)>,
 ) -> Result<()> {
-    let mut objects = objects(cluster.service_ip(10)?);
+    let mut objects = objects();
+    if parts.dns {
+        objects.push(dns_service(cluster.service_ip(10)?));
+    }
     objects.extend(joining);
     objects.push(kubelet_access());
     objects.extend(dns_endpoints_objects());

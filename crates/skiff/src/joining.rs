@@ -8,6 +8,7 @@ use crate::cluster::Cluster;
 use anyhow::Result;
 use serde_json::{Value, json};
 use skiff_client::ServerAddress;
+use std::net::IpAddr;
 
 /// The group of those who come with a token for nodes.
 pub const BOOTSTRAPPERS: &str = "system:bootstrappers:kubeadm:default-node-token";
@@ -40,6 +41,9 @@ fn bind(name: &str, role: &str, groups: &[&str]) -> (&'static str, Value) {
     (CLUSTER_ROLE_BINDINGS, binding)
 }
 
+/// Lets cluster DNS read its Corefile.
+pub const CLUSTER_DNS_ROLE: &str = "skiff:corefile";
+
 /// What nodes may do besides what upstream's kubelets may. An agent has one certificate: its proxy, its pod network and
 /// its DNS are the node, and read what theirs read. Who may talk with whom depends on the labels of all pods and
 /// namespaces. On a cluster whose API server is another's, an administrator makes them (`skiff node-roles`).
@@ -52,7 +56,24 @@ pub fn node_roles() -> Vec<(&'static str, Value)> {
     let read = |group: &str, resource: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
     let (network, dns) = ("skiff:pod-network", "skiff:node-dns");
     let all = ["get", "list", "watch"];
+    let corefile = CLUSTER_DNS_ROLE;
     vec![
+        // Its Corefile, and no other ConfigMap.
+        (
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles",
+            json!({
+                "apiVersion": format!("{RBAC}/v1"), "kind": "Role", "metadata": {"name": corefile, "namespace": "kube-system"},
+                "rules": [{"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["coredns"], "verbs": all}],
+            }),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings",
+            json!({
+                "apiVersion": format!("{RBAC}/v1"), "kind": "RoleBinding",
+                "metadata": {"name": "skiff:node-corefile", "namespace": "kube-system"},
+                "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": corefile}, "subjects": [group(NODES)],
+            }),
+        ),
         bind("skiff:node-proxier", "system:node-proxier", &[NODES]),
         role(dns, json!([read("", "namespaces", &all[1..])])),
         bind(dns, dns, &[NODES]),
@@ -100,15 +121,20 @@ fn upstream_proxy() -> [(&'static str, Value); 2] {
 pub fn configurations(
     cluster: &Cluster,
     domain: &str,
+    cluster_dns: &[IpAddr],
     server: &ServerAddress,
 ) -> Result<Vec<(&'static str, Value)>> {
+    let cluster_dns = match cluster_dns {
+        [] => vec![cluster.service_ip(10)?],
+        chosen => chosen.to_vec(),
+    };
     let kubelet = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
         "authentication": {
             "anonymous": {"enabled": false}, "webhook": {"enabled": true},
             "x509": {"clientCAFile": "/etc/kubernetes/pki/ca.crt"}},
         "authorization": {"mode": "Webhook"},
-        "clusterDNS": [cluster.service_ip(10)?], "clusterDomain": domain,
+        "clusterDNS": cluster_dns, "clusterDomain": domain,
         "healthzBindAddress": "127.0.0.1", "healthzPort": 10248,
         "rotateCertificates": true,
         // skiff's API server talks to kubelets whose certificate the cluster signed, and to no others.

@@ -24,6 +24,10 @@ pub struct NodeArgs {
     /// Taints of the node when it registers
     #[arg(long, value_name = "KEY=VALUE:EFFECT", value_delimiter = ',', value_parser = taint)]
     pub register_with_taints: Vec<Taint>,
+    /// Addresses of the DNS servers that pods ask [default: cluster DNS, the tenth address of the service network]
+    #[arg(long, value_name = "IP,...", value_delimiter = ',')]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cluster_dns: Vec<IpAddr>,
     /// Run containers by this CRI runtime instead of the embedded one
     #[arg(long, value_name = "unix://PATH", value_parser = crate::cli::unix_socket)]
     pub container_runtime_endpoint: Option<String>,

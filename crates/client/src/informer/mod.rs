@@ -563,6 +563,16 @@ impl InformerFactory {
         self.get_or_start(source, without_managed_fields, self.shutdown.clone())
     }
 
+    /// The one object of a name, whether it exists or not. A role that names the object is enough to read it.
+    pub fn named<K>(&self, namespace: &str, name: &str) -> Informer<K>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static,
+    {
+        let this = format!("metadata.name={name}");
+        let source = Source::new(K::url_path(&(), Some(namespace)), None, Some(&this));
+        self.get_or_start(source, without_managed_fields, self.shutdown.clone())
+    }
+
     /// Only the metadata of any kind, known at run time. Not shared, because kinds come and go:
     /// `stop` ends it. `handler` sees every object; who subscribes later is shown what is kept.
     pub fn metadata(

@@ -79,8 +79,9 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
             let (domain, ca) = (&args.cluster_domain, certificates.current_ca.borrow().clone());
             let (server, shared) = (control.state.reached_at()?, args.etcd_of(cluster).is_some());
             let joining = joining::objects(cluster, domain, args.pod_network, &server, shared, &ca)?;
-            let once = joining::configurations(cluster, domain, &server)?;
+            let once = joining::configurations(cluster, domain, &args.node.cluster_dns, &server)?;
             let parts = addons::Parts {
+                dns: machine.runs(Component::Dns),
                 metrics: machine.runs(Component::Metrics),
                 ingress: machine.runs(Component::Ingress),
                 gateway_api: args.ingress.gateway_api,

@@ -55,6 +55,7 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
     config.tls_resolver = Some(machine.node_keys.serving.clone());
     config.client_ca_pem = machine.node_keys.ca.clone().into_bytes();
     config.cluster_dns = match &machine.agent {
+        _ if !args.node.cluster_dns.is_empty() => args.node.cluster_dns.clone(),
         Some(keys) if !keys.cluster_dns.is_empty() => keys.cluster_dns.clone(),
         _ => vec![cluster.service_ip(10)?],
     };

@@ -68,27 +68,31 @@ async fn write_summary(metrics: Arc<skiff_network::proxy::Metrics>, file: PathBu
 
 pub(super) async fn prepare_dns(machine: &Machine) -> Result<Prepared> {
     let cluster = &machine.cluster;
-    let own = [cluster.pod_gateway()?, cluster.service_ip(10)?];
-    let resolv_conf = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let gateway = cluster.pod_gateway()?;
+    let metrics = component_metrics();
     let config = skiff_dns::DnsConfig {
         listen: match machine.runs(Component::Node) {
             true => skiff_dns::Listen::Gateways {
                 node: machine.node_name.clone(),
             },
-            false => skiff_dns::Listen::On(vec![SocketAddr::new(own[0], 53)]),
+            false => skiff_dns::Listen::On(vec![SocketAddr::new(gateway, 53)]),
         },
         pods: cluster.pod_cidrs()?,
         domain: machine.args.cluster_domain.clone(),
-        resolvers: skiff_dns::host_resolvers(&resolv_conf, &own),
+        resolv_conf: PathBuf::from("/etc/resolv.conf"),
+        own: vec![gateway, cluster.service_ip(10)?],
+        node_name: machine.node_name.clone(),
+        metrics: Arc::new(skiff_dns::Metrics::new(&metrics.registry)),
     };
-    Ok(Prepared::new(move |client, stop| {
+    let prepared = Prepared::new(move |client, stop| {
         let config = config.clone();
         async move {
             let ended = skiff_dns::run(config, client, stop).await;
             ended.map_err(|e| e.to_string())
         }
         .boxed()
-    }))
+    });
+    Ok(prepared.measured(metrics))
 }
 
 /// The EndpointSlices of cluster DNS, one of every node that runs it.
