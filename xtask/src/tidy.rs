@@ -43,6 +43,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("controllers", &["client", "pods"]),
     ("scheduler", &["client", "cel", "https", "pods", "prometheus"]),
     ("cri", &[]),
+    ("csi", &[]),
     ("cni", &["meta"]),
     ("streaming", &[]),
     ("pki", &["fs"]),
@@ -51,7 +52,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("runtime", &["fs", "cri", "cni", "streaming"]),
     (
         "node",
-        &["fs", "client", "cri", "pods", "prometheus", "streaming"],
+        &["fs", "client", "cri", "csi", "pods", "prometheus", "streaming"],
     ),
     ("network", &["client", "cni", "fs"]),
     ("dns", &["client"]),

@@ -28,6 +28,7 @@ use crate::marks;
 use crate::metrics::Metrics;
 use crate::node_status::node_reference;
 use crate::objects::{ApiObjects, Objects, error_message};
+use crate::plugin_registry::PluginRegistry;
 use crate::pod_state::PodState;
 use crate::pod_worker::PodWorker;
 use crate::pods;
@@ -189,6 +190,8 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     tasks.spawn(kubelet.clone().run_pleg(outlines));
     tasks.spawn(kubelet.clone().run_housekeeping());
     tasks.spawn(kubelet.clone().run_pressure());
+    let plugins = PluginRegistry::new(kubelet.config.data_dir.join("plugins_registry"));
+    tasks.spawn(plugins.run(shutdown.clone()));
     tasks.spawn(server::serve(kubelet.clone(), listener, tls));
     while let Some(result) = tasks.join_next().await {
         if let Err(error) = result
@@ -204,7 +207,12 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
 
 fn make_directories(config: &NodeConfig) -> Result<(), Error> {
     let pods = config.data_dir.join("pods");
-    for directory in [&pods, &config.log_dir] {
+    // Where plugins put their sockets, and where they say that they are there.
+    let (plugins, registry) = (
+        config.data_dir.join("plugins"),
+        config.data_dir.join("plugins_registry"),
+    );
+    for directory in [&pods, &plugins, &registry, &config.log_dir] {
         std::fs::create_dir_all(directory)
             .and_then(|()| {
                 // Secrets and service account tokens are in there, some of them readable to all that get so

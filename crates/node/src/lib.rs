@@ -36,6 +36,7 @@ mod objects;
 mod observed;
 mod plan;
 mod pleg;
+mod plugin_registry;
 #[cfg(test)]
 mod pod_fields;
 mod pod_state;
