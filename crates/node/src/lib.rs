@@ -61,6 +61,7 @@ mod sync;
 mod sysctls;
 mod termination;
 mod volumes;
+mod watched;
 
 pub use config::{CniConfig, NodeConfig};
 pub use kubelet::{Error, run};

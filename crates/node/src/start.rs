@@ -18,7 +18,7 @@ use crate::images::{ImageError, ImageVolume};
 use crate::kill::Target;
 use crate::kubelet::Kubelet;
 use crate::marks::{self, stage};
-use crate::mounts::{MountInputs, container_mounts};
+use crate::mounts::{MountInputs, container_devices, container_mounts};
 use crate::observed::{ContainerState, ObservedContainer, ObservedPod, container_hash};
 use crate::plan::KillReason;
 use crate::pod_state::PodState;
@@ -140,7 +140,7 @@ impl Kubelet {
                     container.name
                 ))
             })?;
-            let config = container_config(ContainerInputs {
+            let mut config = container_config(ContainerInputs {
                 pod,
                 container,
                 restart_count,
@@ -152,6 +152,8 @@ impl Kubelet {
                 seccomp_root: &self.config.data_dir.join("seccomp").to_string_lossy(),
                 target_container_id,
             });
+            let devices = container_devices(container, context.mounted).map_err(config_error)?;
+            config.devices.extend(devices);
             let runtime = self.runtime.clone();
             let (sandbox, sandbox_config) = (context.sandbox_id.to_owned(), context.sandbox_config.clone());
             let abandoned = never_started(container, observed).map(|last| last.id.clone());

@@ -5,7 +5,9 @@
     reason = "everything here is a test, though not every function is marked as one"
 )]
 
+mod csi;
 mod ends;
+mod objects;
 mod resize;
 mod runtime;
 
