@@ -222,6 +222,8 @@ impl Follower {
                     WatchEvent::Error(_) => return Ok(()),
                 }
             }
+            // A server that ends watches at once is not asked without a rest.
+            tokio::time::sleep(FIRST_PAUSE).await;
         }
     }
 

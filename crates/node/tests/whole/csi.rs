@@ -601,7 +601,10 @@ async fn a_driver_that_comes_and_goes() {
         )
         .await;
     let driver = run_driver(&world);
-    world.until("app", "ready", is_ready).await;
+    let app = world.until("app", "ready", is_ready).await;
+    let uid = app["metadata"]["uid"].as_str().unwrap();
+    let mount = format!("node/pods/{uid}/volumes/kubernetes.io~csi/pv-data/mount");
+    let mount = world.dir.path().join(mount);
     // A second pod of the same volume shares what is staged.
     world.create("second", pod).await;
     world.until("second", "ready", is_ready).await;
@@ -625,7 +628,7 @@ async fn a_driver_that_comes_and_goes() {
         (world.runtime.running().len() == 1).then_some(())
     })
     .await;
-    assert!(world.pods().get_opt("app").await.unwrap().is_some());
+    assert!(mount.exists(), "removed without the driver");
     let registrar = Registrar {
         endpoint: world
             .dir
@@ -638,7 +641,8 @@ async fn a_driver_that_comes_and_goes() {
         .add_service(RegistrationServer::new(registrar))
         .serve_with_incoming(listen(&registration));
     let again = tokio::spawn(async move { again.await.unwrap() });
-    world.until_gone("app").await;
+    until("unpublished", || async { (!mount.exists()).then_some(()) }).await;
+    assert_eq!(driver.all("unpublish").len(), 1);
     assert_eq!(driver.all("unstage"), [] as [Value; 0], "the other pod has it");
     world
         .pods()

@@ -8,7 +8,8 @@ use skiff_csi::v1;
 
 use super::client::{map, text};
 use super::data::{Data, Layout, Stage};
-use super::mount::{Source, credentials};
+use super::mount::Source;
+use super::request::credentials;
 use super::{Csi, log};
 use crate::volumes::claims::FOR_ONE_POD;
 use crate::volumes::volume_type::{Ready, Wanted, remove_link};

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use skiff_csi::v1;
 
 use super::client::{CallError, text};
-use super::mount::{Source, credentials};
+use super::mount::Source;
+use super::request::credentials;
 use super::{Csi, GLOBAL_MOUNT};
 use crate::objects::error_message;
 use crate::pods;

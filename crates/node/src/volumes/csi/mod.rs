@@ -7,6 +7,7 @@ mod data;
 mod expand;
 mod mount;
 mod node_info;
+mod request;
 mod stats;
 
 pub(super) use mount::CsiVolume;
@@ -216,8 +217,8 @@ impl Csi {
 
     fn other_users(&self, key: &Key, uid: &str) -> bool {
         let held = self.held.lock();
-        let users = held.users.get(key).into_iter().flatten();
-        users.into_iter().any(|user| user != uid)
+        let mut users = held.users.get(key).into_iter().flatten();
+        users.any(|user| user != uid)
     }
 
     /// Nothing of the pod is mounted any more.
