@@ -65,6 +65,9 @@ pub struct NodeConfig {
     pub thresholds: Thresholds,
     /// When images that nobody uses are removed.
     pub image_limits: ImageLimits,
+    /// How many ConfigMaps and Secrets are watched; more are fetched every minute. A connection to an API server elsewhere
+    /// carries a hundred requests at a time, and other watches need it, too.
+    pub max_watched_objects: usize,
     /// Where the directories of local volumes are; `None` has none.
     pub local_volumes: Option<PathBuf>,
 }
@@ -109,6 +112,7 @@ impl NodeConfig {
             container_log_max_files: 5,
             thresholds: Thresholds::default(),
             image_limits: ImageLimits::default(),
+            max_watched_objects: 64,
             local_volumes: None,
         }
     }

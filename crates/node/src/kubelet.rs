@@ -29,8 +29,8 @@ use crate::machine::Machine;
 use crate::marks;
 use crate::metrics::Metrics;
 use crate::node_status::node_reference;
-use crate::objects::{ApiObjects, Objects, error_message};
-use crate::plugin_registry::PluginRegistry;
+use crate::objects::{Objects, error_message};
+use crate::plugin_registry::{CSI_PLUGIN, PluginRegistry};
 use crate::pod_state::PodState;
 use crate::pod_worker::PodWorker;
 use crate::pods;
@@ -45,6 +45,8 @@ use crate::server;
 use crate::status::{StatusInput, generate, statuses_equal};
 use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Volumes;
+use crate::volumes::csi::Csi;
+use crate::watched::Watched;
 
 pub const FIRST_RETRY: Duration = Duration::from_millis(5);
 pub const LAST_RETRY: Duration = Duration::from_secs(1);
@@ -78,6 +80,7 @@ pub struct Kubelet {
     pub user_namespaces: UserNamespaces,
     pub device_plugins: Arc<DevicePlugins>,
     pub dra: Dra,
+    pub csi: Arc<Csi>,
     pub cgroups: Cgroups,
     pub objects: Arc<dyn Objects>,
     pub machine: Machine,
@@ -138,8 +141,20 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         return Ok(());
     };
     let recorder = EventRecorder::new(client.clone(), "kubelet", &config.node_name);
-    let objects: Arc<dyn Objects> = Arc::new(ApiObjects::new(client.clone()));
-    let volumes = Volumes::new(&config.data_dir, objects.clone()).with_recorder(recorder.clone());
+    let watched = Arc::new(Watched::new(
+        client.clone(),
+        config.max_watched_objects,
+        shutdown.clone(),
+    ));
+    let objects: Arc<dyn Objects> = watched.clone();
+    let csi = Arc::new(Csi::new(
+        &config.data_dir,
+        &config.node_name,
+        client.clone(),
+        factory.informer(),
+        node.clone(),
+    ));
+    let volumes = Volumes::new(&config.data_dir, objects.clone()).with_recorder(recorder.clone()).with_csi(csi.clone());
     let on_disk = volumes.pods_on_disk().into_iter();
     let user_namespaces = UserNamespaces::restore(
         config.max_pods,
@@ -165,6 +180,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
             shutdown.clone(),
         ),
         device_plugins: Arc::new(DevicePlugins::restored(&config.data_dir)),
+        csi: csi.clone(),
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
         runtime_status: Mutex::default(),
@@ -214,6 +230,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     tasks.spawn(kubelet.clone().run_housekeeping());
     tasks.spawn(kubelet.clone().run_pressure());
     let plugins = PluginRegistry::new(kubelet.config.data_dir.join("plugins_registry"))
+        .handle(CSI_PLUGIN, csi.clone())
         .handle(DRA_PLUGIN, kubelet.dra.drivers.clone())
         .handle(
             device_plugins::DEVICE_PLUGIN,
@@ -223,6 +240,8 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     tasks.spawn(kubelet.clone().run_device_health());
     tasks.spawn(kubelet.clone().run_pod_resources());
     tasks.spawn(kubelet.device_plugins.clone().run(shutdown.clone()));
+    tasks.spawn(csi.run(shutdown.clone()));
+    tasks.spawn(kubelet.clone().run_object_changes(watched));
     tasks.spawn(server::serve(kubelet.clone(), listener, tls));
     while let Some(result) = tasks.join_next().await {
         if let Err(error) = result
@@ -286,6 +305,19 @@ where
 }
 
 impl Kubelet {
+    /// Has pods looked at when a ConfigMap or Secret in their volumes changed, or a driver came that they may wait for.
+    async fn run_object_changes(self: Arc<Self>, watched: Arc<Watched>) {
+        loop {
+            tokio::select! {
+                () = self.shutdown.cancelled() => return,
+                uids = watched.changed() => uids.iter().for_each(|uid| self.wake(uid)),
+                () = self.csi.driver_registered() => {
+                    self.states().iter().for_each(|state| state.wake.notify_one());
+                }
+            }
+        }
+    }
+
     fn follow_pods(self: &Arc<Self>) {
         let kubelet = self.clone();
         self.pods.subscribe(move |change| match change {

@@ -66,6 +66,7 @@ mod sysctls;
 mod termination;
 mod user_namespaces;
 mod volumes;
+mod watched;
 
 pub use config::{CniConfig, NodeConfig};
 pub use kubelet::{Error, run};

@@ -110,6 +110,27 @@ pub fn container_mounts(inputs: &MountInputs<'_>) -> Result<Vec<v1::Mount>, Stri
     Ok(mounts)
 }
 
+/// The block volumes of a container, as devices.
+pub fn container_devices(container: &Container, mounted: &MountedVolumes) -> Result<Vec<v1::Device>, String> {
+    let devices = container.volume_devices.iter().flatten();
+    devices
+        .map(|device| {
+            let volume = mounted.get(&device.name).ok_or_else(|| {
+                format!(
+                    "cannot find volume {:?} to pass into container {:?}",
+                    device.name, container.name
+                )
+            })?;
+            let permissions = if volume.read_only { "r" } else { "mrw" };
+            Ok(v1::Device {
+                container_path: device.device_path.clone(),
+                host_path: volume.path.to_string_lossy().into_owned(),
+                permissions: permissions.to_owned(),
+            })
+        })
+        .collect()
+}
+
 fn propagation(mount: &VolumeMount) -> Result<v1::MountPropagation, String> {
     match mount.mount_propagation.as_deref() {
         None | Some("None") => Ok(v1::MountPropagation::PropagationPrivate),

@@ -165,6 +165,7 @@ impl Kubelet {
         let mut retry = FIRST_RETRY;
         let mut network = self.network.subscribe();
         let mut pressure = self.pressure.subscribe();
+        let mut in_use_changes = self.csi.in_use_changes();
         let mut ticks = 0u32;
         loop {
             if let Some(node) = self.node.list().first() {
@@ -173,7 +174,8 @@ impl Kubelet {
             let previous = reported.conditions.clone().unwrap_or_default();
             last = self.node_status(Some(&previous), images.clone());
             last.volumes_attached = reported.volumes_attached.clone();
-            last.volumes_in_use = reported.volumes_in_use.clone();
+            let in_use = self.csi.volumes_in_use();
+            last.volumes_in_use = (!in_use.is_empty()).then_some(in_use);
             let due = reported_at.elapsed() >= REPORT_PERIOD;
             if due || !same(&last, &reported) {
                 match self.patch_status(&api, &last).await {
@@ -215,6 +217,7 @@ impl Kubelet {
                 _ = network.changed() => {}
                 _ = pressure.changed() => {}
                 () = self.device_plugins.changed.notified() => {}
+                _ = in_use_changes.changed() => {}
                 () = tokio::time::sleep(UPDATE_PERIOD) => {
                     ticks += 1;
                     if ticks.is_multiple_of(3) && let Ok(list) = self.runtime.images().await {
@@ -401,6 +404,11 @@ impl Kubelet {
 
     async fn patch_status(&self, api: &Api<Node>, status: &NodeStatus) -> Result<Node, kube::Error> {
         let mut body = serde_json::to_value(status).map_err(kube::Error::SerdeError)?;
+        // Attachments are the controller's to say. What is in use is a list without keys, which is replaced; none is null.
+        if let Some(body) = body.as_object_mut() {
+            body.remove("volumesAttached");
+            body.entry("volumesInUse").or_insert(serde_json::Value::Null);
+        }
         // Addresses merge by type, which would keep one of each kind only, and old ones for ever.
         if let Some(addresses) = body
             .get_mut("addresses")
@@ -421,7 +429,6 @@ impl Kubelet {
 fn merge_own(theirs: NodeStatus, own: &NodeStatus) -> NodeStatus {
     NodeStatus {
         volumes_attached: theirs.volumes_attached,
-        volumes_in_use: theirs.volumes_in_use,
         ..own.clone()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{
-    ConfigMap, PersistentVolume, PersistentVolumeClaim, Secret, ServiceAccount,
+    ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
 };
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -25,6 +25,9 @@ pub trait Objects: Send + Sync {
         service_account: &str,
         request: TokenRequest,
     ) -> Result<TokenRequest, String>;
+    /// Keeps what is in the pod's volumes at hand, until it is forgotten. Safe to repeat.
+    fn follow(&self, _pod: &Pod) {}
+    fn forget(&self, _uid: &str) {}
 }
 
 pub struct ApiObjects {

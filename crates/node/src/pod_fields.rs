@@ -56,7 +56,7 @@ fn fates() -> BTreeMap<&'static str, Vec<(&'static str, Fate)>> {
             ),
             (
                 "volumeDevices",
-                Refused("node/src/volumes/claims.rs", "is_device"),
+                Acts("node/src/mounts.rs", "container.volume_devices"),
             ),
             ("livenessProbe", Acts("node/src/probes/mod.rs", "liveness_probe")),
             (

@@ -19,7 +19,7 @@ use crate::images::{ImageError, ImageVolume};
 use crate::kill::Target;
 use crate::kubelet::Kubelet;
 use crate::marks::{self, stage};
-use crate::mounts::{MountInputs, container_mounts};
+use crate::mounts::{MountInputs, container_devices, container_mounts};
 use crate::observed::{ContainerState, ObservedContainer, ObservedPod, container_hash};
 use crate::plan::KillReason;
 use crate::pod_state::PodState;
@@ -162,6 +162,8 @@ impl Kubelet {
                 user_namespace: user_namespace_of(context.sandbox_config),
             });
             add_devices(&mut config, devices);
+            let block_devices = container_devices(container, context.mounted).map_err(config_error)?;
+            config.devices.extend(block_devices);
             let runtime = self.runtime.clone();
             let (sandbox, sandbox_config) = (context.sandbox_id.to_owned(), context.sandbox_config.clone());
             let abandoned = never_started(container, observed).map(|last| last.id.clone());

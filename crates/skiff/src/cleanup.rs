@@ -57,8 +57,7 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
     runtime.shutdown_background();
     attempt("CNI configuration", cluster.remove_published());
     // Volumes of pods; the runtime has taken down its own mounts.
-    let pods = cluster.data_dir.join("kubelet/pods");
-    attempt("mounts", skiff_fs::unmount_below(&pods).map_err(Into::into));
+    attempt("mounts", cluster.remove_kubelet_root());
     attempt("cgroups", remove_cgroups(&cluster.cgroup()));
     for path in kubeconfig::paths() {
         if path.exists() {
@@ -161,6 +160,7 @@ pub const OURS: &[&str] = &[
     "cni",
     "encryption",
     "kubelet",
+    "kubelet-root",
     "logs",
     "pki",
     "runtime",

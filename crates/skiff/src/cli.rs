@@ -535,7 +535,7 @@ pub enum ImageCommand {
 }
 
 /// What a server that joined takes from its cluster, or from `skiff join`.
-const SETTLED_BY_JOIN: [&str; 23] = [
+const SETTLED_BY_JOIN: [&str; 24] = [
     "advertise_address",
     "allowed_unsafe_sysctls",
     "cluster_domain",
@@ -558,6 +558,7 @@ const SETTLED_BY_JOIN: [&str; 23] = [
     "pod_max_pids",
     "pod_network",
     "register_with_taints",
+    "root_dir",
     "service_node_port_range",
 ];
 

@@ -27,6 +27,7 @@ mod image;
 mod ingress_args;
 mod join;
 mod joining;
+mod kubelet_root;
 mod leave;
 mod log;
 mod logs;

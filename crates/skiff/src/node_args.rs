@@ -39,6 +39,11 @@ pub struct NodeArgs {
     #[arg(long, value_name = "DIR", requires = "container_runtime_endpoint")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cni_bin_dir: Option<PathBuf>,
+    /// The kubelet's files: volumes, plugins. Charts of storage drivers expect /var/lib/kubelet [default: kubelet in the data
+    /// directory]
+    #[arg(long, value_name = "DIR")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_dir: Option<PathBuf>,
     /// Sysctls that pods may set besides the safe ones; a name may end in *
     #[arg(long, value_name = "SYSCTL", value_delimiter = ',', value_parser = crate::cli::sysctl)]
     pub allowed_unsafe_sysctls: Vec<String>,

@@ -93,6 +93,7 @@ async fn run(args: &ServerArgs, reporter: &Arc<Reporter>) -> Result<()> {
     std::io::Write::write_all(&mut lock, pid.as_bytes())?;
     lock.set_len(pid.len() as u64)?;
     cluster.remember_runtime(args.node.container_runtime_endpoint.as_deref())?;
+    cluster.take_kubelet_root(args.node.root_dir.as_deref())?;
 
     let mut ends = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let ended = async {

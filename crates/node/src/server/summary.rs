@@ -1,5 +1,5 @@
 //! `/stats/summary`: the same numbers with more detail, as JSON. What upstream has from cAdvisor alone (the node's
-//! network and per-volume usage) is left out rather than made up.
+//! network, and the usage of volumes that no driver tells) is left out rather than made up.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -30,11 +30,31 @@ pub async fn serve(kubelet: &Kubelet, rates: &Rates, query: &[(String, String)])
     if !only_cpu_and_memory && let Some(fs) = file_system(&kubelet.config.data_dir) {
         shown_node["fs"] = fs;
     }
+    let mut volumes = match only_cpu_and_memory {
+        true => HashMap::new(),
+        false => volume_stats(kubelet).await,
+    };
     let pods: Vec<Value> = pods
         .iter()
-        .map(|pod| pod_summary(pod, &cores, only_cpu_and_memory))
+        .map(|pod| {
+            let mut shown = pod_summary(pod, &cores, only_cpu_and_memory);
+            if let Some(volumes) = volumes.remove(&pod.uid) {
+                shown["volume"] = json!(volumes);
+            }
+            shown
+        })
         .collect();
     answer(&json!({"node": shown_node, "pods": pods}))
+}
+
+/// What storage drivers say about the volumes of pods, by uid.
+async fn volume_stats(kubelet: &Kubelet) -> HashMap<String, Vec<Value>> {
+    let asked = kubelet.states().into_iter().map(|state| async move {
+        let stats = kubelet.volumes.driver_stats(&state.pod()).await;
+        (!stats.is_empty()).then(|| (state.uid.clone(), stats))
+    });
+    let told = futures::future::join_all(asked).await;
+    told.into_iter().flatten().collect()
 }
 
 /// Everything whose cores are shown: the node, pods by uid and containers by id.

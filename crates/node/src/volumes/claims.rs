@@ -1,14 +1,14 @@
 //! `persistentVolumeClaim` and generic `ephemeral` volumes: from the claim to its PersistentVolume, with the checks of
 //! the kubelet, and the record of which pods have which volumes mounted. How a type of PersistentVolume is mounted is
-//! in `persistent.rs` and the files of the types.
+//! in the files of the types.
 
 use std::collections::{HashMap, HashSet};
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::persistent::{self, Mount};
-use super::{MountedVolume, SetUpError, Volumes, blocking, fs_group};
+use super::volume_type::{self, Persistent, Wanted};
+use super::{MountedVolume, SetUpError, Volumes};
 use crate::field_ref::NodeFacts;
 use crate::pods;
 
@@ -23,6 +23,12 @@ pub(super) struct Reference {
     read_only: bool,
     /// The claim is made for this pod and must belong to it.
     ephemeral: bool,
+}
+
+impl Reference {
+    pub(super) fn claim(&self) -> &str {
+        &self.claim
+    }
 }
 
 /// The claim that a volume of the pod refers to; `None` for volumes of other types.
@@ -41,19 +47,32 @@ pub(super) fn reference(pod: &Pod, volume: &Volume) -> Option<Reference> {
     })
 }
 
+#[derive(Clone, Debug)]
+struct Held {
+    /// The PersistentVolume's name.
+    name: String,
+    mounted: MountedVolume,
+    /// Its type has something to do for it from time to time.
+    updates: bool,
+}
+
 /// Which pods have which PersistentVolumes.
 #[derive(Debug, Default)]
 pub(super) struct Claimed {
-    /// By the pod's uid and the name of its volume: the PersistentVolume and where it is.
-    mounted: HashMap<(String, String), (String, MountedVolume)>,
+    /// By the pod's uid and the name of its volume.
+    mounted: HashMap<(String, String), Held>,
     /// The uids of the pods that have or mount a PersistentVolume.
     users: HashMap<String, HashSet<String>>,
 }
 
 impl Claimed {
-    fn mounted(&self, uid: &str, volume: &str) -> Option<MountedVolume> {
-        let found = self.mounted.get(&(uid.to_owned(), volume.to_owned()))?;
-        Some(found.1.clone())
+    fn mounted(&self, uid: &str, volume: &str) -> Option<Held> {
+        self.mounted.get(&(uid.to_owned(), volume.to_owned())).cloned()
+    }
+
+    /// The PersistentVolume that the pod has mounted as this volume.
+    pub(super) fn name_of(&self, uid: &str, volume: &str) -> Option<String> {
+        Some(self.mounted(uid, volume)?.name)
     }
 
     /// Notes that the pod is about to mount the volume. False if another pod has it and it is for one pod alone.
@@ -66,16 +85,13 @@ impl Claimed {
         true
     }
 
-    fn set_mounted(&mut self, uid: &str, volume: &str, name: &str, mounted: MountedVolume) {
-        self.mounted
-            .insert((uid.to_owned(), volume.to_owned()), (name.to_owned(), mounted));
+    fn set_mounted(&mut self, uid: &str, volume: &str, held: Held) {
+        self.mounted.insert((uid.to_owned(), volume.to_owned()), held);
     }
 
     /// The pod did not get to mount the volume.
     fn release(&mut self, name: &str, uid: &str) {
-        let has = |((user, _), (mounted, _)): (&(String, String), &(String, MountedVolume))| {
-            user == uid && mounted == name
-        };
+        let has = |((user, _), held): (&(String, String), &Held)| user == uid && held.name == name;
         if self.mounted.iter().any(has) {
             return;
         }
@@ -106,58 +122,95 @@ impl Volumes {
     ) -> Result<MountedVolume, SetUpError> {
         let uid = pods::uid(pod);
         // A pod keeps what it has mounted, whatever becomes of the claim.
-        if let Some(mounted) = self.claimed.lock().mounted(uid, &volume.name) {
+        let held = self.claimed.lock().mounted(uid, &volume.name);
+        if let Some(Held { mounted, updates, .. }) = held {
+            if updates && let Ok(persistent) = self.persistent(pod, volume, &reference).await {
+                let wanted = Wanted {
+                    pod,
+                    volume,
+                    facts,
+                    claimed: Some(&persistent),
+                };
+                if let Some(plugin) = volume_type::of(&wanted)
+                    && let Err(error) = plugin.update(self, &wanted).await
+                {
+                    self.warn(pod, "FailedMount", error.to_string());
+                }
+            }
             return Ok(mounted);
         }
-        let pv = self.bound_volume(pod, &reference).await?;
-        check_mode(pod, volume, &pv)?;
-        let name = pv.metadata.name.clone().unwrap_or_default();
-        let plugin = persistent::plugin_of(&pv)?;
+        let persistent = self.persistent(pod, volume, &reference).await?;
+        let wanted = Wanted {
+            pod,
+            volume,
+            facts,
+            claimed: Some(&persistent),
+        };
+        let name = persistent.name.clone();
+        let Some(plugin) = volume_type::of(&wanted) else {
+            return Err(SetUpError::Unprocessed(format!(
+                "failed to get Plugin from volumeSpec for volume {name:?} err=no volume plugin matched"
+            )));
+        };
         let step = |step, message| SetUpError::step(step, &name, message);
-        check_node(&pv, facts).map_err(|message| step("MountVolume.NodeAffinity check", message))?;
-        let mount_options = mount_options(&pv);
-        if !mount_options.is_empty() && !plugin.supports_mount_options() {
+        if persistent.block && !plugin.supports_block() {
+            let message = "no volume plugin matched: block volumes are not supported for this volume type";
+            return Err(step("MapVolume.FindMapperPluginBySpec", message.to_owned()));
+        }
+        check_node(&persistent.pv, facts)
+            .map_err(|message| step("MountVolume.NodeAffinity check", message))?;
+        if !persistent.options.is_empty() && !plugin.supports_mount_options() {
             let message = "mount options are not supported for this volume type".to_owned();
             return Err(step("MountVolume.MountOptionSupport check", message));
         }
-        let for_one_pod = is_for_one_pod(&pv);
-        if !self.claimed.lock().reserve(&name, uid, for_one_pod) {
+        if !self.claimed.lock().reserve(&name, uid, persistent.for_one_pod) {
             return Err(SetUpError::set_up(&name, FOR_ONE_POD.to_owned()));
         }
-        let (group, policy) = fs_group(pod);
-        let mount = Mount {
-            root: self.root.clone(),
-            uid: uid.to_owned(),
-            name: name.clone(),
-            read_only: reference.read_only,
-            options: mount_options,
-            fs_group: group,
-            fs_group_change_policy: policy,
-            for_one_pod,
-        };
-        let result = blocking(move || plugin.set_up(&pv, &mount)).await;
-        let mut claimed = self.claimed.lock();
-        match result {
-            Ok(set_up) => {
+        match plugin.set_up(self, &wanted).await {
+            Ok(ready) => {
                 let mounted = MountedVolume {
-                    path: set_up.path,
-                    read_only: reference.read_only,
+                    read_only: reference.read_only || ready.read_only,
+                    ..self.mounted(pod, ready)
                 };
-                claimed.set_mounted(uid, &volume.name, &name, mounted.clone());
-                drop(claimed);
-                if let Some(warning) = set_up.warning {
-                    self.warn(pod, "AlreadyMountedVolume", warning);
-                }
+                let held = Held {
+                    name,
+                    mounted: mounted.clone(),
+                    updates: plugin.updates(),
+                };
+                self.claimed.lock().set_mounted(uid, &volume.name, held);
                 Ok(mounted)
             }
             Err(error) => {
-                claimed.release(&name, uid);
+                self.claimed.lock().release(&name, uid);
                 Err(error)
             }
         }
     }
 
-    async fn bound_volume(&self, pod: &Pod, reference: &Reference) -> Result<PersistentVolume, SetUpError> {
+    /// What is behind the claim, if the pod may have it.
+    async fn persistent(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+        reference: &Reference,
+    ) -> Result<Persistent, SetUpError> {
+        let (claim, pv) = self.bound_volume(pod, reference).await?;
+        Ok(Persistent {
+            block: check_mode(pod, volume, &pv)?,
+            name: pv.metadata.name.clone().unwrap_or_default(),
+            read_only: reference.read_only,
+            options: mount_options(&pv),
+            for_one_pod: is_for_one_pod(&pv),
+            pv,
+            claim,
+        })
+    }
+
+    async fn bound_volume(
+        &self,
+        pod: &Pod,
+        reference: &Reference,
+    ) -> Result<(PersistentVolumeClaim, PersistentVolume), SetUpError> {
         let namespace = pods::namespace(pod);
         let failed = |message: String| {
             SetUpError::Unprocessed(format!(
@@ -184,7 +237,7 @@ impl Volumes {
             .await
             .map_err(|error| failed(format!("failed to fetch PV {name} from API server: {error}")))?;
         check_bound(&pv, &claim).map_err(failed)?;
-        Ok(pv)
+        Ok((claim, pv))
     }
 }
 
@@ -224,7 +277,8 @@ fn is_controlled_by(claim: &PersistentVolumeClaim, pod: &Pod) -> bool {
     owners.any(|owner| owner.controller == Some(true) && Some(&owner.uid) == pod.metadata.uid.as_ref())
 }
 
-fn check_mode(pod: &Pod, volume: &Volume, pv: &PersistentVolume) -> Result<(), SetUpError> {
+/// Whether the pod gets the device. It must ask for what the volume is.
+fn check_mode(pod: &Pod, volume: &Volume, pv: &PersistentVolume) -> Result<bool, SetUpError> {
     let mode = pv.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref());
     let mode = mode.unwrap_or("Filesystem");
     let unfit = |list: &str| {
@@ -234,13 +288,9 @@ fn check_mode(pod: &Pod, volume: &Volume, pv: &PersistentVolume) -> Result<(), S
         )))
     };
     match (pods::is_device(pod, &volume.name), mode) {
-        (false, "Filesystem") => Ok(()),
+        (false, "Filesystem") => Ok(false),
         (false, _) => unfit("volumeMounts"),
-        (true, "Block") => Err(SetUpError::step(
-            "MapVolume.FindMapperPluginBySpec",
-            pv.metadata.name.as_deref().unwrap_or_default(),
-            "block volumes are not supported by this node".to_owned(),
-        )),
+        (true, "Block") => Ok(true),
         (true, _) => unfit("volumeDevices"),
     }
 }

@@ -1,10 +1,38 @@
-//! `downwardAPI`: fields of the pod as files. Pure.
+//! `downwardAPI`: fields of the pod as files.
 
+use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, Pod};
 
 use super::atomic_writer::{File, Payload};
+use super::volume_type::{Ready, VolumeType, Wanted};
+use super::{SetUpError, Volumes};
 use crate::field_ref::{NodeFacts, field_value, resource_value};
 
+pub(super) struct DownwardApi;
+
+#[async_trait]
+impl VolumeType for DownwardApi {
+    fn name(&self) -> &'static str {
+        "downward-api"
+    }
+
+    fn handles(&self, wanted: &Wanted<'_>) -> bool {
+        wanted.volume.downward_api.is_some()
+    }
+
+    async fn set_up(&self, host: &Volumes, wanted: &Wanted<'_>) -> Result<Ready, SetUpError> {
+        let Some(source) = &wanted.volume.downward_api else {
+            return Err(wanted.set_up_error("no downwardAPI"));
+        };
+        let items = source.items.as_deref().unwrap_or_default();
+        let mode = source.default_mode.unwrap_or(0o644);
+        let payload = payload(wanted.pod, items, mode, wanted.facts);
+        let payload = payload.map_err(|error| wanted.set_up_error(error))?;
+        host.write_files(wanted, self.name(), payload, true).await
+    }
+}
+
+/// Pure.
 pub fn payload(
     pod: &Pod,
     items: &[DownwardAPIVolumeFile],

@@ -5,7 +5,59 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use async_trait::async_trait;
 use rustix::mount::{MountFlags, mount};
+
+use super::volume_type::{Ready, VolumeType, Wanted};
+use super::{SetUpError, Volumes, blocking, fs_group, ownership};
+use crate::resources::value;
+
+pub(super) struct EmptyDir;
+
+#[async_trait]
+impl VolumeType for EmptyDir {
+    fn name(&self) -> &'static str {
+        "empty-dir"
+    }
+
+    fn handles(&self, wanted: &Wanted<'_>) -> bool {
+        wanted.volume.empty_dir.is_some()
+    }
+
+    async fn set_up(&self, host: &Volumes, wanted: &Wanted<'_>) -> Result<Ready, SetUpError> {
+        let source = wanted.volume.empty_dir.clone().unwrap_or_default();
+        let medium = source.medium.unwrap_or_default();
+        if !matches!(medium.as_str(), "" | "Memory") {
+            let message = format!("emptyDir medium {medium:?} is not supported by this node");
+            return Err(wanted.set_up_error(message));
+        }
+        let memory = medium == "Memory" && host.memory_backed;
+        let limits = wanted.pod.spec.as_ref().map(skiff_pods::requests::spec_limits);
+        let pod_limit = limits.map(|limits| limits.memory).filter(|l| *l > 0);
+        let asked = source.size_limit.as_ref().map(value).filter(|s| *s > 0);
+        let size = match (asked, pod_limit) {
+            (Some(asked), Some(limit)) => Some(asked.min(limit)),
+            (one, other) => one.or(other),
+        };
+        let (group, policy) = fs_group(wanted.pod);
+        let path = host.volume_dir(wanted.uid(), self.name(), wanted.name());
+        let ready = host.ready_file(wanted.uid(), self.name(), wanted.name());
+        let target = path.clone();
+        blocking(move || {
+            set_up(&target, memory, size, 0o777)?;
+            // Once: after that the files are the containers' own, and so are their modes.
+            if !ready.exists() {
+                ownership::apply(&target, group, policy.as_deref(), false)?;
+                ready.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+                std::fs::write(&ready, b"")?;
+            }
+            Ok(())
+        })
+        .await
+        .map_err(|error: io::Error| wanted.set_up_error(error))?;
+        Ok(Ready::at(path))
+    }
+}
 
 /// Makes the directory, with a tmpfs on it if it shall live in memory. Doing it twice is no harm.
 pub fn set_up(path: &Path, memory: bool, size_limit: Option<i64>, mode: u32) -> io::Result<()> {

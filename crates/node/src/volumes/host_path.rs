@@ -1,13 +1,44 @@
-//! `hostPath`: a path of the node, checked against the type the pod asks for.
+//! `hostPath`: a path of the node, checked against the type the pod asks for. Its owner and modes are not the pod's to
+//! change, and nothing of it is ever removed.
 
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use async_trait::async_trait;
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
 
-pub fn set_up(source: &HostPathVolumeSource) -> Result<PathBuf, String> {
+use super::volume_type::{Ready, VolumeType, Wanted};
+use super::{SetUpError, Volumes, blocking};
+
+pub(super) struct HostPath;
+
+fn source_of(wanted: &Wanted<'_>) -> Option<HostPathVolumeSource> {
+    match wanted.claimed {
+        Some(claimed) => claimed.spec()?.host_path.clone(),
+        None => wanted.volume.host_path.clone(),
+    }
+}
+
+#[async_trait]
+impl VolumeType for HostPath {
+    fn name(&self) -> &'static str {
+        "host-path"
+    }
+
+    fn handles(&self, wanted: &Wanted<'_>) -> bool {
+        source_of(wanted).is_some()
+    }
+
+    async fn set_up(&self, _: &Volumes, wanted: &Wanted<'_>) -> Result<Ready, SetUpError> {
+        let source = source_of(wanted).unwrap_or_default();
+        let path = blocking(move || check(&source)).await;
+        Ok(Ready::at(path.map_err(|error| wanted.set_up_error(error))?))
+    }
+}
+
+fn check(source: &HostPathVolumeSource) -> Result<PathBuf, String> {
     let path = Path::new(&source.path);
     if path.components().any(|c| c == std::path::Component::ParentDir) {
         return Err(format!(
@@ -73,7 +104,7 @@ mod tests {
             };
             let expected =
                 expected.map_err(|what| format!("hostPath type check failed: {path} is not a {what}"));
-            assert_eq!(set_up(&source).map(|_| ()), expected, "{name} {type_}");
+            assert_eq!(check(&source).map(|_| ()), expected, "{name} {type_}");
         };
         check("none", "", Ok(()));
         check("none", "Directory", Err("directory"));
@@ -89,6 +120,6 @@ mod tests {
             path: path.into(),
             type_: None,
         };
-        assert!(set_up(&source("/a/../b")).is_err());
+        assert!(super::check(&source("/a/../b")).is_err());
     }
 }

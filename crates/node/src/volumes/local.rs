@@ -5,44 +5,117 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::PersistentVolume;
+use async_trait::async_trait;
 use rustix::mount::{MountFlags, mount_bind, mount_remount};
 
-use super::SetUpError;
 use super::claims::FOR_ONE_POD;
 use super::ownership;
-use super::persistent::{Mount, PersistentPlugin, Ready};
-
-const PLUGIN: &str = "local-volume";
+use super::volume_type::{Ready, VolumeType, Wanted};
+use super::{SetUpError, Volumes, blocking, fs_group, is_mount_point};
 
 pub(super) struct Local;
 
-impl PersistentPlugin for Local {
+/// What is wanted of the volume for one pod.
+struct Mount {
+    /// The directory of all pods.
+    root: PathBuf,
+    uid: String,
+    /// The PersistentVolume's name.
+    name: String,
+    fs_group: Option<i64>,
+    fs_group_change_policy: Option<String>,
+}
+
+impl Mount {
+    fn directory_of(&self, uid: &str) -> PathBuf {
+        let plugin = format!("kubernetes.io~{}", Local.name());
+        self.root.join(uid).join("volumes").join(plugin).join(&self.name)
+    }
+}
+
+#[async_trait]
+impl VolumeType for Local {
+    fn name(&self) -> &'static str {
+        "local-volume"
+    }
+
+    fn handles(&self, wanted: &Wanted<'_>) -> bool {
+        let spec = wanted.claimed.and_then(|claimed| claimed.spec());
+        spec.is_some_and(|spec| spec.local.is_some())
+    }
+
     fn supports_mount_options(&self) -> bool {
         true
     }
 
-    fn set_up(&self, pv: &PersistentVolume, mount: &Mount) -> Result<Ready, SetUpError> {
-        let step = |step, message: String| SetUpError::step(step, &mount.name, message);
-        let local = pv.spec.as_ref().and_then(|spec| spec.local.as_ref());
-        let source = local.map(|local| local.path.as_str()).unwrap_or_default();
-        let source =
-            check_source(source).map_err(|message| step("MountVolume.NewMounter initialization", message))?;
-        let flags = flags_of(&mount.options, mount.read_only)
-            .map_err(|message| step("MountVolume.MountOptionSupport check", message))?;
-        let set_up = |message: String| step("MountVolume.SetUp", message);
-        // What other pods have is read from the disk: this process may not have mounted it.
-        let elsewhere = mounted_elsewhere(mount).map_err(|error| set_up(error.to_string()))?;
-        if elsewhere && mount.for_one_pod {
-            return Err(set_up(FOR_ONE_POD.to_owned()));
-        }
-        let target = mount.directory_of(&mount.uid, PLUGIN);
-        let warning = bind(&source, &target, mount, flags, elsewhere).map_err(|e| set_up(e.to_string()))?;
-        Ok(Ready {
-            path: target,
-            warning,
-        })
+    fn supports_block(&self) -> bool {
+        true
     }
+
+    async fn set_up(&self, host: &Volumes, wanted: &Wanted<'_>) -> Result<Ready, SetUpError> {
+        let Some(claimed) = wanted.claimed else {
+            return Err(wanted.set_up_error("no PersistentVolume"));
+        };
+        let name = claimed.name.clone();
+        let local = claimed.spec().and_then(|spec| spec.local.clone());
+        let path = local.map(|local| local.path).unwrap_or_default();
+        if claimed.block {
+            let link = host.device_link(wanted.uid(), self.name(), &name);
+            let linked = link.clone();
+            let device = blocking(move || map(&path, &linked)).await;
+            device.map_err(|message| SetUpError::step("MapVolume.SetUpDevice", &name, message))?;
+            return Ok(Ready::at(link));
+        }
+        let (group, policy) = fs_group(wanted.pod);
+        let mount = Mount {
+            root: host.root.clone(),
+            uid: wanted.uid().to_owned(),
+            name,
+            fs_group: group,
+            fs_group_change_policy: policy,
+        };
+        let (options, read_only) = (claimed.options.clone(), claimed.read_only);
+        let for_one_pod = claimed.for_one_pod;
+        blocking(move || mount_directory(&path, &mount, &options, read_only, for_one_pod)).await
+    }
+}
+
+/// Notes in the pod's directory which device is its volume.
+fn map(device: &str, link: &Path) -> Result<(), String> {
+    let metadata = std::fs::metadata(device).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => format!("path {device:?} does not exist"),
+        _ => error.to_string(),
+    })?;
+    if !std::os::unix::fs::FileTypeExt::is_block_device(&metadata.file_type()) {
+        return Err(format!("{device} is not a block device"));
+    }
+    super::link_device(Path::new(device), link).map_err(|error| error.to_string())
+}
+
+fn mount_directory(
+    source: &str,
+    mount: &Mount,
+    options: &[String],
+    read_only: bool,
+    for_one_pod: bool,
+) -> Result<Ready, SetUpError> {
+    let step = |step, message: String| SetUpError::step(step, &mount.name, message);
+    let source =
+        check_source(source).map_err(|message| step("MountVolume.NewMounter initialization", message))?;
+    let flags = flags_of(options, read_only)
+        .map_err(|message| step("MountVolume.MountOptionSupport check", message))?;
+    let set_up = |message: String| step("MountVolume.SetUp", message);
+    // What other pods have is read from the disk: this process may not have mounted it.
+    let elsewhere = mounted_elsewhere(mount).map_err(|error| set_up(error.to_string()))?;
+    if elsewhere && for_one_pod {
+        return Err(set_up(FOR_ONE_POD.to_owned()));
+    }
+    let target = mount.directory_of(&mount.uid);
+    let warning = bind(&source, &target, mount, flags, elsewhere).map_err(|e| set_up(e.to_string()))?;
+    Ok(Ready {
+        warning,
+        ..Ready::at(target)
+    })
 }
 
 fn check_source(path: &str) -> Result<PathBuf, String> {
@@ -102,24 +175,11 @@ fn mounted_elsewhere(mount: &Mount) -> io::Result<bool> {
         let Some(uid) = uid.to_str().filter(|uid| *uid != mount.uid) else {
             continue;
         };
-        if is_mount_point(&mount.directory_of(uid, PLUGIN))? {
+        if is_mount_point(&mount.directory_of(uid))? {
             return Ok(true);
         }
     }
     Ok(false)
-}
-
-/// Whether something is mounted there. A bind within one filesystem shows in the kernel's table only.
-fn is_mount_point(path: &Path) -> io::Result<bool> {
-    let Some(parent) = path.parent() else {
-        return Ok(true);
-    };
-    let resolved = match path.canonicalize() {
-        Ok(resolved) => resolved,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(error),
-    };
-    Ok(skiff_fs::mounts_below(parent)?.contains(&resolved))
 }
 
 /// Binds the directory, once. Returns a warning for the user if a pod that shares the volume has another group.

@@ -3,35 +3,43 @@
 
 pub mod atomic_writer;
 mod claims;
+mod config_map;
+pub mod csi;
 mod downward_api;
 mod empty_dir;
 mod host_path;
+mod image;
 mod keyed;
 mod local;
+mod nfs;
 mod ownership;
-mod persistent;
+mod projected;
+mod secret;
 pub mod sub_path;
 mod tokens;
+mod volume_type;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Pod, ProjectedVolumeSource, Volume};
+use k8s_openapi::api::core::v1::{Pod, Volume};
 use parking_lot::Mutex;
 
 use crate::field_ref::NodeFacts;
 use crate::objects::Objects;
 use crate::pods;
-use crate::resources::value;
-use atomic_writer::{File, Payload};
+use atomic_writer::Payload;
+use csi::Csi;
 use skiff_client::EventRecorder;
 use skiff_fs::{remove_tree, unmount_below};
 use tokens::Tokens;
+use volume_type::{Ready, Wanted};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountedVolume {
+    /// The directory, or the device of a block volume.
     pub path: PathBuf,
     /// Volumes of files the kubelet writes are not for containers to change.
     pub read_only: bool,
@@ -115,6 +123,8 @@ pub struct Volumes {
     recorder: Option<EventRecorder>,
     /// The PersistentVolumes that pods of this node have mounted.
     claimed: Mutex<claims::Claimed>,
+    /// The drivers of others; `None` where there is no API to tell of them.
+    csi: Option<Arc<Csi>>,
     /// Off in unit tests, which must not mount.
     memory_backed: bool,
 }
@@ -127,6 +137,7 @@ impl Volumes {
             tokens: Tokens::default(),
             recorder: None,
             claimed: Mutex::default(),
+            csi: None,
             memory_backed: true,
         }
     }
@@ -135,6 +146,13 @@ impl Volumes {
     pub fn with_recorder(self, recorder: EventRecorder) -> Self {
         Volumes {
             recorder: Some(recorder),
+            ..self
+        }
+    }
+
+    pub fn with_csi(self, csi: Arc<Csi>) -> Self {
+        Volumes {
+            csi: Some(csi),
             ..self
         }
     }
@@ -172,6 +190,7 @@ impl Volumes {
 
     /// Makes or refreshes all volumes of the pod that a container mounts. Safe to repeat.
     pub async fn set_up(&self, pod: &Pod, facts: &NodeFacts) -> Result<MountedVolumes, Vec<VolumeError>> {
+        self.objects.follow(pod);
         let used = pods::used_volumes(pod);
         let volumes: Vec<&Volume> = pod
             .spec
@@ -210,199 +229,41 @@ impl Volumes {
         if let Some(reference) = claims::reference(pod, volume) {
             return self.set_up_claim(pod, volume, reference, facts).await;
         }
-        self.set_up_own(pod, volume, facts)
-            .await
-            .map_err(|message| SetUpError::set_up(&volume.name, message))
+        let wanted = Wanted {
+            pod,
+            volume,
+            facts,
+            claimed: None,
+        };
+        let Some(plugin) = volume_type::of(&wanted) else {
+            let kind = type_name(volume);
+            let message = format!("{kind} volumes are not supported by this node");
+            return Err(wanted.set_up_error(message));
+        };
+        let ready = plugin.set_up(self, &wanted).await?;
+        Ok(self.mounted(pod, ready))
     }
 
-    /// A volume that the pod describes itself.
-    async fn set_up_own(
-        &self,
-        pod: &Pod,
-        volume: &Volume,
-        facts: &NodeFacts,
-    ) -> Result<MountedVolume, String> {
-        let uid = pods::uid(pod);
-        let namespace = pods::namespace(pod);
-        if let Some(source) = &volume.host_path {
-            let source = source.clone();
-            let path = blocking(move || host_path::set_up(&source)).await?;
-            return Ok(MountedVolume {
-                path,
-                read_only: false,
-            });
+    fn mounted(&self, pod: &Pod, ready: Ready) -> MountedVolume {
+        if let Some(warning) = ready.warning {
+            self.warn(pod, "AlreadyMountedVolume", warning);
         }
-        if volume.image.is_some() {
-            // The runtime mounts it; there is nothing of it on the node.
-            return Ok(MountedVolume {
-                path: PathBuf::new(),
-                read_only: true,
-            });
-        }
-        if let Some(source) = &volume.empty_dir {
-            let path = self.volume_dir(uid, "empty-dir", &volume.name);
-            let medium = source.medium.clone().unwrap_or_default();
-            if !matches!(medium.as_str(), "" | "Memory") {
-                return Err(format!(
-                    "emptyDir medium {medium:?} is not supported by this node"
-                ));
-            }
-            let memory = medium == "Memory" && self.memory_backed;
-            let limits = pod.spec.as_ref().map(skiff_pods::requests::spec_limits);
-            let pod_limit = limits.map(|limits| limits.memory).filter(|l| *l > 0);
-            let asked = source.size_limit.as_ref().map(value).filter(|s| *s > 0);
-            let size = match (asked, pod_limit) {
-                (Some(asked), Some(limit)) => Some(asked.min(limit)),
-                (one, other) => one.or(other),
-            };
-            let (group, policy) = fs_group(pod);
-            let target = path.clone();
-            let ready = self.ready_file(uid, "empty-dir", &volume.name);
-            blocking(move || {
-                empty_dir::set_up(&target, memory, size, 0o777)?;
-                // Once: after that the files are the containers' own, and so are their modes.
-                if !ready.exists() {
-                    ownership::apply(&target, group, policy.as_deref(), false)?;
-                    ready.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-                    std::fs::write(&ready, b"")?;
-                }
-                Ok(())
-            })
-            .await
-            .map_err(|e: io::Error| e.to_string())?;
-            return Ok(MountedVolume {
-                path,
-                read_only: false,
-            });
-        }
-        if let Some(source) = &volume.config_map {
-            let optional = source.optional == Some(true);
-            let map = self.objects.config_map(namespace, &source.name).await?;
-            if map.is_none() && !optional {
-                return Err(format!("configmap {:?} not found", source.name));
-            }
-            let payload = keyed::config_map_payload(
-                map.as_deref(),
-                source.items.as_ref(),
-                source.default_mode.unwrap_or(0o644),
-                optional,
-            )?;
-            return self
-                .write_files(pod, "configmap", &volume.name, payload, false)
-                .await;
-        }
-        if let Some(source) = &volume.secret {
-            let name = source.secret_name.as_deref().unwrap_or_default();
-            let optional = source.optional == Some(true);
-            let secret = self.objects.secret(namespace, name).await?;
-            if secret.is_none() && !optional {
-                return Err(format!("secret {name:?} not found"));
-            }
-            let payload = keyed::secret_payload(
-                secret.as_deref(),
-                source.items.as_ref(),
-                source.default_mode.unwrap_or(0o644),
-                optional,
-            )?;
-            return self.write_files(pod, "secret", &volume.name, payload, true).await;
-        }
-        if let Some(source) = &volume.downward_api {
-            let items = source.items.as_deref().unwrap_or_default();
-            let payload = downward_api::payload(pod, items, source.default_mode.unwrap_or(0o644), facts)?;
-            return self
-                .write_files(pod, "downward-api", &volume.name, payload, true)
-                .await;
-        }
-        if let Some(source) = &volume.projected {
-            let payload = self.projected(pod, source, facts).await?;
-            return self
-                .write_files(pod, "projected", &volume.name, payload, true)
-                .await;
-        }
-        let kind = type_name(volume);
-        Err(format!("{kind} volumes are not supported by this node yet"))
-    }
-
-    async fn projected(
-        &self,
-        pod: &Pod,
-        source: &ProjectedVolumeSource,
-        facts: &NodeFacts,
-    ) -> Result<Payload, String> {
-        let namespace = pods::namespace(pod);
-        let default_mode = source.default_mode.unwrap_or(0o644);
-        let one =
-            async |projection: &k8s_openapi::api::core::v1::VolumeProjection| -> Result<Payload, String> {
-                if let Some(map) = &projection.config_map {
-                    let optional = map.optional == Some(true);
-                    let object = self.objects.config_map(namespace, &map.name).await?;
-                    if object.is_none() && !optional {
-                        return Err(format!("configmap {:?} not found", map.name));
-                    }
-                    keyed::config_map_payload(object.as_deref(), map.items.as_ref(), default_mode, optional)
-                } else if let Some(secret) = &projection.secret {
-                    let optional = secret.optional == Some(true);
-                    let object = self.objects.secret(namespace, &secret.name).await?;
-                    if object.is_none() && !optional {
-                        return Err(format!("secret {:?} not found", secret.name));
-                    }
-                    keyed::secret_payload(object.as_deref(), secret.items.as_ref(), default_mode, optional)
-                } else if let Some(downward) = &projection.downward_api {
-                    downward_api::payload(
-                        pod,
-                        downward.items.as_deref().unwrap_or_default(),
-                        default_mode,
-                        facts,
-                    )
-                } else if let Some(token) = &projection.service_account_token {
-                    let (group, _) = fs_group(pod);
-                    let owner = token_owner(pod);
-                    // A group makes it 0640 by the ownership rule; an owner needs no more than 0600.
-                    let mode = if group.is_some() || owner.is_some() {
-                        0o600
-                    } else {
-                        u32::try_from(default_mode).unwrap_or(0o644)
-                    };
-                    let data = self
-                        .tokens
-                        .get(self.objects.as_ref(), pod, token)
-                        .await?
-                        .into_bytes();
-                    Ok(Payload::from([(token.path.clone(), File { data, mode, owner })]))
-                } else if projection.cluster_trust_bundle.is_some() {
-                    Err("clusterTrustBundle projections are not supported by this node yet".to_owned())
-                } else {
-                    Err("podCertificate projections are not supported by this node yet".to_owned())
-                }
-            };
-        let sources = source.sources.as_deref().unwrap_or_default();
-        let results = futures::future::join_all(sources.iter().map(one)).await;
-        let mut payload = Payload::new();
-        let mut errors = Vec::new();
-        for result in results {
-            match result {
-                Ok(files) => payload.extend(files),
-                Err(error) => errors.push(error),
-            }
-        }
-        match errors.as_slice() {
-            [] => Ok(payload),
-            [one] => Err(one.clone()),
-            many => Err(format!("[{}]", many.join(", "))),
+        MountedVolume {
+            path: ready.path,
+            read_only: ready.read_only,
         }
     }
 
     async fn write_files(
         &self,
-        pod: &Pod,
+        wanted: &Wanted<'_>,
         plugin: &str,
-        name: &str,
         payload: Payload,
         memory: bool,
-    ) -> Result<MountedVolume, String> {
-        let path = self.volume_dir(pods::uid(pod), plugin, name);
+    ) -> Result<Ready, SetUpError> {
+        let path = self.volume_dir(wanted.uid(), plugin, wanted.name());
         let memory = memory && self.memory_backed;
-        let (group, _) = fs_group(pod);
+        let (group, _) = fs_group(wanted.pod);
         let target = path.clone();
         blocking(move || {
             empty_dir::set_up(&target, memory, None, 0o777)?;
@@ -410,11 +271,16 @@ impl Volumes {
                 .map(|_| ())
         })
         .await
-        .map_err(|e: io::Error| e.to_string())?;
-        Ok(MountedVolume {
-            path,
-            read_only: true,
-        })
+        .map_err(|error: io::Error| wanted.set_up_error(error))?;
+        Ok(Ready::files(path))
+    }
+
+    /// Where the device of a pod's block volume is noted, as a link.
+    fn device_link(&self, uid: &str, plugin: &str, name: &str) -> PathBuf {
+        self.pod_dir(uid)
+            .join("volumeDevices")
+            .join(format!("kubernetes.io~{plugin}"))
+            .join(name)
     }
 
     /// The place where a container's sub-path mount is bound.
@@ -426,13 +292,39 @@ impl Volumes {
             .join(index.to_string())
     }
 
-    /// Unmounts and removes all volumes of a pod, by what is on the disk: the pod object may be gone.
+    /// Unmounts and removes all volumes of a pod, by what is on the disk: the pod object may be gone. All are tried.
     pub async fn tear_down(&self, uid: &str) -> io::Result<()> {
         self.tokens.forget(uid);
+        self.objects.forget(uid);
         let pod_dir = self.pod_dir(uid);
+        let sub_paths = pod_dir.join("volume-subpaths");
+        // They stand on the volumes.
         blocking(move || {
-            unmount_below(&pod_dir)?;
-            for part in ["volume-subpaths", "volumes", "plugins"] {
+            unmount_below(&sub_paths)?;
+            remove_tree(&sub_paths)
+        })
+        .await?;
+        let mut errors = Vec::new();
+        for (folder, path) in volumes_in(&pod_dir.join("volumes")) {
+            let torn_down = match volume_type::by_folder(&folder) {
+                Some(plugin) => plugin.tear_down(self, uid, &path).await,
+                None => volume_type::unmount_and_remove(path).await,
+            };
+            errors.extend(torn_down.err());
+        }
+        for (folder, link) in volumes_in(&pod_dir.join("volumeDevices")) {
+            let torn_down = match volume_type::by_folder(&folder) {
+                Some(plugin) => plugin.tear_down_device(self, uid, &link).await,
+                None => volume_type::remove_link(&link).map_err(|error| error.to_string()),
+            };
+            errors.extend(torn_down.err());
+        }
+        if !errors.is_empty() {
+            return Err(io::Error::other(errors.join("; ")));
+        }
+        blocking(move || {
+            for part in ["volumes", "volumeDevices", "plugins"] {
+                unmount_below(&pod_dir.join(part))?;
                 remove_tree(&pod_dir.join(part))?;
             }
             io::Result::Ok(())
@@ -440,6 +332,9 @@ impl Volumes {
         .await?;
         // Only now: until here another pod must not take a volume that is for one pod alone.
         self.claimed.lock().forget(uid);
+        if let Some(csi) = &self.csi {
+            csi.pod_is_gone(uid).await;
+        }
         Ok(())
     }
 
@@ -479,26 +374,48 @@ fn fs_group(pod: &Pod) -> (Option<i64>, Option<String>) {
     )
 }
 
-/// The one user all containers run as, if there is one: then the token can be theirs alone.
-fn token_owner(pod: &Pod) -> Option<u32> {
-    let spec = pod.spec.as_ref()?;
-    let pod_user = spec.security_context.as_ref().and_then(|c| c.run_as_user);
-    let mut users = spec
-        .containers
-        .iter()
-        .chain(spec.init_containers.iter().flatten())
-        .map(|c| {
-            c.security_context
-                .as_ref()
-                .and_then(|s| s.run_as_user)
-                .or(pod_user)
-        });
-    let first = users.next()??;
-    if users.all(|user| user == Some(first)) {
-        u32::try_from(first).ok()
-    } else {
-        None
+/// Whether something is mounted there. A bind within one filesystem shows in the kernel's table only.
+fn is_mount_point(path: &Path) -> io::Result<bool> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Ok(true);
+    };
+    // Not the mount itself: what it leads to may not answer.
+    let resolved = match parent.canonicalize() {
+        Ok(parent) => parent.join(name),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    Ok(skiff_fs::mounts_below(parent)?.contains(&resolved))
+}
+
+/// Takes down what is mounted below the directory, and on it.
+fn unmount_at(directory: &Path) -> io::Result<()> {
+    unmount_below(directory)?;
+    if is_mount_point(directory)? {
+        let flags = rustix::mount::UnmountFlags::NOFOLLOW;
+        rustix::mount::unmount(directory, flags)
+            .or_else(|_| rustix::mount::unmount(directory, flags | rustix::mount::UnmountFlags::DETACH))?;
     }
+    Ok(())
+}
+
+/// The volumes in a pod's directory: the folder of their type, and their own path.
+fn volumes_in(directory: &Path) -> Vec<(String, PathBuf)> {
+    let entries = |directory: &Path| std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries(directory)
+        .filter_map(|folder| Some((folder.file_name().into_string().ok()?, folder.path())))
+        .flat_map(|(name, path)| entries(&path).map(move |entry| (name.clone(), entry.path())))
+        .collect()
+}
+
+/// Makes the link that notes a device, in the place of one that says something else.
+fn link_device(device: &Path, link: &Path) -> io::Result<()> {
+    if std::fs::read_link(link).is_ok_and(|present| present == device) {
+        return Ok(());
+    }
+    link.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    volume_type::remove_link(link)?;
+    std::os::unix::fs::symlink(device, link)
 }
 
 /// The type of a volume by its name in the API.

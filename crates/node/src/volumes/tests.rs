@@ -124,8 +124,8 @@ async fn what_is_missing_is_named() {
     )
     .await;
     check(
-        json!({"name": "v", "nfs": {"server": "s", "path": "/"}}),
-        "MountVolume.SetUp failed for volume \"v\" : nfs volumes are not supported by this node yet",
+        json!({"name": "v", "glusterfs": {"endpoints": "s", "path": "/"}}),
+        "MountVolume.SetUp failed for volume \"v\" : glusterfs volumes are not supported by this node",
     )
     .await;
     check(json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}}),

@@ -23,9 +23,14 @@ struct TokenKey {
 }
 
 struct Held {
-    token: String,
+    made: Token,
     renew_at: Timestamp,
-    expires: Timestamp,
+}
+
+#[derive(Clone)]
+pub struct Token {
+    pub token: String,
+    pub expires: Timestamp,
 }
 
 /// Bounded by the pods of the node: a pod's tokens go with it.
@@ -41,7 +46,7 @@ impl Tokens {
         objects: &dyn Objects,
         pod: &Pod,
         source: &ServiceAccountTokenProjection,
-    ) -> Result<String, String> {
+    ) -> Result<Token, String> {
         let audience = source.audience.clone().unwrap_or_default();
         let expiration_seconds = source.expiration_seconds.unwrap_or(3600);
         let key = TokenKey {
@@ -53,7 +58,7 @@ impl Tokens {
         if let Some(held) = self.held.lock().get(&key)
             && now < held.renew_at
         {
-            return Ok(held.token.clone());
+            return Ok(held.made.clone());
         }
         let request = TokenRequest {
             spec: Some(TokenRequestSpec {
@@ -86,19 +91,17 @@ impl Tokens {
                 let life = expires.as_second() - now.as_second();
                 let renew_at = now.as_second() + (life * RENEW_AFTER_PERCENT / 100).min(MAX_AGE_SECONDS);
                 let renew_at = Timestamp::from_second(renew_at).unwrap_or(now);
-                self.held.lock().insert(
-                    key,
-                    Held {
-                        token: token.clone(),
-                        renew_at,
-                        expires,
-                    },
-                );
-                Ok(token)
+                let made = Token { token, expires };
+                let held = Held {
+                    made: made.clone(),
+                    renew_at,
+                };
+                self.held.lock().insert(key, held);
+                Ok(made)
             }
             // A token that still works beats none.
             Err(error) => match self.held.lock().get(&key) {
-                Some(held) if now < held.expires => Ok(held.token.clone()),
+                Some(held) if now < held.made.expires => Ok(held.made.clone()),
                 _ => Err(format!("failed to fetch token: {error}")),
             },
         }

@@ -7,7 +7,9 @@
 
 mod device_plugins;
 mod dra;
+mod csi;
 mod ends;
+mod objects;
 mod resize;
 mod runtime;
 

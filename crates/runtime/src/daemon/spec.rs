@@ -58,7 +58,7 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
     let config = request.config;
     let linux = config.linux.clone().unwrap_or_default();
     let security = linux.security_context.unwrap_or_default();
-    refuse_unsupported(config, &security)?;
+    refuse_unsupported(&security)?;
     let of_pod = request.sandbox.user.as_ref().map(|(_, mapping)| *mapping);
     check_user_namespace(config, &security, of_pod)?;
     if let Some(group) = &security.run_as_group
@@ -149,10 +149,7 @@ pub fn build(request: &Request<'_>) -> Result<Built, String> {
 }
 
 /// What cannot be done is said, not skipped.
-fn refuse_unsupported(
-    config: &cri::ContainerConfig,
-    security: &cri::LinuxContainerSecurityContext,
-) -> Result<(), String> {
+fn refuse_unsupported(security: &cri::LinuxContainerSecurityContext) -> Result<(), String> {
     if let Some(profile) = &security.apparmor
         && profile.profile_type != cri::security_profile::ProfileType::Unconfined as i32
     {
@@ -685,7 +682,7 @@ mod tests {
                 }),
                 ..Default::default()
             };
-            let result = refuse_unsupported(&cri::ContainerConfig::default(), &security);
+            let result = refuse_unsupported(&security);
             assert_eq!(result.is_err(), is_refused, "{kind:?}");
         }
     }

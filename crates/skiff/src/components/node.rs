@@ -45,7 +45,7 @@ pub(super) async fn prepare_runtime(machine: &Machine) -> Result<Prepared> {
 pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
     let (args, cluster) = (&machine.args, &machine.cluster);
     let endpoint = machine.runtime_endpoint.get().context("no container runtime")?;
-    let mut config = NodeConfig::new(&machine.node_name, cluster.data_dir.join("kubelet"), endpoint);
+    let mut config = NodeConfig::new(&machine.node_name, cluster.kubelet_root(), endpoint);
     config.node_ips = vec![machine.node_address];
     if cluster.is_dual_stack() && machine.node_address.is_ipv4() {
         config.node_ips.extend(host_address_v6());
@@ -68,6 +68,10 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
             .iter()
             .map(ToString::to_string)
             .collect();
+    }
+    if machine.control_plane.is_some() {
+        // In the process a watch is no more than a queue.
+        config.max_watched_objects = 4096;
     }
     config.local_volumes = Some(cluster.data_dir.join("volumes"));
     config.kubelet_version = VERSION.to_owned();

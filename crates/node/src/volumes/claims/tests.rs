@@ -178,7 +178,7 @@ async fn what_cannot_be_mounted_is_told() {
     check(
         pod(),
         claim("pv"),
-        volume(json!({"nfs": {"server": "s", "path": "/"}})),
+        volume(json!({"glusterfs": {"endpoints": "s", "path": "/"}})),
         &unprocessed("failed to get Plugin from volumeSpec for volume \"pv\" err=no volume plugin matched"),
     )
     .await;
@@ -209,7 +209,7 @@ async fn what_cannot_be_mounted_is_told() {
         pod_of("u1", claiming(), device.clone()),
         claim("pv"),
         host_path(json!({"volumeMode": "Block"})),
-        "MapVolume.FindMapperPluginBySpec failed for volume \"pv\" : block volumes are not supported by this node",
+        "MapVolume.FindMapperPluginBySpec failed for volume \"pv\" : no volume plugin matched: block volumes are not supported for this volume type",
     )
     .await;
     check(
