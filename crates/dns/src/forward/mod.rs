@@ -376,4 +376,25 @@ mod tests {
         let expected = ["192.0.2.1:53", "[fe80::1]:53", "10.96.0.10:53"];
         assert_eq!(found, expected.map(|text| text.parse().unwrap()));
     }
+
+    #[test]
+    fn a_changed_resolv_conf_is_followed_without_ourselves() {
+        let corefile = ". {\n forward . /etc/resolv.conf\n}";
+        let config = crate::corefile::parse(corefile, &Default::default()).unwrap();
+        let metrics = Arc::new(Metrics::new(&skiff_prometheus::Registry::new()));
+        let own = vec![IpAddr::from([10, 96, 0, 10])];
+        let text = "nameserver 192.0.2.1\nnameserver 10.96.0.10\n";
+        let forward = Forward::new(config.blocks[0].forwards[0].clone(), text, own, metrics).unwrap();
+        let first = forward.current()[0].clone();
+        assert_eq!(forward.addresses(), ["192.0.2.1:53".parse().unwrap()]);
+        assert_eq!(forward.refresh(text), Ok(false));
+        assert_eq!(
+            forward.refresh("nameserver 192.0.2.2\nnameserver 192.0.2.1\n"),
+            Ok(true)
+        );
+        assert_eq!(forward.addresses().len(), 2);
+        assert!(Arc::ptr_eq(&forward.current()[1], &first), "its state is kept");
+        assert_eq!(forward.refresh(""), Ok(true));
+        assert!(forward.addresses().is_empty());
+    }
 }
