@@ -11,6 +11,7 @@ use skiff_pods::{affinity, taints};
 use crate::pods;
 use crate::preemption::{Missing, is_critical};
 use crate::resources::{ResourceList, milli_value, value};
+use crate::static_pods::is_static;
 use crate::sysctls::AllowedSysctls;
 
 /// Why not; becomes the reason of a failed pod.
@@ -122,7 +123,9 @@ fn fits_node(pod: &Pod, others: &[Arc<Pod>], node: &Node) -> Result<(), Refusal>
                 .to_owned(),
         ));
     }
-    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref());
+    // COMPAT: taints are for pods that a scheduler places.
+    let own = node.spec.as_ref().and_then(|spec| spec.taints.as_deref());
+    let taints = own.filter(|_| !is_static(pod));
     let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref());
     let untolerated = taints::find_untolerated(
         taints.unwrap_or_default(),

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Taint;
 
 use crate::local_volumes::Folder;
 use crate::pressure::{ImageLimits, Thresholds};
+use crate::static_pods::StaticPodConfig;
 use crate::sysctls::AllowedSysctls;
 
 /// Makes the CNI configuration list (JSON) for the node's pod CIDRs.
@@ -67,6 +68,8 @@ pub struct NodeConfig {
     pub image_limits: ImageLimits,
     /// Where the directories of local volumes are; `None` has none.
     pub local_volumes: Option<PathBuf>,
+    /// Pods of manifests on this machine or behind a URL.
+    pub static_pods: StaticPodConfig,
 }
 
 impl NodeConfig {
@@ -110,6 +113,7 @@ impl NodeConfig {
             thresholds: Thresholds::default(),
             image_limits: ImageLimits::default(),
             local_volumes: None,
+            static_pods: StaticPodConfig::default(),
         }
     }
 

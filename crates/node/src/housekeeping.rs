@@ -20,11 +20,13 @@ const RESIZE_PERIOD: Duration = Duration::from_secs(60);
 const ORPHAN_GRACE: i64 = 1;
 
 impl Kubelet {
-    /// Runs only once the list of pods is complete: before that, everything would look like an orphan.
     pub async fn run_housekeeping(self: Arc<Self>) {
-        self.pods.synced().await;
-        self.pods_listed.store(true, std::sync::atomic::Ordering::SeqCst);
-        self.retry_resizes();
+        // Before all pods are known, everything would look like an orphan.
+        let mut is_listed = false;
+        let mut listed = std::pin::pin!(async {
+            self.static_pods.read().await;
+            self.pods.synced().await;
+        });
         let mut orphans = tokio::time::interval(ORPHAN_PERIOD);
         let mut logs = tokio::time::interval(LOG_PERIOD);
         let mut limits = tokio::time::interval(LIMIT_PERIOD);
@@ -34,7 +36,13 @@ impl Kubelet {
         loop {
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
-                _ = orphans.tick() => self.remove_orphans().await,
+                () = &mut listed, if !is_listed => {
+                    is_listed = true;
+                    self.pods_listed.store(true, std::sync::atomic::Ordering::SeqCst);
+                    self.retry_resizes();
+                    orphans.reset_immediately();
+                }
+                _ = orphans.tick(), if is_listed => self.remove_orphans().await,
                 _ = logs.tick() => self.rotate_logs().await,
                 _ = limits.tick() => self.evict_over_limits().await,
                 _ = resizes.tick() => self.retry_waiting_resizes(),

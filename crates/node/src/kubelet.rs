@@ -39,6 +39,7 @@ use crate::resize::{Record, Resize};
 use crate::resources::{milli_value, value};
 use crate::runtime::Runtime;
 use crate::server;
+use crate::static_pods::{StaticPods, from_api, is_mirror};
 use crate::status::{StatusInput, generate, statuses_equal};
 use crate::volumes::Volumes;
 
@@ -99,6 +100,7 @@ pub struct Kubelet {
     /// Pods the runtime had when this process started.
     found_at_start: HashSet<String>,
     pub cni_written: Mutex<Vec<String>>,
+    pub(crate) static_pods: StaticPods,
 }
 
 /// Runs the node until `shutdown`. Containers stay as they are when it ends.
@@ -156,6 +158,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         health_check: Notify::new(),
         states: Mutex::default(),
         cni_written: Mutex::default(),
+        static_pods: StaticPods::new(&config.static_pods),
         config,
         client,
         metrics,
@@ -183,6 +186,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     kubelet.follow_node();
     kubelet.follow_pods();
     let mut tasks = tokio::task::JoinSet::new();
+    kubelet.start_static_pods(&mut tasks);
     tasks.spawn(kubelet.clone().run_health());
     tasks.spawn(kubelet.clone().run_node_status());
     tasks.spawn(kubelet.clone().run_lease());
@@ -250,12 +254,14 @@ impl Kubelet {
     fn follow_pods(self: &Arc<Self>) {
         let kubelet = self.clone();
         self.pods.subscribe(move |change| match change {
-            Change::Applied { new, .. } => kubelet.pod_applied(new),
+            Change::Applied { new, .. } if is_mirror(new) => kubelet.mirror_applied(new),
+            Change::Deleted { last } if is_mirror(last) => kubelet.mirror_gone(last),
+            Change::Applied { new, .. } => kubelet.pod_applied(&from_api(new)),
             Change::Deleted { last } => kubelet.pod_gone(last),
         });
     }
 
-    fn pod_applied(self: &Arc<Self>, pod: &Arc<Pod>) {
+    pub(crate) fn pod_applied(self: &Arc<Self>, pod: &Arc<Pod>) {
         let uid = pods::uid(pod);
         let state = {
             let mut states = self.states.lock();
@@ -297,6 +303,8 @@ impl Kubelet {
                 Err(refused) if refused.reason == admission::NODE_AFFINITY => Some(refused),
                 result => return result,
             },
+            // It runs without the API.
+            None if state.is_static() => return self.admit_on(state, None),
             None => None,
         };
         // There may be newer labels than what we have of them, or a node we have not heard of yet.
@@ -343,6 +351,8 @@ impl Kubelet {
     /// Nothing of the pod is left.
     pub fn forget_pod(&self, uid: &str) {
         self.states.lock().remove(uid);
+        // Another version of it may wait for its end.
+        self.static_pods.changed.notify_one();
         self.retry_waiting_resizes();
         self.images.forget(uid);
         self.crash_backoff.lock().forget(&format!("{uid}_"));
@@ -419,10 +429,10 @@ impl Kubelet {
         });
         let news = !statuses_equal(&current, &made);
         // The API may have something else than what was last made; the writer finds out.
-        let api_differs = pod
-            .status
-            .as_ref()
-            .is_none_or(|status| !statuses_equal(status, &made));
+        let api_differs = state.api_pod().is_some_and(|pod| {
+            let status = pod.status.as_ref();
+            status.is_none_or(|status| !statuses_equal(status, &made))
+        });
         if news {
             *current = Arc::new(made);
             if let Some(work) = marks::current() {

@@ -8,8 +8,10 @@
 mod ends;
 mod resize;
 mod runtime;
+mod static_pods;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
@@ -21,6 +23,7 @@ use runtime::FakeRuntime;
 use serde_json::{Value, json};
 use skiff_node::NodeConfig;
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
 
 const NODE: &str = "node-a";
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -32,6 +35,8 @@ struct World {
     runtime: FakeRuntime,
     pki: skiff_pki::Pki,
     stop: CancellationToken,
+    /// Off: the node does not reach the API.
+    api_reachable: Arc<AtomicBool>,
 }
 
 impl Drop for World {
@@ -96,7 +101,22 @@ impl World {
             skiff_client::in_process(server.service(user), "default")
         };
         let client = client_of("admin", "system:masters");
-        let node_client = client_of(&format!("system:node:{NODE}"), "system:nodes");
+        let api_reachable = Arc::new(AtomicBool::new(true));
+        let node_client = {
+            let user = format!("system:node:{NODE}");
+            let user = skiff_auth::UserInfo::new(&user, ["system:nodes", "system:authenticated"]);
+            let (service, reachable) = (server.service(user), api_reachable.clone());
+            let gated = tower::service_fn(move |request| {
+                let (service, reachable) = (service.clone(), reachable.load(Ordering::SeqCst));
+                async move {
+                    if !reachable {
+                        return Err(tower::BoxError::from("connection refused"));
+                    }
+                    service.oneshot(request).await.map_err(tower::BoxError::from)
+                }
+            });
+            skiff_client::in_process(gated, "default")
+        };
         let runtime = FakeRuntime::new();
         runtime.serve(&dir.path().join("cri.sock"), stop.clone()).await;
         let world = World {
@@ -106,6 +126,7 @@ impl World {
             runtime,
             pki,
             stop,
+            api_reachable,
         };
         // Controllers would make it; admission wants it.
         let account = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
@@ -144,6 +165,10 @@ impl World {
     }
 
     fn start(&self) -> Life {
+        self.start_with(|_| {})
+    }
+
+    fn start_with(&self, change: impl FnOnce(&mut NodeConfig)) -> Life {
         let identity = self
             .pki
             .serving(
@@ -160,6 +185,7 @@ impl World {
         config.tls_key_pem = identity.key.clone().into_bytes();
         config.client_ca_pem = self.pki.ca_certificate().as_bytes().to_vec();
         config.cgroups_per_qos = false;
+        change(&mut config);
         let stop = self.stop.child_token();
         let task = tokio::spawn(skiff_node::run(config, self.node_client.clone(), stop.clone()));
         Life { stop, task }
