@@ -65,7 +65,6 @@ pub fn admit(
         ));
     }
     app_armor(pod, confinement.app_armor)?;
-    undeclared_features(pod)?;
     let Some(node) = node else {
         return enough_room(pod, others, allocatable);
     };
@@ -89,24 +88,6 @@ fn with_extended(allocatable: &ResourceList, node: &Node) -> ResourceList {
     let mut all = given.unwrap_or_default();
     all.extend(allocatable.clone());
     all
-}
-
-/// COMPAT: upstream calls what a pod needs of its node a declared feature.
-fn undeclared_features(pod: &Pod) -> Result<(), Refusal> {
-    let spec = pod.spec.iter();
-    let containers = spec.flat_map(|spec| {
-        spec.containers
-            .iter()
-            .chain(spec.init_containers.iter().flatten())
-    });
-    let mut rules = containers.flat_map(|container| container.restart_policy_rules.iter().flatten());
-    if rules.any(|rule| rule.action == "RestartAllContainers") {
-        return Err(Refusal::new(
-            "PodFeatureUnsupported",
-            "Pod requires node features that are not available: RestartAllContainersOnContainerExits",
-        ));
-    }
-    Ok(())
 }
 
 fn fits_node(pod: &Pod, others: &[Arc<Pod>], node: &Node) -> Result<(), Refusal> {
@@ -337,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn extended_resources_and_features() {
+    fn extended_resources() {
         let check = |spec: serde_json::Value,
                      others: &[Arc<Pod>],
                      expected: Option<&str>,
@@ -388,9 +369,6 @@ mod tests {
         check(elsewhere.clone(), &[], Some("OutOfcpu"), &[]);
         elsewhere["priority"] = json!(2_000_000_000);
         check(elsewhere, &[], Some(NODE_AFFINITY), &[]);
-        let rules = json!({"containers": [{"name": "c", "restartPolicy": "Never", "restartPolicyRules": [
-            {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]}]});
-        check(rules, &[], Some("PodFeatureUnsupported"), &[]);
     }
 
     #[test]

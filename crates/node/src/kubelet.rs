@@ -20,6 +20,7 @@ use crate::admission::{self, Confinement, Refusal};
 use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
 use crate::config::NodeConfig;
+use crate::credential_providers::{self, CredentialProviders};
 use crate::dns::parse_resolv_conf;
 use crate::field_ref::NodeFacts;
 use crate::images::Images;
@@ -53,6 +54,8 @@ pub enum Error {
     Cgroups { root: String, source: std::io::Error },
     #[error("cannot make the directory {path}: {source}")]
     Directory { path: String, source: std::io::Error },
+    #[error(transparent)]
+    CredentialProviders(#[from] credential_providers::Error),
     #[error("the node's server: {0}")]
     Server(#[from] server::Error),
 }
@@ -121,6 +124,10 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     let cgroups = Cgroups::new(&config.cgroup_root, config.cgroups_per_qos)
         .map(|cgroups| cgroups.with_limits(config.pod_max_pids, machine.page_sizes()))
         .and_then(|cgroups| cgroups.set_up().map(|()| cgroups))
+        .and_then(|cgroups| {
+            let confined = cgroups.confine(&config.reserved, &machine);
+            confined.map(|()| cgroups)
+        })
         .map_err(|source| Error::Cgroups {
             root: config.cgroup_root.clone(),
             source,
@@ -132,6 +139,10 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     let Some(outlines) = until_answered(&shutdown, || runtime.outlines()).await else {
         return Ok(());
     };
+    let providers = match &config.credential_providers {
+        Some((file, programs)) => CredentialProviders::load(file, programs)?,
+        None => CredentialProviders::default(),
+    };
     let recorder = EventRecorder::new(client.clone(), "kubelet", &config.node_name);
     let objects: Arc<dyn Objects> = Arc::new(ApiObjects::new(client.clone()));
     let kubelet = Arc::new(Kubelet {
@@ -141,13 +152,17 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
             recorder.clone(),
             config.max_parallel_image_pulls,
             PullRecords::new(config.data_dir.join("image_manager")),
+            (providers, config.image_verification.clone()),
         ),
         volumes: Volumes::new(&config.data_dir, objects.clone()).with_recorder(recorder.clone()),
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
         runtime_status: Mutex::default(),
         found_at_start: outlines.keys().cloned().collect(),
-        crash_backoff: Mutex::new(Backoff::new(Duration::from_secs(10), Duration::from_secs(300))),
+        crash_backoff: Mutex::new(Backoff::new(
+            Duration::from_secs(10).min(config.max_container_restart_period),
+            config.max_container_restart_period,
+        )),
         network: watch::Sender::new(Some(
             "container runtime status check may not have completed yet".to_owned(),
         )),
@@ -468,8 +483,7 @@ impl Kubelet {
     pub fn allocatable(&self) -> crate::resources::ResourceList {
         self.machine.allocatable(
             self.config.max_pods,
-            self.config.reserved_cpu_milli,
-            self.config.reserved_memory,
+            &self.config.reserved,
             &self.config.thresholds,
         )
     }

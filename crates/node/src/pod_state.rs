@@ -109,7 +109,11 @@ impl PodState {
 
     /// The pod as the API has it: its mirror, if the pod itself is static.
     pub fn api_pod(&self) -> Option<Arc<Pod>> {
-        if self.is_static { self.mirror() } else { Some(self.pod()) }
+        if self.is_static {
+            self.mirror()
+        } else {
+            Some(self.pod())
+        }
     }
 
     pub fn pod(&self) -> Arc<Pod> {

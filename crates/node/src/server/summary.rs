@@ -1,5 +1,5 @@
-//! `/stats/summary`: the same numbers with more detail, as JSON. What upstream has from cAdvisor alone (the node's
-//! network and per-volume usage) is left out rather than made up.
+//! `/stats/summary`: the same numbers with more detail, as JSON. What upstream has from cAdvisor alone (per-volume usage,
+//! system containers) is left out rather than made up.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use skiff_cri::v1;
 use skiff_streaming::Body;
 
 use super::stats::{ContainerUsage, NodeUsage, PodUsage, Rates, number};
-use super::{json as answer, text};
+use super::{json as answer, node_stats, text};
 use crate::kubelet::Kubelet;
 
 const NODE: &str = "";
@@ -27,8 +27,18 @@ pub async fn serve(kubelet: &Kubelet, rates: &Rates, query: &[(String, String)])
     let node = NodeUsage::read(kubelet.machine.memory);
     let cores = rates.update(readings(&node, &pods));
     let mut shown_node = node_summary(&kubelet.config.node_name, &node, &cores);
-    if !only_cpu_and_memory && let Some(fs) = file_system(&kubelet.config.data_dir) {
-        shown_node["fs"] = fs;
+    if !only_cpu_and_memory {
+        let now = || time(super::stats::now_nanos());
+        for (section, value) in [
+            ("fs", file_system(&kubelet.config.data_dir)),
+            ("network", node_stats::network(now())),
+            ("rlimit", node_stats::rlimit(now())),
+            ("runtime", kubelet.runtime_disks(file_system).await),
+        ] {
+            if let Some(value) = value {
+                shown_node[section] = value;
+            }
+        }
     }
     let pods: Vec<Value> = pods
         .iter()

@@ -107,11 +107,7 @@ fn completed(mut value: Value, origin: &Origin<'_>) -> Result<Pod, Error> {
     let kind = skiff_api::kind("", "Pod");
     (kind.default)("v1", &mut value);
     let metadata = &mut value["metadata"];
-    let name = format!(
-        "{}-{}",
-        text(&metadata["name"]),
-        origin.node_name.to_lowercase()
-    );
+    let name = format!("{}-{}", text(&metadata["name"]), origin.node_name.to_lowercase());
     metadata["name"] = json!(name);
     if text(&metadata["namespace"]).is_empty() {
         metadata["namespace"] = json!("default");
@@ -170,9 +166,10 @@ fn hash(value: &Value, origin: &Origin<'_>) -> String {
     };
     // Keys are sorted, so that their order in the file does not matter.
     let content = value.to_string();
-    let hash = content.bytes().chain(place.bytes()).fold(OFFSET, |hash, byte| {
-        (hash ^ u128::from(byte)).wrapping_mul(PRIME)
-    });
+    let hash = content
+        .bytes()
+        .chain(place.bytes())
+        .fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
     format!("{hash:032x}")
 }
 
@@ -231,16 +228,28 @@ mod tests {
             assert!(error.contains(expected), "{error} is not {expected}");
         };
         check("{", "");
-        check("kind: Service\napiVersion: v1\n", "it is a Service of v1, not a Pod of v1");
+        check(
+            "kind: Service\napiVersion: v1\n",
+            "it is a Service of v1, not a Pod of v1",
+        );
         check("metadata: {name: x}\n", "Kind");
-        check(&WEB.replace("name: web", "labels: {a: b}"), "name is needed for the pod");
-        check(&WEB.replace("name: c", "name: C"), "invalid pod: spec.containers[0].name: Invalid value");
+        check(
+            &WEB.replace("name: web", "labels: {a: b}"),
+            "name is needed for the pod",
+        );
+        check(
+            &WEB.replace("name: c", "name: C"),
+            "invalid pod: spec.containers[0].name: Invalid value",
+        );
         let reference = |field: &str| format!("{WEB}  {field}\n");
         for (field, expected) in [
             ("serviceAccountName: x", "serviceaccounts"),
             ("imagePullSecrets: [{name: x}]", "secrets"),
             ("volumes: [{name: v, configMap: {name: x}}]", "configmaps"),
-            ("volumes: [{name: v, persistentVolumeClaim: {claimName: x}}]", "persistentvolumeclaims"),
+            (
+                "volumes: [{name: v, persistentVolumeClaim: {claimName: x}}]",
+                "persistentvolumeclaims",
+            ),
         ] {
             check(
                 &reference(field),
@@ -255,9 +264,17 @@ mod tests {
             {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "c", "image": "i"}], "colour": "red"}},
             {"metadata": {"name": "b"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}]}"#;
         let parsed = pods(list.as_bytes(), &FILE).unwrap();
-        let names: Vec<_> = parsed.iter().map(|p| p.pod.metadata.name.clone().unwrap()).collect();
+        let names: Vec<_> = parsed
+            .iter()
+            .map(|p| p.pod.metadata.name.clone().unwrap())
+            .collect();
         assert_eq!(names, ["a-node-a", "b-node-a"]);
-        assert_eq!(parsed[0].unknown_fields.len(), 1, "{:?}", parsed[0].unknown_fields);
+        assert_eq!(
+            parsed[0].unknown_fields.len(),
+            1,
+            "{:?}",
+            parsed[0].unknown_fields
+        );
         assert_eq!(pods(WEB.as_bytes(), &FILE).unwrap().len(), 1);
         let error = pods(b"[]", &FILE).unwrap_err().to_string();
         assert!(error.starts_with("couldn't parse as single ("), "{error}");

@@ -68,7 +68,10 @@ impl Kubelet {
 
     pub(crate) fn mirror_gone(&self, last: &Arc<Pod>) {
         let is_last = |mirror: Arc<Pod>| mirror.metadata.uid == last.metadata.uid;
-        if let Some(state) = self.static_state(last).filter(|state| state.mirror().is_some_and(is_last)) {
+        if let Some(state) = self
+            .static_state(last)
+            .filter(|state| state.mirror().is_some_and(is_last))
+        {
             state.set_mirror(None);
         }
         self.static_pods.changed.notify_one();
@@ -101,7 +104,11 @@ impl Kubelet {
                 && let Err(error) = self.delete_mirror(&mirror).await
             {
                 let pod = pods::full_name(&mirror);
-                tracing::warn!(pod, error, "cannot remove the mirror of a static pod; trying again");
+                tracing::warn!(
+                    pod,
+                    error,
+                    "cannot remove the mirror of a static pod; trying again"
+                );
                 pause = RETRY;
             }
         }
@@ -113,7 +120,10 @@ impl Kubelet {
         let known = self.pods.get(pods::namespace(&pod), pods::name(&pod));
         if let Some(mirror) = known.filter(|known| is_mirror(known)) {
             if mirror.metadata.deletion_timestamp.is_none() && mirrors(&mirror, &pod) {
-                if state.mirror().is_none_or(|known| known.metadata.uid != mirror.metadata.uid) {
+                if state
+                    .mirror()
+                    .is_none_or(|known| known.metadata.uid != mirror.metadata.uid)
+                {
                     state.set_mirror(Some(mirror));
                 }
                 return Ok(());

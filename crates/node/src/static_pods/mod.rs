@@ -113,8 +113,15 @@ impl StaticPods {
     fn wanted(&self) -> Vec<Pod> {
         let wanted = self.wanted.lock();
         let mut all: Vec<Pod> = Vec::new();
-        for pod in [FILE, HTTP].iter().filter_map(|source| wanted.get(source)).flatten() {
-            if !all.iter().any(|other| same_name(other, pod) || pods::uid(other) == pods::uid(pod)) {
+        for pod in [FILE, HTTP]
+            .iter()
+            .filter_map(|source| wanted.get(source))
+            .flatten()
+        {
+            if !all
+                .iter()
+                .any(|other| same_name(other, pod) || pods::uid(other) == pods::uid(pod))
+            {
                 all.push(pod.clone());
             }
         }
@@ -171,7 +178,11 @@ impl Kubelet {
     /// Starts and ends pods until they are those that the sources want.
     fn reconcile_static_pods(self: &Arc<Self>) {
         let wanted = self.static_pods.wanted();
-        let running: Vec<_> = self.states().into_iter().filter(|state| state.is_static()).collect();
+        let running: Vec<_> = self
+            .states()
+            .into_iter()
+            .filter(|state| state.is_static())
+            .collect();
         for state in &running {
             let stays = wanted.iter().any(|pod| pods::uid(pod) == state.uid);
             if !stays && !state.is_gone() {
@@ -199,7 +210,10 @@ impl Kubelet {
 fn is_same(running: &Pod, wanted: &Pod) -> bool {
     let strip = |pod: &Pod| {
         let mut pod = pod.clone();
-        pod.metadata.annotations.get_or_insert_default().remove(annotations::SEEN);
+        pod.metadata
+            .annotations
+            .get_or_insert_default()
+            .remove(annotations::SEEN);
         pod.status = None;
         pod
     };
@@ -216,7 +230,11 @@ fn with_seen(mut pod: Pod, before: Option<&Pod>) -> Pod {
 
 /// Whether the pod is of a manifest. What a client of the API writes does not count: see [`from_api`].
 pub fn is_static(pod: &Pod) -> bool {
-    let source = pod.metadata.annotations.as_ref().and_then(|all| all.get(annotations::SOURCE));
+    let source = pod
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|all| all.get(annotations::SOURCE));
     source.is_some_and(|source| source != "api")
 }
 

@@ -234,7 +234,11 @@ impl Url {
         let mut last = Bytes::new();
         let mut failures = 0u32;
         loop {
-            match self.fetch(&client).await.and_then(|data| self.pods(data, &mut last)) {
+            match self
+                .fetch(&client)
+                .await
+                .and_then(|data| self.pods(data, &mut last))
+            {
                 Ok(pods) => {
                     if failures > 0 {
                         tracing::info!(url = self.url, "read the static pods again");
@@ -320,7 +324,10 @@ fn absolute(base: &str, location: &str) -> String {
         return location.to_owned();
     }
     let uri: Option<http::Uri> = base.parse().ok();
-    match uri.as_ref().and_then(|uri| Some((uri.scheme_str()?, uri.authority()?))) {
+    match uri
+        .as_ref()
+        .and_then(|uri| Some((uri.scheme_str()?, uri.authority()?)))
+    {
         Some((scheme, authority)) => format!("{scheme}://{authority}{location}"),
         None => location.to_owned(),
     }
@@ -330,10 +337,14 @@ fn absolute(base: &str, location: &str) -> String {
 mod tests {
     use super::*;
 
-    const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: NAME}\nspec: {containers: [{name: c, image: i}]}\n";
+    const POD: &str =
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: NAME}\nspec: {containers: [{name: c, image: i}]}\n";
 
     fn names(read: &Manifests) -> Vec<String> {
-        read.pods.values().filter_map(|pod| pod.metadata.name.clone()).collect()
+        read.pods
+            .values()
+            .filter_map(|pod| pod.metadata.name.clone())
+            .collect()
     }
 
     #[test]

@@ -5,8 +5,10 @@
     reason = "everything here is a test, though not every function is marked as one"
 )]
 
+mod debug;
 mod ends;
 mod resize;
+mod restart_all;
 mod runtime;
 mod static_pods;
 
@@ -575,6 +577,16 @@ async fn get_with(
     token: Option<&str>,
     path: &str,
 ) -> (u16, String) {
+    send(world, port, identity, token, ("GET", path)).await
+}
+
+async fn send(
+    world: &World,
+    port: u16,
+    identity: Option<&skiff_pki::Identity>,
+    token: Option<&str>,
+    (method, path): (&str, &str),
+) -> (u16, String) {
     use http_body_util::BodyExt;
     let config = skiff_pki::client_config(world.pki.ca_certificate(), identity).unwrap();
     let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
@@ -586,7 +598,10 @@ async fn get_with(
     let io = hyper_util::rt::TokioIo::new(stream);
     let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
     tokio::spawn(connection);
-    let mut request = http::Request::get(path).header("host", "x");
+    let mut request = http::Request::builder()
+        .method(method)
+        .uri(path)
+        .header("host", "x");
     if let Some(token) = token {
         request = request.header("authorization", format!("Bearer {token}"));
     }
