@@ -124,10 +124,6 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     let cgroups = Cgroups::new(&config.cgroup_root, config.cgroups_per_qos)
         .map(|cgroups| cgroups.with_limits(config.pod_max_pids, machine.page_sizes()))
         .and_then(|cgroups| cgroups.set_up().map(|()| cgroups))
-        .and_then(|cgroups| {
-            let confined = cgroups.confine(&config.reserved, &machine);
-            confined.map(|()| cgroups)
-        })
         .map_err(|source| Error::Cgroups {
             root: config.cgroup_root.clone(),
             source,
@@ -197,6 +193,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         "Starting",
         "Starting kubelet.".to_owned(),
     );
+    kubelet.confine_pods();
     kubelet.configure_network(&kubelet.config.pod_cidrs.clone()).await;
     kubelet.follow_node();
     kubelet.follow_pods();
@@ -266,6 +263,25 @@ where
 }
 
 impl Kubelet {
+    /// Keeps all pods together to what is not reserved. A limit that is below what they have now cannot be set.
+    fn confine_pods(&self) {
+        let node = node_reference(&self.config.node_name);
+        match self.cgroups.confine(&self.config.reserved, &self.machine) {
+            Ok(()) => self.recorder.event(
+                &node,
+                "Normal",
+                "NodeAllocatableEnforced",
+                "Updated Node Allocatable limit across pods".to_owned(),
+            ),
+            Err(error) => {
+                tracing::warn!(%error, "cannot limit the pods to what is allocatable");
+                let message = format!("Failed to update Node Allocatable Limits: {error}");
+                self.recorder
+                    .event(&node, "Warning", "FailedNodeAllocatableEnforcement", message);
+            }
+        }
+    }
+
     fn follow_pods(self: &Arc<Self>) {
         let kubelet = self.clone();
         self.pods.subscribe(move |change| match change {

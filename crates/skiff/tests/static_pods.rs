@@ -38,9 +38,11 @@ fn a_node_follows_its_files() -> Result<()> {
     let manifests = dir.path().join("manifests");
     std::fs::create_dir(&manifests)?;
     let config = dir.path().join("kubelet.yaml");
+    // However full the disk of the machine is: that is another test's subject.
     let text = format!(
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 33\n\
-         kubeReserved: {{memory: 64Mi}}\nstaticPodPath: {}\n",
+         kubeReserved: {{memory: 64Mi}}\nstaticPodPath: {}\nevictionHard: {{memory.available: 1Mi}}\n\
+         imageGCHighThresholdPercent: 100\nimageGCLowThresholdPercent: 99\n",
         manifests.display()
     );
     std::fs::write(&config, &text)?;
@@ -66,11 +68,12 @@ fn a_node_follows_its_files() -> Result<()> {
         Some(format!("web-{node_name}").as_str()),
     )?;
     expect_eq(node["status"]["allocatable"]["pods"].as_str(), Some("33"))?;
-    let shown = kubectl.json(&[
+    let page = kubectl.run(&[
         "get",
         "--raw",
         &format!("/api/v1/nodes/{node_name}/proxy/configz"),
     ])?;
+    let shown: Value = serde_json::from_str(&page)?;
     expect_eq(shown["kubeletconfig"]["maxPods"].as_i64(), Some(33))?;
 
     // A container that ends with 42 has all of its pod start again, in the same sandbox.
