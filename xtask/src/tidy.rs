@@ -51,7 +51,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("runtime", &["fs", "cri", "cni", "streaming"]),
     (
         "node",
-        &["fs", "client", "cri", "pods", "prometheus", "streaming"],
+        &["fs", "client", "https", "cri", "pods", "prometheus", "streaming"],
     ),
     ("network", &["client", "cni", "fs"]),
     ("dns", &["client"]),
