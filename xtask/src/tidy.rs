@@ -56,6 +56,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "fs",
             "client",
+            "https",
             "cri",
             "csi",
             "devices",

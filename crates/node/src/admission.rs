@@ -11,6 +11,7 @@ use skiff_pods::{affinity, taints};
 use crate::pods;
 use crate::preemption::{Missing, is_critical};
 use crate::resources::{ResourceList, milli_value, value};
+use crate::static_pods::is_static;
 use crate::sysctls::AllowedSysctls;
 
 /// Why not; becomes the reason of a failed pod.
@@ -64,7 +65,6 @@ pub fn admit(
         ));
     }
     app_armor(pod, confinement.app_armor)?;
-    undeclared_features(pod)?;
     let Some(node) = node else {
         return enough_room(pod, others, allocatable);
     };
@@ -90,24 +90,6 @@ fn with_extended(allocatable: &ResourceList, node: &Node) -> ResourceList {
     all
 }
 
-/// COMPAT: upstream calls what a pod needs of its node a declared feature.
-fn undeclared_features(pod: &Pod) -> Result<(), Refusal> {
-    let spec = pod.spec.iter();
-    let containers = spec.flat_map(|spec| {
-        spec.containers
-            .iter()
-            .chain(spec.init_containers.iter().flatten())
-    });
-    let mut rules = containers.flat_map(|container| container.restart_policy_rules.iter().flatten());
-    if rules.any(|rule| rule.action == "RestartAllContainers") {
-        return Err(Refusal::new(
-            "PodFeatureUnsupported",
-            "Pod requires node features that are not available: RestartAllContainersOnContainerExits",
-        ));
-    }
-    Ok(())
-}
-
 fn fits_node(pod: &Pod, others: &[Arc<Pod>], node: &Node) -> Result<(), Refusal> {
     if !{ pod.spec.as_ref() }.is_none_or(|spec| affinity::required_affinity_matches(spec, node)) {
         return Err(Refusal::new(
@@ -122,7 +104,9 @@ fn fits_node(pod: &Pod, others: &[Arc<Pod>], node: &Node) -> Result<(), Refusal>
                 .to_owned(),
         ));
     }
-    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref());
+    // COMPAT: taints are for pods that a scheduler places.
+    let own = node.spec.as_ref().and_then(|spec| spec.taints.as_deref());
+    let taints = own.filter(|_| !is_static(pod));
     let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref());
     let untolerated = taints::find_untolerated(
         taints.unwrap_or_default(),
@@ -345,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn extended_resources_and_features() {
+    fn extended_resources() {
         let check = |spec: serde_json::Value,
                      others: &[Arc<Pod>],
                      expected: Option<&str>,
@@ -396,9 +380,6 @@ mod tests {
         check(elsewhere.clone(), &[], Some("OutOfcpu"), &[]);
         elsewhere["priority"] = json!(2_000_000_000);
         check(elsewhere, &[], Some(NODE_AFFINITY), &[]);
-        let rules = json!({"containers": [{"name": "c", "restartPolicy": "Never", "restartPolicyRules": [
-            {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]}]});
-        check(rules, &[], Some("PodFeatureUnsupported"), &[]);
     }
 
     #[test]

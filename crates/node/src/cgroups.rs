@@ -9,7 +9,8 @@ use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use skiff_pods::requests::spec_requests;
 
-use crate::machine::{huge_page_file_name, huge_page_name};
+use crate::configuration::Reserved;
+use crate::machine::{self, Machine, huge_page_file_name, huge_page_name};
 use crate::pods;
 use crate::resources::{
     CgroupResources, MIN_SHARES, QUOTA_PERIOD, QosClass, milli_cpu_to_shares, pod_cgroup_resources, qos_class,
@@ -187,6 +188,37 @@ impl Cgroups {
             self.make(&self.class_path(class), shares, None, None)?;
         }
         Ok(())
+    }
+
+    /// Keeps all pods together to what is not reserved, so that they cannot take it from the system.
+    pub fn confine(&self, reserved: &Reserved, machine: &Machine) -> io::Result<()> {
+        let shares = milli_cpu_to_shares((machine.cpus * 1000 - reserved.cpu_milli).max(0));
+        let path = self.class_path(QosClass::Guaranteed);
+        self.make(&path, Some(shares), None, None)?;
+        let left = |all: i64, kept: i64| (kept > 0).then(|| (all - kept).max(PAGE).to_string());
+        let memory = left(machine.memory, reserved.memory);
+        let pids = left(machine::max_pids(), reserved.pids);
+        match &self.hierarchies {
+            Hierarchies::None => Ok(()),
+            Hierarchies::V1 { controllers, .. } => {
+                let write = |controller: &str, file: &str, value: &str| match controllers.get(controller) {
+                    Some(mount) => write_value(&join(mount, &path).join(file), value),
+                    None => Ok(()),
+                };
+                // One of an earlier life may have been smaller.
+                write(
+                    "memory",
+                    "memory.limit_in_bytes",
+                    memory.as_deref().unwrap_or("-1"),
+                )?;
+                write("pids", "pids.max", pids.as_deref().unwrap_or("max"))
+            }
+            Hierarchies::V2(mount) => {
+                let directory = join(mount, &path);
+                write_value(&directory.join("memory.max"), memory.as_deref().unwrap_or("max"))?;
+                write_value(&directory.join("pids.max"), pids.as_deref().unwrap_or("max"))
+            }
+        }
     }
 
     /// Makes the pod's cgroup with its shares and limits. One that is there keeps what it has: to change that is a

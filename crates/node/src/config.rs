@@ -3,11 +3,15 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Taint;
 
+use crate::configuration::Reserved;
 use crate::local_volumes::Folder;
 use crate::pressure::{ImageLimits, Thresholds};
+use crate::pull_records::VerificationPolicy;
+use crate::static_pods::StaticPodConfig;
 use crate::sysctls::AllowedSysctls;
 
 /// Makes the CNI configuration list (JSON) for the node's pod CIDRs.
@@ -54,13 +58,16 @@ pub struct NodeConfig {
     pub register_taints: Vec<Taint>,
     /// Reported as `kubeletVersion`.
     pub kubelet_version: String,
-    /// Kept back from pods, in millicores and bytes.
-    pub reserved_cpu_milli: i64,
-    pub reserved_memory: i64,
+    /// Kept back from pods.
+    pub reserved: Reserved,
     pub allowed_sysctls: AllowedSysctls,
     /// A container's log is rotated at this size, and this many files of it are kept.
     pub container_log_max_size: u64,
     pub container_log_max_files: usize,
+    /// How often logs are looked at for that.
+    pub container_log_monitor_interval: Duration,
+    /// The longest pause before a container that keeps failing is started again.
+    pub max_container_restart_period: Duration,
     /// When the node is short of memory, disk or processes.
     pub thresholds: Thresholds,
     /// When images that nobody uses are removed.
@@ -70,6 +77,12 @@ pub struct NodeConfig {
     pub max_watched_objects: usize,
     /// Where the directories of local volumes are; `None` has none.
     pub local_volumes: Option<PathBuf>,
+    /// Which images pods must show credentials for.
+    pub image_verification: VerificationPolicy,
+    /// The configuration of credential providers, and the folder with their programs.
+    pub credential_providers: Option<(PathBuf, PathBuf)>,
+    /// Pods of manifests on this machine or behind a URL.
+    pub static_pods: StaticPodConfig,
 }
 
 impl NodeConfig {
@@ -105,15 +118,19 @@ impl NodeConfig {
             node_labels: Vec::new(),
             register_taints: Vec::new(),
             kubelet_version: "v1.36.0".to_owned(),
-            reserved_cpu_milli: 0,
-            reserved_memory: 0,
+            reserved: Reserved::default(),
             allowed_sysctls: AllowedSysctls::default(),
             container_log_max_size: 10 << 20,
             container_log_max_files: 5,
+            container_log_monitor_interval: Duration::from_secs(10),
+            max_container_restart_period: Duration::from_secs(300),
             thresholds: Thresholds::default(),
             image_limits: ImageLimits::default(),
             max_watched_objects: 64,
             local_volumes: None,
+            image_verification: VerificationPolicy::default(),
+            credential_providers: None,
+            static_pods: StaticPodConfig::default(),
         }
     }
 

@@ -51,9 +51,23 @@ impl Keyring {
                 }
             }
         }
-        // The most specific entry first, as `docker.io/team/app` beats `docker.io`.
-        keyring.entries.sort_by(|a, b| b.0.cmp(&a.0));
-        Ok(keyring)
+        Ok(keyring.sorted())
+    }
+
+    pub fn from_entries(entries: impl IntoIterator<Item = (String, AuthConfig)>) -> Self {
+        let entries = entries
+            .into_iter()
+            .map(|(registry, auth)| (normalize(&registry), auth));
+        Keyring {
+            entries: entries.collect(),
+        }
+        .sorted()
+    }
+
+    /// The most specific entry first, as `docker.io/team/app` beats `docker.io`.
+    fn sorted(mut self) -> Self {
+        self.entries.sort_by(|a, b| b.0.cmp(&a.0));
+        self
     }
 
     /// All credentials that fit the repository, to be tried in turn.
@@ -88,7 +102,7 @@ fn auth_config(auth: DockerAuth) -> Option<AuthConfig> {
 }
 
 /// Scheme, API version and the names docker's own hub goes by are not part of a match.
-fn normalize(registry: &str) -> String {
+pub(crate) fn normalize(registry: &str) -> String {
     let bare = registry
         .trim_start_matches("https://")
         .trim_start_matches("http://");
@@ -103,7 +117,7 @@ fn normalize(registry: &str) -> String {
     }
 }
 
-fn matches(pattern: &str, repository: &str) -> bool {
+pub(crate) fn matches(pattern: &str, repository: &str) -> bool {
     let (pattern_host, pattern_path) = pattern.split_once('/').unwrap_or((pattern, ""));
     let (host, path) = repository.split_once('/').unwrap_or((repository, ""));
     let (pattern_name, pattern_port) = pattern_host.split_once(':').unwrap_or((pattern_host, ""));

@@ -2,6 +2,42 @@
 
 use std::time::Duration;
 
+/// Reads `1m30s`, `500ms`, `1.5h`, and `0`.
+pub fn parse_go_duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is not a time like 90s or 1m30s");
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    if rest.is_empty() {
+        return Err(wrong());
+    }
+    while !rest.is_empty() {
+        let digits = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .ok_or_else(wrong)?;
+        let number: f64 = rest[..digits].parse().map_err(|_| wrong())?;
+        rest = &rest[digits..];
+        let letters = rest
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(rest.len());
+        let seconds = match &rest[..letters] {
+            "h" => 3600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 1e-3,
+            "us" | "µs" => 1e-6,
+            "ns" => 1e-9,
+            _ => return Err(wrong()),
+        };
+        let more = Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())?;
+        total = total.checked_add(more).ok_or_else(wrong)?;
+        rest = &rest[letters..];
+    }
+    Ok(total)
+}
+
 pub fn go_duration(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     if nanos == 0 {

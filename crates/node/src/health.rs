@@ -40,6 +40,8 @@ impl Kubelet {
             let Change::Applied { new, .. } = change else {
                 return;
             };
+            // Mirrors of static pods are made for a node that is registered.
+            kubelet.static_pods.changed.notify_one();
             let Some(spec) = &new.spec else { return };
             let cidrs = spec
                 .pod_cidrs

@@ -5,14 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
-
 use crate::images::describe;
 use crate::kubelet::Kubelet;
-use crate::observed::ContainerState;
 
 const ORPHAN_PERIOD: Duration = Duration::from_secs(10);
-const LOG_PERIOD: Duration = Duration::from_secs(10);
 const LIMIT_PERIOD: Duration = Duration::from_secs(10);
 /// Resizes that wait are tried again when room becomes free; this is for what was missed.
 const RESIZE_PERIOD: Duration = Duration::from_secs(60);
@@ -20,13 +16,15 @@ const RESIZE_PERIOD: Duration = Duration::from_secs(60);
 const ORPHAN_GRACE: i64 = 1;
 
 impl Kubelet {
-    /// Runs only once the list of pods is complete: before that, everything would look like an orphan.
     pub async fn run_housekeeping(self: Arc<Self>) {
-        self.pods.synced().await;
-        self.pods_listed.store(true, std::sync::atomic::Ordering::SeqCst);
-        self.retry_resizes();
+        // Before all pods are known, everything would look like an orphan.
+        let mut is_listed = false;
+        let mut listed = std::pin::pin!(async {
+            self.static_pods.read().await;
+            self.pods.synced().await;
+        });
         let mut orphans = tokio::time::interval(ORPHAN_PERIOD);
-        let mut logs = tokio::time::interval(LOG_PERIOD);
+        let mut logs = tokio::time::interval(self.config.container_log_monitor_interval);
         let mut limits = tokio::time::interval(LIMIT_PERIOD);
         let mut resizes = tokio::time::interval(RESIZE_PERIOD);
         // Measuring a large volume may take longer than that.
@@ -34,7 +32,13 @@ impl Kubelet {
         loop {
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
-                _ = orphans.tick() => self.remove_orphans().await,
+                () = &mut listed, if !is_listed => {
+                    is_listed = true;
+                    self.pods_listed.store(true, std::sync::atomic::Ordering::SeqCst);
+                    self.retry_resizes();
+                    orphans.reset_immediately();
+                }
+                _ = orphans.tick(), if is_listed => self.remove_orphans().await,
                 _ = logs.tick() => self.rotate_logs().await,
                 _ = limits.tick() => self.evict_over_limits().await,
                 _ = resizes.tick() => self.retry_waiting_resizes(),
@@ -100,40 +104,6 @@ impl Kubelet {
         }
         self.remove_traces(uid, namespace, name).await
     }
-
-    async fn rotate_logs(&self) {
-        for state in self.states() {
-            let observed = state.observed();
-            for container in observed
-                .containers
-                .iter()
-                .filter(|c| c.state == ContainerState::Running)
-            {
-                let path = Path::new(&container.log_path);
-                let size = std::fs::metadata(path).map_or(0, |m| m.len());
-                if size <= self.config.container_log_max_size {
-                    continue;
-                }
-                let stamp = Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string();
-                let rotated = format!("{}.{stamp}", container.log_path);
-                if let Err(error) = std::fs::rename(path, &rotated) {
-                    tracing::warn!(%error, log = container.log_path, "cannot rotate a log");
-                    continue;
-                }
-                if let Err(status) = self.runtime.reopen_log(&container.id).await {
-                    // Without a new file the container would write into the old one unseen.
-                    let _ = std::fs::rename(&rotated, path);
-                    tracing::warn!(
-                        error = describe(&status),
-                        log = container.log_path,
-                        "cannot rotate a log"
-                    );
-                    continue;
-                }
-                drop_old_logs(path, self.config.container_log_max_files);
-            }
-        }
-    }
 }
 
 /// The log directories, each with the uid of its pod: the last part of its name.
@@ -150,25 +120,6 @@ fn logs_by_pod(log_dir: &Path) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
-/// Keeps the newest files of one container's log, the current one included.
-fn drop_old_logs(path: &Path, keep: usize) {
-    let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else {
-        return;
-    };
-    let prefix = format!("{name}.");
-    let mut rotated: Vec<String> = std::fs::read_dir(directory)
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|file| file.starts_with(&prefix))
-        .collect();
-    rotated.sort();
-    let excess = rotated.len().saturating_sub(keep.saturating_sub(1));
-    for file in rotated.into_iter().take(excess) {
-        let _ = std::fs::remove_file(directory.join(file));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,20 +132,5 @@ mod tests {
         }
         let found = logs_by_pod(dir.path());
         assert_eq!(found, [("u1".to_owned(), dir.path().join("default_web-1_u1"))]);
-    }
-
-    #[test]
-    fn old_logs_go() {
-        let dir = tempfile::tempdir().unwrap();
-        for name in ["0.log", "0.log.1", "0.log.2", "0.log.3", "1.log.1"] {
-            std::fs::write(dir.path().join(name), "x").unwrap();
-        }
-        drop_old_logs(&dir.path().join("0.log"), 3);
-        let mut left: Vec<String> = std::fs::read_dir(dir.path())
-            .unwrap()
-            .map(|e| e.unwrap().file_name().into_string().unwrap())
-            .collect();
-        left.sort();
-        assert_eq!(left, ["0.log", "0.log.2", "0.log.3", "1.log.1"]);
     }
 }

@@ -11,12 +11,13 @@ use skiff_cri::v1;
 use tokio::sync::Semaphore;
 
 use crate::backoff::Backoff;
+use crate::credential_providers::CredentialProviders;
 use crate::credentials::Keyring;
 use crate::durations::go_duration;
 use crate::image_name;
 use crate::marks;
 use crate::pods;
-use crate::pull_records::{PullRecords, credential_hash};
+use crate::pull_records::{PullRecords, VerificationPolicy, credential_hash};
 use crate::runtime::Runtime;
 
 const INITIAL_BACKOFF: Duration = Duration::from_secs(10);
@@ -80,14 +81,24 @@ pub struct Images {
     slots: Semaphore,
     backoff: Mutex<Backoff>,
     pub records: Arc<PullRecords>,
+    providers: CredentialProviders,
+    policy: VerificationPolicy,
     /// The last failure of a pod's image, told again while it backs off.
     last_errors: Mutex<HashMap<String, String>>,
 }
 
 impl Images {
-    pub fn new(runtime: Runtime, recorder: EventRecorder, parallel: usize, records: PullRecords) -> Self {
+    pub fn new(
+        runtime: Runtime,
+        recorder: EventRecorder,
+        parallel: usize,
+        records: PullRecords,
+        (providers, policy): (CredentialProviders, VerificationPolicy),
+    ) -> Self {
         Images {
             records: Arc::new(records),
+            providers,
+            policy,
             runtime,
             recorder,
             slots: Semaphore::new(parallel.max(1)),
@@ -222,8 +233,8 @@ impl Images {
         let hashes = credentials
             .iter()
             .map(|one| credential_hash(&one.username, &one.password));
-        self.records
-            .allows(image, &repository, &info.id, &hashes.collect())
+        self.policy
+            .allows(&self.records, (image, &repository, &info.id), &hashes.collect())
     }
 
     async fn pull(
@@ -271,6 +282,8 @@ impl Images {
             })?;
             let repository = image_name::parse(image).map(|n| n.repository).unwrap_or_default();
             let credentials = keyring.lookup(&repository);
+            // Those of the machine are for all its pods, and are tried after the pod's own.
+            let of_machine = self.providers.lookup(&repository).await;
             let noted = |error: std::io::Error| {
                 skiff_cri::Status::internal(format!("cannot note who may use the image: {error}"))
             };
@@ -285,7 +298,9 @@ impl Images {
                 is_settled: false,
             };
             let pulled = async {
-                let used = self.pull_with_any(image, credentials, sandbox_config).await?;
+                let used = self
+                    .pull_with_any(image, credentials, of_machine, sandbox_config)
+                    .await?;
                 let status = self.runtime.image_status(image).await?;
                 let status = status.ok_or_else(|| {
                     skiff_cri::Status::not_found(format!("image {image:?} is gone right after its pull"))
@@ -341,15 +356,16 @@ impl Images {
         }
     }
 
-    /// Tries each credential that fits, and without one if there is none; the hash of the one that did it. The last
-    /// failure is told.
+    /// Tries each credential that fits, and without one if there is none; the hash of the one that did it, if it is the
+    /// pod's own. The last failure is told.
     async fn pull_with_any(
         &self,
         image: &str,
         credentials: Vec<v1::AuthConfig>,
+        of_machine: Vec<v1::AuthConfig>,
         sandbox_config: &v1::PodSandboxConfig,
     ) -> Result<Option<String>, skiff_cri::Status> {
-        if credentials.is_empty() {
+        if credentials.is_empty() && of_machine.is_empty() {
             return self
                 .runtime
                 .pull_image(image, None, Some(sandbox_config.clone()))
@@ -357,14 +373,15 @@ impl Images {
                 .map(|_| None);
         }
         let mut last = skiff_cri::Status::unknown("no credentials were tried");
-        for auth in credentials {
-            let hash = credential_hash(&auth.username, &auth.password);
+        let own = credentials.into_iter().map(|auth| (auth, true));
+        for (auth, is_own) in own.chain(of_machine.into_iter().map(|auth| (auth, false))) {
+            let hash = is_own.then(|| credential_hash(&auth.username, &auth.password));
             match self
                 .runtime
                 .pull_image(image, Some(auth), Some(sandbox_config.clone()))
                 .await
             {
-                Ok(_) => return Ok(Some(hash)),
+                Ok(_) => return Ok(hash),
                 Err(status) => last = status,
             }
         }

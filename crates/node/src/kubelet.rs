@@ -20,6 +20,7 @@ use crate::admission::{self, Confinement, Refusal};
 use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
 use crate::config::NodeConfig;
+use crate::credential_providers::{self, CredentialProviders};
 use crate::device_plugins::{self, DevicePlugins};
 use crate::dns::parse_resolv_conf;
 use crate::dra::{DRA_PLUGIN, Dra};
@@ -42,6 +43,7 @@ use crate::resize::{Record, Resize};
 use crate::resources::{milli_value, value};
 use crate::runtime::Runtime;
 use crate::server;
+use crate::static_pods::{StaticPods, from_api, is_mirror};
 use crate::status::{StatusInput, generate, statuses_equal};
 use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Volumes;
@@ -58,6 +60,8 @@ pub enum Error {
     Cgroups { root: String, source: std::io::Error },
     #[error("cannot make the directory {path}: {source}")]
     Directory { path: String, source: std::io::Error },
+    #[error(transparent)]
+    CredentialProviders(#[from] credential_providers::Error),
     #[error("the node's server: {0}")]
     Server(#[from] server::Error),
 }
@@ -109,6 +113,7 @@ pub struct Kubelet {
     /// Pods the runtime had when this process started.
     found_at_start: HashSet<String>,
     pub cni_written: Mutex<Vec<String>>,
+    pub(crate) static_pods: StaticPods,
 }
 
 /// Runs the node until `shutdown`. Containers stay as they are when it ends.
@@ -140,6 +145,10 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     let Some(outlines) = until_answered(&shutdown, || runtime.outlines()).await else {
         return Ok(());
     };
+    let providers = match &config.credential_providers {
+        Some((file, programs)) => CredentialProviders::load(file, programs)?,
+        None => CredentialProviders::default(),
+    };
     let recorder = EventRecorder::new(client.clone(), "kubelet", &config.node_name);
     let watched = Arc::new(Watched::new(
         client.clone(),
@@ -154,7 +163,9 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         factory.informer(),
         node.clone(),
     ));
-    let volumes = Volumes::new(&config.data_dir, objects.clone()).with_recorder(recorder.clone()).with_csi(csi.clone());
+    let volumes = Volumes::new(&config.data_dir, objects.clone())
+        .with_recorder(recorder.clone())
+        .with_csi(csi.clone());
     let on_disk = volumes.pods_on_disk().into_iter();
     let user_namespaces = UserNamespaces::restore(
         config.max_pods,
@@ -171,6 +182,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
             recorder.clone(),
             config.max_parallel_image_pulls,
             PullRecords::new(config.data_dir.join("image_manager")),
+            (providers, config.image_verification.clone()),
         ),
         volumes,
         dra: Dra::restored(
@@ -185,7 +197,10 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         runtime_name: version.runtime_name,
         runtime_status: Mutex::default(),
         found_at_start: outlines.keys().cloned().collect(),
-        crash_backoff: Mutex::new(Backoff::new(Duration::from_secs(10), Duration::from_secs(300))),
+        crash_backoff: Mutex::new(Backoff::new(
+            Duration::from_secs(10).min(config.max_container_restart_period),
+            config.max_container_restart_period,
+        )),
         network: watch::Sender::new(Some(
             "container runtime status check may not have completed yet".to_owned(),
         )),
@@ -196,6 +211,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         health_check: Notify::new(),
         states: Mutex::default(),
         cni_written: Mutex::default(),
+        static_pods: StaticPods::new(&config.static_pods),
         config,
         client,
         metrics,
@@ -219,10 +235,12 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         "Starting",
         "Starting kubelet.".to_owned(),
     );
+    kubelet.confine_pods();
     kubelet.configure_network(&kubelet.config.pod_cidrs.clone()).await;
     kubelet.follow_node();
     kubelet.follow_pods();
     let mut tasks = tokio::task::JoinSet::new();
+    kubelet.start_static_pods(&mut tasks);
     tasks.spawn(kubelet.clone().run_health());
     tasks.spawn(kubelet.clone().run_node_status());
     tasks.spawn(kubelet.clone().run_lease());
@@ -318,15 +336,36 @@ impl Kubelet {
         }
     }
 
+    /// Keeps all pods together to what is not reserved. A limit that is below what they have now cannot be set.
+    fn confine_pods(&self) {
+        let node = node_reference(&self.config.node_name);
+        match self.cgroups.confine(&self.config.reserved, &self.machine) {
+            Ok(()) => self.recorder.event(
+                &node,
+                "Normal",
+                "NodeAllocatableEnforced",
+                "Updated Node Allocatable limit across pods".to_owned(),
+            ),
+            Err(error) => {
+                tracing::warn!(%error, "cannot limit the pods to what is allocatable");
+                let message = format!("Failed to update Node Allocatable Limits: {error}");
+                self.recorder
+                    .event(&node, "Warning", "FailedNodeAllocatableEnforcement", message);
+            }
+        }
+    }
+
     fn follow_pods(self: &Arc<Self>) {
         let kubelet = self.clone();
         self.pods.subscribe(move |change| match change {
-            Change::Applied { new, .. } => kubelet.pod_applied(new),
+            Change::Applied { new, .. } if is_mirror(new) => kubelet.mirror_applied(new),
+            Change::Deleted { last } if is_mirror(last) => kubelet.mirror_gone(last),
+            Change::Applied { new, .. } => kubelet.pod_applied(&from_api(new)),
             Change::Deleted { last } => kubelet.pod_gone(last),
         });
     }
 
-    fn pod_applied(self: &Arc<Self>, pod: &Arc<Pod>) {
+    pub(crate) fn pod_applied(self: &Arc<Self>, pod: &Arc<Pod>) {
         let uid = pods::uid(pod);
         let state = {
             let mut states = self.states.lock();
@@ -375,6 +414,8 @@ impl Kubelet {
                 Err(refused) if refused.reason == admission::NODE_AFFINITY => Some(refused),
                 result => return result,
             },
+            // It runs without the API.
+            None if state.is_static() => return self.admit_on(state, None),
             None => None,
         };
         // There may be newer labels than what we have of them, or a node we have not heard of yet.
@@ -421,6 +462,8 @@ impl Kubelet {
     /// Nothing of the pod is left.
     pub fn forget_pod(&self, uid: &str) {
         self.states.lock().remove(uid);
+        // Another version of it may wait for its end.
+        self.static_pods.changed.notify_one();
         self.retry_waiting_resizes();
         self.images.forget(uid);
         self.crash_backoff.lock().forget(&format!("{uid}_"));
@@ -498,10 +541,10 @@ impl Kubelet {
         self.add_device_health(&pod, &mut made);
         let news = !statuses_equal(&current, &made);
         // The API may have something else than what was last made; the writer finds out.
-        let api_differs = pod
-            .status
-            .as_ref()
-            .is_none_or(|status| !statuses_equal(status, &made));
+        let api_differs = state.api_pod().is_some_and(|pod| {
+            let status = pod.status.as_ref();
+            status.is_none_or(|status| !statuses_equal(status, &made))
+        });
         if news {
             *current = Arc::new(made);
             if let Some(work) = marks::current() {
@@ -537,8 +580,7 @@ impl Kubelet {
     pub fn allocatable(&self) -> crate::resources::ResourceList {
         let mut allocatable = self.machine.allocatable(
             self.config.max_pods,
-            self.config.reserved_cpu_milli,
-            self.config.reserved_memory,
+            &self.config.reserved,
             &self.config.thresholds,
         );
         allocatable.extend(self.device_plugins.capacity().1);

@@ -6,6 +6,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::NodeSystemInfo;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::configuration::Reserved;
 use crate::pressure::{Signal, Thresholds};
 
 #[derive(Clone, Debug, Default)]
@@ -78,24 +79,24 @@ impl Machine {
     pub fn allocatable(
         &self,
         max_pods: u32,
-        reserved_cpu_milli: i64,
-        reserved_memory: i64,
+        reserved: &Reserved,
         thresholds: &Thresholds,
     ) -> BTreeMap<String, Quantity> {
         let mut list = self.capacity(max_pods);
-        if reserved_cpu_milli > 0 {
+        if reserved.cpu_milli > 0 {
             list.insert(
                 "cpu".to_owned(),
-                Quantity(format!("{}m", (self.cpus * 1000 - reserved_cpu_milli).max(0))),
+                Quantity(format!("{}m", (self.cpus * 1000 - reserved.cpu_milli).max(0))),
             );
         }
         let huge: i64 = self.huge_pages.iter().map(|(_, bytes)| bytes).sum();
         let kept = thresholds.kept_back(Signal::Memory, self.memory);
-        let memory = (self.memory - reserved_memory - huge - kept).max(0);
+        let memory = (self.memory - reserved.memory - huge - kept).max(0);
         list.insert("memory".to_owned(), Quantity(format!("{}Ki", memory / 1024)));
         let kept = thresholds.kept_back(Signal::NodeFs, self.ephemeral_storage);
+        let kept = kept + reserved.ephemeral_storage;
         if kept > 0 {
-            let left = self.ephemeral_storage - kept;
+            let left = (self.ephemeral_storage - kept).max(0);
             list.insert("ephemeral-storage".to_owned(), Quantity(left.to_string()));
         }
         list
@@ -127,6 +128,13 @@ pub fn memory_available() -> i64 {
         .find_map(|line| line.strip_prefix("MemAvailable:"))
         .and_then(|rest| rest.split_whitespace().next()?.parse::<i64>().ok())
         .map_or(0, |kib| kib * 1024)
+}
+
+/// How many processes and threads the kernel allows.
+pub fn max_pids() -> i64 {
+    let number = |path: &str| read(path).parse().unwrap_or(i64::MAX);
+    let most: i64 = number("/proc/sys/kernel/pid_max");
+    most.min(number("/proc/sys/kernel/threads-max"))
 }
 
 fn huge_pages() -> Vec<(u64, i64)> {
@@ -235,13 +243,21 @@ mod tests {
             list: Vec::new(),
             ..Thresholds::default()
         };
-        let left = machine.allocatable(110, 500, 1 << 20, &none);
+        let left = machine.allocatable(
+            110,
+            &Reserved {
+                cpu_milli: 500,
+                memory: 1 << 20,
+                ..Reserved::default()
+            },
+            &none,
+        );
         assert_eq!(
             (left["cpu"].0.as_str(), left["memory"].0.as_str()),
             ("1500m", "1047552Ki")
         );
         // What would be taken back at once is not given away.
-        let left = machine.allocatable(110, 0, 0, &Thresholds::default());
+        let left = machine.allocatable(110, &Reserved::default(), &Thresholds::default());
         assert_eq!(left["memory"].0, "946176Ki");
         assert_eq!(left["ephemeral-storage"].0, "1044536046388");
     }

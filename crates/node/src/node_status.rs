@@ -28,9 +28,10 @@ const REPORT_PERIOD: Duration = Duration::from_secs(300);
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(7);
 /// What the API server asks for before it lets a pod use it.
-const DECLARED_FEATURES: [&str; 2] = [
+const DECLARED_FEATURES: [&str; 3] = [
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
 ];
 const MAX_IMAGES: usize = 50;
 const MAX_NAMES_PER_IMAGE: usize = 5;

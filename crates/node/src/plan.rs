@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use crate::observed::{ContainerState, ObservedPod, container_hash};
 use crate::resize::{Record, Updates, container_update};
 use crate::resources::is_sidecar;
+use crate::restart_all::{Reset, matching_rule, to_reset};
 
 /// Why a container is killed; a probe may bring its own grace period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +36,8 @@ pub struct PodActions {
     pub containers_to_start: Vec<usize>,
     pub ephemeral_containers_to_start: Vec<usize>,
     pub containers_to_kill: Vec<Kill>,
+    /// Removed, for all to start again.
+    pub containers_to_reset: Vec<Reset>,
     /// Running containers that get other resources.
     pub updates: Updates,
 }
@@ -68,18 +71,9 @@ pub fn sandbox_changed(pod: &Pod, observed: &ObservedPod) -> (bool, u32, String)
 /// the pod's.
 pub fn restarts_after(container: &Container, spec: &PodSpec, exit_code: i32) -> bool {
     if let Some(policy) = &container.restart_policy {
-        for rule in container.restart_policy_rules.iter().flatten() {
-            let matched = rule.exit_codes.as_ref().is_some_and(|codes| {
-                let listed = codes.values.iter().flatten().any(|value| *value == exit_code);
-                match codes.operator.as_str() {
-                    "In" => listed,
-                    "NotIn" => !listed,
-                    _ => false,
-                }
-            });
-            if matched && rule.action == "Restart" {
-                return true;
-            }
+        let rule = matching_rule(container, exit_code);
+        if rule.is_some_and(|rule| matches!(rule.action.as_str(), "Restart" | "RestartAllContainers")) {
+            return true;
         }
         match policy.as_str() {
             "Always" => return true,
@@ -118,12 +112,13 @@ pub fn has_any_regular_container(spec: &PodSpec, observed: &ObservedPod) -> bool
         .any(|c| observed.container(&c.name).is_some())
 }
 
-/// `pod` is as allocated; `record` says what is in effect, if that is known.
+/// `pod` is as allocated; `record` says what is in effect, if that is known. `restart_all`: see `restart_all.rs`.
 pub fn plan(
     pod: &Pod,
     observed: &ObservedPod,
     probes: &dyn ProbeVerdicts,
     record: Option<&Record>,
+    restart_all: bool,
 ) -> PodActions {
     let Some(spec) = &pod.spec else {
         return PodActions::default();
@@ -136,6 +131,10 @@ pub fn plan(
         attempt,
         ..Default::default()
     };
+    if restart_all {
+        actions.containers_to_reset = to_reset(pod, observed);
+        return actions;
+    }
     if create_sandbox {
         plan_new_sandbox(spec, observed, &mut actions);
         return actions;

@@ -100,7 +100,7 @@ fn summary(actions: &PodActions) -> String {
 }
 
 fn check(pod: &Pod, observed: &ObservedPod, verdicts: &Verdicts, expected: &str) {
-    assert_eq!(summary(&plan(pod, observed, verdicts, None)), expected);
+    assert_eq!(summary(&plan(pod, observed, verdicts, None, false)), expected);
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn fates() -> BTreeMap<&'static str, Vec<(&'static str, Fate)>> {
             ),
             (
                 "restartPolicyRules",
-                Acts("node/src/plan.rs", "container.restart_policy_rules"),
+                Acts("node/src/restart_all.rs", "container.restart_policy_rules"),
             ),
             (
                 "volumeMounts",
@@ -251,7 +251,7 @@ fn fates() -> BTreeMap<&'static str, Vec<(&'static str, Fate)>> {
             "ContainerRestartRule",
             vec![
                 ("action", Acts("node/src/plan.rs", "rule.action")),
-                ("exitCodes", Acts("node/src/plan.rs", "rule.exit_codes")),
+                ("exitCodes", Acts("node/src/restart_all.rs", "rule.exit_codes")),
             ],
         ),
     ])

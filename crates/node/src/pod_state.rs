@@ -16,10 +16,15 @@ use crate::eviction;
 use crate::observed::ObservedPod;
 use crate::pods;
 use crate::resize::Resize;
+use crate::static_pods::is_static;
 use crate::status::WaitingReason;
 
 pub struct PodState {
     pub uid: String,
+    /// Of a manifest on this machine, not of the API.
+    is_static: bool,
+    /// What the API shows of a static pod, if it does. A leaf lock.
+    mirror: Mutex<Option<Arc<Pod>>>,
     /// When this kubelet first saw the pod.
     pub since: Instant,
     /// The newest version seen.
@@ -63,6 +68,8 @@ impl PodState {
         let status = pod.status.clone().unwrap_or_default();
         let state = PodState {
             uid: pods::uid(&pod).to_owned(),
+            is_static: is_static(&pod),
+            mirror: Mutex::default(),
             since: Instant::now(),
             observed: RwLock::default(),
             status: Mutex::new(Arc::new(status)),
@@ -84,6 +91,29 @@ impl PodState {
         };
         state.update(pod);
         Arc::new(state)
+    }
+
+    pub fn is_static(&self) -> bool {
+        self.is_static
+    }
+
+    pub fn mirror(&self) -> Option<Arc<Pod>> {
+        self.mirror.lock().clone()
+    }
+
+    /// The status is written to the mirror, if there is one.
+    pub fn set_mirror(&self, mirror: Option<Arc<Pod>>) {
+        *self.mirror.lock() = mirror;
+        self.dirty.send_modify(|generation| *generation += 1);
+    }
+
+    /// The pod as the API has it: its mirror, if the pod itself is static.
+    pub fn api_pod(&self) -> Option<Arc<Pod>> {
+        if self.is_static {
+            self.mirror()
+        } else {
+            Some(self.pod())
+        }
     }
 
     pub fn pod(&self) -> Arc<Pod> {

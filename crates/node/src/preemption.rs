@@ -12,6 +12,7 @@ use crate::kubelet::Kubelet;
 use crate::pod_state::PodState;
 use crate::pods;
 use crate::resources::{QosClass, qos_class};
+use crate::static_pods::{is_mirror, is_static};
 use crate::status::whole_seconds;
 
 /// The reason of a pod that was ended for a critical one.
@@ -26,12 +27,8 @@ const POLL: Duration = Duration::from_millis(20);
 pub type Missing = (String, i64);
 
 pub fn is_critical(pod: &Pod) -> bool {
-    let annotations = pod.metadata.annotations.as_ref();
-    let has = |name: &str| annotations.and_then(|all| all.get(name));
-    let is_static = has("kubernetes.io/config.source").is_some_and(|source| source != "api");
-    let is_mirror = has("kubernetes.io/config.mirror").is_some();
     let priority = pod.spec.as_ref().and_then(|spec| spec.priority);
-    is_static || is_mirror || priority.is_some_and(|priority| priority >= SYSTEM_CRITICAL)
+    is_static(pod) || is_mirror(pod) || priority.is_some_and(|priority| priority >= SYSTEM_CRITICAL)
 }
 
 fn makes_room_for(critical: &Pod, pod: &Pod) -> bool {

@@ -35,6 +35,50 @@ struct Record {
     access: BTreeMap<String, Access>,
 }
 
+/// Which images that are on the node a pod must show credentials for (`imagePullCredentialsVerificationPolicy`).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum VerificationPolicy {
+    Never,
+    /// Those that this node has pulled.
+    #[default]
+    Pulled,
+    /// All but those of these repositories that were there before; one may end in `/*`.
+    AllBut(Vec<String>),
+    All,
+}
+
+impl VerificationPolicy {
+    /// Whether an image that this node has not pulled is everybody's.
+    fn trusts_preloaded(&self, repository: &str) -> bool {
+        match self {
+            VerificationPolicy::Never | VerificationPolicy::Pulled => true,
+            VerificationPolicy::All => false,
+            VerificationPolicy::AllBut(list) => list.iter().any(|pattern| match pattern.strip_suffix("/*") {
+                Some(folder) => repository
+                    .strip_prefix(folder)
+                    .is_some_and(|rest| rest.starts_with('/')),
+                None => pattern == repository,
+            }),
+        }
+    }
+
+    /// Whether a pod with these credentials may use the image.
+    pub fn allows(
+        &self,
+        records: &PullRecords,
+        (name, repository, image): (&str, &str, &str),
+        credentials: &HashSet<String>,
+    ) -> bool {
+        if *self == VerificationPolicy::Never {
+            return true;
+        }
+        if !records.knows(name, image) && !self.trusts_preloaded(repository) {
+            return false;
+        }
+        records.allows(name, repository, image, credentials)
+    }
+}
+
 pub struct PullRecords {
     folder: PathBuf,
     /// Pulls under way, by the name of the image. Held while files change.
@@ -93,6 +137,12 @@ impl PullRecords {
                 false
             }
         }
+    }
+
+    /// Whether this node has pulled the image, or may have.
+    pub fn knows(&self, name: &str, image: &str) -> bool {
+        let pulling = self.pulling.lock();
+        !matches!(self.read(image), Ok(None)) || pulling.contains_key(name) || self.intent(name).exists()
     }
 
     /// Notes that a pull begins. It must not begin without.
@@ -245,5 +295,40 @@ mod tests {
         std::fs::write(records.pulled("id"), "{").unwrap();
         assert!(!records.allows(NAME, REPOSITORY, "id", &of("ann")), "rot");
         assert_ne!(credential_hash("a:b", "c"), credential_hash("a", "b:c"));
+    }
+
+    #[test]
+    fn policies() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = PullRecords::new(dir.path().to_owned());
+        records.begin("r.io/a:1").unwrap();
+        let hash = credential_hash("u", "p");
+        records
+            .end("r.io/a:1", "r.io/a", Some(("pulled", Some(&hash))))
+            .unwrap();
+        let own = HashSet::from([hash]);
+        let listed = VerificationPolicy::AllBut(vec!["r.io/team/*".to_owned(), "r.io/x".to_owned()]);
+        let check =
+            |policy: &VerificationPolicy, repository: &str, image: &str, is_own: bool, expected: bool| {
+                let credentials = if is_own { own.clone() } else { HashSet::new() };
+                let name = format!("{repository}:1");
+                let allowed = policy.allows(&records, (&name, repository, image), &credentials);
+                assert_eq!(allowed, expected, "{policy:?} {repository} {image} {is_own}");
+            };
+        for policy in [
+            VerificationPolicy::Pulled,
+            VerificationPolicy::All,
+            listed.clone(),
+        ] {
+            check(&policy, "r.io/a", "pulled", true, true);
+            check(&policy, "r.io/a", "pulled", false, false);
+        }
+        check(&VerificationPolicy::Never, "r.io/a", "pulled", false, true);
+        check(&VerificationPolicy::Pulled, "r.io/b", "loaded", false, true);
+        check(&VerificationPolicy::All, "r.io/b", "loaded", true, false);
+        check(&listed, "r.io/b", "loaded", false, false);
+        check(&listed, "r.io/x", "loaded", false, true);
+        check(&listed, "r.io/team/b", "loaded", false, true);
+        check(&listed, "r.io/teams", "loaded", false, false);
     }
 }

@@ -482,6 +482,23 @@ impl Runtime {
         .await
     }
 
+    /// Writes the state of a container into a file.
+    pub async fn checkpoint(&self, id: &str, file: &str, timeout: i64, patience: Duration) -> Result<()> {
+        let request = v1::CheckpointContainerRequest {
+            container_id: id.to_owned(),
+            location: file.to_owned(),
+            timeout,
+        };
+        let mut call = self.runtime.clone();
+        self.within(
+            "checkpoint_container",
+            TIMEOUT + patience,
+            call.checkpoint_container(request),
+        )
+        .await
+        .map(|_| ())
+    }
+
     pub async fn exec_url(&self, request: v1::ExecRequest) -> Result<String> {
         self.within("exec", TIMEOUT, self.runtime.clone().exec(request))
             .await
@@ -568,16 +585,17 @@ impl Runtime {
 
     /// Where images are kept, if the runtime says so.
     pub async fn image_folder(&self) -> Result<Option<std::path::PathBuf>> {
-        let request = v1::ImageFsInfoRequest {};
-        let info = self
-            .within(
-                "image_fs_info",
-                TIMEOUT,
-                self.images.clone().image_fs_info(request),
-            )
-            .await?;
+        let info = self.image_filesystems().await?;
         let first = info.image_filesystems.into_iter().next();
         Ok(first.and_then(|one| one.fs_id).map(|id| id.mountpoint.into()))
+    }
+
+    /// The filesystems with images and with containers.
+    pub async fn image_filesystems(&self) -> Result<v1::ImageFsInfoResponse> {
+        let request = v1::ImageFsInfoRequest {};
+        let mut call = self.images.clone();
+        self.within("image_fs_info", TIMEOUT, call.image_fs_info(request))
+            .await
     }
 
     /// `None` if the image is not here.

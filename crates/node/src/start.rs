@@ -27,6 +27,7 @@ use crate::pods::{self, ContainerType};
 use crate::resize::Amounts;
 use crate::runtime::pod_log_dir;
 use crate::security::verify_run_as_non_root;
+use crate::static_pods::is_static;
 use crate::volumes::MountedVolumes;
 
 /// Everything that all containers of one sync share.
@@ -335,7 +336,10 @@ impl Kubelet {
             }
         }
         // A pod must not miss the API's address because it came before the list of services.
-        self.services.synced().await;
+        // A static pod cannot wait for the API: it may be what the API runs in.
+        if !is_static(pod) {
+            self.services.synced().await;
+        }
         let links = pod
             .spec
             .as_ref()

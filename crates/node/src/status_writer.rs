@@ -35,7 +35,12 @@ pub async fn run(kubelet: Arc<Kubelet>, state: Arc<PodState>, stop: Cancellation
     loop {
         let generation = *dirty.borrow_and_update();
         if generation > written {
-            let pod = state.pod();
+            let Some(pod) = state.api_pod() else {
+                // Nobody to write to; when there is a mirror, this is told again.
+                written = generation;
+                state.written.send_replace(written);
+                continue;
+            };
             let base = newer(answered.as_ref(), &pod);
             let status = state.status();
             let send = send(&kubelet, &pod, &base, &status);
@@ -44,6 +49,11 @@ pub async fn run(kubelet: Arc<Kubelet>, state: Arc<PodState>, stop: Cancellation
                 None => send.await,
             };
             match result {
+                Ok(Sent::Gone) if state.is_static() => {
+                    // There will be another mirror.
+                    written = generation;
+                    state.written.send_replace(written);
+                }
                 Ok(Sent::Gone) => {
                     state.written.send_replace(u64::MAX);
                     return;
@@ -88,7 +98,11 @@ fn newer(answered: Option<&Pod>, informed: &Pod) -> PodStatus {
             .unwrap_or(0)
     };
     let pod = match answered {
-        Some(answered) if version(answered) > version(informed) => answered,
+        Some(answered)
+            if answered.metadata.uid == informed.metadata.uid && version(answered) > version(informed) =>
+        {
+            answered
+        }
         _ => informed,
     };
     pod.status.clone().unwrap_or_default()

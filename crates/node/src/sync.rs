@@ -14,13 +14,14 @@ use crate::kill::Target;
 use crate::kubelet::Kubelet;
 use crate::marks::stage;
 use crate::observed::{self, ObservedPod};
-use crate::plan::{PodActions, plan};
+use crate::plan::{KillReason, PodActions, plan};
 use crate::pod_state::PodState;
 use crate::pods;
 use crate::resources::is_sidecar;
+use crate::restart_all::{self, Reset};
 use crate::sandbox_config::sandbox_config;
 use crate::start::{StartContext, StartError};
-use crate::status::WaitingReason;
+use crate::status::{WaitingReason, condition};
 use crate::volumes::{MountedVolumes, event_messages};
 
 /// The outcome of a sync.
@@ -67,7 +68,8 @@ impl Kubelet {
         }
         let observed = state.observed();
         let record = state.resize.lock().record.clone();
-        let actions = plan(&pod, &observed, &self.probes, record.as_ref());
+        let restart_all = self.restarts_all(state, &pod);
+        let actions = plan(&pod, &observed, &self.probes, record.as_ref(), restart_all);
         self.settle_resize(state, &pod, &observed);
         self.probes.add_pod(self, state, &pod);
         self.refresh_status(state);
@@ -102,6 +104,33 @@ impl Kubelet {
             self.probes.wake_pod(&state.uid);
         }
         pass
+    }
+
+    /// Whether all containers of the pod are to be restarted, by the condition that says so: it stays until they are
+    /// removed, whatever becomes of the container that asked for it.
+    fn restarts_all(&self, state: &PodState, pod: &Pod) -> bool {
+        if !pod.spec.as_ref().is_some_and(restart_all::is_possible) {
+            return false;
+        }
+        self.refresh_status(state);
+        let status = state.status();
+        condition(&status, restart_all::CONDITION).is_some_and(|condition| condition.status == "True")
+    }
+
+    /// Removes a container, for all to start again. Its log stays.
+    async fn reset_container(&self, pod: &Pod, pod_ip: &str, reset: &Reset) -> Result<(), String> {
+        if reset.kill {
+            let target = Target {
+                id: &reset.id,
+                name: &reset.name,
+                message: "killing",
+                reason: KillReason::Other,
+            };
+            self.kill_container(pod, pod_ip, &target, Some(0), async {})
+                .await?;
+        }
+        let removed = self.runtime.remove_container(&reset.id).await;
+        removed.map_err(|status| describe(&status))
     }
 
     /// Cgroup, directories and volumes. Safe to repeat, which keeps volumes up to date.
@@ -147,6 +176,15 @@ impl Kubelet {
                 tracing::warn!(pod = %pods::full_name(pod), error, "cannot kill the container");
                 return Pass::Failed;
             }
+        }
+        for reset in &actions.containers_to_reset {
+            if let Err(error) = self.reset_container(pod, &pod_ip, reset).await {
+                tracing::warn!(pod = %pods::full_name(pod), container = reset.name, error, "cannot remove the container");
+                return Pass::Failed;
+            }
+        }
+        if !actions.containers_to_reset.is_empty() && !actions.create_sandbox {
+            return Pass::Retry(Duration::ZERO);
         }
         let user_namespace = self.user_namespace(pod).await;
         let config = match user_namespace.and_then(|user_namespace| {
@@ -414,6 +452,7 @@ fn needs_runtime(actions: &PodActions) -> bool {
     actions.kill_pod
         || actions.create_sandbox
         || !actions.containers_to_kill.is_empty()
+        || !actions.containers_to_reset.is_empty()
         || starts_anything(actions)
         || !actions.updates.is_empty()
 }

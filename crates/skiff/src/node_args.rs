@@ -1,10 +1,10 @@
 //! The flags of a machine that is to be a node, by the kubelet's names: of `up`, `server` and `join`.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use k8s_openapi::api::core::v1::Taint;
 use serde::{Deserialize, Serialize};
-use skiff_node::{ImageLimits, ThresholdFlags, Thresholds};
+use skiff_node::{ImageLimits, KubeletConfiguration, NodeConfig, ThresholdFlags, Thresholds};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -47,6 +47,50 @@ pub struct NodeArgs {
     /// Sysctls that pods may set besides the safe ones; a name may end in *
     #[arg(long, value_name = "SYSCTL", value_delimiter = ',', value_parser = crate::cli::sysctl)]
     pub allowed_unsafe_sysctls: Vec<String>,
+    /// KubeletConfiguration of this node; flags go before it
+    #[arg(long, value_name = "FILE", value_parser = crate::cli::file)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubelet_config: Option<PathBuf>,
+    /// Folder with manifests of static pods, or one manifest
+    #[arg(long, value_name = "PATH", value_parser = crate::cli::file)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_manifest_path: Option<PathBuf>,
+    /// URL of manifests of static pods
+    #[arg(long, value_name = "URL", value_parser = manifest_url)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manifest_url: Option<String>,
+    /// Headers of the requests to --manifest-url
+    #[arg(long, value_name = "NAME:VALUE", value_delimiter = ',', value_parser = header)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub manifest_url_header: Vec<(String, String)>,
+    /// CredentialProviderConfig: a file or a folder
+    #[arg(long, value_name = "PATH", value_parser = crate::cli::file, requires = "image_credential_provider_bin_dir")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_credential_provider_config: Option<PathBuf>,
+    /// Folder with the programs of credential providers
+    #[arg(long, value_name = "DIR", value_parser = crate::cli::file, requires = "image_credential_provider_config")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_credential_provider_bin_dir: Option<PathBuf>,
+    /// Pods that this node takes at most [default: 110]
+    #[arg(long, value_name = "COUNT")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_pods: Option<u32>,
+    /// Resources kept back from pods for Kubernetes: cpu, memory, ephemeral-storage, pid
+    #[arg(long, value_name = "RESOURCE=AMOUNT,...", value_delimiter = ',', value_parser = reserved)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kube_reserved: Vec<(String, String)>,
+    /// Resources kept back from pods for the system
+    #[arg(long, value_name = "RESOURCE=AMOUNT,...", value_delimiter = ',', value_parser = reserved)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub system_reserved: Vec<(String, String)>,
+    /// Size at which the log of a container is rotated [default: 10Mi]
+    #[arg(long, value_name = "AMOUNT", value_parser = size)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_log_max_size: Option<u64>,
+    /// Files that are kept of the log of a container [default: 5]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(2..))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_log_max_files: Option<u8>,
     /// Processes and threads that one pod may have; -1: as many as the machine allows
     #[arg(long, value_name = "COUNT", default_value_t = -1, allow_negative_numbers = true)]
     #[serde(default)]
@@ -90,8 +134,7 @@ impl NodeArgs {
     /// Refuses what cannot work: an address that is not this machine's, where nobody would find the kubelet, and
     /// thresholds that cannot be read.
     pub fn check(&self) -> Result<()> {
-        self.thresholds()?;
-        self.image_limits()?;
+        self.apply(&mut NodeConfig::new("", "", ""))?;
         if let Some(address) = self.node_ip
             && let Err(error) = std::net::UdpSocket::bind((address, 0))
         {
@@ -100,8 +143,75 @@ impl NodeArgs {
         Ok(())
     }
 
-    /// When the node is short of something.
-    pub fn thresholds(&self) -> Result<Thresholds> {
+    /// Puts what the file and the flags say into the configuration of the node. Flags win, as upstream.
+    pub fn apply(&self, config: &mut NodeConfig) -> Result<()> {
+        if let Some(path) = &self.kubelet_config {
+            let file = KubeletConfiguration::read(path);
+            let applied = file.and_then(|file| file.apply(config));
+            applied.with_context(|| format!("--kubelet-config {}", path.display()))?;
+        }
+        if !self.node_labels.is_empty() {
+            config.node_labels.clone_from(&self.node_labels);
+        }
+        if !self.register_with_taints.is_empty() {
+            config.register_taints.clone_from(&self.register_with_taints);
+        }
+        if self.pod_max_pids > 0 {
+            config.pod_max_pids = Some(self.pod_max_pids);
+        }
+        if !self.allowed_unsafe_sysctls.is_empty() {
+            config.allowed_sysctls = skiff_node::AllowedSysctls::with_unsafe(&self.allowed_unsafe_sysctls)
+                .context("--allowed-unsafe-sysctls")?;
+        }
+        if let Some(path) = &self.pod_manifest_path {
+            config.static_pods.path = Some(path.clone());
+        }
+        if let Some(url) = &self.manifest_url {
+            config.static_pods.url = Some(url.clone());
+        }
+        if !self.manifest_url_header.is_empty() {
+            config.static_pods.url_headers.clear();
+        }
+        for (name, value) in &self.manifest_url_header {
+            skiff_node::add_manifest_header(&mut config.static_pods.url_headers, name, value)
+                .map_err(|why| anyhow!("--manifest-url-header: {why}"))?;
+        }
+        config.max_pods = self.max_pods.unwrap_or(config.max_pods);
+        let lists = [
+            ("--kube-reserved", &self.kube_reserved),
+            ("--system-reserved", &self.system_reserved),
+        ];
+        if lists.iter().any(|(_, list)| !list.is_empty()) {
+            config.reserved = skiff_node::Reserved::default();
+        }
+        for (flag, list) in lists {
+            for (resource, amount) in list {
+                config.reserved.add(flag, resource, amount)?;
+            }
+        }
+        if let Some(size) = self.container_log_max_size {
+            config.container_log_max_size = size;
+        }
+        if let Some(files) = self.container_log_max_files {
+            config.container_log_max_files = files.into();
+        }
+        if let (Some(file), Some(programs)) = (
+            &self.image_credential_provider_config,
+            &self.image_credential_provider_bin_dir,
+        ) {
+            skiff_node::CredentialProviders::load(file, programs)
+                .context("--image-credential-provider-config")?;
+            config.credential_providers = Some((file.clone(), programs.clone()));
+        }
+        if let Some(thresholds) = self.thresholds()? {
+            config.thresholds = thresholds;
+        }
+        config.image_limits = self.image_limits(config.image_limits)?;
+        Ok(())
+    }
+
+    /// When the node is short of something; `None` if no flag says that.
+    fn thresholds(&self) -> Result<Option<Thresholds>> {
         let flags = ThresholdFlags {
             hard: self.eviction_hard.clone(),
             soft: self.eviction_soft.clone(),
@@ -110,12 +220,14 @@ impl NodeArgs {
             transition: self.eviction_pressure_transition_period.clone(),
             max_pod_grace: self.eviction_max_pod_grace_period.into(),
         };
-        Thresholds::parse(&flags).map_err(anyhow::Error::msg)
+        if flags == ThresholdFlags::default() {
+            return Ok(None);
+        }
+        Thresholds::parse(&flags).map(Some).map_err(anyhow::Error::msg)
     }
 
     /// When unused images are removed.
-    pub fn image_limits(&self) -> Result<ImageLimits> {
-        let default = ImageLimits::default();
+    fn image_limits(&self, default: ImageLimits) -> Result<ImageLimits> {
         let high = self.image_gc_high_threshold.unwrap_or(default.high);
         let low = self.image_gc_low_threshold.unwrap_or(default.low.min(high));
         if low > high {
@@ -145,6 +257,33 @@ impl NodeArgs {
             ),
         }
     }
+}
+
+fn manifest_url(text: &str) -> Result<String, String> {
+    match text.starts_with("http://") || text.starts_with("https://") {
+        true => Ok(text.to_owned()),
+        false => Err("not a URL of http or https".to_owned()),
+    }
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once(':').ok_or("write NAME:VALUE")?;
+    let (name, value) = (name.trim().to_owned(), value.trim().to_owned());
+    skiff_node::add_manifest_header(&mut Default::default(), &name, &value)?;
+    Ok((name, value))
+}
+
+fn reserved(text: &str) -> Result<(String, String), String> {
+    let (resource, amount) = text.split_once('=').ok_or("write RESOURCE=AMOUNT")?;
+    let mut none = skiff_node::Reserved::default();
+    none.add("it", resource, amount)
+        .map_err(|error| error.to_string())?;
+    Ok((resource.to_owned(), amount.to_owned()))
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let parsed = skiff_meta::quantity::Quantity::parse(text)?;
+    u64::try_from(parsed.value()).map_err(|_| "must not be negative".to_owned())
 }
 
 fn node_ip(text: &str) -> Result<IpAddr, String> {
@@ -252,6 +391,39 @@ mod tests {
         check("k8s.io/x=1", None);
         check("a b=c", None);
         check("a=b c", None);
+    }
+
+    #[test]
+    fn flags_go_before_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kubelet.yaml");
+        let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n\
+            staticPodPath: /a\nkubeReserved: {cpu: 100m}\npodPidsLimit: 5\n";
+        std::fs::write(&path, text).unwrap();
+        let mut args = NodeArgs {
+            kubelet_config: Some(path.clone()),
+            ..NodeArgs::default()
+        };
+        let applied = |args: &NodeArgs| {
+            let mut config = NodeConfig::new("n", "d", "e");
+            args.apply(&mut config).map(|()| config)
+        };
+        let config = applied(&args).unwrap();
+        assert_eq!((config.max_pods, config.reserved.cpu_milli), (7, 100));
+        assert_eq!(config.static_pods.path, Some("/a".into()));
+        assert_eq!(config.pod_max_pids, Some(5));
+        args.max_pods = Some(9);
+        args.kube_reserved = vec![reserved("cpu=300m").unwrap()];
+        args.manifest_url_header = vec![header("Metadata-Flavor: Google").unwrap()];
+        let config = applied(&args).unwrap();
+        assert_eq!((config.max_pods, config.reserved.cpu_milli), (9, 300));
+        assert_eq!(config.static_pods.url_headers["metadata-flavor"], "Google");
+        std::fs::write(&path, text.replace("maxPods", "maxCats")).unwrap();
+        let error = format!("{:#}", applied(&args).err().unwrap());
+        assert!(
+            error.ends_with("strict decoding error: unknown field \"maxCats\""),
+            "{error}"
+        );
     }
 
     #[test]

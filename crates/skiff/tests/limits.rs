@@ -292,15 +292,6 @@ fn pods_that_ask_for_what_is_not_built_are_told_so() -> Result<()> {
             reason: "Failed",
             message: "failed to set MOUNT_ATTR_IDMAP on /proc/sys",
         },
-        Unbuilt {
-            page: "`RestartAllContainers` fit no node (FailedScheduling)",
-            name: "restart-all",
-            spec: json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": BUSYBOX, "command": ["sleep", "1000"],
-                "restartPolicy": "Never", "restartPolicyRules": [
-                    {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]}]}),
-            reason: "FailedScheduling",
-            message: "didn't match Pod's required features",
-        },
     ] {
         page_says(page)?;
         let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},

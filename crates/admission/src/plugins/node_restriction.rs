@@ -171,97 +171,11 @@ async fn mirror_pod(a: &Attributes<'_>, node: &str, lister: &dyn Lister) -> Resu
             text(&found, "metadata.uid")
         ));
     }
-    match named_by(pod) {
+    match references::api_object(pod) {
         Ok(None) => Ok(()),
         Ok(Some(what)) => refuse(format!("node {quoted} can not create pods that reference {what}")),
         Err(why) => refuse(format!("error checking mirror pod for API references: {why}")),
     }
-}
-
-/// The first sort of object that a pod needs from the API.
-fn named_by(pod: &Value) -> Result<Option<&'static str>, String> {
-    /// Volumes that need nothing.
-    const FREE: [&str; 22] = [
-        "awsElasticBlockStore",
-        "azureDisk",
-        "cephfs",
-        "cinder",
-        "downwardAPI",
-        "emptyDir",
-        "fc",
-        "flexVolume",
-        "flocker",
-        "gcePersistentDisk",
-        "gitRepo",
-        "hostPath",
-        "image",
-        "iscsi",
-        "nfs",
-        "photonPersistentDisk",
-        "portworxVolume",
-        "quobyte",
-        "rbd",
-        "scaleIO",
-        "storageos",
-        "vsphereVolume",
-    ];
-    const VOLUMES: [(&str, &str); 7] = [
-        ("configMap", "configmaps (via configmap volumes)"),
-        ("secret", "secrets (via secret volumes)"),
-        ("csi", "csidrivers (via CSI volumes)"),
-        ("glusterfs", "endpoints (via glusterFS volumes)"),
-        ("persistentVolumeClaim", "persistentvolumeclaims"),
-        ("ephemeral", "persistentvolumeclaims (via ephemeral volumes)"),
-        ("azureFile", "secrets (via azureFile volumes)"),
-    ];
-    const SOURCES: [(&str, &str); 5] = [
-        ("configMap", "configmaps (via projected volumes)"),
-        ("secret", "secrets (via projected volumes)"),
-        ("serviceAccountToken", "serviceaccounts (via projected volumes)"),
-        ("clusterTrustBundle", "clustertrustbundles"),
-        ("podCertificate", "podcertificates"),
-    ];
-    let has = |value: &Value, field: &str| !at(value, field).is_null();
-    let first = |value: &Value, known: &[(&str, &'static str)]| {
-        known
-            .iter()
-            .find(|(field, _)| has(value, field))
-            .map(|(_, what)| *what)
-    };
-    if !text(pod, "spec.serviceAccountName").is_empty() {
-        return Ok(Some("serviceaccounts"));
-    }
-    if !references::secrets(pod).is_empty() {
-        return Ok(Some("secrets"));
-    }
-    if !references::config_maps(pod).is_empty() {
-        return Ok(Some("configmaps"));
-    }
-    if !list(pod, "spec.resourceClaims").is_empty() {
-        return Ok(Some("resourceclaims"));
-    }
-    for volume in list(pod, "spec.volumes") {
-        if FREE.iter().any(|field| has(volume, field)) {
-            continue;
-        }
-        if let Some(what) = first(volume, &VOLUMES) {
-            return Ok(Some(what));
-        }
-        if !has(volume, "projected") {
-            let name = quote(text(volume, "name"));
-            return Err(format!("unknown volume type for volume  {name}"));
-        }
-        for source in list(volume, "projected.sources") {
-            if let Some(what) = first(source, &SOURCES) {
-                return Ok(Some(what));
-            }
-            if !has(source, "downwardAPI") {
-                let name = quote(text(volume, "name"));
-                return Err(format!("unknown source for projected volume {name}"));
-            }
-        }
-    }
-    Ok(None)
 }
 
 fn pod_status(a: &Attributes<'_>, node: &str) -> Result<(), Status> {

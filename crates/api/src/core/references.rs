@@ -1,6 +1,7 @@
 //! The other objects that a pod or a volume names: what its node has to be able to read.
 
 use serde_json::Value;
+use skiff_meta::field;
 
 use crate::node::{at, by_text, list, text};
 
@@ -105,6 +106,92 @@ pub fn resource_claims(pod: &Value) -> Vec<&str> {
         .chain([text(pod, "status.extendedResourceClaimStatus.resourceClaimName")])
         .filter(|name| !name.is_empty())
         .collect()
+}
+
+/// The first sort of object that a pod needs from the API: pods of a node's own manifests may name none.
+pub fn api_object(pod: &Value) -> Result<Option<&'static str>, String> {
+    /// Volumes that need nothing.
+    const FREE: [&str; 22] = [
+        "awsElasticBlockStore",
+        "azureDisk",
+        "cephfs",
+        "cinder",
+        "downwardAPI",
+        "emptyDir",
+        "fc",
+        "flexVolume",
+        "flocker",
+        "gcePersistentDisk",
+        "gitRepo",
+        "hostPath",
+        "image",
+        "iscsi",
+        "nfs",
+        "photonPersistentDisk",
+        "portworxVolume",
+        "quobyte",
+        "rbd",
+        "scaleIO",
+        "storageos",
+        "vsphereVolume",
+    ];
+    const VOLUMES: [(&str, &str); 7] = [
+        ("configMap", "configmaps (via configmap volumes)"),
+        ("secret", "secrets (via secret volumes)"),
+        ("csi", "csidrivers (via CSI volumes)"),
+        ("glusterfs", "endpoints (via glusterFS volumes)"),
+        ("persistentVolumeClaim", "persistentvolumeclaims"),
+        ("ephemeral", "persistentvolumeclaims (via ephemeral volumes)"),
+        ("azureFile", "secrets (via azureFile volumes)"),
+    ];
+    const SOURCES: [(&str, &str); 5] = [
+        ("configMap", "configmaps (via projected volumes)"),
+        ("secret", "secrets (via projected volumes)"),
+        ("serviceAccountToken", "serviceaccounts (via projected volumes)"),
+        ("clusterTrustBundle", "clustertrustbundles"),
+        ("podCertificate", "podcertificates"),
+    ];
+    let has = |value: &Value, field: &str| !at(value, field).is_null();
+    let first = |value: &Value, known: &[(&str, &'static str)]| {
+        known
+            .iter()
+            .find(|(field, _)| has(value, field))
+            .map(|(_, what)| *what)
+    };
+    if !text(pod, "spec.serviceAccountName").is_empty() {
+        return Ok(Some("serviceaccounts"));
+    }
+    if !secrets(pod).is_empty() {
+        return Ok(Some("secrets"));
+    }
+    if !config_maps(pod).is_empty() {
+        return Ok(Some("configmaps"));
+    }
+    if !list(pod, "spec.resourceClaims").is_empty() {
+        return Ok(Some("resourceclaims"));
+    }
+    for volume in list(pod, "spec.volumes") {
+        if FREE.iter().any(|field| has(volume, field)) {
+            continue;
+        }
+        if let Some(what) = first(volume, &VOLUMES) {
+            return Ok(Some(what));
+        }
+        if !has(volume, "projected") {
+            let name = field::quote(text(volume, "name"));
+            return Err(format!("unknown volume type for volume  {name}"));
+        }
+        for source in list(volume, "projected.sources") {
+            if let Some(what) = first(source, &SOURCES) {
+                return Ok(Some(what));
+            }
+            if !has(source, "downwardAPI") {
+                let name = field::quote(text(volume, "name"));
+                return Err(format!("unknown source for projected volume {name}"));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// The Secrets that the node needs to mount a PersistentVolume.

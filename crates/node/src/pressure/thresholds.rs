@@ -36,6 +36,11 @@ impl Signal {
         ("pid.available", Signal::Pids),
     ];
 
+    pub fn as_str(self) -> &'static str {
+        let named = Self::ALL.iter().find(|(_, signal)| *signal == self);
+        named.map_or("", |(name, _)| name)
+    }
+
     pub fn condition(self) -> Condition {
         match self {
             Signal::Memory => Condition::Memory,
@@ -105,6 +110,16 @@ impl Amount {
     }
 }
 
+/// As flags write it.
+impl std::fmt::Display for Amount {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Amount::Exact(quantity) => write!(f, "{quantity}"),
+            Amount::Share(share) => write!(f, "{}%", share * 100.0),
+        }
+    }
+}
+
 /// Less than this is too little.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Threshold {
@@ -152,7 +167,7 @@ impl Default for Thresholds {
 }
 
 /// Upstream's flags, as written; `None` for those that are not given.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ThresholdFlags {
     pub hard: Option<String>,
     pub soft: Option<String>,

@@ -4,8 +4,10 @@
 
 mod auth;
 mod cadvisor;
+mod debug;
 pub mod log_file;
 mod logs;
+mod node_stats;
 mod page;
 mod query;
 mod resource_metrics;
@@ -33,6 +35,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::config::NodeConfig;
+use crate::configuration::effective;
 use crate::kubelet::Kubelet;
 use crate::marks;
 use crate::pod_state::PodState;
@@ -221,6 +224,20 @@ async fn handle(
     match parts.as_slice() {
         ["healthz"] => text(StatusCode::OK, "ok"),
         ["pods"] => pod_list(kubelet),
+        ["statusz"] => debug::statusz(kubelet),
+        ["flagz"] => debug::flagz(kubelet),
+        ["run", namespace, pod, container] if request.method() == Method::POST => {
+            debug::run(kubelet, (namespace, pod, None), container, &query).await
+        }
+        ["run", namespace, pod, uid, container] if request.method() == Method::POST => {
+            debug::run(kubelet, (namespace, pod, Some(uid)), container, &query).await
+        }
+        ["checkpoint", namespace, pod, container] if request.method() == Method::POST => {
+            debug::checkpoint(kubelet, (namespace, pod), container, &query).await
+        }
+        ["configz"] => json(&serde_json::json!({
+            "kubeletconfig": effective(&kubelet.config, kubelet.server_port)
+        })),
         ["runningpods"] => system::running_pods(kubelet).await,
         ["logs", rest @ ..] if request.method() == Method::GET => {
             system::machine_logs(&rest.join("/"), &path).await

@@ -1,5 +1,5 @@
-//! `/stats/summary`: the same numbers with more detail, as JSON. What upstream has from cAdvisor alone (the node's
-//! network, and the usage of volumes that no driver tells) is left out rather than made up.
+//! `/stats/summary`: the same numbers with more detail, as JSON. What upstream has from cAdvisor alone (the usage of volumes
+//! that no driver tells, system containers) is left out rather than made up.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use skiff_cri::v1;
 use skiff_streaming::Body;
 
 use super::stats::{ContainerUsage, NodeUsage, PodUsage, Rates, number};
-use super::{json as answer, text};
+use super::{json as answer, node_stats, text};
 use crate::kubelet::Kubelet;
 
 const NODE: &str = "";
@@ -27,8 +27,18 @@ pub async fn serve(kubelet: &Kubelet, rates: &Rates, query: &[(String, String)])
     let node = NodeUsage::read(kubelet.machine.memory);
     let cores = rates.update(readings(&node, &pods));
     let mut shown_node = node_summary(&kubelet.config.node_name, &node, &cores);
-    if !only_cpu_and_memory && let Some(fs) = file_system(&kubelet.config.data_dir) {
-        shown_node["fs"] = fs;
+    if !only_cpu_and_memory {
+        let now = || time(super::stats::now_nanos());
+        for (section, value) in [
+            ("fs", file_system(&kubelet.config.data_dir)),
+            ("network", node_stats::network(now())),
+            ("rlimit", node_stats::rlimit(now())),
+            ("runtime", kubelet.runtime_disks(file_system).await),
+        ] {
+            if let Some(value) = value {
+                shown_node[section] = value;
+            }
+        }
     }
     let mut volumes = match only_cpu_and_memory {
         true => HashMap::new(),

@@ -5,8 +5,9 @@ use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodSpec, PodStat
 use super::{StatusInput, condition, container_by_name, sidecars_of, whole_seconds};
 use crate::plan::sandbox_changed;
 use crate::resources::is_sidecar;
+use crate::restart_all;
 
-const OWNED: [&str; 7] = [
+const OWNED: [&str; 8] = [
     "PodScheduled",
     "Ready",
     "ContainersReady",
@@ -14,6 +15,7 @@ const OWNED: [&str; 7] = [
     "PodReadyToStartContainers",
     "PodResizePending",
     "PodResizeInProgress",
+    restart_all::CONDITION,
 ];
 
 /// One verdict before it is dated.
@@ -79,7 +81,12 @@ pub fn conditions(
             message: containers_ready.message.clone(),
         }
     };
-    let initialized = initialized(spec, status, phase);
+    let mut initialized = initialized(spec, status, phase);
+    // COMPAT: a pod that was initialized stays so while its containers restart.
+    let earlier = condition(input.previous, "Initialized");
+    if !initialized.status && earlier.is_some_and(|earlier| earlier.status == "True") {
+        initialized = Verdict::TRUE;
+    }
     for (type_, verdict) in [
         ("PodReadyToStartContainers", ready_to_start),
         ("Initialized", initialized),
@@ -89,10 +96,34 @@ pub fn conditions(
     ] {
         all.push(dated(input, type_, verdict));
     }
+    if restart_all::is_possible(spec) {
+        let mut restarting = dated(input, restart_all::CONDITION, restarting(input, spec, phase));
+        restarting.observed_generation = None;
+        all.push(restarting);
+    }
     if !matches!(phase, "Failed" | "Succeeded") {
         all.extend(input.resize.conditions());
     }
     all
+}
+
+fn restarting(input: &StatusInput<'_>, spec: &PodSpec, phase: &str) -> Verdict {
+    if phase == "Failed" {
+        return Verdict::no("PodFailed", None);
+    }
+    let due = restart_all::is_due(spec, input.observed, input.previous);
+    if !due || restart_all::is_cleaned_up(spec, input.observed) {
+        return Verdict {
+            status: false,
+            reason: None,
+            message: None,
+        };
+    }
+    Verdict {
+        status: true,
+        reason: Some("RestartAllContainersStarted"),
+        message: Some("container exited with restart policy rule".to_owned()),
+    }
 }
 
 fn dated(input: &StatusInput<'_>, type_: &str, verdict: Verdict) -> PodCondition {

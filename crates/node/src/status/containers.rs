@@ -15,6 +15,7 @@ use crate::observed::{ContainerState, ObservedContainer};
 use crate::plan::{has_any_regular_container, should_be_restarted};
 use crate::resize::container_resources;
 use crate::resources::is_sidecar;
+use crate::restart_all;
 
 /// Termination messages of all containers of a pod together stay below this.
 const MAX_MESSAGES: usize = 12 * 1024;
@@ -168,6 +169,25 @@ fn without_instance(
     };
     let Some(old) = old else { return fresh };
     let old_state = old.state.as_ref();
+    let is_restarting = |spec: &PodSpec| restart_all::is_due(spec, input.observed, input.previous);
+    if old_state.is_some_and(|state| state.waiting.is_none())
+        && input.pod.spec.as_ref().is_some_and(is_restarting)
+    {
+        return ContainerStatus {
+            restart_count: old.restart_count + 1,
+            state: Some(waiting(
+                restart_all::REASON,
+                Some(restart_all::MESSAGE.to_owned()),
+            )),
+            last_state: Some(terminated(ContainerStateTerminated {
+                reason: Some(restart_all::REASON.to_owned()),
+                message: Some(restart_all::MESSAGE.to_owned()),
+                exit_code: 137,
+                ..Default::default()
+            })),
+            ..fresh
+        };
+    }
     if old_state.is_some_and(|s| s.terminated.is_some()) {
         return old.clone();
     }
@@ -224,9 +244,10 @@ fn from_observed(
         ..Default::default()
     };
     if let Some(old) = old {
-        status.restart_count = status
-            .restart_count
-            .max(old.restart_count.min(observed.restart_count));
+        // Containers that were removed for all to restart are missing in the runtime's count.
+        if input.pod.spec.as_ref().is_some_and(restart_all::is_possible) {
+            status.restart_count = status.restart_count.max(old.restart_count);
+        }
         let old_terminated = old.state.as_ref().filter(|s| s.terminated.is_some());
         status.last_state = match old_terminated {
             Some(state) if old.container_id.as_deref() != Some(&id) => Some(state.clone()),
@@ -255,8 +276,15 @@ fn from_observed(
                 .is_some_and(|s| s.running.is_some()) =>
         {
             status.restart_count = old.map_or(0, |o| o.restart_count) + 1;
+            let spec = input.pod.spec.as_ref();
+            let restarts = spec.is_some_and(|spec| restart_all::is_due(spec, input.observed, input.previous));
+            let reason = if restarts {
+                restart_all::REASON
+            } else {
+                "ContainerStatusUnknown"
+            };
             terminated(ContainerStateTerminated {
-                reason: Some("ContainerStatusUnknown".to_owned()),
+                reason: Some(reason.to_owned()),
                 message: Some("The container could not be located when the pod was terminated".to_owned()),
                 exit_code: 137,
                 ..Default::default()
@@ -264,6 +292,15 @@ fn from_observed(
         }
         ContainerState::Created | ContainerState::Unknown => waiting("", None),
     };
+    let counted = old.filter(|_| input.pod.spec.as_ref().is_some_and(restart_all::is_possible));
+    let was_terminated =
+        counted.filter(|old| old.state.as_ref().is_some_and(|state| state.terminated.is_some()));
+    if let Some(old) = was_terminated
+        && state.running.is_some()
+        && old.restart_count >= observed.restart_count
+    {
+        status.restart_count = old.restart_count + 1;
+    }
     status.state = Some(state);
     status
 }

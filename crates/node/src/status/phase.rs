@@ -1,23 +1,32 @@
 //! The phase of a pod, by upstream's counting.
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerStateTerminated, ContainerStatus, Pod, PodSpec, PodStatus,
+};
 
 use super::{container_by_name, sidecars_of};
 use crate::plan::restarts_after;
 use crate::resources::is_sidecar;
+use crate::restart_all;
 
-/// The exit code a container ended with, now or, while it waits, the last time.
-fn ended_with(status: &ContainerStatus) -> Option<i32> {
-    let terminated = |s: Option<&k8s_openapi::api::core::v1::ContainerState>| {
-        s.and_then(|s| s.terminated.as_ref()).map(|t| t.exit_code)
-    };
-    terminated(status.state.as_ref()).or_else(|| {
-        status
-            .state
-            .as_ref()
-            .and_then(|s| s.waiting.as_ref())
-            .and_then(|_| terminated(status.last_state.as_ref()))
+/// How a container ended, now or, while it waits, the last time.
+fn ended(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+    let state = status.state.as_ref()?;
+    state.terminated.as_ref().or_else(|| {
+        state.waiting.as_ref()?;
+        status.last_state.as_ref()?.terminated.as_ref()
     })
+}
+
+/// The exit code of that.
+fn ended_with(status: &ContainerStatus) -> Option<i32> {
+    ended(status).map(|ended| ended.exit_code)
+}
+
+/// Whether the container that ended with `code` is started again: by a rule or policy, or with all of its pod.
+fn restarts(container: &Container, spec: &PodSpec, status: &ContainerStatus, code: i32) -> bool {
+    let with_all = ended(status).is_some_and(|ended| ended.reason.as_deref() == Some(restart_all::REASON));
+    with_all || restarts_after(container, spec, code)
 }
 
 fn is_running(status: &ContainerStatus) -> bool {
@@ -39,7 +48,7 @@ pub fn phase(pod: &Pod, status: &PodStatus, terminal: bool, has_started: bool) -
             Some(status) if is_running(status) => pending_init += 1,
             Some(status) => match ended_with(status) {
                 Some(0) => {}
-                Some(code) if !restarts_after(container, spec, code) => return "Failed",
+                Some(code) if !restarts(container, spec, status, code) => return "Failed",
                 // It failed and will be tried again.
                 Some(_) => {}
                 None => pending_init += 1,
@@ -74,7 +83,7 @@ pub fn phase(pod: &Pod, status: &PodStatus, terminal: bool, has_started: bool) -
             Some(status) => match ended_with(status) {
                 Some(code) => {
                     stopped += 1;
-                    stopped_for_good += i32::from(!restarts_after(container, spec, code));
+                    stopped_for_good += i32::from(!restarts(container, spec, status, code));
                     succeeded +=
                         i32::from(code == 0 && status.state.as_ref().is_some_and(|s| s.terminated.is_some()));
                 }

@@ -6,7 +6,7 @@ use serde_json::json;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-async fn eventually(what: &str, condition: impl Fn() -> bool) {
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let waited = tokio::time::timeout(PATIENCE, async {
         while !condition() {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -5,15 +5,19 @@
     reason = "everything here is a test, though not every function is marked as one"
 )]
 
+mod csi;
+mod debug;
 mod device_plugins;
 mod dra;
-mod csi;
 mod ends;
 mod objects;
 mod resize;
+mod restart_all;
 mod runtime;
+mod static_pods;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
@@ -25,6 +29,7 @@ use runtime::FakeRuntime;
 use serde_json::{Value, json};
 use skiff_node::NodeConfig;
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
 
 const NODE: &str = "node-a";
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -36,6 +41,8 @@ struct World {
     runtime: FakeRuntime,
     pki: skiff_pki::Pki,
     stop: CancellationToken,
+    /// Off: the node does not reach the API.
+    api_reachable: Arc<AtomicBool>,
 }
 
 impl Drop for World {
@@ -100,7 +107,22 @@ impl World {
             skiff_client::in_process(server.service(user), "default")
         };
         let client = client_of("admin", "system:masters");
-        let node_client = client_of(&format!("system:node:{NODE}"), "system:nodes");
+        let api_reachable = Arc::new(AtomicBool::new(true));
+        let node_client = {
+            let user = format!("system:node:{NODE}");
+            let user = skiff_auth::UserInfo::new(&user, ["system:nodes", "system:authenticated"]);
+            let (service, reachable) = (server.service(user), api_reachable.clone());
+            let gated = tower::service_fn(move |request| {
+                let (service, reachable) = (service.clone(), reachable.load(Ordering::SeqCst));
+                async move {
+                    if !reachable {
+                        return Err(tower::BoxError::from("connection refused"));
+                    }
+                    service.oneshot(request).await.map_err(tower::BoxError::from)
+                }
+            });
+            skiff_client::in_process(gated, "default")
+        };
         let runtime = FakeRuntime::new();
         runtime.serve(&dir.path().join("cri.sock"), stop.clone()).await;
         let world = World {
@@ -110,6 +132,7 @@ impl World {
             runtime,
             pki,
             stop,
+            api_reachable,
         };
         // Controllers would make it; admission wants it.
         let account = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
@@ -148,6 +171,10 @@ impl World {
     }
 
     fn start(&self) -> Life {
+        self.start_with(|_| {})
+    }
+
+    fn start_with(&self, change: impl FnOnce(&mut NodeConfig)) -> Life {
         let identity = self
             .pki
             .serving(
@@ -164,6 +191,7 @@ impl World {
         config.tls_key_pem = identity.key.clone().into_bytes();
         config.client_ca_pem = self.pki.ca_certificate().as_bytes().to_vec();
         config.cgroups_per_qos = false;
+        change(&mut config);
         let stop = self.stop.child_token();
         let task = tokio::spawn(skiff_node::run(config, self.node_client.clone(), stop.clone()));
         Life { stop, task }
@@ -553,6 +581,16 @@ async fn get_with(
     token: Option<&str>,
     path: &str,
 ) -> (u16, String) {
+    send(world, port, identity, token, ("GET", path)).await
+}
+
+async fn send(
+    world: &World,
+    port: u16,
+    identity: Option<&skiff_pki::Identity>,
+    token: Option<&str>,
+    (method, path): (&str, &str),
+) -> (u16, String) {
     use http_body_util::BodyExt;
     let config = skiff_pki::client_config(world.pki.ca_certificate(), identity).unwrap();
     let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
@@ -564,7 +602,10 @@ async fn get_with(
     let io = hyper_util::rt::TokioIo::new(stream);
     let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
     tokio::spawn(connection);
-    let mut request = http::Request::get(path).header("host", "x");
+    let mut request = http::Request::builder()
+        .method(method)
+        .uri(path)
+        .header("host", "x");
     if let Some(token) = token {
         request = request.header("authorization", format!("Bearer {token}"));
     }

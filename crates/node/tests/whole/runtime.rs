@@ -396,6 +396,14 @@ impl RuntimeService for FakeRuntime {
         }))
     }
 
+    async fn checkpoint_container(
+        &self,
+        request: Request<CheckpointContainerRequest>,
+    ) -> Answer<CheckpointContainerResponse> {
+        std::fs::write(&request.get_ref().location, "state").unwrap();
+        Ok(Response::new(CheckpointContainerResponse {}))
+    }
+
     /// Of the calls for stats, the one that every runtime has.
     async fn list_container_stats(
         &self,
@@ -480,7 +488,6 @@ impl RuntimeService for FakeRuntime {
         list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse;
         stream_pod_sandbox_stats(StreamPodSandboxStatsRequest) -> Self::StreamPodSandboxStatsStream;
         update_runtime_config(UpdateRuntimeConfigRequest) -> UpdateRuntimeConfigResponse;
-        checkpoint_container(CheckpointContainerRequest) -> CheckpointContainerResponse;
         list_metric_descriptors(ListMetricDescriptorsRequest) -> ListMetricDescriptorsResponse;
         list_pod_sandbox_metrics(ListPodSandboxMetricsRequest) -> ListPodSandboxMetricsResponse;
         stream_pod_sandbox_metrics(StreamPodSandboxMetricsRequest) -> Self::StreamPodSandboxMetricsStream;

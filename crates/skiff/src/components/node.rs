@@ -75,13 +75,7 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
     }
     config.local_volumes = Some(cluster.data_dir.join("volumes"));
     config.kubelet_version = VERSION.to_owned();
-    config.node_labels.clone_from(&args.node.node_labels);
-    config.register_taints.clone_from(&args.node.register_with_taints);
-    config.pod_max_pids = Some(args.node.pod_max_pids).filter(|limit| *limit > 0);
-    config.thresholds = args.node.thresholds()?;
-    config.image_limits = args.node.image_limits()?;
-    config.allowed_sysctls = skiff_node::AllowedSysctls::with_unsafe(&args.node.allowed_unsafe_sysctls)
-        .context("--allowed-unsafe-sysctls")?;
+    args.node.apply(&mut config)?;
     Ok(Prepared::new(move |client, stop| {
         let config = config.clone();
         async move {
