@@ -424,6 +424,7 @@ fn metrics_objects() -> Vec<(&'static str, Value)> {
 /// Which parts of the cluster run here, as far as they have objects of their own.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts {
+    /// Cluster DNS of skiff's own, here or on other machines.
     pub dns: bool,
     pub metrics: bool,
     pub ingress: bool,

@@ -270,18 +270,20 @@ fn pods_that_ask_for_what_is_not_built_are_told_so() -> Result<()> {
         message,
     } in [
         Unbuilt {
-            page: "Others end in a FailedMount event",
-            name: "nfs",
-            spec: volume(json!({"nfs": {"server": "127.0.0.1", "path": "/"}})),
+            page: "Others (iSCSI, FC, …) end in a FailedMount event",
+            name: "iscsi",
+            spec: volume(
+                json!({"iscsi": {"targetPortal": "127.0.0.1", "iqn": "iqn.2026-01.example:a", "lun": 0}}),
+            ),
             reason: "FailedMount",
-            message: "nfs",
+            message: "iscsi",
         },
         Unbuilt {
-            page: "Others end in a FailedMount event",
-            name: "csi",
-            spec: volume(json!({"csi": {"driver": "nowhere.example"}})),
+            page: "Others (iSCSI, FC, …) end in a FailedMount event",
+            name: "fc",
+            spec: volume(json!({"fc": {"targetWWNs": ["50060e801049cfd1"], "lun": 0}})),
             reason: "FailedMount",
-            message: "csi",
+            message: "fc",
         },
         Unbuilt {
             page: "a volume on a file system without id-mapped mounts is refused when the container starts",

@@ -81,7 +81,8 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
             let joining = joining::objects(cluster, domain, args.pod_network, &server, shared, &ca)?;
             let once = joining::configurations(cluster, domain, &args.node.cluster_dns, &server)?;
             let parts = addons::Parts {
-                dns: machine.runs(Component::Dns),
+                // Nodes that join run it too: it is left out only where another DNS server takes its place.
+                dns: machine.runs(Component::Dns) || args.node.cluster_dns.is_empty(),
                 metrics: machine.runs(Component::Metrics),
                 ingress: machine.runs(Component::Ingress),
                 gateway_api: args.ingress.gateway_api,
