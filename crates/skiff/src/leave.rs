@@ -5,13 +5,14 @@
 use crate::agent::{AgentKeys, AgentState};
 use crate::cli::LeaveArgs;
 use crate::cluster::Cluster;
+use crate::joining::CLUSTER_INFO;
 use crate::progress::Steps;
 use crate::server_state::ServerState;
 use crate::status::{INSTANCE, SERVER_LEASES};
 use crate::{cleanup, daemon, preflight};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Endpoints, Node, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Node, Pod};
 use kube::api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
@@ -85,11 +86,16 @@ enum Role {
         /// This one first, then those that stay.
         servers: Vec<ServerAddress>,
         node_name: String,
+        /// Where other machines reach this one.
+        own: Option<ServerAddress>,
     },
 }
 
 fn connect(cluster: &Cluster, role: &Role) -> Result<(Client, String)> {
-    let Role::Server { servers, node_name } = role else {
+    let Role::Server {
+        servers, node_name, ..
+    } = role
+    else {
         let state = AgentState::read(cluster)?;
         let keys = AgentKeys::open(cluster, &state)?;
         return Ok((keys.remote.client("skiff-leave"), state.node.node_name()?));
@@ -133,11 +139,17 @@ async fn server_role(cluster: &Cluster) -> Result<Role> {
     if servers.len() < 2 {
         bail!("no other server runs, and the cluster needs one; {}", alone());
     }
-    let node_name = match state.node_name {
-        Some(name) => name,
+    let node_name = match &state.node_name {
+        Some(name) => name.clone(),
         None => state.node.node_name()?,
     };
-    Ok(Role::Server { servers, node_name })
+    Ok(Role::Server {
+        own: state
+            .advertise
+            .map(|ip| SocketAddr::new(ip, state.settings.port).into()),
+        servers,
+        node_name,
+    })
 }
 
 /// Cordons the node and evicts its pods.
@@ -273,7 +285,10 @@ async fn drain(client: &Client, name: &str, force: bool) -> Result<()> {
 async fn unregister(cluster: &Cluster, role: &Role) -> Result<bool> {
     let (client, name) = connect(cluster, role)?;
     let nodes: Api<Node> = Api::all(client.clone());
-    if let Role::Server { .. } = role {
+    if let Role::Server { servers, own, .. } = role {
+        if let (Some(own), Some(heir)) = (own, servers.get(1)) {
+            hand_over(&client, &own.to_string(), &heir.to_string()).await?;
+        }
         let gone = |error: &kube::Error| error.is_not_found();
         match nodes.delete(&name, &DeleteParams::default()).await {
             Err(error) if !gone(&error) => return Err(error).context("the Node cannot be deleted"),
@@ -306,6 +321,24 @@ async fn unregister(cluster: &Cluster, role: &Role) -> Result<bool> {
         tokio::time::sleep(POLL).await;
     }
     Ok(false)
+}
+
+/// Lets `cluster-info` name a server that stays, if it names this one: machines that join are sent there, and no node gets a
+/// certificate for its address. The controllers sign it anew.
+async fn hand_over(client: &Client, own: &str, heir: &str) -> Result<()> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-public");
+    let map = maps.get_opt(CLUSTER_INFO).await?;
+    let Some(text) = map.and_then(|map| map.data?.remove("kubeconfig")) else {
+        return Ok(());
+    };
+    if crate::token::read_cluster_info(&text)?.0 != own {
+        return Ok(());
+    }
+    let handed = json!({"data": {"kubeconfig": text.replace(own, heir)}});
+    maps.patch(CLUSTER_INFO, &PatchParams::default(), &Patch::Merge(handed))
+        .await
+        .context("cluster-info cannot be handed over")?;
+    Ok(())
 }
 
 #[cfg(test)]
