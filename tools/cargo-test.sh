@@ -24,6 +24,10 @@ awk '
         count = 0
     }' "$log" >"$log.failed"
 count=$(wc -l <"$log.failed")
+# A program that was ended by a signal has left tests out.
+if grep -q "didn't exit successfully.*(signal:" "$log"; then
+    exit "$status"
+fi
 if [ "$count" -eq 0 ] || [ "$count" -gt "$MOST" ] || grep -q "$(printf '\t')\$" "$log.failed"; then
     exit "$status"
 fi
