@@ -99,14 +99,20 @@ struct Subscriber {
 }
 
 impl Subscriber {
+    /// Takes an event that it asked for. From now on nobody vouches for this subscriber until it has handled the event.
+    fn expect(&mut self, event: &Event) {
+        if event.revision >= self.from {
+            self.position.raise(event.revision);
+            self.pending.push(event.clone());
+        }
+    }
+
     /// Hands over what is pending; false when the subscriber is gone or too slow.
     fn flush(&mut self, revision: i64) -> bool {
         if self.pending.is_empty() {
             return !self.queue.is_closed();
         }
         let events = std::mem::take(&mut self.pending);
-        self.position
-            .raise(events.last().map_or(revision, |event| event.revision));
         match self.queue.try_send(Ok(Batch { events, revision })) {
             Ok(()) => true,
             Err(mpsc::error::TrySendError::Closed(_)) => false,
@@ -162,7 +168,8 @@ impl Hub {
         }
     }
 
-    /// Adds events in order, hands them to their subscribers, and only then lets `revision` be seen.
+    /// Adds events in order, lets `revision` be seen, and only then hands them to their subscribers: who has an event and
+    /// asks for the newest state of something else gets one that is not older than the event.
     pub fn publish(&self, events: Vec<Event>, revision: i64, now: u64) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
@@ -174,21 +181,20 @@ impl Hub {
                     continue;
                 };
                 for subscriber in subscribers {
-                    if event.revision >= subscriber.from {
-                        subscriber.pending.push(event.clone());
-                    }
+                    subscriber.expect(&event);
                 }
                 if !touched.iter().any(|known| &**known == prefix) {
                     touched.push(prefix.into());
                 }
             }
             for subscriber in &mut inner.odd {
-                if event.revision >= subscriber.from && event.key.starts_with(&*subscriber.prefix) {
-                    subscriber.pending.push(event.clone());
+                if event.key.starts_with(&*subscriber.prefix) {
+                    subscriber.expect(&event);
                 }
             }
             inner.keep(event, now);
         }
+        self.revision.fetch_max(revision, Ordering::AcqRel);
         for prefix in touched {
             if let Some(subscribers) = inner.by_prefix.get_mut(&prefix) {
                 subscribers.retain_mut(|subscriber| subscriber.flush(revision));
@@ -198,7 +204,6 @@ impl Hub {
             }
         }
         inner.odd.retain_mut(|subscriber| subscriber.flush(revision));
-        self.revision.fetch_max(revision, Ordering::AcqRel);
         self.moved.notify_waiters();
     }
 
@@ -365,6 +370,34 @@ mod tests {
         hub.publish(vec![put("/r/a/1", 3), put("/r/b/1", 4)], 4, 0);
         assert_eq!(watch.position().sync_point(), (4, 3));
         assert_eq!(revisions(&watch.next().await.unwrap()), [3]);
+    }
+
+    /// Who has received an event finds the hub at its revision, although another thread is still publishing.
+    #[tokio::test]
+    async fn the_revision_is_seen_before_the_event() {
+        let hub = Arc::new(Hub::new(1, 1, Vec::new(), 0));
+        let mut watch = hub.watch("/r/a/", 2).unwrap();
+        // Further subscribers, after the first, keep the publisher busy.
+        let _others: Vec<Watch> = (0..500).map(|_| hub.watch("/r/b/", 2).unwrap()).collect();
+        let publisher = hub.clone();
+        let publishing = std::thread::spawn(move || {
+            for revision in (2..400).step_by(2) {
+                let events = vec![put("/r/a/1", revision), put("/r/b/1", revision + 1)];
+                publisher.publish(events, revision + 1, 0);
+            }
+        });
+        let mut seen = 0;
+        while seen < 398 {
+            let batch = watch.next().await.unwrap();
+            assert!(
+                hub.revision() >= batch.revision,
+                "{} < {}",
+                hub.revision(),
+                batch.revision
+            );
+            seen = batch.events.last().map_or(seen, |event| event.revision);
+        }
+        publishing.join().unwrap();
     }
 
     #[tokio::test]

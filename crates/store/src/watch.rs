@@ -71,7 +71,7 @@ impl Position {
     /// `queued` is `i64::MAX` once the watch was dropped for being slow, because nothing vouches for
     /// its subscriber any more.
     pub fn sync_point(&self) -> (i64, i64) {
-        // The order matters: a feeder raises `queued` first and the store's revision last.
+        // The order matters: a feeder raises `queued` before the store's revision.
         let revision = self.store_revision.load(Ordering::Acquire);
         (revision, self.queued.load(Ordering::Acquire))
     }
