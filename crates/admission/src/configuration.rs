@@ -54,13 +54,12 @@ const KNOWN: [&str; 41] = [
 ];
 
 /// Those that the server adds itself, and those of features that are off, which do nothing.
-const ELSEWHERE: [&str; 9] = [
+const ELSEWHERE: [&str; 8] = [
     "MutatingAdmissionPolicy",
     "MutatingAdmissionWebhook",
     "ValidatingAdmissionPolicy",
     "ValidatingAdmissionWebhook",
     "AlwaysAdmit",
-    "ClusterTrustBundleAttest",
     "PodGroupProtection",
     "PodGroupWorkloadExists",
     "JobValidation",

@@ -8,7 +8,7 @@
 use serde_json::Value;
 use skiff_meta::field;
 
-use crate::core::pod_gates;
+use crate::core::pod_gates::{self, Features};
 use crate::{object_meta, strategy};
 
 /// One column of the Table answer, as `kubectl get` prints it.
@@ -309,22 +309,32 @@ impl Kind {
     /// The caller has set uid, creationTimestamp and the name (generated or not) before: a Job selects
     /// its pods by its uid.
     pub fn begin_create(&self, object: &mut Value) {
+        self.begin_create_with(object, Features::default());
+    }
+
+    /// The same where features are on that are off by default.
+    pub fn begin_create_with(&self, object: &mut Value, on: Features) {
         object_meta::before_create(object);
-        self.drop_disabled(object, None);
+        self.drop_disabled(object, None, on);
         (self.prepare_create)(object);
     }
 
     /// Prepares a write of the main resource over `old`.
     pub fn begin_update(&self, new: &mut Value, old: &Value) {
+        self.begin_update_with(new, old, Features::default());
+    }
+
+    /// The same where features are on that are off by default.
+    pub fn begin_update_with(&self, new: &mut Value, old: &Value, on: Features) {
         object_meta::before_update(new, old);
-        self.drop_disabled(new, Some(old));
+        self.drop_disabled(new, Some(old), on);
         (self.prepare_update)(new, old);
     }
 
-    /// Drops fields of features that are off by default.
-    fn drop_disabled(&self, object: &mut Value, old: Option<&Value>) {
+    /// Drops fields of features that are off.
+    fn drop_disabled(&self, object: &mut Value, old: Option<&Value>, on: Features) {
         if !self.pod_spec.is_empty() {
-            pod_gates::drop_disabled(object, old, self.pod_spec);
+            pod_gates::drop_disabled(object, old, self.pod_spec, on);
         }
     }
 

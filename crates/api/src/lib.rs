@@ -31,6 +31,7 @@ pub mod resource;
 pub mod row;
 pub mod scheduling;
 pub mod storage;
+pub mod storagemigration;
 pub mod strategy;
 mod unified;
 pub mod walk;
@@ -77,6 +78,7 @@ pub static KINDS: &[&Kind] = &[
     &batch::cron_job::CRON_JOB,
     &batch::job::JOB,
     &certificates::CERTIFICATE_SIGNING_REQUEST,
+    &certificates::CLUSTER_TRUST_BUNDLE,
     &coordination::LEASE,
     &discovery::ENDPOINT_SLICE,
     &flowcontrol::FLOW_SCHEMA,
@@ -103,4 +105,5 @@ pub static KINDS: &[&Kind] = &[
     &storage::STORAGE_CLASS,
     &storage::VOLUME_ATTACHMENT,
     &storage::VOLUME_ATTRIBUTES_CLASS,
+    &storagemigration::STORAGE_VERSION_MIGRATION,
 ];

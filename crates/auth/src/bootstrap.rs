@@ -2,31 +2,55 @@
 
 use crate::Rule;
 use serde_json::{Map, Value, json};
-use std::sync::LazyLock;
 
 const TABLE: &str = include_str!("../data/bootstrap.txt");
+
+/// What there is besides where a group version is served that is off by default.
+const ON_REQUEST: &[(&str, &str, &str)] = &[
+    (
+        "certificates.k8s.io",
+        "v1beta1",
+        include_str!("../data/clustertrustbundles.txt"),
+    ),
+    (
+        "storagemigration.k8s.io",
+        "v1beta1",
+        include_str!("../data/storagemigration.txt"),
+    ),
+];
+
 const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// What a kubelet may do: the rules of ClusterRole `system:node`.
-pub(crate) fn node_rules() -> &'static [Rule] {
-    static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-        let objects = bootstrap_objects();
-        let role = objects
-            .iter()
-            .find(|o| o["kind"] == "ClusterRole" && o["metadata"]["name"] == "system:node");
-        role.and_then(|r| serde_json::from_value(r["rules"].clone()).ok())
-            .unwrap_or_default()
-    });
-    &RULES
+/// What a kubelet may do: the rules of ClusterRole `system:node`. `serves` is that of [`bootstrap_objects`].
+pub(crate) fn node_rules(serves: impl Fn(&str, &str) -> bool) -> Vec<Rule> {
+    let objects = bootstrap_objects(serves);
+    let role = objects
+        .iter()
+        .find(|o| o["kind"] == "ClusterRole" && o["metadata"]["name"] == "system:node");
+    role.and_then(|r| serde_json::from_value(r["rules"].clone()).ok())
+        .unwrap_or_default()
 }
 
-/// All roles and bindings to have at start, roles first.
-pub fn bootstrap_objects() -> Vec<Value> {
+/// All roles and bindings to have at start. `serves` answers for group versions that are off by default.
+pub fn bootstrap_objects(serves: impl Fn(&str, &str) -> bool) -> Vec<Value> {
     let mut objects: Vec<Value> = Vec::new();
-    for line in TABLE.lines() {
+    // The role that rules are of.
+    let mut current = 0;
+    let asked = ON_REQUEST
+        .iter()
+        .filter(|(group, version, _)| serves(group, version));
+    let tables = std::iter::once(TABLE).chain(asked.map(|(_, _, table)| *table));
+    for line in tables.flat_map(str::lines) {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
-            ["role", namespace, name, ref rest @ ..] => objects.push(role(namespace, name, rest)),
+            ["role", namespace, name, ref rest @ ..] => {
+                current = objects.len();
+                objects.push(role(namespace, name, rest));
+            }
+            ["more", name] => {
+                let of_name = |o: &Value| o["kind"] == "ClusterRole" && o["metadata"]["name"] == name;
+                current = objects.iter().position(of_name).unwrap_or(objects.len());
+            }
             ["binding", namespace, name, role, ref subjects @ ..] => {
                 objects.push(binding(namespace, name, role, subjects));
             }
@@ -40,11 +64,11 @@ pub fn bootstrap_objects() -> Vec<Value> {
                 if names != "-" {
                     rule["resourceNames"] = list(names);
                 }
-                push_rule(&mut objects, rule);
+                push_rule(objects.get_mut(current), rule);
             }
             ["url", paths, verbs] => {
                 push_rule(
-                    &mut objects,
+                    objects.get_mut(current),
                     json!({"nonResourceURLs": list(paths), "verbs": list(verbs)}),
                 );
             }
@@ -59,8 +83,8 @@ fn list(words: &str) -> Value {
     words.split(',').collect::<Vec<_>>().into()
 }
 
-fn push_rule(objects: &mut [Value], rule: Value) {
-    if let Some(rules) = objects.last_mut().and_then(|o| o["rules"].as_array_mut()) {
+fn push_rule(role: Option<&mut Value>, rule: Value) {
+    if let Some(rules) = role.and_then(|o| o["rules"].as_array_mut()) {
         rules.push(rule);
     }
 }
@@ -167,9 +191,10 @@ mod tests {
 
     #[test]
     fn the_table_reads_whole() {
-        let objects = bootstrap_objects();
-        let lines = TABLE
-            .lines()
+        let objects = bootstrap_objects(|_, _| true);
+        let lines = std::iter::once(TABLE)
+            .chain(ON_REQUEST.iter().map(|(_, _, table)| *table))
+            .flat_map(str::lines)
             .filter(|l| l.starts_with("role ") || l.starts_with("binding "))
             .count();
         assert_eq!(objects.len(), lines);
@@ -186,6 +211,17 @@ mod tests {
                 "{aggregated}"
             );
         }
-        assert!(!node_rules().is_empty());
+        let (usual, more) = (node_rules(|_, _| false), node_rules(|_, _| true));
+        assert!(!usual.is_empty());
+        assert_eq!(more.len(), usual.len() + 1);
+        let publisher =
+            find("system:controller:kube-apiserver-serving-clustertrustbundle-publisher").unwrap();
+        assert_eq!(publisher["rules"].as_array().unwrap().len(), 3);
+        let by_default = bootstrap_objects(|_, _| false);
+        assert!(
+            by_default
+                .iter()
+                .all(|o| !o["metadata"]["name"].to_string().contains("migrator"))
+        );
     }
 }

@@ -19,7 +19,8 @@ pub struct Kind {
     pub resource: Option<Arc<Resource>>,
 }
 
-static RESOURCES: LazyLock<Resources> = LazyLock::new(|| Resources::new(|_| Arc::new(NoHook)));
+static RESOURCES: LazyLock<Resources> =
+    LazyLock::new(|| Resources::new(&facts::RuntimeConfig::default(), |_| Arc::new(NoHook)));
 
 /// Bodies that no resource is made of.
 const OTHERS: &[(&str, &str)] = &[

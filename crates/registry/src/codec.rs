@@ -26,6 +26,13 @@ pub struct Codec {
     foreign: AtomicI64,
 }
 
+/// What JSON says of its version.
+#[derive(serde::Deserialize)]
+struct Head<'a> {
+    #[serde(borrow, rename = "apiVersion")]
+    api_version: std::borrow::Cow<'a, str>,
+}
+
 impl Codec {
     /// For a kind of the tables. Without `protobuf` it is written as JSON.
     pub fn typed(api_version: &str, kind: &str, id: TypeId, protobuf: bool) -> Codec {
@@ -71,6 +78,22 @@ impl Codec {
                     .map_err(|error| Status::internal(format_args!("cannot encode an object: {error}")))
             }
             _ => encode::stored(object, &self.opening),
+        }
+    }
+
+    /// Whether a stored value has the form in which this server writes: the storage version, in its encoding. A value
+    /// of another form is written again by an update that changes nothing else, as upstream does it.
+    pub fn is_current(&self, value: &[u8]) -> bool {
+        match (self.protobuf, value.starts_with(MAGIC)) {
+            (true, true) => {
+                protobuf::envelope(value).is_ok_and(|envelope| envelope.api_version == self.api_version)
+            }
+            (false, false) => {
+                value.starts_with(self.opening.as_bytes())
+                    || serde_json::from_slice::<Head>(value)
+                        .is_ok_and(|head| head.api_version == self.api_version)
+            }
+            _ => false,
         }
     }
 
@@ -224,6 +247,35 @@ mod tests {
             let json = read.to_json(bytes, 7).expect("transcodes");
             assert!(json.starts_with(read.opening.as_bytes()));
             assert_eq!(serde_json::from_slice::<Value>(&json).expect("JSON"), expected);
+        }
+    }
+
+    #[test]
+    fn another_form_is_not_current() {
+        let (json, protobuf) = (codec(false), codec(true));
+        let values = [
+            json.encode(&object()).expect("encodes"),
+            protobuf.encode(&object()).expect("encodes"),
+        ];
+        assert_eq!(
+            values.each_ref().map(|value| json.is_current(value)),
+            [true, false]
+        );
+        assert_eq!(
+            values.each_ref().map(|value| protobuf.is_current(value)),
+            [false, true]
+        );
+        let custom = Codec::json("example.com/v2", "Foo");
+        for (value, expected) in [
+            (
+                r#"{"apiVersion":"example.com/v2","kind":"Foo","metadata":{}}"#,
+                true,
+            ),
+            (r#"{"kind":"Foo","apiVersion":"example.com/v2"}"#, true),
+            (r#"{"apiVersion":"example.com/v1","kind":"Foo"}"#, false),
+            ("[]", false),
+        ] {
+            assert_eq!(custom.is_current(value.as_bytes()), expected, "{value}");
         }
     }
 

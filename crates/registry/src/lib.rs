@@ -57,6 +57,8 @@ pub struct RegistryConfig {
     /// One range a family; the first is the default family.
     pub service_cidrs: Vec<Cidr>,
     pub node_ports: RangeInclusive<u16>,
+    /// Which built-in resources are served.
+    pub runtime_config: facts::RuntimeConfig,
 }
 
 pub struct Registry {
@@ -75,7 +77,7 @@ impl Registry {
     /// Opens the registry: sees to it that there is a record of the node ports that services hold.
     pub async fn start(config: RegistryConfig) -> Result<Arc<Registry>, Status> {
         let services = Arc::new(Services::new(&config.service_cidrs, config.node_ports.clone()));
-        let resources = Resources::new(|facts| hooks::hook_of(facts, &services));
+        let resources = Resources::new(&config.runtime_config, |facts| hooks::hook_of(facts, &services));
         let registry = Arc::new(Registry {
             commits: commit::Commits::new(config.store.clone()),
             store: config.store,

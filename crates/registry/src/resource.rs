@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use serde_json::Value;
+use skiff_api::core::pod_gates::Features;
 use skiff_api::facts;
 use skiff_api::kind::{GENERIC, Kind, Orphan, kind};
 use skiff_cache::Unreadable;
@@ -58,7 +59,7 @@ pub struct Resource {
 }
 
 impl Resource {
-    pub fn built_in(facts: &'static facts::Resource, hook: Arc<dyn Hook>) -> Resource {
+    pub fn built_in(facts: &'static facts::Resource, hook: Arc<dyn Hook>, features: Features) -> Resource {
         let rules = kind(facts.group, facts.kind);
         let (group, stored_api_version) = stored(facts);
         let version = facts.storage.as_ref().map_or(facts.version, |s| s.version);
@@ -71,7 +72,8 @@ impl Resource {
             stored_type,
             !rules.stored_as_json,
         ));
-        let strategy = BuiltIn::new(facts, (group, &stored_api_version), stored_type, codec.clone());
+        let stored = (group, stored_api_version.as_str());
+        let strategy = BuiltIn::new(facts, stored, stored_type, codec.clone(), features);
         Resource::new(facts, rules, Arc::new(strategy), hook, codec, stored_type)
     }
 
@@ -253,10 +255,16 @@ impl Customs {
 }
 
 impl Resources {
-    pub fn new(hook_of: impl Fn(&facts::Resource) -> Arc<dyn Hook>) -> Resources {
+    /// The built-in resources that `config` serves.
+    pub fn new(
+        config: &facts::RuntimeConfig,
+        hook_of: impl Fn(&facts::Resource) -> Arc<dyn Hook>,
+    ) -> Resources {
+        let features = config.pod_features();
         let all: Vec<Arc<Resource>> = facts::resources()
             .iter()
-            .map(|facts| Arc::new(Resource::built_in(facts, hook_of(facts))))
+            .filter(|facts| config.serves(facts))
+            .map(|facts| Arc::new(Resource::built_in(facts, hook_of(facts), features)))
             .collect();
         let mut by_plural: HashMap<&'static str, Vec<usize>> = HashMap::new();
         for (index, resource) in all.iter().enumerate() {

@@ -52,6 +52,8 @@ pub struct Updated {
 struct Current {
     object: Value,
     revision: i64,
+    /// It is stored in another form than it is written now.
+    outdated: bool,
 }
 
 enum Attempt {
@@ -93,9 +95,11 @@ impl Registry {
         let mut rewrite = false;
         for _ in 0..ATTEMPTS {
             let tried = current.as_ref().map(|current| current.revision);
+            let mut outdated = current.as_ref().is_some_and(|current| current.outdated);
             let attempt = match current.take() {
                 Some(old) => {
-                    let attempt = (rewrite, fresh, part);
+                    // For this attempt only: who wins a race against it may have stored the current form.
+                    let attempt = (std::mem::take(&mut rewrite), fresh, part);
                     self.update_once(write, name, attempt, old, transform).await
                 }
                 None if !fresh => Ok(Attempt::Unsure),
@@ -125,8 +129,9 @@ impl Registry {
                         current = self.stored_current(resource, &key).await?;
                     }
                     if fresh || current.as_ref().map(|current| current.revision) == tried {
+                        outdated |= current.as_ref().is_some_and(|current| current.outdated);
                         let stale = async { self.store.is_stale(&key).await.map_err(crate::errors::store) };
-                        if context.dry_run || !stale.await? {
+                        if context.dry_run || !(outdated || stale.await?) {
                             return Ok(updated);
                         }
                         rewrite = true;
@@ -164,6 +169,7 @@ impl Registry {
         let Current {
             object: mut old,
             revision,
+            ..
         } = current;
         resource.strategy.serve_one(&mut old).await?;
         let mut new = transform(Some(&old))?;
@@ -340,6 +346,8 @@ impl Registry {
         Ok(Some(Current {
             object: encode::decode(&entry.bytes)?,
             revision: entry.revision,
+            // The cache does not know; nothing is left unwritten by its word alone.
+            outdated: false,
         }))
     }
 
@@ -353,6 +361,7 @@ fn current_of(resource: &Resource, found: Option<skiff_store::KeyValue>) -> Resu
     let revision = found.mod_revision;
     Ok(Some(Current {
         object: resource.decode(&found)?,
+        outdated: !resource.codec.is_current(&found.value),
         revision,
     }))
 }

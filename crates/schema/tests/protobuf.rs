@@ -336,8 +336,10 @@ proptest! {
         if let Ok(json) = protobuf::decode_json(schema(), id, "{", &bytes) {
             let value: Value = serde_json::from_slice(&json).expect("what is written is JSON");
             let again = protobuf::encode_message(schema(), id, &value).expect("encodes");
-            let json_again = protobuf::decode_json(schema(), id, "{", &again).expect("decodes");
-            prop_assert_eq!(json, json_again);
+            let again = protobuf::decode_json(schema(), id, "{", &again).expect("decodes");
+            // As values: damage may change the order of the keys in `fieldsV1`, whose JSON is passed on as it is.
+            let again: Value = serde_json::from_slice(&again).expect("what is written is JSON");
+            prop_assert_eq!(value, again);
         }
     }
 }

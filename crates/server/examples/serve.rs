@@ -61,6 +61,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         store,
         service_cidr: "10.96.0.0/12".to_string(),
         node_ports: 30000..=32767,
+        runtime_config: Default::default(),
         advertise_address: "192.0.2.2".parse()?,
         advertise_port: port,
         tls: Arc::new(skiff_pki::asking_server_config(

@@ -2,7 +2,6 @@
 
 use http::{HeaderValue, StatusCode, header};
 use sha2::{Digest, Sha512};
-use skiff_api::facts;
 use skiff_meta::Status;
 use skiff_schema::openapi::{Document, v3_protobuf};
 
@@ -32,8 +31,8 @@ pub fn etag(bytes: &[u8]) -> String {
 }
 
 pub fn route(inner: &Inner, exchange: &Exchange, parts: &[&str]) -> Result<Answer, Status> {
-    let documents = facts::openapi();
-    let customs = inner.custom_documents.of(&inner.registry.resources);
+    let documents = inner.documents;
+    let customs = inner.custom_documents.of(&inner.registry.resources, documents);
     match parts {
         ["openapi", "v2"] => {
             let accept = exchange.header(header::ACCEPT);

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use skiff_admission::Chain;
+use skiff_api::facts::RuntimeConfig;
 use skiff_auth::{
     Anonymous, Authenticator, Authorizer, BootstrapTokens, Impersonations, JwtAuthenticators, LegacyTokens,
     Mode, RequestHeader, TokenAuthenticator, TokenFile, TokenIssuer, TokenVerifier, TokenWebhook, Tokens,
@@ -16,6 +17,7 @@ use skiff_auth::{
 use skiff_meta::Status;
 use skiff_registry::hooks::bootstrap::Advertise;
 use skiff_registry::{BadCidr, Cidr, Registry, RegistryConfig};
+use skiff_schema::openapi::OpenApi;
 use skiff_trace::Recorder;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -94,6 +96,8 @@ pub struct ServerConfig {
     pub service_cidr: String,
     /// Upstream's default is 30000-32767.
     pub node_ports: RangeInclusive<u16>,
+    /// Which APIs are served beside those that are on by default.
+    pub runtime_config: RuntimeConfig,
     /// Where pods and nodes reach this server: the endpoints of the `kubernetes` service.
     pub advertise_address: IpAddr,
     pub advertise_port: u16,
@@ -161,6 +165,8 @@ pub struct Inner {
     pub version: Version,
     pub kubelet: Option<KubeletClient>,
     pub anonymous: Arc<UserInfo>,
+    /// The OpenAPI documents of the built-in kinds that are served.
+    pub documents: &'static OpenApi<'static>,
     pub custom_documents: crate::crd::openapi::Documents,
     pub document_times: crate::content::Times,
     /// `host:port`, as discovery and OpenID show it.
@@ -199,6 +205,7 @@ impl Server {
             store: config.store,
             service_cidrs: service_cidrs?,
             node_ports: config.node_ports,
+            runtime_config: config.runtime_config.clone(),
         })
         .await
         .map_err(StartError::Bootstrap)?;
@@ -257,7 +264,8 @@ impl Server {
         };
         let certificates = config.client_certificates.as_ref();
         let front_proxy = certificates.and_then(|certificates| certificates.front_proxy.as_ref());
-        let authorizer = Arc::new(Authorizer::default());
+        let serves = |group: &str, version: &str| registry.resources.has_group_version(group, version);
+        let authorizer = Arc::new(Authorizer::serving(serves));
         authorizer.set_modes(config.authorization);
         let mut chain = config.admission;
         let dynamic = Dynamic::new(registry.clone(), authorizer.clone(), &mut chain);
@@ -288,6 +296,7 @@ impl Server {
             kubelet: config.kubelet,
             anonymous: Arc::new(UserInfo::anonymous()),
             document_times: Default::default(),
+            documents: skiff_api::facts::openapi_of(&config.runtime_config),
             custom_documents: crate::crd::openapi::Documents::default(),
             advertise: Advertise {
                 address: config.advertise_address,
@@ -336,6 +345,7 @@ impl Server {
         endpoints::start(&inner);
         repair::start(&inner);
         aggregation::start(&inner);
+        crate::crd::api_services::remove_unserved(&inner).await;
         inner.ready.store(true, Ordering::Release);
         Ok(Server { inner })
     }

@@ -1,6 +1,7 @@
 //! The command line: one definition a flag. Flags that upstream has keep upstream's names.
 
 use crate::access::{AccessArgs, duration};
+use crate::api_args::ApiArgs;
 use crate::backup::{BackupArgs, RestoreArgs};
 use crate::bundle::CertificateKey;
 use crate::cluster::{Cluster, DEFAULT_NAME};
@@ -36,6 +37,8 @@ pub enum Command {
     Server(Box<ServerArgs>),
     /// Stop a cluster; its pods go on running until --delete
     Down(DownArgs),
+    /// Restart the server of a cluster with its flags, such as after an upgrade; no connection to its ingress is refused
+    Restart(ClusterArgs),
     /// Make this machine a node, or another server, of a cluster that runs elsewhere
     Join(Box<JoinArgs>),
     /// Take this machine out of its cluster: drain its node, delete it, and remove everything
@@ -120,6 +123,8 @@ pub struct ServerArgs {
         value_parser = controller
     )]
     pub controllers: Vec<String>,
+    #[command(flatten)]
+    pub apis: ApiArgs,
     /// Network of the pods, or one of each address family with a comma between [default: 10.244.0.0/16]
     #[arg(long, value_name = "CIDR")]
     pub cluster_cidr: Option<String>,
@@ -535,7 +540,7 @@ pub enum ImageCommand {
 }
 
 /// What a server that joined takes from its cluster, or from `skiff join`.
-const SETTLED_BY_JOIN: [&str; 24] = [
+const SETTLED_BY_JOIN: [&str; 27] = [
     "advertise_address",
     "allowed_unsafe_sysctls",
     "cluster_domain",
@@ -552,6 +557,9 @@ const SETTLED_BY_JOIN: [&str; 24] = [
     "hostname_override",
     "image_gc_high_threshold",
     "image_gc_low_threshold",
+    "maximum_dead_containers",
+    "maximum_dead_containers_per_container",
+    "minimum_container_ttl_duration",
     "node_cidr_mask_size",
     "node_ip",
     "node_labels",

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::PostParams;
 use kube::{Api, Client};
+use skiff_api::facts::RuntimeConfig;
 use skiff_auth::UserInfo;
 use skiff_server::{Server, ServerConfig, ServiceAccountKey};
 use skiff_store::{Embedded, Store};
@@ -34,8 +35,21 @@ impl ApiServer {
         ApiServer::over(|store| Arc::new(store)).await
     }
 
+    /// Serves what is off by default, too, in the words of `--runtime-config`.
+    pub async fn serving(runtime_config: &[&str]) -> Result<ApiServer> {
+        ApiServer::started(runtime_config, |store| Arc::new(store)).await
+    }
+
     /// Over whatever `wrap` makes of the store.
     pub async fn over(wrap: impl FnOnce(Embedded) -> Arc<dyn Store>) -> Result<ApiServer> {
+        ApiServer::started(&[], wrap).await
+    }
+
+    /// Over whatever `wrap` makes of the store, with what `--runtime-config` says.
+    pub async fn started(
+        runtime_config: &[&str],
+        wrap: impl FnOnce(Embedded) -> Arc<dyn Store>,
+    ) -> Result<ApiServer> {
         let dir = tempfile::tempdir()?;
         let store = Embedded::open(dir.path().join("store")).context("opening the store")?;
         let pki = skiff_pki::Pki::open(&dir.path().join("pki"))?;
@@ -47,6 +61,7 @@ impl ApiServer {
             store: wrap(store),
             service_cidr: "10.96.0.0/16".into(),
             node_ports: 30000..=32767,
+            runtime_config: RuntimeConfig::parse(runtime_config)?,
             advertise_address: "192.0.2.1".parse()?,
             advertise_port: 6443,
             tls: Arc::new(skiff_pki::asking_server_config(&identity, &[])?),

@@ -30,7 +30,11 @@ fn packages(group: &str) -> (String, String) {
             "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1".into(),
         ),
         _ => {
-            let version = if short == "autoscaling" { "v2" } else { "v1" };
+            let version = match short {
+                "autoscaling" => "v2",
+                "storagemigration" => "v1beta1",
+                _ => "v1",
+            };
             (
                 format!("k8s.io/kubernetes/pkg/apis/{short}"),
                 format!("k8s.io/api/{short}/{version}"),

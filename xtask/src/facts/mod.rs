@@ -25,6 +25,16 @@ pub fn served_by_default(version: &str) -> bool {
     !version.contains("alpha") && !version.contains("beta")
 }
 
+/// Group versions that are served when `--runtime-config` asks for them. Adding one is a line here, and the kinds'
+/// own files.
+pub const SERVED_ON_REQUEST: &[(&str, &str)] = &[
+    ("certificates.k8s.io", "v1beta1"),
+    ("storagemigration.k8s.io", "v1beta1"),
+];
+
+/// Resources of these group versions that are not built, and so not served.
+pub const NOT_BUILT: &[(&str, &str, &str)] = &[("certificates.k8s.io", "v1beta1", "podcertificaterequests")];
+
 pub fn run(options: &Options) -> Result<()> {
     let (definitions, paths) = read_openapi(&options.openapi)?;
     let resources = resources::read(&options.discovery, &paths)?;

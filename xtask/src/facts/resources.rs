@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::served_by_default;
+use super::{NOT_BUILT, SERVED_ON_REQUEST, served_by_default};
 
 pub struct Group {
     pub name: String,
@@ -56,8 +56,9 @@ pub fn read(dir: &Path, paths: &BTreeMap<String, Value>) -> Result<Vec<Group>> {
         let mut versions = Vec::new();
         for version in group["versions"].as_array().context("a group has no versions")? {
             let version = text(version, "version");
-            if served_by_default(&version) {
-                let resources = read_version(dir, &name, &version, paths)?;
+            if served_by_default(&version) || SERVED_ON_REQUEST.contains(&(&name, &version)) {
+                let mut resources = read_version(dir, &name, &version, paths)?;
+                resources.retain(|resource| !NOT_BUILT.contains(&(&*name, &*version, &*resource.plural)));
                 versions.push((version, resources));
             }
         }
@@ -207,7 +208,7 @@ fn group_version(group: &str, version: &str) -> String {
 pub fn render(groups: &[Group]) -> String {
     let mut out = String::from(
         "# Made by `cargo xtask facts`; not edited by hand.\n\
-         # V group-version\n\
+         # V group-version [off: it is served when --runtime-config asks for it]\n\
          # R plural singular Kind N|C[d] verbs short-names categories storage-key storage-group-version storage-hash\n\
          #   (C cluster-wide, N namespaced, d: a delete answers with the object)\n\
          # S subresource group-version Kind verbs\n",
@@ -221,7 +222,8 @@ pub fn render(groups: &[Group]) -> String {
     };
     for group in groups {
         for (version, resources) in &group.versions {
-            let _ = writeln!(out, "V {}", group_version(&group.name, version));
+            let off = if served_by_default(version) { "" } else { " off" };
+            let _ = writeln!(out, "V {}{off}", group_version(&group.name, version));
             for r in resources {
                 let storage = r.storage.as_ref().map_or("- - -".to_string(), |s| {
                     format!("{} {} {}", s.key, group_version(&s.group, &s.version), s.hash)

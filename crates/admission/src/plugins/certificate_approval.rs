@@ -10,11 +10,16 @@ pub struct CertificateApproval;
 
 pub const GROUP: &str = "certificates.k8s.io";
 
-/// Refuses a user who may not do `verb` for a signer: for this one, or for all of its domain.
-pub fn check_signer(a: &Attributes<'_>, verb: &str, signer: &str) -> Result<(), Status> {
+/// Whether a user may do `verb` for a signer: for this one, or for all of its domain.
+pub fn may_for_signer(a: &Attributes<'_>, verb: &str, signer: &str) -> bool {
     let domain = signer.split('/').next().unwrap_or_default();
     let may = |signer: &str| a.access.may(verb, GROUP, "signers", "", signer);
-    if may(signer) || may(&format!("{domain}/*")) {
+    may(signer) || may(&format!("{domain}/*"))
+}
+
+/// Refuses a user who may not do `verb` for a signer.
+pub fn check_signer(a: &Attributes<'_>, verb: &str, signer: &str) -> Result<(), Status> {
+    if may_for_signer(a, verb, signer) {
         return Ok(());
     }
     Err(a.forbidden(format_args!(

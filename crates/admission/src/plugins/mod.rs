@@ -4,6 +4,7 @@ mod always;
 mod certificate_approval;
 mod certificate_signing;
 mod certificate_subject_restriction;
+mod cluster_trust_bundle_attest;
 mod default_ingress_class;
 mod default_storage_class;
 mod default_toleration_seconds;
@@ -25,6 +26,7 @@ pub use always::{AlwaysDeny, AlwaysPullImages, DenyServiceExternalIPs};
 pub use certificate_approval::CertificateApproval;
 pub use certificate_signing::CertificateSigning;
 pub use certificate_subject_restriction::CertificateSubjectRestriction;
+pub use cluster_trust_bundle_attest::ClusterTrustBundleAttest;
 pub use default_ingress_class::DefaultIngressClass;
 pub use default_storage_class::DefaultStorageClass;
 pub use default_toleration_seconds::DefaultTolerationSeconds;
@@ -62,6 +64,7 @@ pub fn recommended() -> Vec<Box<dyn Plugin>> {
         Box::new(RuntimeClass),
         Box::new(CertificateApproval),
         Box::new(CertificateSigning),
+        Box::new(ClusterTrustBundleAttest),
         Box::new(CertificateSubjectRestriction),
         Box::new(DefaultIngressClass),
         Box::new(PodTopologyLabels),

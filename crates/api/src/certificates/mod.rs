@@ -1,10 +1,14 @@
-//! The group `certificates.k8s.io`: CertificateSigningRequests. Who asks (`spec.username`, `uid`, `groups`,
+//! The group `certificates.k8s.io`: CertificateSigningRequests, and ClusterTrustBundles in `trust_bundle.rs`. Who asks (`spec.username`, `uid`, `groups`,
 //! `extra`) is written by the registry from the request, never by the client.
 
 mod approval;
+pub mod pem;
 mod rules;
+mod trust_bundle;
 
-pub(crate) use rules::pem_type;
+pub(crate) use rules::{pem_type, signer_name};
+pub use trust_bundle::CLUSTER_TRUST_BUNDLE;
+pub(crate) use trust_bundle::{name_rule as trust_bundle_name, signer_of_name};
 
 use serde_json::json;
 use skiff_meta::time;

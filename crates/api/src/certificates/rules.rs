@@ -101,7 +101,8 @@ pub fn request(object: &Value, old: Option<&Value>, errors: &mut Errors) {
     conditions(&root.field("status.conditions"), errors);
 }
 
-fn signer_name(signer: &Node, errors: &mut Errors) {
+/// The rule for the name of a signer.
+pub(crate) fn signer_name(signer: &Node, errors: &mut Errors) {
     if signer.is_empty() {
         errors.required(signer, "");
         return;

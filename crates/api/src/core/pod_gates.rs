@@ -6,12 +6,19 @@ use serde_json::Value;
 use crate::node::{at, list};
 use crate::walk;
 
+/// The features that are off by default and can be turned on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Features {
+    /// Projections of ClusterTrustBundles.
+    pub cluster_trust_bundles: bool,
+}
+
 const CONTAINERS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
 
 /// Drops what is off from the spec at this path of an object.
-pub fn drop_disabled(object: &mut Value, old: Option<&Value>, path: &str) {
+pub fn drop_disabled(object: &mut Value, old: Option<&Value>, path: &str, on: Features) {
     let before = old.map_or(&Value::Null, |old| at(old, path));
-    walk::each(object, path, &mut |spec| spec_fields(spec, before));
+    walk::each(object, path, &mut |spec| spec_fields(spec, before, on));
 }
 
 /// Drops what is off from a status.
@@ -38,9 +45,12 @@ pub fn drop_disabled_status(status: &mut Value, old: &Value) {
     }
 }
 
-fn spec_fields(spec: &mut Value, old: &Value) {
-    for source in ["clusterTrustBundle", "podCertificate"] {
-        if uses_source(spec, source) && !uses_source(old, source) {
+fn spec_fields(spec: &mut Value, old: &Value, on: Features) {
+    for (source, is_on) in [
+        ("clusterTrustBundle", on.cluster_trust_bundles),
+        ("podCertificate", false),
+    ] {
+        if !is_on && uses_source(spec, source) && !uses_source(old, source) {
             walk::each(spec, "volumes[].projected.sources[]", &mut |projection| {
                 walk::remove(projection, source);
             });
@@ -90,11 +100,14 @@ mod tests {
 
     #[test]
     fn fields_of_features_that_are_off_are_dropped() {
-        let check = |new: Value, old: Option<Value>, expected: Value| {
+        let with = |on: Features, new: Value, old: Option<Value>, expected: Value| {
             let mut object = json!({ "spec": new });
             let old = old.map(|spec| json!({ "spec": spec }));
-            drop_disabled(&mut object, old.as_ref(), "spec");
+            drop_disabled(&mut object, old.as_ref(), "spec", on);
             assert_eq!(object["spec"], expected);
+        };
+        let check = |new: Value, old: Option<Value>, expected: Value| {
+            with(Features::default(), new, old, expected);
         };
         let stop = json!({"containers": [{"name": "c", "lifecycle": {"stopSignal": "SIGTERM"}}]});
         check(stop.clone(), None, json!({"containers": [{"name": "c"}]}));
@@ -103,6 +116,19 @@ mod tests {
             json!({"schedulingGroup": {"podGroupName": "g"}, "volumes": [{"projected": {"sources": [{"podCertificate": {}}]}}]}),
             None,
             json!({"volumes": [{"projected": {"sources": [{}]}}]}),
+        );
+        let sources = |sources: Value| json!({"volumes": [{"projected": {"sources": sources}}]});
+        let both = sources(json!([{"clusterTrustBundle": {"name": "a"}}, {"podCertificate": {}}]));
+        check(both.clone(), None, sources(json!([{}, {}])));
+        check(both.clone(), Some(both.clone()), both.clone());
+        let on = Features {
+            cluster_trust_bundles: true,
+        };
+        with(
+            on,
+            both,
+            None,
+            sources(json!([{"clusterTrustBundle": {"name": "a"}}, {}])),
         );
     }
 }

@@ -11,8 +11,10 @@ use super::env::{field_ref, resource_field_ref};
 use super::mounts::local_path;
 use super::resources::quantity;
 use super::volume_sources::{self, VolumeOwner};
+use crate::certificates::{signer_name, signer_of_name, trust_bundle_name};
 use crate::errors::Errors;
 use crate::node::{Node, list, text};
+use crate::object_meta::label_selector;
 
 const MODE: &str = "must be a number between 0 and 0777 (octal), both inclusive";
 const ONE_TYPE: &str = "may not specify more than 1 volume type";
@@ -250,13 +252,54 @@ fn projected(projected: &Node, errors: &mut Errors) {
                 local_path(&at.with(path.value), errors);
             }
         }
-        for name in ["clusterTrustBundle", "podCertificate"] {
-            count += usize::from(source.field(name).is_set());
+        let bundle = source.field("clusterTrustBundle");
+        if bundle.is_set() {
+            count += 1;
+            trust_bundle(&bundle, errors);
+            let path = bundle.field("path").str();
+            if !paths.insert(path.to_owned()) {
+                errors.invalid_value(projected, path, "conflicting duplicate paths");
+            }
         }
+        count += usize::from(source.field("podCertificate").is_set());
         if count > 1 {
             errors.forbidden(&source, format!("{ONE_TYPE} per source"));
         }
     }
+}
+
+/// A projection of a ClusterTrustBundle by its name, or of those of a signer.
+fn trust_bundle(bundle: &Node, errors: &mut Errors) {
+    let (name, signer) = (bundle.field("name"), bundle.field("signerName"));
+    let selector = bundle.field("labelSelector");
+    match (name.is_set(), signer.is_set()) {
+        (true, true) => errors.invalid(bundle, "only one of name and signerName may be used"),
+        (true, false) => {
+            if name.str().is_empty() {
+                errors.required(&name, "must be a valid object name");
+            }
+            let signer = signer_of_name(name.str());
+            for complaint in trust_bundle_name(&signer, name.str(), false) {
+                errors.invalid(&name, format!("not a valid clustertrustbundlename: {complaint}"));
+            }
+            if selector.is_set() {
+                errors.invalid(&selector, "labelSelector must be unset if name is specified");
+            }
+        }
+        (false, true) => {
+            if signer.str().is_empty() {
+                errors.required(&signer, "must be a valid signer name");
+            }
+            signer_name(&signer, errors);
+            label_selector(&selector, errors);
+        }
+        (false, false) => errors.required(bundle, "either name or signerName must be specified"),
+    }
+    let path = bundle.field("path");
+    if path.str().is_empty() {
+        errors.required(&path, "");
+    }
+    local_path(&path, errors);
 }
 
 /// The claim of an ephemeral volume is named after the pod and the volume.

@@ -1,15 +1,17 @@
-//! The facts of the built-in kinds: every type and every resource that v1.36 serves by default. The
-//! tables come from `cargo xtask facts`; what is special to a kind is not here but in its own file.
+//! The facts of the built-in kinds: every type and every resource that v1.36 serves by default, and those that are served
+//! when `--runtime-config` asks for them. The tables come from `cargo xtask facts`; what is special to a kind is not here but in its own file.
 
 mod openapi;
 mod resources;
+mod runtime_config;
 
 use std::sync::LazyLock;
 
 use skiff_schema::Schema;
 
-pub use openapi::{KUBERNETES_VERSION, openapi};
+pub use openapi::{KUBERNETES_VERSION, openapi, openapi_of};
 pub use resources::{Resource, Storage, Subresource};
+pub use runtime_config::{RuntimeConfig, RuntimeConfigError};
 
 const TYPES: &str = include_str!("../../data/types.txt");
 const RESOURCES_TEXT: &str = include_str!("../../data/resources.txt");
@@ -26,8 +28,8 @@ pub fn schema() -> &'static Schema {
     &SCHEMA
 }
 
-/// All served resources, in the order of discovery: groups as upstream ranks them, preferred
-/// versions first.
+/// All resources, in the order of discovery: groups as upstream ranks them, preferred versions first. A server serves
+/// those that its [`RuntimeConfig`] does.
 pub fn resources() -> &'static [Resource] {
     &RESOURCES
 }
@@ -49,12 +51,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_stable_versions_are_served() {
-        assert!(
-            resources()
-                .iter()
-                .all(|r| !r.version.contains("alpha") && !r.version.contains("beta"))
-        );
+    fn only_stable_versions_are_served_by_default() {
+        for resource in resources() {
+            let stable = !resource.version.contains("alpha") && !resource.version.contains("beta");
+            assert_eq!(resource.on_by_default, stable, "{}", resource.api_version());
+        }
         assert!(resources().len() > 60, "{}", resources().len());
     }
 

@@ -9,6 +9,8 @@ pub struct Resource {
     pub plural: &'static str,
     pub singular: &'static str,
     pub kind: &'static str,
+    /// Whether its group version is served without a word of `--runtime-config`.
+    pub on_by_default: bool,
     pub namespaced: bool,
     /// A delete answers with the deleted object; otherwise with a `Status`.
     pub returns_deleted_object: bool,
@@ -79,6 +81,7 @@ pub(super) fn parse(text: &'static str, schema: &Schema) -> Result<Vec<Resource>
     let mut resources: Vec<Resource> = Vec::new();
     let mut subresources = Vec::new();
     let mut current = ("", "");
+    let mut on_by_default = true;
     let type_of = |group: &str, version: &str, kind: &str| {
         schema
             .by_gvk(group, version, kind)
@@ -93,7 +96,8 @@ pub(super) fn parse(text: &'static str, schema: &Schema) -> Result<Vec<Resource>
             last.subresources = std::mem::take(&mut subresources).into();
         }
         match words[..] {
-            ["V", gv] => current = group_version(gv),
+            ["V", gv] => (current, on_by_default) = (group_version(gv), true),
+            ["V", gv, "off"] => (current, on_by_default) = (group_version(gv), false),
             [
                 "R",
                 plural,
@@ -125,6 +129,7 @@ pub(super) fn parse(text: &'static str, schema: &Schema) -> Result<Vec<Resource>
                     plural,
                     singular: if singular == "-" { "" } else { singular },
                     kind,
+                    on_by_default,
                     namespaced: scope.starts_with('N'),
                     returns_deleted_object: scope.ends_with('d'),
                     list_type_id: if verbs.contains(&"list") {

@@ -16,7 +16,8 @@ use arc_swap::ArcSwap;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Semaphore;
 
-use crate::{Attributes, MASTERS_GROUP, Rbac, UserInfo, node};
+use crate::bootstrap::node_rules;
+use crate::{Attributes, MASTERS_GROUP, Rbac, Rule, UserInfo, node};
 
 /// The answer of an authorizer, or of all.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -103,16 +104,14 @@ pub struct Authorizer {
     pub rbac: Rbac,
     /// What belongs to which node.
     pub nodes: node::Graph,
+    /// What every node may do.
+    node_rules: Vec<Rule>,
     modes: ArcSwap<Vec<Mode>>,
 }
 
 impl Default for Authorizer {
     fn default() -> Authorizer {
-        Authorizer {
-            rbac: Rbac::default(),
-            nodes: node::Graph::default(),
-            modes: ArcSwap::from_pointee(vec![Mode::Node, Mode::Rbac]),
-        }
+        Authorizer::serving(|_, _| false)
     }
 }
 
@@ -146,7 +145,7 @@ impl Question<'_> {
                 Mode::AlwaysAllow => Decision::allow(),
                 Mode::AlwaysDeny => Decision::no_opinion("Everything is forbidden."),
                 Mode::Abac(policy) => policy.authorize(self.user, self.attributes),
-                Mode::Node => match node::authorize(&self.authorizer.nodes, self.user, self.attributes) {
+                Mode::Node => match self.authorizer.of_node(self.user, self.attributes) {
                     None => continue,
                     Some(node::Opinion::Allowed) => Decision::allow(),
                     Some(node::Opinion::None(why)) => Decision::no_opinion(why),
@@ -177,6 +176,20 @@ impl Question<'_> {
 }
 
 impl Authorizer {
+    fn of_node(&self, user: &UserInfo, attributes: &Attributes<'_>) -> Option<node::Opinion> {
+        node::authorize(&self.nodes, &self.node_rules, user, attributes)
+    }
+
+    /// `serves` answers for group versions that are off by default.
+    pub fn serving(serves: impl Fn(&str, &str) -> bool) -> Authorizer {
+        Authorizer {
+            rbac: Rbac::default(),
+            nodes: node::Graph::default(),
+            node_rules: node_rules(serves),
+            modes: ArcSwap::from_pointee(vec![Mode::Node, Mode::Rbac]),
+        }
+    }
+
     /// Who is asked, in this order.
     pub fn set_modes(&self, modes: Vec<Mode>) {
         self.modes.store(Arc::new(modes));

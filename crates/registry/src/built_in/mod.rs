@@ -10,6 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde_json::{Value, json};
+use skiff_api::core::pod_gates::Features;
 use skiff_api::facts;
 use skiff_api::kind::{Graceful, Kind};
 use skiff_cache::Field;
@@ -49,6 +50,8 @@ pub struct BuiltIn {
     /// The type that objects are stored in.
     stored_type: TypeId,
     codec: Arc<Codec>,
+    /// What is on in this server of what is off by default.
+    features: Features,
     wire: &'static Wire,
     own: ServedVersion,
     /// The other versions of the group in which the same objects are served.
@@ -61,6 +64,7 @@ impl BuiltIn {
         (stored_group, stored_api_version): (&str, &str),
         stored_type: TypeId,
         codec: Arc<Codec>,
+        features: Features,
     ) -> BuiltIn {
         let key = |row: &facts::Resource| row.storage.as_ref().map(|storage| storage.key);
         // COMPAT: a manager who wrote the object in another group is forgotten.
@@ -79,6 +83,7 @@ impl BuiltIn {
             served: skiff_api::kind::kind(facts.group, facts.kind),
             stored_type,
             codec,
+            features,
             own: ServedVersion::new(facts, stored_api_version),
             others: others
                 .map(|other| ServedVersion::new(other, stored_api_version))
@@ -256,11 +261,11 @@ impl Strategy for BuiltIn {
     }
 
     fn begin_create(&self, object: &mut Value) {
-        self.rules.begin_create(object);
+        self.rules.begin_create_with(object, self.features);
     }
 
     fn begin_update(&self, new: &mut Value, old: &Value) {
-        self.rules.begin_update(new, old);
+        self.rules.begin_update_with(new, old, self.features);
     }
 
     fn begin_status_update(&self, new: &mut Value, old: &Value) {

@@ -320,11 +320,13 @@ pub fn priorities(group: &str, version: &str) -> (i64, i64) {
         "node.k8s.io" => 16_300,
         "discovery.k8s.io" | "resource.k8s.io" => 16_200,
         "flowcontrol.apiserver.k8s.io" => 16_100,
+        "storagemigration.k8s.io" => 15_800,
         _ => 1_000,
     };
     let of_version = match (group, version) {
         ("autoscaling", "v2") => 30,
         ("flowcontrol.apiserver.k8s.io" | "resource.k8s.io", "v1") => 21,
+        ("storagemigration.k8s.io", "v1beta1") => 9,
         _ => 15,
     };
     (of_group, of_version)

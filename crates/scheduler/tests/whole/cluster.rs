@@ -88,6 +88,7 @@ impl Cluster {
             store: Arc::new(store),
             service_cidr: "10.96.0.0/16".into(),
             node_ports: 30000..=32767,
+            runtime_config: Default::default(),
             advertise_address: "192.0.2.1".parse().unwrap(),
             advertise_port: 6443,
             tls: Arc::new(skiff_pki::asking_server_config(&identity, &[]).unwrap()),

@@ -59,10 +59,6 @@ pub(super) enum Published {
     Anything,
 }
 
-pub(super) fn specials() -> impl Iterator<Item = (&'static str, Published)> {
-    SPECIALS.iter().copied()
-}
-
 pub(super) fn special_named(name: &str) -> Option<Published> {
     SPECIALS
         .iter()

@@ -183,23 +183,23 @@ impl<'a> OpenApi<'a> {
     fn v2(&self) -> Value {
         let paths = operations::paths(self.schema, &self.resources);
         let words = (self.describe)();
-        let definitions: serde_json::Map<String, Value> = self
-            .schema
-            .types()
-            .filter(|(_, t)| !t.hidden)
-            .map(|(id, t)| {
-                (
-                    t.name.to_string(),
-                    definitions::v2(self.schema, id, &self.enums, &*words),
-                )
+        // What no path leads to belongs to resources that are not served.
+        let mut wanted: BTreeSet<String> = BTreeSet::new();
+        for reference in paths.iter().flat_map(operations::Path::references) {
+            self.reach(&reference, &mut wanted);
+        }
+        let definitions = wanted
+            .into_iter()
+            .filter_map(|name| {
+                let definition = match self.schema.by_name(&name) {
+                    Some(id) => definitions::v2(self.schema, id, &self.enums, &*words),
+                    None => {
+                        let special = definitions::special_v2(definitions::special_named(&name)?);
+                        definitions::described(special, &name, &*words)
+                    }
+                };
+                Some((name, definition))
             })
-            .chain(definitions::specials().map(|(name, special)| {
-                let definition = definitions::special_v2(special);
-                (
-                    name.to_string(),
-                    definitions::described(definition, name, &*words),
-                )
-            }))
             .collect();
         render::v2(&paths, definitions, self.version, &*words)
     }

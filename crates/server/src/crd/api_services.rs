@@ -1,4 +1,5 @@
-//! The APIServices of custom groups: one a group version, local, made and removed with the resources.
+//! The APIServices of custom groups: one a group version, local, made and removed with the resources. And the removal of
+//! those that an earlier start made for built-in group versions that are no longer asked for.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,6 +12,8 @@ use crate::hooks::loopback::Loopback;
 use crate::server::Inner;
 
 const API_SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
+
+const AUTOMANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
 
 /// What was told so far.
 #[derive(Default)]
@@ -52,6 +55,34 @@ impl ApiServices {
             }
         }
         self.known = wanted;
+    }
+}
+
+/// Removes the APIServices of built-in group versions that this server does not serve. Those with another mark are
+/// someone else's.
+pub async fn remove_unserved(inner: &Arc<Inner>) {
+    let resources = &inner.registry.resources;
+    let unserved: BTreeSet<(&str, &str)> = skiff_api::facts::resources()
+        .iter()
+        .map(|facts| (facts.group, facts.version))
+        .filter(|(group, version)| !resources.has_group_version(group, version))
+        .collect();
+    for (group, version) in unserved {
+        let loopback = Loopback::new(inner);
+        let path = format!("{API_SERVICES}/{version}.{group}");
+        let removed = async {
+            match loopback.get(&path).await? {
+                Some(present)
+                    if object::at_str(&present, &["metadata", "labels", AUTOMANAGED]) == "onstart" =>
+                {
+                    loopback.delete(&path, object::uid(&present)).await
+                }
+                _ => Ok(()),
+            }
+        };
+        if let Err(status) = removed.await {
+            tracing::warn!(%status, group, version, "cannot remove an APIService");
+        }
     }
 }
 

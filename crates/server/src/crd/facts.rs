@@ -125,6 +125,7 @@ fn make(definition: &Definition, version: &Version) -> Option<Resource> {
         plural: leak(&names.plural),
         singular: leak(&names.singular),
         kind,
+        on_by_default: true,
         namespaced: definition.namespaced,
         returns_deleted_object: false,
         verbs: VERBS.into(),

@@ -11,7 +11,7 @@
 //! convert     other versions, by a webhook
 //! ```
 
-mod api_services;
+pub mod api_services;
 mod columns;
 mod controller;
 mod convert;

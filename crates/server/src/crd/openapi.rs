@@ -8,7 +8,7 @@ use arc_swap::ArcSwapOption;
 use serde_json::{Value, json};
 use skiff_api::facts;
 use skiff_registry::{Customs, Resources};
-use skiff_schema::openapi::{Document, v2_protobuf};
+use skiff_schema::openapi::{Document, OpenApi, v2_protobuf};
 use skiff_schema::structural::publish::{self, Published};
 
 use crate::openapi::etag;
@@ -21,6 +21,8 @@ pub struct Documents {
 
 pub struct Made {
     customs: Arc<Customs>,
+    /// The documents of the built-in kinds.
+    built_in: &'static OpenApi<'static>,
     v2_json: OnceLock<Document>,
     v2_protobuf: OnceLock<Document>,
     /// By path: `apis/example.com/v1`.
@@ -29,7 +31,7 @@ pub struct Made {
 
 impl Documents {
     /// The documents of now; `None` while there are no custom resources.
-    pub fn of(&self, resources: &Resources) -> Option<Arc<Made>> {
+    pub fn of(&self, resources: &Resources, built_in: &'static OpenApi<'static>) -> Option<Arc<Made>> {
         let customs = resources.customs();
         if customs.all.is_empty() {
             return None;
@@ -45,6 +47,7 @@ impl Documents {
             v2_protobuf: OnceLock::new(),
             v3: paths.map(|path| (path, OnceLock::new())).collect(),
             customs,
+            built_in,
         });
         self.current.store(Some(made.clone()));
         Some(made)
@@ -85,7 +88,7 @@ impl Made {
     }
 
     fn v2(&self) -> Value {
-        let mut value = serde_json::from_slice(&facts::openapi().v2_json().bytes).unwrap_or_default();
+        let mut value = serde_json::from_slice(&self.built_in.v2_json().bytes).unwrap_or_default();
         publish::add_to_v2(&self.published(None), &mut value);
         value
     }
@@ -102,7 +105,7 @@ impl Made {
     pub fn v3(&self, path: &str) -> Option<&Document> {
         let slot = self.v3.get(path)?;
         Some(slot.get_or_init(|| {
-            let model = facts::openapi().v3_group_version("apis/apps/v1");
+            let model = self.built_in.v3_group_version("apis/apps/v1");
             let model = model.and_then(|model| serde_json::from_slice(&model.bytes).ok());
             let value = publish::v3(&self.published(Some(path)), &model.unwrap_or_default(), &kinds);
             document(value.to_string().into_bytes())

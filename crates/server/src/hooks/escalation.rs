@@ -22,7 +22,7 @@ pub async fn check(
     if resource.facts.group != GROUP || user.in_group(skiff_auth::MASTERS_GROUP) {
         return Ok(());
     }
-    if old.is_some_and(|old| only_collector_fields(new, old)) {
+    if old.is_some_and(|old| grants_the_same(new, old)) {
         return Ok(());
     }
     let name = object::name(new);
@@ -161,8 +161,9 @@ fn describe(rule: &Rule) -> String {
     format!("{{{}}}", parts.join(", "))
 }
 
-/// The garbage collector may release any role: owner references and finalizers grant nothing.
-fn only_collector_fields(new: &Value, old: &Value) -> bool {
+/// Whether at most owner references and finalizers differ: the garbage collector may release any role, and the storage
+/// version migrator may write it again.
+fn grants_the_same(new: &Value, old: &Value) -> bool {
     let strip = |value: &Value| {
         let mut value = value.clone();
         let metadata = object::metadata_mut(&mut value);
@@ -176,7 +177,7 @@ fn only_collector_fields(new: &Value, old: &Value) -> bool {
         }
         value
     };
-    new.get("metadata") != old.get("metadata") && strip(new) == strip(old)
+    strip(new) == strip(old)
 }
 
 #[cfg(test)]

@@ -209,6 +209,7 @@ mod tests {
                 store: Arc::new(store),
                 service_cidrs: vec![skiff_registry::Cidr::parse("10.0.0.0/24").expect("a range")],
                 node_ports: 30000..=30100,
+                runtime_config: Default::default(),
             };
             let registry = Registry::start(config).await.expect("a registry");
             let resource = registry

@@ -203,6 +203,7 @@ impl Cluster {
             store: store.clone(),
             service_cidr: "10.96.0.0/16".to_string(),
             node_ports: 30000..=32767,
+            runtime_config: Default::default(),
             advertise_address: "192.0.2.1".parse().expect("an address"),
             advertise_port: 6443,
             tls,

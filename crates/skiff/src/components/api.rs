@@ -78,8 +78,12 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
         .step("cluster add-ons", async {
             let (domain, ca) = (&args.cluster_domain, certificates.current_ca.borrow().clone());
             let (server, shared) = (control.state.reached_at()?, args.etcd_of(cluster).is_some());
-            let joining = joining::objects(cluster, domain, args.pod_network, &server, shared, &ca)?;
             let once = joining::configurations(cluster, domain, &args.node.cluster_dns, &server)?;
+            let reached = joining::Reached {
+                at: server,
+                is_own: !control.state.has_endpoint(),
+            };
+            let joining = joining::objects(cluster, domain, args.pod_network, &reached, shared, &ca)?;
             let parts = addons::Parts {
                 // Nodes that join run it too: it is left out only where another DNS server takes its place.
                 dns: machine.runs(Component::Dns) || args.node.cluster_dns.is_empty(),
@@ -204,10 +208,16 @@ async fn start(machine: &Machine, control: &ControlPlane, store: Arc<dyn Store>)
     let issuer = format!("https://kubernetes.default.svc.{}", args.cluster_domain);
     let authentication = args.access.authentication(&issuer)?;
     let jwt = authentication.jwt.clone();
+    let runtime_config = args.apis.runtime_config()?;
+    if !runtime_config.missing().is_empty() {
+        let missing = runtime_config.missing().join(", ");
+        tracing::warn!(%missing, "--runtime-config asks for APIs that skiff does not serve");
+    }
     let server = Server::start(ServerConfig {
         store,
         service_cidr: cluster.service_cidr.clone(),
         node_ports: args.service_node_port_range.clone(),
+        runtime_config,
         advertise_address: control.advertise,
         advertise_port: cluster.bind.port(),
         tls: Arc::new(tls),

@@ -18,6 +18,7 @@ async fn registry(store: &Arc<dyn Store>, cidrs: &[&str]) -> Arc<Registry> {
         store: store.clone(),
         service_cidrs: cidrs.collect(),
         node_ports: 30000..=30100,
+        runtime_config: Default::default(),
     })
     .await
     .expect("starts");

@@ -1,0 +1,62 @@
+//! The flag that says which APIs are served, and what it means for the controllers that need one.
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use skiff_api::facts::RuntimeConfig;
+use skiff_controllers::ControllerSelection;
+
+#[derive(Debug, Clone, Args)]
+pub struct ApiArgs {
+    /// APIs that are off by default to serve, such as storagemigration.k8s.io/v1beta1=true, or api/beta=true for all
+    /// that skiff has
+    #[arg(long, value_name = "API=BOOL", value_delimiter = ',')]
+    runtime_config: Vec<String>,
+}
+
+impl ApiArgs {
+    pub fn runtime_config(&self) -> Result<RuntimeConfig> {
+        RuntimeConfig::parse(&self.runtime_config).context("--runtime-config")
+    }
+
+    /// Refuses a controller that is asked for by name, and whose API is not served.
+    pub fn check(&self, controllers: &ControllerSelection) -> Result<()> {
+        let served = self.runtime_config()?;
+        for (name, api) in skiff_controllers::needed_apis() {
+            let (group, version) = api.split_once('/').unwrap_or_default();
+            if controllers.names(name) && !served.serves_version(group, version) {
+                bail!("--controllers: {name} needs --runtime-config={api}=true");
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_controller_needs_its_api() {
+        let check = |apis: &[&str], controllers: &[&str], expected: &str| {
+            let args = ApiArgs {
+                runtime_config: apis.iter().map(|api| (*api).to_owned()).collect(),
+            };
+            let controllers = ControllerSelection::parse(controllers).unwrap();
+            let found = args.check(&controllers).err().map(|error| format!("{error:#}"));
+            assert_eq!(found.unwrap_or_default(), expected);
+        };
+        check(&[], &["*"], "");
+        check(&[], &["*", "-svm"], "");
+        check(&["storagemigration.k8s.io/v1beta1=true"], &["*", "svm"], "");
+        check(
+            &[],
+            &["*", "svm"],
+            "--controllers: storage-version-migrator-controller needs --runtime-config=storagemigration.k8s.io/v1beta1=true",
+        );
+        check(
+            &["example.com/v1=true"],
+            &["*"],
+            "--runtime-config: unknown api group \"example.com\"",
+        );
+    }
+}
