@@ -1,5 +1,6 @@
 //! What the server serves: every resource once, at its group's preferred version where it has one.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, APIResource};
 use kube::Client;
 use kube::core::{ApiResource, GroupVersionKind};
 
@@ -46,39 +47,35 @@ impl Discovery {
             }
         }
         for group in client.list_api_groups().await?.groups {
-            let preferred = group
-                .preferred_version
-                .as_ref()
-                .map(|version| version.group_version.clone());
-            let mut versions = group.versions;
-            versions.sort_by_key(|version| Some(&version.group_version) != preferred.as_ref());
-            for version in versions {
-                match client.list_api_group_resources(&version.group_version).await {
-                    // COMPAT: upstream believes what the list says of itself.
-                    Ok(list) if list.group_version.matches('/').count() > 1 => {
-                        let told = &list.group_version;
-                        discovery
-                            .unparsed
-                            .push(format!("unexpected GroupVersion string: {told}"));
-                    }
-                    Ok(list) => discovery.add(&group.name, &version.version, list.resources),
-                    Err(error) => {
-                        discovery
-                            .failures
-                            .push((version.group_version, crate::error_message(&error)));
-                    }
-                }
-            }
+            discovery.add_group(client, group).await;
         }
         Ok(discovery)
     }
 
-    fn add(
-        &mut self,
-        group: &str,
-        version: &str,
-        resources: Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResource>,
-    ) {
+    async fn add_group(&mut self, client: &Client, group: APIGroup) {
+        let preferred = group
+            .preferred_version
+            .as_ref()
+            .map(|version| version.group_version.clone());
+        let mut versions = group.versions;
+        versions.sort_by_key(|version| Some(&version.group_version) != preferred.as_ref());
+        for version in versions {
+            match client.list_api_group_resources(&version.group_version).await {
+                // COMPAT: upstream believes what the list says of itself.
+                Ok(list) if list.group_version.matches('/').count() > 1 => {
+                    let told = &list.group_version;
+                    self.unparsed
+                        .push(format!("unexpected GroupVersion string: {told}"));
+                }
+                Ok(list) => self.add(&group.name, &version.version, list.resources),
+                Err(error) => self
+                    .failures
+                    .push((version.group_version, crate::error_message(&error))),
+            }
+        }
+    }
+
+    fn add(&mut self, group: &str, version: &str, resources: Vec<APIResource>) {
         for resource in resources {
             let known = self
                 .served
@@ -102,5 +99,35 @@ impl Discovery {
         self.served
             .iter()
             .find(|served| served.resource.group == group && served.resource.kind == kind)
+    }
+}
+
+/// One resource, at its group's preferred version where it has one. `None`: it is not served.
+pub(crate) async fn find_resource(
+    client: &Client,
+    group: &str,
+    plural: &str,
+) -> Result<Option<Served>, crate::Error> {
+    let mut discovery = Discovery::default();
+    if group.is_empty() {
+        let list = client.list_core_api_resources("v1").await?;
+        discovery.add("", "v1", list.resources);
+    } else if let Some(group) = client
+        .list_api_groups()
+        .await?
+        .groups
+        .into_iter()
+        .find(|g| g.name == group)
+    {
+        discovery.add_group(client, group).await;
+    }
+    let found = discovery
+        .served
+        .into_iter()
+        .find(|served| served.resource.plural == plural);
+    match (found, discovery.failures.into_iter().next()) {
+        // A version that cannot be asked may have it.
+        (None, Some((version, why))) => Err(crate::Error::Other(format!("{version}: {why}"))),
+        (found, _) => Ok(found),
     }
 }

@@ -20,6 +20,7 @@ mod garbage_collector;
 mod history;
 mod hpa;
 mod job;
+mod metrics;
 mod namespace;
 mod node;
 mod ownership;
@@ -34,7 +35,9 @@ mod selector;
 mod service_account;
 mod service_cidr;
 mod statefulset;
+mod storage_version_migrator;
 mod tokens;
+mod trust_bundle_publisher;
 mod ttl_after_finished;
 mod volume;
 mod volume_protection;
@@ -48,6 +51,7 @@ use skiff_client::{
     Client, ComponentMetrics, Controller, EventRecorder, InformerFactory, LeaderElector, Outcome, Reconcile,
     WorkQueue,
 };
+use skiff_prometheus::Registry;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -56,6 +60,10 @@ pub use node::departure::LEAVING;
 pub use node::lifecycle::EvictionRates;
 pub use selection::{ControllerSelection, SelectionError, controller_names};
 pub use tokens::TokenSigner;
+pub use tokens::cluster_info::SERVER_ADDRESS;
+
+/// Tells whether a group version is served.
+pub type ServesApi = Arc<dyn Fn(&str, &str) -> bool + Send + Sync>;
 
 /// What the wiring gives. `client_for` gets a name out of [`service_accounts`] or
 /// [`MANAGER`] and answers a client with that identity.
@@ -94,6 +102,8 @@ pub struct ControllersConfig {
     pub hpa_initial_readiness_delay: Duration,
     /// Which controllers run.
     pub controllers: ControllerSelection,
+    /// Whether a group version that is off by default is served. A controller that needs one runs where it is.
+    pub serves_api: ServesApi,
     pub leader_elect: bool,
     /// Names this contender for the lease. It should stay the same over a restart: then the lease of the
     /// process that was killed is taken over at once.
@@ -136,6 +146,7 @@ impl ControllersConfig {
             hpa_cpu_initialization_period: Duration::from_secs(300),
             hpa_initial_readiness_delay: Duration::from_secs(30),
             controllers: ControllerSelection::default(),
+            serves_api: Arc::new(|_, _| false),
             leader_elect: true,
             identity,
             metrics: Arc::default(),
@@ -153,15 +164,21 @@ struct Spec {
     name: &'static str,
     service_account: &'static str,
     component: &'static str,
+    /// The group version without which there is nothing to do, if that is off by default.
+    api: Option<&'static str>,
     run: fn(Context) -> BoxFuture<'static, ()>,
 }
 
 macro_rules! controller {
     ($name:literal, $account:literal, $component:literal, $run:path) => {
+        controller!($name, $account, $component, $run, None)
+    };
+    ($name:literal, $account:literal, $component:literal, $run:path, $api:expr) => {
         Spec {
             name: $name,
             service_account: $account,
             component: $component,
+            api: $api,
             run: |context| $run(context).boxed(),
         }
     };
@@ -405,6 +422,12 @@ const CONTROLLERS: &[Spec] = &[
         tokens::bootstrap_signer::run
     ),
     controller!(
+        "cluster-info-controller",
+        "cluster-info-controller",
+        "cluster-info-controller",
+        tokens::cluster_info::run
+    ),
+    controller!(
         "token-cleaner-controller",
         "token-cleaner",
         "token-cleaner",
@@ -428,7 +451,29 @@ const CONTROLLERS: &[Spec] = &[
         "service-cidr-controller",
         service_cidr::run
     ),
+    controller!(
+        "storage-version-migrator-controller",
+        "storage-version-migrator-controller",
+        "storage-version-migrator-controller",
+        storage_version_migrator::run,
+        Some("storagemigration.k8s.io/v1beta1")
+    ),
+    controller!(
+        "kube-apiserver-serving-clustertrustbundle-publisher-controller",
+        "kube-apiserver-serving-clustertrustbundle-publisher",
+        "kube-apiserver-serving-clustertrustbundle-publisher",
+        trust_bundle_publisher::run,
+        Some("certificates.k8s.io/v1beta1")
+    ),
 ];
+
+/// The controllers that need a group version which is off by default, with it.
+pub fn needed_apis() -> Vec<(&'static str, &'static str)> {
+    CONTROLLERS
+        .iter()
+        .filter_map(|spec| Some((spec.name, spec.api?)))
+        .collect()
+}
 
 /// The names that [`ControllersConfig::client_for`] will be asked for, besides [`MANAGER`].
 pub fn service_accounts() -> Vec<&'static str> {
@@ -461,6 +506,11 @@ impl Context {
         T: Clone + Eq + std::hash::Hash + Send + 'static,
     {
         WorkQueue::measured(name, &self.config.metrics)
+    }
+
+    /// What this component counts.
+    pub(crate) fn metrics(&self) -> &Registry {
+        &self.config.metrics.registry
     }
 
     /// A controller over a queue of that name; declare what wakes it, then run it.
@@ -511,6 +561,10 @@ async fn run_all(config: Arc<ControllersConfig>, client: Client, shutdown: Cance
     for spec in CONTROLLERS
         .iter()
         .filter(|spec| config.controllers.enables(spec.name))
+        .filter(|spec| {
+            let api = spec.api.and_then(|api| api.split_once('/'));
+            api.is_none_or(|(group, version)| (config.serves_api)(group, version))
+        })
     {
         let own = (config.client_for)(spec.service_account);
         let context = Context {

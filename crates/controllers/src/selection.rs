@@ -133,6 +133,11 @@ impl ControllerSelection {
         Ok(ControllerSelection { entries })
     }
 
+    /// Whether an entry asks for the controller by its name.
+    pub fn names(&self, name: &str) -> bool {
+        self.enables(name) && self.entries.iter().any(|entry| entry == name)
+    }
+
     /// The first entry that names the controller decides.
     pub fn enables(&self, name: &str) -> bool {
         let mut star = false;
@@ -197,10 +202,10 @@ mod tests {
         };
         check("foo", "\"foo\" is not in the list of known controllers");
         check("-foo", "\"foo\" is not in the list of known controllers");
-        let error = ControllerSelection::parse(&["svm"]).unwrap_err();
+        let error = ControllerSelection::parse(&["storage-version-gc"]).unwrap_err();
         assert_eq!(
             error,
-            SelectionError::NotBuilt("storage-version-migrator-controller".into())
+            SelectionError::NotBuilt("storageversion-garbage-collector-controller".into())
         );
     }
 

@@ -11,16 +11,19 @@ use kube::api::{DeleteParams, Preconditions};
 use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile};
 
 use crate::job::finished;
+use crate::metrics::JobDeletions;
 use crate::{Context, Error, seconds_until};
 
 struct FinishedJobs {
     context: Context,
     jobs: Informer<Job>,
+    deletions: JobDeletions,
 }
 
 pub(crate) async fn run(context: Context) {
     let reconciler = Arc::new(FinishedJobs {
         jobs: context.informers.informer(),
+        deletions: JobDeletions::new(context.metrics()),
         context: context.clone(),
     });
     let woken = |_: &FinishedJobs, change: &Change<Job>| match change {
@@ -67,13 +70,18 @@ impl Reconcile for FinishedJobs {
             Some(left) if left > Duration::ZERO => return Ok(Action::RequeueAfter(left)),
             Some(_) => {}
         }
+        let expired = expiry(&live);
         let params = DeleteParams::foreground().preconditions(Preconditions {
             uid: live.metadata.uid,
             resource_version: None,
         });
         match api.delete(&key.name, &params).await {
-            Err(error) if !error.is_not_found() => Err(error.into()),
-            _ => Ok(Action::Done),
+            Ok(_) => {
+                expired.into_iter().for_each(|at| self.deletions.deleted(at));
+                Ok(Action::Done)
+            }
+            Err(error) if error.is_not_found() => Ok(Action::Done),
+            Err(error) => Err(error.into()),
         }
     }
 }

@@ -17,6 +17,7 @@ use kube::api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use skiff_client::{ErrorExt, Remote, ServerAddress};
+use skiff_controllers::SERVER_ADDRESS;
 use skiff_pki::Pki;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -327,14 +328,20 @@ async fn unregister(cluster: &Cluster, role: &Role) -> Result<bool> {
 /// certificate for its address. The controllers sign it anew.
 async fn hand_over(client: &Client, own: &str, heir: &str) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-public");
-    let map = maps.get_opt(CLUSTER_INFO).await?;
-    let Some(text) = map.and_then(|map| map.data?.remove("kubeconfig")) else {
+    let Some(map) = maps.get_opt(CLUSTER_INFO).await? else {
+        return Ok(());
+    };
+    let was_own = map.annotations().get(SERVER_ADDRESS).is_some_and(|at| at == own);
+    let Some(text) = map.data.and_then(|mut data| data.remove("kubeconfig")) else {
         return Ok(());
     };
     if crate::token::read_cluster_info(&text)?.0 != own {
         return Ok(());
     }
-    let handed = json!({"data": {"kubeconfig": text.replace(own, heir)}});
+    let mut handed = json!({"data": {"kubeconfig": text.replace(own, heir)}});
+    if was_own {
+        handed["metadata"]["annotations"] = json!({SERVER_ADDRESS: heir});
+    }
     maps.patch(CLUSTER_INFO, &PatchParams::default(), &Patch::Merge(handed))
         .await
         .context("cluster-info cannot be handed over")?;

@@ -211,6 +211,11 @@ impl ServerState {
         Ok(args)
     }
 
+    /// Whether there is an endpoint in front of the servers.
+    pub fn has_endpoint(&self) -> bool {
+        self.settings.control_plane_endpoint.is_some()
+    }
+
     /// Where other machines reach the cluster: at the endpoint in front of its servers, or at this one.
     pub fn reached_at(&self) -> Result<ServerAddress> {
         if let Some(endpoint) = &self.settings.control_plane_endpoint {

@@ -88,6 +88,16 @@ fn servers_are(seen_by: &Machine, expected: &[&Machine], patience: Duration) -> 
     })
 }
 
+/// The server that `cluster-info` sends new machines to.
+fn named_in_cluster_info(seen_by: &Machine) -> Result<String> {
+    let map = seen_by.kubectl_json(&["get", "configmap", "cluster-info", "-n", "kube-public"])?;
+    let kubeconfig = map["data"]["kubeconfig"].as_str().unwrap_or_default();
+    let server = kubeconfig
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("server: "));
+    Ok(server.with_context(|| kubeconfig.to_owned())?.to_owned())
+}
+
 #[test]
 fn three_servers_lose_one_and_nothing_else() -> Result<()> {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,22 +158,41 @@ fn three_servers_lose_one_and_nothing_else() -> Result<()> {
     deploy(three, 4)?;
     eventually("pods run", PATIENCE, || running(two, 4))?;
     step("another leader scaled up");
-    one.skiff(&[
-        "up",
-        "--no-kubeconfig-merge",
-        "--etcd-servers",
-        &house.etcd.endpoints(),
-    ])?;
+    let members = house.etcd.endpoints();
+    let up = ["up", "--no-kubeconfig-merge", "--etcd-servers", &members];
+    one.skiff(&up)?;
     servers_are(three, &[one, two, three], PATIENCE)?;
     step("the endpoints grew");
     load.check_complete(&house)?;
     running(one, 4)?;
     step("nothing is lost, nothing is doubled");
 
-    // One that stops leaves at once.
-    three.skiff(&["down"])?;
-    servers_are(two, &[one, two], Duration::from_secs(2))?;
-    three.skiff(&["up"])?;
+    // One that stops leaves at once, and machines that join are sent to another one.
+    let named = named_in_cluster_info(two)?;
+    let stopped = (0..3).find(|at| house.url(*at) == named);
+    let stopped = &house.servers[stopped.with_context(|| named.clone())?];
+    let stays: Vec<&Machine> = house
+        .servers
+        .iter()
+        .filter(|one| one.address() != stopped.address())
+        .collect();
+    stopped.skiff(&["down"])?;
+    servers_are(stays[0], &stays, Duration::from_secs(2))?;
+    eventually("cluster-info names a living server", PATIENCE, || {
+        let named = named_in_cluster_info(stays[0])?;
+        ensure!(
+            stays
+                .iter()
+                .any(|one| named.contains(&format!("//{}:", one.address()))),
+            "{named}"
+        );
+        Ok(())
+    })?;
+    stopped.skiff(if stopped.address() == one.address() {
+        &up
+    } else {
+        &up[..1]
+    })?;
     servers_are(two, &[one, two, three], PATIENCE)?;
     step("a stop and a start");
     let told = three.skiff(&["leave"])?;

@@ -16,6 +16,7 @@ use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
 use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile, WorkQueue, reference};
 
+use crate::metrics::JobCreationSkew;
 use crate::ownership::{self, BY_CONTROLLER};
 use crate::{Context, Error, error_message, is_namespace_terminating};
 use plan::{Decision, Event, Timing};
@@ -28,6 +29,7 @@ struct CronJobs {
     crons: Informer<CronJob>,
     jobs: Informer<Job>,
     queue: Arc<WorkQueue<Key>>,
+    skew: JobCreationSkew,
 }
 
 pub(crate) async fn run(context: Context) {
@@ -36,6 +38,7 @@ pub(crate) async fn run(context: Context) {
         crons: context.informers.informer(),
         jobs: context.informers.informer(),
         queue: queue.clone(),
+        skew: JobCreationSkew::new(context.metrics()),
         context: context.clone(),
     });
     reconciler.jobs.add_index(BY_CONTROLLER, ownership::by_controller);
@@ -244,6 +247,9 @@ impl CronJobs {
         let job = plan::new_job(cron, at, cron.spec.time_zone.as_deref().and_then(zone_of));
         let started = match api.create(&PostParams::default(), &job).await {
             Ok(created) => {
+                if let Some(time) = &created.metadata.creation_timestamp {
+                    self.skew.created(at, time.0);
+                }
                 let message = format!("Created job {}", created.name_any());
                 self.tell(cron, [("Normal", "SuccessfulCreate", message)]);
                 created

@@ -10,7 +10,7 @@ mod sign;
 
 pub(crate) use approve::run as run_approving;
 pub(crate) use clean::run as run_cleaner;
-pub(crate) use serving::run as run_serving_approver;
+pub(crate) use serving::{run as run_serving_approver, server_hosts};
 pub(crate) use sign::run as run_signing;
 
 use std::net::IpAddr;

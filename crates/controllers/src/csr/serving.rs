@@ -207,7 +207,7 @@ impl ServingApprover {
 }
 
 /// The hosts of the servers that a kubeconfig names.
-fn server_hosts(kubeconfig: &str) -> Vec<String> {
+pub(crate) fn server_hosts(kubeconfig: &str) -> Vec<String> {
     let urls = kubeconfig.lines().filter_map(|line| {
         let (_, url) = line.trim_start_matches(['-', ' ']).split_once("server:")?;
         url.trim().trim_matches(['"', '\'']).strip_prefix("https://")

@@ -19,6 +19,7 @@ use kube::api::{DeleteParams, PostParams};
 use parking_lot::Mutex;
 use skiff_client::{Action, Change, ErrorExt, Informer, Key, Parts, Reconcile, reference, stage};
 
+use crate::metrics::SliceMetrics;
 use crate::node::{BY_NODE, by_node};
 use crate::selector::matches_map;
 use crate::{Context, Error, error_message, is_namespace_terminating};
@@ -43,6 +44,7 @@ struct EndpointSlices {
     /// The Services whose endpoints are shared out among zones, by address family.
     zone_counts: Mutex<HashMap<Key, BTreeMap<&'static str, ZoneCounts>>>,
     triggers: TriggerTimes,
+    metrics: SliceMetrics,
 }
 
 fn by_service(slice: &EndpointSlice) -> Vec<String> {
@@ -76,6 +78,7 @@ pub(crate) async fn run(context: Context) {
         capacity: Mutex::default(),
         zone_counts: Mutex::default(),
         triggers: TriggerTimes::default(),
+        metrics: SliceMetrics::new(context.metrics()),
         context: context.clone(),
     });
     reconciler.slices.add_index(BY_SERVICE, by_service);
@@ -165,7 +168,10 @@ impl EndpointSlices {
         let api: Api<EndpointSlice> = Api::namespaced(self.context.client.clone(), &key.namespace);
         for slice in &plan.create {
             match api.create(&PostParams::default(), slice).await {
-                Ok(created) => self.check_is_ours(&api, key, &created).await?,
+                Ok(created) => {
+                    self.metrics.changed("create");
+                    self.check_is_ours(&api, key, &created).await?;
+                }
                 Err(error) if is_namespace_terminating(&error) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
@@ -173,11 +179,12 @@ impl EndpointSlices {
         for slice in &plan.update {
             let name = slice.metadata.name.as_deref().unwrap_or_default();
             let replaced = api.replace(name, &PostParams::default(), slice).await?;
+            self.metrics.changed("update");
             self.check_is_ours(&api, key, &replaced).await?;
         }
         for name in &plan.delete {
             match api.delete(name, &DeleteParams::default()).await {
-                Ok(_) => {}
+                Ok(_) => self.metrics.changed("delete"),
                 Err(error) if error.is_not_found() => {}
                 Err(error) => return Err(error.into()),
             }
@@ -191,6 +198,14 @@ impl Reconcile for EndpointSlices {
     type Error = Error;
 
     async fn reconcile(&self, key: Key) -> Result<Action, Error> {
+        let synced = self.sync(key).await;
+        self.metrics.synced(synced.is_ok());
+        synced
+    }
+}
+
+impl EndpointSlices {
+    async fn sync(&self, key: Key) -> Result<Action, Error> {
         let Some(service) = self.services.get(&key.namespace, &key.name) else {
             // The garbage collector removes the slices.
             self.zone_counts.lock().remove(&key);

@@ -17,10 +17,12 @@ use kube::core::DynamicObject;
 use parking_lot::{Mutex, RwLock};
 use serde_json::json;
 use skiff_client::{Action, Cause, Change, ErrorExt, Informer, PartialObject, Reconcile, WorkQueue};
+use skiff_prometheus::Counter;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::discovery::{Discovery, Served};
+use crate::metrics::resource_sync_errors;
 use crate::{Context, Error};
 use graph::{FOREGROUND, Graph, ORPHAN, Object, Uid, Work};
 
@@ -73,6 +75,7 @@ pub(crate) async fn run(context: Context) {
         collector: collector.clone(),
         monitors: Mutex::default(),
         in_sync: watch::Sender::new(false),
+        errors: resource_sync_errors(context.metrics()),
     });
     let mut in_sync = monitors.in_sync.subscribe();
     let follow = context
@@ -96,6 +99,7 @@ struct Monitors {
     monitors: Mutex<BTreeMap<String, Monitor>>,
     /// True once the first lists are in.
     in_sync: watch::Sender<bool>,
+    errors: Arc<Counter>,
 }
 
 /// The one item of the queue of [`Monitors`].
@@ -108,6 +112,16 @@ impl Reconcile for Monitors {
 
     /// The first read fails while the server's own roles are being made; then it is soon tried again.
     async fn reconcile(&self, _: SyncMonitors) -> Result<Action, Error> {
+        let synced = self.sync().await;
+        if synced.is_err() {
+            self.errors.inc();
+        }
+        synced
+    }
+}
+
+impl Monitors {
+    async fn sync(&self) -> Result<Action, Error> {
         let discovery = Discovery::read(&self.collector.context.client).await?;
         if discovery.served.is_empty() {
             return Err(Error::Other("the server serves no resource".into()));

@@ -12,6 +12,7 @@ mod status;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Instant;
 
 use jiff::Timestamp;
 use k8s_openapi::api::autoscaling::v1::Scale;
@@ -23,6 +24,7 @@ use parking_lot::Mutex;
 use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile, reference};
 use skiff_meta::selector::LabelSelector;
 
+use crate::metrics::AutoscalerMetrics;
 use crate::scale::{ScaleError, ScaleTarget, parse_group_version};
 use crate::{Context, Error, error_message};
 use behavior::{Bounds, History};
@@ -46,6 +48,7 @@ struct Autoscalers {
     pods: Informer<Pod>,
     /// Leaf lock: never held over an await.
     memory: Mutex<HashMap<Key, Memory>>,
+    measured: AutoscalerMetrics,
 }
 
 pub(crate) async fn run(context: Context) {
@@ -53,6 +56,7 @@ pub(crate) async fn run(context: Context) {
         autoscalers: context.informers.informer(),
         pods: context.informers.informer(),
         memory: Mutex::default(),
+        measured: AutoscalerMetrics::new(context.metrics()),
         context: context.clone(),
     });
     context
@@ -82,11 +86,21 @@ impl Reconcile for Autoscalers {
         };
         let now = Timestamp::now();
         let mut draft = Draft::new(autoscaler.status.as_ref(), now);
-        let spec = &autoscaler.spec;
-        if let Err(error) = self.autoscale(&key, &autoscaler, spec, &mut draft, now).await {
-            tracing::debug!(%key, error, "cannot autoscale");
+        let (started, spec) = (Instant::now(), &autoscaler.spec);
+        let autoscaled = self.autoscale(&key, &autoscaler, spec, &mut draft, now).await;
+        let (action, mut error) = match autoscaled {
+            Ok(action) => (action, "none"),
+            Err(error) => {
+                tracing::debug!(%key, error, "cannot autoscale");
+                let target = spec.scale_target_ref.api_version.as_deref();
+                let is_wrong = parse_group_version(target.unwrap_or_default()).is_err();
+                ("none", if is_wrong { "spec" } else { "internal" })
+            }
+        };
+        if !self.write(&autoscaler, draft).await && error == "none" {
+            error = "internal";
         }
-        self.write(&autoscaler, draft).await;
+        self.measured.reconciled(action, error, started.elapsed());
         // What fails is tried again with the next period, as everything is.
         Ok(Action::RequeueAfter(self.context.config.hpa_sync_period))
     }
@@ -107,9 +121,10 @@ impl Autoscalers {
             .event(&about, type_, reason, message.to_owned());
     }
 
-    async fn write(&self, autoscaler: &HorizontalPodAutoscaler, draft: Draft) {
+    /// Whether the status is what it should be.
+    async fn write(&self, autoscaler: &HorizontalPodAutoscaler, draft: Draft) -> bool {
         if autoscaler.status.as_ref() == Some(&draft.status) {
-            return;
+            return true;
         }
         let namespace = autoscaler.metadata.namespace.as_deref().unwrap_or_default();
         let api: Api<HorizontalPodAutoscaler> = Api::namespaced(self.context.client.clone(), namespace);
@@ -124,11 +139,13 @@ impl Autoscalers {
                     "FailedUpdateStatus",
                     &error_message(&error),
                 );
+                false
             }
-            _ => {}
+            _ => true,
         }
     }
 
+    /// What it did, as metrics name it.
     async fn autoscale(
         &self,
         key: &Key,
@@ -136,7 +153,7 @@ impl Autoscalers {
         spec: &HorizontalPodAutoscalerSpec,
         draft: &mut Draft,
         now: Timestamp,
-    ) -> Result<(), String> {
+    ) -> Result<&'static str, String> {
         let (target, scale) = match self.target(key, spec).await {
             Ok(found) => found,
             Err(error) => {
@@ -181,14 +198,19 @@ impl Autoscalers {
         };
         let Some(wanted) = wanted else {
             draft.set_counts(current, current, Vec::new(), false);
-            return Ok(());
+            return Ok("none");
         };
-        if wanted.replicas == current {
-            draft.set_counts(current, current, wanted.metrics, false);
-            return Ok(());
-        }
+        let action = match wanted.replicas.cmp(&current) {
+            std::cmp::Ordering::Greater => "scale_up",
+            std::cmp::Ordering::Less => "scale_down",
+            std::cmp::Ordering::Equal => {
+                draft.set_counts(current, current, wanted.metrics, false);
+                return Ok("none");
+            }
+        };
         self.rescale(key, autoscaler, spec, target, scale, wanted, draft, now)
-            .await
+            .await?;
+        Ok(action)
     }
 
     async fn target(

@@ -34,6 +34,11 @@ pub(crate) fn is_suspended(spec: &JobSpec) -> bool {
     spec.suspend == Some(true)
 }
 
+/// As metrics name it.
+pub(crate) fn completion_mode(spec: &JobSpec) -> &'static str {
+    if is_indexed(spec) { "Indexed" } else { "NonIndexed" }
+}
+
 pub(crate) fn is_indexed(spec: &JobSpec) -> bool {
     spec.completion_mode.as_deref() == Some("Indexed")
 }

@@ -16,7 +16,7 @@ mod tracking;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use jiff::Timestamp;
@@ -31,6 +31,7 @@ use skiff_client::{
     Action, COMPLETE, Change, ErrorExt, Informer, Key, Reconcile, WorkQueue, cause_of, note, reference, stage,
 };
 
+use crate::metrics::JobMetrics;
 use crate::ownership::{self, BY_CONTROLLER};
 use crate::replicas::batches;
 use crate::{Context, Error, error_message, is_namespace_terminating, pods, selector};
@@ -65,6 +66,7 @@ struct Jobs {
     pods: Informer<Pod>,
     queue: Arc<WorkQueue<Key>>,
     memory: Mutex<HashMap<Key, Memory>>,
+    metrics: JobMetrics,
 }
 
 pub(crate) async fn run(context: Context) {
@@ -74,6 +76,7 @@ pub(crate) async fn run(context: Context) {
         jobs: context.informers.informer(),
         pods: context.informers.informer(),
         memory: Mutex::default(),
+        metrics: JobMetrics::new(context.metrics()),
         context: context.clone(),
     });
     reconciler.pods.add_index(BY_CONTROLLER, ownership::by_controller);
@@ -111,22 +114,45 @@ impl Reconcile for Jobs {
             );
             return Ok(Action::Done);
         }
-        let pods = self.claim(&job, spec).await?;
-        let (memory, pods) = self.recall(&key, &job, spec, pods).await?;
+        let started = Instant::now();
+        let mut action = "reconciling";
+        let synced = self.sync(&key, &job, spec, &mut action).await;
+        let mode = facts::completion_mode(spec);
+        self.metrics
+            .synced(action, mode, synced.is_ok(), started.elapsed());
+        synced
+    }
+}
+
+impl Jobs {
+    /// `action` becomes what the metrics call the sync, once it is known.
+    async fn sync(
+        &self,
+        key: &Key,
+        job: &Job,
+        spec: &JobSpec,
+        action: &mut &'static str,
+    ) -> Result<Action, Error> {
+        let pods = self.claim(job, spec).await?;
+        let (memory, pods) = self.recall(key, job, spec, pods).await?;
         let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
-        let mut sync = Sync::new(&job, spec, pods, memory.backoff, now);
+        let mut sync = Sync::new(job, spec, pods, memory.backoff, now);
         let (manage, wait) = sync.manage();
+        *action = match &manage {
+            Manage::Create(_) => "pods_created",
+            Manage::Remove(_) => "pods_deleted",
+            Manage::Nothing if job.metadata.deletion_timestamp.is_none() => "tracking",
+            Manage::Nothing | Manage::End(_) => "reconciling",
+        };
         let (outcome, failure) = stage("manage pods", self.manage(&sync, manage)).await;
         let event = sync.settle(outcome);
-        self.write(&key, sync, event).await?;
+        self.write(key, sync, event).await?;
         if let Some(error) = failure {
             return Err(error.into());
         }
         Ok(wait.map_or(Action::Done, |wait| Action::RequeueAfter(wait.min(MAX_WAIT))))
     }
-}
 
-impl Jobs {
     fn woken_by_job(&self, change: &Change<Job>) -> Vec<Key> {
         let keys = vec![Key::of(&**change.object())];
         match change {
@@ -371,6 +397,9 @@ impl Jobs {
         let mut written = sync.job.clone();
         let mut release = sync.track();
         self.write_status(key, &mut written, &sync.status).await?;
+        for action in &release.handled {
+            self.metrics.failure_handled(action);
+        }
         if let Some(memory) = self.memory.lock().get_mut(key) {
             memory.backoff = sync.backoff;
         }
@@ -392,6 +421,11 @@ impl Jobs {
         self.write_status(key, &mut written, &sync.status).await?;
         if over {
             self.tell(sync.job, sync.last_events());
+            if let Some(end) = &sync.finished {
+                let (mode, reason) = (facts::completion_mode(sync.spec), end.reason.as_deref());
+                self.metrics
+                    .finished(mode, end.type_ == "Complete", reason.unwrap_or_default());
+            }
         }
         Ok(())
     }
@@ -411,6 +445,11 @@ impl Jobs {
         *job = api
             .replace_status(&job.name_any(), &PostParams::default(), job)
             .await?;
+        let more =
+            |count: fn(&JobStatus) -> Option<i32>| count(status).unwrap_or(0) - count(&present).unwrap_or(0);
+        let mode = job.spec.as_ref().map_or("NonIndexed", facts::completion_mode);
+        let (succeeded, failed) = (more(|status| status.succeeded), more(|status| status.failed));
+        self.metrics.pods_finished(mode, succeeded, failed);
         if let Some(memory) = self.memory.lock().get_mut(key) {
             memory.status = tracking::normal(&job.status.clone().unwrap_or_default());
         }

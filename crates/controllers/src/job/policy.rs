@@ -18,15 +18,24 @@ pub(crate) enum Verdict {
     FailJob(String),
 }
 
-/// The first rule that matches decides.
 pub(crate) fn verdict(job: &Job, pod: &Pod) -> Verdict {
-    let policy = job
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.pod_failure_policy.as_ref());
-    let (Some(policy), Some(status)) = (policy, &pod.status) else {
-        return Verdict::Count;
-    };
+    match matching_rule(job, pod) {
+        Some(("Ignore", _)) => Verdict::Ignore,
+        Some(("FailIndex", _)) => Verdict::FailIndex,
+        Some(("FailJob", message)) => Verdict::FailJob(message),
+        _ => Verdict::Count,
+    }
+}
+
+/// The action of the rule that the pod's failure matches.
+pub(crate) fn action(job: &Job, pod: &Pod) -> Option<String> {
+    matching_rule(job, pod).map(|(action, _)| action.to_owned())
+}
+
+/// The first rule that matches decides: its action, and what it matched.
+fn matching_rule<'a>(job: &'a Job, pod: &Pod) -> Option<(&'a str, String)> {
+    let policy = job.spec.as_ref()?.pod_failure_policy.as_ref()?;
+    let status = pod.status.as_ref()?;
     let name = || {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         format!("{namespace}/{}", pod.metadata.name.as_deref().unwrap_or_default())
@@ -47,17 +56,14 @@ pub(crate) fn verdict(job: &Job, pod: &Pod) -> Verdict {
                 )
             })
         };
-        let Some(message) = matched else { continue };
-        match action {
-            "Ignore" => return Verdict::Ignore,
-            "FailIndex" => return Verdict::FailIndex,
-            "Count" => return Verdict::Count,
-            "FailJob" => return Verdict::FailJob(message),
-            // The API server refuses other actions.
-            _ => {}
+        // The API server refuses other actions.
+        if let Some(message) = matched
+            && ["Ignore", "FailIndex", "Count", "FailJob"].contains(&action)
+        {
+            return Some((action, message));
         }
     }
-    Verdict::Count
+    None
 }
 
 /// The name and the exit code of a container that ended as the rule says. Success matches no rule.

@@ -22,6 +22,8 @@ pub(crate) struct Release {
     pub(crate) tracked: HashSet<String>,
     /// Pods were left for the next time: the Job is not over before they are counted.
     pub(crate) more: bool,
+    /// The actions of the rules that newly failed pods matched.
+    pub(crate) handled: Vec<String>,
 }
 
 impl Sync<'_> {
@@ -47,6 +49,7 @@ impl Sync<'_> {
             pods: Vec::new(),
             tracked,
             more: false,
+            handled: Vec::new(),
         };
         let (mut succeeded, mut failed, mut new_indexes) = (Vec::new(), Vec::new(), 0);
         let listed = {
@@ -73,9 +76,11 @@ impl Sync<'_> {
             } else if considered_failed || ends_in_failure {
                 // Once the Job has failed, every pod that did not succeed has failed with it.
                 let belongs = !indexed || self.valid_index(pod).is_some();
-                if belongs && !named_failed.contains(uid) && policy::verdict(self.job, pod) != Verdict::Ignore
-                {
-                    failed.push(uid.to_owned());
+                if belongs && !named_failed.contains(uid) {
+                    release.handled.extend(policy::action(self.job, pod));
+                    if policy::verdict(self.job, pod) != Verdict::Ignore {
+                        failed.push(uid.to_owned());
+                    }
                 }
             }
             if listed + new_indexes + succeeded.len() + failed.len() >= MAX_UNCOUNTED {

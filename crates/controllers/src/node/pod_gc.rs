@@ -16,6 +16,7 @@ use skiff_client::{Action, ErrorExt, Informer, Reconcile};
 use tokio::time::Instant;
 
 use super::{BY_NODE, by_node, condition};
+use crate::metrics::PodRemovals;
 use crate::{Context, Error, pods};
 
 const PERIOD: Duration = Duration::from_secs(20);
@@ -29,6 +30,18 @@ enum Why {
     OutOfService,
     NodeGone,
     NeverScheduled,
+}
+
+impl Why {
+    /// As metrics name it.
+    fn reason(self) -> &'static str {
+        match self {
+            Why::Finished => "terminated",
+            Why::OutOfService => "out-of-service",
+            Why::NodeGone => "orphaned",
+            Why::NeverScheduled => "unscheduled",
+        }
+    }
 }
 
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -128,6 +141,7 @@ struct PodGarbage {
     nodes: Informer<Node>,
     pods: Informer<Pod>,
     missing_since: Mutex<HashMap<String, Instant>>,
+    removals: PodRemovals,
 }
 
 /// The one item of the queue: a pass over all pods that may have to go.
@@ -139,6 +153,7 @@ pub(crate) async fn run(context: Context) {
         nodes: context.informers.informer(),
         pods: context.informers.informer(),
         missing_since: Mutex::default(),
+        removals: PodRemovals::new(context.metrics()),
         context: context.clone(),
     });
     reconciler.pods.add_index(BY_NODE, by_node);
@@ -166,7 +181,10 @@ impl Reconcile for PodGarbage {
         };
         for (pod, why) in plan(&all, &lost, self.context.config.terminated_pod_gc_threshold) {
             // One pod that cannot be removed does not keep the others; the next pass tries again.
-            if let Err(error) = remove(&self.context, &pod, why).await {
+            let removed = remove(&self.context, &pod, why).await;
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            self.removals.removed(namespace, why.reason(), removed.is_ok());
+            if let Err(error) = removed {
                 tracing::debug!(%error, pod = ?pod.metadata.name, "cannot remove the pod");
             }
         }

@@ -16,6 +16,7 @@ use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile};
 use skiff_pods::taints::tolerates;
 
 use super::{BY_NODE, by_node};
+use crate::metrics::TaintEvictions;
 use crate::{Context, Error, pods, seconds_until};
 
 /// What the taints of a node mean for a pod.
@@ -65,6 +66,7 @@ struct TaintedPods {
     /// The nodes that have a NoExecute taint: an event of a pod elsewhere costs nothing.
     tainted: Mutex<HashSet<String>>,
     scheduled: Scheduled,
+    metrics: TaintEvictions,
 }
 
 pub(crate) async fn run(context: Context) {
@@ -73,6 +75,7 @@ pub(crate) async fn run(context: Context) {
         pods: context.informers.informer(),
         tainted: Mutex::default(),
         scheduled: Scheduled::default(),
+        metrics: TaintEvictions::new(context.metrics()),
         context: context.clone(),
     });
     reconciler.pods.add_index(BY_NODE, by_node);
@@ -168,6 +171,7 @@ impl Reconcile for TaintedPods {
         };
         let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref());
         let now = Timestamp::now();
+        let mut due = now;
         match judge(&no_execute(&node), tolerations.unwrap_or_default()) {
             Verdict::Stay => {
                 self.cancel(&key);
@@ -180,12 +184,15 @@ impl Reconcile for TaintedPods {
                 if at > now {
                     return Ok(Action::RequeueAfter(seconds_until(at, now)));
                 }
+                due = at;
             }
             Verdict::Leave => {}
         }
-        let evicted = evict(&self.context, &pod, &key, now).await?;
+        if evict(&self.context, &pod, &key, now).await? {
+            self.metrics.deleted(due);
+        }
         self.scheduled.cancel(&key);
-        Ok(evicted)
+        Ok(Action::Done)
     }
 }
 
@@ -211,7 +218,8 @@ fn pod_reference(key: &Key) -> ObjectReference {
     }
 }
 
-async fn evict(context: &Context, pod: &Pod, key: &Key, now: Timestamp) -> Result<Action, Error> {
+/// Whether the pod was there to be deleted.
+async fn evict(context: &Context, pod: &Pod, key: &Key, now: Timestamp) -> Result<bool, Error> {
     let message = format!("Marking for deletion Pod {key}");
     context
         .events
@@ -225,7 +233,7 @@ async fn evict(context: &Context, pod: &Pod, key: &Key, now: Timestamp) -> Resul
         .await
     {
         Ok(_) => {}
-        Err(error) if error.is_not_found() || error.is_conflict() => return Ok(Action::Done),
+        Err(error) if error.is_not_found() || error.is_conflict() => return Ok(false),
         Err(error) => return Err(error.into()),
     }
     let same = Preconditions {
@@ -236,8 +244,8 @@ async fn evict(context: &Context, pod: &Pod, key: &Key, now: Timestamp) -> Resul
         .delete(&key.name, &DeleteParams::default().preconditions(same))
         .await
     {
-        Ok(_) => Ok(Action::Done),
-        Err(error) if error.is_not_found() || error.is_conflict() => Ok(Action::Done),
+        Ok(_) => Ok(true),
+        Err(error) if error.is_not_found() || error.is_conflict() => Ok(false),
         Err(error) => Err(error.into()),
     }
 }

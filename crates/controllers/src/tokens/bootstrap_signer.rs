@@ -17,8 +17,8 @@ use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile};
 use super::bootstrap::{self, NAMESPACE};
 use crate::{Context, Error};
 
-const MAP: &str = "cluster-info";
-const MAP_NAMESPACE: &str = "kube-public";
+pub(super) const MAP: &str = "cluster-info";
+pub(super) const MAP_NAMESPACE: &str = "kube-public";
 const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
 
 /// HS256 over the content, without the content.

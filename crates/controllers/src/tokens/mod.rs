@@ -2,6 +2,7 @@
 
 pub(crate) mod bootstrap;
 pub(crate) mod bootstrap_signer;
+pub(crate) mod cluster_info;
 pub(crate) mod legacy_cleaner;
 pub(crate) mod service_account;
 

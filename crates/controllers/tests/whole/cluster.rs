@@ -15,6 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use skiff_auth::UserInfo;
+use skiff_client::ComponentMetrics;
 use skiff_controllers::ControllersConfig;
 use skiff_testkit::ApiServer;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +30,8 @@ pub struct Cluster {
     pub server: ApiServer,
     /// Between the controllers and the server.
     pub door: Arc<Door>,
+    /// What the controllers count.
+    pub metrics: Arc<ComponentMetrics>,
 }
 
 /// A controller manager that can be killed.
@@ -73,7 +76,14 @@ impl Cluster {
 
     /// One of several controller managers, which compete for the lease.
     pub fn start_manager(&self, identity: &str) -> Manager {
-        let config = self.config(|config| config.identity = identity.to_owned());
+        self.start_manager_with(identity, |_| {})
+    }
+
+    pub fn start_manager_with(&self, identity: &str, change: impl FnOnce(&mut ControllersConfig)) -> Manager {
+        let config = self.config(|config| {
+            config.identity = identity.to_owned();
+            change(config);
+        });
         let stop = self.server.stop.child_token();
         Manager {
             task: tokio::spawn(skiff_controllers::run(config, stop.clone())),
@@ -90,6 +100,7 @@ impl Cluster {
             client: server.admin(),
             server,
             door: Arc::default(),
+            metrics: Arc::default(),
         }
     }
 
@@ -106,6 +117,7 @@ impl Cluster {
         let client_for = Arc::new(move |name: &str| door.client(&server, user_of(name)));
         let mut config = ControllersConfig::new(client_for, "PEM".into(), "test".into());
         config.cluster_cidrs = vec!["10.244.0.0/16".into()];
+        config.metrics = self.metrics.clone();
         change(&mut config);
         config
     }
@@ -262,6 +274,17 @@ impl Cluster {
 
     /// Waits for an event with this reason whose message contains `text`.
     #[allow(dead_code)]
+    /// Until `/metrics` of the controllers has this line.
+    pub async fn until_measured(&self, line: &str) {
+        let family = line.split(['{', ' ']).next().unwrap_or_default();
+        self.until(line, async || {
+            let text = self.metrics.registry.text();
+            let shown: Vec<&str> = text.lines().filter(|shown| shown.starts_with(family)).collect();
+            check(shown.contains(&line), shown)
+        })
+        .await;
+    }
+
     pub async fn until_event(&self, reason: &str, text: &str) {
         self.until_idle(reason, async || {
             let events = self.list::<Event>().await;

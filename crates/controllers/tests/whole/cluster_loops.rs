@@ -570,6 +570,16 @@ async fn an_autoscaler_follows_its_metrics() {
             check(good, status)
         })
         .await;
+    for action in ["scale_up", "none"] {
+        let labels = format!("{{action=\"{action}\",error=\"none\"}}");
+        let line = format!("horizontal_pod_autoscaler_controller_reconciliations_total{labels} ");
+        cluster
+            .until("counted", async || {
+                let text = cluster.metrics.registry.text();
+                check(text.contains(&line), text)
+            })
+            .await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

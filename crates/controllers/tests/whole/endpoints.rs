@@ -72,6 +72,19 @@ async fn endpoints_say_where_they_are_for_and_what_they_follow() {
         .await;
     let after = slices_of(&cluster, "web").await;
     assert_eq!(before[0].metadata.uid, after[0].metadata.uid);
+    // One slice was created, and the last update took the hint away.
+    cluster
+        .until_measured(r#"endpoint_slice_controller_changes{operation="create"} 1"#)
+        .await;
+    let text = cluster.metrics.registry.text();
+    assert!(
+        text.contains(r#"endpoint_slice_controller_changes{operation="update"}"#),
+        "{text}"
+    );
+    assert!(
+        text.contains(r#"endpoint_slice_controller_syncs{result="success"}"#),
+        "{text}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -133,6 +133,16 @@ async fn an_indexed_job_completes() {
     let left = cluster.list::<Pod>().await;
     assert!(left.iter().all(|pod| pod.finalizers().is_empty()), "{left:?}");
     cluster.until_event("Completed", "Job completed").await;
+    for line in [
+        r#"job_controller_jobs_finished_total{completion_mode="Indexed",reason="CompletionsReached",result="succeeded"} 1"#,
+        r#"job_controller_job_pods_finished_total{completion_mode="Indexed",result="succeeded"} 5"#,
+    ] {
+        cluster.until_measured(line).await;
+    }
+    let text = cluster.metrics.registry.text();
+    let created =
+        r#"job_controller_job_syncs_total{action="pods_created",completion_mode="Indexed",result="success"}"#;
+    assert!(text.contains(created), "{text}");
     cluster
         .until_event("SuccessfulCreate", "Created pod: work-4-")
         .await;
@@ -180,6 +190,14 @@ async fn the_pod_failure_policy_decides() {
         "Container c for pod default/{victim} failed with exit code 42 matching FailJob rule at index 0"
     );
     cluster.until_event("PodFailurePolicy", &message).await;
+    for line in [
+        r#"job_controller_pod_failures_handled_by_failure_policy_total{action="Ignore"} 2"#,
+        r#"job_controller_pod_failures_handled_by_failure_policy_total{action="FailJob"} 1"#,
+        r#"job_controller_job_pods_finished_total{completion_mode="NonIndexed",result="failed"} 2"#,
+        r#"job_controller_jobs_finished_total{completion_mode="NonIndexed",reason="PodFailurePolicy",result="failed"} 1"#,
+    ] {
+        cluster.until_measured(line).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -337,6 +355,9 @@ async fn a_job_is_deleted_after_its_ttl() {
         pods.iter().all(|pod| pod.name_any().starts_with("kept-")),
         "{pods:?}"
     );
+    cluster
+        .until_measured("ttl_after_finished_controller_job_deletion_duration_seconds_count 1")
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -383,6 +404,10 @@ async fn a_cron_job_starts_a_job() {
         scheduled.to_string()
     );
     assert_eq!(made.owner_references()[0].name, "tick");
+    // The minute may have ended meanwhile.
+    let text = cluster.metrics.registry.text();
+    let skew = "cronjob_controller_job_creation_skew_duration_seconds_count 0";
+    assert!(!text.contains(skew), "{text}");
     cluster
         .until_event("SuccessfulCreate", &format!("Created job {name}"))
         .await;

@@ -89,6 +89,12 @@ async fn silent_nodes_are_tainted_one_after_the_other() {
             check(evicted == 1 && kept_out == 2 && dated, all)
         })
         .await;
+    for line in [
+        r#"node_collector_evictions_total{zone=""} 1"#,
+        r#"node_collector_zone_size{zone=""} 3"#,
+    ] {
+        cluster.until_measured(line).await;
+    }
     assert_eq!(taints(&cluster, "n").await, []);
     cluster
         .until_idle("no eviction while all are silent", async || {
@@ -103,6 +109,12 @@ async fn silent_nodes_are_tainted_one_after_the_other() {
             )
         })
         .await;
+    for line in [
+        r#"node_collector_unhealthy_nodes_in_zone{zone=""} 3"#,
+        r#"node_collector_zone_health{zone=""} 0"#,
+    ] {
+        cluster.until_measured(line).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -133,6 +145,9 @@ async fn pods_leave_a_tainted_node_in_their_own_time() {
         .await;
     cluster
         .until_event("TaintManagerEviction", "Marking for deletion Pod default/leaves")
+        .await;
+    cluster
+        .until_measured("taint_eviction_controller_pod_deletions_total 1")
         .await;
     patch_node(&cluster, "n", json!({"spec": {"taints": null}})).await;
     cluster

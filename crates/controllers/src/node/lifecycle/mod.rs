@@ -20,12 +20,14 @@ use kube::api::{Patch, PatchParams};
 use parking_lot::Mutex;
 use serde_json::json;
 use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile, reference};
+use skiff_prometheus::{Counter, Family};
 use tokio::time::Instant;
 
 use super::{BY_NODE, by_node, condition, node_reference};
+use crate::metrics::node_evictions;
 use crate::{Context, Error, pods};
 use plan::NoExecute;
-use zones::Zones;
+use zones::{ZoneCount, Zones};
 
 pub use zones::EvictionRates;
 
@@ -49,6 +51,7 @@ struct Nodes {
     zones: Mutex<Zones>,
     /// Whether all zones were disrupted when nodes were last woken for it.
     halted: Mutex<bool>,
+    evictions: Arc<Family<Counter>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -66,9 +69,11 @@ pub(crate) async fn run(context: Context) {
         heard: Mutex::default(),
         zones: Mutex::new(Zones::new(context.config.eviction_rates)),
         halted: Mutex::new(false),
+        evictions: node_evictions(context.metrics()),
         context: context.clone(),
     });
     reconciler.pods.add_index(BY_NODE, by_node);
+    reconciler.show_zones();
     context
         .controller("node_lifecycle_controller", reconciler)
         .workers(8)
@@ -80,6 +85,34 @@ pub(crate) async fn run(context: Context) {
 }
 
 impl Nodes {
+    /// The gauges of the zones, read from what is known of them for as long as this controller runs.
+    fn show_zones(self: &Arc<Self>) {
+        let show = |name: &'static str, help: &'static str, value: fn(&ZoneCount) -> f64| {
+            let nodes = Arc::downgrade(self);
+            let read = move || {
+                let counts = nodes.upgrade().map(|nodes| nodes.zones.lock().counts());
+                let counts = counts.into_iter().flatten();
+                counts.map(|(zone, count)| (vec![zone], value(&count))).collect()
+            };
+            self.context.metrics().read_gauges(name, help, &["zone"], read);
+        };
+        show(
+            "node_collector_zone_health",
+            "Percentage of healthy nodes, by zone.",
+            ZoneCount::health,
+        );
+        show(
+            "node_collector_zone_size",
+            "Number of registered nodes, by zone.",
+            |count| count.nodes as f64,
+        );
+        show(
+            "node_collector_unhealthy_nodes_in_zone",
+            "Number of nodes that are not ready, by zone.",
+            |count| count.not_ready as f64,
+        );
+    }
+
     /// A renewed lease is a sign of life; what follows from silence is seen when the grace is over.
     fn woken_by_lease(&self, change: &Change<Lease>) -> Option<Work> {
         let Change::Applied { new: lease, .. } = change else {
@@ -115,6 +148,8 @@ impl Nodes {
                         .events
                         .event(&node_reference(node), "Normal", "RegisteredNode", message);
                 }
+                // Shown as zero before the first one.
+                self.evictions.with(&[&zones::label(&zones::zone_of(node))]);
                 self.hear(&name, node);
                 self.zones.lock().set(node);
             }
@@ -237,7 +272,11 @@ impl Nodes {
         // Whatever happens, look again when the grace would be over, or soon while it is.
         let mut wait = grace.saturating_sub(silent_for).max(config.node_monitor_period);
         let no_execute = self.eviction(&node, &mut wait);
-        self.write(&api, name, &node, no_execute, now).await?;
+        let written = self.write(&api, name, &node, no_execute, now).await?;
+        if written && no_execute == NoExecute::Add {
+            let zone = zones::label(&zones::zone_of(&node));
+            self.evictions.with(&[&zone]).inc();
+        }
         self.mark_pods(name, now).await?;
         Ok(Action::RequeueAfter(wait))
     }
@@ -270,7 +309,7 @@ impl Nodes {
         }
     }
 
-    /// Brings taints and labels to what they should be.
+    /// Brings taints and labels to what they should be. False if there was nothing to write.
     async fn write(
         &self,
         api: &Api<Node>,
@@ -278,7 +317,7 @@ impl Nodes {
         node: &Node,
         no_execute: NoExecute,
         now: Timestamp,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let present = node
             .spec
             .as_ref()
@@ -287,7 +326,7 @@ impl Nodes {
         let wanted = plan::plan_taints(node, no_execute, now);
         let labels = plan::label_repairs(node);
         if wanted == present && labels.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         // The list is replaced whole, so it must be the list we know.
         let version = node.metadata.resource_version.clone();
@@ -300,8 +339,8 @@ impl Nodes {
             .patch(name, &PatchParams::default(), &Patch::Merge(patch))
             .await
         {
-            Ok(_) => Ok(()),
-            Err(error) if error.is_not_found() => Ok(()),
+            Ok(_) => Ok(true),
+            Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error.into()),
         }
     }

@@ -42,6 +42,31 @@ pub(super) fn zone_of(node: &Node) -> ZoneKey {
     (label(REGION, OLD_REGION), label(ZONE, OLD_ZONE))
 }
 
+/// A zone as metrics name it. COMPAT: upstream's separator.
+pub(super) fn label((region, zone): &ZoneKey) -> String {
+    if region.is_empty() && zone.is_empty() {
+        return String::new();
+    }
+    format!("{region}:\0:{zone}")
+}
+
+/// The nodes of a zone that count for its health.
+pub(super) struct ZoneCount {
+    pub(super) nodes: usize,
+    pub(super) not_ready: usize,
+}
+
+impl ZoneCount {
+    /// How many percent are ready. A zone without nodes is healthy.
+    pub(super) fn health(&self) -> f64 {
+        let ready = self.nodes - self.not_ready;
+        if self.nodes == 0 {
+            return 100.0;
+        }
+        100.0 * ready as f64 / self.nodes as f64
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ZoneState {
     Normal,
@@ -142,6 +167,18 @@ impl Zones {
     pub(super) fn all_disrupted(&self) -> bool {
         let mut zones = self.zones.values().filter(|zone| zone.len() > 0).peekable();
         zones.peek().is_some() && zones.all(|zone| zone.state(&self.rates) == ZoneState::FullDisruption)
+    }
+
+    /// All zones, under their names in metrics.
+    pub(super) fn counts(&self) -> Vec<(String, ZoneCount)> {
+        let count = |zone: &Zone| ZoneCount {
+            nodes: zone.len(),
+            not_ready: zone.not_ready,
+        };
+        self.zones
+            .iter()
+            .map(|(key, zone)| (label(key), count(zone)))
+            .collect()
     }
 
     /// `None` if the node is not known.
