@@ -5,6 +5,7 @@
 //! the API: an in-process client goes through the same chain as a remote one.
 
 mod controller;
+mod definitions;
 mod events;
 mod informer;
 pub mod kubeconfig;
@@ -21,6 +22,7 @@ mod writes;
 mod fake;
 
 pub use controller::{Controller, Reconcile};
+pub use definitions::{DefinedKind, Definition, Noted};
 pub use events::{EventRecorder, reference};
 pub use informer::{Change, Informer, InformerFactory, Old, PartialObject, Parts};
 pub use kube::Client;

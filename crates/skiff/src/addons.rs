@@ -1,12 +1,14 @@
-//! What a cluster needs beside its components: the `kube-dns` service in front of the embedded DNS, and the roles of DNS,
-//! of the pod network, of the Metrics API, of the API server towards kubelets, of the provisioner of local volumes, of the ingress proxy, of the load balancer, and of the service
-//! proxy, which reports to the trace. Made at every start, so that an upgrade brings them up to date. The StorageClass and the
+//! What a cluster needs beside its components: the `kube-dns` service in front of the embedded DNS, and the roles of DNS, of
+//! the pod network, of the Metrics API, of the API server towards kubelets, of the provisioner of local volumes, of the ingress
+//! proxy, of the load balancer, of who writes the status of administrators' network policies, and of the service proxy, which
+//! reports to the trace. Made at every start, so that an upgrade brings them up to date. The StorageClass and the
 //! IngressClass are made once: users may change or delete them.
 
 use crate::cluster::Cluster;
 use anyhow::{Context, Result};
 use kube::Client;
 use serde_json::{Value, json};
+use skiff_network::policy::{TIER_GROUP, TIER_RESOURCES};
 use std::net::IpAddr;
 
 const CLUSTER_ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
@@ -251,6 +253,41 @@ fn load_balancer_objects() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// The service account that writes the status of administrators' policies.
+pub const POLICY_STATUS: &str = "skiff-policy-status";
+
+fn policy_status_objects() -> Vec<(&'static str, Value)> {
+    let role = "skiff:policy-status";
+    let rbac = "rbac.authorization.k8s.io/v1";
+    let statuses = TIER_RESOURCES.map(|resource| format!("{resource}/status"));
+    vec![
+        (
+            "/api/v1/namespaces/kube-system/serviceaccounts",
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": POLICY_STATUS, "namespace": "kube-system"}}),
+        ),
+        (
+            CLUSTER_ROLES,
+            json!({
+                "apiVersion": rbac, "kind": "ClusterRole", "metadata": {"name": role},
+                "rules": [
+                    crate::joining::tier_definitions(),
+                    {"apiGroups": [TIER_GROUP], "resources": TIER_RESOURCES, "verbs": ["list", "watch"]},
+                    {"apiGroups": [TIER_GROUP], "resources": statuses, "verbs": ["patch"]},
+                    {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]},
+                ],
+            }),
+        ),
+        (
+            CLUSTER_ROLE_BINDINGS,
+            json!({
+                "apiVersion": rbac, "kind": "ClusterRoleBinding", "metadata": {"name": role},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+                "subjects": [{"kind": "ServiceAccount", "name": POLICY_STATUS, "namespace": "kube-system"}],
+            }),
+        ),
+    ]
+}
+
 /// The service account of the provisioner of local volumes.
 pub const LOCAL_VOLUMES: &str = "local-volume-provisioner";
 
@@ -448,6 +485,7 @@ pub async fn install(
     objects.extend(joining);
     objects.push(kubelet_access());
     objects.extend(dns_endpoints_objects());
+    objects.extend(policy_status_objects());
     if parts.ingress {
         objects.extend(ingress_objects());
     }

@@ -8,6 +8,7 @@ use crate::cluster::Cluster;
 use anyhow::Result;
 use serde_json::{Value, json};
 use skiff_client::ServerAddress;
+use skiff_network::policy::{TIER_GROUP, TIER_RESOURCES};
 use std::net::IpAddr;
 
 /// The group of those who come with a token for nodes.
@@ -84,10 +85,20 @@ pub fn node_roles() -> Vec<(&'static str, Value)> {
                 read("", "pods", &all),
                 read("", "namespaces", &all[1..]),
                 read("networking.k8s.io", "networkpolicies", &all[1..]),
+                // Where their definitions are installed.
+                {"apiGroups": [TIER_GROUP], "resources": TIER_RESOURCES, "verbs": &all[1..]},
+                tier_definitions(),
             ]),
         ),
         bind(network, network, &[NODES]),
     ]
+}
+
+/// The rule for reading the definitions of administrators' policies, and no others.
+pub fn tier_definitions() -> Value {
+    let names = TIER_RESOURCES.map(|resource| format!("{resource}.{TIER_GROUP}"));
+    json!({"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "resourceNames": names,
+        "verbs": ["list", "watch"]})
 }
 
 /// `skiff node-roles`.
@@ -172,16 +183,24 @@ pub fn configurations(
     ])
 }
 
-/// Objects by the path of their collection. `server` is where other machines reach the API, `ca` the PEM of its authority;
-/// `shared_store`: other servers can reach the store.
+/// Where other machines reach the API.
+pub struct Reached {
+    pub at: ServerAddress,
+    /// It is the address of this one server.
+    pub is_own: bool,
+}
+
+/// Objects by the path of their collection. `ca` is the PEM of the API's authority; `shared_store`: other servers can reach
+/// the store.
 pub fn objects(
     cluster: &Cluster,
     domain: &str,
     pod_network: PodNetworkMode,
-    server: &ServerAddress,
+    reached: &Reached,
     shared_store: bool,
     ca: &str,
 ) -> Result<Vec<(&'static str, Value)>> {
+    let server = &reached.at;
     let kubeconfig = json!({
         "apiVersion": "v1", "kind": "Config", "contexts": null, "current-context": "", "users": null,
         "clusters": [{"name": "", "cluster": {
@@ -202,12 +221,13 @@ pub fn objects(
     // kubeadm has no word for it.
     config_map["data"][POD_NETWORK] = cli::pod_network_name(pod_network).into();
     config_map["data"][STORE] = if shared_store { SHARED_STORE } else { "embedded" }.into();
+    // One entry a line: people read it, and so do controllers.
+    let mut info = map("kube-public", CLUSTER_INFO, "kubeconfig", yaml(&kubeconfig)?);
+    if reached.is_own {
+        info["metadata"]["annotations"] = json!({skiff_controllers::SERVER_ADDRESS: server.to_string()});
+    }
     let mut objects = vec![
-        (
-            "/api/v1/namespaces/kube-public/configmaps",
-            // One entry a line: people read it, and so does the approver of serving certificates.
-            map("kube-public", CLUSTER_INFO, "kubeconfig", yaml(&kubeconfig)?),
-        ),
+        ("/api/v1/namespaces/kube-public/configmaps", info),
         ("/api/v1/namespaces/kube-system/configmaps", config_map),
     ];
     let approve = "system:certificates.k8s.io:certificatesigningrequests";
@@ -280,7 +300,35 @@ pub fn objects(
     objects.extend(reader("kube-system", "kube-proxy", PROXY_CONFIG, &[token]));
     objects.extend(upstream_proxy());
     objects.extend(serving_approver());
+    objects.extend(cluster_info_controller());
     Ok(objects)
+}
+
+/// The identity of the controller that keeps `cluster-info` at a living server.
+fn cluster_info_controller() -> Vec<(&'static str, Value)> {
+    let (account, role) = ("cluster-info-controller", "skiff:cluster-info-controller");
+    let metadata = json!({"name": role, "namespace": "kube-public"});
+    vec![
+        (
+            "/api/v1/namespaces/kube-system/serviceaccounts",
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": "kube-system"}}),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-public/roles",
+            json!({
+                "apiVersion": format!("{RBAC}/v1"), "kind": "Role", "metadata": metadata,
+                "rules": [{"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [CLUSTER_INFO], "verbs": ["update"]}],
+            }),
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-public/rolebindings",
+            json!({
+                "apiVersion": format!("{RBAC}/v1"), "kind": "RoleBinding", "metadata": metadata,
+                "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": role},
+                "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": "kube-system"}],
+            }),
+        ),
+    ]
 }
 
 /// The identity of the controller that approves kubelets' serving certificates.
@@ -335,7 +383,10 @@ mod tests {
             &cluster,
             "cluster.local",
             Some(Default::default()),
-            &"192.0.2.1:6443".parse().unwrap(),
+            &Reached {
+                at: "192.0.2.1:6443".parse().unwrap(),
+                is_own: true,
+            },
             false,
             "PEM",
         )
@@ -370,7 +421,10 @@ mod tests {
             &cluster,
             "cluster.local",
             Some(Default::default()),
-            &"192.0.2.1:6443".parse().unwrap(),
+            &Reached {
+                at: "192.0.2.1:6443".parse().unwrap(),
+                is_own: true,
+            },
             false,
             "PEM",
         )
@@ -383,6 +437,7 @@ mod tests {
                     "system:nodes",
                     "system:anonymous",
                     "kubelet-serving-approver",
+                    "cluster-info-controller",
                     "kube-proxy",
                 ];
                 assert!(known.contains(&name), "{object}");

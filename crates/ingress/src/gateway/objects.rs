@@ -56,15 +56,6 @@ macro_rules! kind {
 }
 
 kind!(
-    Definition,
-    DefinitionSpec,
-    ClusterResourceScope,
-    "apiextensions.k8s.io",
-    "v1",
-    "CustomResourceDefinition",
-    "customresourcedefinitions"
-);
-kind!(
     GatewayClass,
     GatewayClassSpec,
     ClusterResourceScope,
@@ -119,21 +110,6 @@ kind!(
     "ReferenceGrant",
     "referencegrants"
 );
-
-#[derive(Clone, Debug, Default, Deserialize)]
-pub struct DefinitionSpec {
-    #[serde(default)]
-    pub group: String,
-    #[serde(default)]
-    pub versions: Vec<DefinitionVersion>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-pub struct DefinitionVersion {
-    pub name: String,
-    #[serde(default)]
-    pub served: bool,
-}
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

@@ -3,67 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use futures::FutureExt;
 use k8s_openapi::api::core::v1::Namespace;
-use kube::Resource;
-use serde::de::DeserializeOwned;
-use skiff_client::{Client, Informer, InformerFactory};
+use skiff_client::{Client, DefinedKind, Definition, Informer, InformerFactory, Noted};
 use tokio_util::sync::CancellationToken;
 
 use super::GROUP;
 use super::definitions::BUNDLE_VERSION;
-use super::objects::{Definition, Gateway, GatewayClass, GrpcRoute, HttpRoute, ReferenceGrant, TlsRoute};
+use super::objects::{Gateway, GatewayClass, GrpcRoute, HttpRoute, ReferenceGrant, TlsRoute};
 use super::plan::Snapshot;
-
-/// Called at every change.
-type Noted = Arc<dyn Fn() + Send + Sync>;
-
-/// One kind, while it is defined.
-struct Kind<K>(Option<(CancellationToken, Informer<K>)>);
-
-impl<K> Default for Kind<K> {
-    fn default() -> Self {
-        Kind(None)
-    }
-}
-
-impl<K> Kind<K>
-where
-    K: Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static,
-{
-    /// Begins or ends to watch.
-    fn follow(&mut self, is_defined: bool, client: &Client, stop: &CancellationToken, noted: &Noted) {
-        match (&self.0, is_defined) {
-            (None, true) => {
-                let stop = stop.child_token();
-                let informer: Informer<K> = InformerFactory::new(client.clone(), stop.clone()).informer();
-                let news = noted.clone();
-                informer.subscribe(move |_| news());
-                let (waiting, news, ended) = (informer.clone(), noted.clone(), stop.clone());
-                tokio::spawn(async move {
-                    tokio::select! {
-                        () = waiting.synced() => news(),
-                        () = ended.cancelled() => {}
-                    }
-                });
-                self.0 = Some((stop, informer));
-            }
-            (Some((stop, _)), false) => {
-                stop.cancel();
-                self.0 = None;
-            }
-            _ => {}
-        }
-    }
-
-    /// `None` until all are known.
-    fn list(&self) -> Option<Vec<Arc<K>>> {
-        match &self.0 {
-            None => Some(Vec::new()),
-            Some((_, informer)) => informer.synced().now_or_never().map(|()| informer.list()),
-        }
-    }
-}
 
 pub struct Watch {
     client: Client,
@@ -71,12 +18,12 @@ pub struct Watch {
     noted: Noted,
     definitions: Informer<Definition>,
     namespaces: Informer<Namespace>,
-    classes: Kind<GatewayClass>,
-    gateways: Kind<Gateway>,
-    http: Kind<HttpRoute>,
-    grpc: Kind<GrpcRoute>,
-    tls: Kind<TlsRoute>,
-    grants: Kind<ReferenceGrant>,
+    classes: DefinedKind<GatewayClass>,
+    gateways: DefinedKind<Gateway>,
+    http: DefinedKind<HttpRoute>,
+    grpc: DefinedKind<GrpcRoute>,
+    tls: DefinedKind<TlsRoute>,
+    grants: DefinedKind<ReferenceGrant>,
 }
 
 impl Watch {
@@ -97,12 +44,12 @@ impl Watch {
             noted,
             definitions,
             namespaces,
-            classes: Kind::default(),
-            gateways: Kind::default(),
-            http: Kind::default(),
-            grpc: Kind::default(),
-            tls: Kind::default(),
-            grants: Kind::default(),
+            classes: DefinedKind::default(),
+            gateways: DefinedKind::default(),
+            http: DefinedKind::default(),
+            grpc: DefinedKind::default(),
+            tls: DefinedKind::default(),
+            grants: DefinedKind::default(),
         }
     }
 
@@ -114,18 +61,12 @@ impl Watch {
     pub fn snapshot(&mut self) -> Option<Snapshot> {
         let definitions = self.definitions.list();
         let (client, stop, noted) = (&self.client, &self.stop, &self.noted);
-        self.classes
-            .follow(is_served::<GatewayClass>(&definitions), client, stop, noted);
-        self.gateways
-            .follow(is_served::<Gateway>(&definitions), client, stop, noted);
-        self.http
-            .follow(is_served::<HttpRoute>(&definitions), client, stop, noted);
-        self.grpc
-            .follow(is_served::<GrpcRoute>(&definitions), client, stop, noted);
-        self.tls
-            .follow(is_served::<TlsRoute>(&definitions), client, stop, noted);
-        self.grants
-            .follow(is_served::<ReferenceGrant>(&definitions), client, stop, noted);
+        self.classes.follow(&definitions, client, stop, noted);
+        self.gateways.follow(&definitions, client, stop, noted);
+        self.http.follow(&definitions, client, stop, noted);
+        self.grpc.follow(&definitions, client, stop, noted);
+        self.tls.follow(&definitions, client, stop, noted);
+        self.grants.follow(&definitions, client, stop, noted);
         let gateways = self.gateways.list()?;
         let namespaces: HashMap<String, BTreeMap<String, String>> = match gateways.is_empty() {
             true => HashMap::new(),
@@ -150,23 +91,6 @@ impl Watch {
             is_known_version: is_known_version(&definitions),
         })
     }
-}
-
-/// Whether a kind can be listed in the version that is read here.
-fn is_served<K: Resource<DynamicType = ()>>(definitions: &[Arc<Definition>]) -> bool {
-    let name = format!("{}.{GROUP}", K::plural(&()));
-    let mut named = definitions
-        .iter()
-        .filter(|each| each.metadata.name.as_deref() == Some(name.as_str()));
-    named.any(|each| {
-        let version = K::version(&());
-        let mut versions = each.spec.versions.iter();
-        let conditions = each.status.as_ref().map(|status| &status["conditions"]);
-        let mut conditions = conditions.and_then(|list| list.as_array()).into_iter().flatten();
-        versions.any(|each| each.served && each.name == version)
-            && conditions.any(|each| each["type"] == "Established" && each["status"] == "True")
-            && each.metadata.deletion_timestamp.is_none()
-    })
 }
 
 fn is_known_version(definitions: &[Arc<Definition>]) -> bool {

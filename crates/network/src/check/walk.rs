@@ -1,12 +1,10 @@
 //! The walk itself: one function a stretch of the way, in the order in which a packet goes.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::Api;
 use kube::api::ListParams;
 use serde::de::DeserializeOwned;
@@ -15,6 +13,7 @@ use skiff_client::Client;
 use super::objects::{MAX_ENDPOINTS, addresses_of, cluster_ips, is_host_network, list, node_of, phase_of};
 use super::target::{ObjectName, Source, Target};
 use super::{CheckConfig, Error, Outcome, Step, Walk, conclude};
+use crate::policy::{Rulebook, list_tier_policies};
 use crate::proxy::{self, KernelService, Protocol};
 
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -32,8 +31,7 @@ pub async fn walk(
         client,
         protocol,
         steps: Vec::new(),
-        policies: Vec::new(),
-        namespaces: BTreeMap::new(),
+        rules: Rulebook::default(),
         netns: None,
     };
     let shown = (walker.shown("pod", &from.0), walker.shown_target(to));
@@ -52,8 +50,7 @@ pub(super) struct Walker {
     pub(super) client: Client,
     pub(super) protocol: Protocol,
     pub(super) steps: Vec<Step>,
-    pub(super) policies: Vec<NetworkPolicy>,
-    pub(super) namespaces: BTreeMap<String, BTreeMap<String, String>>,
+    pub(super) rules: Rulebook,
     /// The network namespace of the pod where the way begins, if it is a pod of this node.
     pub(super) netns: Option<PathBuf>,
 }
@@ -145,9 +142,21 @@ impl Walker {
         let Some(origin) = self.origin(&from.0).await? else {
             return Ok(());
         };
-        self.policies = self.list(Api::all(self.client.clone()), None, None).await?;
+        self.rules.policies = self.list(Api::all(self.client.clone()), None, None).await?;
+        match list_tier_policies(&self.client).await {
+            Ok(tiers) => self.rules.tiers = tiers,
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                let text =
+                    format!("ClusterNetworkPolicies and AdminNetworkPolicies may not be read: {status}");
+                self.step("policies", Outcome::Unseen, text);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if !self.rules.tiers.is_empty() {
+            self.rules.nodes = self.list(Api::all(self.client.clone()), None, None).await?;
+        }
         let namespaces: Vec<Namespace> = self.list(Api::all(self.client.clone()), None, None).await?;
-        self.namespaces = namespaces
+        self.rules.namespaces = namespaces
             .into_iter()
             .filter_map(|namespace| {
                 Some((
@@ -174,7 +183,8 @@ impl Walker {
             }
         };
         for endpoint in &endpoints {
-            self.follow(&origin, endpoint).await?;
+            let is_direct = connect_to.contains(&endpoint.socket);
+            self.follow(&origin, endpoint, is_direct).await?;
         }
         self.connect(&origin, &connect_to).await;
         Ok(())

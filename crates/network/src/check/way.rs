@@ -11,12 +11,18 @@ use super::inside::{self, Listener};
 use super::objects::{is_host_network, key_of, node_of};
 use super::walk::{Endpoint, Origin, Walker};
 use super::{CONNECTION, Error, Outcome};
-use crate::policy::{self, Direction, KernelVerdict, Party, judge};
+use crate::policy::{self, Direction, Judgement, KernelVerdict, Packet, Party};
 use crate::proxy::Protocol;
 
 impl Walker {
     /// From the node of the first pod to an endpoint, and back.
-    pub(super) async fn follow(&mut self, origin: &Origin, endpoint: &Endpoint) -> Result<(), Error> {
+    /// `is_direct`: the pod connects to the endpoint's own address, and not by way of a service.
+    pub(super) async fn follow(
+        &mut self,
+        origin: &Origin,
+        endpoint: &Endpoint,
+        is_direct: bool,
+    ) -> Result<(), Error> {
         let (address, port, protocol) = (endpoint.socket.ip(), endpoint.socket.port(), self.protocol);
         let near = |pod: &Pod| node_of(pod) == self.config.node_name;
         let node = endpoint.pod.as_ref().map(|pod| node_of(pod).to_owned());
@@ -26,7 +32,8 @@ impl Walker {
             None => "not a pod of the cluster".to_owned(),
         };
         self.step_to("endpoint", Some(endpoint), Outcome::Passes, who);
-        let itself = address == origin.address;
+        // That never leaves the pod.
+        let itself = address == origin.address && is_direct;
         let peer = match &endpoint.pod {
             Some(pod) => Party::pod(pod, address),
             None => Party::stranger(address),
@@ -111,15 +118,7 @@ impl Walker {
             ));
         }
         let own = Party::pod(pod, address);
-        let judged = judge(
-            &self.policies,
-            &self.namespaces,
-            direction,
-            &own,
-            peer,
-            protocol,
-            port,
-        );
+        let judged = self.rules.judge(direction, &own, peer, protocol, port);
         let what = format!(
             "{} {port}/{}",
             match direction {
@@ -128,15 +127,7 @@ impl Walker {
             },
             protocol.name()
         );
-        let named = match (judged.selecting.is_empty(), judged.passes()) {
-            (true, _) => format!("no policy selects {}", key_of(pod)),
-            (false, true) => format!("allowed by {}", judged.allowing.join(", ")),
-            (false, false) => format!(
-                "{} selects {} and no rule allows {peer_address} {what}",
-                judged.selecting.join(", "),
-                key_of(pod)
-            ),
-        };
+        let named = named(&judged, &key_of(pod), &format!("{peer_address} {what}"));
         let by_api = if judged.passes() {
             Outcome::Passes
         } else {
@@ -149,7 +140,14 @@ impl Walker {
             ));
         }
         let table = &self.config.policy_table;
-        let kernel = policy::look_up(table, direction, address, peer_address, protocol, port).await?;
+        let packet = Packet {
+            direction,
+            pod: address,
+            peer: peer_address,
+            protocol,
+            port,
+        };
+        let kernel = policy::look_up(table, packet).await?;
         let (outcome, said) = match &kernel {
             KernelVerdict::NoTable => {
                 let text =
@@ -258,5 +256,23 @@ impl Walker {
                 format!("the pod does not connect to {to}: {error}"),
             ),
         }
+    }
+}
+
+/// Who says what, in words.
+fn named(judged: &Judgement, pod: &str, connection: &str) -> String {
+    if let Some(verdict) = &judged.tier {
+        let does = if verdict.accepts { "accepts" } else { "denies" };
+        let tier = verdict.tier.name();
+        return format!("{} ({tier} tier) {does} {connection}", verdict.rule);
+    }
+    match (judged.selecting.is_empty(), judged.allowing.is_empty()) {
+        (true, _) => format!("no policy selects {pod}"),
+        (false, false) => format!("allowed by {}", judged.allowing.join(", ")),
+        (false, true) if judged.is_itself => "a pod reaches itself".to_owned(),
+        (false, true) => format!(
+            "{} selects {pod} and no rule allows {connection}",
+            judged.selecting.join(", ")
+        ),
     }
 }

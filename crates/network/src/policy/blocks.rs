@@ -1,5 +1,5 @@
 //! Address blocks with their exceptions, of all rules that hold for a pod, cut into ranges that do not overlap: the
-//! kernel's sets take no others. No I/O.
+//! kernel's sets take no others. What holds for a range is what `combine` makes of the blocks that it lies in. No I/O.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,12 +16,12 @@ pub(super) struct Block {
     pub(super) ports: PortSet,
 }
 
-/// Addresses of one family, both ends included, and what may pass to or from each of them.
+/// Addresses of one family, both ends included, and what holds for each of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct AddressRange {
+pub(super) struct AddressRange<T = PortSet> {
     pub(super) first: IpAddr,
     pub(super) last: IpAddr,
-    pub(super) ports: PortSet,
+    pub(super) held: T,
 }
 
 fn number(address: IpAddr) -> u128 {
@@ -40,13 +40,13 @@ fn address(number: u128, ipv4: bool) -> IpAddr {
 }
 
 /// The addresses of a block without its exceptions, in order.
-fn ranges_of(block: &Block) -> Vec<(u128, u128)> {
-    let inside = |cidr: &&Cidr| block.cidr.overlaps(**cidr);
-    let mut except: Vec<Cidr> = block.except.iter().filter(inside).copied().collect();
+fn ranges_of(block: Cidr, except: &[Cidr]) -> Vec<(u128, u128)> {
+    let inside = |cidr: &&Cidr| block.overlaps(**cidr);
+    let mut except: Vec<Cidr> = except.iter().filter(inside).copied().collect();
     except.sort_by_key(|cidr| number(cidr.address()));
-    let last = number(block.cidr.last());
+    let last = number(block.last());
     let mut ranges = Vec::new();
-    let mut next = Some(number(block.cidr.address()));
+    let mut next = Some(number(block.address()));
     for cidr in except {
         let Some(first) = next else { break };
         let (start, end) = (number(cidr.address()), number(cidr.last()));
@@ -68,21 +68,44 @@ fn ranges_of(block: &Block) -> Vec<(u128, u128)> {
 
 /// What all blocks together let pass, by ranges of addresses that do not overlap.
 pub(super) fn flatten(blocks: &[Block]) -> Vec<AddressRange> {
+    let shapes: Vec<(Cidr, &[Cidr])> = blocks
+        .iter()
+        .map(|block| (block.cidr, block.except.as_slice()))
+        .collect();
+    flatten_with(&shapes, |active| {
+        let mut ports = PortSet::default();
+        for index in active {
+            ports.add(&blocks[*index].ports);
+        }
+        (!ports.is_empty()).then_some(ports)
+    })
+}
+
+/// Cuts networks, each without its exceptions, at their edges. `combine` gets the indexes of those that a range lies in, in
+/// order; a range for which it has nothing is left out.
+pub(super) fn flatten_with<T: PartialEq>(
+    blocks: &[(Cidr, &[Cidr])],
+    combine: impl Fn(&mut dyn Iterator<Item = &usize>) -> Option<T>,
+) -> Vec<AddressRange<T>> {
     [true, false]
         .into_iter()
-        .flat_map(|ipv4| flatten_family(blocks, ipv4))
+        .flat_map(|ipv4| flatten_family(blocks, ipv4, &combine))
         .collect()
 }
 
-fn flatten_family(blocks: &[Block], ipv4: bool) -> Vec<AddressRange> {
+fn flatten_family<T: PartialEq>(
+    blocks: &[(Cidr, &[Cidr])],
+    ipv4: bool,
+    combine: &impl Fn(&mut dyn Iterator<Item = &usize>) -> Option<T>,
+) -> Vec<AddressRange<T>> {
     // What begins and what ends before an address. The end of all addresses needs no entry.
     let mut edges: BTreeMap<u128, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
-    for (index, block) in blocks
+    for (index, (block, except)) in blocks
         .iter()
         .enumerate()
-        .filter(|(_, block)| block.cidr.is_ipv4() == ipv4)
+        .filter(|(_, (block, _))| block.is_ipv4() == ipv4)
     {
-        for (first, last) in ranges_of(block) {
+        for (first, last) in ranges_of(*block, except) {
             edges.entry(first).or_default().0.push(index);
             if let Some(after) = last.checked_add(1) {
                 edges.entry(after).or_default().1.push(index);
@@ -91,7 +114,7 @@ fn flatten_family(blocks: &[Block], ipv4: bool) -> Vec<AddressRange> {
     }
     let end = if ipv4 { u128::from(u32::MAX) } else { u128::MAX };
     let mut active: BTreeMap<usize, u32> = BTreeMap::new();
-    let mut flat: Vec<AddressRange> = Vec::new();
+    let mut flat: Vec<AddressRange<T>> = Vec::new();
     let mut edges = edges.into_iter().peekable();
     while let Some((first, (begun, ended))) = edges.next() {
         for index in begun {
@@ -105,20 +128,16 @@ fn flatten_family(blocks: &[Block], ipv4: bool) -> Vec<AddressRange> {
                 }
             }
         }
-        let mut ports = PortSet::default();
-        for index in active.keys() {
-            ports.add(&blocks[*index].ports);
-        }
-        if ports.is_empty() {
+        let Some(held) = combine(&mut active.keys()) else {
             continue;
-        }
+        };
         let last = edges.peek().map_or(end, |(next, _)| next - 1);
         let (first, last) = (address(first, ipv4), address(last, ipv4));
         match flat.last_mut() {
-            Some(before) if before.ports == ports && number(before.last) + 1 == number(first) => {
+            Some(before) if before.held == held && number(before.last) + 1 == number(first) => {
                 before.last = last
             }
-            _ => flat.push(AddressRange { first, last, ports }),
+            _ => flat.push(AddressRange { first, last, held }),
         }
     }
     flat
@@ -144,7 +163,7 @@ mod tests {
         let flat = flatten(blocks);
         let shown: Vec<String> = flat
             .iter()
-            .map(|range| format!("{}-{} {}", range.first, range.last, range.ports.boxes().len()))
+            .map(|range| format!("{}-{} {}", range.first, range.last, range.held.boxes().len()))
             .collect();
         assert_eq!(shown, expected);
     }

@@ -1,18 +1,21 @@
 //! Network policies on one node: who may open connections to and from its pods. `objects` reads what the API has,
 //! `compile` turns it into elements of sets, step by step and without I/O, `table` brings these into the kernel, and
-//! `gate` lets the CNI plugin wait for it. The loop here brings them together.
+//! `gate` lets the CNI plugin wait for it. Policies of administrators, where they are installed, come by `tiers`. The loop
+//! here brings them together.
 //!
 //! The rules stay when it ends: policies are in force while skiff restarts. At a start nothing in the kernel is changed
 //! before all policies, pods and namespaces have been seen.
 
 mod blocks;
 mod compile;
+mod decisions;
 mod gate;
 mod judge;
 mod lookup;
 mod objects;
 mod ports;
 mod table;
+mod tiers;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,10 +28,11 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use gate::Shared;
-pub use judge::{Judgement, Party, judge};
-pub use lookup::{KernelVerdict, look_up};
-use objects::{PodFacts, Policy, PolicyPod};
+pub use judge::{Judgement, Party, Rulebook, TierVerdict};
+pub use lookup::{KernelVerdict, Packet, look_up};
+use objects::{NodeFacts, PodFacts, Policy, PolicyPod};
 use table::Table;
+pub use tiers::{TIER_GROUP, TIER_RESOURCES, TierPolicy, list_tier_policies, run_status};
 
 use crate::dns_endpoints;
 
@@ -89,8 +93,13 @@ pub async fn run(config: PolicyConfig, client: Client, shutdown: CancellationTok
     let _end = ended.clone().drop_guard();
     let factory = InformerFactory::new(client.clone(), ended.clone());
     let shared = Arc::new(Shared::new(&config.node_name));
+    let mut tiers = tiers::Watch::new(client.clone(), &factory, &ended);
+    let all = async {
+        let (policies, ()) = tokio::join!(tiers.known(), follow(&factory, &shared));
+        shared.tell(|compiler| compiler.set_tier_policies(policies));
+    };
     tokio::select! {
-        () = follow(&factory, &shared) => {}
+        () = all => {}
         () = shutdown.cancelled() => return Ok(()),
     }
     let mut table = Table::open(&config)?;
@@ -115,6 +124,11 @@ pub async fn run(config: PolicyConfig, client: Client, shutdown: CancellationTok
         tokio::select! {
             () = shutdown.cancelled() => return Ok(()),
             () = shared.changed.notified() => tokio::time::sleep(SETTLE).await,
+            () = tiers.changed() => {
+                if let Some(policies) = tiers.policies() {
+                    shared.tell(|compiler| compiler.set_tier_policies(policies));
+                }
+            }
             () = tokio::time::sleep(retry), if !retry.is_zero() => {}
             _ = verify.tick() => {
                 if let Err(error) = table.verify().await {
@@ -188,6 +202,8 @@ async fn follow(factory: &InformerFactory, shared: &Arc<Shared>) {
         let key = Key::new(dns_endpoints::NAMESPACE, format!("node/{name}"));
         let facts = present(change).and_then(PodFacts::dns_of);
         told.tell(|compiler| compiler.set_pod(&key, facts));
+        let facts = present(change).map(NodeFacts::of);
+        told.tell(|compiler| compiler.set_node(&name, facts));
     });
     tokio::join!(
         namespaces.synced(),

@@ -180,6 +180,25 @@ impl PodFacts {
     }
 }
 
+/// A node as policies of administrators see it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct NodeFacts {
+    pub(super) labels: Labels,
+    /// As its status has them.
+    pub(super) addresses: Vec<IpAddr>,
+}
+
+impl NodeFacts {
+    pub(super) fn of(node: &Node) -> NodeFacts {
+        let status = node.status.iter();
+        let addresses = status.flat_map(|status| status.addresses.iter().flatten());
+        NodeFacts {
+            labels: node.metadata.labels.clone().unwrap_or_default(),
+            addresses: addresses.filter_map(|entry| entry.address.parse().ok()).collect(),
+        }
+    }
+}
+
 pub(super) type NamedPort = (Protocol, String);
 
 /// A NetworkPolicy. A direction without rules (`None`) is not its business; one with an empty list is closed.

@@ -4,6 +4,12 @@
 //! A packet that opens a connection is looked up by its pod's address in a map, which leads to the chain of the pod's
 //! isolation; there by the other side's address in a second map, which leads to a set of ports; and where that does not
 //! let it pass, in one set of address blocks with ports. That is the same work for one policy and for thousands.
+//!
+//! Policies of administrators come before and after that, with as much work: by the pod's address a packet comes to the
+//! chain of its class; there by the other side's address to a verdict or to a map of verdicts by port, or else to a map of
+//! address ranges and ports. Which rule comes first was settled when these were made (`compile::classes`). Who is not
+//! decided about returns: from the Admin tier to the isolation, and from the Baseline tier, which is in the place of the
+//! isolation where there is none, to the end of the hook, and passes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,7 +21,7 @@ use nlink::netlink::nftables::{
 };
 use nlink::netlink::{Connection, Nftables};
 
-use super::compile::{ALL_PORTS, Delta, Element, OPEN};
+use super::compile::{ACCEPTS, ALL_PORTS, DENIES, Delta, Element, OPEN, UNDECIDED};
 use super::ports::PortBox;
 use super::{Direction, Error, PolicyConfig};
 
@@ -51,7 +57,7 @@ pub(super) struct Table {
     connection: Connection<Nftables>,
     /// The kernel has all that was handed to `apply`.
     stands: bool,
-    /// Chains of isolations and port sets.
+    /// Chains of isolations, classes, port sets and decisions.
     chains: usize,
 }
 
@@ -149,6 +155,7 @@ impl Table {
             t = t.add_set(self.set(SetKind::Own(ipv4)));
             for direction in Direction::BOTH {
                 t = t.add_set(self.set(SetKind::Isolated(direction, ipv4)));
+                t = t.add_set(self.set(SetKind::Admin(direction, ipv4)));
             }
         }
         let base = |hook, priority| BaseChain::filter(hook, Priority::Custom(priority));
@@ -166,16 +173,6 @@ impl Table {
             let known = CtState::ESTABLISHED | CtState::RELATED;
             t = t.add_rule(self.rule(chain).match_ct_state(known).accept());
         }
-        for (chain, ipv4) in [FORWARD_EGRESS, FORWARD_INGRESS]
-            .into_iter()
-            .flat_map(|chain| FAMILIES.map(|ipv4| (chain, ipv4)))
-        {
-            // By way of a service a pod may meet itself.
-            let between_pods = self.rule(chain).match_iif(&self.bridge).match_oif(&self.bridge);
-            let own = load_address(only_family(between_pods, ipv4), Side::Source, ipv4, 0);
-            let own = load_address(own, Side::Destination, ipv4, address_words(ipv4));
-            t = t.add_rule(look_up(own, SetKind::Own(ipv4)).accept());
-        }
         // Who comes by the bridge is a pod of this node, and so is who is reached by it.
         for (chain, direction) in [
             (FORWARD_EGRESS, Direction::Egress),
@@ -190,10 +187,11 @@ impl Table {
             t = t.add_rule(rule.expr(Expr::Verdict(decide)));
         }
         for direction in Direction::BOTH {
-            for ipv4 in FAMILIES {
+            let sets = [SetKind::Admin, SetKind::Isolated];
+            for (set, ipv4) in sets.into_iter().flat_map(|set| FAMILIES.map(|ipv4| (set, ipv4))) {
                 let rule = only_family(self.rule(direction.name()), ipv4);
                 let rule = load_address(rule, Side::of_pod(direction), ipv4, 0);
-                t = t.add_rule(verdict_of(rule, SetKind::Isolated(direction, ipv4)));
+                t = t.add_rule(verdict_of(rule, set(direction, ipv4)));
             }
             // Who is not known has not been looked at, and gets nothing.
             t = t.add_rule(self.rule(direction.name()).drop());
@@ -212,7 +210,9 @@ impl Table {
         for (element, _) in added {
             match *element {
                 Element::Ports(id) => t = self.add_ports(t, id)?,
+                Element::Decisions(id) => t = self.add_decisions(t, id)?,
                 Element::Isolation(direction, id) => t = self.add_isolation(t, direction, id)?,
+                Element::Class(direction, id) => t = self.add_class(t, direction, id)?,
                 _ => {}
             }
         }
@@ -237,11 +237,13 @@ impl Table {
                 t = t.add_set_elements(&self.set(*kind), elements);
             }
         }
-        // Isolations refer to ports.
+        // Isolations refer to ports, and classes to decisions.
         for element in removed.iter().rev() {
             let (chain, sets) = match *element {
                 Element::Ports(id) => (ports_chain(id), vec![SetKind::Ports(id)]),
+                Element::Decisions(id) => (decisions_chain(id), vec![SetKind::Decisions(id)]),
                 Element::Isolation(direction, id) => (isolation_chain(direction, id), sets_of(direction, id)),
+                Element::Class(direction, id) => (class_chain(direction, id), maps_of(direction, id)),
                 _ => continue,
             };
             t = t
@@ -275,8 +277,42 @@ impl Table {
             let by_block = load_ports(of_family(), address_words(ipv4));
             let by_block = look_up(by_block, SetKind::AllowedBlock(direction, id, ipv4));
             t = t.add_rule(by_block.accept());
+            // By way of a service a pod may meet itself.
+            let between_pods = self.rule(&chain).match_iif(&self.bridge).match_oif(&self.bridge);
+            let own = load_address(only_family(between_pods, ipv4), Side::Source, ipv4, 0);
+            let own = load_address(own, Side::Destination, ipv4, address_words(ipv4));
+            t = t.add_rule(look_up(own, SetKind::Own(ipv4)).accept());
         }
         Ok(t.add_rule(self.rule(&chain).drop()))
+    }
+
+    fn add_decisions(&self, t: Transaction, id: u32) -> NlResult<Transaction> {
+        let (set, chain) = (SetKind::Decisions(id), decisions_chain(id));
+        Ok(t.add_set(self.set(set))
+            .add_chain(self.chain(&chain)?)
+            .add_rule(verdict_of(load_ports(self.rule(&chain), 0), set))
+            .add_rule(verdict_of(load_no_port(self.rule(&chain), 0), set)))
+    }
+
+    fn add_class(&self, mut t: Transaction, direction: Direction, id: u32) -> NlResult<Transaction> {
+        for set in maps_of(direction, id) {
+            t = t.add_set(self.set(set));
+        }
+        let chain = class_chain(direction, id);
+        t = t.add_chain(self.chain(&chain)?);
+        let other = Side::of_pod(direction).other();
+        for ipv4 in FAMILIES {
+            let of_family = || load_address(only_family(self.rule(&chain), ipv4), other, ipv4, 0);
+            let (peers, ranges) = (
+                SetKind::PeerVerdict(direction, id, ipv4),
+                SetKind::RangeVerdict(direction, id, ipv4),
+            );
+            t = t
+                .add_rule(verdict_of(of_family(), peers))
+                .add_rule(verdict_of(load_ports(of_family(), address_words(ipv4)), ranges))
+                .add_rule(verdict_of(load_no_port(of_family(), address_words(ipv4)), ranges));
+        }
+        Ok(t)
     }
 
     fn chain(&self, name: &str) -> NlResult<Chain> {
@@ -292,9 +328,18 @@ impl Table {
         let set = Set::new(&self.name, &kind.name()).family(FAMILY);
         match kind {
             SetKind::Ports(_) => set.key_type(Concat(vec![InetProto, InetService])).interval(),
-            SetKind::Allowed(_, _, ipv4) | SetKind::Isolated(_, ipv4) => {
-                set.key_type(address_type(ipv4)).vmap()
-            }
+            SetKind::Decisions(_) => set
+                .key_type(Concat(vec![InetProto, InetService]))
+                .interval()
+                .vmap(),
+            SetKind::Allowed(_, _, ipv4)
+            | SetKind::PeerVerdict(_, _, ipv4)
+            | SetKind::Admin(_, ipv4)
+            | SetKind::Isolated(_, ipv4) => set.key_type(address_type(ipv4)).vmap(),
+            SetKind::RangeVerdict(_, _, ipv4) => set
+                .key_type(Concat(vec![address_type(ipv4), InetProto, InetService]))
+                .interval()
+                .vmap(),
             SetKind::AllowedBlock(_, _, ipv4) => set
                 .key_type(Concat(vec![address_type(ipv4), InetProto, InetService]))
                 .interval(),
@@ -304,15 +349,22 @@ impl Table {
 }
 
 fn is_chain(element: &Element) -> bool {
-    matches!(element, Element::Ports(_) | Element::Isolation(..))
+    matches!(
+        element,
+        Element::Ports(_) | Element::Decisions(_) | Element::Isolation(..) | Element::Class(..)
+    )
 }
 
 /// The sets and maps. The flag is true for IPv4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SetKind {
     Ports(u32),
+    Decisions(u32),
     Allowed(Direction, u32, bool),
     AllowedBlock(Direction, u32, bool),
+    PeerVerdict(Direction, u32, bool),
+    RangeVerdict(Direction, u32, bool),
+    Admin(Direction, bool),
     Isolated(Direction, bool),
     Own(bool),
 }
@@ -322,12 +374,20 @@ impl SetKind {
         let family = |ipv4| if ipv4 { "ipv4" } else { "ipv6" };
         match self {
             SetKind::Ports(id) => ports_chain(id),
+            SetKind::Decisions(id) => decisions_chain(id),
             SetKind::Allowed(direction, id, ipv4) => {
                 format!("{}-pods-{}", isolation_chain(direction, id), family(ipv4))
             }
             SetKind::AllowedBlock(direction, id, ipv4) => {
                 format!("{}-blocks-{}", isolation_chain(direction, id), family(ipv4))
             }
+            SetKind::PeerVerdict(direction, id, ipv4) => {
+                format!("{}-pods-{}", class_chain(direction, id), family(ipv4))
+            }
+            SetKind::RangeVerdict(direction, id, ipv4) => {
+                format!("{}-ranges-{}", class_chain(direction, id), family(ipv4))
+            }
+            SetKind::Admin(direction, ipv4) => format!("admin-{}-{}", direction.name(), family(ipv4)),
             SetKind::Isolated(direction, ipv4) => format!("{}-{}", direction.name(), family(ipv4)),
             SetKind::Own(ipv4) => format!("own-{}", family(ipv4)),
         }
@@ -347,12 +407,38 @@ fn sets_of(direction: Direction, id: u32) -> Vec<SetKind> {
         .collect()
 }
 
+/// The maps that a class has to itself.
+fn maps_of(direction: Direction, id: u32) -> Vec<SetKind> {
+    FAMILIES
+        .into_iter()
+        .flat_map(|ipv4| {
+            [
+                SetKind::PeerVerdict(direction, id, ipv4),
+                SetKind::RangeVerdict(direction, id, ipv4),
+            ]
+        })
+        .collect()
+}
+
 fn ports_chain(id: u32) -> String {
     format!("ports-{id}")
 }
 
 fn isolation_chain(direction: Direction, id: u32) -> String {
     format!("{}-{id}", direction.name())
+}
+
+fn decisions_chain(id: u32) -> String {
+    format!("decisions-{id}")
+}
+
+fn class_chain(direction: Direction, id: u32) -> String {
+    format!("{}-class-{id}", direction.name())
+}
+
+/// Whether a chain is a class's.
+pub(super) fn is_class(chain: &str) -> bool {
+    chain.contains("-class-")
 }
 
 fn address_type(ipv4: bool) -> SetKeyType {
@@ -366,7 +452,9 @@ fn address_type(ipv4: bool) -> SetKeyType {
 /// The element and its set; chains are none.
 fn nft_element(element: Element, value: u32) -> NlResult<Option<(SetKind, SetElement)>> {
     Ok(Some(match element {
-        Element::Ports(_) | Element::Isolation(..) => return Ok(None),
+        Element::Ports(_) | Element::Decisions(_) | Element::Isolation(..) | Element::Class(..) => {
+            return Ok(None);
+        }
         Element::Port(id, ports) => (SetKind::Ports(id), SetElement::concat(port_fields(ports))),
         Element::Allowed(direction, id, address) => {
             let verdict = match value {
@@ -383,6 +471,32 @@ fn nft_element(element: Element, value: u32) -> NlResult<Option<(SetKind, SetEle
             let kind = SetKind::AllowedBlock(direction, id, first.is_ipv4());
             (kind, SetElement::concat([addresses, protocols, ports]))
         }
+        Element::Decision(id, ports) => {
+            let element = SetElement::concat(port_fields(ports));
+            (SetKind::Decisions(id), element.verdict(verdict_for(value)?))
+        }
+        Element::PeerVerdict(direction, id, address) => {
+            let kind = SetKind::PeerVerdict(direction, id, address.is_ipv4());
+            (kind, one_address(address).verdict(verdict_for(value)?))
+        }
+        Element::RangeVerdict(direction, id, first, last, ports) => {
+            let [protocols, ports] = port_fields(ports);
+            let addresses = SetElement::range(octets(first), octets(last));
+            let kind = SetKind::RangeVerdict(direction, id, first.is_ipv4());
+            let element = SetElement::concat([addresses, protocols, ports]);
+            (kind, element.verdict(verdict_for(value)?))
+        }
+        Element::Admin(direction, address) => {
+            // Who is not decided about comes back.
+            let verdict = Verdict::JumpTo(ChainName::new(class_chain(direction, value))?);
+            let kind = SetKind::Admin(direction, address.is_ipv4());
+            (kind, one_address(address).verdict(verdict))
+        }
+        Element::Baseline(direction, address) => {
+            let verdict = Verdict::GotoTo(ChainName::new(class_chain(direction, value))?);
+            let kind = SetKind::Isolated(direction, address.is_ipv4());
+            (kind, one_address(address).verdict(verdict))
+        }
         Element::Isolated(direction, address) => {
             let verdict = match value {
                 OPEN => Verdict::Accept,
@@ -396,6 +510,16 @@ fn nft_element(element: Element, value: u32) -> NlResult<Option<(SetKind, SetEle
             SetElement::concat([one_address(address), one_address(address)]),
         ),
     }))
+}
+
+/// What a class does. `return` leads to where its chain was jumped to from, as the end of the chain does.
+fn verdict_for(value: u32) -> NlResult<Verdict> {
+    Ok(match value {
+        UNDECIDED => Verdict::Return,
+        ACCEPTS => Verdict::Accept,
+        DENIES => Verdict::Drop,
+        decisions => Verdict::GotoTo(ChainName::new(decisions_chain(decisions))?),
+    })
 }
 
 pub(super) fn octets(address: IpAddr) -> Vec<u8> {
@@ -499,6 +623,20 @@ fn load_ports(rule: Rule, at: usize) -> Rule {
     })
 }
 
+/// Loads protocol and no port, for a second look-up of what is too short to have ports: the first one ends where it cannot
+/// load them, and what is denied must not pass by that. No rule is about port 0 alone, so that who has ports is not taken
+/// for somebody else.
+fn load_no_port(rule: Rule, at: usize) -> Rule {
+    rule.expr(Expr::Meta {
+        dreg: word(at),
+        key: MetaKey::L4Proto,
+    })
+    .expr(Expr::Immediate {
+        dreg: word(at + 1),
+        data: vec![0, 0],
+    })
+}
+
 fn look_up(rule: Rule, set: SetKind) -> Rule {
     rule.expr(Expr::Lookup(LookupExpr::new(set.name(), word(0))))
 }
@@ -559,6 +697,23 @@ mod tests {
                 Element::AllowedBlock(egress, 7, v6, address("fd00::ff"), PortBox::ALL),
                 0,
             ),
+            (Element::Decisions(5), 0),
+            (Element::Decision(5, ports(80, 90)), DENIES),
+            (Element::Decision(5, ports(91, 91)), UNDECIDED),
+            (Element::Class(egress, 9), 0),
+            (Element::PeerVerdict(egress, 9, v4), 5),
+            (Element::PeerVerdict(egress, 9, v6), UNDECIDED),
+            (
+                Element::RangeVerdict(egress, 9, v4, address("10.0.0.9"), ports(1, 5)),
+                DENIES,
+            ),
+            (
+                Element::RangeVerdict(egress, 9, v6, address("fd00::ff"), PortBox::ALL),
+                ACCEPTS,
+            ),
+            (Element::Admin(egress, v4), 9),
+            (Element::Admin(egress, v6), 9),
+            (Element::Baseline(egress, v4), 9),
             (Element::Isolated(Direction::Ingress, v4), OPEN),
             (Element::Isolated(egress, v6), 7),
             (Element::Own(v4), 0),
@@ -591,6 +746,22 @@ mod tests {
                     ),
                 ],
             ),
+            // A NetworkPolicy comes, and the Baseline tier has nothing to say any more.
+            (
+                vec![
+                    Element::Baseline(egress, v4),
+                    Element::Decision(5, ports(80, 90)),
+                    Element::RangeVerdict(egress, 9, v4, address("10.0.0.9"), ports(1, 5)),
+                ],
+                vec![
+                    (Element::Isolated(egress, v4), 7),
+                    (Element::Decision(5, ports(80, 90)), ACCEPTS),
+                    (
+                        Element::RangeVerdict(egress, 9, v4, address("10.0.0.2"), ports(3, 9)),
+                        ACCEPTS,
+                    ),
+                ],
+            ),
             // Chains take the place of others.
             (
                 there
@@ -599,11 +770,15 @@ mod tests {
                     .chain([
                         Element::Port(3, ports(85, 95)),
                         Element::AllowedBlock(egress, 7, address("10.0.0.0"), v4, PortBox::ALL),
+                        Element::Isolated(egress, v4),
+                        Element::RangeVerdict(egress, 9, v4, address("10.0.0.2"), ports(3, 9)),
                     ])
                     .filter(|element| {
                         ![
                             Element::Port(3, ports(80, 90)),
                             Element::AllowedBlock(egress, 7, v4, address("10.0.0.9"), ports(1, 5)),
+                            Element::RangeVerdict(egress, 9, v4, address("10.0.0.9"), ports(1, 5)),
+                            Element::Baseline(egress, v4),
                             Element::Own(v4),
                         ]
                         .contains(element)
@@ -615,6 +790,11 @@ mod tests {
                     (Element::Isolation(egress, 8), 0),
                     (Element::Allowed(egress, 8, v4), 4),
                     (Element::Isolated(egress, v6), 8),
+                    (Element::Decisions(6), 0),
+                    (Element::Decision(6, ports(1, 2)), DENIES),
+                    (Element::Class(egress, 10), 0),
+                    (Element::PeerVerdict(egress, 10, v6), 6),
+                    (Element::Baseline(egress, v4), 10),
                 ],
             ),
         ] {

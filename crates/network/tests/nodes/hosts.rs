@@ -18,6 +18,16 @@ use skiff_network::pods::{self, Mode, PodNetworkConfig};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Kinds of policies of administrators: name, plural and version.
+pub(crate) const TIER_KINDS: [(&str, &str, &str); 3] = [
+    ("ClusterNetworkPolicy", "clusternetworkpolicies", "v1alpha2"),
+    ("AdminNetworkPolicy", "adminnetworkpolicies", "v1alpha1"),
+    (
+        "BaselineAdminNetworkPolicy",
+        "baselineadminnetworkpolicies",
+        "v1alpha1",
+    ),
+];
 pub(crate) const CLUSTER: [&str; 2] = ["10.244.0.0/16", "fd00:10::/48"];
 
 fn unshare_network() {
@@ -386,7 +396,10 @@ impl ApiServer {
         let (group, version) = ("rbac.authorization.k8s.io", "rbac.authorization.k8s.io/v1");
         let role = json!({"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": name}, "rules": [
             {"apiGroups": [""], "resources": ["nodes", "pods", "namespaces"], "verbs": ["get", "list", "watch"]},
-            {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["get", "list", "watch"]}]});
+            {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["get", "list", "watch"]},
+            {"apiGroups": ["policy.networking.k8s.io"], "resources": ["*"], "verbs": ["list", "watch"]},
+            {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": ["list", "watch"],
+                "resourceNames": TIER_KINDS.map(|(_, plural, _)| format!("{plural}.policy.networking.k8s.io"))}]});
         let binding = json!({"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": {"name": name},
             "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
             "subjects": [{"apiGroup": group, "kind": "Group", "name": "system:nodes"}]});
@@ -452,6 +465,7 @@ async fn server(dir: &std::path::Path) -> skiff_server::Server {
         store: Arc::new(store),
         service_cidr: "10.96.0.0/16,fd00:96::/112".into(),
         node_ports: 30000..=32767,
+        runtime_config: Default::default(),
         advertise_address: "192.0.2.100".parse().unwrap(),
         advertise_port: 6443,
         tls: Arc::new(skiff_pki::asking_server_config(&identity, &[]).unwrap()),

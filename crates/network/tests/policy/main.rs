@@ -63,8 +63,19 @@ fn main() {
     written_by_hand(&mut play);
     the_node_and_its_services(&mut play);
     before_the_first_packet(&mut play);
-    changes_leave_no_gap(&mut play);
-    random(&mut play);
+    changes_leave_no_gap(&mut play, "NetworkPolicies", |play, turn| {
+        let forms = network_policy_forms(play);
+        play.policy("red", "turns", forms[turn % 2].clone());
+    });
+    random(&mut play, false);
+    tiers(&mut play);
+    changes_leave_no_gap(&mut play, "ClusterNetworkPolicies", |play, turn| {
+        for (name, priority, spec) in cluster_policy_forms(turn) {
+            play.cluster_policy(name, "Admin", priority, spec);
+        }
+    });
+    random(&mut play, true);
+    definitions_go(&mut play);
     if std::fs::exists("/proc/sys/net/bridge/bridge-nf-call-iptables").unwrap_or(false) {
         // A kernel with br_netfilter sees packets at the bridge first, and may pass them from port to port.
         for machine in &play.machines {
@@ -297,14 +308,222 @@ fn before_the_first_packet(play: &mut Play) {
     println!("policy: pods are closed from the start");
 }
 
+/// Policies of administrators, from the moment at which their kinds are installed.
+fn tiers(play: &mut Play) {
+    play.settle();
+    assert!(!play.has_classes(0) && !play.has_classes(1));
+    play.define(true);
+    play.check("with kinds and without policies");
+    let team = |name: &str| json!({"namespaces": {"matchLabels": {"team": name}}});
+    let app = |name: &str| json!({"pods": {"podSelector": {"matchLabels": {"app": name}}}});
+    play.cluster_policy(
+        "guard",
+        "Admin",
+        20,
+        json!({"subject": team("red"),
+            "ingress": [
+                {"action": "Pass", "from": [app("far")], "protocols": [{"tcp": {"destinationPort": {"number": 8081}}}]},
+                {"action": "Accept", "from": [app("far")], "protocols": [{"destinationNamedPort": "web"}]},
+                {"action": "Deny", "from": [team("blue")]}],
+            "egress": [
+                {"action": "Accept", "to": [{"nodes": {"matchLabels": {"app": "b"}}}], "protocols": [{"tcp": {"destinationPort": {"range": {"start": 8080, "end": 8081}}}}]},
+                {"action": "Deny", "to": [{"nodes": {}}]}]}),
+    );
+    play.check("an Admin policy");
+    play.policy(
+        "red",
+        "deny",
+        json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}),
+    );
+    play.check("above NetworkPolicies");
+    play.tier_policy(json!({"apiVersion": "policy.networking.k8s.io/v1alpha1", "kind": "AdminNetworkPolicy",
+        "metadata": {"name": "first"}, "spec": {"priority": 1, "subject": team("red"), "ingress": [
+            {"action": "Allow", "from": [team("blue")], "ports": [{"portNumber": {"protocol": "UDP", "port": 8080}}, {"namedPort": "alt"}]}]}}));
+    play.check("a lower priority comes first");
+    play.tier_policy(
+        json!({"apiVersion": "policy.networking.k8s.io/v1alpha1", "kind": "BaselineAdminNetworkPolicy",
+        "metadata": {"name": "default"}, "spec": {"subject": {"namespaces": {}},
+            "egress": [{"action": "Deny", "to": [{"networks": ["10.244.0.0/24", "fd00:10::/64"]}]}],
+            "ingress": [{"action": "Deny", "from": [team("blue")]}]}}),
+    );
+    play.check("a baseline, for who has no NetworkPolicy");
+    play.stop_policy(0);
+    let client = play.pod("blue", "client").host.path.clone();
+    assert!(
+        is_closed(&client, play.address("red", "web", 0), 8080),
+        "the rules stay"
+    );
+    play.start_policy(0);
+    play.check("after a restart");
+    play.label_namespace("blue", json!({"team": "green"}));
+    play.label_pod("red", "client", json!({"app": "far"}));
+    play.check("after changes of labels");
+    play.label_namespace("blue", json!({"team": "blue"}));
+    play.label_pod("red", "client", json!({"app": "client"}));
+    play.clear();
+
+    // A new pod has them from its first packet.
+    play.cluster_policy(
+        "late",
+        "Baseline",
+        1,
+        json!({"subject": app("late"), "ingress": [{"action": "Deny", "from": [{"namespaces": {}}]}]}),
+    );
+    play.settle();
+    play.add_pod(0, "red", "late", json!({"app": "late"}));
+    let client = play.pod("red", "client").host.path.clone();
+    assert!(is_closed(&client, play.address("red", "late", 0), 8080));
+    play.remove_pod("red", "late");
+    play.clear();
+
+    // A rule that cannot be enforced fails closed.
+    play.cluster_policy(
+        "closed",
+        "Admin",
+        1,
+        json!({"subject": team("red"), "egress": [
+        {"action": "Accept", "to": [{"domainNames": ["example.com"]}]}]}),
+    );
+    play.settle();
+    let web = play.address("red", "web", 0);
+    assert!(
+        connects(&client, web, 8080),
+        "no name is known, so nothing is accepted, and nothing denied"
+    );
+    play.cluster_policy(
+        "closed",
+        "Admin",
+        1,
+        json!({"subject": team("red"), "egress": [
+        {"action": "Deny", "to": [{"domainNames": ["example.com"]}]}]}),
+    );
+    play.settle();
+    assert!(
+        is_closed(&client, web, 8080),
+        "what is denied by a name that is not known is everything"
+    );
+    play.clear();
+    itself(play);
+    println!("policy: policies of administrators");
+}
+
+/// A pod that reaches itself by a service is subject to administrators' policies, and not to NetworkPolicies.
+fn itself(play: &mut Play) {
+    let web = play.address("red", "web", 0);
+    let own = play.pod("red", "web").host.path.clone();
+    let machine = &play.machines[0].host;
+    machine.command("nft", "add table ip services");
+    for chain in [
+        "pre { type nat hook prerouting priority -100; }",
+        "post { type nat hook postrouting priority 100; }",
+    ] {
+        machine.command("nft", &format!("add chain ip services {chain}"));
+    }
+    machine.command(
+        "nft",
+        &format!("add rule ip services pre ip daddr 10.96.0.7 tcp dport 80 dnat to {web}:8080"),
+    );
+    machine.command(
+        "nft",
+        &format!("add rule ip services post ip saddr {web} ip daddr {web} masquerade"),
+    );
+    let service: IpAddr = "10.96.0.7".parse().unwrap();
+    play.policy(
+        "red",
+        "deny",
+        json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}),
+    );
+    play.settle();
+    assert!(connects(&own, service, 80));
+    let all = json!([{"action": "Deny", "from": [{"namespaces": {}}]}]);
+    play.cluster_policy(
+        "itself",
+        "Admin",
+        1,
+        json!({"subject": {"namespaces": {}}, "ingress": all}),
+    );
+    play.settle();
+    assert!(is_closed(&own, service, 80));
+    assert!(connects(&own, web, 8080), "this one never leaves the pod");
+    play.clear();
+    play.machines[0].host.command("nft", "delete table ip services");
+}
+
+/// Kinds that are no longer served, or no longer there, leave nothing behind.
+fn definitions_go(play: &mut Play) {
+    let deny =
+        json!({"subject": {"namespaces": {}}, "ingress": [{"action": "Deny", "from": [{"namespaces": {}}]}]});
+    play.cluster_policy("deny", "Admin", 1, deny);
+    play.check("before the kinds go");
+    let (client, web) = (
+        play.pod("red", "client").host.path.clone(),
+        play.address("red", "web", 0),
+    );
+    play.serve_cluster_policies(false);
+    eventually("what is not served to be open", || {
+        (!is_closed(&client, web, 8080)).then_some(())
+    });
+    play.serve_cluster_policies(true);
+    eventually("what is served again to be closed", || {
+        is_closed(&client, web, 8080).then_some(())
+    });
+    play.define(false);
+    eventually("the classes to go", || {
+        (!play.has_classes(0) && !play.has_classes(1)).then_some(())
+    });
+    play.check("without the kinds");
+    play.define(true);
+    play.check("with the kinds again");
+    let deny =
+        json!({"subject": {"namespaces": {}}, "ingress": [{"action": "Deny", "from": [{"namespaces": {}}]}]});
+    play.cluster_policy("deny", "Admin", 1, deny);
+    play.check("and a policy");
+    play.define(false);
+    play.check("without the kinds at the end");
+    println!("policy: kinds come and go");
+}
+
+/// The same in two ways: red's client reaches web, and nobody else does.
+fn network_policy_forms(play: &Play) -> [serde_json::Value; 2] {
+    let client = play.address("red", "client", 0);
+    let web = json!({"matchLabels": {"app": "web"}});
+    let by_label = json!([{"podSelector": {"matchLabels": {"app": "client"}}}]);
+    let by_address = json!([{"ipBlock": {"cidr": format!("{client}/32")}}]);
+    [by_address, by_label].map(|from| json!({"podSelector": web, "ingress": [{"from": from}]}))
+}
+
+/// The same in two ways, by two policies that change places. They are written in this order, and say the same also when
+/// one of them is written.
+fn cluster_policy_forms(turn: usize) -> [(&'static str, u32, serde_json::Value); 2] {
+    let web = json!({"pods": {"podSelector": {"matchLabels": {"app": "web"}}}});
+    let client = json!({"pods": {"namespaceSelector": {"matchLabels": {"team": "red"}}, "podSelector": {"matchLabels": {"app": "client"}}}});
+    let team = |name: &str| json!({"namespaces": {"matchLabels": {"team": name}}});
+    let accept = json!({"subject": web, "ingress": [{"action": "Accept", "from": [client]}]});
+    match turn % 2 {
+        0 => [
+            ("accept", 1, accept),
+            (
+                "deny",
+                2,
+                json!({"subject": web, "ingress": [{"action": "Deny", "from": [{"namespaces": {}}]}]}),
+            ),
+        ],
+        _ => [
+            (
+                "deny",
+                2,
+                json!({"subject": web, "ingress": [{"action": "Deny", "from": [team("blue")]}]}),
+            ),
+            ("accept", 3, accept),
+        ],
+    }
+}
+
 /// Two policies that say the same in other ways take turns, and the component is killed and started again. Meanwhile
 /// what is allowed always passes, and what is not never does.
-fn changes_leave_no_gap(play: &mut Play) {
+fn changes_leave_no_gap(play: &mut Play, kind: &str, write: fn(&mut Play, usize)) {
     let web = play.address("red", "web", 0);
-    let client_address = play.address("red", "client", 0);
-    let by_label = json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]});
-    let by_address = json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"from": [{"ipBlock": {"cidr": format!("{client_address}/32")}}]}]});
-    play.policy("red", "turns", by_label.clone());
+    write(play, 1);
     play.settle();
     let stop = Arc::new(AtomicBool::new(false));
     let (opened, failed, leaked) = (
@@ -343,15 +562,7 @@ fn changes_leave_no_gap(play: &mut Play) {
         });
     });
     for turn in 0..20 {
-        play.policy(
-            "red",
-            "turns",
-            if turn % 2 == 0 {
-                by_address.clone()
-            } else {
-                by_label.clone()
-            },
-        );
+        write(play, turn);
         play.settle();
         if turn % 5 == 4 {
             play.stop_policy(0);
@@ -363,7 +574,7 @@ fn changes_leave_no_gap(play: &mut Play) {
     bad.join().unwrap();
     let counts = [opened, failed, leaked].map(|count| count.load(Ordering::Relaxed));
     println!(
-        "policy: during 20 changes and 4 restarts {} connections, {} failed, {} leaked",
+        "policy: during 20 changes of {kind} and 4 restarts {} connections, {} failed, {} leaked",
         counts[0], counts[1], counts[2]
     );
     assert!(counts[0] > 50 && counts[2] == 0, "{counts:?}");
@@ -385,16 +596,20 @@ fn changes_leave_no_gap(play: &mut Play) {
     play.clear();
 }
 
-fn random(play: &mut Play) {
+fn random(play: &mut Play, with_tiers: bool) {
     let mut random = Random::new(7);
     let start = Instant::now();
     let mut played = 0;
     while played < ROUNDS && start.elapsed() < ROUNDS_TIME {
         play.forget_policies();
-        for number in 0..=random.below(4) {
+        for number in 0..=random.below(if with_tiers { 2 } else { 4 }) {
             let namespace = random.pick(&["red", "blue"]);
             let object = random.policy(namespace, &format!("random-{number}"), &play::BLOCKS);
             play.policy(namespace, &format!("random-{number}"), object["spec"].clone());
+        }
+        for number in 0..if with_tiers { 1 + random.below(4) } else { 0 } {
+            let object = random.tier_policy(&format!("random-{number}"), &play::BLOCKS);
+            play.tier_policy(object);
         }
         let labels = json!(random.labels(&POD_KEYS));
         match random.below(3) {
@@ -409,7 +624,10 @@ fn random(play: &mut Play) {
         played += 1;
     }
     assert!(played >= 5, "only {played} rounds in {ROUNDS_TIME:?}");
-    println!("policy: {played} random rounds in {:?}", start.elapsed());
+    println!(
+        "policy: {played} random rounds in {:?}, tiers: {with_tiers}",
+        start.elapsed()
+    );
     play.label_pod("red", "client", json!({"app": "client"}));
     play.label_pod("blue", "far", json!({"app": "far"}));
     for namespace in ["red", "blue"] {

@@ -48,6 +48,10 @@ pub(crate) struct World {
     pub(crate) pods: Vec<ModelPod>,
     /// NetworkPolicies, as the API has them.
     pub(crate) policies: Vec<Value>,
+    /// ClusterNetworkPolicies, AdminNetworkPolicies and BaselineAdminNetworkPolicies.
+    pub(crate) tiers: Vec<Value>,
+    /// Labels and addresses of nodes.
+    pub(crate) nodes: Vec<(Labels, Vec<IpAddr>)>,
 }
 
 /// One side of a connection.
@@ -75,6 +79,9 @@ impl World {
         port: u16,
     ) -> bool {
         let Some(pod) = own.pod else { return true };
+        if let Some(accepts) = self.tier("Admin", ingress, own, other, protocol, port) {
+            return accepts;
+        }
         let (kind, rules, peers) = match ingress {
             true => ("Ingress", "ingress", "from"),
             false => ("Egress", "egress", "to"),
@@ -103,7 +110,94 @@ impl World {
                 }
             }
         }
-        !isolated
+        if isolated {
+            // By way of a service a pod reaches itself.
+            return own.address == other.address;
+        }
+        let baseline = self.tier("Baseline", ingress, own, other, protocol, port);
+        baseline.unwrap_or(true)
+    }
+
+    /// What the first rule of a tier that matches says: whether to accept, or nothing.
+    fn tier(
+        &self,
+        tier: &str,
+        ingress: bool,
+        own: Side<'_>,
+        other: Side<'_>,
+        protocol: &str,
+        port: u16,
+    ) -> Option<bool> {
+        let pod = own.pod?;
+        let mut policies: Vec<&Value> = self
+            .tiers
+            .iter()
+            .filter(|policy| tier_of(policy) == tier)
+            .collect();
+        policies.sort_by_key(|policy| {
+            let last = u64::from(u32::MAX);
+            let kind = [
+                "ClusterNetworkPolicy",
+                "AdminNetworkPolicy",
+                "BaselineAdminNetworkPolicy",
+            ]
+            .iter()
+            .position(|kind| policy["kind"] == *kind);
+            let priority = policy["spec"]["priority"].as_u64().unwrap_or(last);
+            (
+                priority,
+                kind,
+                policy["metadata"]["name"].as_str().unwrap_or_default(),
+            )
+        });
+        let (rules, peers) = match ingress {
+            true => ("ingress", "from"),
+            false => ("egress", "to"),
+        };
+        for policy in policies {
+            if !self.term_matches(&policy["spec"]["subject"], own) {
+                continue;
+            }
+            for rule in policy["spec"][rules].as_array().into_iter().flatten() {
+                let target = if ingress { Some(pod) } else { other.pod };
+                let mut listed = rule[peers].as_array().into_iter().flatten();
+                if !listed.any(|peer| self.term_matches(peer, other))
+                    || !tier_port_matches(rule, target, protocol, port)
+                {
+                    continue;
+                }
+                return match rule["action"].as_str().unwrap_or_default() {
+                    "Accept" | "Allow" => Some(true),
+                    "Deny" => Some(false),
+                    _ => None,
+                };
+            }
+        }
+        None
+    }
+
+    fn term_matches(&self, term: &Value, side: Side<'_>) -> bool {
+        let in_namespace = |selector: &Value| {
+            side.pod
+                .is_some_and(|pod| selects(selector, &self.namespaces[&pod.namespace]))
+        };
+        if let Some(selector) = term.get("namespaces") {
+            return in_namespace(selector);
+        }
+        if let Some(pods) = term.get("pods") {
+            let selected = side
+                .pod
+                .is_some_and(|pod| selects(&pods["podSelector"], &pod.labels));
+            return selected && in_namespace(&pods["namespaceSelector"]);
+        }
+        if let Some(selector) = term.get("nodes") {
+            return self
+                .nodes
+                .iter()
+                .any(|(labels, addresses)| selects(selector, labels) && addresses.contains(&side.address));
+        }
+        let mut networks = term["networks"].as_array().into_iter().flatten();
+        networks.any(|cidr| contains(cidr.as_str().unwrap_or_default(), side.address))
     }
 
     fn peer_matches(&self, own_namespace: &str, peers: &Value, other: Side<'_>) -> bool {
@@ -150,6 +244,56 @@ fn port_matches(ports: &Value, target: Option<&ModelPod>, protocol: &str, port: 
                 let last = wanted["endPort"].as_u64().unwrap_or(first);
                 (first..=last).contains(&u64::from(port))
             }
+        }
+    })
+}
+
+fn tier_of(policy: &Value) -> &str {
+    match policy["kind"].as_str().unwrap_or_default() {
+        "AdminNetworkPolicy" => "Admin",
+        "BaselineAdminNetworkPolicy" => "Baseline",
+        _ => policy["spec"]["tier"].as_str().unwrap_or_default(),
+    }
+}
+
+fn tier_port_matches(rule: &Value, target: Option<&ModelPod>, protocol: &str, port: u16) -> bool {
+    let is_named = |name: &Value| {
+        target.is_some_and(|pod| {
+            let mut ports = pod.ports.iter();
+            ports
+                .any(|(own, own_protocol, number)| name == own && own_protocol == protocol && *number == port)
+        })
+    };
+    let within = |first: &Value, last: &Value| {
+        let (first, last) = (first.as_u64().unwrap(), last.as_u64().unwrap());
+        (first..=last).contains(&u64::from(port))
+    };
+    if let Some(ports) = rule["ports"].as_array() {
+        return ports.iter().any(|wanted| {
+            let (number, range) = (&wanted["portNumber"], &wanted["portRange"]);
+            let is_protocol = |port: &Value| port["protocol"].as_str().unwrap_or("TCP") == protocol;
+            match (number.is_null(), range.is_null()) {
+                (false, _) => is_protocol(number) && within(&number["port"], &number["port"]),
+                (_, false) => is_protocol(range) && within(&range["start"], &range["end"]),
+                _ => is_named(&wanted["namedPort"]),
+            }
+        });
+    }
+    let Some(protocols) = rule["protocols"].as_array() else {
+        return true;
+    };
+    protocols.iter().any(|wanted| {
+        if let Some(name) = wanted.get("destinationNamedPort") {
+            return is_named(name);
+        }
+        let Some(wanted) = wanted.get(protocol.to_lowercase()) else {
+            return false;
+        };
+        let wanted = &wanted["destinationPort"];
+        match (wanted.get("number"), wanted.get("range")) {
+            (Some(number), _) => within(number, number),
+            (_, Some(range)) => within(&range["start"], &range["end"]),
+            _ => true,
         }
     })
 }
@@ -296,6 +440,109 @@ impl Random {
         }
         json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
             "metadata": {"namespace": namespace, "name": name}, "spec": spec})
+    }
+}
+
+/// Policies of administrators.
+impl Random {
+    fn pods_term(&mut self) -> Value {
+        match self.one_in(2) {
+            true => json!({"namespaces": self.selector(&NAMESPACE_KEYS)}),
+            false => {
+                json!({"pods": {"namespaceSelector": self.selector(&NAMESPACE_KEYS), "podSelector": self.selector(&POD_KEYS)}})
+            }
+        }
+    }
+
+    fn tier_rule(&mut self, ingress: bool, actions: &[&str], is_new: bool, blocks: &[(&str, &str)]) -> Value {
+        let mut only_pods = true;
+        let count = 1 + self.below(2);
+        let peers: Vec<Value> = (0..count)
+            .map(|_| match self.below(5) {
+                0 | 1 if !ingress => {
+                    only_pods = false;
+                    let (cidr, other) = blocks[self.below(blocks.len())];
+                    match self.one_in(2) {
+                        true => json!({"networks": [cidr]}),
+                        false => json!({"networks": [other]}),
+                    }
+                }
+                2 if !ingress => {
+                    only_pods = false;
+                    json!({"nodes": self.selector(&POD_KEYS)})
+                }
+                _ => self.pods_term(),
+            })
+            .collect();
+        let mut rule = json!({"action": self.pick(actions), if ingress { "from" } else { "to" }: peers});
+        if self.one_in(3) {
+            return rule;
+        }
+        let count = 1 + self.below(2);
+        let ports: Vec<Value> = (0..count)
+            .map(|_| {
+                let protocol = self.pick(&["TCP", "TCP", "UDP", "SCTP"]);
+                let (first, last) = (8080, 8081 + self.below(2));
+                let named = only_pods && self.one_in(3);
+                let name = self.pick(&["web", "alt"]);
+                let port = json!({"number": 8080 + self.below(2)});
+                match (is_new, self.below(3)) {
+                    (true, _) if named => json!({"destinationNamedPort": name}),
+                    (false, _) if named => json!({"namedPort": name}),
+                    (true, 0) => json!({protocol.to_lowercase(): {"destinationPort": {"range": {"start": first, "end": last}}}}),
+                    (true, 1) => json!({protocol.to_lowercase(): {}}),
+                    (true, _) => json!({protocol.to_lowercase(): {"destinationPort": port}}),
+                    (false, 0) => json!({"portRange": {"protocol": protocol, "start": first, "end": last}}),
+                    (false, _) => json!({"portNumber": {"protocol": protocol, "port": port["number"]}}),
+                }
+            })
+            .collect();
+        rule[if is_new { "protocols" } else { "ports" }] = ports.into();
+        rule
+    }
+
+    /// A policy of one of the three kinds.
+    pub(crate) fn tier_policy(&mut self, name: &str, blocks: &[(&str, &str)]) -> Value {
+        let kinds = [
+            "ClusterNetworkPolicy",
+            "ClusterNetworkPolicy",
+            "AdminNetworkPolicy",
+            "BaselineAdminNetworkPolicy",
+        ];
+        let kind = self.pick(&kinds);
+        let mut subject = self.pods_term();
+        // Not the pods that show how far the components have read.
+        let selector = match subject.get("namespaces").is_some() {
+            true => &mut subject["namespaces"],
+            false => &mut subject["pods"]["namespaceSelector"],
+        };
+        let mut expressions = selector["matchExpressions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        expressions.push(json!({"key": "mark", "operator": "DoesNotExist"}));
+        selector["matchExpressions"] = expressions.into();
+        let mut spec = json!({"subject": subject});
+        let is_new = kind == "ClusterNetworkPolicy";
+        let (version, actions, name) = match kind {
+            "ClusterNetworkPolicy" => ("v1alpha2", &["Accept", "Deny", "Pass"][..], name),
+            "AdminNetworkPolicy" => ("v1alpha1", &["Allow", "Deny", "Pass"][..], name),
+            // There is one at most.
+            _ => ("v1alpha1", &["Allow", "Deny"][..], "default"),
+        };
+        if is_new {
+            spec["tier"] = json!(self.pick(&["Admin", "Baseline"]));
+        }
+        if kind != "BaselineAdminNetworkPolicy" {
+            spec["priority"] = json!(self.below(4));
+        }
+        for (field, ingress) in [("ingress", true), ("egress", false)] {
+            spec[field] = self
+                .list(3, |random| random.tier_rule(ingress, actions, is_new, blocks))
+                .into();
+        }
+        json!({"apiVersion": format!("policy.networking.k8s.io/{version}"), "kind": kind,
+            "metadata": {"name": name}, "spec": spec})
     }
 }
 

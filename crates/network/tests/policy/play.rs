@@ -13,7 +13,7 @@ use skiff_network::policy::{self, PolicyConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
-use crate::hosts::{ApiServer, Host, Machine, Pod, eventually, inside};
+use crate::hosts::{ApiServer, Host, Machine, Pod, TIER_KINDS, eventually, inside};
 use crate::model::{ModelPod, Side, World};
 
 /// Blocks of random policies, each with an exception.
@@ -30,6 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SHORT: Duration = Duration::from_millis(300);
 /// The namespace of the pods that show how far the components have read.
 const MARKERS: &str = "markers";
+/// Marks are ports from these on: of NetworkPolicies, and of each kind of administrators' policies.
+const MARK: u16 = 20000;
+const TIER_MARKS: [u16; 3] = [30000, 40000, 50000];
 
 pub(crate) struct Play {
     api: ApiServer,
@@ -40,6 +43,8 @@ pub(crate) struct Play {
     pods: Vec<Pod>,
     markers: Vec<Pod>,
     marks: u16,
+    /// The kinds of administrators' policies are installed.
+    is_defined: bool,
 }
 
 impl Play {
@@ -60,6 +65,10 @@ impl Play {
                 name,
                 &[&format!("192.0.2.{number}"), &format!("2001:db8::{number}")],
             );
+            // Both have one label, and one each.
+            let labels = json!({"app": name, "tier": "a"});
+            let path = format!("/api/v1/nodes/{name}");
+            request(&api, "PATCH", &path, &json!({"metadata": {"labels": labels}}));
             machine.start();
             machines.push(machine);
         }
@@ -72,7 +81,18 @@ impl Play {
             pods: Vec::new(),
             markers: Vec::new(),
             marks: 0,
+            is_defined: false,
         };
+        for (machine, number) in play.machines.iter().zip(1..) {
+            let addresses = vec![
+                IpAddr::from([192, 0, 2, number]),
+                format!("2001:db8::{number}").parse().unwrap(),
+            ];
+            serve(&machine.host, &addresses);
+            let labels =
+                [("app", machine.name), ("tier", "a")].map(|(key, value)| (key.into(), value.into()));
+            play.world.nodes.push((labels.into(), addresses));
+        }
         for (namespace, labels) in [
             ("red", json!({"team": "red"})),
             ("blue", json!({"team": "blue"})),
@@ -92,21 +112,82 @@ impl Play {
     }
 
     fn request(&self, method: &str, path: &str, body: &Value) -> Value {
-        let kind = match method {
-            "PATCH" => "application/merge-patch+json",
-            _ => "application/json",
+        request(&self.api, method, path, body)
+    }
+
+    /// Installs the definitions of administrators' policies, or removes them and all policies with them.
+    pub(crate) fn define(&mut self, present: bool) {
+        const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        for (kind, plural, version) in TIER_KINDS {
+            let name = format!("{plural}.policy.networking.k8s.io");
+            if !present {
+                self.request("DELETE", &format!("{DEFINITIONS}/{name}"), &json!({}));
+                continue;
+            }
+            let schema =
+                json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+            let versions = json!([{"name": version, "served": true, "storage": true, "schema": schema, "subresources": {"status": {}}}]);
+            let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": name,
+                "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/network-policy-api/pull/30"}},
+                "spec": {"group": "policy.networking.k8s.io", "scope": "Cluster", "versions": versions,
+                    "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase(), "listKind": format!("{kind}List")}}});
+            self.request("POST", DEFINITIONS, &definition);
+            eventually("the definition to be established", || {
+                let object = self.request("GET", &format!("{DEFINITIONS}/{name}"), &Value::Null);
+                let conditions = object["status"]["conditions"]
+                    .as_array()
+                    .cloned()
+                    .unwrap_or_default();
+                conditions
+                    .iter()
+                    .any(|one| one["type"] == "Established" && one["status"] == "True")
+                    .then_some(())
+            });
+        }
+        if !present {
+            self.world.tiers.clear();
+        }
+        self.is_defined = present;
+    }
+
+    /// Stops or goes on to serve ClusterNetworkPolicies, which stay. They are in force while they are served.
+    pub(crate) fn serve_cluster_policies(&mut self, served: bool) {
+        let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/clusternetworkpolicies.policy.networking.k8s.io";
+        let mut versions = self.request("GET", path, &Value::Null)["spec"]["versions"].clone();
+        versions[0]["served"] = json!(served);
+        self.request("PATCH", path, &json!({"spec": {"versions": versions}}));
+    }
+
+    /// Whether any pod of a node has a class.
+    pub(crate) fn has_classes(&self, node: usize) -> bool {
+        let listed = format!("list table inet {}", self.tables[node]);
+        self.machines[node]
+            .host
+            .command("nft", &listed)
+            .contains("-class-")
+    }
+
+    /// Makes a policy of an administrator, or changes the one of that name.
+    pub(crate) fn tier_policy(&mut self, object: Value) {
+        self.apply(&tier_path(&object), &object);
+        let is_other = |present: &Value| {
+            ["kind", "metadata"]
+                .iter()
+                .any(|part| present[*part] != object[*part])
         };
-        let request = http::Request::builder()
-            .method(method)
-            .uri(path)
-            .header("content-type", kind)
-            .body(serde_json::to_vec(body).unwrap())
-            .unwrap();
-        let answer = self
-            .api
-            .runtime
-            .block_on(self.api.client.request::<Value>(request));
-        answer.unwrap_or_else(|error| panic!("{method} {path}: {error}\n{body}"))
+        self.world.tiers.retain(is_other);
+        self.world.tiers.push(object);
+    }
+
+    /// A ClusterNetworkPolicy.
+    pub(crate) fn cluster_policy(&mut self, name: &str, tier: &str, priority: u32, spec: Value) {
+        let mut spec = spec;
+        spec["tier"] = json!(tier);
+        spec["priority"] = json!(priority);
+        self.tier_policy(
+            json!({"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy",
+            "metadata": {"name": name}, "spec": spec}),
+        );
     }
 
     fn namespace(&mut self, name: &str, labels: Value) {
@@ -198,7 +279,7 @@ impl Play {
         let mut known = self.create_pod(node, namespace, name, &labels);
         let pod = self.attach(node, &known);
         known.addresses.clone_from(&pod.addresses);
-        serve(&pod);
+        serve(&pod.host, &pod.addresses);
         self.report(&known, &pod);
         self.world.pods.push(known);
         self.pods.push(pod);
@@ -298,10 +379,12 @@ impl Play {
             meta["namespace"].as_str().unwrap(),
             meta["name"].as_str().unwrap(),
         );
-        let path = format!(
-            "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/{name}?fieldManager=test&force=true"
-        );
-        let request = http::Request::patch(path)
+        let path = format!("/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/{name}");
+        self.apply(&path, object);
+    }
+
+    fn apply(&self, path: &str, object: &Value) {
+        let request = http::Request::patch(format!("{path}?fieldManager=test&force=true"))
             .header("content-type", "application/apply-patch+yaml")
             .body(serde_json::to_vec(object).unwrap())
             .unwrap();
@@ -322,6 +405,9 @@ impl Play {
             );
             let path = format!("/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/{name}");
             self.request("DELETE", &path, &json!({}));
+        }
+        for policy in std::mem::take(&mut self.world.tiers) {
+            self.request("DELETE", &tier_path(&policy), &json!({}));
         }
     }
 
@@ -345,11 +431,32 @@ impl Play {
             );
         }
         let marked = json!({"matchLabels": {"mark": mark}});
-        let port = 20000 + self.marks;
+        let mut ports = vec![MARK + self.marks];
         self.write_policy(&json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
             "metadata": {"namespace": MARKERS, "name": "mark"},
             "spec": {"podSelector": {}, "ingress": [
-                {"from": [{"namespaceSelector": marked, "podSelector": marked}], "ports": [{"port": port}]}]}}));
+                {"from": [{"namespaceSelector": marked, "podSelector": marked}], "ports": [{"port": ports[0]}]}]}}));
+        let kinds = TIER_KINDS.iter().zip(TIER_MARKS).filter(|_| self.is_defined);
+        for ((kind, _, version), first) in kinds {
+            // A range: of single ports in one map, nft shows the first and the last as a range.
+            let port = first + self.marks;
+            let mut rule = json!({"action": "Deny", "to": [{"networks": ["203.0.113.1/32"]}]});
+            match *version {
+                "v1alpha1" => {
+                    rule["ports"] =
+                        json!([{"portRange": {"protocol": "TCP", "start": port, "end": port + 1}}])
+                }
+                _ => {
+                    rule["protocols"] =
+                        json!([{"tcp": {"destinationPort": {"range": {"start": port, "end": port + 1}}}}])
+                }
+            }
+            let subject = json!({"namespaces": {"matchLabels": {"kubernetes.io/metadata.name": MARKERS}}});
+            let object = json!({"apiVersion": format!("policy.networking.k8s.io/{version}"), "kind": kind,
+                "metadata": {"name": "mark"}, "spec": {"tier": "Admin", "priority": 0, "subject": subject, "egress": [rule]}});
+            self.apply(&tier_path(&object), &object);
+            ports.push(port);
+        }
         for (machine, table) in self.machines.iter().zip(&self.tables) {
             eventually(&format!("the policies of {} to settle", machine.name), || {
                 // The table is not there all the time: some tests delete it.
@@ -361,7 +468,8 @@ impl Play {
                     return None;
                 }
                 let listed = machine.host.command("nft", &format!("list table inet {table}"));
-                listed.contains(&format!(". {port}")).then_some(())
+                let is_marked = |port: &u16| listed.contains(&format!(". {port}"));
+                ports.iter().all(is_marked).then_some(())
             });
         }
     }
@@ -407,17 +515,45 @@ impl Play {
     }
 }
 
+fn request(api: &ApiServer, method: &str, path: &str, body: &Value) -> Value {
+    let kind = match method {
+        "PATCH" => "application/merge-patch+json",
+        _ => "application/json",
+    };
+    let body = match method {
+        "GET" => Vec::new(),
+        _ => serde_json::to_vec(body).unwrap(),
+    };
+    let request = http::Request::builder()
+        .method(method)
+        .uri(path)
+        .header("content-type", kind)
+        .body(body)
+        .unwrap();
+    let answer = api.runtime.block_on(api.client.request::<Value>(request));
+    answer.unwrap_or_else(|error| panic!("{method} {path}: {error}"))
+}
+
+fn tier_path(object: &Value) -> String {
+    let (kind, name) = (&object["kind"], object["metadata"]["name"].as_str().unwrap());
+    let known = TIER_KINDS.iter().find(|(known, ..)| kind == known);
+    let (_, plural, version) = known.unwrap();
+    format!("/apis/policy.networking.k8s.io/{version}/{plural}/{name}")
+}
+
 fn merge(into: &mut Value, labels: &Value) {
     for (key, value) in labels.as_object().into_iter().flatten() {
         into[key] = value.clone();
     }
 }
 
-/// Opens connections of one pod to all pods, itself as well. Returns those that did not do what the model says.
+/// Opens connections of one pod to all pods, itself as well, and to all nodes. Returns those that did not do what the model says.
 fn check_from(world: &World, pod: &Pod, known: &ModelPod) -> Vec<String> {
     let mut probes = Vec::new();
-    for other in &world.pods {
-        for (family, to) in other.addresses.iter().enumerate() {
+    let pods = world.pods.iter().map(|other| (&other.addresses, Some(other)));
+    let nodes = world.nodes.iter().map(|(_, addresses)| (addresses, None));
+    for (addresses, other) in pods.chain(nodes) {
+        for (family, to) in addresses.iter().enumerate() {
             for (protocol, port) in ["TCP", "UDP"]
                 .into_iter()
                 .flat_map(|protocol| PORTS.map(|port| (protocol, port)))
@@ -428,7 +564,7 @@ fn check_from(world: &World, pod: &Pod, known: &ModelPod) -> Vec<String> {
                 };
                 let target = Side {
                     address: *to,
-                    pod: Some(other),
+                    pod: other,
                 };
                 let expected = world.allows(from, target, protocol, port);
                 probes.push((SocketAddr::new(*to, port), protocol, expected));
@@ -487,14 +623,13 @@ async fn udp(to: SocketAddr, patience: Duration) -> bool {
     tokio::time::timeout(patience, exchange).await.is_ok()
 }
 
-/// Has a pod answer on all its ports.
-fn serve(pod: &Pod) {
-    let addresses: Vec<SocketAddr> = pod
-        .addresses
+/// Has a pod or a node answer on all ports that are tried.
+fn serve(host: &Host, addresses: &[IpAddr]) {
+    let addresses: Vec<SocketAddr> = addresses
         .iter()
         .flat_map(|address| PORTS.map(|port| SocketAddr::new(*address, port)))
         .collect();
-    pod.host.run(async move {
+    host.run(async move {
         for address in addresses {
             let listener = tokio::net::TcpListener::bind(address).await.unwrap();
             tokio::spawn(async move {

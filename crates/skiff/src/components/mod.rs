@@ -221,6 +221,14 @@ pub const COMPONENTS: &[Spec] = &[
         control::prepare_local_volumes
     ),
     component!(
+        "policy-status",
+        Api,
+        Identity::ServiceAccount(crate::addons::POLICY_STATUS),
+        "skiff-policy-status",
+        ApiServer,
+        network::prepare_policy_status
+    ),
+    component!(
         "dns-endpoints",
         Dns,
         Identity::ServiceAccount(crate::addons::DNS_ENDPOINTS),

@@ -69,6 +69,20 @@ pub(super) async fn prepare_policy(machine: &Machine) -> Result<Prepared> {
     }))
 }
 
+/// What became of administrators' policies, for all nodes.
+pub(super) async fn prepare_policy_status(machine: &Machine) -> Result<Prepared> {
+    if machine.args.pod_network.is_none() {
+        return Ok(Prepared::idle());
+    }
+    Ok(Prepared::new(|client, stop| {
+        async move {
+            skiff_network::policy::run_status(client, stop).await;
+            Ok(())
+        }
+        .boxed()
+    }))
+}
+
 /// Puts the CNI plugin where the runtime looks for it: it is this binary under another name.
 fn install_plugin(cluster: &Cluster) -> Result<()> {
     let bin = cluster.data_dir.join("cni/bin");

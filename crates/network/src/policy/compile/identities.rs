@@ -14,7 +14,7 @@ use crate::policy::ports::{PortRange, PortSet};
 use crate::proxy::Protocol;
 
 /// Cluster DNS answers on addresses of the node: nothing but its own port is meant by a rule that names it.
-const DNS_PORTS: [PortRange; 2] = [
+pub(super) const DNS_PORTS: [PortRange; 2] = [
     PortRange {
         protocol: Protocol::Tcp,
         first: dns_endpoints::PORT,
@@ -29,32 +29,33 @@ const DNS_PORTS: [PortRange; 2] = [
 
 pub(super) type TermId = u32;
 
-/// Pods that rules name, as long as an isolation has such a rule.
+/// Pods that rules name, as long as an isolation or a class has such a rule.
 pub(super) struct Term {
     term: PodTerm,
     /// Ports whose numbers depend on the pod.
     named: Vec<NamedPort>,
     text: String,
-    isolations: BTreeSet<u32>,
+    /// Isolations and classes.
+    users: BTreeSet<u32>,
     identities: BTreeSet<u32>,
 }
 
 /// The terms that name a pod, and what each one's named ports are there. All that rules can tell of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Signature {
-    terms: BTreeMap<TermId, PortSet>,
-    is_dns: bool,
+    pub(super) terms: BTreeMap<TermId, PortSet>,
+    pub(super) is_dns: bool,
 }
 
 pub(super) struct Identity {
-    signature: Signature,
+    pub(super) signature: Signature,
     pods: BTreeSet<Key>,
     /// Those of its pods, as far as their elements are made.
     addresses: BTreeSet<IpAddr>,
 }
 
 impl Compiler {
-    pub(super) fn hold_term(&mut self, term: &PodTerm, named: &[NamedPort], isolation: u32) -> TermId {
+    pub(super) fn hold_term(&mut self, term: &PodTerm, named: &[NamedPort], user: u32) -> TermId {
         let text = format!("{term:?} {named:?}");
         let id = match self.term_ids.get(&text) {
             Some(id) => *id,
@@ -64,7 +65,7 @@ impl Compiler {
                     term: term.clone(),
                     named: named.to_vec(),
                     text: text.clone(),
-                    isolations: BTreeSet::new(),
+                    users: BTreeSet::new(),
                     identities: BTreeSet::new(),
                 };
                 self.terms.insert(id, one);
@@ -83,18 +84,18 @@ impl Compiler {
             }
         };
         if let Some(term) = self.terms.get_mut(&id) {
-            term.isolations.insert(isolation);
+            term.users.insert(user);
         }
         id
     }
 
     /// Returns the pods that nobody asks the term for any more.
-    pub(super) fn release_term(&mut self, id: TermId, isolation: u32) -> Vec<Key> {
+    pub(super) fn release_term(&mut self, id: TermId, user: u32) -> Vec<Key> {
         let Some(term) = self.terms.get_mut(&id) else {
             return Vec::new();
         };
-        term.isolations.remove(&isolation);
-        if !term.isolations.is_empty() {
+        term.users.remove(&user);
+        if !term.users.is_empty() {
             return Vec::new();
         }
         let Some(term) = self.terms.remove(&id) else {
@@ -161,7 +162,7 @@ impl Compiler {
         }
     }
 
-    fn names(&self, term: &PodTerm, key: &Key, pod: &Pod) -> bool {
+    pub(super) fn names(&self, term: &PodTerm, key: &Key, pod: &Pod) -> bool {
         let namespace = match &term.namespaces {
             NamespaceTerm::Own(namespace) => *namespace == key.namespace,
             // Without its labels a namespace is in no selection, not even in that of all.
@@ -227,7 +228,7 @@ impl Compiler {
         }
         for address in std::mem::take(&mut identity.addresses) {
             self.identified.remove(&address);
-            self.disallow(id, address);
+            self.disconnect(id, address);
         }
         let Some(identity) = self.identities.remove(&id) else {
             return;
@@ -251,55 +252,72 @@ impl Compiler {
             if let Some(identity) = self.identities.get_mut(&former) {
                 identity.addresses.remove(&address);
             }
-            self.disallow(former, address);
+            self.disconnect(former, address);
         }
         if let Some(wanted) = wanted {
             self.identified.insert(address, wanted);
             if let Some(identity) = self.identities.get_mut(&wanted) {
                 identity.addresses.insert(address);
             }
-            for (isolation, direction) in self.isolations_of(wanted) {
-                let ports = self.ports_between(isolation, wanted);
-                self.set_allowed(direction, isolation, address, ports);
+            for user in self.users_of(wanted) {
+                self.connect(user, wanted, address);
             }
         }
     }
 
-    fn disallow(&mut self, identity: u32, address: IpAddr) {
-        for (isolation, direction) in self.isolations_of(identity) {
-            self.set_allowed(direction, isolation, address, PortSet::default());
+    /// Removes the elements of an address that was an identity's.
+    fn disconnect(&mut self, identity: u32, address: IpAddr) {
+        for user in self.users_of(identity) {
+            if let Some(class) = self.classes.get(&user) {
+                self.set_peer_verdict(class.key.direction, user, address, None);
+            } else if let Some(isolation) = self.isolations.get(&user) {
+                self.set_allowed(isolation.key.direction, user, address, PortSet::default());
+            }
         }
     }
 
-    fn isolations_of(&self, identity: u32) -> BTreeSet<(u32, Direction)> {
+    /// Makes the element of an address for an isolation or a class.
+    fn connect(&mut self, user: u32, identity: u32, address: IpAddr) {
+        if let Some(class) = self.classes.get(&user) {
+            let direction = class.key.direction;
+            let decisions = self.decide(user, identity, address);
+            self.set_peer_verdict(direction, user, address, Some(decisions));
+        } else if let Some(isolation) = self.isolations.get(&user) {
+            let direction = isolation.key.direction;
+            let ports = self.ports_between(user, identity);
+            self.set_allowed(direction, user, address, ports);
+        }
+    }
+
+    /// The isolations and classes with a rule that names the identity.
+    fn users_of(&self, identity: u32) -> BTreeSet<u32> {
         let terms = self.identities.get(&identity).into_iter();
         terms
             .flat_map(|identity| identity.signature.terms.keys())
             .filter_map(|term| self.terms.get(term))
-            .flat_map(|term| &term.isolations)
-            .filter_map(|id| Some((*id, self.isolations.get(id)?.key.direction)))
+            .flat_map(|term| term.users.iter().copied())
             .collect()
     }
 
-    /// Makes the elements of a new isolation.
-    pub(super) fn connect_isolation(&mut self, id: u32) {
-        let Some(isolation) = self.isolations.get(&id) else {
-            return;
+    /// Makes the elements of a new isolation or class.
+    pub(super) fn connect_user(&mut self, user: u32) {
+        let terms: Vec<TermId> = match (self.isolations.get(&user), self.classes.get(&user)) {
+            (Some(isolation), _) => isolation.allowed.keys().copied().collect(),
+            (None, Some(class)) => class.terms().collect(),
+            (None, None) => return,
         };
-        let (terms, direction) = (&isolation.allowed, isolation.key.direction);
         let identities: BTreeSet<u32> = terms
-            .keys()
+            .iter()
             .filter_map(|term| self.terms.get(term))
             .flat_map(|term| term.identities.iter().copied())
             .collect();
         for identity in identities {
-            let ports = self.ports_between(id, identity);
             let addresses = self
                 .identities
                 .get(&identity)
                 .map(|identity| identity.addresses.clone());
             for address in addresses.into_iter().flatten() {
-                self.set_allowed(direction, id, address, ports.clone());
+                self.connect(user, identity, address);
             }
         }
     }

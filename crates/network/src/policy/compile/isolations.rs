@@ -14,6 +14,7 @@ use crate::policy::Direction;
 use crate::policy::blocks::{Block, flatten};
 use crate::policy::objects::{NamedPort, NamespaceTerm, Peer, PodTerm, Policy};
 use crate::policy::ports::{PortBox, PortSet};
+use crate::policy::tiers::Tier;
 
 /// What pods must have in common to share an isolation: the policies, in the version that was read, and what their
 /// named ports are.
@@ -33,7 +34,7 @@ pub(super) struct Isolation {
 }
 
 impl Compiler {
-    /// Finds the policies that select a pod. Returns the isolations that it had before.
+    /// Finds the policies that select a pod. Returns the isolations and classes that it had before.
     pub(super) fn select(&mut self, key: &Key) -> Vec<u32> {
         let Some(pod) = self.pods.get(key) else {
             return Vec::new();
@@ -44,12 +45,22 @@ impl Compiler {
                 None => OPEN,
             })
         });
+        let classes = Tier::BOTH.map(|tier| {
+            Direction::BOTH.map(|direction| match isolations {
+                None => OPEN,
+                // NetworkPolicies have the last word on who they select.
+                Some(isolations) if tier == Tier::Baseline && isolations[direction as usize] != OPEN => OPEN,
+                Some(_) => self.classify(key, tier, direction),
+            })
+        });
         let Some(pod) = self.pods.get_mut(key) else {
             return Vec::new();
         };
         self.changed.addresses.extend(&pod.addresses);
-        let former = std::mem::replace(&mut pod.isolations, isolations);
-        former.into_iter().flatten().collect()
+        let former = pod.users();
+        pod.isolations = isolations;
+        pod.classes = classes;
+        former
     }
 
     /// `None` if no policy isolates the pod in this direction.
@@ -153,7 +164,7 @@ impl Compiler {
         }
         self.set(Element::Isolation(direction, id), Some(0));
         for range in flatten(&blocks) {
-            for ports in range.ports.boxes() {
+            for ports in range.held.boxes() {
                 let element = Element::AllowedBlock(direction, id, range.first, range.last, ports);
                 self.set(element, Some(0));
             }
@@ -165,7 +176,7 @@ impl Compiler {
         };
         self.isolations.insert(id, isolation);
         self.isolation_ids.insert(key, id);
-        self.changed.new_isolations.push(id);
+        self.changed.new_users.push(id);
         id
     }
 

@@ -4,8 +4,10 @@
 //! Pods of this node that the same policies select share an *isolation* of a direction: a chain, and a map of the pods
 //! that it may talk with. Pods of the cluster that the same rules name share an *identity*, so that rules are compared
 //! with the first of them only. Port sets are shared too. So a pod that comes or goes is one element in each map that
-//! it belongs to, however many policies and ports there are.
+//! it belongs to, however many policies and ports there are. Policies of administrators make *classes*, which are to their
+//! tiers what isolations are to NetworkPolicies.
 
+mod classes;
 mod identities;
 mod isolations;
 
@@ -20,16 +22,24 @@ use skiff_client::Key;
 use skiff_meta::selector::LabelSelector;
 
 use super::Direction;
-use super::objects::{Labels, PodFacts, Policy};
+use super::decisions::Decisions;
+use super::objects::{Labels, NodeFacts, PodFacts, Policy};
 use super::ports::{PortBox, PortSet};
+use super::tiers::{Tier, TierPolicy};
+use classes::{Class, ClassKey};
 use identities::{Identity, Signature, Term, TermId};
 use isolations::{Isolation, IsolationKey};
 
-/// The isolation of a pod that no policy selects.
+/// The isolation of a pod that no NetworkPolicy selects, and the class of one that no policy of a tier has rules for.
 pub(super) const OPEN: u32 = 0;
 
 /// The port set of who may talk about everything.
 pub(super) const ALL_PORTS: u32 = 0;
+
+/// Values of verdicts, besides the numbers of decisions. Who is not decided about comes to the next tier.
+pub(super) const UNDECIDED: u32 = 0;
+pub(super) const ACCEPTS: u32 = u32::MAX;
+pub(super) const DENIES: u32 = u32::MAX - 1;
 
 /// Something in the kernel that comes and goes as a whole: a chain with its sets, or an element of a set or map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,14 +47,29 @@ pub enum Element {
     /// The chain of a port set, and the set.
     Ports(u32),
     Port(u32, PortBox),
+    /// The chain of decisions by protocol and port, and the map of their verdicts.
+    Decisions(u32),
+    Decision(u32, PortBox),
     /// The chain of an isolation, its maps and sets.
     Isolation(Direction, u32),
+    /// The chain of a class, and its maps.
+    Class(Direction, u32),
     /// A pod that pods of an isolation may talk with, mapped to a port set.
     Allowed(Direction, u32, IpAddr),
     /// What passes between pods of an isolation and a range of addresses.
     AllowedBlock(Direction, u32, IpAddr, IpAddr, PortBox),
+    /// A pod that rules of a class name, mapped to a verdict or to decisions. It has all that the class says to the
+    /// address: ranges are not asked any more.
+    PeerVerdict(Direction, u32, IpAddr),
+    /// A range of addresses, and its verdict.
+    RangeVerdict(Direction, u32, IpAddr, IpAddr, PortBox),
+    /// A pod of this node, mapped to its class of the Admin tier.
+    Admin(Direction, IpAddr),
     /// A pod of this node, mapped to its isolation.
     Isolated(Direction, IpAddr),
+    /// A pod of this node that no NetworkPolicy selects, mapped to its class of the Baseline tier; in the place of the
+    /// former.
+    Baseline(Direction, IpAddr),
     /// A pod of this node: it may talk with itself.
     Own(IpAddr),
 }
@@ -69,8 +94,19 @@ struct Pod {
     addresses: Vec<IpAddr>,
     /// Of a pod of this node, by direction.
     isolations: Option<[u32; 2]>,
+    /// Of a pod of this node, by tier and direction.
+    classes: [[u32; 2]; 2],
     signature: Signature,
     identity: Option<u32>,
+}
+
+impl Pod {
+    /// The isolations and classes that it has.
+    fn users(&self) -> Vec<u32> {
+        let isolations = self.isolations.into_iter().flatten();
+        let classes = self.classes.into_iter().flatten();
+        isolations.chain(classes).filter(|user| *user != OPEN).collect()
+    }
 }
 
 #[derive(Default)]
@@ -79,6 +115,10 @@ pub(super) struct Compiler {
     namespaces: BTreeMap<String, Labels>,
     /// By namespace and name, with the version that tells one reading of a policy from the next.
     policies: BTreeMap<String, BTreeMap<String, (u64, Arc<Policy>)>>,
+    /// Those of administrators, in their order, with their versions.
+    tiers: Vec<(u64, Arc<TierPolicy>)>,
+    nodes: BTreeMap<String, NodeFacts>,
+    nodes_version: u64,
     pods: BTreeMap<Key, Pod>,
     /// What the CNI plugin has said, by the pod's uid; it is ahead of the pod's status.
     attached: BTreeMap<String, (Key, Vec<IpAddr>)>,
@@ -91,6 +131,11 @@ pub(super) struct Compiler {
     terms_of_many: BTreeSet<TermId>,
     isolations: BTreeMap<u32, Isolation>,
     isolation_ids: HashMap<IsolationKey, u32>,
+    classes: BTreeMap<u32, Class>,
+    class_ids: HashMap<ClassKey, u32>,
+    /// Decisions by number, and how many elements refer to each.
+    decisions: BTreeMap<u32, (Decisions, usize)>,
+    decision_ids: HashMap<Decisions, u32>,
     identities: BTreeMap<u32, Identity>,
     identity_ids: HashMap<Signature, u32>,
     /// The identity that the elements of an address are made from.
@@ -113,9 +158,12 @@ struct Changed {
     namespaces: BTreeSet<String>,
     /// Namespaces whose policies have changed.
     policies: BTreeSet<String>,
+    /// Policies of administrators have changed, or nodes that they name.
+    tiers: bool,
     addresses: BTreeSet<IpAddr>,
     new_terms: Vec<TermId>,
-    new_isolations: Vec<u32>,
+    /// Isolations and classes.
+    new_users: Vec<u32>,
 }
 
 impl Compiler {
@@ -180,6 +228,7 @@ impl Compiler {
                         facts,
                         addresses: Vec::new(),
                         isolations: None,
+                        classes: [[OPEN; 2]; 2],
                         signature: Signature::default(),
                         identity: None,
                     };
@@ -220,9 +269,9 @@ impl Compiler {
         self.elements.iter().map(|(element, value)| (*element, *value))
     }
 
-    /// How many numbers are in use: isolations and identities.
+    /// How many numbers are in use: isolations and classes, and identities.
     pub(super) fn counts(&self) -> (usize, usize) {
-        (self.isolations.len(), self.identities.len())
+        (self.isolations.len() + self.classes.len(), self.identities.len())
     }
 
     /// What has changed in the sets since the last call.
@@ -239,6 +288,10 @@ impl Compiler {
         let mut select: BTreeSet<Key> = evaluate.iter().cloned().collect();
         for namespace in &changed.policies {
             select.extend(self.pods_of(namespace));
+        }
+        if changed.tiers {
+            let local = self.pods.iter().filter(|(_, pod)| self.is_local(pod));
+            select.extend(local.map(|(key, _)| key.clone()));
         }
         // What is no longer used is let go at the end: it may be wanted again meanwhile.
         let mut released = Vec::new();
@@ -259,11 +312,11 @@ impl Compiler {
                 }
             }
         }
-        for isolation in std::mem::take(&mut self.changed.new_isolations) {
-            self.connect_isolation(isolation);
+        for user in std::mem::take(&mut self.changed.new_users) {
+            self.connect_user(user);
         }
-        for isolation in released {
-            renamed.extend(self.release_isolation(isolation));
+        for user in released {
+            renamed.extend(self.release(user));
         }
         for key in &renamed {
             self.identify(key);
@@ -317,10 +370,18 @@ impl Compiler {
         self.set_claims(key, Vec::new());
         let Some(pod) = self.pods.remove(key) else { return };
         self.leave_identity(key, pod.identity);
-        for isolation in pod.isolations.into_iter().flatten() {
-            for key in self.release_isolation(isolation) {
+        for user in pod.users() {
+            for key in self.release(user) {
                 self.changed.pods.insert(key);
             }
+        }
+    }
+
+    /// One pod less has an isolation or a class. Returns the pods that rules no longer name when it ends.
+    fn release(&mut self, user: u32) -> Vec<Key> {
+        match self.classes.contains_key(&user) {
+            true => self.release_class(user),
+            false => self.release_isolation(user),
         }
     }
 
@@ -370,9 +431,18 @@ impl Compiler {
     fn map_address(&mut self, address: IpAddr) {
         let owner = self.owner(address);
         let isolations = owner.and_then(|pod| pod.isolations);
+        let classes = owner.map_or([[OPEN; 2]; 2], |pod| pod.classes);
         let identity = owner.and_then(|pod| pod.identity);
         for direction in Direction::BOTH {
             let isolation = isolations.map(|isolations| isolations[direction as usize]);
+            let class = |tier: Tier| {
+                let class = classes[tier as usize][direction as usize];
+                (class != OPEN).then_some(class)
+            };
+            let baseline = class(Tier::Baseline);
+            self.set(Element::Admin(direction, address), class(Tier::Admin));
+            self.set(Element::Baseline(direction, address), baseline);
+            let isolation = isolation.filter(|_| baseline.is_none());
             self.set(Element::Isolated(direction, address), isolation);
         }
         self.set(Element::Own(address), isolations.map(|_| 0));

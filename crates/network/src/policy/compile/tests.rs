@@ -7,10 +7,11 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use skiff_client::Key;
 
-use super::{ALL_PORTS, Compiler, Delta, Element, OPEN};
+use super::{ACCEPTS, ALL_PORTS, Compiler, DENIES, Delta, Element, OPEN, UNDECIDED};
 use crate::policy::Direction;
-use crate::policy::objects::{PodFacts, Policy};
+use crate::policy::objects::{NodeFacts, PodFacts, Policy};
 use crate::policy::ports::PortBox;
+use crate::policy::tiers::{TierKind, TierPolicy};
 
 #[path = "../../../tests/policy/model.rs"]
 #[allow(dead_code, reason = "the test with real connections uses the rest")]
@@ -28,7 +29,7 @@ const BLOCKS: [(&str, &str); 5] = [
     ("fd00::/64", "fd00::/125"),
 ];
 const OUTSIDE: [&str; 3] = ["192.0.2.7", "192.0.2.8", "fd00::ffff"];
-const PROTOCOLS: [(&str, u8); 3] = [("TCP", 6), ("UDP", 17), ("SCTP", 132)];
+const PROTOCOLS: [(&str, u8); 4] = [("TCP", 6), ("UDP", 17), ("SCTP", 132), ("ICMP", 1)];
 const PORTS: [u16; 5] = [80, 8080, 8081, 8082, 53];
 
 /// The kernel: it has what it was sent, and looks packets up as the table's rules do.
@@ -46,13 +47,22 @@ impl Kernel {
     }
 
     fn allows(&self, direction: Direction, own: IpAddr, other: IpAddr, protocol: u8, port: u16) -> bool {
-        if own == other && self.0.contains_key(&Element::Own(own)) {
-            return true;
+        let ask = |class: &u32| self.ask(direction, *class, other, protocol, port);
+        let decided = self.0.get(&Element::Admin(direction, own)).and_then(ask);
+        if let Some(accepts) = decided {
+            return accepts;
+        }
+        if let Some(class) = self.0.get(&Element::Baseline(direction, own)) {
+            assert!(!self.0.contains_key(&Element::Isolated(direction, own)));
+            return ask(class).unwrap_or(true);
         }
         let Some(isolation) = self.0.get(&Element::Isolated(direction, own)) else {
             return false;
         };
         if *isolation == OPEN {
+            return true;
+        }
+        if own == other && self.0.contains_key(&Element::Own(own)) {
             return true;
         }
         let matching = |ports: &PortBox| ports.contains(protocol, port);
@@ -83,6 +93,50 @@ impl Kernel {
     }
 }
 
+impl Kernel {
+    /// What a class says, if it decides.
+    fn ask(&self, direction: Direction, class: u32, other: IpAddr, protocol: u8, port: u16) -> Option<bool> {
+        assert!(self.0.contains_key(&Element::Class(direction, class)));
+        let one = |matching: Vec<u32>| {
+            assert!(matching.len() <= 1, "{other} {protocol} {port}: {matching:?}");
+            matching.first().copied()
+        };
+        let verdict = match self
+            .0
+            .get(&Element::PeerVerdict(direction, class, other))
+            .copied()
+        {
+            Some(verdict @ (UNDECIDED | ACCEPTS | DENIES)) => Some(verdict),
+            Some(decisions) => {
+                assert!(self.0.contains_key(&Element::Decisions(decisions)));
+                let matching = self.0.iter().filter_map(|(element, value)| match element {
+                    Element::Decision(id, ports) if *id == decisions => {
+                        ports.contains(protocol, port).then_some(*value)
+                    }
+                    _ => None,
+                });
+                one(matching.collect())
+            }
+            None => {
+                let matching = self.0.iter().filter_map(|(element, value)| match element {
+                    Element::RangeVerdict(way, id, first, last, ports)
+                        if (*way, *id) == (direction, class) =>
+                    {
+                        let inside = first.is_ipv4() == other.is_ipv4() && *first <= other && other <= *last;
+                        (inside && ports.contains(protocol, port)).then_some(*value)
+                    }
+                    _ => None,
+                });
+                one(matching.collect())
+            }
+        };
+        match verdict {
+            None | Some(UNDECIDED) => None,
+            Some(verdict) => Some(verdict == ACCEPTS),
+        }
+    }
+}
+
 fn facts(pod: &ModelPod) -> Option<PodFacts> {
     PodFacts::of(&serde_json::from_value(pod.object()).unwrap())
 }
@@ -97,6 +151,21 @@ fn key(object: &Value) -> Key {
 
 fn policy(object: &Value) -> Policy {
     Policy::of(&serde_json::from_value(object.clone()).unwrap())
+}
+
+fn tier_policy(object: &Value) -> TierPolicy {
+    let kind = match object["kind"].as_str().unwrap() {
+        "ClusterNetworkPolicy" => TierKind::ClusterNetworkPolicy,
+        "AdminNetworkPolicy" => TierKind::AdminNetworkPolicy,
+        _ => TierKind::BaselineAdminNetworkPolicy,
+    };
+    let read = TierPolicy::of(
+        kind,
+        object["metadata"]["name"].as_str().unwrap(),
+        &object["spec"],
+    );
+    assert!(read.problems.is_empty(), "{:?}\n{object:#}", read.problems);
+    read
 }
 
 /// A world, and a compiler that is told of it.
@@ -120,7 +189,25 @@ impl Play {
         for namespace in NAMESPACES {
             play.label_namespace(namespace);
         }
+        play.world.nodes = vec![Default::default(); OUTSIDE.len()];
+        for node in 0..OUTSIDE.len() {
+            play.label_node(node);
+        }
         play
+    }
+
+    /// Nodes have addresses that are no pod's.
+    fn label_node(&mut self, node: usize) {
+        let labels = self.random.labels(&POD_KEYS);
+        let addresses = vec![OUTSIDE[node].parse().unwrap()];
+        self.world.nodes[node] = (labels.clone(), addresses.clone());
+        let facts = NodeFacts { labels, addresses };
+        self.compiler.set_node(&format!("node-{node}"), Some(facts));
+    }
+
+    fn tell_tiers(&mut self) {
+        let policies = self.world.tiers.iter().map(tier_policy).collect();
+        self.compiler.set_tier_policies(policies);
     }
 
     fn label_namespace(&mut self, namespace: &str) {
@@ -161,7 +248,28 @@ impl Play {
     }
 
     fn change(&mut self) {
-        match self.random.below(8) {
+        match self.random.below(12) {
+            8 if !self.world.tiers.is_empty() => {
+                let gone = self.random.below(self.world.tiers.len());
+                self.world.tiers.swap_remove(gone);
+                self.tell_tiers();
+            }
+            9 | 10 => {
+                let name = format!("tier-{}", self.random.below(5));
+                let object = self.random.tier_policy(&name, &BLOCKS);
+                let same = |other: &Value| {
+                    ["kind", "metadata"]
+                        .iter()
+                        .all(|part| other[*part] == object[*part])
+                };
+                self.world.tiers.retain(|present| !same(present));
+                self.world.tiers.push(object);
+                self.tell_tiers();
+            }
+            11 => {
+                let node = self.random.below(OUTSIDE.len());
+                self.label_node(node);
+            }
             0 | 1 => self.add_pod(),
             2 if !self.world.pods.is_empty() => {
                 let gone = self.random.below(self.world.pods.len());
@@ -229,8 +337,7 @@ impl Play {
                 for ((protocol, number), port) in PROTOCOLS.iter().flat_map(|p| PORTS.map(|port| (p, port))) {
                     for direction in Direction::BOTH {
                         let ingress = direction == Direction::Ingress;
-                        let expected = own.address == other.address
-                            || self.world.allows_half(ingress, *own, *other, protocol, port);
+                        let expected = self.world.allows_half(ingress, *own, *other, protocol, port);
                         let got = self
                             .kernel
                             .allows(direction, own.address, other.address, *number, port);
