@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 
+use crate::http1::Http1Pool;
 use crate::upstream::Http2Slot;
 
 /// How long a new endpoint gets less than its share. Its first requests may have caches to fill.
@@ -38,6 +39,7 @@ pub struct Endpoint {
     pub address: SocketAddr,
     /// Since when it is ready; `None` for those that were there at the start.
     since: Option<Instant>,
+    pub http1: Http1Pool,
     pub http2: Http2Slot,
 }
 
@@ -84,6 +86,7 @@ impl Backend {
             None => Arc::new(Endpoint {
                 address: *address,
                 since,
+                http1: Http1Pool::default(),
                 http2: Http2Slot::default(),
             }),
         };

@@ -2,7 +2,7 @@
 //! keep the other waiting.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -13,6 +13,8 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
+
+use crate::http1::BackendBody;
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -88,7 +90,7 @@ impl RequestBody {
     }
 
     pub fn lend(&self) -> LentBody {
-        LentBody(Source::Client {
+        LentBody::new(Source::Client {
             shared: self.clone(),
             incoming: None,
             pause: Pause::default(),
@@ -104,7 +106,7 @@ impl RequestBody {
         if !is_empty {
             shared.copies.push(sender);
         }
-        LentBody(Source::Copy { receiver, is_empty })
+        LentBody::new(Source::Copy { receiver, is_empty })
     }
 
     /// Whether it can be sent once more.
@@ -128,7 +130,32 @@ impl RequestBody {
 }
 
 /// The body as one endpoint gets it.
-pub struct LentBody(Source);
+pub struct LentBody {
+    source: Source,
+    /// Bodies without content have none.
+    unsent: Option<Arc<()>>,
+}
+
+/// Tells whether a body is still being sent.
+pub struct BodyWatch(Weak<()>);
+
+impl BodyWatch {
+    pub fn is_unsent(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+impl LentBody {
+    fn new(source: Source) -> LentBody {
+        let mut body = LentBody { source, unsent: None };
+        body.unsent = (!body.is_end_stream()).then(Arc::default);
+        body
+    }
+
+    pub fn watch(&self) -> BodyWatch {
+        BodyWatch(self.unsent.as_ref().map_or_else(Weak::new, Arc::downgrade))
+    }
+}
 
 enum Source {
     Client {
@@ -158,7 +185,7 @@ impl Body for LentBody {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let (owner, incoming, pause) = match &mut self.get_mut().0 {
+        let (owner, incoming, pause) = match &mut self.get_mut().source {
             Source::Client {
                 shared,
                 incoming,
@@ -222,7 +249,7 @@ impl Body for LentBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        match &self.source {
             Source::Client {
                 incoming: Some(incoming),
                 ..
@@ -236,7 +263,7 @@ impl Body for LentBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
+        match &self.source {
             Source::Client { shared, incoming, .. } => {
                 let shared = shared.0.lock();
                 let incoming = incoming.as_ref().or(shared.incoming.as_ref());
@@ -264,7 +291,8 @@ pub type AtEnd = Box<dyn FnOnce(u64) + Send>;
 /// The body of a response.
 pub struct ResponseBody {
     kind: Kind,
-    stall: Stall,
+    /// Of a stream of HTTP/2.
+    stall: Option<Stall>,
     pause: Pause,
     deadline: Option<Pin<Box<Sleep>>>,
     sent: u64,
@@ -273,7 +301,7 @@ pub struct ResponseBody {
 
 enum Kind {
     Text(Option<Bytes>),
-    Backend(Incoming),
+    Backend(BackendBody),
 }
 
 impl ResponseBody {
@@ -281,14 +309,14 @@ impl ResponseBody {
         ResponseBody::new(Kind::Text(Some(text.into()).filter(|text| !text.is_empty())))
     }
 
-    pub fn backend(incoming: Incoming) -> ResponseBody {
-        ResponseBody::new(Kind::Backend(incoming))
+    pub fn backend(body: BackendBody) -> ResponseBody {
+        ResponseBody::new(Kind::Backend(body))
     }
 
     fn new(kind: Kind) -> ResponseBody {
         ResponseBody {
             kind,
-            stall: Stall::default(),
+            stall: None,
             pause: Pause::default(),
             deadline: None,
             sent: 0,
@@ -302,7 +330,7 @@ impl ResponseBody {
         self
     }
 
-    pub fn watched(mut self, stall: Stall, at_end: AtEnd) -> ResponseBody {
+    pub fn watched(mut self, stall: Option<Stall>, at_end: AtEnd) -> ResponseBody {
         self.stall = stall;
         self.at_end = Some(at_end);
         self
@@ -326,7 +354,9 @@ impl Body for ResponseBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
-        *this.stall.0.lock() = None;
+        if let Some(stall) = &this.stall {
+            *stall.0.lock() = None;
+        }
         let incoming = match &mut this.kind {
             Kind::Text(text) => {
                 let text = text.take();
@@ -346,7 +376,9 @@ impl Body for ResponseBody {
         this.pause.clear();
         if let Some(Ok(frame)) = &frame {
             this.sent += frame.data_ref().map_or(0, |data| data.len() as u64);
-            *this.stall.0.lock() = Some(Instant::now());
+            if let Some(stall) = &this.stall {
+                *stall.0.lock() = Some(Instant::now());
+            }
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }

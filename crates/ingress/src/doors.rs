@@ -1,27 +1,34 @@
 //! Keeps a door open at every port that something is served at: until then the ports are left to others, such as pods in
-//! the host's network. At the end, requests that are on their way may finish.
+//! the host's network.
+//!
+//! At the end of the process requests are finished, and nobody is refused: connections that are open are asked to end
+//! while others are still accepted, and when the doors close, `skiff_sockets` has a copy of each socket, so that whoever
+//! comes then waits for the next process.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use crate::connections::{ConnectionLimits, Connections};
 use crate::forward::Proxy;
 use crate::gateway::listeners::Ports;
-use crate::listen::{self, Door, Ingresses};
+use crate::listen::{self, Door, Ending, Ingresses, Tasks};
 use crate::run::IngressConfig;
+use crate::workers::Workers;
 
 /// How often a port that another program has is tried again.
 const BIND_AGAIN: Duration = Duration::from_secs(5);
-/// What is under way when the process ends may take this long.
+/// When the process ends, connections that are open may take this long.
 const DRAIN: Duration = Duration::from_secs(5);
+/// And those that came meanwhile. Both together are less than the process has for its end.
+const DRAIN_LATE: Duration = Duration::from_secs(3);
 
 /// Ports that cannot be opened, and why.
 #[derive(Clone, Default)]
@@ -51,8 +58,9 @@ pub struct Doors {
     pub failures: Failures,
     /// Called when a port failed, or does no longer.
     pub noted: Arc<dyn Fn() + Send + Sync>,
+    pub workers: Arc<Workers>,
     pub connections: Arc<Connections>,
-    pub tasks: TaskTracker,
+    pub tasks: Tasks,
 }
 
 impl Doors {
@@ -62,6 +70,7 @@ impl Doors {
         tls: TlsAcceptor,
         failures: Failures,
         noted: Arc<dyn Fn() + Send + Sync>,
+        workers: Arc<Workers>,
     ) -> Doors {
         Doors {
             config,
@@ -69,14 +78,15 @@ impl Doors {
             tls,
             failures,
             noted,
+            workers,
             connections: Connections::new(ConnectionLimits::default()),
-            tasks: TaskTracker::new(),
+            tasks: Tasks::default(),
         }
     }
 
     /// Keeps the wanted ports open until `stop`, and waits for what is under way then.
     pub async fn keep(self, mut wanted: watch::Receiver<BTreeSet<u16>>, stop: &CancellationToken) {
-        let mut open: HashMap<u16, (CancellationToken, JoinHandle<()>)> = HashMap::new();
+        let mut open: HashMap<u16, (Ending, JoinHandle<()>)> = HashMap::new();
         loop {
             let ports = wanted.borrow_and_update().clone();
             let closing: Vec<u16> = open
@@ -85,23 +95,25 @@ impl Doors {
                 .copied()
                 .collect();
             for port in closing {
-                let Some((closed, door)) = open.remove(&port) else {
+                let Some((ending, door)) = open.remove(&port) else {
                     continue;
                 };
-                closed.cancel();
+                ending.drain.cancel();
+                ending.close.cancel();
                 // The port is free when the door has ended; its connections may take longer.
                 let _ = door.await;
                 tracing::info!(port, "nothing is served at the port any more: it is given back");
                 self.say(port, None);
             }
+            self.config.sockets.retain(&ports);
             for port in ports {
                 open.entry(port).or_insert_with(|| {
-                    let closed = stop.child_token();
-                    let (doors, until) = (self.clone(), closed.clone());
-                    let door = skiff_supervise::kept("ingress door", closed.clone(), move || {
+                    let ending = Ending::default();
+                    let (doors, until) = (self.clone(), ending.clone());
+                    let door = skiff_supervise::kept("ingress door", ending.close.clone(), move || {
                         doors.clone().door(port, until.clone())
                     });
-                    (closed, tokio::spawn(door))
+                    (ending, tokio::spawn(door))
                 });
             }
             tokio::select! {
@@ -109,14 +121,20 @@ impl Doors {
                 () = stop.cancelled() => break,
             }
         }
-        for (closed, door) in open.into_values() {
-            closed.cancel();
+        for (ending, _) in open.values() {
+            ending.drain.cancel();
+        }
+        let (Tasks { early, late }, tunnels) = (&self.tasks, &self.proxy.tunnels);
+        early.close();
+        tunnels.close();
+        let drained = async { tokio::join!(early.wait(), tunnels.wait()) };
+        let drained = tokio::time::timeout(DRAIN, drained).await.is_ok();
+        for (ending, door) in open.into_values() {
+            ending.close.cancel();
             let _ = door.await;
         }
-        self.tasks.close();
-        self.proxy.tunnels.close();
-        let drained = async { tokio::join!(self.tasks.wait(), self.proxy.tunnels.wait()) };
-        if tokio::time::timeout(DRAIN, drained).await.is_err() {
+        late.close();
+        if tokio::time::timeout(DRAIN_LATE, late.wait()).await.is_err() || !drained {
             tracing::info!(
                 open = self.connections.len(),
                 "some connections did not end in time"
@@ -124,7 +142,7 @@ impl Doors {
         }
     }
 
-    async fn door(self, port: u16, closed: CancellationToken) {
+    async fn door(self, port: u16, ending: Ending) {
         let ingress = match Some(port) {
             port if port == self.config.http_port => Ingresses::Http,
             port if port == self.config.https_port => Ingresses::Https(self.tls.clone()),
@@ -137,7 +155,8 @@ impl Doors {
         };
         let mut failed = false;
         let listener = loop {
-            let error = match listen::bind(port) {
+            let listener = self.config.sockets.listener(port, || listen::bind(port));
+            let error = match listener.and_then(TcpListener::from_std) {
                 Ok(listener) => break listener,
                 Err(error) => error,
             };
@@ -147,20 +166,21 @@ impl Doors {
             self.say(port, Some(format!("cannot listen on port {port}: {error}")));
             tokio::select! {
                 () = tokio::time::sleep(BIND_AGAIN) => {}
-                () = closed.cancelled() => return,
+                () = ending.close.cancelled() => return,
             }
         };
         self.say(port, None);
         tracing::info!(port, "listening");
         let door = Door {
             proxy: self.proxy,
+            workers: self.workers,
             connections: self.connections,
             listener,
             port: ports.logical(port),
             ingress,
             tasks: self.tasks,
         };
-        door.serve(closed).await;
+        door.serve(ending).await;
     }
 
     fn say(&self, port: u16, why: Option<String>) {

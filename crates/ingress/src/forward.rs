@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -25,10 +26,11 @@ use crate::gateway::request::{Course, host_of};
 use crate::gateway::table::{Entry, Found, GatewayTable, ListenAddress, RequestHead};
 use crate::guard::{PendingUpgrade, Upgrade};
 use crate::headers::{self, Client};
+use crate::http1::BackendBody;
 use crate::metrics::{Connected, Metrics, Refusal};
 use crate::table::{RouteOptions, RouteTable, normalized};
 use crate::tunnel;
-use crate::upstream::{SendError, Sent, Upstream};
+use crate::upstream::{self, SendError, Sent};
 
 /// Endpoints that one request is sent to, if those before were not reached.
 const ATTEMPTS: usize = 3;
@@ -44,7 +46,6 @@ pub struct Proxy {
     /// Asked first.
     pub gateways: ArcSwap<GatewayTable>,
     pub metrics: Metrics,
-    pub upstream: Upstream,
     /// Where redirects lead; `None`: there are none.
     pub https_port: Option<u16>,
     pub access_log: bool,
@@ -67,6 +68,8 @@ pub struct Connection {
     pub slot: Slot,
     /// HTTP/1.1 only.
     pub upgrade: Option<Arc<Upgrade>>,
+    /// HTTP/1.1 only: the next response is the last.
+    pub closing: AtomicBool,
     /// Held for its count.
     pub _counted: Connected,
 }
@@ -103,21 +106,28 @@ struct Target {
 #[derive(Default)]
 struct Seen {
     host: String,
+    path: String,
     backend: Option<Arc<Backend>>,
     endpoint: Option<SocketAddr>,
 }
 
 impl Connection {
-    pub async fn answer(self: Arc<Self>, request: Request<Incoming>, stall: Stall) -> Response<ResponseBody> {
+    pub async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        stall: Option<Stall>,
+    ) -> Response<ResponseBody> {
         let began = Instant::now();
         let in_use = self.slot.usage.request();
         let (method, version) = (request.method().clone(), request.version());
-        let path = request.uri().path().to_owned();
         let mut seen = Seen::default();
+        if self.proxy.access_log {
+            seen.path = request.uri().path().to_owned();
+        }
         // The guard waits for the answer, whatever it is.
         let asks = version == Version::HTTP_11 && request.headers().contains_key(header::UPGRADE);
         let pending = self.upgrade.as_ref().filter(|_| asks).map(Upgrade::pending);
-        let (response, held) = match self.forward(request, pending, &mut seen).await {
+        let (mut response, held) = match self.forward(request, pending, &mut seen).await {
             Ok((response, held)) => (response, Some(held)),
             Err(refused) => {
                 if let Some(why) = refused.why {
@@ -127,6 +137,10 @@ impl Connection {
             }
         };
         let status = response.status();
+        if self.closing.load(Ordering::Relaxed) && status != StatusCode::SWITCHING_PROTOCOLS {
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(header::CONNECTION, close);
+        }
         let at_end = Box::new(move |sent: u64| {
             let elapsed = began.elapsed();
             let metrics = &self.proxy.metrics;
@@ -140,7 +154,7 @@ impl Connection {
                     tls = self.client.tls,
                     %method,
                     host = seen.host,
-                    path,
+                    path = seen.path,
                     status = status.as_u16(),
                     bytes = sent,
                     milliseconds = elapsed.as_millis(),
@@ -161,7 +175,9 @@ impl Connection {
         seen: &mut Seen,
     ) -> Result<(Response<ResponseBody>, Box<dyn Send + Sync>), Refused> {
         let target = target(&request)?;
-        seen.host.clone_from(&target.name);
+        if self.proxy.access_log {
+            seen.host.clone_from(&target.name);
+        }
         let (backend, options, course) = match self.choose(&request, &target)? {
             Chosen::Answer(response) => return Ok((response, Box::new(()))),
             Chosen::Send {
@@ -347,10 +363,9 @@ impl Connection {
         for name in [header::CONNECTION, header::UPGRADE] {
             request.headers_mut().remove(name);
         }
-        let (upstream, authority) = (self.proxy.upstream.clone(), authority(host));
-        let abort = self.proxy.abort.clone();
+        let (host, abort) = (host.clone(), self.proxy.abort.clone());
         self.proxy.tunnels.spawn(async move {
-            let sending = upstream.send(&endpoint, backend.protocol, request, &authority);
+            let sending = upstream::send(&endpoint, backend.protocol, request, &host);
             tokio::select! {
                 sent = tokio::time::timeout(MIRROR_TIMEOUT, sending) => {
                     if let Ok(Err(error)) = sent {
@@ -373,7 +388,6 @@ impl Connection {
         options: &RouteOptions,
         seen: &mut Seen,
     ) -> Result<Sent, Refused> {
-        let authority = authority(host);
         let mut tried: Vec<SocketAddr> = Vec::new();
         let retry = options.retry.as_ref();
         let attempts = retry.map_or(ATTEMPTS, |retry| retry.attempts + 1);
@@ -381,7 +395,12 @@ impl Connection {
         for attempt in 1..=attempts {
             let is_last = attempt == attempts;
             if let Some(retry) = retry.filter(|_| attempt > 1) {
-                tokio::time::sleep(backoff(retry.backoff, attempt - 1, rand::random())).await;
+                Box::pin(tokio::time::sleep(backoff(
+                    retry.backoff,
+                    attempt - 1,
+                    rand::random(),
+                )))
+                .await;
             }
             let pick = |tried: &[SocketAddr]| backend.pick(tried, rand::random(), Instant::now());
             // All failed: the first may have been a connection that was just closing.
@@ -394,10 +413,7 @@ impl Connection {
             *request.method_mut() = parts.method.clone();
             *request.uri_mut() = parts.uri.clone();
             *request.headers_mut() = parts.headers.clone();
-            let sending = self
-                .proxy
-                .upstream
-                .send(&endpoint, backend.protocol, request, &authority);
+            let sending = upstream::send(&endpoint, backend.protocol, request, host);
             let sent = in_time(sending, body, options.response_timeout).await;
             late = sent.is_none();
             let error = match sent {
@@ -437,7 +453,7 @@ impl Connection {
     /// Joins the client with the endpoint in the protocol that both agreed on.
     fn switch(
         self: &Arc<Self>,
-        mut response: Response<Incoming>,
+        mut response: Response<BackendBody>,
         protocol: HeaderValue,
         near: OnUpgrade,
         far: OnUpgrade,
@@ -486,12 +502,6 @@ fn backoff(base: Option<Duration>, number: usize, chance: f64) -> Duration {
     let base = base.unwrap_or(BACKOFF);
     let factor = 1u32 << number.saturating_sub(1).min(4);
     base.saturating_mul(factor.min(10)).mul_f64(1.0 - chance / 2.0)
-}
-
-/// What HTTP/2 calls the host.
-fn authority(host: &HeaderValue) -> Authority {
-    let authority = Authority::try_from(host.as_bytes());
-    authority.unwrap_or_else(|_| Authority::from_static("localhost"))
 }
 
 fn too_late() -> Refused {

@@ -1,7 +1,7 @@
 //! Reads HTTP/1.1 strictly in front of hyper, which is lenient where proxies must not be: a request that two servers
 //! could cut at different places is never seen by hyper, and its connection is closed.
 //!
-//! The guard follows the framing of what the client sends, byte by byte, and keeps nothing but the line at hand. At the
+//! The guard follows the framing of what the client sends, every byte of it, and keeps nothing but the line at hand. At the
 //! first byte that is wrong it hands hyper a NUL instead, at which hyper's parser fails too: it answers 400 in its
 //! turn, after the responses of earlier requests, and closes. What is only too large is left to hyper's limits (431).
 //!
@@ -146,13 +146,31 @@ impl Framing {
                         rest => State::Chunk(rest),
                     };
                 }
-                _ => {
-                    self.byte(bytes[at]).ok_or(Wrong(at))?;
-                    at += 1;
-                }
+                _ => match self.plain(&bytes[at..]) {
+                    0 => {
+                        self.byte(bytes[at]).ok_or(Wrong(at))?;
+                        at += 1;
+                    }
+                    taken => at += taken,
+                },
             }
         }
         Ok(at)
+    }
+
+    /// Takes what neither ends a line of a head nor is wrong in it, and answers how many bytes that is. It says nothing
+    /// that [`Self::byte`] would not, only faster.
+    fn plain(&mut self, bytes: &[u8]) -> usize {
+        let in_line = matches!(self.state, State::RequestLine | State::Header);
+        if !in_line || self.line.last() == Some(&b'\r') {
+            return 0;
+        }
+        let room = bytes.iter().take(MAX_HEAD.saturating_sub(self.head.bytes));
+        let plain = |byte: &&u8| matches!(byte, b'\t' | b' '..=b'~' | 0x80..);
+        let taken = room.take_while(plain).count();
+        self.line.extend_from_slice(&bytes[..taken]);
+        self.head.bytes += taken;
+        taken
     }
 
     /// A byte of some line; `None` if it is wrong there.

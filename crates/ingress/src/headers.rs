@@ -10,6 +10,13 @@ const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection")
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_SCHEME: HeaderName = HeaderName::from_static("x-forwarded-scheme");
+const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
 /// What a backend believes of its client, so no client may say it.
 const OURS: [&str; 11] = [
     "x-forwarded-for",
@@ -48,7 +55,16 @@ pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
         header::PROXY_AUTHENTICATE,
         header::PROXY_AUTHORIZATION,
     ];
-    for name in named.iter().chain(&always) {
+    for name in &named {
+        headers.remove(name);
+    }
+    // Most messages have one or none: looking each of them up is more work.
+    let present: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| always.contains(name))
+        .cloned()
+        .collect();
+    for name in &present {
         headers.remove(name);
     }
 }
@@ -74,11 +90,17 @@ pub struct Client {
     pub port: u16,
 }
 
+/// Whether a name is ours when its underscores are read as dashes.
+fn is_same(name: &str, ours: &str) -> bool {
+    let dashed = |byte| if byte == b'_' { b'-' } else { byte };
+    name.len() == ours.len() && name.bytes().map(dashed).eq(ours.bytes())
+}
+
 /// Says who the client is. What it said itself is removed, also with underscores, which many servers take for dashes.
 pub fn set_forwarded(headers: &mut HeaderMap, client: Client, host: &HeaderValue) {
     let forged: Vec<HeaderName> = headers
         .keys()
-        .filter(|name| OURS.contains(&name.as_str().replace('_', "-").as_str()))
+        .filter(|name| OURS.iter().any(|ours| is_same(name.as_str(), ours)))
         .cloned()
         .collect();
     for name in forged {
@@ -86,17 +108,14 @@ pub fn set_forwarded(headers: &mut HeaderMap, client: Client, host: &HeaderValue
     }
     let proto = HeaderValue::from_static(if client.tls { "https" } else { "http" });
     let address = HeaderValue::try_from(client.address.to_canonical().to_string());
-    let mut set = |name: &'static str, value: HeaderValue| {
-        headers.insert(HeaderName::from_static(name), value);
-    };
     if let Ok(address) = address {
-        set("x-forwarded-for", address.clone());
-        set("x-real-ip", address);
+        headers.insert(X_FORWARDED_FOR, address.clone());
+        headers.insert(X_REAL_IP, address);
     }
-    set("x-forwarded-host", host.clone());
-    set("x-forwarded-port", client.port.into());
-    set("x-forwarded-scheme", proto.clone());
-    set("x-forwarded-proto", proto);
+    headers.insert(X_FORWARDED_HOST, host.clone());
+    headers.insert(X_FORWARDED_PORT, client.port.into());
+    headers.insert(X_FORWARDED_SCHEME, proto.clone());
+    headers.insert(X_FORWARDED_PROTO, proto);
 }
 
 #[cfg(test)]

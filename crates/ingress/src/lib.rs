@@ -6,6 +6,8 @@
 //! client ── listen ── guard ── hyper ── forward ── table ── backend ── upstream ──► endpoint
 //! ```
 //!
+//! All from `listen` to `upstream` of one client's connection happens on one thread (`workers`).
+//!
 //! Gateway API has a table of its own (`gateway`), which is asked first.
 //!
 //! The table is pure and knows no kind of object. Requests that are on their way keep the table, the backend and
@@ -23,6 +25,7 @@ mod gateway;
 mod guard;
 mod headers;
 mod hello;
+mod http1;
 mod listen;
 mod metrics;
 mod run;
@@ -33,11 +36,14 @@ mod tcp;
 mod tls;
 mod tunnel;
 mod upstream;
+mod workers;
 
 #[cfg(test)]
 mod compile_tests;
 #[cfg(test)]
 mod gateway_tests;
+#[cfg(test)]
+mod http1_tests;
 #[cfg(test)]
 mod proxy_tests;
 

@@ -5,8 +5,11 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
@@ -31,6 +34,7 @@ use crate::hello::{self, Prefixed};
 use crate::metrics::Refusal;
 use crate::stall::{Impatient, Streams};
 use crate::tcp;
+use crate::workers::Workers;
 
 const BACKLOG: i32 = 4096;
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -41,14 +45,16 @@ const MAX_STREAMS: u32 = 128;
 /// What a stream may have waiting before its body is asked for more.
 const SEND_BUFFER: usize = 64 * 1024;
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
+/// A connection that is asked to end and has no request is closed after this.
+const LINGER: Duration = Duration::from_secs(2);
 /// How HTTP/2 begins where it was not agreed on in TLS.
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How TLS begins.
 const TLS_HANDSHAKE: u8 = 0x16;
 
 /// A listener on all addresses of both families, or of IPv4 alone where there is no IPv6.
-pub fn bind(port: u16) -> io::Result<TcpListener> {
-    let listen = |domain: Domain, address: SocketAddr| {
+pub fn bind(port: u16) -> io::Result<std::net::TcpListener> {
+    let listen = |domain: Domain, address: SocketAddr| -> io::Result<std::net::TcpListener> {
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
         if domain == Domain::IPV6 {
             socket.set_only_v6(false)?;
@@ -57,7 +63,7 @@ pub fn bind(port: u16) -> io::Result<TcpListener> {
         socket.set_nonblocking(true)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
-        TcpListener::from_std(socket.into())
+        Ok(socket.into())
     };
     match listen(Domain::IPV6, (Ipv6Addr::UNSPECIFIED, port).into()) {
         Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
@@ -70,14 +76,31 @@ pub fn bind(port: u16) -> io::Result<TcpListener> {
 /// One listener.
 pub struct Door {
     pub proxy: Arc<Proxy>,
+    pub workers: Arc<Workers>,
     pub connections: Arc<Connections>,
     pub listener: TcpListener,
     /// What listeners of Gateways call the port.
     pub port: u16,
     /// What Ingresses have here.
     pub ingress: Ingresses,
-    /// What runs when the door is closed.
-    pub tasks: TaskTracker,
+    pub tasks: Tasks,
+}
+
+/// The connections of all doors.
+#[derive(Clone, Default)]
+pub struct Tasks {
+    pub early: TaskTracker,
+    /// Those that came when others were asked to end already.
+    pub late: TaskTracker,
+}
+
+/// How a door ends.
+#[derive(Clone, Default)]
+pub struct Ending {
+    /// Connections are asked to end, after the request that they have or get next.
+    pub drain: CancellationToken,
+    /// No more are accepted.
+    pub close: CancellationToken,
 }
 
 /// What Ingresses have at a door.
@@ -89,12 +112,12 @@ pub enum Ingresses {
 }
 
 impl Door {
-    /// Accepts until `stop`; connections are asked to end then, and their requests are finished.
-    pub async fn serve(self, stop: CancellationToken) {
+    /// Accepts until it is closed.
+    pub async fn serve(self, Ending { drain, close }: Ending) {
         loop {
             let accepted = tokio::select! {
                 accepted = self.listener.accept() => accepted,
-                () = stop.cancelled() => return,
+                () = close.cancelled() => return,
             };
             let (stream, address) = match accepted {
                 Ok(accepted) => accepted,
@@ -121,13 +144,24 @@ impl Door {
                 port: self.port,
                 client: address.ip(),
                 slot,
-                stop: stop.clone(),
+                drain: drain.clone(),
             };
-            self.tasks.spawn(async move {
-                if let Err(error) = arrived.serve(stream).await {
+            let tasks = match drain.is_cancelled() {
+                false => &self.tasks.early,
+                true => &self.tasks.late,
+            };
+            // The thread's own runtime has to wait for what comes.
+            let (Ok(stream), Some((runtime, place))) = (stream.into_std(), self.workers.next()) else {
+                continue;
+            };
+            let serving = async move {
+                let _place = place;
+                if let Err(error) = arrived.serve(TcpStream::from_std(stream)?).await {
                     tracing::debug!(%error, %address, "a connection ended");
                 }
-            });
+                Ok::<_, io::Error>(())
+            };
+            tasks.spawn_on(serving, runtime);
         }
     }
 }
@@ -139,7 +173,7 @@ struct Arrived {
     port: u16,
     client: IpAddr,
     slot: Slot,
-    stop: CancellationToken,
+    drain: CancellationToken,
 }
 
 /// How it goes on.
@@ -211,9 +245,14 @@ impl Arrived {
         }
     }
 
+    /// Until a connection that has said nothing yet is closed.
     async fn ended(&self) {
+        let drained = async {
+            self.drain.cancelled().await;
+            tokio::time::sleep(LINGER).await;
+        };
         tokio::select! {
-            () = self.stop.cancelled() => {}
+            () = drained => {}
             () = self.slot.usage.end.cancelled() => {}
         }
     }
@@ -322,14 +361,15 @@ impl Arrived {
                 is_ingress,
                 slot: self.slot,
                 upgrade,
+                closing: AtomicBool::new(false),
                 _counted: counted,
             })
         };
         if is_http2 {
-            return http2(Impatient::new(stream), connection(None), self.stop).await;
+            return http2(Impatient::new(stream), connection(None), self.drain).await;
         }
         let (io, upgrade) = Guard::new(Impatient::new(stream));
-        http1(io, connection(Some(upgrade)), self.stop).await
+        http1(io, connection(Some(upgrade)), self.drain).await
     }
 }
 
@@ -365,14 +405,15 @@ async fn first_bytes(stream: &TcpStream, count: usize) -> io::Result<Vec<u8>> {
     }
 }
 
-async fn http1<T>(io: T, connection: Arc<Connection>, stop: CancellationToken) -> Result<(), BoxError>
+async fn http1<T>(io: T, connection: Arc<Connection>, drain: CancellationToken) -> Result<(), BoxError>
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let end = connection.slot.usage.end.clone();
+    let asked = connection.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let connection = connection.clone();
-        async move { Ok::<_, Infallible>(connection.answer(request, Stall::default()).await) }
+        async move { Ok::<_, Infallible>(connection.answer(request, None).await) }
     });
     let mut builder = http1::Builder::new();
     builder
@@ -385,16 +426,31 @@ where
         .serve_connection(TokioIo::new(io), service)
         .with_upgrades();
     let mut serving = std::pin::pin!(serving);
+    // A connection that is closed at once may lose a request that is on its way. The next response says that it is the
+    // last; who sends nothing for a while is not about to.
+    let drained = async {
+        drain.cancelled().await;
+        asked.closing.store(true, Ordering::Relaxed);
+        tokio::time::sleep(LINGER).await;
+    };
+    let ended = async {
+        tokio::select! {
+            () = drained => {}
+            () = end.cancelled() => {}
+        }
+    };
+    // It is asked only when it has news, not whenever the connection has.
+    let mut ended: FuturesUnordered<_> = std::iter::once(ended).collect();
     tokio::select! {
+        biased;
         served = serving.as_mut() => return served.map_err(Into::into),
-        () = stop.cancelled() => {}
-        () = end.cancelled() => {}
+        _ = ended.next() => {}
     }
     serving.as_mut().graceful_shutdown();
     serving.await.map_err(Into::into)
 }
 
-async fn http2<T>(io: T, connection: Arc<Connection>, stop: CancellationToken) -> Result<(), BoxError>
+async fn http2<T>(io: T, connection: Arc<Connection>, drain: CancellationToken) -> Result<(), BoxError>
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -405,7 +461,7 @@ where
         let stall = Stall::default();
         announced.announce(stall.clone());
         let connection = connection.clone();
-        async move { Ok::<_, Infallible>(connection.answer(request, stall).await) }
+        async move { Ok::<_, Infallible>(connection.answer(request, Some(stall)).await) }
     });
     let mut builder = http2::Builder::new(streams);
     builder
@@ -424,11 +480,28 @@ where
             }
         }
     };
+    // GOAWAY lets pass what is on its way, but a client that was just accepted would never get to ask.
+    let drained = async {
+        let pause = if drain.is_cancelled() {
+            LINGER
+        } else {
+            Duration::ZERO
+        };
+        drain.cancelled().await;
+        tokio::time::sleep(pause).await;
+    };
+    let ended = async {
+        tokio::select! {
+            () = drained => {}
+            () = usage.end.cancelled() => {}
+            () = idle => {}
+        }
+    };
+    let mut ended: FuturesUnordered<_> = std::iter::once(ended).collect();
     tokio::select! {
+        biased;
         served = serving.as_mut() => return served.map_err(Into::into),
-        () = stop.cancelled() => {}
-        () = usage.end.cancelled() => {}
-        () = idle => {}
+        _ = ended.next() => {}
     }
     serving.as_mut().graceful_shutdown();
     serving.await.map_err(Into::into)

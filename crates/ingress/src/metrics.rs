@@ -1,6 +1,6 @@
 //! What the proxy counts. No label comes from a request: each has a closed set of values.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use http::{Method, StatusCode, Version};
 use skiff_prometheus::{Counter, Family, Gauge, Histogram, Registry, exponential_buckets};
@@ -8,11 +8,20 @@ use skiff_prometheus::{Counter, Family, Gauge, Histogram, Registry, exponential_
 pub struct Metrics {
     requests: Arc<Family<Counter>>,
     durations: Arc<Family<Histogram>>,
+    /// Those that were used, by the places of their labels' values: every request counts.
+    requests_seen: [[[OnceLock<Arc<Counter>>; PROTOCOLS.len()]; METHODS.len()]; CLASSES.len()],
+    durations_seen: [OnceLock<Arc<Histogram>>; CLASSES.len()],
     refused: Arc<Family<Counter>>,
     retries: Arc<Family<Counter>>,
     connections: Arc<Family<Gauge>>,
     objects: Arc<Family<Gauge>>,
 }
+
+const CLASSES: [&str; 6] = ["other", "1xx", "2xx", "3xx", "4xx", "5xx"];
+const METHODS: [&str; 8] = [
+    "other", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS",
+];
+const PROTOCOLS: [&str; 3] = ["HTTP/1.1", "HTTP/1.0", "HTTP/2"];
 
 /// Why a connection or a request went no further.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +66,8 @@ impl Metrics {
                 10,
                 &seconds,
             ),
+            requests_seen: Default::default(),
+            durations_seen: Default::default(),
             refused: registry.counters(
                 "skiff_ingress_refused_total",
                 "Connections and requests that went no further, by reason.",
@@ -85,26 +96,22 @@ impl Metrics {
     }
 
     pub fn answered(&self, method: &Method, version: Version, status: StatusCode, seconds: f64) {
-        let class = ["1xx", "2xx", "3xx", "4xx", "5xx"];
-        let class = class.get(usize::from(status.as_u16() / 100).wrapping_sub(1));
-        let class = class.copied().unwrap_or("other");
-        let method = match *method {
-            Method::GET => "GET",
-            Method::HEAD => "HEAD",
-            Method::POST => "POST",
-            Method::PUT => "PUT",
-            Method::PATCH => "PATCH",
-            Method::DELETE => "DELETE",
-            Method::OPTIONS => "OPTIONS",
-            _ => "other",
-        };
+        let place = |all: &[&str], wanted: &str| all.iter().position(|each| *each == wanted).unwrap_or(0);
+        let class = Some(usize::from(status.as_u16() / 100)).filter(|class| *class < CLASSES.len());
+        let class = class.unwrap_or(0);
+        let method = place(&METHODS, method.as_str());
         let protocol = match version {
-            Version::HTTP_2 => "HTTP/2",
-            Version::HTTP_10 => "HTTP/1.0",
-            _ => "HTTP/1.1",
+            Version::HTTP_2 => 2,
+            Version::HTTP_10 => 1,
+            _ => 0,
         };
-        self.requests.with(&[class, method, protocol]).inc();
-        self.durations.with(&[class]).observe(seconds);
+        let labels = [CLASSES[class], METHODS[method], PROTOCOLS[protocol]];
+        let requests = &self.requests_seen[class][method][protocol];
+        requests.get_or_init(|| self.requests.with(&labels)).inc();
+        let durations = &self.durations_seen[class];
+        durations
+            .get_or_init(|| self.durations.with(&labels[..1]))
+            .observe(seconds);
     }
 
     pub fn refused(&self, why: Refusal) {

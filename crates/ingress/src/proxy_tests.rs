@@ -20,10 +20,11 @@ use tokio_util::task::TaskTracker;
 use crate::backend::{BackendKey, Backends, Protocol};
 use crate::connections::{ConnectionLimits, Connections};
 use crate::forward::Proxy;
-use crate::listen::{Door, Ingresses};
+use crate::listen::{Door, Ending, Ingresses, Tasks};
 use crate::metrics::Metrics;
 use crate::table::{HostMatch, PathMatch, Route, RouteOptions, RouteTable};
 use crate::tls::Resolver;
+use crate::workers::Workers;
 
 /// Only for what never comes: nothing is measured.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -125,14 +126,17 @@ pub(crate) struct Running {
     pub(crate) proxy: Arc<Proxy>,
     pub(crate) http: SocketAddr,
     pub(crate) https: SocketAddr,
-    stop: CancellationToken,
-    tasks: TaskTracker,
+    ending: Ending,
+    tasks: Tasks,
     pub(crate) backends: Mutex<Backends>,
+    /// Connections outlive their doors.
+    workers: Arc<Workers>,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.stop.cancel();
+        self.ending.drain.cancel();
+        self.ending.close.cancel();
     }
 }
 
@@ -145,7 +149,6 @@ impl Running {
             table: Default::default(),
             gateways: Default::default(),
             metrics: Metrics::new(&skiff_prometheus::Registry::new()),
-            upstream: Default::default(),
             https_port: Some(address(&https).port()),
             access_log: true,
             tunnels: TaskTracker::new(),
@@ -155,9 +158,10 @@ impl Running {
             proxy: proxy.clone(),
             http: address(&http),
             https: address(&https),
-            stop: CancellationToken::new(),
-            tasks: TaskTracker::new(),
+            ending: Ending::default(),
+            tasks: Tasks::default(),
             backends: Mutex::default(),
+            workers: Arc::new(Workers::start(Arc::new(|| {})).expect("threads")),
         };
         let config = Resolver::new().and_then(|resolver| resolver.server_config());
         let acceptor = TlsAcceptor::from(config.expect("TLS"));
@@ -169,18 +173,19 @@ impl Running {
             let door = Door {
                 proxy: proxy.clone(),
                 connections: connections.clone(),
+                workers: running.workers.clone(),
                 listener,
                 port,
                 ingress,
                 tasks: running.tasks.clone(),
             };
-            tokio::spawn(door.serve(running.stop.clone()));
+            tokio::spawn(door.serve(running.ending.clone()));
         }
         running
     }
 
     /// Routes host `a` to the endpoints.
-    fn route(&self, protocol: Protocol, endpoints: &[SocketAddr], options: RouteOptions) {
+    pub(crate) fn route(&self, protocol: Protocol, endpoints: &[SocketAddr], options: RouteOptions) {
         let key = BackendKey {
             namespace: "d".into(),
             service: "s".into(),
@@ -622,9 +627,13 @@ async fn http2_reaches_backends_of_both_protocols_and_survives_a_shutdown() {
         assert_eq!((seen.line.as_str(), header("host"), header("te")), expected);
         assert_eq!(header("x-forwarded-proto"), Some("https"));
         // What is under way is answered, then the connection ends by itself.
-        let last = sender.send_request(request("/y"));
-        running.stop.cancel();
-        let last = last.await;
+        let last = tokio::spawn(sender.send_request(request("/y")));
+        while echo.lines().len() < 2 {
+            tokio::task::yield_now().await;
+        }
+        running.ending.drain.cancel();
+        running.ending.close.cancel();
+        let last = last.await.expect("it does not panic");
         assert!(
             last.is_ok_and(|response| response.status() == 200),
             "{protocol:?}"
@@ -632,8 +641,8 @@ async fn http2_reaches_backends_of_both_protocols_and_survives_a_shutdown() {
         drop(sender);
         let ended = tokio::time::timeout(PATIENCE, connection).await;
         assert!(ended.is_ok_and(|ended| ended.is_ok()));
-        running.tasks.close();
-        let all = tokio::time::timeout(PATIENCE, running.tasks.wait()).await;
+        running.tasks.early.close();
+        let all = tokio::time::timeout(PATIENCE, running.tasks.early.wait()).await;
         assert!(all.is_ok());
     }
 }
@@ -669,4 +678,53 @@ async fn requests_without_tls_are_redirected_where_the_route_says_so() {
     let location = format!("location: https://a:{}/p?q\r\n", running.https.port());
     assert!(answer.contains(&location), "{answer}");
     assert!(echo.lines().is_empty());
+}
+
+/// While the proxy drains, whoever is connected or comes gets one more answer, which says that it is the last.
+#[tokio::test]
+async fn a_drained_connection_is_told_that_it_ends() {
+    let (running, _echo) = started(Protocol::Http1).await;
+    let open = || async { TcpStream::connect(running.http).await.expect("a connection") };
+    let (mut used, mut fresh) = (open().await, open().await);
+    let ask = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+    used.write_all(ask).await.expect("sent");
+    let mut first = Vec::new();
+    while !first.ends_with(b"ok") {
+        used.read_buf(&mut first).await.expect("an answer");
+    }
+    let first = String::from_utf8_lossy(&first).into_owned();
+    assert!(!first.contains("connection: close"), "{first}");
+    running.ending.drain.cancel();
+    let mut late = open().await;
+    for (what, stream) in [("used", &mut used), ("fresh", &mut fresh), ("late", &mut late)] {
+        stream.write_all(ask).await.expect("sent");
+        let mut answer = String::new();
+        let read = tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await;
+        assert!(read.is_ok_and(|read| read.is_ok()), "{what}: it is not closed");
+        assert_eq!(statuses(&answer), ["200"], "{what}: {answer}");
+        assert!(answer.contains("connection: close\r\n"), "{what}: {answer}");
+    }
+    let Tasks { early, late } = &running.tasks;
+    early.close();
+    late.close();
+    let all = async { tokio::join!(early.wait(), late.wait()) };
+    assert!(tokio::time::timeout(PATIENCE, all).await.is_ok());
+}
+
+/// An idle connection does not keep the proxy from ending.
+#[tokio::test]
+async fn a_drained_connection_without_a_request_is_closed() {
+    let (running, _echo) = started(Protocol::Http1).await;
+    let mut idle = TcpStream::connect(running.http).await.expect("a connection");
+    idle.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        .await
+        .expect("sent");
+    running.ending.drain.cancel();
+    let mut answer = String::new();
+    let read = tokio::time::timeout(PATIENCE, idle.read_to_string(&mut answer)).await;
+    assert!(read.is_ok_and(|read| read.is_ok()));
+    assert_eq!(statuses(&answer), ["200"]);
+    let mut silent = TcpStream::connect(running.http).await.expect("a connection");
+    let read = tokio::time::timeout(PATIENCE, silent.read(&mut [0; 1])).await;
+    assert!(matches!(read, Ok(Ok(0))), "{read:?}");
 }

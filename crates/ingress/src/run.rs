@@ -13,6 +13,7 @@ use kube::Resource;
 use parking_lot::Mutex;
 use skiff_client::{Client, ComponentMetrics, Informer, InformerFactory, Key};
 use skiff_meta::net::Cidr;
+use skiff_sockets::Sockets;
 use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -31,6 +32,7 @@ use crate::metrics::Metrics;
 use crate::status::{self, Served};
 use crate::table::RouteTable;
 use crate::tls::{Resolver, TlsError};
+use crate::workers::Workers;
 
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const SERVICE_INDEX: &str = "service";
@@ -41,6 +43,8 @@ const SETTLE: Duration = Duration::from_millis(10);
 pub enum Error {
     #[error("{0}")]
     Tls(#[from] TlsError),
+    #[error("cannot start a thread: {0}")]
+    Threads(#[from] std::io::Error),
 }
 
 #[derive(Clone)]
@@ -61,8 +65,12 @@ pub struct IngressConfig {
     /// Addresses of the machines that are given to one Gateway each.
     pub gateway_addresses: Vec<IpAddr>,
     pub metrics: Arc<ComponentMetrics>,
+    /// The listening sockets.
+    pub sockets: Arc<Sockets>,
     /// Hears why a port cannot be had; an empty text: all is well.
     pub report: Arc<dyn Fn(&str) + Send + Sync>,
+    /// Called by a thread that has nothing to do.
+    pub on_park: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// The informers, as the compiler reads them.
@@ -114,7 +122,6 @@ pub async fn run(config: IngressConfig, client: Client, stop: CancellationToken)
         table: Default::default(),
         gateways: Default::default(),
         metrics: Metrics::new(&config.metrics.registry),
-        upstream: Default::default(),
         https_port: config.https_port,
         access_log: config.access_log,
         tunnels: TaskTracker::new(),
@@ -189,7 +196,13 @@ pub async fn run(config: IngressConfig, client: Client, stop: CancellationToken)
         served,
     };
     keeper.compile();
-    let doors = Doors::new(config.clone(), proxy.clone(), tls, failures, noted);
+    let sockets = config.sockets.clone();
+    skiff_supervise::keep("ingress sockets", &stop, move || {
+        let sockets = sockets.clone();
+        async move { sockets.watch_holder().await }
+    });
+    let workers = Arc::new(Workers::start(config.on_park.clone())?);
+    let doors = Doors::new(config.clone(), proxy.clone(), tls, failures, noted, workers);
     let doors = doors.keep(wanted, &stop);
     let reporting = status::run(&config, client, nodes, factory, to_report.clone(), &stop);
     tokio::select! {

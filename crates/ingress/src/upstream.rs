@@ -1,5 +1,4 @@
-//! Connections to endpoints: a pool of HTTP/1.1 connections, and a few HTTP/2 connections of each endpoint that speaks
-//! it. Addresses are dialled as they are: no name is resolved, no proxy is asked.
+//! Requests to endpoints, over HTTP/1.1 (`http1`) or over a few HTTP/2 connections of each endpoint that speaks it. Addresses are dialled as they are: no name is resolved, no proxy is asked.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,24 +6,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{Request, Response, Uri};
-use hyper::body::Incoming;
+use http::{HeaderValue, Request, Response, Uri};
 use hyper::client::conn::http2;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 
 use crate::backend::{Endpoint, Protocol};
 use crate::body::{BoxError, LentBody};
+use crate::http1::{self, BackendBody};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Shorter than the keep-alive of common servers, so that few requests meet a connection that is just closing.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Idle connections that are kept of one endpoint.
-const MAX_IDLE: usize = 64;
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Headers of a response.
-const MAX_HEADERS: usize = 100;
 const MAX_HEADER_BYTES: u32 = 64 * 1024;
 /// HTTP/2 connections to one endpoint; another is opened when the streams of all are in use.
 const MAX_HTTP2: usize = 16;
@@ -45,79 +37,55 @@ pub enum SendError {
 
 /// A response, and what is held as long as its body is read.
 pub struct Sent {
-    pub response: Response<Incoming>,
+    pub response: Response<BackendBody>,
     pub stream: Option<StreamPermit>,
 }
 
-#[derive(Clone)]
-pub struct Upstream {
-    http1: Client<HttpConnector, LentBody>,
-}
-
-impl Default for Upstream {
-    fn default() -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        connector.set_keepalive(Some(Duration::from_secs(60)));
-        let http1 = Client::builder(TokioExecutor::new())
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_timer(TokioTimer::new())
-            .pool_max_idle_per_host(MAX_IDLE)
-            .http1_max_headers(MAX_HEADERS)
-            .set_host(false)
-            .build(connector);
-        Upstream { http1 }
-    }
-}
-
-impl Upstream {
-    /// Sends a request whose address is a path, with the host as a header. `host` is what HTTP/2 calls the authority.
-    pub async fn send(
-        &self,
-        endpoint: &Endpoint,
-        protocol: Protocol,
-        mut request: Request<LentBody>,
-        host: &Authority,
-    ) -> Result<Sent, SendError> {
-        let path = request.uri().path_and_query().cloned();
-        let broken = |error: BoxError| SendError::Broken(error);
-        match protocol {
-            Protocol::Http1 => {
-                let address = endpoint.address.to_string().parse::<Authority>();
-                let address = address.map_err(|error| broken(error.into()))?;
-                *request.uri_mut() = uri(address, path).map_err(broken)?;
-                let sent = self.http1.request(request).await;
-                let response = sent.map_err(|error| match error.is_connect() {
-                    true => SendError::Connect(error.into()),
-                    false => SendError::Broken(error.into()),
-                })?;
-                Ok(Sent {
-                    response,
-                    stream: None,
-                })
-            }
-            Protocol::Http2 => {
-                *request.uri_mut() = uri(host.clone(), path).map_err(broken)?;
-                *request.version_mut() = http::Version::HTTP_2;
-                request.headers_mut().remove(http::header::HOST);
-                let (mut sender, stream) = endpoint.http2.connection(endpoint.address).await?;
-                let sent = sender.send_request(request).await;
-                let response = sent.map_err(|error| broken(error.into()))?;
-                Ok(Sent {
-                    response,
-                    stream: Some(stream),
-                })
-            }
+/// Sends a request with the host as a header. `host` is what HTTP/2 calls the authority.
+pub async fn send(
+    endpoint: &Arc<Endpoint>,
+    protocol: Protocol,
+    mut request: Request<LentBody>,
+    host: &HeaderValue,
+) -> Result<Sent, SendError> {
+    let path = request.uri().path_and_query().cloned();
+    let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
+    match protocol {
+        Protocol::Http1 => {
+            *request.uri_mut() = path.into();
+            let response = http1::send(endpoint, request).await?;
+            Ok(Sent {
+                response,
+                stream: None,
+            })
+        }
+        Protocol::Http2 => {
+            let broken = |error: BoxError| SendError::Broken(error);
+            *request.uri_mut() = uri(authority(host), path).map_err(broken)?;
+            *request.version_mut() = http::Version::HTTP_2;
+            request.headers_mut().remove(http::header::HOST);
+            let (mut sender, stream) = Box::pin(endpoint.http2.connection(endpoint.address)).await?;
+            let sent = Box::pin(sender.send_request(request)).await;
+            let response = sent.map_err(|error| broken(error.into()))?;
+            Ok(Sent {
+                response: response.map(BackendBody::driven),
+                stream: Some(stream),
+            })
         }
     }
 }
 
-fn uri(authority: Authority, path: Option<PathAndQuery>) -> Result<Uri, BoxError> {
+/// What HTTP/2 calls the host.
+fn authority(host: &HeaderValue) -> Authority {
+    let authority = Authority::try_from(host.as_bytes());
+    authority.unwrap_or_else(|_| Authority::from_static("localhost"))
+}
+
+fn uri(authority: Authority, path: PathAndQuery) -> Result<Uri, BoxError> {
     let mut parts = http::uri::Parts::default();
     parts.scheme = Some(Scheme::HTTP);
     parts.authority = Some(authority);
-    parts.path_and_query = Some(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
+    parts.path_and_query = Some(path);
     Ok(Uri::from_parts(parts)?)
 }
 

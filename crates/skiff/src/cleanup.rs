@@ -55,6 +55,10 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
         );
     });
     runtime.shutdown_background();
+    attempt(
+        "listening sockets",
+        skiff_sockets::close(&cluster.listening_sockets()).map_err(Into::into),
+    );
     attempt("CNI configuration", cluster.remove_published());
     // Volumes of pods; the runtime has taken down its own mounts.
     attempt("mounts", cluster.remove_kubelet_root());

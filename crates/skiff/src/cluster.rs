@@ -280,6 +280,18 @@ impl Cluster {
         Path::new(RUN_ROOT).join(&self.name)
     }
 
+    /// Where the process listens that keeps the ingress proxy's sockets.
+    pub fn listening_sockets(&self) -> PathBuf {
+        self.run_dir().join("ports.sock")
+    }
+
+    /// For a server that has no ingress proxy, when the one before had.
+    pub fn close_listening_sockets(&self) {
+        if let Err(error) = skiff_sockets::close(&self.listening_sockets()) {
+            tracing::warn!(%error, "cannot close the sockets that an earlier server left");
+        }
+    }
+
     pub fn log_file(&self) -> PathBuf {
         self.data_dir.join("skiff.log")
     }

@@ -203,8 +203,11 @@ pub fn down(args: &DownArgs) -> Result<()> {
         }
         cleanup::delete(&cluster)?;
         say!("Cluster {:?} is deleted.", cluster.name);
+        return Ok(());
     }
-    Ok(())
+    // Whoever comes from now on is refused, and does not wait for a server that was stopped.
+    let closed = skiff_sockets::close(&cluster.listening_sockets());
+    closed.context("cannot close the ports of the ingress proxy")
 }
 
 /// Whether a process has ended, or has been killed and will.

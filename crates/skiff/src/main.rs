@@ -1,6 +1,6 @@
 //! The skiff binary: flags and wiring, nothing else.
 //!
-//! The same file is also a pod's shim, a container's first process and a CNI plugin, so `main` looks for those
+//! The same file is also a pod's shim, a container's first process, a CNI plugin and the holder of listening sockets, so `main` looks for those
 //! roles before it does anything: they must start fast and single-threaded.
 
 #[macro_use]
@@ -9,6 +9,7 @@ mod say;
 mod access;
 mod addons;
 mod agent;
+mod api_args;
 mod backup;
 mod bundle;
 mod certificates;
@@ -38,6 +39,7 @@ mod node_args;
 mod node_health_args;
 mod preflight;
 mod progress;
+mod restart;
 mod runtime;
 mod secrets;
 mod serve;
@@ -63,7 +65,10 @@ pub const VERSION: &str = concat!("v1.36.4+skiff", env!("CARGO_PKG_VERSION"));
 
 fn main() -> ExitCode {
     let args: Vec<std::ffi::OsString> = std::env::args_os().skip(1).collect();
-    if let Some(code) = skiff_cni::plugin_main().or_else(|| skiff_runtime::internal_main(&args)) {
+    let role = skiff_cni::plugin_main()
+        .or_else(|| skiff_runtime::internal_main(&args))
+        .or_else(|| skiff_sockets::internal_main(&args));
+    if let Some(code) = role {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
     match run(Cli::parse()) {
@@ -80,6 +85,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Up(args) => daemon::up(&args),
         Command::Server(args) => serve::main(&args),
         Command::Down(args) => daemon::down(&args),
+        Command::Restart(args) => restart::run(&args),
         Command::Join(args) => join::run(&args),
         Command::Leave(args) => leave::run(&args),
         Command::Token(args) => block_on(token::run(&args))?,

@@ -9,6 +9,7 @@ use crate::supervise::Supervisor;
 use crate::wiring::Wiring;
 use crate::{daemon, log, memory, preflight};
 use anyhow::{Context, Result, bail};
+use skiff_controllers::ControllerSelection;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ pub fn main(args: &ServerArgs) -> Result<()> {
         // A session of its own: Ctrl-C in the terminal of `skiff up` is not for us.
         rustix::process::setsid().context("cannot leave the terminal's session")?;
     }
+    skiff_sockets::inherit();
     // The allocator asks for huge pages; for many small objects they only round memory up. Shims turn this back on
     // for containers.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
@@ -73,6 +75,8 @@ async fn run(args: &ServerArgs, reporter: &Arc<Reporter>) -> Result<()> {
             "without an API server this machine needs one elsewhere: run the line that `skiff token create` prints there, or add `api` to --components"
         );
     }
+    let controllers = ControllerSelection::parse(&args.controllers)?;
+    args.apis.check(&controllers)?;
     if !args.load_balancer_pool.is_empty() && !args.components.contains(&Component::LoadBalancer) {
         bail!("--load-balancer-pool needs `load-balancer` in --components");
     }
@@ -108,6 +112,9 @@ async fn run(args: &ServerArgs, reporter: &Arc<Reporter>) -> Result<()> {
         .recursive(true)
         .mode(0o700)
         .create(&run_dir)?;
+    if !args.components.contains(&Component::Ingress) {
+        cluster.close_listening_sockets();
+    }
     let supervisor = Supervisor::new(run_dir.join("components.json"), CancellationToken::new());
     let wiring = Wiring {
         args: Arc::new(args.clone()),

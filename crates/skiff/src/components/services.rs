@@ -137,6 +137,7 @@ pub(super) async fn prepare_ingress(machine: &Machine) -> Result<Prepared> {
     let (http_port, https_port) = (args.http_port(cluster), args.https_port(cluster));
     let supervisor = machine.supervisor.clone();
     if http_port.is_none() && https_port.is_none() && !args.gateway_api {
+        cluster.close_listening_sockets();
         return Ok(Prepared::alone(move |stop| {
             let supervisor = supervisor.clone();
             async move {
@@ -160,10 +161,12 @@ pub(super) async fn prepare_ingress(machine: &Machine) -> Result<Prepared> {
         access_log: args.ingress_access_log,
         gateway_addresses: args.gateway_addresses.clone(),
         metrics: metrics.clone(),
+        sockets: Arc::new(skiff_sockets::Sockets::open(&cluster.listening_sockets())),
         report: Arc::new(move |problem| match problem.is_empty() {
             true => supervisor.set("ingress", "running", ""),
             false => supervisor.set("ingress", "waiting", problem),
         }),
+        on_park: Arc::new(crate::memory::tidy),
     };
     let prepared = Prepared::new(move |client, stop| {
         let config = config.clone();

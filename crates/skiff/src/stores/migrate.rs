@@ -4,24 +4,22 @@
 
 use super::transfer::{Checksum, Sink, Source};
 use super::{Kind, MigrateArgs};
-use crate::cli::{self, Cli, ClusterArgs, Command};
+use crate::cli::ClusterArgs;
 use crate::cluster::Cluster;
 use crate::daemon::{self, existing};
 use crate::encryption::EncryptionArgs;
 use crate::etcd_args::EtcdArgs;
+use crate::restart::Running;
 use crate::server_state::ServerState;
 use anyhow::{Context, Result, bail};
-use clap::Parser;
 use skiff_pki::Pki;
 use skiff_store::etcd::{self, Owner, hand_over};
 use skiff_store::{Store, embedded};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::time::Instant;
 use tokio::runtime::Runtime;
 
 /// Beside the store: one that is being filled, and one that was left.
@@ -31,13 +29,6 @@ const LEFT: &str = "store.migrated";
 const SERVERS: &str = "/registry/masterleases/";
 /// The owner of keys that a cluster has left behind in etcd.
 const NOBODY: &str = "moved";
-
-/// A server that runs in the background, and how it was started.
-struct Running {
-    pid: u32,
-    flags: Vec<OsString>,
-    called_in: Option<PathBuf>,
-}
 
 /// What is to be done, and undone if it fails.
 struct Move {
@@ -63,7 +54,10 @@ pub fn run(cluster: &ClusterArgs, args: &MigrateArgs) -> Result<()> {
     if cluster.agent {
         bail!("this machine is a node; run the command where the API server runs");
     }
-    let running = Running::find(&cluster)?;
+    let running = Running::find(
+        &cluster,
+        "stop it (such as by `systemctl stop skiff`), migrate, and start it without --etcd-servers",
+    )?;
     let flags_of_server = running.as_ref().map(Running::parse).transpose()?;
     let mut from = cluster.etcd_with(flags_of_server.as_ref().map(|args| &args.etcd))?;
     let mut encryption = args.encryption.clone();
@@ -127,7 +121,7 @@ pub fn run(cluster: &ClusterArgs, args: &MigrateArgs) -> Result<()> {
     let back = runtime.block_on(step.undo());
     let from = step.old_name();
     if let Some(running) = &running {
-        let started = running.start(&step.cluster, running.flags.clone());
+        let started = running.start(&step.cluster, &running.flags);
         started.with_context(|| format!("after a failure ({error:#}) the old server cannot be started"))?;
     }
     back.with_context(|| format!("after a failure ({error:#}) not everything could be undone"))?;
@@ -184,7 +178,7 @@ impl Move {
             name_of(self.to.as_ref())
         );
         if let Some(running) = running {
-            running.start(&self.cluster, without_etcd(&running.flags))?;
+            running.start(&self.cluster, &without_etcd(&running.flags))?;
         }
         // From here on the new store is in use, and nothing leads back.
         if self.from.is_none() {
@@ -333,70 +327,6 @@ fn name_of(etcd: Option<&EtcdArgs>) -> String {
     match etcd {
         Some(etcd) => etcd.place(),
         None => "its embedded store".to_owned(),
-    }
-}
-
-impl Running {
-    fn find(cluster: &Cluster) -> Result<Option<Running>> {
-        let Some(pid) = cluster.running()? else {
-            return Ok(None);
-        };
-        let read = |file: &str| {
-            let path = format!("/proc/{pid}/{file}");
-            let bytes = fs::read(&path).with_context(|| format!("cannot read {path}"))?;
-            let parts = bytes.split(|byte| *byte == 0).map(OsStr::from_bytes);
-            Ok::<_, anyhow::Error>(parts.map(OsStr::to_owned).collect::<Vec<OsString>>())
-        };
-        let environment = read("environ")?;
-        let variable = |name: &str| {
-            environment.iter().find_map(|entry| {
-                let value = entry
-                    .as_bytes()
-                    .strip_prefix(name.as_bytes())?
-                    .strip_prefix(b"=")?;
-                Some(OsString::from_vec(value.to_vec()))
-            })
-        };
-        if variable(daemon::BACKGROUND).is_none() {
-            bail!(
-                "cluster {:?} runs in the foreground (pid {pid}), so that it cannot be started again from here: stop it (such as by `systemctl stop skiff`), migrate, and start it without --etcd-servers",
-                cluster.name
-            );
-        }
-        let mut flags = read("cmdline")?;
-        // What ends with a zero has nothing after it.
-        flags.pop();
-        let flags = flags
-            .into_iter()
-            .skip(2)
-            .filter(|flag| flag != "--report-progress")
-            .collect();
-        Ok(Some(Running {
-            pid,
-            flags,
-            called_in: variable(cli::CALLED_IN).map(PathBuf::from),
-        }))
-    }
-
-    /// The flags as the server took them.
-    fn parse(&self) -> Result<Box<cli::ServerArgs>> {
-        // Files are named from where the server was started.
-        if let Some(folder) = &self.called_in {
-            std::env::set_current_dir(folder).with_context(|| {
-                format!("cannot enter {}, where the server was started", folder.display())
-            })?;
-        }
-        let line = [OsString::from("skiff"), OsString::from("server")];
-        match Cli::try_parse_from(line.into_iter().chain(self.flags.iter().cloned()))?.command {
-            Command::Server(args) => Ok(args),
-            _ => bail!("the flags of the running server cannot be read"),
-        }
-    }
-
-    fn start(&self, cluster: &Cluster, flags: Vec<OsString>) -> Result<()> {
-        daemon::start(cluster, &flags, Instant::now(), |_| {
-            say!("Cluster {:?} is running again.", cluster.name);
-        })
     }
 }
 
